@@ -4,7 +4,8 @@
 
 Two CPU ranks without torch, standard output to a file. `blocks` writes 100 KB at a time, `lines`
 calls print for each line. Duet writes the text three times (the rank's log, the run's log, the
-console), torchrun once. Rounds are interleaved; the time is measured in rank 0.
+console), torchrun once. Rounds are interleaved; the time is measured in rank 0, and for the whole
+command with its start. The console must have every byte.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from tqdm import tqdm
@@ -48,7 +50,8 @@ TORCHRUN = [
 HOW, WAYS = ("blocks", "lines"), ("launch_train.sh", "torchrun")
 
 
-def once(way: str, how: str, mb: int) -> float:
+def once(way: str, how: str, mb: int) -> tuple[float, float]:
+    """Seconds of rank 0, and of the command."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         script, result = folder / "prints.py", folder / "seconds"
@@ -63,6 +66,7 @@ def once(way: str, how: str, mb: int) -> float:
             "--",
         ]
         command = ["./launch_train.sh", "2", *own] if way == WAYS[0] else [*TORCHRUN, str(script)]
+        began = time.perf_counter()
         with (folder / "console").open("wb") as out:
             subprocess.run(
                 [*command, str(mb), how, str(result)],
@@ -72,7 +76,12 @@ def once(way: str, how: str, mb: int) -> float:
                 stderr=out,
                 check=True,
             )
-        return float(result.read_text())
+        whole = time.perf_counter() - began
+        with (folder / "console").open("rb") as out:
+            printed = sum(len(line) for line in out if line.startswith(b"step 12/300 "))
+        if printed != 1_000_000 * mb:
+            raise SystemExit(f"{way}: {printed} bytes on the console instead of {1_000_000 * mb}")
+        return float(result.read_text()), whole
 
 
 def main() -> None:
@@ -83,16 +92,20 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=100)
     parser.add_argument("--how", choices=HOW, nargs="*", default=HOW)
     asked = parser.parse_args()
-    seconds: dict[tuple[str, str], list[float]] = {
+    seconds: dict[tuple[str, str], list[tuple[float, float]]] = {
         (how, way): [] for how in asked.how for way in WAYS
     }
     for _ in tqdm(range(asked.rounds), unit="round", disable=None):
         for (how, way), found in seconds.items():
             found.append(once(way, how, asked.mb))
-    print(f"{asked.mb} MB{'':<10}" + "".join(f"{way:>18}" for way in WAYS) + f"{'ratio':>8}")
+    print(f"{asked.mb} MB{'':<20}" + "".join(f"{way:>18}" for way in WAYS) + f"{'ratio':>8}")
     for how in asked.how:
-        duet, torchrun = (statistics.median(seconds[how, way]) for way in WAYS)
-        print(f"{how:<15}{duet:17.2f}s{torchrun:17.2f}s{duet / torchrun:8.1f}")
+        for number, part in enumerate(("rank 0", "command")):
+            duet, torchrun = (
+                statistics.median(found[number] for found in seconds[how, way]) for way in WAYS
+            )
+            name = f"{how}, {part}"
+            print(f"{name:<25}{duet:17.2f}s{torchrun:17.2f}s{duet / torchrun:8.1f}")
 
 
 if __name__ == "__main__":

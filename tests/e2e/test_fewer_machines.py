@@ -253,8 +253,9 @@ dist.destroy_process_group()
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize(("lost", "leader"), [(2, 0), (0, 1)])
 def test_a_script_starts_again_without_and_with_a_machine(
-    launch: Launch, token: str, tmp_path: Path
+    launch: Launch, token: str, tmp_path: Path, lost: int, leader: int
 ) -> None:
     (tmp_path / "loop.py").write_text(SCRIPT)
     port = free_port(LOOPBACK)
@@ -268,10 +269,10 @@ def test_a_script_starts_again_without_and_with_a_machine(
 
     runs = [start(number) for number in range(3)]
     runs[0].wait_for("ranks 3 restarts 0")
-    kill_machine(token, 2)
-    runs[0].wait_for("ranks 2 restarts 1")
-    runs[2] = start(2)
-    assert [run.wait() for run in runs] == [0, 0, 0], runs[0].output[-3000:]
-    assert "ranks 3 restarts 2" in runs[0].output
+    kill_machine(token, lost)
+    runs[leader].wait_for("ranks 2 restarts 1")
+    runs[lost] = start(lost)
+    assert [run.wait() for run in runs] == [0, 0, 0], runs[leader].output[-3000:]
+    assert "ranks 3 restarts 2" in runs[leader].output
     assert [one["ranks"] for one in events(runs[0], "restart")] == [[3, 2], [2, 3]]
     assert not processes(token)

@@ -4,6 +4,7 @@ torchrun and under `duet run`."""
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from tests.e2e.conftest import PEERS, SCRIPTS
 from training.core.rundir import RunDir, read_json
 
 Train = Callable[..., tuple[int, str]]
+OWN_LOOPS = ("like_nanogpt", "like_nanochat")
 NEEDS_PEERS = ("with_accelerate", "with_fabric", "with_lightning", "with_transformers")
 
 
@@ -27,8 +29,8 @@ def train(tmp_path: Path, token: str, project: Path) -> Train:
             pytest.skip("accelerate, Lightning and transformers are missing: make peers")
         folder = tmp_path / launcher
         folder.mkdir(exist_ok=True)
-        shutil.copy(SCRIPTS / f"{name}.py", folder / "train.py")
         python = project / ".venv/bin/python"
+        words = program(folder, name, python)
         command = {
             "torchrun": [
                 *(str(python), "-m", "torch.distributed.run", "--standalone"),
@@ -42,7 +44,7 @@ def train(tmp_path: Path, token: str, project: Path) -> Train:
         env = {k: v for k, v in os.environ.items() if not k.startswith("DUET_")}
         env |= {"DUET_TOKEN": token, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PEERS)}
         ended = subprocess.run(
-            [*command, "train.py", f"{folder}/end", *args],
+            [*command, *words, f"{folder}/end", *args],
             cwd=folder,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -57,6 +59,22 @@ def train(tmp_path: Path, token: str, project: Path) -> Train:
     return run
 
 
+def program(folder: Path, name: str, python: Path) -> list[str]:
+    """Puts the program there; how a launcher is given it."""
+    if name == "like_nanochat":
+        (folder / "scripts").mkdir(exist_ok=True)
+        shutil.copy(SCRIPTS / f"{name}.py", folder / "scripts/train.py")
+        return ["-m", "scripts.train"]
+    source = "like_nanogpt" if name == "shell_script" else name
+    shutil.copy(SCRIPTS / f"{source}.py", folder / "train.py")
+    if name == "shell_script":
+        start = folder / "start.sh"
+        start.write_text(f'#!/bin/sh\n{shlex.quote(str(python))} -u train.py "$@"\n')
+        start.chmod(0o755)
+        return ["--no-python", "./start.sh"]
+    return ["train.py"]
+
+
 def ends(folder: Path) -> list[list[str]]:
     """(world size, local rank, a trained number) of every rank."""
     return [(folder / f"end{rank}").read_text().split() for rank in range(2)]
@@ -66,7 +84,10 @@ def ends(folder: Path) -> list[list[str]]:
     "name",
     [
         pytest.param("ddp_tutorial", marks=pytest.mark.slow),
-        *(pytest.param(name, marks=pytest.mark.soak) for name in ("like_nanogpt", *NEEDS_PEERS)),
+        *(
+            pytest.param(name, marks=pytest.mark.soak)
+            for name in (*OWN_LOOPS, "shell_script", *NEEDS_PEERS)
+        ),
     ],
 )
 def test_a_program_trains_as_under_torchrun(train: Train, tmp_path: Path, name: str) -> None:
@@ -81,7 +102,7 @@ def test_a_program_trains_as_under_torchrun(train: Train, tmp_path: Path, name: 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", ["ddp_tutorial", "like_nanogpt", *NEEDS_PEERS])
+@pytest.mark.parametrize("name", ["ddp_tutorial", *OWN_LOOPS, *NEEDS_PEERS])
 def test_a_failed_program_is_a_failure_under_both(train: Train, tmp_path: Path, name: str) -> None:
     status, output = train("torchrun", name, "fail")
     assert status == 1, output[-4000:]

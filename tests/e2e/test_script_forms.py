@@ -86,6 +86,10 @@ def test_large_output_is_complete(script: Script, tmp_path: Path, block: str) ->
     for rank in range(2):
         written = hashlib.md5(run.run.rank_log(rank).read_bytes()).hexdigest()
         assert written == (tmp_path / f"digest{rank}").read_text()
+    assert run.run.rank_log(0).read_bytes() in run.console.read_bytes()
+    if "urandom" not in block:
+        (log,) = run.logs.glob("*.log")
+        assert log.read_bytes().count(b"x" * 99 + b"\n") == 1_000_000
 
 
 def test_wandb_offline_on_every_rank(script: Script, tmp_path: Path) -> None:

@@ -93,9 +93,15 @@ def test_it_trains_and_one_line_lists_disabled_features(
     assert '"cause": "hang"' in told.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "variable",
+    [
+        pytest.param("VIRTUAL_ENV", marks=pytest.mark.slow),
+        pytest.param("CONDA_PREFIX", marks=pytest.mark.soak),
+    ],
+)
 def test_a_script_needs_only_torch_and_creates_no_environment(
-    project: Path, tmp_path: Path, token: str
+    project: Path, tmp_path: Path, token: str, variable: str
 ) -> None:
     """torch is a package without contents here, since only the script imports it."""
     own = tmp_path / "own"
@@ -108,7 +114,9 @@ def test_a_script_needs_only_torch_and_creates_no_environment(
     copy = tmp_path / "duet"
     shutil.copytree(project, copy, symlinks=True, ignore=shutil.ignore_patterns(".venv*"))
     env = {k: v for k, v in os.environ.items() if not k.startswith("DUET_")}
-    env |= {TOKEN: token, "VIRTUAL_ENV": str(own)}
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        env.pop(name, None)
+    env |= {TOKEN: token, variable: str(own)}
     ended = subprocess.run(
         [copy / "duet", "run", "-n", "2", "main.py"],
         cwd=tmp_path,

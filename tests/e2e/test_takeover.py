@@ -96,7 +96,7 @@ def test_the_first_machine_joins_the_run_that_continued(
 def test_the_first_machine_loses_its_power(
     node: Node, cable: Cable, once: Launch, token: str
 ) -> None:
-    """No packet says so: the common disk decides that node 1 continues."""
+    """No packet reports it: the common disk decides that node 1 continues."""
     length = {"num_iterations": 60}
     whole = once("./launch_train.sh", "2", CONFIG, **(FLAGS | length))
     flags = FLAGS | length | {"min_ranks": 1, "shared": True}

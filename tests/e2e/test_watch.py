@@ -68,15 +68,21 @@ def main(rank, file):
     dist.all_reduce(torch.ones(1))
 
 if __name__ == "__main__":
-    mp.spawn(main, args=(tempfile.mktemp(),), nprocs=2)
+    file, method = tempfile.mktemp(), sys.argv[1]
+    if method == "os.fork":
+        main(int(os.fork() == 0), file)
+    mp.start_processes(main, args=(file,), nprocs=2, start_method=method)
 """
 
 
 @pytest.mark.soak
-def test_a_hung_rank_of_mp_spawn_is_named(watch: Watch, tmp_path: Path, token: str) -> None:
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver", "os.fork"])
+def test_a_hung_rank_of_the_programs_own_is_named(
+    watch: Watch, tmp_path: Path, token: str, method: str
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(SPAWN)
-    run = watch(sys.executable, str(script), timeout=3)
+    run = watch(sys.executable, str(script), method, timeout=3)
     assert run.wait() == 5, run.output[-3000:]
     (verdict,) = (e for e in read_records(run.run.events) if e["event"] == "verdict")
     assert (verdict["kind"], verdict["rank"]) == ("hang", 1)

@@ -13,9 +13,11 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from tests.conftest import TOKEN, processes, wait_until
 
@@ -48,6 +50,7 @@ ReturnToService=2
 # Time between TERM and KILL, for saving a checkpoint on a busy machine.
 KillWait=30
 InactiveLimit=0
+SlurmdTimeout={timeout_s}
 # Requeued and freed at once, not at the next full look of the scheduler.
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 StateSaveLocation={folder}/state
@@ -78,9 +81,11 @@ def free_ports(count: int) -> list[int]:
 class Cluster:
     folder: Path
     nodes: int = 2
+    timeout_s: int = 300  # without an answer of a slurmd, before its node is down
     # of the daemons and the processes that they start
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    slurmd: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)  # by node
 
     @property
     def environment(self) -> dict[str, str]:
@@ -116,19 +121,48 @@ class Cluster:
             user=getpass.getuser(),
             folder=self.folder,
             nodes="\n".join(lines),
+            timeout_s=self.timeout_s,
         )
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "state").mkdir()
         self._daemon("slurmctld", "-D")
         for i in range(self.nodes):
-            self._daemon("slurmd", "-D", "-N", f"n{i}")
+            self.start_node(i)
         wait_until(
             lambda: set(self.ask("sinfo", "-h", "-N", "-o", "%T").split()) == {"idle"},
             UP_WITHIN_S,
             f"idle nodes: {self.logs()}",
         )
 
-    def _daemon(self, name: str, *options: str) -> None:
+    def start_node(self, number: int) -> None:
+        self.slurmd[number] = self._daemon("slurmd", "-D", "-N", f"n{number}")
+
+    def fail_node(self, number: int) -> None:
+        """Like a power failure: its slurmd and all processes of its jobs are killed. They are stopped
+        before, or a slurmstepd would report the end of a job."""
+        self.slurmd[number].kill()
+        while found := self._of_node(f"n{number}"):
+            daemons = {one for one in found if _name(one) == "slurmstepd"}
+            for act, some in (
+                (psutil.Process.suspend, daemons),
+                (psutil.Process.kill, found),
+            ):
+                for one in some:
+                    with suppress(psutil.NoSuchProcess):
+                        act(one)
+
+    def _of_node(self, name: str) -> set[psutil.Process]:
+        """The processes of jobs on a node, and their slurmstepd."""
+        found = set()
+        for one in psutil.process_iter():
+            with suppress(psutil.Error):
+                environ = one.environ()
+                own = environ.get("SLURM_CONF") == self.environment["SLURM_CONF"]
+                if own and environ.get("SLURMD_NODENAME") == name:
+                    found |= {one, *(p for p in one.parents() if p.name() == "slurmstepd")}
+        return found
+
+    def _daemon(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         program = shutil.which(name, path=SEARCHED)
         assert program
         with (self.folder / f"{name}{len(self.daemons)}.out").open("wb") as out:
@@ -138,6 +172,7 @@ class Cluster:
                     [program, *options], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
                 )
             )
+        return self.daemons[-1]
 
     def stop(self) -> None:
         """End the remaining jobs, then the daemons, each by its process; none may be left."""
@@ -192,10 +227,16 @@ class Cluster:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Cluster]:
-    cluster = Cluster(folder)
+def running(folder: Path, timeout_s: int = 300) -> Iterator[Cluster]:
+    cluster = Cluster(folder, timeout_s=timeout_s)
     try:
         cluster.start()
         yield cluster
     finally:
         cluster.stop()
+
+
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return process.name()
+    return ""

@@ -189,6 +189,9 @@ def test_killed_because_another_node_failed(run: RunDir) -> None:
     (run.path / "node1").mkdir()
     (run.path / "node1/failure.json").write_text(record(5))
     assert job.run_exit_code(run, start(2), 143) == Exit.HANG, "the first node has no record"
+    assert job.run_exit_code(run, start(2), 75, elastic=True) == Exit.PREEMPTED, (
+        "the run has continued without that node"
+    )
 
 
 def test_ranks_that_did_not_save_in_time_resume_from_the_last_checkpoint(run: RunDir) -> None:

@@ -24,8 +24,8 @@ from training.core.rundir import RunDir, write_json
 from training.host.placement import Topology
 from training.launcher import (
     coordinator,
-    door,
     fewer_ranks,
+    listener,
     local_ranks,
     peer,
     rendezvous,
@@ -317,14 +317,14 @@ def test_the_log_line_of_a_refused_program_is_one_line(
 def test_connections_without_a_message_are_limited_in_number_and_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(door, "UNKNOWN", 2)
+    monkeypatch.setattr(listener, "UNKNOWN", 2)
     port = free_port(LOOPBACK)
     with coordinator.Coordinator(of_network(0, port)) as line, ExitStack() as stack:  # type: ignore[arg-type]
         for _ in range(5):
             stack.enter_context(socket.create_connection((LOOPBACK, port)))
         line.greet_late()
-        assert len(line._door._unknown) == 2
-        monkeypatch.setattr(door, "ANSWER_S", -1.0)
+        assert len(line._listener._unknown) == 2
+        monkeypatch.setattr(listener, "ANSWER_S", -1.0)
         for _ in range(3):
             line.greet_late()
-        assert not line._door._unknown
+        assert not line._listener._unknown

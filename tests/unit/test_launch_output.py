@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import importlib
+import io
 import os
+import selectors
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from training.core import log as console
-from training.launcher import output
+from training.core.rundir import RunDir
+from training.launcher import backlog, output
+from training.launcher.backlog import Backlog
 from training.launcher.output import RankOutput
+from training.launcher.outputs import Outputs
+from training.launcher.spawn import Child
+
+TRACEBACK = (
+    b"Exception in thread Thread-1 (work):\nTraceback (most recent call last):\n  File "
+    b'"a.py", line 3, in work\nValueError: planted\n'
+)
 
 
 @pytest.fixture
@@ -29,7 +43,7 @@ def through(log: Path, tmp_path: Path) -> Callable[..., RankOutput]:
 
     def make(*pieces: bytes, shown: bool = True, still: bool = False) -> RankOutput:
         read, write = os.pipe()
-        made = RankOutput(read, tmp_path / "rank1.log", 2 if shown else None)
+        made = RankOutput(read, tmp_path / "rank1.log", 2 if shown else None, backlog=Backlog())
         for piece in pieces:
             os.write(write, piece)
             assert made.drain()
@@ -74,7 +88,7 @@ def test_bars_of_several_ranks_are_lines_with_their_state(
     log: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     read, write = os.pipe()
-    shown = RankOutput(read, tmp_path / "rank1.log", 2, b"[rank1] ")
+    shown = RankOutput(read, tmp_path / "rank1.log", 2, b"[rank1] ", backlog=Backlog())
     for piece in (b"one\r\n\r 0 %\r 40 %", b"\r 60 %"):
         os.write(write, piece)
         shown.drain()
@@ -116,10 +130,118 @@ def test_the_pipe_buffers_much_output(through: Callable[..., RankOutput]) -> Non
     made.close()
 
 
-TRACEBACK = (
-    b"Exception in thread Thread-1 (work):\nTraceback (most recent call last):\n  File "
-    b'"a.py", line 3, in work\nValueError: planted\n'
-)
+class Much:
+    """Two streams of a rank that print much, read through one backlog."""
+
+    def __init__(self, folder: Path, stdout: int = 1) -> None:
+        self.log, self.backlog = folder / "rank0.log", Backlog()
+        self._writers: list[int] = []
+        self.streams: list[RankOutput] = []
+        for shown_on in (stdout, 2):
+            read, write = os.pipe()
+            self._writers.append(write)
+            self.streams.append(RankOutput(read, self.log, shown_on, backlog=self.backlog))
+
+    def prints(self, stream: int, text: bytes) -> None:
+        os.write(self._writers[stream], text)
+        assert self.streams[stream].drain()
+
+    def end(self) -> None:
+        for writer, stream in zip(self._writers, self.streams, strict=True):
+            os.close(writer)
+            assert not stream.drain()
+            self.backlog.then(stream.close)
+
+
+LINES = b"".join(b"line %05d\n" % number for number in range(40_000))
+
+
+def test_much_output_is_in_the_log_at_once_and_shown_later(
+    log: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    much = Much(tmp_path)
+    much.prints(0, LINES + b"half a ")
+    much.prints(1, b"a warning\n")
+    much.prints(0, b"line\n" + TRACEBACK + b"last")
+    much.end()
+    everything = LINES + b"half a a warning\nline\n" + TRACEBACK + b"last"
+    assert much.log.read_bytes() == everything
+    assert capfdbinary.readouterr() == (b"", b"") and log.read_bytes() == b""
+    much.backlog.catch_up()
+    begun = capfdbinary.readouterr().out
+    assert 0 < len(begun) <= backlog.SLICE_BYTES and begun.endswith(b"\n"), "whole lines, one slice"
+    much.backlog.show_all()
+    out, err = capfdbinary.readouterr()
+    assert (begun + out, err) == (
+        LINES + b"half a line\n" + TRACEBACK + b"last",
+        b"a warning\n",
+    )
+    assert log.read_bytes() == (LINES + b"a warning\nhalf a line\n" + TRACEBACK + b"last\n"), (
+        "in the order of arrival, in whole lines"
+    )
+    assert much.streams[0].thread().startswith("Exception in thread Thread-1 (work): ValueError")
+
+
+def test_a_thread_of_a_rank_that_prints_much_before_its_end_is_reported(
+    log: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    read, write = os.pipe()
+    run, selector = RunDir(tmp_path), selectors.DefaultSelector()
+    outputs = Outputs(run, selector, lambda: None, [0], 0, None)
+    run.rank_log(0).parent.mkdir()
+    with subprocess.Popen("true") as ended:
+        outputs.add(Child(0, ended, {2: read}, -1))
+    os.write(write, LINES + TRACEBACK)
+    os.close(write)
+    while outputs.patience_s(1.0) < 1.0 or selector.get_map():
+        for key, _ in selector.select(outputs.patience_s(1.0)):
+            key.data(key.fd)
+        outputs.between()
+    assert capfdbinary.readouterr().err == LINES + TRACEBACK
+    assert outputs.in_threads[0].startswith("Exception in thread Thread-1 (work): ValueError")
+
+
+def test_a_reader_of_a_pipe_holds_the_rank_back(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "MOST_BYTES", 600_000)
+    for mode, left in ((os.O_RDWR, 600_000), (None, 1_200_000)):
+        if mode is None:
+            console = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
+        else:
+            os.mkfifo(tmp_path / "fifo")
+            console = os.open(tmp_path / "fifo", mode)
+            fcntl.fcntl(console, fcntl.F_SETPIPE_SZ, 1 << 20)
+        much = Much(tmp_path, console)
+        for _ in range(3):
+            much.prints(0, LINES)
+        waiting = much.backlog.waiting
+        assert left - backlog.SLICE_BYTES <= waiting and (mode is None or waiting <= left)
+        much.end()
+        os.close(console)
+
+
+def test_a_full_disk_loses_nothing_on_the_console(
+    log: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    much = Much(tmp_path)
+    much.prints(0, LINES)
+
+    class FullDisk(io.FileIO):
+        def write(self, data: Any, /) -> int:
+            rest = len(LINES) + 1000 - os.fstat(self.fileno()).st_size
+            if not rest:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data[:rest])
+
+    much.streams[0]._file = FullDisk(much.log, "a+b")
+    much.prints(0, LINES)
+    much.prints(0, b"after\n")
+    assert much.log.stat().st_size == len(LINES) + 1000
+    much.backlog.show_all()
+    out, err = capfdbinary.readouterr()
+    assert out == LINES + LINES + b"after\n" and err.count(b"No space left on device") == 1
+    much.end()
 
 
 @pytest.mark.parametrize("cut", [5, 40, 70, len(TRACEBACK) - 3])

@@ -28,7 +28,7 @@ from training.core.rundir import RunDir, read_records
 from training.launcher.json_socket import JsonSocket
 from training.launcher.replica import receive_program, records, send_program, store
 from training.launcher.replica.link import Link, LinkError
-from training.launcher.replica.receiver import ReplicaReceiver
+from training.launcher.replica.receiver import ReplicaReceiver, copied
 from training.launcher.replica.sender import ReplicaSender
 from training.launcher.replica.store import Invalid, NoSpace, Store
 from training.launcher.stop_signals import StopSignals
@@ -85,7 +85,8 @@ def lines() -> Iterator[tuple[Any, Any]]:
     with socket.create_server((LOOPBACK, 0)) as listening:
         there = JsonSocket(socket.create_connection(listening.getsockname()))
         here = JsonSocket(listening.accept()[0])
-    common = {"secret": SECRET, "name": "node {}".format}
+    place = SimpleNamespace(leader=0)
+    common = {"secret": SECRET, "name": "node {}".format, "place": place}
     yield (
         SimpleNamespace(wires={1: here}, replica_ports={}, **common),
         SimpleNamespace(wires={0: there}, replica_ports={}, read=lambda _: [], **common),
@@ -129,9 +130,9 @@ def test_a_copy_is_identical_and_the_next_sends_only_what_is_new(
     own = second.events.read_bytes()
     size = sum(path.stat().st_size for path in first.path.rglob("*") if path.is_file())
     size -= (first.checkpoints / "step_00000010" / manifest.NAME).stat().st_size
-    assert receiver.checkpoint == ""
+    assert copied(second, LAUNCH) == ""
     assert copy(first, receiver) == {"steps": [10], "bytes": size}
-    assert same(first, second, 10) and receiver.checkpoint == "step_00000010"
+    assert same(first, second, 10) and copied(second, LAUNCH) == "step_00000010"
     name = first.tensorboard.name
     for path in (first.metrics.name, f"{name}/events.out.tfevents.1.a.2.0"):
         assert (first.path / path).read_bytes() == (second.path / path).read_bytes()
@@ -165,7 +166,7 @@ def test_checkpoints_that_node_0_deletes_are_deleted_after_the_newer_one_is_ther
     state.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert copy(first, receiver)["error"] == receive_program.INVALID
     assert steps(second) == [10] and not list(second.checkpoints.glob(".*"))
-    assert receiver.checkpoint == "step_00000010"
+    assert copied(second, LAUNCH) == "step_00000010"
     state.write_bytes(content)
     assert copy(first, receiver)["steps"] == [20]
     assert steps(second) == [20] and same(first, second, 20)

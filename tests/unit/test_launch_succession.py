@@ -13,7 +13,7 @@ import pytest
 from tests.unit.test_launch_rendezvous import LOOPBACK, plan
 from training.core.failure_kinds import GONE
 from training.core.rundir import RunDir
-from training.launcher import elsewhere, leadership, succession
+from training.launcher import continued_run, leadership, succession
 from training.launcher.coordinator import Coordinator
 from training.launcher.local_ranks import free_port
 from training.launcher.peer import Peer
@@ -191,7 +191,7 @@ def test_a_port_at_which_nothing_listens_is_a_dead_supervisor() -> None:
 def test_a_machine_finds_the_run_that_continues_without_it(team: Team, tmp_path: Path) -> None:
     for node, line in team.peers.items():
         team.runs[node].own.mkdir()
-        elsewhere.keep(team.runs[node], 0, line.machines)
+        continued_run.keep(team.runs[node], line)
     team.first.__exit__()
     found = team.decide(1, 2)
     leader, follower = found[1], found[2]
@@ -208,10 +208,10 @@ def test_a_machine_finds_the_run_that_continues_without_it(team: Team, tmp_path:
     try:
         # node 0 as it is started again, with what node 2 knew
         other = team.runs[2].path.parent
-        place = elsewhere.of_plan(machine(0, team.port, tmp_path, shared=True), other)  # type: ignore[arg-type]
+        place = continued_run.of_plan(machine(0, team.port, tmp_path, shared=True), other)  # type: ignore[arg-type]
         different = machine(0, team.port, tmp_path, shared=True)
         different["config"]["seed"] = 2
-        none = elsewhere.of_plan(different, other)  # type: ignore[arg-type]
+        none = continued_run.of_plan(different, other)  # type: ignore[arg-type]
     finally:
         stop.set()
         thread.join()

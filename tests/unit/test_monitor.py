@@ -17,6 +17,7 @@ from tests.unit.monitor_runs import GIB, PATIENCE_S, ROOT, Made, dead_pid, look,
 from training.core import heartbeat, rundir
 from training.host import gpus
 from training.monitor import host_stats, run_list, screen, state
+from training.monitor.runs import facts
 from training.monitor.screen import View
 
 # States
@@ -32,6 +33,23 @@ def test_planned_only(made: Made) -> None:
     assert seen["run"]["reason"].startswith("no rank yet")  # planned a while ago
     assert [r["phase"] for r in seen["ranks"]] == [None, None]
     assert "no heartbeat yet" in text_of(made.run)
+
+
+@pytest.mark.parametrize(
+    ("pid", "host", "expected"),
+    [
+        (os.getpid(), os.uname().nodename, "starting"),
+        (None, os.uname().nodename, "died"),
+        (None, "another-machine", "starting"),
+    ],
+    ids=["the launch script runs", "it has ended", "on another machine"],
+)
+def test_a_plan_whose_launch_script_has_ended_never_starts(
+    tmp_path: Path, pid: int | None, host: str, expected: str
+) -> None:
+    starter = {"pid": pid or dead_pid(), "host": host}
+    run = Made(tmp_path / "experiments/run", age_s=1, starter=starter).run
+    assert (look(run)["run"]["state"], facts.read(run.path).state) == (expected, expected)
 
 
 def test_starting_shows_what_each_rank_is_doing(made: Made) -> None:

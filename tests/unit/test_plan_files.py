@@ -35,7 +35,7 @@ def folders(home: Path, tmp_path: Path) -> list[str]:
 
 def written(*args: str, script: str = ENHANCED) -> Path:
     asked, plan, checks = make("--device=cpu", "--depth=1", *args, script=script)
-    return writer.write(plan, checks, asked, rendezvous.ask).path
+    return writer.write(plan, checks, asked, rendezvous.ask, os.getpid()).path
 
 
 def nul(path: Path) -> list[str]:
@@ -88,7 +88,7 @@ def test_only_variables_that_we_set_are_exported(home: Path, tmp_path: Path) -> 
         ["--device=cpu", "--depth=1", f"--out_dir={tmp_path}/runs", f"--log_dir={tmp_path}/logs"],
         {"OMP_NUM_THREADS": "3"},
     )
-    run = writer.write(plan, checks, asked, rendezvous.ask).path
+    run = writer.write(plan, checks, asked, rendezvous.ask, os.getpid()).path
     assert not [v for v in nul(run / "launch.env") if v.startswith("OMP_NUM_THREADS")]
     assert {
         "name": "OMP_NUM_THREADS",

@@ -319,6 +319,48 @@ def test_a_stop_leaves_nothing_half_written(
     assert [p.name for p in tmp_path.iterdir()] == ["in.mp4"]
 
 
+def test_what_a_killed_process_has_left_is_removed_by_the_next_one(
+    run: str, tmp_path: Path
+) -> None:
+    given = film(tmp_path / "in.mp4", 300)
+    words = [sys.executable, "-m", "training.cli", "restore", run, str(given)]
+    process = subprocess.Popen(
+        [*words, f"--out={tmp_path}/out.mp4", "--device=cpu", "--window=4"],
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def left() -> list[Path]:
+        return list(tmp_path.glob(".out.mp4.writing-*"))
+
+    try:
+        deadline = time.monotonic() + 240
+        while not left():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGSTOP)
+        restored(run, given, tmp_path / "out.mp4", "--frames=0:2")
+        assert len(left()) == 1, "the other process still writes"
+    finally:
+        process.kill()
+        process.wait()
+    assert len(left()) == 1
+    restored(run, given, tmp_path / "out.mp4", "--frames=0:2", "--overwrite")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.mp4", "out.mp4"]
+
+
+@pytest.mark.parametrize("sound", ["", "aac"])
+def test_an_incomplete_video_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sound: str
+) -> None:
+    given = film(tmp_path / "in.mkv", 240, sound=sound)
+    assert len(list(pyav.decoded(given))) == 240 and capsys.readouterr().err == ""
+    data = given.read_bytes()
+    given.write_bytes(data[: len(data) // 2])
+    assert 0 < len(list(pyav.decoded(given))) < 240
+    assert "the file is incomplete" in capsys.readouterr().err
+
+
 def test_a_source_counts_its_frames(tmp_path: Path) -> None:
     problems: list[Any] = []
     found = source.find(film(tmp_path / "in.mkv"), "", problems)  # states no number of frames

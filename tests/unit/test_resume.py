@@ -222,6 +222,8 @@ def test_changed_decisions_are_reported_although_auto_is_unchanged(run: rundir.R
     assert resume_checks.decided_otherwise(None, plan()) == []
     assert resume_checks.decided_otherwise(run, plan()) == []
     run.create()
+    rundir.write_json(run.plan, {"config": plan()["config"], "ranks": 4})
+    assert resume_checks.decided_otherwise(run, plan() | {"ranks": 4}) == [], "a submitted job"
     rundir.write_json(run.plan, plan())
     assert resume_checks.decided_otherwise(run, plan()) == []
     assert resume_checks.decided_otherwise(run, plan(activation_checkpointing=0)) == [], (

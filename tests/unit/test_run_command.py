@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from training.cli import run, watch
-from training.core.errors import UserError
-from training.launcher.other_ranks import MOST, OtherRanks
+from training.core.errors import Problem, UserError
+from training.core.project import ROOT
+from training.launcher.other_ranks import MOST, WAITING, OtherRanks
 from training.plan import script_request
 from training.plan.cli_args import command
 from training.plan.script_words import RUN
@@ -84,12 +86,15 @@ def test_a_run_is_named_after_project_and_program(
     (tmp_path / "my gpt").mkdir()
     monkeypatch.chdir(tmp_path / "my gpt")
     Path("train.py").touch()
+    environ = {"PATH": os.environ["PATH"]}
     for words, name in (
         (["--script=train.py"], "my_gpt_train"),
         (["--script=../my gpt/train.py"], "my_gpt_train"),
         (["--module", "--script=scripts.train"], "my_gpt_scripts.train"),
+        (["--script=env"], "my_gpt_env"),
+        (["--watch", "--script=env"], "my_gpt_env"),
     ):
-        assert script_request.read(RUN, ["2", *words], {}).base_name == name
+        assert script_request.read(RUN, ["2", *words], environ).base_name == name
 
 
 def test_lines_that_only_other_ranks_print() -> None:
@@ -103,11 +108,25 @@ def test_lines_that_only_other_ranks_print() -> None:
     )
     others.add(1, b"[rank1]: Traceback (most recent call last):\n", first=False)
     others.add(1, b"[rank1]:   File\n[rank1]: ValueError: x\n", first=False)
+    others.add(2, b"Exception in thread Thread-1 (work):\nTraceback (most", first=False)
+    others.add(2, b" recent call last):\n  File\nValueError: y\n", first=False)
     assert others.due(0.0) == [], "the first rank may print them later"
     assert others.due(1e12) == [(1, b"Warning: one GPU"), (2, b"after")]
     for number in range(2 * MOST):
         others.add(1, b"line " + b"x" * number + b"\n", first=False)
     assert len(others.due(1e12)) == MOST - 2 and others.silenced == MOST + 2
+
+
+def test_a_flood_of_other_ranks_takes_bounded_time_and_memory() -> None:
+    others = OtherRanks()
+    others.add(0, b"step 1\n" * 100_000, first=True)
+    for _ in range(20):
+        others.add(1, b"tep 1\n" + b"step 1\n" * 100_000, first=False)
+    others.add(1, b"ste", first=False)
+    assert len(others._waiting) == WAITING
+    assert others.due(1e12) == [] and not others.silenced
+    others.add(1, b"p 2\nWarning: one GPU\n", first=False)
+    assert others.due(1e12) == [(1, b"Warning: one GPU")]
 
 
 def test_words_of_a_watched_command() -> None:
@@ -125,3 +144,100 @@ def test_words_of_a_watched_command() -> None:
         with pytest.raises(UserError) as caught:
             watch.translate(*run.parse(line.split()))
         assert [problem.code for problem in caught.value.problems] == codes
+
+
+def answers(words: list[str]) -> list[Problem]:
+    """The problems of `duet run WORDS train.py --x`."""
+    try:
+        translated = run.translate(*run.parse([*words, "train.py", "--x"]), ENVIRONMENT)
+        read = script_request.read(RUN, translated, {})
+    except UserError as error:
+        return error.problems
+    assert (read.runs.path, read.runs.args) == ("train.py", ["--x"]), words
+    return []
+
+
+# Flags of deepspeed/launcher/runner.py, with a value where they take one.
+DEEPSPEED = (
+    "--num_gpus=2 --num_accelerators=2 --num_nodes=1 --node_rank=0 --master_addr=a --master_port=9"
+    " --include=localhost:0 --exclude=localhost:0 --module --no_python --no_local_rank"
+    " --enable_each_rank_log=logs --bind_cores_to_rank --bind_core_list=0 --save_pid --force_multi"
+    " --hostfile=hosts --ssh_port=2222 --launcher=pdsh --launcher_args=x --no_ssh --no_ssh_check"
+    " --venv_script=x --autotuning=run --elastic_training --min_elastic_nodes=1"
+    " --max_elastic_nodes=2"
+)
+
+
+def options(tool: str) -> list[list[str]]:
+    """Every option of a launcher, from its own parser where there is one."""
+    if tool == "deepspeed":
+        return [[word] for word in DEEPSPEED.split()]
+    if tool == "torchrun":
+        parser = pytest.importorskip("torch.distributed.run").get_args_parser()
+    else:
+        launch = pytest.importorskip("accelerate.commands.launch", reason="missing: make peers")
+        parser = launch.launch_command_parser()
+    return [
+        [
+            max(one.option_strings, key=len),
+            *([] if one.nargs == 0 else [str((one.choices or ["2"])[0])]),
+        ]
+        for one in parser._actions
+        if one.option_strings and one.dest != "help"
+    ]
+
+
+@pytest.mark.parametrize("tool", ["torchrun", "accelerate", "deepspeed"])
+def test_every_flag_of_another_launcher_is_understood_or_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if tool == "accelerate":
+        monkeypatch.syspath_prepend(str(ROOT / ".tools/peers"))
+    Path("train.py").write_text("")
+    Path("hosts").write_text("localhost slots=2\n")
+    documented = (ROOT / "docs/migrating.md").read_text()
+    missing, unanswered = [], {}
+    for words in options(tool):
+        name = words[0].partition("=")[0]
+        parts = name.split("_")
+        groups = [f"`{'_'.join(parts[:end])}_…`" for end in range(1, len(parts))]
+        if not re.search(rf"`{name}\b", documented) and not any(g in documented for g in groups):
+            missing.append(name)
+        for problem in answers(words):
+            # the flag belongs to the script, or to no program
+            if problem.code in ("script.own_flag", "script.file", "run.no_program", "script.field"):
+                unanswered[name] = problem.what
+    assert (missing, unanswered) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("-n 2 --mixed_precision bf16", "ACCELERATE_MIXED_PRECISION=bf16 ./duet run -n 2"),
+        ("--num_processes=2 --cpu", "ACCELERATE_USE_CPU=true ./duet run -n 2 --device=cpu"),
+        ("--num_processes=2 --multi_gpu -q", "./duet run -n 2"),
+        (
+            "--num_processes=4 --main_process_port=9 --use_fsdp --fsdp_version 2",
+            "./duet watch -- accelerate launch --num_processes=4 --main_process_port=9 --use_fsdp"
+            " --fsdp_version=2",
+        ),
+        ("-i localhost:2,3", "CUDA_VISIBLE_DEVICES=2,3 ./duet run -n 2"),
+        ("--include=a:0@b:0", "CUDA_VISIBLE_DEVICES=0 ./duet run -n 1 --hosts=a,b"),
+        ("--ssh_port 22 --hosts a,b", "./duet run -n 1 --hosts=a,b --ssh_args='-p 22'"),
+        ("-n 2 --exclude=a", "./duet watch -- deepspeed --num_gpus=2 --exclude=a"),
+        (
+            "-n 2 --virtual-local-rank",
+            "./duet watch -- torchrun --nproc_per_node=2 --virtual_local_rank",
+        ),
+        ("-n 2 --num_machines=2 --machine_rank=1", "./duet run -n 2 --node_rank=1 --nnodes=2"),
+    ],
+)
+def test_the_answer_is_a_whole_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, fix: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    found = answers(words.split())
+    assert found and {problem.fixes[0] for problem in found} == {f"{fix} train.py --x"}
+    assert all(problem.code in ("flag.launcher", "flag.unknown") for problem in found)

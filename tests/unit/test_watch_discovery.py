@@ -27,11 +27,12 @@ for rank in ranks:
 print("ready", flush=True)
 time.sleep(1000)
 """
-# Two spawned processes, connected with each other as by torch's TCPStore.
+# Processes that METHOD starts, STARTED of two connected with each other as by torch's TCPStore, and
+# a data-loader worker. `self`: the program is the first of the two.
 SPAWNS = """
-import multiprocessing, os, socket, time
+import multiprocessing, os, socket, sys, threading, time
 
-def rank(number, port):
+def rank(number, port, settled):
     if number == 0:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port.value = server.getsockname()[1]
@@ -40,15 +41,34 @@ def rank(number, port):
         while not port.value:
             time.sleep(0.01)
         other = socket.create_connection(("127.0.0.1", port.value))
+    with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as name:
+        name.write("pt_gloo_runloop")
+    settled.set()
+    time.sleep(1000)
+
+def worker(name):
+    with open("/proc/self/comm", "w") as comm:
+        comm.write(name)
     time.sleep(1000)
 
 if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
-    port = context.Value("i", 0)
-    many = [context.Process(target=rank, args=(number, port)) for number in range(2)]
-    for one in many[: int(os.environ["STARTED"])]:
+    method, count = os.environ["METHOD"], int(os.environ["STARTED"])
+    context = multiprocessing.get_context("fork" if method == "self" else method)
+    port, settled = context.Value("i", 0), [context.Event(), context.Event()]
+    # inherited by every forked process
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        to_itself = socket.create_connection(server.getsockname()), server.accept()
+    many = [context.Process(target=rank, args=(one, port, settled[one])) for one in range(2)]
+    others = [context.Process(target=worker, args=(name,)) for name in os.environ["OTHERS"].split()]
+    if method == "self":
+        threading.Thread(target=rank, args=(0, port, settled[0])).start()
+        del many[0]
+    for one in (*many[:count], *others):
         one.start()
-    print("ready", *(one.pid for one in many), flush=True)
+    if count == 2:
+        for one in settled:
+            one.wait()
+    print("ready", *([os.getpid()] if method == "self" else []), *(one.pid for one in many), flush=True)
     time.sleep(1000)
 """
 
@@ -77,17 +97,33 @@ def test_a_launcher_is_not_a_rank(tmp_path: Path, itself: bool, platform: bool) 
         assert discovery.started_by(pid) == (expected, 2, 2)
 
 
-def test_spawned_ranks_are_found_by_their_connections(tmp_path: Path) -> None:
-    with targets.running(tmp_path, SPAWNS, env={"STARTED": "2"}) as (pid, _, output):
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver", "self"])
+def test_ranks_without_variables_are_found_by_their_connections(
+    tmp_path: Path, method: str
+) -> None:
+    env = {"METHOD": method, "STARTED": "2", "OTHERS": "pt_data_worker pt_data_worker"}
+    with targets.running(tmp_path, SPAWNS, env=env) as (pid, _, output):
         expected = {rank: int(number) for rank, number in enumerate(output[1:])}
         wait_until(lambda: discovery.started_by(pid) == (expected, 2, 2), 20)
         assert discovery.of_process(pid) == expected
 
 
-def test_spawned_processes_without_connections_are_not_ranks(tmp_path: Path) -> None:
-    with targets.running(tmp_path, SPAWNS, env={"STARTED": "1"}) as (pid, _, output):
-        targets.asleep(int(output[1]), "accept")
+@pytest.mark.parametrize("method", ["fork", "self"])
+def test_unconnected_processes_are_left_out_after_a_while(tmp_path: Path, method: str) -> None:
+    env = {"METHOD": method, "STARTED": "2", "OTHERS": "python"}
+    with targets.running(tmp_path, SPAWNS, env=env) as (pid, _, output):
         assert discovery.started_by(pid) == ({}, 0, 0)
+        expected = {rank: int(number) for rank, number in enumerate(output[1:])}
+        assert discovery.started_by(pid, settled=True) == (expected, 2, 3)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_processes_without_connections_are_not_ranks(tmp_path: Path, method: str) -> None:
+    env = {"METHOD": method, "STARTED": "1", "OTHERS": "python python"}
+    with targets.running(tmp_path, SPAWNS, env=env) as (pid, _, output):
+        targets.asleep(int(output[1]), "accept")
+        for settled in (False, True):
+            assert discovery.started_by(pid, settled) == ({}, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,8 @@ def draft(
     if request.dry_run or request.check:
         return plan_command.show(request, plan, checks) if place.rank == 0 else 0
     if place.kind == NODE:
-        writer.become_launcher(writer.write(plan, checks, request, rendezvous.ask), environ)
+        run = writer.write(plan, checks, request, rendezvous.ask, os.getpid())
+        writer.become_launcher(run, environ)
     if place.world_size > 1:
         process.die_with_parent(parent)  # otherwise a killed torchrun leaves orphans
     for name in place.leftovers:
@@ -60,7 +62,9 @@ def draft(
         phase_timeouts.backstop_s(plan["config"]["hang_timeout"], supervised=False),
     )
     run = _common_run(
-        writer.write(plan, checks, request, rendezvous.ask) if world.rank == 0 else None
+        writer.write(plan, checks, request, rendezvous.ask, os.getpid())
+        if world.rank == 0
+        else None
     )
     worker.begin(run, plan, world.rank)
     worker.open_to_watchers(run, world.rank)

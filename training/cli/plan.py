@@ -26,10 +26,11 @@ from training.cli import doctor
 from training.config import flags
 from training.core import log
 from training.core.errors import Exit, NothingToDo, UserError
-from training.host import hosts
+from training.core.messages import msg
+from training.host import hosts, process
 from training.host import program as command
 from training.host.placement import RANK
-from training.launcher import elsewhere, rendezvous, resumed_run
+from training.launcher import continued_run, rendezvous, resumed_run, stop_signals
 from training.launcher.communication.start_test import StartTest
 from training.launcher.hosts import plan_text
 from training.plan import preflight, script_plan, script_words, writer
@@ -103,6 +104,12 @@ def main() -> int:
         return int(Exit.DONE)
     except resumed_run.NotInstalled:
         return 0
+    except process.StopAsked as asked:
+        received.withdraw()
+        code = stop_signals.code(asked.number)
+        text = msg("launcher.end.stopped_before", name=stop_signals.name(asked.number))
+        log.warning(msg("launcher.end.exit", text=text, code=int(code)))
+        return int(code)
     except UserError as error:
         received.withdraw()
         log.report(error)
@@ -142,7 +149,8 @@ def _hand_out(
         return show(request, plan, checks) if request.dry_run and not request.check else 0
     if request.dry_run or request.check:
         return show(request, plan, checks, test.result)
-    run = writer.write(plan, checks, request, rendezvous.ask, elsewhere.of_plan)
+    starter = os.getppid()  # the launch script
+    run = writer.write(plan, checks, request, _ask, starter, continued_run.of_plan)
     try:
         print(run.own, flush=True)
     except BrokenPipeError:
@@ -152,6 +160,11 @@ def _hand_out(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(Exit.INTERRUPTED)
     return 0
+
+
+def _ask(plan: Plan, seconds: float) -> tuple[str, str, str]:
+    with process.stoppable():
+        return rendezvous.ask(plan, seconds)
 
 
 if __name__ == "__main__":

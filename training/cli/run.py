@@ -41,6 +41,7 @@ from training.core.messages import msg
 from training.core.project import ROOT, typed
 from training.host import gpus, hosts, program
 from training.host.placement import LauncherOptions
+from training.plan import launcher_flags
 from training.plan.script_words import PROGRAM, RUN, SEPARATOR, USED
 
 SCRIPT = "launch_train.sh"
@@ -88,13 +89,14 @@ TORCHRUN: dict[str, Callable[[str], list[str]]] = {
         (
             *("rdzv_backend", "rdzv_id", "rdzv_conf", "local_addr", "redirects", "role"),
             *("monitor_interval", "start_method", "log_line_prefix_template", "logs_specs"),
-            *("signals_to_handle", "shutdown_timeout", "virtual_local_rank"),
+            *("signals_to_handle", "shutdown_timeout", "event_log_handler"),
+            *("duplicate_stdout_filters", "duplicate_stderr_filters"),
         ),
         _nothing,
     ),
 }
-SHORT = {"-n": RANKS, "-m": "module", "-t": "tee", "-r": "redirects"}
-IGNORED_SWITCHES = ("standalone", "duplicate_stdout_filters", "duplicate_stderr_filters")
+SHORT = {"-n": RANKS, "-m": "module", "-t": "tee", "-r": "redirects", **launcher_flags.SHORT}
+IGNORED_SWITCHES = ("standalone", "run_path")
 
 
 def main(argv: list[str]) -> int:
@@ -116,7 +118,9 @@ def parse(argv: list[str]) -> tuple[list[Flag], list[str]]:
         name, equals, text = word.partition("=")
         if word.startswith("-n") and word[2:].isdecimal():  # -n2
             name, equals, text = "-n", "=", word[2:]
-        name = SHORT.get(name, name).lstrip("-").replace("-", "_")
+        if name in SHORT:
+            name, word = SHORT[name], f"--{SHORT[name]}{equals}{text}"
+        name = name.lstrip("-").replace("-", "_")
         value: str | None = text if equals else None
         if not equals and _takes_value(name, rest):
             value = rest.pop(0) if rest else ""
@@ -193,7 +197,7 @@ def _takes_value(name: str, rest: list[str]) -> bool:
     """Whether the next word belongs to this flag. An unknown flag takes it unless it may be the
     program."""
     field = name.removeprefix("no_")
-    if name in IGNORED_SWITCHES or name in (*flags.SWITCHES, "h"):
+    if name in (*IGNORED_SWITCHES, *launcher_flags.SWITCHES, *flags.SWITCHES, "h"):
         return False
     if name in (RANKS, "lang", *TORCHRUN) or (name in USED and kind(name) != "bool"):
         return True

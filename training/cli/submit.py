@@ -6,6 +6,8 @@ submitted CODE JOB       print how to watch and cancel the job
 withdraw CODE            clean up after sbatch refused the job
 freeze ARGS…             in a job of plain sbatch: like submit
 begin CODE               in a job: write the command of its step to CODE.step
+nodes CODE               in a job with --min_ranks: that step, which runs one step for each node
+node CODE FIRST ADDRESS PORT COMMAND…  on its other nodes: run this launch command
 end CODE STATUS STOPPED  after the step: exit with the status of the job
 """
 
@@ -26,7 +28,7 @@ from training.core.messages import msg
 from training.core.project import typed
 from training.core.units import plural
 from training.host import program
-from training.launcher.slurm import code_snapshot, job, options, submission
+from training.launcher.slurm import code_snapshot, job, node_steps, options, submission
 from training.launcher.slurm.submission import FrozenJob
 from training.plan.request import Request
 
@@ -45,12 +47,17 @@ def _dry_run(request: Request, line: options.SplitArgs, nodes: int, ranks: int, 
     size = msg("cli.submit.size", nodes=plural(nodes, "node"), ranks=plural(ranks, "rank"))
     if split:
         size = msg("cli.submit.size_batch", size=size, sentence=split.sentence(request.kind.unit))
+    elastic, survives = submission.elastic(request, nodes, ranks), []
+    if elastic and options.KILL not in line.sbatch:
+        least = plural(elastic["min_ranks"], "rank")
+        survives = [f"  {msg('launcher.slurm.elastic', ranks=least)}"]
     return "\n".join(
         [
             msg("cli.submit.dry_run"),
             "",
-            f"  {shlex.join(submission.sbatch(frozen, request, line))}",
+            f"  {shlex.join(submission.sbatch(frozen, request, line, nodes, ranks))}",
             f"  {size}",
+            *survives,
             "",
             msg("cli.submit.configuration"),
             *(
@@ -136,6 +143,12 @@ def main(argv: list[str]) -> int:
         elif what == "begin":
             frozen = FrozenJob(Path(rest[0]))
             rundir.write_bytes(frozen.step, submission.nul(job.begin(frozen, os.environ)))
+        elif what == "nodes":
+            return node_steps.run(FrozenJob(Path(rest[0])), os.environ)
+        elif what == "node":
+            code, first, host, port, *launch = rest
+            address = (host, int(port))
+            return node_steps.other_node(FrozenJob(Path(code)), first, address, launch, os.environ)
         elif what == "end":
             return job.end(FrozenJob(Path(rest[0])), int(rest[1]), bool(int(rest[2])), os.environ)
         else:
@@ -143,7 +156,7 @@ def main(argv: list[str]) -> int:
                 Problem(
                     "command.unknown",
                     msg("cli.submit.unknown_command", what=what),
-                    "check, submit, freeze, begin, end",
+                    "check, submit, freeze, begin, nodes, node, end",
                     ["./submit_job.sh --help"],
                 )
             )

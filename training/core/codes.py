@@ -69,6 +69,7 @@ PROBLEMS = {
     "field.value": "invalid value of a field",
     "flag.contradiction": "mutually exclusive flags",
     "flag.json_without_check": "--json without --check",
+    "flag.launcher": "the flag belongs to the launcher of accelerate, DeepSpeed or torch",
     "flag.no_value": "a flag without its value",
     "flag.other_script": "the flag belongs to another script",
     "flag.positional": "a positional argument that needs a flag before it",

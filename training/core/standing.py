@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,12 +56,16 @@ def ends(run: rundir.RunDir) -> tuple[SummaryRecord | None, FailureRecord | None
 
 
 def lives(supervisor: SupervisorRecord) -> bool:
-    """Whether the supervisor process is alive and its PID was not reused. True for a supervisor on
-    another machine, which cannot be checked."""
-    if supervisor.get("host") != os.uname().nodename:
+    return runs_here(supervisor, float(supervisor.get("started", 0.0)))
+
+
+def runs_here(known: Mapping[str, object], since: float) -> bool:
+    """Whether a process (`pid`, `host`), known since `since` (unix s), is alive and its PID was not
+    reused. True for one on another machine, which cannot be checked."""
+    if known.get("host") != os.uname().nodename:
         return True
     try:
-        pid = int(supervisor["pid"])
+        pid = int(str(known["pid"]))
         state = (
             Path(f"/proc/{pid}/stat")
             .read_text(encoding="utf-8", errors="replace")
@@ -70,7 +75,7 @@ def lives(supervisor: SupervisorRecord) -> bool:
         began = Path(f"/proc/{pid}").stat().st_ctime
     except (OSError, KeyError, ValueError, IndexError):
         return False
-    return state not in "ZX" and began <= float(supervisor.get("started", 0.0)) + STARTED_WITHIN_S
+    return state not in "ZX" and began <= since + STARTED_WITHIN_S
 
 
 def stepped_since(run: rundir.RunDir, since: float) -> bool:

@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 PR_SET_PDEATHSIG = 1
 PR_SET_PTRACER, PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1).value
@@ -46,6 +46,34 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if parent is not None and os.getppid() != parent:  # it died before the call
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class StopAsked(KeyboardInterrupt):
+    """A stop signal before anything was started; Ctrl-C is Python's own KeyboardInterrupt.
+    `number`: the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def raise_stop(number: int, frame: object) -> None:
+    """A handler of TERM and USR1."""
+    raise StopAsked(number)
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """While a launch script waits for this process: TERM and USR1 raise StopAsked, and so does the
+    death of the script."""
+    before = {n: signal.signal(n, raise_stop) for n in (signal.SIGTERM, signal.SIGUSR1)}
+    die_with_parent(number=signal.SIGTERM)
+    try:
+        yield
+    finally:
+        die_with_parent(number=0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def allow_tracing() -> None:

@@ -84,9 +84,9 @@ class Attempt:
                 self._peers.read_buffered()
                 checked = 0.0
                 while self._continues():
-                    for key, _ in self._selector.select(POLL_S):
+                    for key, _ in self._selector.select(self._outputs.patience_s(POLL_S)):
                         key.data(key.fd)
-                    self._outputs.gather()
+                    self._outputs.between()
                     # not at each line of output: the ranks need the CPU
                     if time.monotonic() - checked > POLL_S:
                         self._check()

@@ -19,8 +19,8 @@ from training.host import network, ports
 from training.host.gpus import one_line
 from training.host.placement import LOOPBACK
 from training.launcher import leadership, local_ranks, seats, stop_signals
-from training.launcher.door import ANSWER_S, Door
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
+from training.launcher.listener import ANSWER_S, Listener
 from training.launcher.local_ranks import LocalRanks, is_script
 from training.launcher.peer_link import (
     LATE_S,
@@ -46,11 +46,11 @@ FIREWALL = msg("launcher.nodes.firewall")
 class Coordinator(PeerLink):
     """With `--min_ranks` it keeps listening while ranks run: a machine that was lost joins, waits
     until the run takes it back (`waiting`, `ready_again`), and gets the order for the restart like
-    the others. The ranks then meet at another port. `door`, `expected`: of a machine that takes
+    the others. The ranks then meet at another port. `listener`, `expected`: of a machine that takes
     over, with the other machines of the run."""
 
     def __init__(
-        self, plan: Plan, door: Door | None = None, expected: Collection[int] = ()
+        self, plan: Plan, listener: Listener | None = None, expected: Collection[int] = ()
     ) -> None:
         super().__init__(plan)
         self._own = self.place.node_rank
@@ -59,19 +59,19 @@ class Coordinator(PeerLink):
         self._expected = set(expected) or set(range(self.place.nnodes)) - {self._own}
         self.waiting: dict[int, JsonSocket] = {}  # machines that may join, by node
         self._ready_again: set[int] = set()
-        self._doors: dict[int, int] = {}  # port at which another machine listens, by node
+        self._listening: dict[int, int] = {}  # port at which another machine listens, by node
         self.shares: dict[int, bool] = {}  # has a machine the same disk? By node
         self._ready: set[int] = set()
         # a machine that sees this token in the run directory has the same disk
         self.token = plan["launch"]
-        self._begun = door is not None
+        self._begun = listener is not None
         self._stack.callback(self._close)
-        if door:
-            self._door, (self._bound, self.port) = door, door.at
+        if listener:
+            self._listener, (self._bound, self.port) = listener, listener.at
             return
         self._bound = network.own_address(self.place.master_addr)
         wanted = self.port = plan["master_port"]
-        self._door = Door(self._listen())
+        self._listener = Listener(self._listen())
         if self.port != wanted:
             log.warning(
                 msg(
@@ -90,10 +90,10 @@ class Coordinator(PeerLink):
     @property
     def store(self) -> socket.socket:
         """The listening socket."""
-        return self._door.store
+        return self._listener.store
 
     def _close(self) -> None:
-        self._door.close()
+        self._listener.close()
         for wire in self.waiting.values():
             wire.close()
 
@@ -101,7 +101,7 @@ class Coordinator(PeerLink):
         """What this machine knew before. `machines`: where the others listen, by node."""
         self.facts, self.resumed, self.secret = line.facts, line.resumed, line.secret
         for node, (address, port) in machines.items():
-            self.addresses[node], self._doors[node] = address, port
+            self.addresses[node], self._listening[node] = address, port
             self._places[node] = line.place_of(node)
 
     def dead(self, nodes: Collection[int]) -> set[int]:
@@ -110,16 +110,16 @@ class Coordinator(PeerLink):
         return {
             node
             for node in nodes
-            if node in self._doors
-            and leadership.ask((self.addresses[node], self._doors[node]), hello)[0] == "dead"
+            if node in self._listening
+            and leadership.ask((self.addresses[node], self._listening[node]), hello)[0] == "dead"
         }
 
     @property
     def machines(self) -> dict[int, tuple[str, int]]:
         return {
-            node: (self.addresses[node], self._doors[node])
+            node: (self.addresses[node], self._listening[node])
             for node in sorted(self.wires)
-            if node in self._doors
+            if node in self._listening
         }
 
     def gather(self, seconds: float) -> None:
@@ -150,7 +150,10 @@ class Coordinator(PeerLink):
                 connection, peer = self.store.accept()
                 self._greet(JsonSocket(connection), peer[0])
             for node in list(self.wires):
-                if lost := self._read_ready(node):
+                lost = self._read_ready(node)
+                if self.asked:
+                    raise Stopped(self.asked, self._asked_node)
+                if lost:
                     log.warning(msg("launcher.nodes.may_reconnect", why=lost.text))
 
     def _read_ready(self, node: int) -> LostPeer | None:
@@ -162,14 +165,15 @@ class Coordinator(PeerLink):
             if "ready" in message:
                 self._ready.add(node)
                 self._ports(node, message)
-            self.asked = self.asked or stop_request(message)
+            if not self.asked and (number := stop_request(message)):
+                self.asked, self._asked_node = number, node
         return None
 
     def _ports(self, node: int, message: Message) -> None:
         """Where another machine listens. It comes from a network."""
         self.replica_ports[node] = replica_port(message)
-        if isinstance(port := message.get("door"), int) and 0 < port < 65536:
-            self._doors[node] = port
+        if isinstance(port := message.get("listener"), int) and 0 < port < 65536:
+            self._listening[node] = port
 
     def _greet(self, wire: JsonSocket, peer: str) -> None:
         """Answer a new connection: a question, or a node that joins."""
@@ -240,7 +244,7 @@ class Coordinator(PeerLink):
                 log.warning(msg("launcher.nodes.lost_because", name=self.name(node), broken=broken))
                 self.waiting.pop(node).close()
                 self._ready_again.discard(node)
-        for wire, address, message in self._door.arrived():
+        for wire, address, message in self._listener.arrived():
             with contextlib.suppress(ConnectionLost, TimeoutError):
                 if self._answer(wire, address, message):
                     continue
@@ -285,7 +289,7 @@ class Coordinator(PeerLink):
             return None
         while missing := sorted(self._expected - self._ready):
             if self.asked:
-                raise Stopped(self.asked)
+                raise Stopped(self.asked, self._asked_node)
             waiting.report(
                 msg("launcher.nodes.to_be_ready", names=", ".join(map(self.name, missing))),
                 level=log.info,
@@ -301,9 +305,9 @@ class Coordinator(PeerLink):
                 why = msg("launcher.nodes.before_start", why=lost.text)
                 raise UserError(Problem("nodes.lost_before_start", why), Exit.RESOURCES)
         if self.asked:
-            raise Stopped(self.asked)
+            raise Stopped(self.asked, self._asked_node)
         if self.store.fileno() < 0:  # the ranks of the last attempt used it
-            self._door.store = self._listen()
+            self._listener.store = self._listen()
         store = self._store_of_ranks()
         port = store.getsockname()[1]
         if is_script(self.plan) or self.plan["launcher"]["value"] == "torchrun":
@@ -348,7 +352,11 @@ class Coordinator(PeerLink):
                 self.wires[node] = self.waiting.pop(node)
 
     def stop(self, number: int) -> None:
-        self.send_all({"over": int(stop_signals.code(number))})
+        over = {"over": int(stop_signals.code(number))}
+        if not self._begun:
+            node = self._own if self._asked_node is None else self._asked_node
+            over |= {"asked": number, "node": node}
+        self.send_all(over)
 
     def dismiss(self, code: int) -> None:
         for wire in self.waiting.values():

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal
 from training.core import log
 from training.core.messages import msg
 from training.core.rundir import RunDir
-from training.launcher.door import ANSWER_S
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
+from training.launcher.listener import ANSWER_S
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -59,8 +59,8 @@ def has_majority(side: Iterable[int], maybe_alive: Iterable[int], leader: int) -
 
 
 def ask(at: tuple[str, int], hello: Message) -> tuple[State, Message]:
-    """What the supervisor at this address answers within ANSWER_S; 'dead' if its machine says that
-    there is none."""
+    """What the supervisor at this address answers within ANSWER_S; 'dead' if its machine refuses
+    the connection."""
     try:
         wire = JsonSocket(socket.create_connection(at, ANSWER_S))
     except ConnectionRefusedError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from training.core import rundir
-from training.launcher import elsewhere, endings, failure_report
+from training.launcher import continued_run, endings, failure_report
 from training.launcher.local_ranks import LocalRanks, is_script
 from training.launcher.outcome import Outcome
 from training.launcher.peer_link import LostPeer, PeerLink, Stopped
@@ -75,17 +75,17 @@ class Machine(ABC):
         raise Stopped(number)
 
     def _team(self) -> LocalRanks | None:
-        """The ranks to start. Before the first start Ctrl-C is the caller's, from then on no stop
-        signal is lost."""
+        """The ranks to start. Before the first start stop signals are the caller's, from then on
+        none is lost."""
         launch = self.launch
         if launch.begun:
             team = self.unless_asked(self.line.go)
         else:
             team = self.line.go()
-            launch.begun = True
+            launch.begun = launch.ending.begun = True
             launch.stack.enter_context(launch.signals)
         if team and "elastic" in launch.plan:
-            elsewhere.keep(launch.run, self.line.place.leader, self.line.machines)
+            continued_run.keep(launch.run, self.line)
         return team
 
     def _without_start(self, lost: LostPeer | None) -> Outcome:

@@ -9,11 +9,14 @@ from collections import deque
 
 HOLD_S = 2.0  # the first rank may print the same line later; a failing rank's are on its card
 MOST = 20  # lines of one attempt; the rest is in the log of the rank
+WAITING = 10_000  # lines within HOLD_S
 KNOWN = 1000  # lines of the first rank that are remembered
+LARGE_BYTES = 1 << 17  # at the end of a piece; more is not examined
 _NUMBER = re.compile(rb"0x[0-9a-fA-F]+|\d+")
 _ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = re.compile(rb"\[rank\d+\]: ?")  # before each line of torch's tracebacks
 _TRACEBACK = b"Traceback (most recent call last)"
+_THREAD = b"Exception in thread "  # the line before it
 
 
 def shape(line: bytes) -> bytes:
@@ -33,13 +36,21 @@ class OtherRanks:
         self.silenced = 0  # lines beyond MOST
 
     def add(self, rank: int, chunk: bytes, *, first: bool) -> None:
-        lines = (self._rest.get(rank, b"") + chunk).split(b"\n")
+        if self.silenced:
+            return
+        if len(chunk) > LARGE_BYTES:
+            lines = chunk[-LARGE_BYTES:].split(b"\n")[1:] or [b""]
+        else:
+            lines = (self._rest.get(rank, b"") + chunk).split(b"\n")
         self._rest[rank] = lines.pop()[-4096:]
-        for line in lines:
-            if first:
+        if first:
+            for line in lines[-KNOWN:]:
                 self._know(shape(line))
-            elif not self._of_traceback(rank, line):
-                self._waiting.append((time.monotonic(), rank, line))
+            return
+        now = time.monotonic()
+        for line in lines:
+            if not self._of_traceback(rank, line) and len(self._waiting) < WAITING:
+                self._waiting.append((now, rank, line))
 
     def _know(self, seen: bytes) -> None:
         self._known[seen] = None
@@ -47,9 +58,12 @@ class OtherRanks:
             self._known.pop(next(iter(self._known)))
 
     def _of_traceback(self, rank: int, line: bytes) -> bool:
-        """A traceback, with the exception in its last line: the failure card shows it."""
+        """A traceback, with the exception in its last line: the failure card shows it, or a warning
+        that of a thread."""
         line = _PREFIX.sub(b"", line, count=1)
         inside = self._in_traceback.get(rank, False)
+        if line.startswith(_THREAD):
+            return True
         if line.startswith(_TRACEBACK):
             self._in_traceback[rank] = True
             return True

@@ -1,6 +1,6 @@
 """Output of one child: every byte to its own file, rank 0's also to the console and, as whole
-lines, to the log. Read in large chunks: a rank that prints a lot must not wait for the
-supervisor."""
+lines, to the log. Read in large chunks, which are shown later: a rank that prints a lot must not
+wait for the supervisor."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import os
 import select
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from training.core import log
 from training.core.messages import msg
 from training.diagnose import traceback
+from training.launcher.backlog import Backlog
 
 PIPE_BYTES = 1 << 20  # the maximum for an unprivileged user (/proc/sys/fs/pipe-max-size)
 READ_BYTES = 1 << 20
@@ -23,24 +25,36 @@ OPEN_BYTES = 1 << 16  # of an unterminated line
 IN_THREAD = b"Exception in thread "  # printed by Python; the process continues without the thread
 THREAD_BYTES = 1 << 14  # of such a traceback
 MOST_FRAMES = 100  # lines of it
+_buffer = bytearray(READ_BYTES)  # of all outputs: a new one for each read costs more than the read
 # An unfinished line of a labelled rank: a prompt, or a progress bar
 PROMPT_S, BAR_S = 1.0, 10.0
 
 
 class RankOutput:
     """Drains one descriptor. `console`: the launcher's descriptor that shows it (1 or 2); `label`:
-    before each line there."""
+    before each line there; `backlog`: what is shown later."""
 
-    def __init__(self, fd: int, path: Path, console: int | None, label: bytes = b"") -> None:
+    def __init__(
+        self,
+        fd: int,
+        path: Path,
+        console: int | None,
+        label: bytes = b"",
+        *,
+        backlog: Backlog,
+    ) -> None:
         self.fd, self.path, self._console, self._label = fd, path, console, label
+        self._backlog, self.unlimited = backlog, console is None
+        with contextlib.suppress(OSError):  # closed
+            self.unlimited = console is None or stat.S_ISREG(os.fstat(console).st_mode)
         self.heard: Callable[[bytes], None] = lambda chunk: None
-        self._file = path.open("ab", buffering=0)
+        self._file = path.open("a+b", buffering=0)
         # offset of this attempt: earlier ones have written before it
         self.begins = os.fstat(self._file.fileno()).st_size
         self._line = b""
         self._heard_at = self._shown_at = 0.0
         self._shown = b""  # the state of the unfinished line that is on the console
-        self._seam = b""  # end of the last chunk
+        self._seam = b""  # end of the last chunk, which may be the beginning of IN_THREAD
         self._thread_at: int | None = (
             None  # offset of an exception in a thread that has not been reported
         )
@@ -54,26 +68,48 @@ class RankOutput:
     def drain(self) -> bool:
         """Read what has arrived; False at the end of the stream."""
         try:
-            chunk = os.read(self.fd, READ_BYTES)
+            size = os.readv(self.fd, [_buffer])
         except OSError:  # EIO: the other side of a pseudo-terminal is closed
-            chunk = b""
-        self.trickles = len(chunk) < SMALL_BYTES and not self._terminal
-        if chunk:
-            self._keep(chunk)
-        return bool(chunk)
+            size = 0
+        self.trickles = size < SMALL_BYTES and not self._terminal
+        if size:
+            self._keep(memoryview(_buffer)[:size])
+        return bool(size)
 
-    def _keep(self, chunk: bytes) -> None:
+    def _keep(self, chunk: memoryview) -> None:
+        end, written = self._write(chunk)
+        if not self._backlog.defers(len(chunk)):
+            self.take(bytes(chunk), end - written)
+            return
+        if written:
+            self._backlog.add(self, end - written, end)
+        if written < len(chunk):  # the disk is full
+            self._backlog.show_all()
+            self.take(bytes(chunk[written:]), end)
+
+    def _write(self, chunk: memoryview) -> tuple[int, int]:
+        """The end of the log, and how many bytes of the chunk are in it."""
+        written = 0
         try:
-            self._file.write(chunk)
+            while written < len(chunk):
+                written += self._file.write(chunk[written:])
         except OSError as error:  # a full disk must not stop the training; reported once
             if not self._warned:
                 log.warning(
                     msg("launcher.cannot_write", path=self._file.name, strerror=error.strerror)
                 )
             self._warned = True
+        return self._file.tell(), written
+
+    def read_back(self, begin: int, count: int) -> bytes:
+        return os.pread(self._file.fileno(), count, begin)
+
+    def take(self, chunk: bytes, begin: int) -> None:
+        """Search it, and show it: on the console, and as whole lines in the run's log. `begin`: its
+        offset in the rank's log."""
         self.heard(chunk)
         if not self._thread_found and self._thread_at is None:
-            self._look_for_thread(chunk)
+            self._look_for_thread(chunk, begin)
         if self._console is None:
             return
         if not self._label:
@@ -82,9 +118,7 @@ class RankOutput:
         if cut:  # whole lines at once: no cost per line
             whole = self._line + chunk[:cut]
             if self._label:
-                whole = b"".join(
-                    self._label + _last_state(line) + b"\n" for line in whole[:-1].split(b"\n")
-                )
+                whole = self._labelled(whole)
                 self._show(whole)
             log.lines_to_log(whole)
             self._line, self._shown = chunk[cut:], b""
@@ -95,6 +129,11 @@ class RankOutput:
             self._line = self._line.rpartition(b"\r")[2][-OPEN_BYTES:]
         if not self._label and (self._console == 2 or os.isatty(1)):
             log.left_open(self._line)
+
+    def _labelled(self, lines: bytes) -> bytes:
+        if b"\r" not in lines:
+            return self._label + lines[:-1].replace(b"\n", b"\n" + self._label) + b"\n"
+        return b"".join(self._label + _last_state(line) + b"\n" for line in lines[:-1].split(b"\n"))
 
     @property
     def on_console(self) -> bool:
@@ -114,13 +153,13 @@ class RankOutput:
         with contextlib.suppress(OSError):
             write(self._console or 2, data)
 
-    def _look_for_thread(self, chunk: bytes) -> None:
-        if IN_THREAD in chunk or IN_THREAD in self._seam + chunk[: len(IN_THREAD)]:
-            with contextlib.suppress(OSError):
-                self._thread_at = max(
-                    0, os.fstat(self._file.fileno()).st_size - len(chunk) - len(self._seam)
-                )
-        self._seam = chunk[-len(IN_THREAD) :]
+    def _look_for_thread(self, chunk: bytes, begin: int) -> None:
+        over = self._seam + chunk[: len(IN_THREAD)]
+        if (at := over.find(IN_THREAD)) >= 0:
+            self._thread_at = max(0, begin - len(self._seam) + at)
+        elif (at := chunk.find(IN_THREAD)) >= 0:
+            self._thread_at = begin + at
+        self._seam = (self._seam + chunk[-len(IN_THREAD) :])[-len(IN_THREAD) :]
 
     def thread(self, ended: bool = False) -> str:
         """The first exception in a thread of the rank, once; '' while there is none or it is

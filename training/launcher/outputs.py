@@ -15,6 +15,7 @@ from training.core import log, rundir
 from training.core.messages import msg
 from training.host.gpus import one_line
 from training.launcher import other_ranks
+from training.launcher.backlog import Backlog
 from training.launcher.other_ranks import OtherRanks
 from training.launcher.output import RankOutput
 from training.launcher.spawn import Child
@@ -42,6 +43,7 @@ class Outputs:
         self._open: dict[int, RankOutput] = {}  # by descriptor
         self._told_of_more = False
         self._trickles = False  # output comes in small pieces
+        self._backlog = Backlog()
 
     @property
     def labelled(self) -> bool:
@@ -60,7 +62,11 @@ class Outputs:
         labelled = child.rank is not None and self.labelled
         for number, fd in child.outputs.items():
             output = self._open[fd] = RankOutput(
-                fd, path, number if shown else None, b"[rank%d] " % rank if labelled else b""
+                fd,
+                path,
+                number if shown else None,
+                b"[rank%d] " % rank if labelled else b"",
+                backlog=self._backlog,
             )
             if self._others and number == 2 and child.rank is not None:
                 add = functools.partial(self._others.add, rank, first=shown)
@@ -68,21 +74,30 @@ class Outputs:
             self._selector.register(fd, selectors.EVENT_READ, self._on_output)
         return path, output.begins
 
-    def gather(self) -> None:
-        """Wait briefly where output comes in small pieces: one system call a line would take CPU
-        time from the ranks."""
-        if self._trickles:
-            self._trickles = False
+    def patience_s(self, most_s: float) -> float:
+        """How long to wait for output."""
+        return self._backlog.patience_s(most_s)
+
+    def between(self) -> None:
+        """Called between two looks at the descriptors. Shows what is left to show, and waits
+        briefly where output comes in small pieces: one system call a line would take CPU time from
+        the ranks."""
+        self._backlog.catch_up()
+        if self._trickles and self._backlog.empty:
             time.sleep(GATHER_S)
+        self._trickles = False
 
     def _on_output(self, fd: int) -> None:
         self._heard()
         more = self._open[fd].drain()
         self._trickles |= self._open[fd].trickles
         if not more:
-            self.show_threads(ended=True)
             self._selector.unregister(fd)
-            self._open.pop(fd).close()
+            self._backlog.then(functools.partial(self._close, fd))
+
+    def _close(self, fd: int) -> None:
+        self.show_threads(ended=True)
+        self._open.pop(fd).close()
 
     def show_threads(self, ended: bool = False) -> None:
         """Report exceptions in threads, which end neither the rank nor the run: as an event, and as
@@ -130,6 +145,7 @@ class Outputs:
             os.set_blocking(fd, False)
             while output.drain():
                 pass
+        self._backlog.show_all()
         self.show_threads(ended=True)
         for output in self._open.values():
             output.close()

@@ -15,22 +15,30 @@ from training.core.failure_kinds import GONE
 from training.core.messages import msg
 from training.launcher import rendezvous
 from training.launcher.coordinator import PROTOCOL, RETRY_S
-from training.launcher.door import Door
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
+from training.launcher.listener import Listener
 from training.launcher.local_ranks import LocalRanks, is_script, listen, of_node
-from training.launcher.peer_link import PEER_DIED, LostPeer, PeerLink, RunEnded, Waiting
+from training.launcher.peer_link import (
+    PEER_DIED,
+    LostPeer,
+    PeerLink,
+    RunEnded,
+    Stopped,
+    Waiting,
+    stop_request,
+)
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 
 class Peer(PeerLink):
-    """With `--min_ranks` it listens too: the others ask
-    at its `door` once the machine that coordinates is lost."""
+    """With `--min_ranks` it listens too: the others ask there once the machine that coordinates is
+    lost."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
-        self.door: Door | None = None
+        self.listener: Listener | None = None
         self._machines: dict[int, tuple[str, int]] = {}
         # other machines that have lost the one that coordinates: connection and address, by node
         self.followers: dict[int, tuple[JsonSocket, str]] = {}
@@ -39,8 +47,8 @@ class Peer(PeerLink):
         self._stack.callback(self._close)
 
     def _close(self) -> None:
-        if self.door:
-            self.door.close()
+        if self.listener:
+            self.listener.close()
         for wire, _ in self.followers.values():
             wire.close()
 
@@ -56,7 +64,7 @@ class Peer(PeerLink):
     def lost_leader(self) -> LostPeer | None:
         """The machine that coordinates, if it is lost and another one may take over."""
         leader = self.leader
-        if self.over or not (self._begun and self.door) or self.there(leader):
+        if self.over or not (self._begun and self.listener) or self.there(leader):
             return None
         text = msg("launcher.nodes.lost", name=self.name(leader))
         return self.lost_peer or LostPeer(leader, GONE, PEER_DIED, text)
@@ -82,7 +90,7 @@ class Peer(PeerLink):
         self.met(self.leader, wire, self.place.master_addr, answer.get("host"))
         self.secret = str(answer.get("secret") or "")
         if "elastic" in self.plan:
-            self.door = Door(listen(wire.socket.getsockname()[0], 0, 8 * self.place.nnodes))
+            self.listener = Listener(listen(wire.socket.getsockname()[0], 0, 8 * self.place.nnodes))
         if answer.get("running"):
             log.info(
                 msg("launcher.nodes.joins_script", name=self.name(self.leader))
@@ -99,13 +107,13 @@ class Peer(PeerLink):
         place = replace(self.place, leader=node, master_addr=address, master_port=port)
         self.plan["place"], self.place = place.record(), place
         self.lost_peer = None
-        self._silent.clear()
-        self._warned.clear()
+        for known in (self._kept, self._silent, self._warned):
+            known.clear()
         self.met(node, wire, address, answer.get("host"))
 
     def greet(self) -> None:
-        """Machines that ask at the door. Never blocks."""
-        for wire, address, message in self.door.arrived() if self.door else ():
+        """Answer machines that ask. Never blocks."""
+        for wire, address, message in self.listener.arrived() if self.listener else ():
             node = message.get("node")
             if message.get("want") == "follow" and isinstance(node, int) and self._ours(message):
                 self.followers[node] = wire, address
@@ -124,7 +132,7 @@ class Peer(PeerLink):
     def go(self) -> LocalRanks | None:
         own = self.place.node_rank
         ready: Message = {"ready": True, "replica": self.replica_ports.get(own)}
-        self.send_all(ready | {"door": self.door.at[1]} if self.door else ready)
+        self.send_all(ready | {"listener": self.listener.at[1]} if self.listener else ready)
         keys = ("go", "left", "again", "over")
         answer = self._await(keys, msg("launcher.nodes.to_start", name=self.name(self.leader)))
         if "again" in answer:
@@ -132,6 +140,8 @@ class Peer(PeerLink):
             return None
         if isinstance(code := answer.get("over"), int):
             self.over = True
+            if number := stop_request(answer):  # before the start
+                raise Stopped(number, int(answer["node"]))
             raise RunEnded(code)
         if "go" not in answer:
             if self.lost_leader:

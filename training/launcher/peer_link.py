@@ -50,11 +50,12 @@ class RunEnded(Exception):
 
 
 class Stopped(Exception):
-    """A stop signal between two attempts, to this machine or another one; `number`: the signal."""
+    """A stop signal before the start or between two attempts, to this machine or another one;
+    `number`: the signal; `node`: the other machine."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, node: int | None = None) -> None:
         super().__init__(number)
-        self.number = number
+        self.number, self.node = number, node
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class PeerLink(ABC):
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.place = plan, Topology(**plan["place"])
+        self.port = 0  # at which a machine that coordinates listens
         # read now: restarts change the plan, the first failure removes the resumed one, and a lost
         # machine joins with the command of the start
         self.facts, self.resumed = facts(plan), sent_run.of(plan)
@@ -95,6 +97,7 @@ class PeerLink(ABC):
         # the launch, and by node where they are received
         self.secret = ""
         self.replica_ports: dict[int, int] = {}
+        self._asked_node: int | None = None
 
     def __enter__(self) -> PeerLink:
         return self
@@ -116,7 +119,8 @@ class PeerLink(ABC):
 
     @abstractmethod
     def stop(self, number: int) -> None:
-        """This stop signal has arrived between two attempts: the other machines end too."""
+        """This stop signal has arrived before the start or between two attempts: the other machines
+        end too."""
 
     @abstractmethod
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:

@@ -26,8 +26,8 @@ from training.launcher.coordinator import (
     PROTOCOL,
     RETRY_S,
 )
-from training.launcher.door import ANSWER_S
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
+from training.launcher.listener import ANSWER_S
 from training.launcher.peer_link import Waiting
 from training.launcher.same_settings import facts
 

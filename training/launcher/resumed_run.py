@@ -11,9 +11,9 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import LATEST
 from training.core.messages import msg
 from training.core.rundir import RunDir
-from training.host import hosts, topology
+from training.host import hosts, process, topology
 from training.host.placement import NODE
-from training.launcher import elsewhere, rendezvous
+from training.launcher import continued_run, rendezvous
 from training.plan import sent_run
 from training.plan.request import launcher_options
 
@@ -50,11 +50,12 @@ class Received:
             return None
         if not self._installed:
             raise NotInstalled
-        place = elsewhere.of_place(place, experiments) or place
+        place = continued_run.of_place(place, experiments) or place
         done = _is_done(config.resume, experiments)
         limit_s = min(config.rendezvous_timeout, DONE_S) if done else config.rendezvous_timeout
         try:
-            sent = rendezvous.ask_resumed(place, limit_s)
+            with process.stoppable():
+                sent = rendezvous.ask_resumed(place, limit_s)
         except UserError as error:
             if done and error.problems[0].code == "nodes.no_answer":
                 return None

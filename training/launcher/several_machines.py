@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from training.core import log, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
-from training.launcher import endings, failure_report, lead
+from training.launcher import endings, failure_report, stop_signals
 from training.launcher.attempt import Attempt
 from training.launcher.coordinator import Coordinator
 from training.launcher.json_socket import Message
-from training.launcher.lead import Lead
+from training.launcher.leader import Leader, take_over
 from training.launcher.machine import Launch, Machine
 from training.launcher.outcome import Outcome
 from training.launcher.peer import Peer
@@ -32,10 +32,10 @@ def train(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token
     launch = Launch(run, plan, ending, token)
     machine: Machine
     if isinstance(line, Coordinator):
-        machine = Lead(launch, line)
+        machine = Leader(launch, line)
     else:
         assert isinstance(line, Peer)
-        machine = Follow(launch, line)
+        machine = Follower(launch, line)
     code = int(Exit.TRAINING)
     with launch.stack:
         try:
@@ -55,7 +55,12 @@ def train(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token
                 log.info(msg("launcher.nodes.run_ended"))
         except Stopped as asked:
             machine.line.stop(asked.number)
+            if not launch.begun:
+                raise
             code = launch.recovery.stop(asked.number)
+        except KeyboardInterrupt as signalled:  # before the first start
+            machine.line.stop(stop_signals.number_of(signalled))
+            raise
         finally:
             machine.line.dismiss(code)
             if not ending.left:
@@ -63,7 +68,7 @@ def train(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token
     return code
 
 
-class Follow(Machine):
+class Follower(Machine):
     """A machine for which another one decides."""
 
     def __init__(self, launch: Launch, line: Peer) -> None:
@@ -123,8 +128,7 @@ class Follow(Machine):
             next_line = self.unless_asked(succession.next_line)
             if isinstance(next_line, Coordinator):
                 self.copies.close()  # the machine before may wake up
-                leader = lead.take_over(launch, next_line, line.name(lost.node))
-                self.next = leader
+                self.next = leader = take_over(launch, next_line, line.name(lost.node))
                 return leader.recover(outcome, record)
             if next_line is None:
                 launch.ending.left = True

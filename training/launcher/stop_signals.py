@@ -23,6 +23,16 @@ PASSED_ON = (signal.SIGUSR2,)  # has a meaning for the script alone
 SIGNALS = {int(Exit.PREEMPTED): signal.SIGTERM, int(Exit.INTERRUPTED): signal.SIGINT}
 
 
+def number_of(request: KeyboardInterrupt) -> int:
+    return request.number if isinstance(request, process.StopAsked) else int(signal.SIGINT)
+
+
+def raise_before_start() -> None:
+    """Until StopSignals are entered, TERM and USR1 raise like Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, process.raise_stop)
+
+
 def name(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
@@ -55,7 +65,8 @@ class StopSignals:
             return
         for number, handler in self._before.items():
             ignored = self._asked or number in PASSED_ON
-            signal.signal(number, signal.SIG_IGN if ignored else handler)
+            after = signal.SIG_DFL if handler is process.raise_stop else handler
+            signal.signal(number, signal.SIG_IGN if ignored else after)
         signal.set_wakeup_fd(self._previous)
         os.close(self.fd)
         os.close(self._writer)

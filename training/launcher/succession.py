@@ -9,16 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.core import log, manifest, rundir
+from training.core import log
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.launcher import leadership
 from training.launcher.coordinator import PROTOCOL, RETRY_S, Coordinator
-from training.launcher.door import ANSWER_S
 from training.launcher.json_socket import SILENT_S, ConnectionLost, JsonSocket, Message
+from training.launcher.listener import ANSWER_S
 from training.launcher.local_ranks import is_script
 from training.launcher.peer import Peer
 from training.launcher.peer_link import SETTLE_S, LostPeer
+from training.launcher.replica.receiver import copied
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -133,9 +134,7 @@ class Succession:
             return msg("launcher.succession.answers", name=name)
         run = RunDir(self.run.path)
         shared = self.plan.get("shared", True)
-        copied = rundir.read_json(self.run.replica) or {}
-        known = copied.get("launch") == self.plan["launch"] and manifest.newest(run.checkpoints)
-        if not (shared or is_script(self.plan) or known):
+        if not (shared or is_script(self.plan) or copied(self.run, self.plan["launch"])):
             return msg("launcher.succession.no_checkpoint", name=name)
         side = {self._own, *line.followers}
         everyone = {self._own, leader, *others} - self._dead
@@ -148,18 +147,19 @@ class Succession:
 
     def _coordinator(self, others: set[int]) -> Coordinator:
         line, plan = self.line, self.plan
-        assert line.door, "a machine of a run with --min_ranks listens"
-        address, port = line.door.at
+        assert line.listener, "a machine of a run with --min_ranks listens"
+        address, port = line.listener.at
         plan["place"] |= {
             "leader": self._own,
             "master_addr": address,
             "master_port": port,
         }
         plan["master_port"] = port
-        made = Coordinator(plan, line.door, {*others, self.lost.node})
+        made = Coordinator(plan, line.listener, {*others, self.lost.node})
         made.take_over(line, line.machines)
         made.token = f"{plan['launch']}.{self.attempt}"
-        line.door = None
+        made.shares = dict.fromkeys(line.machines, plan.get("shared", True))
+        line.listener = None
         for node, (wire, at) in line.followers.items():
             with suppress(ConnectionLost):  # the next read reports it
                 wire.send({"joined": True, "host": socket.gethostname(), "port": port})

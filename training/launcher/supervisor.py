@@ -19,6 +19,7 @@ from training.core import messages, run_reader, rundir, standing
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.tail import tail
+from training.host import process
 from training.host.placement import Topology
 from training.host.torch_build import NO_LIBUV
 from training.launcher import (
@@ -26,13 +27,14 @@ from training.launcher import (
     failure_report,
     local_ranks,
     several_machines,
+    stop_signals,
 )
 from training.launcher.attempt import Attempt
 from training.launcher.coordinator import Coordinator
 from training.launcher.growth import Growth
 from training.launcher.outcome import Outcome
 from training.launcher.peer import Peer
-from training.launcher.peer_link import PeerLink
+from training.launcher.peer_link import PeerLink, Stopped
 from training.launcher.post_run import PostRun
 from training.launcher.reaper import Guardian
 from training.launcher.recovery import Recovery
@@ -75,10 +77,12 @@ def main(argv: list[str]) -> int:
 
 def _run(run: rundir.RunDir, plan: Plan, stages: set[str], ending: PostRun) -> tuple[int, str]:
     """(exit status, the text shown to the user where no rank has ended the run)."""
+    line: PeerLink | None = None
     try:
+        stop_signals.raise_before_start()
         with _line(run, plan) if plan["place"]["nnodes"] > 1 else nullcontext() as line:
             _prepare(run, plan, line)
-            ending.begun = True
+            ending.begun = line is None  # else once all machines are ready
             with Guardian() as token:
                 return (
                     several_machines.train(run, plan, ending, line, token)
@@ -88,20 +92,45 @@ def _run(run: rundir.RunDir, plan: Plan, stages: set[str], ending: PostRun) -> t
     except UserError as error:
         console.report(error, msg("launcher.end.ended") if ending.begun else "")
         return error.code, str(error)
-    except KeyboardInterrupt:
-        text = msg("launcher.end.interrupted_before")
-        if not ending.begun and run.own.exists():
-            writer.withdraw(run)
-            text = (
-                msg("launcher.end.interrupted_unchanged", name=run.name)
-                if plan["resume"]
-                else msg("launcher.end.interrupted_removed", path=run.path)
-            )
-        console.warning(msg("launcher.end.exit", text=text, code=int(Exit.INTERRUPTED)))
-        return Exit.INTERRUPTED, text
+    except (KeyboardInterrupt, Stopped) as asked:
+        process.ignore_stop_signals()  # another machine may have got the same one
+        return _stopped_before(run, plan, asked, line, withdraw=not ending.begun)
     finally:
         if ending.run.own == ending.run.path and not ending.left:
             ending.run.remove_tokens(plan["launch"])
+
+
+def _stopped_before(
+    run: rundir.RunDir,
+    plan: Plan,
+    asked: KeyboardInterrupt | Stopped,
+    line: PeerLink | None,
+    *,
+    withdraw: bool,
+) -> tuple[int, str]:
+    """Stopped before any rank was started."""
+    number = _number(asked)
+    name = stop_signals.name(number)
+    if line and isinstance(asked, Stopped) and asked.node is not None:
+        text = msg("launcher.end.other_before", node=line.name(asked.node), name=name)
+    elif number == signal.SIGINT:
+        text = msg("launcher.end.interrupted_before")
+    else:
+        text = msg("launcher.end.stopped_before", name=name)
+    if withdraw and run.own.exists():
+        writer.withdraw(run)
+        text = (
+            msg("launcher.end.unchanged", text=text, name=run.name)
+            if plan["resume"]
+            else msg("launcher.end.removed", text=text, path=run.own)
+        )
+    code = stop_signals.code(number)
+    console.warning(msg("launcher.end.exit", text=text, code=int(code)))
+    return code, text
+
+
+def _number(asked: KeyboardInterrupt | Stopped) -> int:
+    return asked.number if isinstance(asked, Stopped) else stop_signals.number_of(asked)
 
 
 def _line(run: rundir.RunDir, plan: Plan) -> PeerLink:
@@ -121,6 +150,14 @@ def _prepare(run: rundir.RunDir, plan: Plan, line: PeerLink | None) -> None:
             prepared_cache.prepare(run, plan)
     except UserError:
         writer.withdraw(run)
+        raise
+    except FileNotFoundError:
+        if line and run.is_gone():  # node 0 was stopped and has removed it: its message has arrived
+            line.go()
+        raise
+    except (KeyboardInterrupt, Stopped) as asked:
+        if line:
+            line.stop(_number(asked))
         raise
 
 

@@ -13,6 +13,7 @@ from training.core.jsonl import Record, dig, mtime, number, text, whole
 from training.core.messages import msg
 from training.core.next_command import next_command
 from training.core.run_reader import as_plan
+from training.core.standing import runs_here
 from training.core.units import plural
 
 if TYPE_CHECKING:
@@ -116,7 +117,11 @@ def judge(seen: RunEvidence) -> tuple[RunStatus, str | None]:
             DIED,
             msg("monitor.reason.no_process") if plan else msg("monitor.reason.no_process_no_plan"),
         )
-    # Preparing a large corpus takes hours before any rank exists, so silence proves nothing.
+    starter = dig(plan, "starter")
+    if isinstance(starter, dict) and not runs_here(starter, seen.since):
+        return DIED, msg("monitor.reason.never_started")
+    # A job in a queue, a start on another machine, or rank 0 of another launcher, which prepares a
+    # large corpus for hours before its first heartbeat: silence proves nothing.
     return (
         STARTING,
         msg("monitor.reason.no_rank_yet") if time.time() - seen.since > STARTING_S else None,

@@ -197,7 +197,7 @@ def decided_otherwise(run: rundir.RunDir | None, plan: Plan) -> list[str]:
     """A note when this plan of a resumed run (None: a new run) changes the arithmetic, for example
     the device where the value is auto. Must be called before the old plan is replaced."""
     before = standing.read_plan(run) if run else None
-    if before is None:
+    if before is None or "device" not in before:  # that of a job: nothing was decided yet
         return []
     then, now = _arithmetic(before), _arithmetic(plan)
     differ = [

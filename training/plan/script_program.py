@@ -29,13 +29,14 @@ HEAD_BYTES = 256  # the kernel reads as much of a #! line
 @dataclass(frozen=True)
 class Script:
     """`path`: a file as typed, or with `module` the name of a module. `python`: None for a program
-    that is executed directly."""
+    that is executed directly. `on_path`: a program that was found on PATH."""
 
     path: str
     args: list[str]
     python: str | None
     python_reason: str
     module: bool = False
+    on_path: bool = False
 
     def record(self) -> ScriptRecord:
         return {
@@ -65,8 +66,8 @@ def find(
     if on_path and (no_python or not file.exists()):
         own = None if no_python else _python_of(_head(Path(on_path)))
         if own:
-            return Script(on_path, args, own, msg("plan.script.own_interpreter"))
-        return Script(on_path, args, None, "")
+            return Script(on_path, args, own, msg("plan.script.own_interpreter"), on_path=True)
+        return Script(on_path, args, None, "", on_path=True)
     if file.is_dir():
         if not (file / "__main__.py").is_file():
             what = msg("plan.script.is_folder", path=path)

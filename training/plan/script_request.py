@@ -23,7 +23,7 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.host import hosts
 from training.host.placement import RANK
-from training.plan import elastic, script_program
+from training.plan import elastic, launcher_flags, script_program
 from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
 from training.plan.request import LaunchRequest, common, count, place_of, run_name
 from training.plan.script_words import RUN, SEPARATOR, USED, split
@@ -47,7 +47,8 @@ class ScriptLaunchRequest(LaunchRequest):
     def base_name(self) -> str:
         """With the project's folder: the runs of all projects are in one place."""
         path = Path(self.runs.path)
-        folder = Path.cwd() if self.runs.module else path.absolute().parent
+        elsewhere = self.runs.module or self.runs.on_path
+        folder = Path.cwd() if elsewhere else path.absolute().parent
         name = self.runs.path if self.runs.module else path.stem
         return re.sub(r"[^\w.-]", "_", f"{folder.name}_{name}").lstrip("._-")[:64]
 
@@ -171,17 +172,20 @@ def _misplaced(
     command = _rebuilt(program, line, own, theirs, ranks, {})
     allowed = _own_arguments(program)
     used = {name: FIELDS[name] for name in USED}
+    launcher = [one for one in line.unknown if _of_a_launcher(one)]
+    watched = launcher_flags.watched(launcher, ranks or 2, launcher_flags.program(line, theirs))
     for one in line.unknown:
+        if flag := launcher_flags.find(one.name):
+            out.append(launcher_flags.problem(one, flag, watched or command, allowed))
+            continue
         if _of_a_launcher(one):
             row = foreign_names.row_of(one.name)
-            out.append(
-                Problem(
-                    "flag.unknown",
-                    msg("plan.flag.unknown_because", typed=one.typed, why=row.note if row else ""),
-                    "",
-                    [command],
-                )
+            what = (
+                msg("plan.flag.unknown_because", typed=one.typed, why=row.note)
+                if row and row.note
+                else msg("plan.flag.unknown", typed=one.typed)
             )
+            out.append(Problem("flag.unknown", what, "", [watched or command]))
             continue
         near = [n for n in suggest.suggest(one.name, list(used)) if meant.fits(n, one.text, used)][
             :1
@@ -242,9 +246,11 @@ def _in_full(
 
 
 def _of_a_launcher(one: flags.Unknown) -> bool:
-    """Whether this is a launch flag of torchrun or accelerate."""
+    """Whether this is a launch flag of torchrun, accelerate or DeepSpeed."""
     from training.config.foreign_names import ACCELERATE, TORCHRUN, row_of
 
+    if launcher_flags.find(one.name):
+        return True
     row = row_of(one.name)
     launches = {RANKS, "nnodes", "node_rank", "master_addr", "master_port", "retries"}
     return (
@@ -283,7 +289,12 @@ def _rebuilt(
     launcher = [one for one in line.unknown if _of_a_launcher(one)]
     changes = dict(changes)
     for one in launcher:
-        for translated in meant.name(one.name, one.text, FIELDS).changes[:1]:
+        changes = launcher_flags.changes(one) | changes
+        for translated in (
+            []
+            if launcher_flags.find(one.name)
+            else meant.name(one.name, one.text, FIELDS).changes[:1]
+        ):
             changes = {n: v for n, v in translated.items() if n != "retries"} | changes
     gone = {
         i

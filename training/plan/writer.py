@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -34,11 +35,12 @@ def write(
     checks: list[preflight.Check],
     request: LaunchRequest,
     ask: Ask,
+    starter: int,
     find: Find = lambda *_: None,
 ) -> rundir.RunDir:
     """Create the run directory and the log file, and write the plan. A machine that does not
-    coordinate uses the run of the one that does, whose name `ask` requests. Raises UserError when
-    that one does not answer."""
+    coordinate uses the run of the one that does, whose name `ask` requests. `starter`: PID of the
+    process that becomes the supervisor. Raises UserError when that machine does not answer."""
     place = find(plan, request.experiments) or request.place
     plan["place"] = place.record()
     token = ""
@@ -55,6 +57,7 @@ def write(
     if request.resume_from and place.leads:
         _keep_before(run)
     plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(log)}
+    plan["starter"] = {"pid": starter, "host": os.uname().nodename}
     rundir.write_json(run.preflight, {"checks": [c.record() for c in checks]})
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
     set_here |= {rundir.VARIABLE: str(run.path), console.LOG_VARIABLE: str(log)}
@@ -122,9 +125,19 @@ def withdraw(run: rundir.RunDir) -> None:
     """Undo a start that was refused or stopped before its first step: remove a new run, restore a
     resumed one."""
     if run.own != run.path:
-        shutil.rmtree(run.own)
+        _remove(run.own)
     elif not give_back(run):
-        shutil.rmtree(run.path)
+        _remove(run.path)
+
+
+def _remove(folder: Path) -> None:
+    while folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            # another machine, which was stopped too, removes or writes its part of it
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
 
 
 def give_back(run: rundir.RunDir) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ import torch
 import training
 from training.config.schema import FIELDS
 from training.core import manifest, rundir
+from training.core.work_folder import WorkFolder
 from training.tasks import model_card, safetensors_file
 from training.tasks.trained import Trained
 from training.tasks.weights import EXPORT, EXPORT_FORMAT, HUB, SAFETENSORS, TORCH, TORCH_FORM
@@ -30,7 +30,8 @@ CARD = "README.md"
 def write(model: Trained, form: str, out: Path) -> None:
     """Write the model as `form` (one of FORMATS) into the folder `out`, which does not exist or is
     empty. Raises OSError; then `out` is unchanged."""
-    work = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.writing-"))
+    folder = WorkFolder(out)
+    work = folder.path
     try:
         file = work / (TORCH if form == TORCH_FORM else SAFETENSORS)
         state = _separate(model.model.state_dict())
@@ -49,7 +50,7 @@ def write(model: Trained, form: str, out: Path) -> None:
         work.rename(out)  # replaces an empty folder
         _sync(out.parent)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        folder.remove()
 
 
 def _separate(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -61,7 +61,9 @@ def of_run(path: Path) -> dict[int, int]:
             if process is None or process.state in "ZX" or process.parent != facts["pid"]:
                 continue
             found |= (
-                {entry["rank"]: entry["pid"]} if entry["rank"] is not None else below(entry["pid"])
+                {entry["rank"]: entry["pid"]}
+                if entry["rank"] is not None
+                else started_by(entry["pid"], settled=True)[0]
             )
     # started by the user's torchrun
     for beat in heartbeat.read_all(run.heartbeats) if not found else []:
@@ -124,7 +126,9 @@ def of_process(pid: int) -> dict[int, int]:
         )
     top = _top(pid)
     if top is None:
-        found = _below(pid) or {rank: [one] for rank, one in spawned.ranks(pid).items()}
+        found = _below(pid) or {
+            rank: [one] for rank, one in spawned.ranks(pid, settled=True)[0].items()
+        }
         if not found and procfs.is_python(pid):
             return {0: pid}
     else:
@@ -168,13 +172,19 @@ def below(pid: int) -> dict[int, int]:
     return {rank: pids[0] for rank, pids in sorted(_below(pid).items())}
 
 
-def started_by(pid: int) -> tuple[dict[int, int], int, int]:
+def started_by(pid: int, settled: bool = False) -> tuple[dict[int, int], int, int]:
     """(rank → PID, their number on this machine, on all machines) of the ranks that a command has
-    started; ({}, 0, 0) while it has started none."""
+    started; ({}, 0, 0) while it has started none. `settled`: see spawned.ranks; processes that
+    might be ranks count as ranks of another machine."""
     found, main = below(pid), python_of(pid)
     if not found:
-        found = spawned.ranks(main)
-        return found, len(found), len(found)
+        tree = procfs.tree()
+        pythons = [main, *(one for one in procfs.family(main, tree) if procfs.is_python(one))]
+        for one in pythons:
+            found, possible = spawned.ranks(one, tree, settled)
+            if found:
+                return found, len(found), possible
+        return {}, 0, 0
     one = next(iter(found.values()))
     world = procfs.environment(one).get("WORLD_SIZE", "")
     local = max(_world(one), len(found))

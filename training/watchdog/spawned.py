@@ -1,5 +1,5 @@
-"""Ranks that a program has started by torch.multiprocessing.spawn. They have no variables of a
-rank, since the program sets those itself, but TCP connections with each other."""
+"""Ranks that a program has started by multiprocessing or os.fork. They have no variables of a rank,
+since the program sets those itself, but TCP connections with each other."""
 
 from __future__ import annotations
 
@@ -7,28 +7,65 @@ from pathlib import Path
 
 from training.watchdog.probes import procfs
 
-_CHILD = "multiprocessing.spawn import spawn_main"
+_SPAWNED = "multiprocessing.spawn import spawn_main"
+_SERVER = "multiprocessing.forkserver"
+_WORKER = "pt_data_worker"  # name that torch gives to data-loader workers
+_GROUP = ("gloo", "nccl")  # in the names of the threads of a process group
 _ESTABLISHED = "01"
 _TAIL = len("0100007F:1F90")  # of an address: equal for IPv4 and IPv4 in IPv6
 
 Connection = tuple[str, str]  # own end, other end
 
 
-def ranks(main: int, tree: dict[int, list[int]] | None = None) -> dict[int, int]:
-    """Rank → PID of the processes that `main` has spawned, in that order; {} until all of them are
-    connected with another. Data-loader workers, which are spawned too, are not."""
-    children = (procfs.tree() if tree is None else tree).get(main, [])
-    found = [child for child in children if _CHILD in procfs.command(child)]
-    ends = {child: _connections(child) for child in found} if len(found) > 1 else {}
-    for child in found:
-        others = {end for other in ends if other != child for end in ends[other]}
-        if not any((there, here) in others for here, there in ends.get(child, ())):
-            return {}
-    return dict(enumerate(sorted(found, key=lambda child: (procfs.began(child), child))))
+def ranks(
+    main: int, tree: dict[int, list[int]] | None = None, settled: bool = False
+) -> tuple[dict[int, int], int]:
+    """Rank → PID of the processes that `main` has started, in that order, and itself where it
+    trains too; and how many processes might be ranks. {} until all of those are connected with
+    another; if `settled`, the unconnected ones are not ranks."""
+    children = _children(main, procfs.tree() if tree is None else tree)
+    if not children:
+        return {}, 0
+    # a forked process has the open sockets of its parent
+    inherited = procfs.open_files(main)
+    ends = {child: _connections(child, procfs.open_files(child) - inherited) for child in children}
+    if any(part in name.lower() for name in procfs.threads(main) for part in _GROUP):
+        ends[main] = _connections(main, inherited)
+    connected = [
+        one
+        for one in ends
+        if any(
+            (there, here) in ends[other]
+            for other in ends
+            if other != one
+            for here, there in ends[one]
+        )
+    ]
+    if len(connected) < 2 or (len(connected) < len(ends) and not settled):
+        return {}, len(ends)
+    in_order = sorted(connected, key=lambda one: (procfs.began(one), one))
+    return dict(enumerate(in_order)), len(ends)
 
 
-def _connections(pid: int) -> set[Connection]:
-    files, found = procfs.open_files(pid), set[Connection]()
+def _children(main: int, tree: dict[int, list[int]]) -> list[int]:
+    """Processes that multiprocessing has started, by any of its methods, and forked ones: these
+    have the command line of their parent. Data-loader workers are left out where torch names
+    them."""
+    own, found = procfs.command(main), []
+    for child in tree.get(main, []):
+        command = procfs.command(child)
+        if _SERVER in command:
+            found += tree.get(child, [])
+        elif _SPAWNED in command or (command and command == own):
+            found.append(child)
+    return [child for child in found if procfs.name(child) != _WORKER]
+
+
+def _connections(pid: int, files: set[str]) -> set[Connection]:
+    """Established TCP connections among these files of a process."""
+    found = set[Connection]()
+    if not any(file.startswith("socket:") for file in files):
+        return found
     for table in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]

@@ -168,7 +168,8 @@ class RanksWatch:
         now = time.monotonic()
         if self._below.keys() != self._expected and now >= self._next_below:
             self._next_below = now + BELOW_S
-            found, local, world = discovery.started_by(command)
+            settled = now - self._since > NONE_S
+            found, local, world = discovery.started_by(command, settled)
             if found and found != self._below and len(found) == local:
                 ranks, pids = plural(len(found), "rank"), ", ".join(map(str, found.values()))
                 log.info(msg("watchdog.adopted", ranks=ranks, command=self._watched, pids=pids))

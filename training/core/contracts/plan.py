@@ -183,6 +183,7 @@ class ScriptRecord(TypedDict):
     python: str | None  # interpreter; None: a program that is executed directly
     python_reason: str
     module: NotRequired[bool]  # `path` is a module; missing in plans of early 0.1
+    on_path: NotRequired[bool]  # a program that was found on PATH; missing in plans of early 0.1
 
 
 class BindingRecord(TypedDict):
@@ -259,6 +260,13 @@ class ExchangeRecord(TypedDict):
     speed_up: float | None  # over one GPU
 
 
+class StarterRecord(TypedDict):
+    """The process that becomes the supervisor of this plan, or rank 0 of another launcher."""
+
+    pid: int
+    host: str
+
+
 class PlanStart(RanksPlan):
     """A plan without its configuration. `NotRequired` fields are missing in the plan of a script,
     unless stated otherwise."""
@@ -285,6 +293,7 @@ class PlanStart(RanksPlan):
     run_name: NotRequired[str]  # this and the next two: once the run directory exists
     run_dir: NotRequired[str]
     log_file: NotRequired[str]
+    starter: NotRequired[StarterRecord]  # missing in older plans, and in that of a queued job
     elastic: NotRequired[ElasticRecord]  # only of a run that may lose ranks
     script: NotRequired[ScriptRecord]  # only in the plan of a script
     communication: NotRequired[CommunicationRecord]  # of several GPUs, if it is known

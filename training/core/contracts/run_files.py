@@ -245,6 +245,14 @@ class CodeRecord(TypedDict):
     sentence: str
 
 
+class ElasticJob(TypedDict):
+    """A SLURM job that continues without a lost node."""
+
+    min_ranks: int
+    no_kill: bool  # submitted so that SLURM does not end it when a node fails; False: unknown
+    rejoin: bool  # the launcher of a node that has left the run is started again
+
+
 class JobRecord(TypedDict):
     """code.json of a SLURM job."""
 
@@ -255,6 +263,7 @@ class JobRecord(TypedDict):
     new_run: bool
     nodes: int
     ranks_per_node: int
+    elastic: NotRequired[ElasticJob | None]
     flags: list[str]
     out_dir: str
     log_dir: str

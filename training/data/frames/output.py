@@ -15,6 +15,7 @@ from typing import Any
 
 from training.core.errors import Problem
 from training.core.messages import msg
+from training.core.work_folder import WorkFolder
 from training.data.frames import pyav
 from training.data.frames.source import FILM, FOLDER, PICTURE, Frame, Source
 from training.host import packages
@@ -109,13 +110,14 @@ class Writer:
 
     def __enter__(self) -> Writer:
         out = self.target.path
-        self.work = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.writing-"))
-        self.result = self.work if self.target.kind == FOLDER else self.work / out.name
+        self._folder = WorkFolder(out)
         try:
+            self.work = self._folder.path
+            self.result = self.work if self.target.kind == FOLDER else self.work / out.name
             if self.target.kind == FILM:
                 self._encode()
         except BaseException:
-            shutil.rmtree(self.work, ignore_errors=True)
+            self._folder.remove()
             raise
         return self
 
@@ -156,7 +158,7 @@ class Writer:
             if error is None:
                 self._publish()
         finally:
-            shutil.rmtree(self.work, ignore_errors=True)
+            self._folder.remove()
 
     def _publish(self) -> None:
         out = self.target.path

@@ -36,6 +36,8 @@ CHANNELS = {"1 channels": "mono", "2 channels": "stereo", "6 channels": "5.1"}
 # FFmpeg's scaler: bicubic, full chroma interpolation both ways, accurate rounding. A third of the
 # error of its defaults.
 ACCURATE = 4 | 0x2000 | 0x4000 | 0x40000
+MATROSKA = "matroska"  # part of the name of the format of .mkv and .webm
+SHORTER_S = Fraction(1, 2)
 SUBSAMPLED = ("yuv420p", "yuv422p", "yuv444p")
 
 
@@ -111,16 +113,22 @@ def decoded(
     import numpy as np
 
     number, time, stated = 0, Fraction(0), 0
+    length = last = Fraction(0)  # seconds: stated, and read of all streams
     try:
         with _opened(path) as container:
             begin = Fraction(container.start_time or 0, av.time_base)
             stream: Any = container.streams.best("video")
             stream.codec_context.options = {"err_detect": "explode"}
             stated, rate = stream.frames, stream.average_rate or RATE
-            wanted = [stream, *(container.streams.audio[:1] if audio else [])]
-            for packet in container.demux(wanted):
-                if audio and packet.stream is not stream:
-                    if packet.dts is not None:  # None: the end
+            sound: Any = container.streams.audio[0] if audio else None
+            if MATROSKA in container.format.name:  # states no number of frames
+                length = Fraction(container.duration or 0, av.time_base)
+            wanted = container.streams if length else filter(None, [stream, sound])
+            for packet in container.demux(*wanted):
+                if length and packet.pts is not None:
+                    last = max(last, (packet.pts + (packet.duration or 0)) * packet.time_base)
+                if packet.stream is not stream:
+                    if audio and packet.stream is sound and packet.dts is not None:  # not the end
                         late = round(begin / packet.stream.time_base)
                         packet.dts -= late
                         packet.pts = packet.dts if packet.pts is None else packet.pts - late
@@ -144,6 +152,8 @@ def decoded(
         raise Unreadable(what) from None
     if number < stated:
         log.warning(msg("data.frames.fewer", path=path, stated=stated, number=number))
+    elif last < length - max(SHORTER_S, 2 / rate):
+        log.warning(msg("data.frames.shorter", path=path, stated=float(length), read=float(last)))
 
 
 class Encoder:

@@ -16,7 +16,7 @@ from training.core.project import ROOT
 from training.host import topology
 from training.host.hosts import VARIABLE
 from training.host.placement import Topology
-from training.launcher.elsewhere import JOINS
+from training.launcher.continued_run import JOINS
 from training.launcher.hosts import ssh
 from training.launcher.hosts.probe import Machine
 from training.plan.script_words import RUN
@@ -90,7 +90,8 @@ class Node:
             "environ": passed_on(environ) | variables | ({COMMAND: RUN} if script == RUN else {}),
             "lone": self._lone,
         }
-        if machine.here and machine.rank == 0:
+        shown = machine.rank == 0 and not joins  # as it is
+        if machine.here and shown:
             reader, self._control = os.pipe()
             self._process = subprocess.Popen(ssh.local_agent(str(reader)), pass_fds=[reader])
             os.close(reader)
@@ -99,7 +100,7 @@ class Node:
                 start(machine, ssh_args),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if machine.rank == 0 else subprocess.STDOUT,
+                stderr=subprocess.PIPE if shown else subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C in the terminal must not end ssh
             )
             assert self._process.stdin

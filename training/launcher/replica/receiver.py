@@ -6,7 +6,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from training.core import log
+from training.core import log, rundir
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.rundir import RunDir
@@ -28,6 +28,13 @@ def wanted(plan: Plan) -> bool:
     """Whether another machine may need a copy to take over the run. The checkpoints of a user
     script are unknown."""
     return "elastic" in plan and plan["place"]["nnodes"] > 1 and not local_ranks.is_script(plan)
+
+
+def copied(run: RunDir, launch: str) -> str:
+    """Name of the newest checkpoint that was copied to this machine in this launch; '' if there is
+    none."""
+    done = rundir.read_json(run.replica) or {}
+    return str(done["checkpoint"]) if done.get("launch") == launch else ""
 
 
 class ReplicaReceiver:

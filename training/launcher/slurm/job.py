@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from training.core import log, manifest, rundir
 from training.core.errors import EXIT_MEANING, Exit
 from training.core.messages import msg
+from training.core.project import ROOT
 from training.core.units import plural
 from training.launcher.slurm import options
 from training.launcher.slurm.submission import LAUNCHER, FrozenJob
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 LIMIT_S = 60  # for an answer of slurmctld, which may be busy
 # between the end of the first node's supervisor and the last; its own limits are shorter
 LAST_NODE_S = 60
+# of srun; the one task starts all ranks: it must not be bound to the core of one task
+STEP = ("--cpu-bind=none", "--export=ALL")
 FROM_SIGNAL = 128  # added by a shell, and srun, to the number of the signal that ended a process
 
 
@@ -72,22 +76,41 @@ def begin(frozen: FrozenJob, environ: Mapping[str, str]) -> list[str]:
                 wanted=4 * ranks,
             )
         )
+    # Its own session: signals to this batch script must not reach srun, which would end the step at
+    # once.
+    if elastic := facts.get("elastic"):
+        least = plural(elastic["min_ranks"], "rank")
+        if elastic["no_kill"]:
+            log.info(msg("launcher.slurm.elastic", ranks=least))
+        else:
+            log.warning(msg("launcher.slurm.plain", ranks=least, flag=options.NO_KILL))
+        return ["setsid", *own_command("nodes", str(frozen.code))]
     return [
-        # Its own session: signals to this batch script must not reach srun, which would end the
-        # step at once.
         *("setsid", "srun"),
         *(f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"),
         # Not --kill-on-bad-exit: the supervisors stop each other when a rank fails, and the first
         # one to exit must not kill one that still saves. --wait ends what is left after a
         # supervisor was killed.
         *("--kill-on-bad-exit=0", f"--wait={LAST_NODE_S}"),
-        # the one task starts all ranks: it must not be bound to the core of one task
-        "--cpu-bind=none",
-        "--export=ALL",
-        *(str(frozen.code / LAUNCHER), str(ranks), f"--resume={frozen.run.path}"),
+        *STEP,
+        *launch(frozen),
+    ]
+
+
+def launch(frozen: FrozenJob) -> list[str]:
+    """The launch command of a node."""
+    facts = frozen.facts()
+    return [
+        *(str(frozen.code / LAUNCHER), str(facts["ranks_per_node"])),
+        f"--resume={frozen.run.path}",
         *(f"--{name}={facts[name]}" for name in ("out_dir", "log_dir")),
         *facts["flags"],
     ]
+
+
+def own_command(*words: str) -> list[str]:
+    """A command of training.cli.submit with the frozen code."""
+    return [sys.executable, str(ROOT / "lib/run_module.py"), "training.cli.submit", *words]
 
 
 def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str]) -> int:
@@ -97,7 +120,8 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
     facts, job, run = frozen.facts(), environ["SLURM_JOB_ID"], frozen.run
     again = command(options.SCRIPT, [*facts["typed"], f"--resume={facts['name']}"])
     resume = msg("launcher.slurm.resume", command=again)
-    code = run_exit_code(run, facts["starts"][-1], status)
+    elastic = facts.get("elastic") is not None
+    code = run_exit_code(run, facts["starts"][-1], status, elastic=elastic)
     if code == Exit.DONE:
         return code
     if code != Exit.PREEMPTED:
@@ -111,7 +135,7 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
             )
         )
         return code
-    state, may = _state(job)
+    state, may = state_of(job)
     if stopped or state != "RUNNING":
         log.warning(msg("launcher.slurm.ends_job", job=job, state=state, resume=resume))
         return code
@@ -119,21 +143,22 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
     if [start["step"] for start in facts["starts"][-2:]] == [step, step]:
         log.error(msg("launcher.slurm.no_progress", job=job, step=step, resume=resume))
         return code
-    problem = msg("launcher.slurm.no_requeue") if not may else _requeue(run, job, step)
+    problem = msg("launcher.slurm.no_requeue") if not may else requeue(run, job, step)
     if problem:
         log.warning(msg("launcher.slurm.cannot_requeue", job=job, problem=problem, resume=resume))
     return code
 
 
-def run_exit_code(run: rundir.RunDir, start: JobStart, status: int) -> Exit:
+def run_exit_code(
+    run: rundir.RunDir, start: JobStart, status: int, *, elastic: bool = False
+) -> Exit:
     """Exit code as the run has recorded it. On several nodes srun reports the highest status, even
-    of a node that was killed after the others had ended."""
+    of a node that was killed after the others had ended. `elastic`: a node may have failed without
+    ending the run, and the status is that of the run (training.launcher.slurm.node_steps)."""
     if status == 0:
         return Exit.DONE
-    records = [
-        rundir.read_json(path) or {}
-        for path in (run.failure, *sorted(run.path.glob(f"node*/{run.failure.name}")))
-    ]
+    others = sorted(run.path.glob(f"node*/{run.failure.name}"))
+    records = [rundir.read_json(path) or {} for path in (run.failure, *(() if elastic else others))]
     if recorded := [record for record in records if record.get("time", 0) >= start["time"]]:
         # Ranks that were too slow to save after a stop request: the last checkpoint can be resumed.
         return (
@@ -160,14 +185,14 @@ def saved_step(run: rundir.RunDir) -> int:
     return int(newest["step"]) if newest else 0
 
 
-def _state(job: str) -> tuple[str, bool]:
+def state_of(job: str) -> tuple[str, bool]:
     """(state of the job, may it be requeued)"""
     text = scontrol("show", "job", "-o", job)[1]
     state = re.search(r"\bJobState=(\S+)", text)
     return state[1] if state else "unknown", "Requeue=0" not in text.split()
 
 
-def _requeue(run: rundir.RunDir, job: str, step: int) -> str:
+def requeue(run: rundir.RunDir, job: str, step: int) -> str:
     """Requeue the job; the error, or ''."""
     run.event("requeue", job=job, step=step)
     log.info(msg("launcher.slurm.requeued", job=job, step=step))

@@ -20,6 +20,7 @@ from training.plan.cli_args import MAX_RANKS, QUICKSTART
 SCRIPT = "submit_job.sh"
 RANKS, MORE = "ranks-per-node", "sbatch"
 NO_GRES = "--gres=none"
+NO_KILL, KILL = "--no-kill", "--no-kill=off"  # does a failed node end the job?
 # Options passed on to sbatch. For others: --sbatch="--name=value".
 VALUED = (
     *(
@@ -68,7 +69,7 @@ SHORT |= {
     "-H": "hold",
 }
 BARE_LETTERS = ("-H",)
-BARE = ("exclusive", "requeue", "no-requeue", "hold")
+BARE = ("exclusive", "requeue", "no-requeue", "hold", "no-kill")
 _TASKS = msg("launcher.slurm.options.tasks", ranks=RANKS)
 _WAY = msg("launcher.slurm.options.nodes")
 # Options that contradict the one task on each node that starts its ranks.

@@ -34,7 +34,7 @@ from training.plan.request import Request, read
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import FrozenPlan
-    from training.core.contracts.run_files import JobRecord
+    from training.core.contracts.run_files import ElasticJob, JobRecord
 
 LAUNCHER = "launch_train.sh"
 LOG_NAME = "%x_%j.log"  # of the job: name and number
@@ -223,7 +223,7 @@ def _write(
     rundir.write_bytes(
         frozen.env, nul([f"{name}={value}" for name, value in _environment(environ).items()])
     )
-    rundir.write_bytes(frozen.argv, nul(sbatch(frozen, request, line)))
+    rundir.write_bytes(frozen.argv, nul(sbatch(frozen, request, line, nodes, ranks)))
     facts: JobRecord = {
         "created": time.time(),
         "name": run.name if request.origins["out_dir"] == "default" else str(run.path),
@@ -232,6 +232,7 @@ def _write(
         "new_run": not request.resume_from,
         "nodes": nodes,
         "ranks_per_node": ranks,
+        "elastic": elastic(request, nodes, ranks, job is None and options.KILL not in line.sbatch),
         "flags": _flags(request, line),
         "out_dir": str(request.experiments),
         "log_dir": str(request.logs),
@@ -297,11 +298,23 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def sbatch(frozen: FrozenJob, request: Request, line: options.SplitArgs) -> list[str]:
+def elastic(request: Request, nodes: int, ranks: int, no_kill: bool = True) -> ElasticJob | None:
+    """Whether the run continues without a lost node (training.plan.elastic decides in the job)."""
+    config, least = request.config, request.config.min_ranks
+    if nodes == 1 or not isinstance(least, int) or least >= nodes * ranks or config.retries == 0:
+        return None
+    return {"min_ranks": least, "rejoin": config.rejoin, "no_kill": no_kill}
+
+
+def sbatch(
+    frozen: FrozenJob, request: Request, line: options.SplitArgs, nodes: int, ranks: int
+) -> list[str]:
     # A percent sign of the path is doubled in SLURM's pattern.
     log = str(request.logs).replace("%", "%%") + f"/{LOG_NAME}"
     defaults = {"job-name": frozen.run.name, "output": log}
     given = [f"--{name}={value}" for name, value in defaults.items() if line.option(name) is None]
+    if elastic(request, nodes, ranks):
+        given.append(options.NO_KILL)  # before the user's options, which may switch it off
     return ["sbatch", "--parsable", *given, *line.sbatch, str(frozen.code / options.SCRIPT)]
 
 

@@ -89,6 +89,19 @@ def program(pid: int) -> str:
     return ""
 
 
+def name(pid: int) -> str:
+    """Name of its main thread, which a program may change; "" when it has exited."""
+    return _text(f"/proc/{pid}/comm")
+
+
+def threads(pid: int) -> set[str]:
+    """Names of its threads."""
+    try:
+        return {_text(f"/proc/{pid}/task/{one}/comm") for one in os.listdir(f"/proc/{pid}/task")}
+    except OSError:  # gone
+        return set()
+
+
 def began(pid: int) -> int:
     """When it was started, in clock ticks since boot; 0 when it has exited."""
     fields = _stat(f"/proc/{pid}/stat")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from training.core.contracts.verdict import FailureRecord
 
 
-class Lead(Machine):
+class Leader(Machine):
     def __init__(self, launch: Launch, line: Coordinator) -> None:
         super().__init__(launch, ReplicaSender(launch.run, launch.plan, line))
         self._line = line
@@ -170,7 +170,7 @@ class Lead(Machine):
         return True
 
 
-def take_over(launch: Launch, line: Coordinator, lost: str) -> Lead:
+def take_over(launch: Launch, line: Coordinator, lost: str) -> Leader:
     """This machine coordinates the run from now on. `lost`: the machine before it."""
     old, plan = launch.run, launch.plan
     run = launch.run = rundir.RunDir(old.path)
@@ -188,4 +188,4 @@ def take_over(launch: Launch, line: Coordinator, lost: str) -> Lead:
     log.warning(text)
     run.event("takeover", node=plan["place"]["node_rank"], text=text)
     launch.stack.enter_context(line)
-    return Lead(launch, line)
+    return Leader(launch, line)

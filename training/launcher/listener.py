@@ -12,7 +12,7 @@ ANSWER_S = 2.0  # another program on the port does not answer at all
 UNKNOWN = 64  # connections that have sent nothing yet; the kernel keeps further ones waiting
 
 
-class Door:
+class Listener:
     """Never blocks. `store` may be replaced by another listening socket."""
 
     def __init__(self, store: socket.socket) -> None:

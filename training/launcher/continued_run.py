@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from training.host.placement import NODE, Topology
 from training.launcher import leadership, rendezvous
 from training.launcher.coordinator import PROTOCOL
 from training.launcher.json_socket import Message
+from training.launcher.peer_link import PeerLink
 from training.launcher.same_settings import facts
 
 if TYPE_CHECKING:
@@ -30,11 +31,13 @@ RETRY_S = 1.0
 DECIDED_S = 60.0  # longer than a succession takes
 
 
-def keep(run: rundir.RunDir, leader: int, machines: Mapping[int, tuple[str, int]]) -> None:
-    """Write where the other machines of a run listen. A disk error is a warning."""
-    known = {str(node): list(at) for node, at in machines.items()}
+def keep(run: rundir.RunDir, line: PeerLink) -> None:
+    """Write where the machines of a run listen. A disk error is a warning."""
+    known = {str(node): list(at) for node, at in line.machines.items()}
+    if line.place.leads:  # a lost machine with the same disk reads the file too
+        known[str(line.place.node_rank)] = [line.place.master_addr, line.port]
     try:
-        rundir.write_json(run.machines, {"leader": leader, "machines": known})
+        rundir.write_json(run.machines, {"leader": line.place.leader, "machines": known})
     except OSError as error:
         log.warning(msg("launcher.cannot_write", path=run.machines, strerror=error.strerror))
 

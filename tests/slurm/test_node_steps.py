@@ -1,0 +1,184 @@
+"""A job with --min_ranks: how it is submitted, and its steps, here without SLURM."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cases import each
+from training.core import rundir
+from training.core.messages import load_all
+from training.host import process
+from training.launcher.slurm import job, node_steps, submission
+from training.launcher.slurm.node_steps import NodeSteps
+from training.launcher.slurm.submission import FrozenJob
+
+CONFIG = "configs/dual_gpu/quickstart.py"
+JOB = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_NODELIST": "a,b",
+    "SLURM_CPUS_ON_NODE": "8",
+}
+
+
+@each(
+    "words, no_kill",
+    [
+        ("", False),
+        ("--min_ranks=1", True),
+        ("--min_ranks=4", False),  # all are needed
+        ("--min_ranks=1 --nodes=1", False),
+    ],
+)
+def test_a_job_that_can_lose_a_node_is_submitted_with_no_kill(words: str, no_kill: bool) -> None:
+    args = ["--nodes=2", "--ranks_per_node=2", CONFIG, "--device=cpu", "--total_batch_size=8192"]
+    request, line, nodes, ranks = submission.submission([*args, *words.split()], {})
+    command = submission.sbatch(FrozenJob(Path("run/code")), request, line, nodes, ranks)
+    assert ("--no-kill" in command) is no_kill
+
+
+def test_the_user_can_refuse_no_kill() -> None:
+    args = ["--nodes=2", "--ranks_per_node=2", CONFIG, "--device=cpu", "--total_batch_size=8192"]
+    request, line, nodes, ranks = submission.submission(
+        [*args, "--min_ranks=2", "--no-kill=off"], {}
+    )
+    command = submission.sbatch(FrozenJob(Path("run/code")), request, line, nodes, ranks)
+    given = [word for word in command if word.startswith("--no-kill")]
+    assert given[-1] == "--no-kill=off", "sbatch takes the last one"
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> FrozenJob:
+    frozen = FrozenJob(tmp_path / "code")
+    facts = {
+        "code": {"sentence": "1 file"},
+        "ranks_per_node": 2,
+        "out_dir": "o",
+        "log_dir": "l",
+        "flags": ["--min_ranks=1"],
+        "starts": [],
+    }
+    rundir.write_json(frozen.record, facts)
+    return frozen
+
+
+def step(frozen: FrozenJob) -> str:
+    load_all()
+    return shlex.join(job.begin(frozen, JOB))
+
+
+def test_the_step_of_a_job(frozen: FrozenJob) -> None:
+    assert "srun --nodes=2 --ntasks=2" in step(frozen), "one step, of all nodes"
+    elastic = {"min_ranks": 1, "rejoin": True, "no_kill": True}
+    rundir.write_json(frozen.record, {**frozen.facts(), "elastic": elastic})
+    assert step(frozen).endswith(f"training.cli.submit nodes {frozen.code}"), "one for each node"
+    launch = job.launch(frozen)
+    assert launch[1] == "2" and "--min_ranks=1" in launch
+
+
+class Job:
+    """`ends`: for each node rank, when and with which status its steps end, in this order."""
+
+    def __init__(self, ends: dict[int, list[tuple[float, int]]]) -> None:
+        self.ends, self.starts, self.nodes = ends, [], ["n0", "n1"]  # type: ignore[var-annotated]
+
+    def start(self, rank: int, joins: bool) -> subprocess.Popen[bytes]:
+        assert joins is (rank in self.starts)
+        seconds, status = self.ends[rank][self.starts.count(rank)]
+        self.starts.append(rank)
+        code = f"import os, time; time.sleep({seconds}); os._exit({status})"
+        return subprocess.Popen([sys.executable, "-S", "-c", code])
+
+    def run(self, *, again: bool = True) -> int:
+        load_all()
+        steps = NodeSteps(self.start, ["n0", "n1"], lambda name: name in self.nodes, again=again)
+        with socket.create_server(("127.0.0.1", 0)) as alive:
+            return steps.run(alive)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(node_steps, "AGAIN_S", 0.1)
+    monkeypatch.setattr(job, "LAST_NODE_S", 1)
+    before = {number: signal.getsignal(number) for number in process.STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_killed_launcher_is_started_again() -> None:
+    job = Job({0: [(1.5, 0)], 1: [(0.0, 137), (0.0, 3), (1.5, 0)]})
+    assert job.run() == 0 and job.starts == [0, 1, 1, 1]
+
+
+def test_a_killed_launcher_of_the_first_node_joins_the_others() -> None:
+    job = Job({0: [(0.0, 137), (1.0, 0)], 1: [(2.0, 0)]})
+    assert job.run() == 0 and job.starts == [0, 1, 0]
+
+
+def test_not_without_rejoin() -> None:
+    job = Job({0: [(0.5, 0)], 1: [(0.0, 137)]})
+    assert job.run(again=False) == 0 and job.starts == [0, 1]
+
+
+def test_a_failed_node_is_not_started_again() -> None:
+    job = Job({0: [(0.5, 75)], 1: [(0.0, 0)]})
+    job.nodes.remove("n1")
+    assert job.run() == 75 and job.starts == [0, 1], "its step ends with 0"
+
+
+def test_a_stop_ends_it() -> None:
+    job = Job({0: [(0.5, 75)], 1: [(0.0, 75)]})
+    assert job.run() == 75 and job.starts == [0, 1]
+
+
+def test_a_node_that_rejects_its_first_start_ends_the_others() -> None:
+    job = Job({0: [(60.0, 0)], 1: [(0.0, 2)]})
+    began = time.monotonic()
+    assert job.run() == 2 and time.monotonic() - began < 30
+
+
+def test_a_node_that_stays_is_ended() -> None:
+    job = Job({0: [(0.0, 4)], 1: [(60.0, 0)]})
+    began = time.monotonic()
+    assert job.run() == 4 and time.monotonic() - began < 30
+
+
+def test_the_other_nodes_requeue_a_job_without_its_batch_script(
+    frozen: FrozenJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """scontrol is replaced: the first node is removed from the job, then the job is requeued."""
+    (tmp_path / "bin").mkdir()
+    calls, state = tmp_path / "calls", tmp_path / "state"
+    state.write_text("RUNNING")
+    scontrol = tmp_path / "bin/scontrol"
+    scontrol.write_text(
+        f"#!/bin/sh\necho \"$@\" >>'{calls}'\n"
+        'case "$1 $2" in\n'
+        f"'show job') echo \"JobId=7 JobState=$(cat '{state}') NodeList=b BatchHost=a\" ;;\n"
+        "'show hostnames') echo b ;;\n"
+        f"'requeue 7') echo PENDING >'{state}' ;;\n"
+        "esac\n"
+    )
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(node_steps, "LOOK_S", 0.1)
+    load_all()
+    with socket.create_server(("127.0.0.1", 0)) as alive:
+        address = ("127.0.0.1", alive.getsockname()[1])
+        environ = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "b"}
+        ask = ["sh", "-c", "exit 4"]
+        assert node_steps.other_node(frozen, "a", address, ask, environ) == 4
+        assert not calls.exists(), "the batch script is there"
+    assert node_steps.other_node(frozen, "a", address, ask, environ) == 4
+    assert calls.read_text().splitlines().count("requeue 7") == 1

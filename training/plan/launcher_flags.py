@@ -1,0 +1,175 @@
+"""Flags of the launchers of accelerate, DeepSpeed and torch that `duet run` does not have: the
+counterpart of each, or the answer. docs/migrating.md has the same table; a test compares both with
+the parsers.
+
+Sources: accelerate/commands/launch.py of accelerate 1.15, deepspeed/launcher/runner.py.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from training.config import flags
+from training.config.translate import RANKS, Changes
+from training.core.errors import Problem
+from training.core.messages import msg
+
+ACCELERATE, DEEPSPEED, TORCHRUN = "accelerate launch", "deepspeed", "torchrun"
+COUNTS = {ACCELERATE: "num_processes", DEEPSPEED: "num_gpus", TORCHRUN: "nproc_per_node"}
+VARIABLE, NOT_NEEDED, WATCH, NOT_SUPPORTED = "variable", "not_needed", "watch", "not_supported"
+
+
+@dataclass(frozen=True)
+class Flag:
+    tool: str
+    answer: str
+    changes: Callable[[str], Changes] = lambda text: {}
+
+
+def _to(name: str, upper: bool = False) -> Callable[[str], Changes]:
+    return lambda text: {name: text.upper() if upper else text}
+
+
+def _on(**changes: str) -> Callable[[str], Changes]:
+    return lambda text: dict(changes)
+
+
+def _include(text: str) -> Changes:
+    """`a:0,1@b:0,1`: the same GPUs of some machines."""
+    parts = [part.partition(":") for part in text.split("@")]
+    names, slots = [name for name, _, _ in parts], {gpus for _, _, gpus in parts}
+    out: Changes = {} if names == ["localhost"] else {"hosts": ",".join(names)}
+    if len(slots) == 1 and (gpus := slots.pop()):
+        out |= {"CUDA_VISIBLE_DEVICES": gpus, RANKS: str(len(gpus.split(",")))}
+    return out
+
+
+def _all(tool: str, answer: str, names: str) -> dict[str, Flag]:
+    return {name: Flag(tool, answer) for name in names.split()}
+
+
+FLAGS: dict[str, Flag] = {
+    "cpu": Flag(ACCELERATE, VARIABLE, _on(ACCELERATE_USE_CPU="true", device="cpu")),
+    "num_cpu_threads_per_process": Flag(ACCELERATE, VARIABLE, _to("OMP_NUM_THREADS")),
+    "enable_cpu_affinity": Flag(ACCELERATE, VARIABLE, _on(numa="auto")),
+    **{
+        name: Flag(
+            ACCELERATE, VARIABLE, _to(f"ACCELERATE_{name.upper()}", name == "dynamo_backend")
+        )
+        for name in (
+            "mixed_precision",
+            "gradient_accumulation_steps",
+            "dynamo_backend",
+            "dynamo_mode",
+        )
+    },
+    **{
+        name: Flag(ACCELERATE, VARIABLE, _on(**{f"ACCELERATE_{name.upper()}": "true"}))
+        for name in (
+            "dynamo_use_fullgraph",
+            "dynamo_use_dynamic",
+            "dynamo_use_regional_compilation",
+        )
+    },
+    **_all(ACCELERATE, NOT_NEEDED, "quiet multi_gpu same_network"),
+    **_all(
+        ACCELERATE,
+        WATCH,
+        "config_file use_fsdp use_deepspeed use_megatron_lm use_parallelism_config zero_stage"
+        " gradient_clipping mpirun_hostfile",
+    ),
+    **_all(
+        ACCELERATE,
+        NOT_SUPPORTED,
+        "tpu tpu_cluster no_tpu_cluster tpu_use_sudo vm env main_training_function downcast_bf16"
+        " aws_access_key_id aws_secret_access_key",
+    ),
+    "virtual_local_rank": Flag(TORCHRUN, WATCH),
+    "include": Flag(DEEPSPEED, VARIABLE, _include),
+    "bind_cores_to_rank": Flag(DEEPSPEED, VARIABLE, _on(numa="auto")),
+    "bind_core_list": Flag(DEEPSPEED, VARIABLE, _on(numa="auto")),
+    "ssh_port": Flag(DEEPSPEED, VARIABLE, lambda text: {"ssh_args": f"-p {text}"}),
+    "num_accelerators": Flag(DEEPSPEED, VARIABLE, _to(RANKS)),
+    **_all(
+        DEEPSPEED,
+        NOT_NEEDED,
+        "no_local_rank enable_each_rank_log save_pid force_multi no_ssh_check",
+    ),
+    **_all(
+        DEEPSPEED,
+        WATCH,
+        "exclude launcher_args no_ssh venv_script autotuning elastic_training min_elastic_nodes"
+        " max_elastic_nodes",
+    ),
+}
+# Each with many flags.
+GROUPS = {
+    name: Flag(ACCELERATE, WATCH)
+    for name in (
+        "fsdp",
+        "deepspeed",
+        "offload",
+        "zero3",
+        "megatron_lm",
+        "parallelism_config",
+        "fp8",
+    )
+}
+SWITCHES = {
+    *("cpu", "tpu", "quiet", "multi_gpu", "same_network", "downcast_bf16", "enable_cpu_affinity"),
+    *(name for name in FLAGS if name.startswith(("use_", "dynamo_use_", "tpu_", "no_"))),
+    *("bind_cores_to_rank", "save_pid", "force_multi", "elastic_training"),
+    "fp8_use_autocast_during_eval",
+    "virtual_local_rank",
+}
+SHORT = {"-H": "hostfile", "-i": "include", "-e": "exclude", "-q": "quiet"}
+
+
+def find(name: str) -> Flag | None:
+    groups = (flag for group, flag in GROUPS.items() if name.startswith(f"{group}_"))
+    return FLAGS.get(name) or next(groups, None)
+
+
+def changes(one: flags.Unknown) -> Changes:
+    """What replaces the flag."""
+    found = find(one.name)
+    return found.changes(one.text or "") if found else {}
+
+
+def problem(one: flags.Unknown, flag: Flag, fix: str, allowed: str) -> Problem:
+    """`fix`: the command with the counterparts; `allowed`: where arguments of the script belong,
+    which may have the same name."""
+    texts = {
+        VARIABLE: msg("plan.launcher_flag.variable", typed=one.typed, tool=flag.tool),
+        NOT_NEEDED: msg("plan.launcher_flag.not_needed", typed=one.typed, tool=flag.tool),
+        WATCH: msg("plan.launcher_flag.watch", typed=one.typed, tool=flag.tool),
+        NOT_SUPPORTED: msg("plan.launcher_flag.not_supported", typed=one.typed, tool=flag.tool),
+    }
+    fixes = [] if flag.answer == NOT_SUPPORTED else [fix]
+    return Problem("flag.launcher", texts[flag.answer], allowed, fixes)
+
+
+def program(line: flags.CommandLine, theirs: list[str]) -> list[str]:
+    """The script and its arguments, as another launcher expects them."""
+    path = line.flags["script"][0]
+    switches = [f"--{name}" for name in ("module", "no_python") if line.on(name)]
+    return [*switches, path, *theirs]
+
+
+def watched(given: list[flags.Unknown], ranks: int, program: list[str]) -> str:
+    """The command of another launcher whose settings are needed, with its own flags, under `duet
+    watch`; '' if none is needed. `given`: flags of other launchers; `program`: the script with its
+    arguments."""
+    known = [flag for one in given if (flag := find(one.name))]
+    tool = next((flag.tool for flag in known if flag.answer == WATCH), "")
+    if not tool:
+        return ""
+    count = COUNTS[tool]
+    words = [] if any(one.name == count for one in given) else [f"--{count}={ranks}"]
+    for one in given:
+        found = find(one.name)
+        if found is None or (found.tool == tool and found.answer != NOT_SUPPORTED):
+            words.append(f"--{one.name}={one.text}" if one.text else f"--{one.name}")
+    return f"./duet watch -- {tool} {shlex.join([*words, *program])}"
