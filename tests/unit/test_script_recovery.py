@@ -56,7 +56,7 @@ def test_a_script_continues_without_a_lost_gpu() -> None:
         "rejoined": [],
     }
     begun = {"ranks": 3, "local_ranks": 3, "gpus": gpus[:3], "variables": [], "config": {}}
-    plan = cast("Plan", {**PLAN, **begun, "elastic": elastic})
+    plan = cast("Plan", {**PLAN, **begun, "place": {"nnodes": 1}, "elastic": elastic})
     lost = replace(RAISE, cause="gpu_hardware", rank=1)
     chosen = remedy(lost, plan, [KILL, KILL])
     assert isinstance(chosen, Restart) and chosen.team and chosen.number == 0
