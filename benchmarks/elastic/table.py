@@ -88,6 +88,7 @@ def _spread(title: str, seconds: Sequence[float]) -> str:
 
 def _randoms(found: Sequence[Line]) -> Iterator[str]:
     if not found:
+        yield "Not measured yet."
         return
     yield "| loss | number | from the loss to the first new step: median (range) |"
     yield "|---|---|---|"
