@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 os.environ["DUET_LANG"] = "en"  # of the documentation, whatever the locale is
 
+from benchmarks.elastic import table as elastic_table  # noqa: E402
 from benchmarks.gpu import table as gpu_table  # noqa: E402
 from training import tasks  # noqa: E402
 from training.config import foreign_names  # noqa: E402
@@ -175,6 +176,8 @@ TABLES = {
     "fields": fields,
     "variables": variables,
     "causes": causes,
+    "elastic": lambda: elastic_table.single(elastic_table.kept()),
+    "elastic_random": lambda: elastic_table.drawn(elastic_table.kept()),
     "exit_codes": exit_codes,
     "gpu": lambda: gpu_table.lines(gpu_table.results()),
     "metrics": lambda: prom_metrics.table().splitlines(),

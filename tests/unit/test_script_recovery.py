@@ -56,7 +56,7 @@ def test_a_script_continues_without_a_lost_gpu() -> None:
         "rejoined": [],
     }
     begun = {"ranks": 3, "local_ranks": 3, "gpus": gpus[:3], "variables": [], "config": {}}
-    plan = cast("Plan", {**PLAN, **begun, "elastic": elastic})
+    plan = cast("Plan", {**PLAN, **begun, "place": {"nnodes": 1}, "elastic": elastic})
     lost = replace(RAISE, cause="gpu_hardware", rank=1)
     chosen = remedy(lost, plan, [KILL, KILL])
     assert isinstance(chosen, Restart) and chosen.team and chosen.number == 0
@@ -88,6 +88,21 @@ def test_the_newest_checkpoint_of_a_script(tmp_path: Path, monkeypatch: pytest.M
     os.utime(state, (time.time() + 5,) * 2)
     found = script_snapshot.newest(str(work), words, since)
     assert found and (found.path.name, found.progress) == ("checkpoint-40", "step 40")
+
+
+@pytest.mark.parametrize("first", ["optimizer", "step"])
+def test_the_step_of_a_script_is_not_that_of_its_optimizer(tmp_path: Path, first: str) -> None:
+    """Adam has a tensor named `step` for each parameter. The second `step` in the file is a
+    reference to the first one."""
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    state = {"optimizer": optimizer.state_dict(), "step": 4711}
+    torch.save({first: state[first]} | state, tmp_path / "snapshot.pt")
+    assert script_snapshot.progress(tmp_path / "snapshot.pt") == "step 4711"
 
 
 def test_progress_of_files_that_cannot_be_read(tmp_path: Path) -> None:

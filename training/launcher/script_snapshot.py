@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from training.core.messages import msg
 from training.core.units import duration
@@ -29,6 +30,9 @@ MOST_PICKLE = 1 << 20  # bytes; the tensors of a torch file are not in its pickl
 COUNTERS = re.compile(
     r"(epochs?(_run|s_run)?|current_epoch|global_step|steps?|iter(ation|_num)?s?)", re.IGNORECASE
 )
+STORED = ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT")  # operations of a pickle, to its memo
+READ = ("GET", "BINGET", "LONG_BINGET")
+NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1")
 IN_NAME = re.compile(r"(epoch|step|iter|checkpoint)[-_=]?(\d+)", re.IGNORECASE)
 
 
@@ -105,13 +109,20 @@ def _of_torch(path: Path) -> str:
         with archive.open(name) as file:
             data = file.read(MOST_PICKLE)
     found: dict[str, int] = {}
-    key = ""
+    memo: dict[int, str] = {}  # a word that was pickled before is a reference to it
+    key = word = ""
+    value: Any
     for operation, value, _ in pickletools.genops(data):
-        if operation.name.startswith(("BINPUT", "LONG_BINPUT", "MEMOIZE")):
-            continue  # between a key and its value
-        if key and isinstance(value, int):
+        if operation.name in STORED:  # between a key and its value
+            memo[len(memo) if value is None else value] = word
+            continue
+        if key and operation.name in NUMBERS:
             found[key] = value
-        key = value if isinstance(value, str) and COUNTERS.fullmatch(value) else ""
+        if operation.name in READ:
+            word = memo.get(value, "")
+        else:
+            word = value if isinstance(value, str) else ""
+        key = word if COUNTERS.fullmatch(word) else ""
     for unit in ("epoch", "step", "iter"):
         for name, number in found.items():
             if unit in name.lower():
