@@ -33,7 +33,7 @@ FLAGS = {
     ("ranks", "precision", "compression"),
     [(1, "bf16", "none"), (2, "bf16", "none"), (2, "fp16", "none"), (2, "bf16", "bf16")],
 )
-def test_a_step_waits_only_for_the_step_before(
+def test_a_step_waits_for_nothing(
     gpus: NullGpus, tmp_path: Path, token: str, ranks: int, precision: str, compression: str
 ) -> None:
     text = tmp_path / "text.txt"
@@ -43,9 +43,11 @@ def test_a_step_waits_only_for_the_step_before(
     steps = programs.counted(gpus.environ | {TOKEN: token}, tmp_path, ranks, flags, LIMIT_S)
     assert len(steps) == STEPS
     for step in steps[DDP_LOGS:-1]:
-        waits = {name: calls for name, calls in step["other"].items() if name.startswith("SYNC")}
-        assert waits == {"SYNC event": 1}, "its figures, read while the GPU has this step to do"
-        assert not any(name.startswith("SYNC") for name in step["optimizer"])
+        for part in (step["other"], step["optimizer"]):
+            # With two ranks the step before may not have ended: its event limits how far the host
+            # is ahead, while the GPU has this step to do.
+            waits = {n: c for n, c in part.items() if n.startswith("SYNC") and c}
+            assert not waits or (ranks == 2 and waits == {"SYNC event": 1})
         # Two shapes of matrices with two and eight of them: batches, not matrices, are launched.
         # Those of fp16 may do nothing.
         limit = 120 if precision == "bf16" else 140
