@@ -73,7 +73,6 @@ def test_the_emptiest_gpus_are_used_shown_and_left_by_ctrl_c(
     step = run.summary["steps"]
     assert max(run.steps) == step and (run.run.checkpoints / f"step_{step:08d}").is_dir()
     assert {gpu["name"] for gpu in shown["gpus"]} == {programs.GPU}
-    print(json.dumps(shown, indent=1))
 
 
 def test_the_gpus_of_the_user_in_his_order(train: Train, gpus: NullGpus) -> None:
@@ -112,9 +111,10 @@ def test_settings_that_save_memory_and_commands_on_the_result(
     assert programs.GPU in report
     sampled = duet(gpus, project, "./duet", "sample", run.run.path, "--max_tokens=4", "--json")
     assert json.loads(sampled)["device"].startswith("cuda"), sampled
-    text = f"--data={Path(run.run.path).parent.parent / 'text.txt'}"
+    text = f"--data={run.run.path.parent.parent / 'text.txt'}"
     measured = duet(gpus, project, "./duet", "evaluate", run.run.path, text, "--json")
-    print(measured)
+    (evaluated,) = json.loads(measured)["evaluations"]
+    assert evaluated["tokens"] > 0
 
 
 def test_the_weights_are_compared_in_each_step(train: Train) -> None:
@@ -159,7 +159,8 @@ def test_a_script_of_the_user(gpus: NullGpus, project: Path, tmp_path: Path, tok
     )  # fmt: skip
     assert run.wait(LIMIT_S) == 0, run.output[-3000:]
     for rank in (0, 1):
-        assert f"rank {rank} on cuda:{rank}: done" in run.output
+        text = (run.run.ranks / f"rank{rank}.log").read_text()
+        assert f"rank {rank} on cuda:{rank}: done" in text
     warned = [e for e in read_records(run.run.events) if e["event"] == "warning"]
     assert not warned, warned
 
@@ -234,6 +235,8 @@ time.sleep(600)
 def test_a_collective_that_one_rank_leaves_out_is_aborted(
     gpus: NullGpus, tmp_path: Path, token: str
 ) -> None:
+    # Without the stacks of all threads, for which torch needs minutes on busy cores.
+    gpus.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
     with started(gpus, token, tmp_path, ABORTED, 2) as (first, _):
         assert first.wait(LIMIT_S) != 0
         assert "Watchdog caught collective operation timeout" in (tmp_path / "0.txt").read_text()

@@ -237,7 +237,7 @@ def _constants(load: StepWorkload) -> _Constants:
     if load.compiled:
         if load.bf16:
             return _Constants(44.1, 24.7, 6, 4, 11, 2, 2)
-        return _Constants(81, 45.4, 25, 25, 8, 8)
+        return _Constants(56.5, 47.6, 8, 10, 8, 8)
     if load.bf16:
         return _Constants(57.3, 24.7, 21, 5, 10, 16)
     return _Constants(86.5, 45.3, 25, 14, 12, 16)
