@@ -66,7 +66,7 @@ soak: env peers
 # Beside .venv, which may have a CPU build. Three equals signs: two would take that one again.
 gpu-path: env
 	version=$$(sed -n 's/^torch==//p' requirements.lock); test -f .tools/cuda/torch-$$version.dist-info/RECORD || \
-	  $(PY) -m uv pip install --quiet --target .tools/cuda "torch===$$version"
+	  $(PY) -m uv pip install --quiet --compile-bytecode --target .tools/cuda "torch===$$version"
 	$(PY) -m pytest -v tests/null_gpu
 
 # No `env`: a lent machine has no network. Any Python can start it; it looks for one that has a GPU.

@@ -17,7 +17,7 @@ from typing import Any
 from training.host.gpu_choice import ORDER, PCI
 
 ROOT = Path(__file__).resolve().parents[2]
-PROBE_S = 180.0  # importing torch from a cold disk
+PROBE_S = 600.0  # importing torch from a cold disk of a busy machine
 OLDEST_PYTHON, OLDEST_TORCH = (3, 10), (2, 9)
 
 # Run by a candidate interpreter: prints its facts, with "error" if it cannot measure.
@@ -123,6 +123,8 @@ def _probe(executable: str) -> dict[str, Any]:
             check=True,
         )
         facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return {"error": f"torch is not imported after {PROBE_S:.0f} s"}
     except subprocess.CalledProcessError as error:
         return {"error": (error.stderr.strip().splitlines() or [f"status {error.returncode}"])[-1]}
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:

@@ -50,11 +50,25 @@ class NullGpus:
         """A lost device is back; its rank must have ended."""
         self._write(device, 0, 0)
 
+    def go_on(self, device: int) -> None:
+        """A device that was stalled works again."""
+        self._write(device, 1, 0)
+
     def occupy(self, device: int, gib: float) -> None:
         """This process takes so much memory of the device."""
+        self.state.touch()
+        os.truncate(self.state, max(self.state.stat().st_size, 16 * _STATE_SIZE))
         with self.state.open("r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
             last = device * _STATE_SIZE + _STATE.size + 31 * _USE.size
             _USE.pack_into(shared, last, os.getpid() if gib else 0, 0, int(gib * GIB))
+
+    def processes(self, device: int) -> set[int]:
+        """Those that live and have a context on this device."""
+        start = device * _STATE_SIZE + _STATE.size
+        table = self.state.read_bytes()[start : start + 32 * _USE.size]
+        return {
+            pid for pid, _, _ in _USE.iter_unpack(table) if pid and Path(f"/proc/{pid}").exists()
+        }
 
     def _write(self, device: int, field: int, value: int) -> None:
         with self.state.open("r+b") as file, mmap.mmap(file.fileno(), 0) as shared:

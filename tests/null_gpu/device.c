@@ -94,6 +94,7 @@ int cudaGetDevice(int *device) { return *device = current, SUCCESS; }
 int cudaSetDevice(int device) {
   COUNT("cudaSetDevice");
   if (device < 0 || device >= visible_count) return INVALID_DEVICE;
+  begin_context(visible[device]);
   return current = device, fault();
 }
 int cudaDriverGetVersion(int *version) { return *version = 13000, SUCCESS; }
@@ -187,7 +188,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) { return cudaDev
 int cuDeviceGetUuid(char *out, int device) { return memset(out, 0, 16), out[3] = (char)(0xa0 + visible[device]), SUCCESS; }
 int cuDeviceGetPCIBusId(char *out, int length, int device) { return cudaDeviceGetPCIBusId(out, length, device); }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { return (void)device, *bytes = total_bytes(), SUCCESS; }
-int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { return (void)device, *flags = 0, *active = 1, SUCCESS; }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { return *flags = 0, *active = has_context(visible[device]), SUCCESS; }
 int cuDevicePrimaryCtxRetain(void **out, int device) { return (void)device, *out = context, SUCCESS; }
 int cuCtxGetCurrent(void **out) { return *out = context, SUCCESS; }
 int cuCtxSetCurrent(void *in) { return (void)in, SUCCESS; }

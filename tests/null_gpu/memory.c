@@ -42,6 +42,15 @@ static ProcessUse *own_use(int device) {
   abort(); /* more processes at once than a test has */
 }
 
+/* As cudaSetDevice() of CUDA 12 and later: the process has a context there, which takes memory. */
+void begin_context(int device) { own_use(device); }
+bool has_context(int device) {
+  const ProcessUse *uses = device_state(device)->uses;
+  for (int i = 0, own = getpid(); i < PROCESSES; i++)
+    if (uses[i].pid == own) return true;
+  return false;
+}
+
 /* Of all processes on this device. */
 static uint64_t used(int device) {
   const ProcessUse *uses = device_state(device)->uses;
@@ -194,6 +203,8 @@ int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, Stream *
   if (kind == TO_DEVICE) COUNT("copy to device");
   else if (kind == TO_HOST) COUNT("copy to host");
   else COUNT("copy on device");
+  /* CUDA may copy to and from memory that is not pinned only while the host waits. */
+  if ((kind == TO_DEVICE && !is_pinned(from)) || (kind == TO_HOST && !is_pinned(to))) COUNT("SYNC pageable copy");
   bool small = bytes <= SMALL || kind == TO_DEVICE || kind == TO_HOST;
   if (!small || fault()) return fault();
   Op op = {.run = do_copy, .to = to, .from = from, .bytes = bytes};

@@ -25,6 +25,8 @@ int physical_device(void); /* the current device of this thread, before CUDA_VIS
 int fault(void);           /* of the current device */
 double setting(const char *name, double otherwise);
 uint64_t total_bytes(void);
+void begin_context(int physical); /* of this process on this device */
+bool has_context(int physical);
 
 /* Counts calls, for benchmarks and tests: null_gpu_count() reads, null_gpu_reset() clears. */
 long *counter(const char *name);

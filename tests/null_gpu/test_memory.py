@@ -1,5 +1,5 @@
 """The memory formula against torch's caching allocator, with nothing, everything and parts of the
-blocks recomputed. All configs, also compiled: `python -m benchmarks.gpu_memory`."""
+blocks recomputed. All configs: `python -m benchmarks.gpu_memory`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ LOADS = [
     replace(PLAIN, sequences=1, seq_len=128, total_tokens=256),  # the optimizer needs the most
     replace(PLAIN, depth=20, sequences=1, seq_len=128, total_tokens=256),  # in larger batches
 ]
+COMPILED = [
+    replace(PLAIN, compiled=True, vocab=vocab, chunks=chunks)
+    for vocab, chunks in ((320, 1), (32768, 1), (32768, 8))
+]
 
 
 def peaks_as_estimated(loads: list[StepWorkload], gpus: NullGpus) -> list[int]:
@@ -37,3 +41,8 @@ def peaks_as_estimated(loads: list[StepWorkload], gpus: NullGpus) -> list[int]:
 def test_the_formula_is_the_allocator_s_peak(gpus: NullGpus, token: str) -> None:
     peaks = peaks_as_estimated(LOADS, gpus)
     assert peaks[1] < 0.6 * peaks[0]
+
+
+@pytest.mark.timeout(900)
+def test_the_formula_is_the_peak_of_compiled_steps(gpus: NullGpus, token: str) -> None:
+    peaks_as_estimated(COMPILED, gpus)

@@ -18,7 +18,8 @@ from training.core.rundir import read_json, read_records
 from training.launcher.communication.stages import LIMIT_S
 
 Train = Callable[..., Launched]
-# A batch that is partly on the CPU, and data that fails where a training of three steps ends.
+# A batch that stays partly on the CPU and comes partly from the GPU, and data that fails where a
+# training of three steps ends.
 TASK = """
 from torch import nn, zeros
 from training.tasks.base import Task
@@ -30,7 +31,7 @@ class Data:
     def __getitem__(self, index):
         Data.read += 1
         assert Data.read <= 3 * 4, "a batch that no step needs"
-        return zeros(8), index
+        return zeros(8), index, zeros(1, device="cuda")
 
 class Partly(Task):
     def model(self):
@@ -38,9 +39,10 @@ class Partly(Task):
     def train_data(self):
         return Data()
     def arrive(self, batch):
-        return batch[0].to(self.device), batch[1]
+        first, index, there = batch
+        return super().arrive(first), index, super().arrive(there)
     def loss(self, model, batch):
-        assert batch[0].is_cuda and not batch[1].is_cuda
+        assert batch[0].is_cuda and not batch[1].is_cuda and batch[2].is_cuda
         return model(batch[0]).mean()
 """
 
@@ -57,7 +59,7 @@ def test_evaluation_checkpoint_and_resume(train: Train) -> None:
     assert resumed.summary["steps"] == 12 and resumed.summary["begun_at"] == 8
 
 
-def test_a_task_that_keeps_tensors_on_the_cpu(train: Train, tmp_path: Path) -> None:
+def test_a_task_that_moves_tensors_itself(train: Train, tmp_path: Path) -> None:
     (tmp_path / "partly.py").write_text(TASK)
     flags = {"data": None, "sample_tokens": None, "tiny": False, "num_workers": 0}
     own = {"device_batch_size": 4, "num_iterations": 3, "report": False, "tensorboard": False}

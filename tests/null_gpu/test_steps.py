@@ -30,23 +30,32 @@ FLAGS = {
 
 @pytest.mark.timeout(2 * LIMIT_S)
 @pytest.mark.parametrize(
-    ("ranks", "precision", "compression"),
-    [(1, "bf16", "none"), (2, "bf16", "none"), (2, "fp16", "none"), (2, "bf16", "bf16")],
+    ("ranks", "flags"),
+    [
+        (1, {"precision": "bf16"}),
+        (1, {"precision": "fp16", "ema": 0.9, "dropout": 0.1, "inspect_every": 1}),
+        (2, {"precision": "bf16"}),
+        (2, {"precision": "fp16"}),
+        (2, {"precision": "bf16", "gradient_compression": "bf16"}),
+    ],
+    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else None,
 )
-def test_a_step_waits_only_for_the_step_before(
-    gpus: NullGpus, tmp_path: Path, token: str, ranks: int, precision: str, compression: str
+def test_a_step_waits_for_nothing(
+    gpus: NullGpus, tmp_path: Path, token: str, ranks: int, flags: dict[str, object]
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {i} of the text\n" for i in range(4000)))
-    flags = FLAGS | {"data": text, "out_dir": tmp_path / "experiments", "log_dir": tmp_path}
-    flags |= {"precision": precision, "gradient_compression": compression}
-    steps = programs.counted(gpus.environ | {TOKEN: token}, tmp_path, ranks, flags, LIMIT_S)
+    own = {"data": text, "out_dir": tmp_path / "experiments", "log_dir": tmp_path}
+    every = FLAGS | own | flags
+    steps = programs.counted(gpus.environ | {TOKEN: token}, tmp_path, ranks, every, LIMIT_S)
     assert len(steps) == STEPS
     for step in steps[DDP_LOGS:-1]:
-        waits = {name: calls for name, calls in step["other"].items() if name.startswith("SYNC")}
-        assert waits == {"SYNC event": 1}, "its figures, read while the GPU has this step to do"
-        assert not any(name.startswith("SYNC") for name in step["optimizer"])
+        for part in (step["other"], step["optimizer"]):
+            # With two ranks the step before may not have ended: its event limits how far the host
+            # is ahead, while the GPU has this step to do.
+            waits = {n: c for n, c in part.items() if n.startswith("SYNC") and c}
+            assert not waits or (ranks == 2 and waits == {"SYNC event": 1})
         # Two shapes of matrices with two and eight of them: batches, not matrices, are launched.
         # Those of fp16 may do nothing.
-        limit = 120 if precision == "bf16" else 140
+        limit = 120 if flags["precision"] == "bf16" else 140
         assert counters.launches(step["optimizer"]) <= limit

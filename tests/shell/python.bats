@@ -294,6 +294,21 @@ EOF
   done
 }
 
+@test "TORCH_LOCAL_PATH: commands of ./duet find it first too, and those without torch need none" {
+  local_torch 2.13.0+mine _C.so
+  rm -f training/cli/__pycache__/sample.*
+  cat >training/cli/sample.py <<'EOF'
+import os
+print(os.environ.get("PYTHONPATH"), os.environ.get("LD_LIBRARY_PATH"), sep="\n")
+EOF
+  TORCH_LOCAL_PATH="../../my build" PYTHONPATH=/mine LD_LIBRARY_PATH=/libs run --separate-stderr ./duet sample
+  is "$status:$stderr" '0:'
+  is "${lines[0]}" "$LOCAL:/mine"
+  is "${lines[1]}" "$LOCAL/torch/lib:/libs"
+  TORCH_LOCAL_PATH='/no where' PYTHONPATH=/mine run --separate-stderr ./duet sample
+  is "$status:${lines[0]}" '0:/mine'
+}
+
 # bats test_tags=slow
 @test "TORCH_LOCAL_PATH: .venv is created without torch, and again for a run without it" {
   rm -r .venv

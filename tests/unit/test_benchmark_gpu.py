@@ -279,3 +279,15 @@ def test_a_machine_without_a_gpu_is_refused_with_the_reason(
     monkeypatch.setattr(sys, "argv", ["gpu", f"--python={python}", f"--out={tmp_path}"])
     assert command.main() == 3
     assert f"{python}: torch 2.13.0 (a CPU build) has no GPU" in capsys.readouterr().err
+
+
+def test_a_python_that_imports_torch_for_too_long_is_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(machine, "PROBE_S", 0.2)
+    with pytest.raises(machine.NoGpu) as refused:
+        machine.find(str(python))
+    assert str(refused.value) == f"{python}: torch is not imported after 0 s"

@@ -65,6 +65,20 @@ def test_known_gpus(name: str, tera: float) -> None:
     assert flops.peak(name, "bf16") == pytest.approx(tera * 1e12)
 
 
+@each(
+    ("name", "tera"),
+    [
+        ("Tesla V100-SXM2-32GB", 125.0),
+        ("Tesla T4", 65.0),
+        ("NVIDIA GeForce RTX 2080 Ti", 53.8),
+        ("NVIDIA TITAN RTX", 130.5),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+    ],
+)
+def test_gpus_in_fp16(name: str, tera: float) -> None:
+    assert flops.peak(name, "fp16") == pytest.approx(tera * 1e12)
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -307,16 +307,17 @@ def test_a_gpu_in_exclusive_mode(nvidia: Nvidia) -> None:
     assert "or:  sudo nvidia-smi -i 0 -c DEFAULT" in done.stdout
 
 
-def test_a_gpu_in_mig_mode_is_a_warning(nvidia: Nvidia) -> None:
+def test_a_gpu_in_mig_mode_is_for_one_rank(nvidia: Nvidia) -> None:
     assert [g.mig for g in look(nvidia(MIG="0,1")).gpus] == [False, True]
     assert [g.mig for g in look(nvidia()).gpus] == [None, None], "most cards have no MIG"
     done = dry_run(nvidia(MIG="0,1"), BALANCED)
-    assert done.returncode == 0
-    assert (
-        "warning  GPU 1 parts  split by MIG: a rank gets one instance and only its memory"
-        in done.stdout
-    )
+    assert done.returncode == 3
+    assert "GPU 1 parts  split by MIG: a process sees one instance only" in done.stdout
     assert "try: sudo nvidia-smi -i 1 -mig 0" in done.stdout
+    one = ("-m", "training.cli.plan", "launch_train.sh", "1", BALANCED, "--dry_run")
+    done = python(*one, cwd=ROOT, **nvidia(MIG="1,1"))
+    assert done.returncode == 0
+    assert "warning  GPU 0 parts  split by MIG: the rank gets one instance" in done.stdout
 
 
 def test_mig_instances_are_not_counted_as_gpus(nvidia: Nvidia) -> None:

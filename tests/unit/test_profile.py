@@ -109,6 +109,70 @@ def test_a_copy_that_is_not_asynchronous_is_a_wait() -> None:
     assert sorted(wait["name"] for wait in found["waits"]) == ["cuCtxSynchronize", "cudaMemcpy"]
 
 
+def raw(kind: str, cat: str, name: str, ts: float, **more: Any) -> Any:
+    return {"ph": kind, "cat": cat, "name": name, "pid": 4711, "tid": 4711, "ts": ts, **more}
+
+
+def test_a_file_as_torch_writes_it_on_a_gpu(tmp_path: Path) -> None:
+    """Names, categories and places of events as in traces of torch 2.0 to 2.8 with CUPTI: events of
+    the GPU have its number as pid and the stream as tid; flows, instants and metadata have no
+    duration; ranges of the host are repeated on the GPU's streams."""
+    at, device = 2_413_669_097_000.0, {"pid": 0, "tid": 7}
+    events = [
+        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "ts": at, "args": {"name": "p"}},
+        raw("i", "", "Iteration Start: PyTorch Profiler", at, pid="Traces", s="g"),
+        raw("X", "Trace", "PyTorch Profiler (0)", at - 500, pid="Spans", dur=9000),
+        raw("X", "overhead", "Activity Buffer Request", at + 5, pid=-1, tid=0, dur=1500),
+        raw("X", "python_function", "training/trainer/loop.py(74): train", at, dur=1000),
+        raw("X", "user_annotation", "ProfilerStep#11", at, dur=1000),
+        raw("X", "gpu_user_annotation", "ProfilerStep#11", at + 50, dur=900, **device),
+        raw("X", "user_annotation", "duet: forward", at, dur=300),
+        raw("X", "gpu_user_annotation", "duet: forward", at + 50, dur=850, **device),
+        raw("X", "user_annotation", "duet: backward", at + 300, dur=300),
+        raw("X", "user_annotation", "nccl:all_reduce", at + 410, dur=20, tid=4800),
+        raw("X", "gpu_user_annotation", "nccl:all_reduce", at + 500, dur=200, pid=0, tid=20),
+        raw("X", "user_annotation", "duet: optimizer", at + 600, dur=400),
+        raw("X", "cpu_op", "Torch-Compiled Region: 0/0", at + 10, dur=200),
+        raw("X", "cuda_driver", "cuLaunchKernelEx", at + 20, dur=4, args={"correlation": 31}),
+        raw("s", "ac2g", "ac2g", at + 20, id=31),
+        raw("f", "ac2g", "ac2g", at + 50, id=31, bp="e", **device),
+        raw("X", "kernel", "triton_poi_fused_add_0", at + 50, dur=250, args={"correlation": 31}, **device),
+        # autograd's thread; its own number for a thread of NCCL
+        raw("X", "cpu_op", "aten::mm", at + 310, dur=60, tid=4800),
+        raw("X", "cuda_runtime", "cudaLaunchKernel", at + 320, dur=4, tid=4800, args={"correlation": 32}),
+        raw("X", "kernel", "ampere_sgemm_128x64_nn", at + 300, dur=300, args={"correlation": 32}, **device),
+        raw("X", "cuda_runtime", "cudaLaunchKernelExC", at + 420, dur=4, tid=-247463936, args={"correlation": 33}),
+        raw("X", "kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+            at + 500, dur=200, pid=0, tid=20, args={"correlation": 33}),
+        raw("X", "cuda_runtime", "cudaStreamWaitEvent", at + 605, dur=1),
+        raw("X", "cuda_sync", "Stream Wait Event", at + 605, dur=1, **device),
+        raw("X", "cuda_runtime", "cudaEventQuery", at + 606, dur=1),
+        raw("X", "cpu_op", "aten::item", at + 610, dur=140),
+        raw("X", "cpu_op", "aten::_local_scalar_dense", at + 611, dur=138),
+        raw("X", "cuda_runtime", "cudaMemcpyAsync", at + 612, dur=5, args={"correlation": 34}),
+        raw("X", "gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", at + 700, dur=50,
+            args={"correlation": 34}, **device),
+        raw("X", "cuda_runtime", "cudaStreamSynchronize", at + 620, dur=130),
+        raw("X", "cuda_sync", "Stream Sync", at + 620, dur=130, **device),
+        raw("X", "cuda_runtime", "cudaFree", at + 760, dur=40),
+        raw("X", "cuda_runtime", "cudaMalloc", at + 801, dur=30),
+        raw("X", "cuda_runtime", "cudaFreeAsync", at + 832, dur=1),
+    ]  # fmt: skip
+    trace = tmp_path / "rank0.trace.json.gz"
+    content = {"schemaVersion": 1, "deviceProperties": [{"id": 0}], "displayTimeUnit": "ms"}
+    trace.write_bytes(gzip.compress(json.dumps(content | {"traceEvents": events}).encode()))
+    found = profile_digest.of_trace(trace, 0, "cuda", 11)
+    assert (found["timeline"], found["first_step"], found["last_step"]) == ("gpu", 11, 11)
+    assert found["step_ms"] == 1
+    shares = {"data": 0, "forward": 0.25, "backward": 0.3, "optimizer": 0.05, "other": 0}
+    assert found["shares"] == shares | {"communication": 0.1, "idle": 0.3}
+    assert found["overlapped"] == 0.1
+    assert [(w["name"], w["operator"], w["part"], w["ms"]) for w in found["waits"]] == [
+        ("cudaStreamSynchronize", "aten::_local_scalar_dense", "optimizer", 0.13),
+        ("cudaFree", "", "optimizer", 0.04),
+    ]
+
+
 def test_a_call_belongs_to_the_innermost_operator_and_all_are_found_in_one_pass() -> None:
     read = 0
 

@@ -190,9 +190,13 @@ class Samples(BatchDataset):
 
 def moved(batch: Any, device: torch.device) -> Any:
     """Move every tensor to the device; to a GPU from pinned memory, without waiting."""
-    if device.type == "cuda":
-        return mapped(batch, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
-    return mapped(batch, lambda tensor: tensor.to(device))
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if device.type == "cuda" and tensor.device.type == "cpu":
+            return tensor.pin_memory().to(device, non_blocking=True)
+        return tensor.to(device)
+
+    return mapped(batch, move)
 
 
 def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -38,9 +38,10 @@ _PART_OF = {
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
 _COLLECTIVE = re.compile(r"nccl|^gloo:|^c10d::|^mpi:|AllReduce_|rccl", re.IGNORECASE)
-# Calls in which the host waits for the GPU; a copy that is not asynchronous does too.
+# Calls in which the host waits for the GPU; a copy that is not asynchronous does too, and so does
+# giving memory back, which happens in a step if the allocator runs out of it.
 _SYNCHRONISES = re.compile(
-    r"^cu(da)?((Stream|Device|Event|Ctx)Synchronize|Mem(cpy|set)(?!.*Async))"
+    r"^cu(da)?((Stream|Device|Event|Ctx)Synchronize|(Mem(cpy|set)|(Mem)?Free)(?!.*Async))"
 )
 LONGEST, WAITS = 10, 20  # entries
 NAME = 160  # characters; the names of templates are long

@@ -104,8 +104,8 @@ class PendingReport:
     arrived: Any
 
     def read(self) -> StepReport:
-        """Waits for the step on a GPU."""
-        if isinstance(self.arrived, torch.cuda.Event):
+        """Waits for the step on a GPU, if it has not ended yet."""
+        if isinstance(self.arrived, torch.cuda.Event) and not self.arrived.query():
             self.arrived.synchronize()
         *slots, used_s, preempted, interrupted = self.values.tolist()
         rows = [slots[i : i + SLOTS] for i in range(0, len(slots), SLOTS)]

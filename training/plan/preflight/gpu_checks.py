@@ -71,6 +71,17 @@ def gpus(
     )
     for gpu in machine.gpus[:ranks]:
         yield from _gpu(gpu, estimate, smaller)
+        if gpu.mig:
+            yield _split(gpu, request)
+
+
+def _split(gpu: Gpu, request: LaunchRequest) -> Check:
+    """A GPU in parts. A process sees one part at most, so two ranks would take the same one, which
+    NCCL refuses."""
+    name, whole = f"GPU {gpu.index} parts", f"sudo nvidia-smi -i {gpu.index} -mig 0"
+    if request.gpu_ranks == 1:
+        return Check(name, WARNING, msg("plan.gpus.mig"), [whole])
+    return Check(name, ERROR, msg("plan.gpus.mig_ranks"), [whole, request.command_with(1)])
 
 
 def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Check]:
@@ -142,9 +153,6 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Ch
         small = gpu.total_bytes is not None and gpu.total_bytes < RECOMMENDED_GPU_BYTES
         text = msg("plan.gpus.recommended", shown=shown)
         yield Check(name, OK, text if small else shown)
-    if gpu.mig:
-        text = msg("plan.gpus.mig")
-        yield Check(f"{name} parts", WARNING, text, [f"sudo nvidia-smi -i {gpu.index} -mig 0"])
 
 
 def torch_fits(

@@ -1,0 +1,274 @@
+"""Code that only GPUs execute and that no other test of this folder runs: choice of the GPUs, settings
+that save memory, samples, Ctrl-C, copies of a checkpoint, an aborted collective, a user's script."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import ROOT, TOKEN, wait_until
+from tests.e2e.conftest import Launched, Launcher
+from tests.null_gpu import programs
+from tests.null_gpu.conftest import NullGpus
+from training.core import manifest
+from training.core.rundir import read_json, read_records
+
+pytestmark = pytest.mark.timeout(1800)
+Train = Callable[..., Launched]
+LIMIT_S = 600.0  # several imports of the CUDA build take minutes on busy cores
+UUID = "GPU-{:08x}-0000-4000-8000-000000000000"
+
+
+def plan(run: Launched) -> dict[str, Any]:
+    return read_json(run.run.plan) or {}
+
+
+def duet(gpus: NullGpus, project: Path, *command: object) -> str:
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=project,
+        env=os.environ | gpus.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def ranks_on(run: Launched, gpus: NullGpus, order: tuple[int, ...]) -> None:
+    """Rank r has a context on the r-th of these GPUs and on no other one."""
+    for rank, device in enumerate(order):
+        own = {other for other, pid in run.pids.items() if pid in gpus.processes(device)}
+        assert own == {rank}, f"ranks on GPU {device}"
+
+
+def test_the_emptiest_gpus_are_used_shown_and_left_by_ctrl_c(
+    train: Train, gpus: NullGpus, project: Path
+) -> None:
+    gpus.occupy(0, 4)  # by another program
+    three = {"NULL_GPU_COUNT": "3", "FAKE_NVML_COUNT": "3"}
+    run = train(num_iterations=100_000, log_every=100, env=three)
+    run.wait_for("Iter: 1,", LIMIT_S)
+    assert [gpu["index"] for gpu in plan(run)["gpus"]] == [1, 2]
+    ranks_on(run, gpus, (1, 2))
+    assert set(run.pids.values()).isdisjoint(gpus.processes(0))
+    wait_until(lambda: any("power_w" in s for s in run.steps.values()), 30, "the power of the GPUs")
+    shown = json.loads(
+        duet(gpus, project, "./monitor_training.sh", f"--run={run.run.path}", "--json")
+    )
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130
+    step = run.summary["steps"]
+    assert max(run.steps) == step and (run.run.checkpoints / f"step_{step:08d}").is_dir()
+    assert {gpu["name"] for gpu in shown["gpus"]} == {programs.GPU}
+
+
+def test_the_gpus_of_the_user_in_his_order(train: Train, gpus: NullGpus) -> None:
+    chosen = ",".join(UUID.format(0xA0 + device) for device in (1, 0))
+    run = train(num_iterations=100_000, log_every=100, env={"CUDA_VISIBLE_DEVICES": chosen})
+    run.wait_for("Iter: 1,", LIMIT_S)
+    assert [gpu["index"] for gpu in plan(run)["gpus"]] == [1, 0]
+    ranks_on(run, gpus, (1, 0))
+    run.process.terminate()
+    assert run.wait() == 75
+
+
+@pytest.mark.parametrize(
+    ("precision", "saving"),
+    [
+        ("fp32", {"activation_checkpointing": 1, "loss_chunks": 2}),
+        ("bf16", {"activation_checkpointing": "selective", "loss_chunks": 2}),
+    ],
+)
+def test_settings_that_save_memory_and_commands_on_the_result(
+    train: Train, gpus: NullGpus, project: Path, precision: str, saving: dict[str, object]
+) -> None:
+    often = {"eval_every": 4, "save_every": 4, "sample_tokens": 4}
+    own = {"ema": 0.9, "keep_best": True, "max_time": "10m", "deterministic": True, "report": True}
+    run = train(precision=precision, num_iterations=8, **often, **own, **saving)
+    assert run.wait(LIMIT_S) == 0, run.output[-3000:]
+    decided = plan(run)
+    assert decided["precision"]["value"] == precision
+    assert decided["tf32"]["value"] is (precision == "bf16")
+    load = decided["memory"]["load"]
+    blocks = (load["blocks"], load["selective"])
+    assert blocks == ((1, 0) if precision == "fp32" else (0, 1)) and load["chunks"] == 2
+    assert sorted(run.steps) == list(range(1, 9)) and isinstance(run.summary["sample"], str)
+    assert [r["step"] for r in read_records(run.run.metrics) if "eval_ms" in r] == [4, 8]
+    report = run.run.report.read_text()
+    assert programs.GPU in report
+    if precision == "bf16":  # each command imports torch
+        return
+    sampled = duet(gpus, project, "./duet", "sample", run.run.path, "--max_tokens=4", "--json")
+    assert json.loads(sampled)["device"].startswith("cuda"), sampled
+    text = f"--data={run.run.path.parent.parent / 'text.txt'}"
+    measured = duet(gpus, project, "./duet", "evaluate", run.run.path, text, "--json")
+    (evaluated,) = json.loads(measured)["evaluations"]
+    assert evaluated["tokens"] > 0
+
+
+def test_the_weights_are_compared_in_each_step(train: Train) -> None:
+    # Of one rank: what kernels of null GPUs write differs between ranks.
+    run = train(ranks=1, num_iterations=3, inspect_every=1)
+    assert run.wait(LIMIT_S) == 0 and run.summary["steps"] == 3
+
+
+SCRIPT = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from training.inspector import DDPInspector, distributed
+world = distributed.setup()
+model = DistributedDataParallel(torch.nn.Linear(8, 1).to(world.device), device_ids=[world.device.index])
+data = TensorDataset(torch.zeros(400, 8))
+loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+inspector = DDPInspector(model, loader, every=0)
+for step in range(40):
+    for (batch,) in loader:
+        loss = model(batch.to(world.device)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        inspector.step(loss, batch)
+        break
+print(f"rank {world.rank} on {world.device}: done", flush=True)
+distributed.cleanup()
+"""
+
+
+def test_a_script_of_the_user(gpus: NullGpus, project: Path, tmp_path: Path, token: str) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    launcher = Launcher(project, tmp_path, token)
+    own = {"run_name": "script", "out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"}
+    words = [*(f"--{k}={v}" for k, v in own.items()), "--script", tmp_path / "script.py"]
+    counts = {"NULL_GPU_COUNT": "2", "FAKE_NVML_COUNT": "2"}
+    run = launcher(
+        *("./launch_train.sh", "2", *map(str, words)),
+        name="script", bare=True, env=gpus.environ | counts,
+    )  # fmt: skip
+    assert run.wait(LIMIT_S) == 0, run.output[-3000:]
+    for rank in (0, 1):
+        text = (run.run.ranks / f"rank{rank}.log").read_text()
+        assert f"rank {rank} on cuda:{rank}: done" in text
+    warned = [e for e in read_records(run.run.events) if e["event"] == "warning"]
+    assert not warned, warned
+
+
+# What the step has queued is part of the checkpoint, what follows is not.
+COPIED = """
+import sys, time, torch
+from pathlib import Path
+from training.trainer.async_checkpoint import AsyncCheckpointer
+from training.trainer.checkpoint import TrainProgress
+folder = Path(sys.argv[1])
+device = torch.device("cuda", 1)
+torch.cuda.set_device(device)
+facts = {"shape": {}, "optimizer": "", "world_size": 1, "data": {}, "tokenizer": None}
+weights = torch.zeros(4, device=device)
+numbers = [torch.full((4,), float(n)).pin_memory() for n in range(4)]
+saver = AsyncCheckpointer(folder / "saved", 5, lambda step, path: None, lambda code, text: print(text))
+(folder / "saved").mkdir()
+with saver:
+    for step in (1, 2):
+        (folder / f"stall{step}").touch()
+        while not (folder / f"stalled{step}").exists():
+            time.sleep(0.01)
+        weights.copy_(numbers[step], non_blocking=True)
+        (folder / f"saving{step}").touch()
+        saver.save(TrainProgress(step, 0, 8), {"model": {"w": weights}, "optimizer": []}, facts, required=False)
+        weights.copy_(numbers[3], non_blocking=True)
+"""
+
+
+def test_a_checkpoint_has_what_was_queued_before_it(
+    gpus: NullGpus, tmp_path: Path, token: str
+) -> None:
+    with started(gpus, token, tmp_path, COPIED, 1, tmp_path) as (program,):
+        for step in (1, 2):
+            reached(program, tmp_path, f"stall{step}")
+            gpus.stall(1)
+            (tmp_path / f"stalled{step}").touch()
+            reached(program, tmp_path, f"saving{step}")
+            end = time.monotonic() + 0.5
+            while time.monotonic() < end:  # its copies wait for the GPU
+                assert not list((tmp_path / "saved").glob(f"step_{step:08d}"))
+                time.sleep(0.05)
+            gpus.go_on(1)
+        assert program.wait(LIMIT_S) == 0, (tmp_path / "0.txt").read_text()
+        assert not gpus.processes(0), "nothing is on the first GPU"
+    for step in (1, 2):
+        state = torch.load(tmp_path / f"saved/step_{step:08d}" / manifest.STATE, weights_only=True)
+        assert state["model"]["w"].tolist() == [step] * 4
+
+
+def reached(program: subprocess.Popen[bytes], folder: Path, name: str) -> None:
+    wait_until(lambda: (folder / name).exists() or program.poll() is not None, LIMIT_S, name)
+    assert program.poll() is None, (folder / "0.txt").read_text()
+
+
+# rank 1 leaves out a collective
+ABORTED = """
+import os, sys, time, torch, torch.distributed as dist
+from training.inspector import distributed
+world = distributed.setup("cuda", timeout_s=5)
+one = torch.ones(1, device=world.device)
+dist.all_reduce(one)
+if world.rank == 0:
+    dist.all_reduce(one)
+    torch.cuda.synchronize()
+time.sleep(600)
+"""
+
+
+def test_a_collective_that_one_rank_leaves_out_is_aborted(
+    gpus: NullGpus, tmp_path: Path, token: str
+) -> None:
+    # Without the stacks of all threads, for which torch needs minutes on busy cores.
+    gpus.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
+    with started(gpus, token, tmp_path, ABORTED, 2) as (first, _):
+        assert first.wait(LIMIT_S) != 0
+        assert "Watchdog caught collective operation timeout" in (tmp_path / "0.txt").read_text()
+
+
+@contextlib.contextmanager
+def started(
+    gpus: NullGpus, token: str, folder: Path, text: str, ranks: int, *args: object
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Ranks that run this program; killed at the end. Their output is in RANK.txt."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    own = {k: v for k, v in os.environ.items() if not k.startswith("DUET_")} | gpus.environ
+    own |= {"PYTHONPATH": f"{programs.CUDA_TORCH}:{ROOT}", "WORLD_SIZE": str(ranks), TOKEN: token}
+    own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with contextlib.ExitStack() as files:
+        found = [
+            subprocess.Popen(
+                [sys.executable, "-c", text, *map(str, args)],
+                env=own | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=files.enter_context((folder / f"{rank}.txt").open("wb")),
+                stderr=subprocess.STDOUT,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            yield found
+        finally:
+            for program in found:
+                program.kill()
+                program.wait()
