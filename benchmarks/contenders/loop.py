@@ -53,14 +53,14 @@ def train(run: Run, make: Callable[[Run], Contender]) -> None:
     train_data, val_data = (
         TokenDataset([Path(shard)], run.seq_len) for shard in (run.train, run.val)
     )
-    order = EpochPermutation(len(train_data), run.seed, 0)
+    per_epoch = len(train_data) // run.batch  # as Duet: an epoch ends with the last full batch
     contender = make(run)
     with open(run.out, "w", encoding="utf-8", buffering=1) as records:
         for step in range(run.steps):
             started = time.perf_counter()
-            inputs, targets = train_data.batch(
-                order.indices(step * run.batch, (step + 1) * run.batch)
-            )
+            epoch, at = divmod(step, per_epoch)
+            order = EpochPermutation(len(train_data), run.seed, epoch)
+            inputs, targets = train_data.batch(order.indices(at * run.batch, (at + 1) * run.batch))
             loss = contender.loss(inputs, targets, "mean")
             loss.backward()
             contender.update(step)

@@ -1,0 +1,184 @@
+"""The complete trainings in a folder, and their execution."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import ROOT, environment, prepared, train_command
+from benchmarks.gpu.machine import commit
+from benchmarks.target import BATCH, DEPTH, EVAL_TOKENS, SEQ_LEN
+from benchmarks.target.plan import DUET, Training
+from training.core.rundir import RunDir, read_json, read_records, write_json
+
+POLL_S = 0.5
+LABELS = {"gpt2": "GPT-2, AdamW {:g}", "nanochat": "nanochat, rates × {:g}", DUET: "Duet, defaults"}
+
+
+def label(training: Training) -> str:
+    return LABELS[training.contender].format(training.rate)
+
+
+class Kept:
+    """One file for each complete training."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def losses(self) -> dict[Training, float]:
+        """Final validation losses."""
+        return {
+            Training(**record["training"]): record["val_bpb"][-1][1] for record in self.records()
+        }
+
+    def records(self) -> list[dict[str, Any]]:
+        """Raises ValueError for a file that is not complete, which would be repeated silently."""
+        found = []
+        for path in sorted(self.folder.glob("*-seed*.json")):
+            record = read_json(path)
+            if record is None:
+                raise ValueError(f"{path} is not a complete record of a training")
+            found.append(record)
+        return found
+
+    def add(self, training: Training, records: Path) -> float:
+        """Returns the final validation loss."""
+        curve = read(records)
+        if len(curve.step_ms) != training.steps:
+            sys.exit(f"{training.name} made {len(curve.step_ms)} steps of {training.steps}")
+        val = sorted(curve.val_bpb.items())
+        # The mean since the validation before: the loss of one batch is noise.
+        starts = [0, *(step for step, _ in val)]
+        losses = [
+            [end, round(statistics.fmean(curve.loss[start:end]), 5)]
+            for start, end in itertools.pairwise(starts)
+        ]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        about = {"commit": commit(), "torch": str(torch.__version__)}
+        found: dict[str, object] = {"training": asdict(training), **about}
+        found |= {"loss": losses, "val_bpb": [[step, round(bpb, 5)] for step, bpb in val]}
+        write_json(self.folder / f"{training.name}.json", found)
+        return val[-1][1]
+
+
+@dataclass
+class Curve:
+    step_ms: list[float]
+    loss: list[float]
+    val_bpb: dict[int, float]  # by step
+
+
+def read(path: Path) -> Curve:
+    curve = Curve([], [], {})
+    for record in read_records(path):
+        if "val_bpb" in record:
+            curve.val_bpb[record["step"]] = record["val_bpb"]
+        else:
+            curve.step_ms.append(record["step_ms"])
+            curve.loss.append(record["loss"])
+    return curve
+
+
+class Process:
+    """A training in a folder of its own."""
+
+    def __init__(self, training: Training, folder: Path, eval_every: int) -> None:
+        self.training, self.folder = training, folder
+        folder.mkdir()
+        if training.contender == DUET:
+            self.records = RunDir(folder / "run").metrics
+            argv = train_command(folder, **_flags(training, eval_every))
+        else:
+            self.records = folder / "records.jsonl"
+            job = json.dumps(_job(training, eval_every) | {"out": str(self.records)})
+            argv = [sys.executable, "-m", f"benchmarks.contenders.{training.contender}", job]
+        with (folder / "errors").open("w") as errors:
+            self.process = subprocess.Popen(
+                argv, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=errors
+            )
+
+    def ended(self) -> bool:
+        """Raises SystemExit if it has failed."""
+        if self.process.poll() is None:
+            return False
+        if self.process.returncode:
+            errors = (self.folder / "errors").read_text(errors="replace")
+            sys.exit(f"{self.training.name} failed ({self.process.returncode}):\n{errors[-3000:]}")
+        return True
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def _flags(training: Training, eval_every: int) -> dict[str, object]:
+    sizes = {"depth": DEPTH, "max_seq_len": SEQ_LEN, "device_batch_size": BATCH}
+    return {
+        **sizes,
+        "total_batch_size": BATCH * SEQ_LEN,
+        "num_iterations": training.steps,
+        "seed": training.seed,
+        "precision": training.precision,
+        "eval_every": eval_every,
+        "eval_tokens": EVAL_TOKENS,
+        "save_every": 0,
+    }
+
+
+def _job(training: Training, eval_every: int) -> dict[str, object]:
+    data = prepared()
+    corpus: dict[str, object] = {"vocab": data.vocab, "bos": data.bos}
+    corpus |= {"train": str(data.train[0]), "val": str(data.val[0])}
+    return {
+        **corpus,
+        "depth": DEPTH,
+        "seq_len": SEQ_LEN,
+        "batch": BATCH,
+        "steps": training.steps,
+        "rate": training.rate,
+        "seed": training.seed,
+        "bf16": training.precision == "bf16",
+        "eval_every": eval_every,
+        "eval_tokens": EVAL_TOKENS,
+    }
+
+
+def complete(
+    kept: Kept, wanted: Callable[[dict[Training, float]], list[Training]], parallel: int, every: int
+) -> None:
+    """Run what is wanted, `parallel` at a time, until nothing is. Raises SystemExit at the first
+    failure; trainings that are not complete are lost."""
+    running: list[Process] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            while True:
+                for one in [process for process in running if process.ended()]:
+                    running.remove(one)
+                    final = kept.add(one.training, one.records)
+                    print(
+                        f"{label(one.training):<24}{one.training.steps:>6} steps, "
+                        f"seed {one.training.seed}: {final:.4f}",
+                        flush=True,
+                    )
+                busy = {process.training for process in running}
+                waiting = [t for t in wanted(kept.losses()) if t not in busy]
+                for training in waiting[: parallel - len(running)]:
+                    folder = Path(scratch, training.name)
+                    running.append(Process(training, folder, every))
+                if not running:
+                    return
+                time.sleep(POLL_S)
+        finally:
+            for process in running:
+                process.kill()
