@@ -15,7 +15,8 @@ of it are tried until both neighbors of the best rate are worse. The target is i
 loss, in bits per byte. Duet trains complete runs of `--shares` of the steps, each with its own
 schedule; the result is the shortest one that ends at or below the target, and the next shorter one
 does not. Each training is one small file in `--results`, written when it is complete: the same
-command continues with what is missing, and the load of the machine does not matter.
+command continues with what is missing, and an interrupted training from its last state in
+`--scratch`. The load of the machine does not matter.
 
 Seconds: `--timing` runs both side by side, each stopped while the other takes some steps, and
 records the processor time of a step of each process. The table multiplies.

@@ -38,6 +38,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--results", type=Path, default=OUT, help="folder with one file for each training"
     )
+    parser.add_argument(
+        "--scratch", type=Path, default=OUT / "started", help="state of interrupted trainings"
+    )
     parser.add_argument("--timing", action="store_true", help="measure the time of a step instead")
     parser.add_argument("--table", action="store_true", help="print the table only")
     wanted = parser.parse_args(argv)
@@ -80,6 +83,7 @@ def main() -> None:
                     lambda losses: plan.wanted(chosen, losses),
                     asked.parallel,
                     asked.eval_every,
+                    asked.scratch.resolve(),
                 )
     except KeyboardInterrupt:
         sys.exit("interrupted; the same command continues")

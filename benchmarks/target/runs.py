@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from typing import Any
 import torch
 
 from benchmarks.common import ROOT, environment, prepared, train_command
+from benchmarks.contenders.loop import SAVE_EVERY
 from benchmarks.gpu.machine import commit
 from benchmarks.target import BATCH, DEPTH, EVAL_TOKENS, SEQ_LEN
 from benchmarks.target.plan import DUET, Training
 from training.core.rundir import RunDir, read_json, read_records, write_json
 
 POLL_S = 0.5
+STOP_S = 120.0  # a step on a busy machine
 LABELS = {"gpt2": "GPT-2, AdamW {:g}", "nanochat": "nanochat, rates × {:g}", DUET: "Duet, defaults"}
 
 
@@ -55,13 +58,13 @@ class Kept:
     def add(self, training: Training, records: Path) -> float:
         """Returns the final validation loss."""
         curve = read(records)
-        if len(curve.step_ms) != training.steps:
-            sys.exit(f"{training.name} made {len(curve.step_ms)} steps of {training.steps}")
+        if len(curve.loss) != training.steps:
+            sys.exit(f"{training.name} made {len(curve.loss)} steps of {training.steps}")
         val = sorted(curve.val_bpb.items())
         # The mean since the validation before: the loss of one batch is noise.
         starts = [0, *(step for step, _ in val)]
         losses = [
-            [end, round(statistics.fmean(curve.loss[start:end]), 5)]
+            [end, round(statistics.fmean(curve.loss[n] for n in range(start + 1, end + 1)), 5)]
             for start, end in itertools.pairwise(starts)
         ]
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -74,31 +77,34 @@ class Kept:
 
 @dataclass
 class Curve:
-    step_ms: list[float]
-    loss: list[float]
-    val_bpb: dict[int, float]  # by step
+    """By step, from 1: a resumed training repeats some."""
+
+    loss: dict[int, float]
+    val_bpb: dict[int, float]
 
 
 def read(path: Path) -> Curve:
-    curve = Curve([], [], {})
+    curve = Curve({}, {})
     for record in read_records(path):
         if "val_bpb" in record:
             curve.val_bpb[record["step"]] = record["val_bpb"]
         else:
-            curve.step_ms.append(record["step_ms"])
-            curve.loss.append(record["loss"])
+            curve.loss[record["step"]] = record["loss"]
     return curve
 
 
 class Process:
-    """A training in a folder of its own."""
+    """A training in a folder of its own, continued if it was interrupted."""
 
     def __init__(self, training: Training, folder: Path, eval_every: int) -> None:
         self.training, self.folder = training, folder
-        folder.mkdir()
+        folder.mkdir(parents=True, exist_ok=True)
         if training.contender == DUET:
             self.records = RunDir(folder / "run").metrics
-            argv = train_command(folder, **_flags(training, eval_every))
+            own = _flags(training, eval_every)
+            if any((folder / "run").glob("checkpoints/*")):
+                own |= {"resume": folder / "run"}
+            argv = train_command(folder, **own)
         else:
             self.records = folder / "records.jsonl"
             job = json.dumps(_job(training, eval_every) | {"out": str(self.records)})
@@ -117,9 +123,18 @@ class Process:
             sys.exit(f"{self.training.name} failed ({self.process.returncode}):\n{errors[-3000:]}")
         return True
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+
+def stop(processes: Sequence[Process]) -> None:
+    """Duet completes its step and saves."""
+    for one in processes:
+        one.process.send_signal(signal.SIGCONT)
+        one.process.terminate()
+    for one in processes:
+        try:
+            one.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            one.process.kill()
+            one.process.wait()
 
 
 def _flags(training: Training, eval_every: int) -> dict[str, object]:
@@ -132,7 +147,8 @@ def _flags(training: Training, eval_every: int) -> dict[str, object]:
         "precision": training.precision,
         "eval_every": eval_every,
         "eval_tokens": EVAL_TOKENS,
-        "save_every": 0,
+        "save_every": SAVE_EVERY,
+        "keep_checkpoints": 1,
     }
 
 
@@ -155,30 +171,33 @@ def _job(training: Training, eval_every: int) -> dict[str, object]:
 
 
 def complete(
-    kept: Kept, wanted: Callable[[dict[Training, float]], list[Training]], parallel: int, every: int
+    kept: Kept,
+    wanted: Callable[[dict[Training, float]], list[Training]],
+    parallel: int,
+    every: int,
+    scratch: Path,
 ) -> None:
     """Run what is wanted, `parallel` at a time, until nothing is. Raises SystemExit at the first
-    failure; trainings that are not complete are lost."""
+    failure. Trainings that are not complete continue from `scratch` in the next call."""
     running: list[Process] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            while True:
-                for one in [process for process in running if process.ended()]:
-                    running.remove(one)
-                    final = kept.add(one.training, one.records)
-                    print(
-                        f"{label(one.training):<24}{one.training.steps:>6} steps, "
-                        f"seed {one.training.seed}: {final:.4f}",
-                        flush=True,
-                    )
-                busy = {process.training for process in running}
-                waiting = [t for t in wanted(kept.losses()) if t not in busy]
-                for training in waiting[: parallel - len(running)]:
-                    folder = Path(scratch, training.name)
-                    running.append(Process(training, folder, every))
-                if not running:
-                    return
-                time.sleep(POLL_S)
-        finally:
-            for process in running:
-                process.kill()
+    try:
+        while True:
+            for one in [process for process in running if process.ended()]:
+                running.remove(one)
+                final = kept.add(one.training, one.records)
+                shutil.rmtree(one.folder)
+                print(
+                    f"{label(one.training):<24}{one.training.steps:>6} steps, "
+                    f"seed {one.training.seed}: {final:.4f}",
+                    flush=True,
+                )
+            busy = {process.training for process in running}
+            waiting = [t for t in wanted(kept.losses()) if t not in busy]
+            for training in waiting[: parallel - len(running)]:
+                folder = Path(scratch, training.name)
+                running.append(Process(training, folder, every))
+            if not running:
+                return
+            time.sleep(POLL_S)
+    finally:
+        stop(running)

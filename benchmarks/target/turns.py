@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from benchmarks.gpu.machine import commit, cpu
 from benchmarks.target.plan import Plan
-from benchmarks.target.runs import Process, read
+from benchmarks.target.runs import Process, read, stop
 from training.core.rundir import write_json
 
 ROUNDS, STEPS, WARM = 9, 3, 4
@@ -46,8 +46,7 @@ def measure(plan: Plan, folder: Path) -> None:
                 found = {process: _turn(process) for process in order}
                 rounds.append([round(found[process], 1) for process in processes])
         finally:
-            for process in processes:
-                process.kill()
+            stop(processes)
     about = {"cpu": cpu(), "cores": os.cpu_count(), "torch": str(torch.__version__)}
     record = {"commit": commit(), "machine": about, "step_cpu_ms": rounds}
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +80,7 @@ def _until(process: Process, steps: int) -> int:
 
 
 def _steps(process: Process) -> int:
-    return len(read(process.records).step_ms)
+    return len(read(process.records).loss)
 
 
 def _cpu_s(process: Process) -> float:
