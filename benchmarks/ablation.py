@@ -24,7 +24,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from benchmarks import muon_variants
 from benchmarks.common import ROOT, environment, prepared
+from benchmarks.muon_variants import Ideas
 from benchmarks.variants import Choices, Variant
 from training.config.batch import Batch
 from training.config.schema import Config
@@ -49,6 +51,8 @@ class Change:
     momentum_steps: int = optim.MOMENTUM_STEPS
     betas: tuple[float, float] = gpt_optim.BETAS
     newton_schulz: int = 5
+    muon: Ideas = field(default_factory=Ideas)
+    embedding_beta2: float = gpt_optim.BETAS[1]
 
 
 ADAMW = {"optimizer": "adamw", "weight_decay": 0.1, "embedding_lr": 0.05, "unembedding_lr": 0.015}
@@ -100,7 +104,25 @@ CHANGES = {
     "value_embedding": Change(
         "values get a token vector in every other block", {"value_embedding": True}
     ),
+    # Ideas of nanochat (2026-07).
+    "value_gate": Change("value embeddings with gates", {"value_gate": True}),
+    "smear": Change("gated share of the embedding before", {"smear": True}),
+    "backout": Change("the middle of the stream is subtracted", {"backout": True}),
+    "scaled_stream": Change("blocks scale the stream, add the embedding", {"scaled_stream": True}),
+    "attention_1.2": Change("queries and keys × 1.2", {"attention_scale": 1.2}),
+    "inner_0.4": Change("first MLP layer's initial weights × 0.4", {"inner_scale": 0.4}),
+    "rope_100k": Change("rotary base of 100,000", {"rope_base": 1e5}),
+    "embedding_beta2": Change("the embedding's second beta 0.995", embedding_beta2=0.995),
+    "polar_express": Change("Polar Express iteration", muon=Ideas(polar_express=True)),
+    "equal_rows": Change("MuonEq: rows of equal norm", muon=Ideas(equal_rows=True)),
+    "exact_norm": Change("Muon+: exact norm", muon=Ideas(exact_norm=True)),
+    "variance_reduction": Change("NorMuon", muon=Ideas(variance_reduction=True)),
+    "cautious_decay": Change(
+        "cautious decay of 0.1", muon=Ideas(cautious_decay=True), config={"weight_decay": 0.1}
+    ),
+    "nanochat_muon": Change("the first four of these", muon=Ideas(True, True, True, True)),
 }
+SCALAR_RATE = 0.2
 
 
 def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
@@ -111,16 +133,25 @@ def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
         if isinstance(config.matrix_lr, str)
         else config.matrix_lr
     )
-    taken = {id(p) for p in [*matrices, model.head.weight]}
+    taken = {id(p) for p in [*matrices, *model.scalars, model.head.weight]}
     rest = [p for p in model.parameters() if id(p) not in taken]
     groups: list[dict[str, Any]] = [
-        {"params": rest, "lr": config.embedding_lr * scale, "weight_decay": 0.0}
+        {
+            "params": rest,
+            "lr": config.embedding_lr * scale,
+            "weight_decay": 0.0,
+            "betas": (change.betas[0], change.embedding_beta2),
+        }
     ]
+    if model.scalars:
+        groups.append({"params": model.scalars, "lr": SCALAR_RATE, "weight_decay": 0.0})
     groups.append(
         {"params": [model.head.weight], "lr": config.unembedding_lr * scale, "weight_decay": 0.0}
     )
     first: list[torch.optim.Optimizer] = []
-    if config.optimizer == "muon":
+    if change.muon.any:
+        first.append(muon_variants.Muon(matrices, rate, config.weight_decay, change.muon))
+    elif config.optimizer == "muon":
         first.append(
             torch.optim.Muon(matrices, rate, config.weight_decay, ns_steps=change.newton_schulz)
         )
@@ -133,24 +164,24 @@ def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
     )
 
 
-def run(name: str, steps: int, seed: int) -> dict[str, Any]:
+def run(name: str, steps: int, seed: int, depth: int, bf16: bool) -> dict[str, Any]:
     """Train one variant in this process."""
     change = CHANGES[name]
     config = Config(
-        **{"depth": DEPTH, "max_seq_len": LENGTH, "device_batch_size": SEQUENCES, "seed": seed}
+        **{"depth": depth, "max_seq_len": LENGTH, "device_batch_size": SEQUENCES, "seed": seed}
         | change.config
     )
     optim.MOMENTUM_STEPS = change.momentum_steps
     torch.manual_seed(seed)
     data = prepared()
-    model = Variant(ModelDims(DEPTH, data.vocab, LENGTH), Choices(**change.model))
+    model = Variant(ModelDims(depth, data.vocab, LENGTH), Choices(**change.model))
     optimizer = build(model, change, config)
     batch = Batch(SEQUENCES, LENGTH, 1, 1)
     train = dataset(data, "train", LENGTH)
     batches = Batches(
         train, batch, rank=0, seed=seed, workers=0, persistent=False, arrive=pair
     ).epoch(0, 0)
-    autocast, times = torch.autocast("cpu", torch.bfloat16), []
+    autocast, times = torch.autocast("cpu", torch.bfloat16, enabled=bf16), []
     for step in range(steps):
         started = time.perf_counter()
         optimizer.schedule(step, optim.multiplier(step, steps, config))
@@ -185,11 +216,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", default="1", help="numbers; their mean is shown")
     parser.add_argument("--jobs", type=int, default=2, help="concurrent runs")
+    parser.add_argument("--depth", type=int, default=DEPTH)
+    parser.add_argument("--precision", default="bf16", choices=("bf16", "fp32"))
     parser.add_argument("--one", help=argparse.SUPPRESS)  # a single run, in this process
     args = parser.parse_args()
     seeds = [int(s) for s in args.seeds.split(",")]
     if args.one:
-        print(json.dumps(run(args.one, args.steps, seeds[0])))
+        bf16 = args.precision == "bf16"
+        print(json.dumps(run(args.one, args.steps, seeds[0], args.depth, bf16)))
         return
     names = list(dict.fromkeys(["duet", *args.only.split(",")]))
     if unknown := [n for n in names if n not in CHANGES]:
@@ -205,6 +239,8 @@ def main() -> None:
             f"--one={name}",
             f"--steps={args.steps}",
             f"--seeds={seed}",
+            f"--depth={args.depth}",
+            f"--precision={args.precision}",
         ]
         done = subprocess.run(
             argv, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
