@@ -42,6 +42,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--scratch", type=Path, default=OUT / "started", help="state of interrupted trainings"
     )
     parser.add_argument("--timing", action="store_true", help="measure the time of a step instead")
+    parser.add_argument("--rounds", type=int, default=9, help="of --timing")
     parser.add_argument("--table", action="store_true", help="print the table only")
     wanted = parser.parse_args(argv)
     wanted.steps = sorted(map(int, wanted.steps.split(",")))
@@ -76,7 +77,7 @@ def main() -> None:
         if not asked.table:
             prepared()
             if asked.timing:
-                turns.measure(chosen, kept.folder)
+                turns.measure(chosen, kept.folder, asked.rounds)
             else:
                 runs.complete(
                     kept,

@@ -20,17 +20,17 @@ from benchmarks.target.plan import Plan
 from benchmarks.target.runs import Process, read, stop
 from training.core.rundir import write_json
 
-ROUNDS, STEPS, WARM = 9, 3, 4
+STEPS, WARM = 3, 4
 POLL_S = 0.02
 FILE = "time-{}-{}.json"
 
 
-def measure(plan: Plan, folder: Path) -> None:
+def measure(plan: Plan, folder: Path, count: int) -> None:
     """Write the milliseconds of processor time that each process takes for a step, a pair for each
-    round. Neither runs while the other is measured, and both see the same load; time in which the
+    of `count` rounds. Neither runs while the other is measured, and both see the same load; time in which the
     machine runs other programs does not count."""
     # One more step for each turn, which is cut in two.
-    steps = WARM + ROUNDS * (STEPS + 1) + 1
+    steps = WARM + count * (STEPS + 1) + 1
     seed, every = plan.seeds[0], 10 * steps
     both = [plan.base(steps, seed, plan.rate), replace(plan.duet(steps, seed, 1.0), steps=steps)]
     processes: list[Process] = []
@@ -41,7 +41,7 @@ def measure(plan: Plan, folder: Path) -> None:
                 _until(processes[-1], WARM)
                 os.kill(processes[-1].process.pid, signal.SIGSTOP)
             rounds = []
-            for number in tqdm(range(ROUNDS), unit="round", disable=None):
+            for number in tqdm(range(count), unit="round", disable=None):
                 order = processes if number % 2 == 0 else processes[::-1]
                 found = {process: _turn(process) for process in order}
                 rounds.append([round(found[process], 1) for process in processes])

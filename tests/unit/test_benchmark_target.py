@@ -147,9 +147,9 @@ def test_an_interrupted_comparison_continues(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.usefixtures("tiny")
 def test_both_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"ROUNDS": 2, "STEPS": 20, "WARM": 2}.items():
+    for name, value in {"STEPS": 20, "WARM": 2}.items():
         monkeypatch.setattr(turns, name, value)
-    turns.measure(PLAN, tmp_path)
+    turns.measure(PLAN, tmp_path, 2)
     found = json.loads((tmp_path / turns.FILE.format("gpt2", "fp32")).read_text())
     assert len(found["step_cpu_ms"]) == 2
     assert all(time > 0 for both in found["step_cpu_ms"] for time in both)
