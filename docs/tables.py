@@ -21,6 +21,7 @@ sys.path[0] = str(ROOT)
 os.environ["DUET_LANG"] = "en"  # of the documentation, whatever the locale is
 
 from benchmarks.gpu import table as gpu_table  # noqa: E402
+from benchmarks.target import __main__ as target  # noqa: E402
 from training import tasks  # noqa: E402
 from training.config import foreign_names  # noqa: E402
 from training.config.flags import ACTIONS  # noqa: E402
@@ -180,6 +181,7 @@ TABLES = {
     "metrics": lambda: prom_metrics.table().splitlines(),
     "names": foreign_names.table,
     "spirals": spirals,
+    "target": target.published,
     "kair_renamed": kair_renamed,
     "kair_same": kair_same,
     "kair_special": kair_special,

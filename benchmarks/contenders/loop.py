@@ -19,7 +19,6 @@ from training.data.permutation import EpochPermutation
 from training.data.token_dataset import TokenDataset
 
 IGNORED = -1  # a target that is not counted
-SAVE_EVERY = 25  # steps
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class Run:
     val: str
     eval_every: int
     eval_tokens: int
+    save_every: int
     out: str  # records; the state is beside them
 
     @property
@@ -82,7 +82,7 @@ def train(run: Run, make: Callable[[Run], Contender]) -> None:
             if (step + 1) % run.eval_every == 0 or step + 1 == run.steps:
                 found = {"step": step + 1, "val_bpb": bits_per_byte(contender, val_data, run)}
                 records.write(json.dumps(found) + "\n")
-            if (step + 1) % SAVE_EVERY == 0:
+            if (step + 1) % run.save_every == 0:
                 _save(run, contender, step + 1)
 
 

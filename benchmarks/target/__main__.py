@@ -13,7 +13,7 @@ from benchmarks.common import ROOT, prepared
 from benchmarks.target import plan, runs, table, turns
 
 STARTS = {"gpt2": 7e-4, "nanochat": 16.0}
-OUT = ROOT / "experiments/target"
+OUT, PUBLISHED = ROOT / "experiments/target", ROOT / "benchmarks/results/target"
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -60,10 +60,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return wanted
 
 
-def main() -> None:
-    asked = arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that trainings are ended
-    chosen = plan.Plan(
+def planned(asked: argparse.Namespace) -> plan.Plan:
+    return plan.Plan(
         asked.baseline,
         asked.precision,
         asked.steps,
@@ -72,6 +70,18 @@ def main() -> None:
         asked.shares,
         asked.share,
     )
+
+
+def published() -> list[str]:
+    """The table of docs/performance.md."""
+    asked = arguments(["--baseline=nanochat", "--table", f"--results={PUBLISHED}"])
+    return table.lines(asked.results, planned(asked))
+
+
+def main() -> None:
+    asked = arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that trainings are ended
+    chosen = planned(asked)
     kept = runs.Kept(asked.results)
     try:
         if not asked.table:

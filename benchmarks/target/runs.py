@@ -12,18 +12,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.common import ROOT, environment, prepared, train_command
-from benchmarks.contenders.loop import SAVE_EVERY
 from benchmarks.gpu.machine import commit
 from benchmarks.target import BATCH, DEPTH, EVAL_TOKENS, SEQ_LEN
 from benchmarks.target.plan import DUET, Training
 from training.core.rundir import RunDir, read_json, read_records, write_json
 
+SAVE_EVERY = 25  # steps
 POLL_S = 0.5
 STOP_S = 120.0  # a step on a busy machine
 LABELS = {"gpt2": "GPT-2, AdamW {:g}", "nanochat": "nanochat, rates × {:g}", DUET: "Duet, defaults"}
@@ -68,7 +67,7 @@ class Kept:
             for start, end in itertools.pairwise(starts)
         ]
         self.folder.mkdir(parents=True, exist_ok=True)
-        about = {"commit": commit(), "torch": str(torch.__version__)}
+        about = {"commit": commit(), "torch": version("torch")}
         found: dict[str, object] = {"training": asdict(training), **about}
         found |= {"loss": losses, "val_bpb": [[step, round(bpb, 5)] for step, bpb in val]}
         write_json(self.folder / f"{training.name}.json", found)
@@ -167,6 +166,7 @@ def _job(training: Training, eval_every: int) -> dict[str, object]:
         "bf16": training.precision == "bf16",
         "eval_every": eval_every,
         "eval_tokens": EVAL_TOKENS,
+        "save_every": SAVE_EVERY,
     }
 
 

@@ -7,21 +7,27 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.target.plan import Losses, Pair, Plan, Training, pairs
+from benchmarks.target.plan import DUET, Losses, Pair, Plan, Training, pairs
 from benchmarks.target.runs import Kept, label
 from benchmarks.target.turns import FILE
 from training.core.rundir import read_json
+
+NONE = "No training of this comparison is complete yet."
 
 
 def lines(folder: Path, plan: Plan) -> list[str]:
     """Markdown: which run of Duet reaches the baseline's loss, all trainings, the time of a
     step."""
-    losses = Kept(folder).losses()
+    losses = {
+        training: loss
+        for training, loss in Kept(folder).losses().items()
+        if training.contender in (plan.baseline, DUET) and training.precision == plan.precision
+    }
     time = read_json(folder / FILE.format(plan.baseline, plan.precision))
     ratios = sorted(own / base for base, own in time["step_cpu_ms"]) if time else []
     ratio = statistics.median(ratios) if ratios else None
     complete = pairs(plan, losses)
-    out = [*_pairs(complete, losses, ratio), "", *_all(losses, plan)]
+    out = [*_pairs(complete, losses, ratio), "", *_all(losses, plan)] if losses else [NONE]
     return [*out, "", *_time(time, ratios)] if time else out
 
 
@@ -44,7 +50,7 @@ def _all(losses: Losses, plan: Plan) -> Iterator[str]:
     """A row for each kind of training, with its losses by seed."""
     yield f"| training | steps | {' | '.join(f'seed {seed}' for seed in plan.seeds)} |"
     yield "|" + "---|" * (2 + len(plan.seeds))
-    kinds = {(t.contender, t.rate, t.steps): t for t in losses if t.precision == plan.precision}
+    kinds = {(t.contender, t.rate, t.steps): t for t in losses}
     for (contender, rate, steps), one in sorted(
         kinds.items(), key=lambda item: (item[0][2], item[0][0], item[0][1])
     ):

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
-import torch
 from tqdm import tqdm
 
 from benchmarks.gpu.machine import commit, cpu
@@ -27,8 +27,8 @@ FILE = "time-{}-{}.json"
 
 def measure(plan: Plan, folder: Path, count: int) -> None:
     """Write the milliseconds of processor time that each process takes for a step, a pair for each
-    of `count` rounds. Neither runs while the other is measured, and both see the same load; time in which the
-    machine runs other programs does not count."""
+    of `count` rounds. Neither runs while the other is measured, and both see the same load; the
+    time of other programs does not count."""
     # One more step for each turn, which is cut in two.
     steps = WARM + count * (STEPS + 1) + 1
     seed, every = plan.seeds[0], 10 * steps
@@ -47,7 +47,7 @@ def measure(plan: Plan, folder: Path, count: int) -> None:
                 rounds.append([round(found[process], 1) for process in processes])
         finally:
             stop(processes)
-    about = {"cpu": cpu(), "cores": os.cpu_count(), "torch": str(torch.__version__)}
+    about = {"cpu": cpu(), "cores": os.cpu_count(), "torch": version("torch")}
     record = {"commit": commit(), "machine": about, "step_cpu_ms": rounds}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / FILE.format(plan.baseline, plan.precision), record)

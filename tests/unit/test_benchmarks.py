@@ -125,7 +125,7 @@ def test_the_baseline_has_the_size_of_duets_model() -> None:
 def contender_run(shard: Path, out: Path, **changes: object) -> gpt2.Run:
     sizes = {"depth": 1, "seq_len": 8, "batch": 2, "steps": 3, "rate": 1e-3, "seed": 1}
     corpus = {"bf16": False, "vocab": 320, "bos": 256, "train": str(shard), "val": str(shard)}
-    writing = {"eval_every": 2, "eval_tokens": 32, "out": str(out)}
+    writing = {"eval_every": 2, "eval_tokens": 32, "save_every": 3, "out": str(out)}
     return gpt2.Run(**(sizes | corpus | writing | changes))  # type: ignore[arg-type]
 
 
@@ -135,10 +135,7 @@ def test_the_records_of_the_baseline_can_be_read(shard: Path, tmp_path: Path) ->
     assert list(curve.loss) == [1, 2, 3] and set(curve.val_bpb) == {2, 3}
 
 
-def test_an_interrupted_baseline_continues_exactly(
-    shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop, "SAVE_EVERY", 3)
+def test_an_interrupted_baseline_continues_exactly(shard: Path, tmp_path: Path) -> None:
     whole, parted = (
         contender_run(shard, tmp_path / f"{name}.jsonl", steps=16) for name in ("whole", "parted")
     )
