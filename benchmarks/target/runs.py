@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import os
 import shutil
 import signal
 import statistics
@@ -21,6 +23,7 @@ from benchmarks.gpu.machine import commit
 from benchmarks.target import BATCH, DEPTH, EVAL_TOKENS, SEQ_LEN
 from benchmarks.target.plan import DUET, Training
 from training.core.rundir import RunDir, read_json, read_records, write_json
+from training.host import process
 
 SAVE_EVERY = 25  # steps
 POLL_S = 0.5
@@ -92,25 +95,40 @@ def read(path: Path) -> Curve:
     return curve
 
 
+def records(training: Training, folder: Path) -> Path:
+    return (
+        RunDir(folder / "run").metrics if training.contender == DUET else folder / "records.jsonl"
+    )
+
+
 class Process:
     """A training in a folder of its own, continued if it was interrupted."""
 
     def __init__(self, training: Training, folder: Path, eval_every: int) -> None:
         self.training, self.folder = training, folder
+        self.records = records(training, folder)
+        own = _flags(training, eval_every)
+        if any((folder / "run").glob("checkpoints/*")):
+            own |= {"resume": folder / "run"}
+        else:  # of a run without a checkpoint
+            shutil.rmtree(folder / "run", ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         if training.contender == DUET:
-            self.records = RunDir(folder / "run").metrics
-            own = _flags(training, eval_every)
-            if any((folder / "run").glob("checkpoints/*")):
-                own |= {"resume": folder / "run"}
             argv = train_command(folder, **own)
         else:
-            self.records = folder / "records.jsonl"
             job = json.dumps(_job(training, eval_every) | {"out": str(self.records)})
             argv = [sys.executable, "-m", f"benchmarks.contenders.{training.contender}", job]
         with (folder / "errors").open("w") as errors:
             self.process = subprocess.Popen(
-                argv, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=errors
+                argv,
+                cwd=ROOT,
+                env=environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                # Two that continue the same training would write into one file.
+                preexec_fn=functools.partial(  # noqa: PLW1509 – one thread
+                    process.die_with_parent, os.getpid(), signal.SIGTERM
+                ),
             )
 
     def ended(self) -> bool:
@@ -182,22 +200,28 @@ def complete(
     running: list[Process] = []
     try:
         while True:
-            for one in [process for process in running if process.ended()]:
+            for one in [one for one in running if one.ended()]:
                 running.remove(one)
-                final = kept.add(one.training, one.records)
-                shutil.rmtree(one.folder)
-                print(
-                    f"{label(one.training):<24}{one.training.steps:>6} steps, "
-                    f"seed {one.training.seed}: {final:.4f}",
-                    flush=True,
-                )
-            busy = {process.training for process in running}
-            waiting = [t for t in wanted(kept.losses()) if t not in busy]
-            for training in waiting[: parallel - len(running)]:
-                folder = Path(scratch, training.name)
-                running.append(Process(training, folder, every))
+                _keep(kept, one.training, one.folder)
+            while len(running) < parallel:
+                busy = {one.training for one in running}
+                waiting = [t for t in wanted(kept.losses()) if t not in busy]
+                if not waiting:
+                    break
+                training, folder = waiting[0], scratch / waiting[0].name
+                if training.steps in read(records(training, folder)).val_bpb:
+                    _keep(kept, training, folder)  # complete when this program was killed
+                else:
+                    running.append(Process(training, folder, every))
             if not running:
                 return
             time.sleep(POLL_S)
     finally:
         stop(running)
+
+
+def _keep(kept: Kept, training: Training, folder: Path) -> None:
+    final = kept.add(training, records(training, folder))
+    shutil.rmtree(folder)
+    name, steps = label(training), training.steps
+    print(f"{name:<24}{steps:>6} steps, seed {training.seed}: {final:.4f}", flush=True)

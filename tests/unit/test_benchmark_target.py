@@ -37,7 +37,7 @@ def played(chosen: Plan, at_a_time: int = 1, **facts: float) -> tuple[Losses, li
 def test_the_rate_is_tuned_until_both_neighbors_are_worse() -> None:
     losses, order = played(PLAN)
     first = [t.rate for t in order if t.contender == "gpt2" and t.steps == 300 and t.seed == 1]
-    assert first == [4.0, 8.0, 16.0, 32.0], "2.0 is no neighbor of the best one"
+    assert first == [4.0, 8.0, 16.0, 32.0], "2.0 is not beside the best one"
     longer = [t.rate for t in order if t.contender == "gpt2" and t.steps == 1000 and t.seed == 1]
     assert longer == [16.0, 32.0, 8.0], "from the best rate of the shorter one"
     assert {t.rate for t in losses if t.seed == 2} == {16.0, 1.0}
@@ -89,6 +89,19 @@ def test_a_kept_training_is_read_again(tmp_path: Path) -> None:
         kept.add(replace(training, steps=5), tmp_path / "records")
 
 
+def test_a_training_that_was_complete_but_not_kept(tmp_path: Path) -> None:
+    kept, training = runs.Kept(tmp_path / "kept"), Training("gpt2", 4, 1, 7e-4, "fp32")
+    folder = tmp_path / "started" / training.name
+    folder.mkdir(parents=True)
+    records(folder / "records.jsonl", 4)
+
+    def missing(losses: Losses) -> list[Training]:
+        return [] if training in losses else [training]
+
+    runs.complete(kept, missing, 1, 2, folder.parent)
+    assert kept.losses() == {training: 2.5} and not folder.exists()
+
+
 def test_a_damaged_file_is_not_repeated_silently(tmp_path: Path) -> None:
     (tmp_path / "duet-fp32-4-rate1-seed1.json").write_text('{"training": {')
     with pytest.raises(ValueError, match="duet-fp32-4"):
@@ -133,7 +146,7 @@ def test_an_interrupted_comparison_continues(tmp_path: Path) -> None:
         return missing(losses)
 
     with pytest.raises(KeyboardInterrupt):
-        runs.complete(kept, until_saved, 2, 200, scratch)
+        runs.complete(kept, until_saved, 3, 200, scratch)
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(scratch) in str(p.info)]
     started = {Path(training.name) for training in both if training not in kept.losses()}
     assert started == {folder.relative_to(scratch) for folder in scratch.iterdir()}
