@@ -104,10 +104,12 @@ def records(training: Training, folder: Path) -> Path:
 class Process:
     """A training in a folder of its own, continued if it was interrupted."""
 
-    def __init__(self, training: Training, folder: Path, eval_every: int) -> None:
+    def __init__(
+        self, training: Training, folder: Path, eval_every: int, save_every: int = SAVE_EVERY
+    ) -> None:
         self.training, self.folder = training, folder
         self.records = records(training, folder)
-        own = _flags(training, eval_every)
+        own = _flags(training) | {"eval_every": eval_every, "save_every": save_every}
         if any((folder / "run").glob("checkpoints/*")):
             own |= {"resume": folder / "run"}
         else:  # of a run without a checkpoint
@@ -116,7 +118,10 @@ class Process:
         if training.contender == DUET:
             argv = train_command(folder, **own)
         else:
-            job = json.dumps(_job(training, eval_every) | {"out": str(self.records)})
+            job = json.dumps(
+                _job(training)
+                | {"eval_every": eval_every, "save_every": save_every, "out": str(self.records)}
+            )
             argv = [sys.executable, "-m", f"benchmarks.contenders.{training.contender}", job]
         with (folder / "errors").open("w") as errors:
             self.process = subprocess.Popen(
@@ -154,7 +159,7 @@ def stop(processes: Sequence[Process]) -> None:
             one.process.wait()
 
 
-def _flags(training: Training, eval_every: int) -> dict[str, object]:
+def _flags(training: Training) -> dict[str, object]:
     sizes = {"depth": DEPTH, "max_seq_len": SEQ_LEN, "device_batch_size": BATCH}
     return {
         **sizes,
@@ -162,14 +167,12 @@ def _flags(training: Training, eval_every: int) -> dict[str, object]:
         "num_iterations": training.steps,
         "seed": training.seed,
         "precision": training.precision,
-        "eval_every": eval_every,
         "eval_tokens": EVAL_TOKENS,
-        "save_every": SAVE_EVERY,
         "keep_checkpoints": 1,
     }
 
 
-def _job(training: Training, eval_every: int) -> dict[str, object]:
+def _job(training: Training) -> dict[str, object]:
     data = prepared()
     corpus: dict[str, object] = {"vocab": data.vocab, "bos": data.bos}
     corpus |= {"train": str(data.train[0]), "val": str(data.val[0])}
@@ -182,9 +185,7 @@ def _job(training: Training, eval_every: int) -> dict[str, object]:
         "rate": training.rate,
         "seed": training.seed,
         "bf16": training.precision == "bf16",
-        "eval_every": eval_every,
         "eval_tokens": EVAL_TOKENS,
-        "save_every": SAVE_EVERY,
     }
 
 

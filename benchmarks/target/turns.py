@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from benchmarks.target.runs import Process, read, stop
 from training.core.rundir import write_json
 
 STEPS, WARM = 3, 4
+ENDLESS = 1_000_000
 POLL_S = 0.02
 FILE = "time-{}-{}.json"
 
@@ -29,15 +29,15 @@ def measure(plan: Plan, folder: Path, count: int) -> None:
     """Write the milliseconds of processor time that each process takes for a step, a pair for each
     of `count` rounds. Neither runs while the other is measured, and both see the same load; the
     time of other programs does not count."""
-    # One more step for each turn, which is cut in two.
-    steps = WARM + count * (STEPS + 1) + 1
-    seed, every = plan.seeds[0], 10 * steps
-    both = [plan.base(steps, seed, plan.rate), replace(plan.duet(steps, seed, 1.0), steps=steps)]
+    seed = plan.seeds[0]
+    both = [plan.base(ENDLESS, seed, plan.rate), plan.duet(ENDLESS, seed, 1.0)]
     processes: list[Process] = []
     with tempfile.TemporaryDirectory() as scratch:
         try:
             for training in both:
-                processes.append(Process(training, Path(scratch, training.contender), every))
+                processes.append(
+                    Process(training, Path(scratch, training.contender), ENDLESS, ENDLESS)
+                )
                 _until(processes[-1], WARM)
                 os.kill(processes[-1].process.pid, signal.SIGSTOP)
             rounds = []
