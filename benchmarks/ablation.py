@@ -5,7 +5,8 @@ each choice.
 
 Each row of the table changes one thing; everything else is as in training.trainer. Depth 4 (width
 256), 8 × 256 tokens per step, the embedded corpus, bf16, one thread. Losses do not depend on the
-machine's speed, so runs may share it; `ms` is only indicative.
+machine's speed, so runs may share it; `ms` is the processor time of a step. A complete run is a
+file in `--results`, which is not repeated: delete it when Duet's model or optimizer has changed.
 """
 
 from __future__ import annotations
@@ -19,15 +20,20 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
+from benchmarks import muon_variants
 from benchmarks.common import ROOT, environment, prepared
+from benchmarks.gpu.machine import commit
+from benchmarks.muon_variants import Ideas
 from benchmarks.variants import Choices, Variant
 from training.config.batch import Batch
 from training.config.schema import Config
+from training.core.rundir import read_json, write_json
 from training.data.loader import Batches
 from training.data.token_dataset import dataset, pair
 from training.data.tokenizer import for_corpus
@@ -37,6 +43,7 @@ from training.tasks.gpt.model_dims import ModelDims
 
 DEPTH, LENGTH, SEQUENCES = 4, 256, 8
 VALIDATION = 512  # sequences
+OUT = ROOT / "experiments/ablation"
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,8 @@ class Change:
     momentum_steps: int = optim.MOMENTUM_STEPS
     betas: tuple[float, float] = gpt_optim.BETAS
     newton_schulz: int = 5
+    muon: Ideas = field(default_factory=Ideas)
+    embedding_beta2: float = gpt_optim.BETAS[1]
 
 
 ADAMW = {"optimizer": "adamw", "weight_decay": 0.1, "embedding_lr": 0.05, "unembedding_lr": 0.015}
@@ -100,7 +109,25 @@ CHANGES = {
     "value_embedding": Change(
         "values get a token vector in every other block", {"value_embedding": True}
     ),
+    # Ideas of nanochat (2026-07).
+    "value_gate": Change("value embeddings with gates", {"value_gate": True}),
+    "smear": Change("gated share of the embedding before", {"smear": True}),
+    "backout": Change("the middle of the stream is subtracted", {"backout": True}),
+    "scaled_stream": Change("blocks scale the stream, add the embedding", {"scaled_stream": True}),
+    "attention_1.2": Change("queries and keys × 1.2", {"attention_scale": 1.2}),
+    "inner_0.4": Change("first MLP layer's initial weights × 0.4", {"inner_scale": 0.4}),
+    "rope_100k": Change("rotary base of 100,000", {"rope_base": 1e5}),
+    "embedding_beta2": Change("the embedding's second beta 0.995", embedding_beta2=0.995),
+    "polar_express": Change("Polar Express iteration", muon=Ideas(polar_express=True)),
+    "equal_rows": Change("MuonEq: rows of equal norm", muon=Ideas(equal_rows=True)),
+    "exact_norm": Change("Muon+: exact norm", muon=Ideas(exact_norm=True)),
+    "variance_reduction": Change("NorMuon", muon=Ideas(variance_reduction=True)),
+    "cautious_decay": Change(
+        "cautious decay of 0.1", muon=Ideas(cautious_decay=True), config={"weight_decay": 0.1}
+    ),
+    "nanochat_muon": Change("the first four of these", muon=Ideas(True, True, True, True)),
 }
+SCALAR_RATE = 0.2
 
 
 def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
@@ -111,16 +138,25 @@ def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
         if isinstance(config.matrix_lr, str)
         else config.matrix_lr
     )
-    taken = {id(p) for p in [*matrices, model.head.weight]}
+    taken = {id(p) for p in [*matrices, *model.scalars, model.head.weight]}
     rest = [p for p in model.parameters() if id(p) not in taken]
     groups: list[dict[str, Any]] = [
-        {"params": rest, "lr": config.embedding_lr * scale, "weight_decay": 0.0}
+        {
+            "params": rest,
+            "lr": config.embedding_lr * scale,
+            "weight_decay": 0.0,
+            "betas": (change.betas[0], change.embedding_beta2),
+        }
     ]
+    if model.scalars:
+        groups.append({"params": model.scalars, "lr": SCALAR_RATE, "weight_decay": 0.0})
     groups.append(
         {"params": [model.head.weight], "lr": config.unembedding_lr * scale, "weight_decay": 0.0}
     )
     first: list[torch.optim.Optimizer] = []
-    if config.optimizer == "muon":
+    if change.muon.any:
+        first.append(muon_variants.Muon(matrices, rate, config.weight_decay, change.muon))
+    elif config.optimizer == "muon":
         first.append(
             torch.optim.Muon(matrices, rate, config.weight_decay, ns_steps=change.newton_schulz)
         )
@@ -133,26 +169,26 @@ def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
     )
 
 
-def run(name: str, steps: int, seed: int) -> dict[str, Any]:
+def run(name: str, steps: int, seed: int, depth: int, bf16: bool) -> dict[str, Any]:
     """Train one variant in this process."""
     change = CHANGES[name]
     config = Config(
-        **{"depth": DEPTH, "max_seq_len": LENGTH, "device_batch_size": SEQUENCES, "seed": seed}
+        **{"depth": depth, "max_seq_len": LENGTH, "device_batch_size": SEQUENCES, "seed": seed}
         | change.config
     )
     optim.MOMENTUM_STEPS = change.momentum_steps
     torch.manual_seed(seed)
     data = prepared()
-    model = Variant(ModelDims(DEPTH, data.vocab, LENGTH), Choices(**change.model))
+    model = Variant(ModelDims(depth, data.vocab, LENGTH), Choices(**change.model))
     optimizer = build(model, change, config)
     batch = Batch(SEQUENCES, LENGTH, 1, 1)
     train = dataset(data, "train", LENGTH)
     batches = Batches(
         train, batch, rank=0, seed=seed, workers=0, persistent=False, arrive=pair
     ).epoch(0, 0)
-    autocast, times = torch.autocast("cpu", torch.bfloat16), []
+    autocast, times = torch.autocast("cpu", torch.bfloat16, enabled=bf16), []
     for step in range(steps):
-        started = time.perf_counter()
+        started = time.process_time()
         optimizer.schedule(step, optim.multiplier(step, steps, config))
         with autocast:
             loss = model(*next(batches))
@@ -160,7 +196,7 @@ def run(name: str, steps: int, seed: int) -> dict[str, Any]:
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
         optimizer.step()
         optimizer.zero_grad()
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
     model.eval()
     validation, bos = dataset(data, "val", LENGTH), for_corpus(data).bos
     nats = tokens = 0.0
@@ -177,66 +213,89 @@ def run(name: str, steps: int, seed: int) -> dict[str, Any]:
     }
 
 
+Found = dict[str, dict[int, dict[str, Any]]]  # results by name and seed
+
+
+def table(found: Found) -> list[str]:
+    """Changes are means over the seeds that both have, with their range."""
+    base = found["duet"]
+    lines = [
+        f"{'variant':<20}{'bits/byte':>10}{'change':>9}{'range':>18}{'M weights':>11}{'ms':>7}"
+        "   difference"
+    ]
+    for name, own in found.items():
+        if not (seeds := sorted(own.keys() & base.keys())):
+            continue
+        bpb = statistics.mean(own[seed]["bpb"] for seed in seeds)
+        changes = [own[seed]["bpb"] - base[seed]["bpb"] for seed in seeds]
+        ms = statistics.median(one["ms"] for one in own.values())
+        lines.append(
+            f"{name:<20}{bpb:10.4f}{statistics.mean(changes):+9.4f}"
+            f"{min(changes):+10.4f}{max(changes):+8.4f}{own[seeds[0]]['parameters'] / 1e6:11.2f}"
+            f"{ms:7.0f}   {CHANGES[name].what}"
+        )
+    return lines
+
+
+def child(args: argparse.Namespace, name: str, seed: int) -> dict[str, Any] | None:
+    """The kept result, or a process's."""
+    kind = f"depth{args.depth}-{args.precision}-{args.steps}"
+    kept: Path = args.results / f"{name}-{kind}-seed{seed}.json"
+    if (before := read_json(kept)) is not None:
+        return before
+    argv = [sys.executable, "-m", "benchmarks.ablation", f"--one={name}", f"--seeds={seed}"]
+    argv += [f"--{flag}={getattr(args, flag)}" for flag in ("steps", "depth", "precision")]
+    done = subprocess.run(
+        argv, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        tqdm.write(f"{name}, seed {seed}: failed:\n{done.stderr[-2000:]}", file=sys.stderr)
+        return None
+    found = dict(json.loads(done.stdout.splitlines()[-1]))
+    args.results.mkdir(parents=True, exist_ok=True)
+    write_json(kept, {**found, "commit": commit()})
+    tqdm.write(f"{name}, seed {seed}: {found['bpb']:.4f}", file=sys.stderr)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default=",".join(CHANGES), help="names of variants")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seeds", default="1", help="numbers; their mean is shown")
+    parser.add_argument(
+        "--seeds", default="1", help="numbers; all variants have one, then the next"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="concurrent runs")
+    parser.add_argument("--depth", type=int, default=DEPTH)
+    parser.add_argument("--precision", default="bf16", choices=("bf16", "fp32"))
+    parser.add_argument(
+        "--results", type=Path, default=OUT, help="folder with one file for each complete run"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)  # a single run, in this process
     args = parser.parse_args()
     seeds = [int(s) for s in args.seeds.split(",")]
     if args.one:
-        print(json.dumps(run(args.one, args.steps, seeds[0])))
+        bf16 = args.precision == "bf16"
+        print(json.dumps(run(args.one, args.steps, seeds[0], args.depth, bf16)))
         return
     names = list(dict.fromkeys(["duet", *args.only.split(",")]))
     if unknown := [n for n in names if n not in CHANGES]:
         sys.exit(f"unknown variant {', '.join(unknown)}; allowed: {', '.join(CHANGES)}")
     prepared()
-    torch.set_num_threads(1)
-
-    def child(name: str, seed: int) -> dict[str, Any] | None:
-        argv = [
-            sys.executable,
-            "-m",
-            "benchmarks.ablation",
-            f"--one={name}",
-            f"--steps={args.steps}",
-            f"--seeds={seed}",
-        ]
-        done = subprocess.run(
-            argv, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
-        )
-        found = None if done.returncode else dict(json.loads(done.stdout.splitlines()[-1]))
-        bar.update()
-        # Printed at once, so that a failure of another run, or Ctrl-C, loses no result.
-        tqdm.write(
-            f"{name}, seed {seed}: "
-            + (f"{found['bpb']:.4f}" if found else f"failed:\n{done.stderr[-2000:]}"),
-            file=sys.stderr,
-        )
-        return found
-
-    with (
-        tqdm(total=len(names) * len(seeds), unit="run", disable=None) as bar,
-        ThreadPoolExecutor(args.jobs) as pool,
-    ):
-        found = {n: [pool.submit(child, n, s) for s in seeds] for n in names}
-        results = {n: [r for f in futures if (r := f.result())] for n, futures in found.items()}
-    if not results["duet"]:
-        sys.exit("the run with the defaults failed: nothing to compare with")
-    base = statistics.mean(r["bpb"] for r in results["duet"])
-    print(f"{'variant':<24}{'bits/byte':>10}{'change':>9}{'M weights':>11}{'ms':>7}   difference")
-    for name, runs in results.items():
-        if runs:
-            bpb = statistics.mean(r["bpb"] for r in runs)
-            ms = statistics.median(r["ms"] for r in runs)
-            print(
-                f"{name:<24}{bpb:10.4f}{bpb - base:+9.4f}{runs[0]['parameters'] / 1e6:11.2f}"
-                f"{ms:7.0f}   {CHANGES[name].what}"
-            )
+    pairs = [(name, seed) for seed in seeds for name in names]
+    found: Found = {name: {} for name in names}
+    with ThreadPoolExecutor(args.jobs) as pool:
+        results = pool.map(lambda pair: child(args, *pair), pairs)
+        for (name, seed), one in zip(
+            pairs, tqdm(results, total=len(pairs), unit="run", disable=None), strict=True
+        ):
+            if one:
+                found[name][seed] = one
+    if not found["duet"]:
+        sys.exit("the runs with the defaults failed: nothing to compare with")
+    print("\n".join(table(found)))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from training.tasks.gpt.model import ROPE_BASE, SOFTCAP, norm, rotate
 from training.tasks.gpt.model_dims import ModelDims
 
+VALUE_GATE, SMEAR_GATE = 12, 24  # channels that the gates see
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -31,6 +33,14 @@ class Choices:
     value_embedding: bool = (
         False  # every other block: values get a learned token vector (arXiv:2410.17897)
     )
+    # Ideas of nanochat's model, with its initial values.
+    value_gate: bool = False  # value embeddings (the last block has one) scaled per head and token
+    smear: bool = False  # a token also gets a gated share of the embedding before it
+    backout: bool = False  # the stream in the middle is subtracted from the last one
+    scaled_stream: bool = False  # each block scales the stream and adds the embedding
+    attention_scale: float = 1.0  # of queries and keys
+    inner_scale: float = 1.0  # of the initial weights of the MLP's first layer
+    rope_base: float = ROPE_BASE
 
 
 class Block(nn.Module):
@@ -57,13 +67,29 @@ class Block(nn.Module):
             else [norm, norm]
         )
         self.mixing = nn.Parameter(torch.tensor([1.0, 0.1])) if choices.input_mixing else None
-        self.values = (
-            nn.Embedding(shape.vocab, width) if choices.value_embedding and number % 2 else None
+        has_values = (
+            number % 2 == (shape.depth - 1) % 2
+            if choices.value_gate
+            else choices.value_embedding and number % 2
+        )
+        self.values = nn.Embedding(shape.vocab, width) if has_values else None
+        self.value_gate = (
+            nn.Linear(VALUE_GATE, self.heads, bias=False)
+            if has_values and choices.value_gate
+            else None
+        )
+        place = number / max(1, shape.depth - 1)
+        self.stream = (
+            nn.Parameter(torch.tensor([1.15 - 0.1 * place, 0.2 - 0.15 * place]))
+            if choices.scaled_stream
+            else None
         )
 
     def forward(self, x: Tensor, start: Tensor, inputs: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.mixing is not None:
             x = self.mixing[0] * x + self.mixing[1] * start
+        if self.stream is not None:
+            x = self.stream[0] * x + self.stream[1] * start
         batch, length, width = x.shape
         y = self.norms[0](x)
         parts = (
@@ -72,12 +98,18 @@ class Block(nn.Module):
             else self.merged(y).chunk(3, dim=-1)  # type: ignore[misc]
         )
         if self.values is not None:
-            parts[2] = parts[2] + self.values(inputs).to(parts[2].dtype)
+            extra = self.values(inputs).to(parts[2].dtype)
+            if self.value_gate is not None:
+                gate = 3 * torch.sigmoid(self.value_gate(y[..., :VALUE_GATE]))
+                extra = (extra.view(batch, length, self.heads, -1) * gate[..., None]).flatten(2)
+            parts[2] = parts[2] + extra
         q, k, v = (p.view(batch, length, self.heads, -1).transpose(1, 2) for p in parts)
         if self.choices.positions == "rotary":
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.choices.qk_norm:
             q, k = norm(q), norm(k)
+        if self.choices.attention_scale != 1.0:
+            q, k = q * self.choices.attention_scale, k * self.choices.attention_scale
         out = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, is_causal=True)
         x = x + self.proj(out.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(self._activate(self.norms[1](x)))
@@ -108,8 +140,12 @@ class Variant(nn.Module):
             self.head.weight = self.embedding.weight
         head_dim = shape.width // max(1, shape.width // choices.head_dim)
         angles = torch.outer(
-            torch.arange(shape.max_seq_len), ROPE_BASE ** -(torch.arange(0, head_dim, 2) / head_dim)
+            torch.arange(shape.max_seq_len),
+            choices.rope_base ** -(torch.arange(0, head_dim, 2) / head_dim),
         )
+        self.smear_gate = nn.Linear(SMEAR_GATE, 1, bias=False) if choices.smear else None
+        self.smear_share = nn.Parameter(torch.zeros(1)) if choices.smear else None
+        self.backout = nn.Parameter(torch.full((1,), 0.2)) if choices.backout else None
         self.register_buffer("cos", angles.cos())
         self.register_buffer("sin", angles.sin())
         self._reset()
@@ -131,6 +167,11 @@ class Variant(nn.Module):
                 nn.init.normal_(weight, std=0.02 if self.choices.tied else 1.0)
             elif name == "positions.weight":
                 nn.init.normal_(weight, std=0.02)
+            elif name.endswith("_gate.weight"):
+                nn.init.uniform_(weight, 0.0, 0.02)
+            elif name.endswith(("gate.weight", "up.weight")):
+                scaled = bound * self.choices.inner_scale
+                nn.init.uniform_(weight, -scaled, scaled)
             else:
                 nn.init.uniform_(weight, -bound, bound)
 
@@ -138,16 +179,29 @@ class Variant(nn.Module):
     def matrices(self) -> list[nn.Parameter]:
         """Parameters that Muon updates."""
         return [
-            p for name, p in self.blocks.named_parameters() if p.ndim == 2 and "values" not in name
+            p for name, p in self.blocks.named_parameters() if p.ndim == 2 and "value" not in name
         ]
+
+    @property
+    def scalars(self) -> list[nn.Parameter]:
+        """Parameters of nanochat's ideas whose rates do not depend on the width."""
+        names = ("_gate.weight", "smear_share", "backout", "stream")
+        return [p for name, p in self.named_parameters() if name.endswith(names)]
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         x = self.embedding(inputs)
         if self.positions is not None:
             x = x + self.positions.weight[: inputs.size(1)]
         x = start = x if self.choices.gpt2_init else norm(x)
-        for block in self.blocks:
+        if self.smear_gate is not None and self.smear_share is not None:
+            share = self.smear_share * torch.sigmoid(self.smear_gate(x[:, 1:, :SMEAR_GATE]))
+            x = start = torch.cat([x[:, :1], x[:, 1:] + share * x[:, :-1]], dim=1)
+        middle = x
+        for number, block in enumerate(self.blocks):
             x = block(x, start, inputs, self.cos[: inputs.size(1)], self.sin[: inputs.size(1)])
+            middle = x if number == self.shape.depth // 2 else middle
+        if self.backout is not None:
+            x = x - self.backout * middle
         logits = self.head(self.norm(x)).float()
         if self.choices.softcap:
             logits = self.choices.softcap * torch.tanh(logits / self.choices.softcap)

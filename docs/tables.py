@@ -22,6 +22,7 @@ os.environ["DUET_LANG"] = "en"  # of the documentation, whatever the locale is
 
 from benchmarks.elastic import table as elastic_table  # noqa: E402
 from benchmarks.gpu import table as gpu_table  # noqa: E402
+from benchmarks.target import __main__ as target  # noqa: E402
 from training import tasks  # noqa: E402
 from training.config import foreign_names  # noqa: E402
 from training.config.flags import ACTIONS  # noqa: E402
@@ -183,6 +184,7 @@ TABLES = {
     "metrics": lambda: prom_metrics.table().splitlines(),
     "names": foreign_names.table,
     "spirals": spirals,
+    "target": target.published,
     "kair_renamed": kair_renamed,
     "kair_same": kair_same,
     "kair_special": kair_special,

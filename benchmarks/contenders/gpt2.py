@@ -100,7 +100,7 @@ def make(run: Run) -> Contender:
         adamw.step()
         adamw.zero_grad()
 
-    return Contender(model, loss, update)
+    return Contender(model, loss, update, [adamw])
 
 
 if __name__ == "__main__":

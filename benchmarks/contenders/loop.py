@@ -1,12 +1,14 @@
 """Training of a model that is not Duet's, for benchmarks: the same batches in the same order and
-the same validation as in Duet's training. Writes records with the keys of metrics.jsonl."""
+the same validation as in Duet's training. Writes records with the keys of metrics.jsonl. The same
+command continues an interrupted training, step for step, if its records and its state are there."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +36,12 @@ class Run:
     val: str
     eval_every: int
     eval_tokens: int
-    out: str  # records
+    save_every: int
+    out: str  # records; the state is beside them
+
+    @property
+    def state(self) -> Path:
+        return Path(f"{self.out}.pt")
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,7 @@ class Contender:
     model: nn.Module
     loss: Callable[[Tensor, Tensor, str], Tensor]
     update: Callable[[int], None]
+    optimizers: Sequence[torch.optim.Optimizer]
 
 
 def train(run: Run, make: Callable[[Run], Contender]) -> None:
@@ -53,14 +61,15 @@ def train(run: Run, make: Callable[[Run], Contender]) -> None:
     train_data, val_data = (
         TokenDataset([Path(shard)], run.seq_len) for shard in (run.train, run.val)
     )
-    order = EpochPermutation(len(train_data), run.seed, 0)
+    per_epoch = len(train_data) // run.batch  # as Duet: an epoch ends with the last full batch
     contender = make(run)
-    with open(run.out, "w", encoding="utf-8", buffering=1) as records:
-        for step in range(run.steps):
+    first = _load(run, contender)
+    with open(run.out, "a", encoding="utf-8", buffering=1) as records:
+        for step in range(first, run.steps):
             started = time.perf_counter()
-            inputs, targets = train_data.batch(
-                order.indices(step * run.batch, (step + 1) * run.batch)
-            )
+            epoch, at = divmod(step, per_epoch)
+            order = EpochPermutation(len(train_data), run.seed, epoch)
+            inputs, targets = train_data.batch(order.indices(at * run.batch, (at + 1) * run.batch))
             loss = contender.loss(inputs, targets, "mean")
             loss.backward()
             contender.update(step)
@@ -73,6 +82,34 @@ def train(run: Run, make: Callable[[Run], Contender]) -> None:
             if (step + 1) % run.eval_every == 0 or step + 1 == run.steps:
                 found = {"step": step + 1, "val_bpb": bits_per_byte(contender, val_data, run)}
                 records.write(json.dumps(found) + "\n")
+            if (step + 1) % run.save_every == 0:
+                _save(run, contender, step + 1)
+
+
+def _save(run: Run, contender: Contender, steps: int) -> None:
+    state = {
+        "steps": steps,
+        "records": Path(run.out).stat().st_size,
+        "model": contender.model.state_dict(),
+        "optimizers": [one.state_dict() for one in contender.optimizers],
+    }
+    temporary = run.state.with_suffix(".new")
+    torch.save(state, temporary)
+    temporary.replace(run.state)
+
+
+def _load(run: Run, contender: Contender) -> int:
+    """Continue with the saved state. Returns the number of steps made; removes the records after
+    them."""
+    if not run.state.exists():
+        Path(run.out).unlink(missing_ok=True)
+        return 0
+    state = torch.load(run.state, weights_only=True)
+    contender.model.load_state_dict(state["model"])
+    for optimizer, own in zip(contender.optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(own)
+    os.truncate(run.out, state["records"])
+    return int(state["steps"])
 
 
 @torch.no_grad()

@@ -76,7 +76,7 @@ def make(run: Run) -> Contender:
         optimizer.step()
         model.zero_grad(set_to_none=True)
 
-    return Contender(model, loss, update)
+    return Contender(model, loss, update, [optimizer])
 
 
 def share(step: int, steps: int) -> float:

@@ -162,7 +162,7 @@ def _machine(executable: str, facts: dict[str, Any]) -> Machine:
         gpus=facts["gpus"],
         null_gpu=facts["null_gpu"],
         missing=facts["missing"],
-        cpu=_cpu(),
+        cpu=cpu(),
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=pages * page,
     )
@@ -183,7 +183,7 @@ def _driver() -> str | None:
     return found[1] if found else None
 
 
-def _cpu() -> str:
+def cpu() -> str:
     try:
         found = re.search(
             r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE

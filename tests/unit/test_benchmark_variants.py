@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
-from benchmarks.ablation import CHANGES
+from benchmarks import muon_variants
+from benchmarks.ablation import CHANGES, table
+from benchmarks.muon_variants import Ideas
 from benchmarks.variants import Choices, Variant
+from tests.cases import each
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
 
@@ -34,7 +38,46 @@ def test_the_default_variant_is_the_gpt_model() -> None:
     assert {n: p.std().item() == 0 for n, p in initial.named_parameters()}["head.weight"]
 
 
+def test_muon_without_ideas_is_torchs() -> None:
+    torch.manual_seed(0)
+    initial = [torch.randn(12, 30), torch.randn(30, 12)]
+    found = []
+    for make in (
+        lambda m: muon_variants.Muon(m, 0.02, 0.1, Ideas()),
+        lambda m: torch.optim.Muon(m, 0.02, 0.1),
+    ):
+        matrices = [nn.Parameter(one.clone()) for one in initial]
+        optimizer = make(matrices)
+        for step in range(3):
+            for matrix in matrices:
+                matrix.grad = (matrix.detach() + step).sin()
+            optimizer.step()
+        found.append([m.detach() for m in matrices])
+    for own, theirs in zip(*found, strict=True):
+        # torch's iteration is in bf16
+        torch.testing.assert_close(own, theirs, atol=2e-3, rtol=0)
+
+
+@each("ideas", [Ideas(), Ideas(polar_express=True), Ideas(True, True, True, True, True)])
+def test_ideas_keep_the_update_nearly_orthogonal(ideas: Ideas) -> None:
+    torch.manual_seed(0)
+    matrix = nn.Parameter(torch.zeros(24, 60))
+    matrix.grad = torch.randn(24, 60)
+    muon_variants.Muon([matrix], 1.0, 0.1, ideas).step()
+    values = torch.linalg.svdvals(matrix.detach())
+    assert values.min() > 0.5 and values.max() < 1.5
+
+
 def test_every_change_changes_something() -> None:
     for name, change in CHANGES.items():
         assert name == "duet" or change != CHANGES["duet"], name
         Choices(**change.model)
+
+
+def test_changes_are_compared_seed_by_seed() -> None:
+    def one(bpb: float) -> dict[str, float]:
+        return {"bpb": bpb, "ms": 100.0, "parameters": 1e6}
+
+    found = {"duet": {1: one(2.0), 2: one(3.0)}, "smear": {1: one(1.9), 2: one(2.7), 3: one(9.0)}}
+    *_, row = table(found | {"backout": {3: one(1.0)}})
+    assert row.split()[:7] == ["smear", "2.3000", "-0.2000", "-0.3000", "-0.1000", "1.00", "100"]

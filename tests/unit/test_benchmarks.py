@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import peers, target
-from benchmarks.contenders import gpt2, parts
+from benchmarks import peers
+from benchmarks.contenders import gpt2, loop, parts
+from benchmarks.target import runs
 from tests.conftest import ROOT
+from training.core.rundir import read_records
 from training.host import packages
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
@@ -119,45 +122,44 @@ def test_the_baseline_has_the_size_of_duets_model() -> None:
     assert [gpt2.share(step, 600) for step in (0, 29, 599)] == pytest.approx([1 / 30, 1, 0.1])
 
 
+def contender_run(shard: Path, out: Path, **changes: object) -> gpt2.Run:
+    sizes = {"depth": 1, "seq_len": 8, "batch": 2, "steps": 3, "rate": 1e-3, "seed": 1}
+    corpus = {"bf16": False, "vocab": 320, "bos": 256, "train": str(shard), "val": str(shard)}
+    writing = {"eval_every": 2, "eval_tokens": 32, "save_every": 3, "out": str(out)}
+    return gpt2.Run(**(sizes | corpus | writing | changes))  # type: ignore[arg-type]
+
+
 def test_the_records_of_the_baseline_can_be_read(shard: Path, tmp_path: Path) -> None:
-    out = tmp_path / "records.jsonl"
-    facts = {
-        "depth": 1,
-        "seq_len": 8,
-        "batch": 2,
-        "steps": 3,
-        "rate": 1e-3,
-        "seed": 1,
-        "bf16": False,
-        "vocab": 320,
-        "bos": 256,
-    }
-    facts |= {
-        "train": str(shard),
-        "val": str(shard),
-        "eval_every": 2,
-        "eval_tokens": 32,
-        "out": str(out),
-    }
-    gpt2.train(gpt2.Run(**facts), gpt2.make)  # type: ignore[arg-type]
-    curve = target.read(out, "baseline", 1)
-    assert curve.steps == 3 and set(curve.val_bpb) == {2, 3} and curve.final == curve.val_bpb[3]
-    median = sorted(curve.step_ms)[1]
-    assert curve.seconds == pytest.approx(3 * median / 1000), "whatever the first step compiled"
+    gpt2.train(contender_run(shard, tmp_path / "records.jsonl"), gpt2.make)
+    curve = runs.read(tmp_path / "records.jsonl")
+    assert list(curve.loss) == [1, 2, 3] and set(curve.val_bpb) == {2, 3}
 
 
-def test_the_shortest_run_that_reaches_the_target() -> None:
-    class Played:
-        def __init__(self) -> None:
-            self.asked: list[int] = []
+def test_an_interrupted_baseline_continues_exactly(shard: Path, tmp_path: Path) -> None:
+    whole, parted = (
+        contender_run(shard, tmp_path / f"{name}.jsonl", steps=16) for name in ("whole", "parted")
+    )
+    gpt2.train(whole, gpt2.make)  # more than an epoch of six batches
 
-        def duet(self, seed: int, steps: int) -> target.Curve:
-            self.asked.append(steps)
-            return target.Curve(
-                "duet", seed, [1.0] * steps, [1.0] * steps, {steps: 3.0 - steps / 100}
-            )
+    def interrupted(run: gpt2.Run) -> loop.Contender:
+        contender = gpt2.make(run)
 
-    played = Played()
-    found = target.first_at(played, 1.0, 1, [100, 200, 300])  # type: ignore[arg-type]
-    assert found and found.steps == 200 and played.asked == [100, 200]
-    assert target.first_at(played, 0.0, 1, [100]) is None  # type: ignore[arg-type]
+        def update(step: int) -> None:
+            if step == 8:
+                raise KeyboardInterrupt
+            contender.update(step)
+
+        return replace(contender, update=update)
+
+    with pytest.raises(KeyboardInterrupt):
+        gpt2.train(parted, interrupted)
+    assert list(runs.read(Path(parted.out)).loss)[-1] == 8, "two more than were saved"
+    gpt2.train(parted, gpt2.make)
+    records = [
+        [
+            {k: v for k, v in record.items() if k != "step_ms"}
+            for record in read_records(Path(r.out))
+        ]
+        for r in (whole, parted)
+    ]
+    assert records[0] == records[1] and len(records[0]) == 24

@@ -1,0 +1,72 @@
+"""Tables of the complete trainings, for the terminal and docs/performance.md."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.target.plan import DUET, Losses, Pair, Plan, Training, pairs
+from benchmarks.target.runs import Kept, label
+from benchmarks.target.turns import FILE
+from training.core.rundir import read_json
+
+NONE = "No training of this comparison is complete yet."
+
+
+def lines(folder: Path, plan: Plan) -> list[str]:
+    """Markdown: which run of Duet reaches the baseline's loss, all trainings, the time of a
+    step."""
+    losses = {
+        training: loss
+        for training, loss in Kept(folder).losses().items()
+        if training.contender in (plan.baseline, DUET) and training.precision == plan.precision
+    }
+    time = read_json(folder / FILE.format(plan.baseline, plan.precision))
+    ratios = sorted(own / base for base, own in time["step_cpu_ms"]) if time else []
+    ratio = statistics.median(ratios) if ratios else None
+    complete = pairs(plan, losses)
+    out = [*_pairs(complete, losses, ratio), "", *_all(losses, plan)] if losses else [NONE]
+    return [*out, "", *_time(time, ratios)] if time else out
+
+
+def _pairs(complete: Sequence[Pair], losses: Losses, ratio: float | None) -> Iterator[str]:
+    yield "| baseline | steps | seed | bits per byte | Duet | steps | of steps | of seconds |"
+    yield "|" + "---|" * 8
+    for pair in complete:
+        base, own = pair.base, pair.duet
+        row = [label(base), str(base.steps), str(base.seed), f"{losses[base]:.3f}"]
+        if own is None:
+            row += ["not reached", "", "", ""]
+        else:
+            share = own.steps / base.steps
+            seconds = "" if ratio is None else f"**{share * ratio:.2f}**"
+            row += [f"{losses[own]:.3f}", str(own.steps), f"{share:.2f}", seconds]
+        yield f"| {' | '.join(row)} |"
+
+
+def _all(losses: Losses, plan: Plan) -> Iterator[str]:
+    """A row for each kind of training, with its losses by seed."""
+    yield f"| training | steps | {' | '.join(f'seed {seed}' for seed in plan.seeds)} |"
+    yield "|" + "---|" * (2 + len(plan.seeds))
+    kinds = {(t.contender, t.rate, t.steps): t for t in losses}
+    for (contender, rate, steps), one in sorted(
+        kinds.items(), key=lambda item: (item[0][2], item[0][0], item[0][1])
+    ):
+        by_seed = [
+            losses.get(Training(contender, steps, seed, rate, plan.precision))
+            for seed in plan.seeds
+        ]
+        cells = ["" if loss is None else f"{loss:.3f}" for loss in by_seed]
+        yield f"| {label(one)} | {steps} | {' | '.join(cells)} |"
+
+
+def _time(time: dict[str, Any], ratios: Sequence[float]) -> Iterator[str]:
+    base, own = (statistics.median(column) for column in zip(*time["step_cpu_ms"], strict=True))
+    yield (
+        f"A step takes {own:.0f} ms of processor time in Duet and {base:.0f} ms in the baseline: "
+        f"{statistics.median(ratios):.3f} × ({ratios[0]:.2f}–{ratios[-1]:.2f} in {len(ratios)} "
+        f"rounds; {time['machine']['cpu']}, {time['machine']['cores']} cores, torch "
+        f"{time['machine']['torch']}, commit `{time['commit']}`)."
+    )

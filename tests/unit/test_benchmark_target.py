@@ -1,0 +1,168 @@
+"""Comparison of times to a loss: which trainings it needs, what it keeps, its table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.target import plan, runs, table, turns
+from benchmarks.target.plan import DUET, Losses, Plan, Training
+
+PLAN = Plan("gpt2", "fp32", [300, 1000], [1, 2], 4.0, [0.5, 0.6, 0.7, 0.8, 1.0], 0.7)
+
+
+def loss(training: Training, best: float = 16.0, enough: float = 0.6) -> float:
+    """The baseline ends at 2.0 with the best rate; Duet does after `enough` of its steps."""
+    if training.contender != DUET:
+        return 2.0 + abs(training.rate / best - 1)
+    length = 300 if training.steps <= 300 else 1000
+    return 2.0 if training.steps >= enough * length else 2.5
+
+
+def played(chosen: Plan, at_a_time: int = 1, **facts: float) -> tuple[Losses, list[Training]]:
+    """Executes the plan; the trainings in their order."""
+    losses: dict[Training, float] = {}
+    order: list[Training] = []
+    while waiting := plan.wanted(chosen, losses):
+        for training in waiting[:at_a_time]:
+            losses[training] = loss(training, **facts)
+            order.append(training)
+    return losses, order
+
+
+def test_the_rate_is_tuned_until_both_neighbors_are_worse() -> None:
+    losses, order = played(PLAN)
+    first = [t.rate for t in order if t.contender == "gpt2" and t.steps == 300 and t.seed == 1]
+    assert first == [4.0, 8.0, 16.0, 32.0], "2.0 is not beside the best one"
+    longer = [t.rate for t in order if t.contender == "gpt2" and t.steps == 1000 and t.seed == 1]
+    assert longer == [16.0, 32.0, 8.0], "from the best rate of the shorter one"
+    assert {t.rate for t in losses if t.seed == 2} == {16.0, 1.0}
+
+
+def test_the_shortest_run_that_reaches_the_target() -> None:
+    losses, order = played(PLAN)
+    found = plan.pairs(PLAN, losses)
+    assert [(p.base.steps, p.base.seed, p.duet and p.duet.steps) for p in found] == [
+        (300, 1, 180),
+        (300, 2, 180),
+        (1000, 1, 600),
+        (1000, 2, 600),
+    ]
+    own = [t.steps for t in order if t.contender == DUET and t.seed == 1 and t.steps < 300]
+    assert own == [210, 180, 150], "down from the first share, until one is not enough"
+
+
+def test_a_target_that_no_run_reaches() -> None:
+    losses, order = played(PLAN, enough=2.0)
+    assert all(pair.duet is None for pair in plan.pairs(PLAN, losses))
+    assert [t.steps for t in order if t.contender == DUET][:3] == [210, 240, 300]
+    assert 150 not in [t.steps for t in order], "shorter runs are useless"
+
+
+def test_two_at_a_time_find_the_same() -> None:
+    losses, order = played(PLAN)
+    more, both = played(PLAN, 2)
+    assert plan.pairs(PLAN, more) == plan.pairs(PLAN, losses)
+    assert len(both) == len(set(both)) and set(order) <= set(both)
+
+
+def records(path: Path, steps: int) -> Path:
+    lines: list[dict[str, float]] = [{"step": n, "loss": float(n)} for n in range(1, steps + 1)]
+    lines.insert(2, {"step": 2, "val_bpb": 3.0})
+    lines.append({"step": steps, "val_bpb": 2.5})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_kept_training_is_read_again(tmp_path: Path) -> None:
+    kept, training = runs.Kept(tmp_path / "kept"), Training("gpt2", 4, 1, 7e-4, "fp32")
+    assert not kept.losses()
+    assert kept.add(training, records(tmp_path / "records", 4)) == 2.5
+    assert kept.losses() == {training: 2.5}
+    (record,) = kept.records()
+    assert record["loss"] == [[2, 1.5], [4, 3.5]], "means since the validation before"
+    with pytest.raises(SystemExit, match="made 4 steps of 5"):
+        kept.add(replace(training, steps=5), tmp_path / "records")
+
+
+def test_a_training_that_was_complete_but_not_kept(tmp_path: Path) -> None:
+    kept, training = runs.Kept(tmp_path / "kept"), Training("gpt2", 4, 1, 7e-4, "fp32")
+    folder = tmp_path / "started" / training.name
+    folder.mkdir(parents=True)
+    records(folder / "records.jsonl", 4)
+
+    def missing(losses: Losses) -> list[Training]:
+        return [] if training in losses else [training]
+
+    runs.complete(kept, missing, 1, 2, folder.parent)
+    assert kept.losses() == {training: 2.5} and not folder.exists()
+
+
+def test_a_damaged_file_is_not_repeated_silently(tmp_path: Path) -> None:
+    (tmp_path / "duet-fp32-4-rate1-seed1.json").write_text('{"training": {')
+    with pytest.raises(ValueError, match="duet-fp32-4"):
+        runs.Kept(tmp_path).losses()
+
+
+def test_the_table_multiplies_steps_and_the_time_of_a_step(tmp_path: Path) -> None:
+    losses, _ = played(PLAN)
+    for training, final in losses.items():
+        record = {"training": training.__dict__, "val_bpb": [[training.steps, final]]}
+        (tmp_path / f"{training.name}.json").write_text(json.dumps(record))
+    assert "| of seconds |" in table.lines(tmp_path, PLAN)[0]
+    assert "| 180 | 0.60 |  |" in "\n".join(table.lines(tmp_path, PLAN)), "not timed yet"
+    time = {"commit": "c0ffee", "machine": {"cpu": "CPU", "cores": 2, "torch": "2"}}
+    rounds = [[100.0, 150.0], [200.0, 240.0], [100.0, 110.0]]
+    name = turns.FILE.format("gpt2", "fp32")
+    (tmp_path / name).write_text(json.dumps(time | {"step_cpu_ms": rounds}))
+    page = "\n".join(table.lines(tmp_path, PLAN))
+    assert "| 180 | 0.60 | **0.72** |" in page, "0.6 × the median of 1.5, 1.2 and 1.1"
+    assert "1.200 × (1.10–1.50 in 3 rounds; CPU, 2 cores" in page
+    assert "| GPT-2, AdamW 16 | 1000 | 2.000 | 2.000 |" in page
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"DEPTH": 1, "SEQ_LEN": 16, "BATCH": 2, "EVAL_TOKENS": 64}.items():
+        monkeypatch.setattr(runs, name, value)
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("tiny")
+def test_an_interrupted_comparison_continues(tmp_path: Path) -> None:
+    kept, scratch = runs.Kept(tmp_path / "kept"), tmp_path / "started"
+    both = [Training("gpt2", 400, 1, 1e-3, "fp32"), Training(DUET, 400, 1, 1.0, "fp32")]
+
+    def missing(losses: Losses) -> list[Training]:
+        return [training for training in both if training not in losses]
+
+    def until_saved(losses: Losses) -> list[Training]:
+        if any(scratch.glob("gpt2*/*.pt")) and any(scratch.glob("duet*/run/checkpoints/*")):
+            raise KeyboardInterrupt
+        return missing(losses)
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.complete(kept, until_saved, 3, 200, scratch)
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(scratch) in str(p.info)]
+    started = {Path(training.name) for training in both if training not in kept.losses()}
+    assert started == {folder.relative_to(scratch) for folder in scratch.iterdir()}
+    runs.complete(kept, missing, 2, 200, scratch)
+    assert set(kept.losses()) == set(both) and not list(scratch.iterdir())
+    for record in kept.records():
+        assert [step for step, _ in record["loss"]] == [200, 400]
+        assert [step for step, _ in record["val_bpb"]] == [200, 400]
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("tiny")
+def test_both_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"STEPS": 20, "WARM": 2}.items():
+        monkeypatch.setattr(turns, name, value)
+    turns.measure(PLAN, tmp_path, 2)
+    found = json.loads((tmp_path / turns.FILE.format("gpt2", "fp32")).read_text())
+    assert len(found["step_cpu_ms"]) == 2
+    assert all(time > 0 for both in found["step_cpu_ms"] for time in both)
