@@ -3,11 +3,8 @@ facts, so typos are reported before anything is installed."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as fields_of
 from functools import partial
@@ -25,15 +22,13 @@ from training.data import corpus
 from training.host import hosts, packages, topology
 from training.host.placement import NODE, RANK, LauncherOptions, Topology
 from training.plan import cli_args as reading
-from training.plan import elastic, field_checks, finished, init_from
+from training.plan import elastic, field_checks, finished, init_from, run_name
 from training.plan.cli_args import command, folder
 from training.tasks.spec import TaskSpec
 from training.tasks.weights import Weights
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
-
-NAME_CHARACTERS = msg("plan.run_name.characters")
 
 
 @dataclass(kw_only=True)
@@ -197,7 +192,7 @@ def read(
     problems += elastic.problems(config, origins, ranks, place) if place and ranks else []
     problems += init_from.differences(asked.start, kind, resolved) if asked.start else []
     problems += not_trackable(config, origins) if installed else []
-    problems += run_name(
+    problems += run_name.problems(
         config, origins, asked.experiments, resume_from, place, partial(command, script, args)
     )
     if "save_config" in asked.line.flags:
@@ -358,65 +353,3 @@ def count(place: Topology, typed: int, script: str, gpus: int) -> tuple[int, int
         )
     here = max(1, gpus) if place.kind == NODE and script == ENTRYPOINT else typed
     return here * place.nnodes, here, []
-
-
-def run_name(
-    config: Config,
-    origins: Mapping[str, str],
-    experiments: Path,
-    resume_from: rundir.RunDir | None,
-    place: Topology | None,
-    again: Callable[..., str],
-) -> list[Problem]:
-    """Problems of --run_name. `again`: the user's own command with these flags changed."""
-    name = config.run_name
-    if not name or resume_from:
-        return []
-    given = msg("plan.run_name.given", name=name, origin=origins["run_name"])
-    if (
-        not all(c.isalnum() or c in "._-" for c in name)
-        or name.startswith((".", "-"))
-        or len(os.fsencode(name)) > 128
-    ):
-        plain = re.sub(r"[^\w.-]+", "_", name).strip("._-")[:64]
-        return [
-            Problem(
-                "run_name.value",
-                given,
-                msg("plan.run_name.allowed", characters=NAME_CHARACTERS),
-                [f"--run_name={plain}"] if plain else [],
-            )
-        ]
-    if place and not place.leads:
-        return []  # node 0 has already created it on a shared disk
-    if place and place.kind == NODE and rundir.RunDir(experiments / name).machines.exists():
-        return []  # it may continue without this machine (training.plan.writer)
-    return name_taken(config, origins, experiments, again)
-
-
-def name_taken(
-    config: Config,
-    origins: Mapping[str, str],
-    experiments: Path,
-    again: Callable[..., str],
-) -> list[Problem]:
-    """Problems of a --run_name that names an existing run."""
-    name = config.run_name
-    if (experiments / name).exists():
-        given = msg("plan.run_name.given", name=name, origin=origins["run_name"])
-        free = next(
-            f"{name[:100]}_{n}"
-            for n in itertools.count(2)
-            if not (experiments / f"{name[:100]}_{n}").exists()
-        )
-        resumable = rundir.read_json(rundir.RunDir(experiments / name).plan)
-        fixes = [again(resume=name)] if resumable and not resumable.get("script") else []
-        return [
-            Problem(
-                "run_name.taken",
-                msg("plan.run_name.taken", given=given, path=experiments / name),
-                msg("plan.run_name.new"),
-                [*fixes, again(run_name=free)],
-            )
-        ]
-    return []

@@ -23,9 +23,9 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.host import hosts
 from training.host.placement import RANK
-from training.plan import elastic, launcher_flags, script_program
+from training.plan import elastic, launcher_flags, run_name, script_program
 from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
-from training.plan.request import LaunchRequest, common, count, place_of, run_name
+from training.plan.request import LaunchRequest, common, count, place_of
 from training.plan.script_words import RUN, SEPARATOR, USED, split
 
 SCRIPT = "launch_train.sh"
@@ -115,7 +115,9 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
         none = {name: "" for name in ("hosts", "hostfile") if name in line.flags}
         fix = command(program, args, nnodes=1, **none)
         problems.append(Problem("watch.nodes", what, msg("plan.watch.each"), [fix]))
-    problems += run_name(config, origins, experiments, None, place, partial(command, program, args))
+    problems += run_name.problems(
+        config, origins, experiments, None, place, partial(command, program, args)
+    )
     if place and typed:
         problems += elastic.problems(config, origins, typed * place.nnodes, place, watch=watch)
     if place and place.kind == RANK:

@@ -17,8 +17,8 @@ from training.core.errors import UserError
 from training.core.messages import msg
 from training.core.project import ROOT
 from training.host.placement import Topology
-from training.plan import preflight, resume_run
-from training.plan.request import LaunchRequest, name_taken
+from training.plan import preflight, resume_run, run_name
+from training.plan.request import LaunchRequest
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -159,7 +159,9 @@ def new_run(request: LaunchRequest) -> rundir.RunDir:
     """Raises UserError if the requested name is taken."""
     base = request.config.run_name or f"{request.base_name}_{time.strftime('%Y%m%d_%H%M%S')}"
     if request.config.run_name:
-        problems = name_taken(request.config, request.origins, request.experiments, request.command)
+        problems = run_name.taken(
+            request.config, request.origins, request.experiments, request.command
+        )
         if problems:
             raise UserError(problems)
     request.experiments.mkdir(parents=True, exist_ok=True)

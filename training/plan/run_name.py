@@ -1,0 +1,79 @@
+"""The name of a run: --run_name must be usable as a folder, and free."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from training.config.schema import Config
+from training.core import rundir
+from training.core.errors import Problem
+from training.core.messages import msg
+from training.host.placement import NODE, Topology
+
+NAME_CHARACTERS = msg("plan.run_name.characters")
+
+
+def problems(
+    config: Config,
+    origins: Mapping[str, str],
+    experiments: Path,
+    resume_from: rundir.RunDir | None,
+    place: Topology | None,
+    again: Callable[..., str],
+) -> list[Problem]:
+    """Problems of --run_name. `again`: the user's own command with these flags changed."""
+    name = config.run_name
+    if not name or resume_from:
+        return []
+    given = msg("plan.run_name.given", name=name, origin=origins["run_name"])
+    if (
+        not all(c.isalnum() or c in "._-" for c in name)
+        or name.startswith((".", "-"))
+        or len(os.fsencode(name)) > 128
+    ):
+        plain = re.sub(r"[^\w.-]+", "_", name).strip("._-")[:64]
+        return [
+            Problem(
+                "run_name.value",
+                given,
+                msg("plan.run_name.allowed", characters=NAME_CHARACTERS),
+                [f"--run_name={plain}"] if plain else [],
+            )
+        ]
+    if place and not place.leads:
+        return []  # node 0 has already created it on a shared disk
+    if place and place.kind == NODE and rundir.RunDir(experiments / name).machines.exists():
+        return []  # it may continue without this machine (training.plan.writer)
+    return taken(config, origins, experiments, again)
+
+
+def taken(
+    config: Config,
+    origins: Mapping[str, str],
+    experiments: Path,
+    again: Callable[..., str],
+) -> list[Problem]:
+    """Problems of a --run_name that names an existing run."""
+    name = config.run_name
+    if (experiments / name).exists():
+        given = msg("plan.run_name.given", name=name, origin=origins["run_name"])
+        free = next(
+            f"{name[:100]}_{n}"
+            for n in itertools.count(2)
+            if not (experiments / f"{name[:100]}_{n}").exists()
+        )
+        resumable = rundir.read_json(rundir.RunDir(experiments / name).plan)
+        fixes = [again(resume=name)] if resumable and not resumable.get("script") else []
+        return [
+            Problem(
+                "run_name.taken",
+                msg("plan.run_name.taken", given=given, path=experiments / name),
+                msg("plan.run_name.new"),
+                [*fixes, again(run_name=free)],
+            )
+        ]
+    return []
