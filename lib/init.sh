@@ -65,6 +65,8 @@ source "$DUET_ROOT/lib/messages.sh"
 source "$DUET_ROOT/lib/help.sh"
 # shellcheck source=lib/python.sh
 source "$DUET_ROOT/lib/python.sh"
+# shellcheck source=lib/torch_local.sh
+source "$DUET_ROOT/lib/torch_local.sh"
 # shellcheck source=lib/script.sh
 source "$DUET_ROOT/lib/script.sh"
 # shellcheck source=lib/venv.sh

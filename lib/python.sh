@@ -61,7 +61,7 @@ python::install_after() {
 python::find() {
   local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}} lacking status=0
   PYTHON=${DUET_PYTHON:-$DUET_ROOT/.venv/bin/python}
-  [[ -z ${TORCH_LOCAL_PATH:-} ]] || python::_use_local_torch || exit
+  [[ -z ${TORCH_LOCAL_PATH:-} ]] || torch_local::use || exit
   if [[ -n ${DUET_PYTHON-} ]]; then
     lacking=$("$PYTHON" "$DUET_ROOT/lib/environment.py" missing) && return
     messages::error python.installed_lacks 'the environment of the installed Duet (%s) lacks: %s' "$PYTHON" "${lacking:-Python}"
@@ -85,22 +85,4 @@ python::find() {
     messages::info python.active_unused 'the active environment %s is not used: %s' "$active" "${lacking:-$MESSAGE}"
   fi
   venv::is_current
-}
-
-python::_use_local_torch() {
-  local any problem
-  any=$(python::any) || return
-  problem=$("$any" -I -S "$DUET_ROOT/lib/environment.py" local "$TORCH_LOCAL_PATH") || {
-    messages::error torch_local.unusable "TORCH_LOCAL_PATH is '%s' (environment): %s" "$TORCH_LOCAL_PATH" "${problem:-?}"
-    return "$EXIT_RESOURCES"
-  }
-  python::put_local_torch_first
-  messages::info torch_local.used 'PyTorch from TORCH_LOCAL_PATH=%s (PYTHONPATH, LD_LIBRARY_PATH)' "$TORCH_LOCAL_PATH"
-}
-
-# Without a check: a command that imports no torch works also with a wrong folder.
-python::put_local_torch_first() {
-  [[ -d ${TORCH_LOCAL_PATH:-} ]] || return 0
-  TORCH_LOCAL_PATH=$(CDPATH='' cd -- "$TORCH_LOCAL_PATH" && pwd) # ranks may run in another folder
-  export PYTHONPATH="$TORCH_LOCAL_PATH${PYTHONPATH:+:$PYTHONPATH}" LD_LIBRARY_PATH="$TORCH_LOCAL_PATH/torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 }

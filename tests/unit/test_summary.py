@@ -273,8 +273,11 @@ def test_the_machines_are_kept(run: RunDir) -> None:
     made["local_ranks"] = 2
     assert next_command(made, run) == "./launch_train.sh 2 --hosts=a,b --resume='my run'"
     made = plan(LAUNCH, 4, nnodes=2, node_rank=1, master_addr="a")
-    made["local_ranks"] = 2
+    made["local_ranks"], made["place"] = 2, {}
     by_hand = "--nnodes=2 --node_rank=1 --master_addr=a"
+    assert next_command(made, run) == f"./launch_train.sh 2 {by_hand} --resume='my run'"
+    made["place"] = {"leader": 1, "master_addr": "b"}  # this machine has taken over
+    by_hand = "--nnodes=2 --node_rank=0 --master_addr=b"
     assert next_command(made, run) == f"./launch_train.sh 2 {by_hand} --resume='my run'"
 
 

@@ -109,7 +109,7 @@ def _of_torch(path: Path) -> str:
         with archive.open(name) as file:
             data = file.read(MOST_PICKLE)
     found: dict[str, int] = {}
-    memo: dict[int, str] = {}  # a word that was pickled before is a reference to it
+    memo: dict[int, str] = {}  # a string that was pickled before is a reference to it
     key = word = ""
     value: Any
     for operation, value, _ in pickletools.genops(data):

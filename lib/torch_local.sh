@@ -1,0 +1,20 @@
+# shellcheck shell=bash
+# TORCH_LOCAL_PATH: a torch that the user has built.
+
+torch_local::use() {
+  local any problem
+  any=$(python::any) || return
+  problem=$("$any" -I -S "$DUET_ROOT/lib/environment.py" local "$TORCH_LOCAL_PATH") || {
+    messages::error torch_local.unusable "TORCH_LOCAL_PATH is '%s' (environment): %s" "$TORCH_LOCAL_PATH" "${problem:-?}"
+    return "$EXIT_RESOURCES"
+  }
+  torch_local::put_first
+  messages::info torch_local.used 'PyTorch from TORCH_LOCAL_PATH=%s (PYTHONPATH, LD_LIBRARY_PATH)' "$TORCH_LOCAL_PATH"
+}
+
+# Without a check: a command that imports no torch works also with a wrong folder.
+torch_local::put_first() {
+  [[ -d ${TORCH_LOCAL_PATH:-} ]] || return 0
+  TORCH_LOCAL_PATH=$(CDPATH='' cd -- "$TORCH_LOCAL_PATH" && pwd) # ranks may run in another folder
+  export PYTHONPATH="$TORCH_LOCAL_PATH${PYTHONPATH:+:$PYTHONPATH}" LD_LIBRARY_PATH="$TORCH_LOCAL_PATH/torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+}
