@@ -189,7 +189,7 @@ def examine(case: Case, out: Path) -> dict[str, Any]:
     found = drill.run()
     records = drill.program.records(drill.folder)
     found |= judge(records, whole, drill.moments, drill.came_back)
-    wrong = problems(found, case.may_end)
+    wrong = problems(found, may_end=case.may_end, exact=case.exact)
     if not wrong:
         shutil.rmtree(drill.folder)
     return case.facts() | found | {"problems": wrong, "commit": commit(), "time": time.time()}

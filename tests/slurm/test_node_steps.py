@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +141,12 @@ def test_a_failed_node_is_not_started_again() -> None:
 def test_a_stop_ends_it() -> None:
     job = Job({0: [(0.5, 75)], 1: [(0.0, 75)]})
     assert job.run() == 75 and job.starts == [0, 1]
+
+
+def test_after_a_stop_the_nodes_save_as_long_as_they_need() -> None:
+    job = Job({0: [(3.0, 75)], 1: [(0.0, 137)]})
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    assert job.run() == 75 and job.starts[:2] == [0, 1]
 
 
 def test_a_node_that_rejects_its_first_start_ends_the_others() -> None:

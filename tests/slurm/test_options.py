@@ -4,6 +4,7 @@ SLURM needed."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -205,6 +206,41 @@ def test_one_node_ended_before_the_other(run: RunDir) -> None:
     assert job.run_exit_code(run, {"time": time.time() + 60, "nodes": 2}, 143) == Exit.TRAINING, (
         "of an earlier start"
     )
+
+
+def test_a_finished_run_is_finished_whatever_srun_says(run: RunDir) -> None:
+    run.summary.write_text(json.dumps({"status": "done"}))
+    assert job.run_exit_code(run, start(2), 137) == Exit.DONE, "a slow report was killed"
+
+
+@pytest.mark.parametrize("word", ["--signal=B:USR1@600", "--sbatch=--signal=b:USR1@600"])
+def test_a_signal_for_the_batch_script_alone_is_refused(word: str) -> None:
+    line = options.split([word])
+    (problem,) = line.problems
+    assert (problem.code, problem.fixes) == ("slurm.batch_signal", ["--signal=USR1@600"])
+    assert not line.sbatch
+    assert options.split(["--signal=R:USR1@600"]).sbatch == ["--signal=R:USR1@600"]
+    assert options.split(["--signal=RB:10"]).problems[0].fixes == ["--signal=R:10"]
+
+
+def test_slurmctld_is_asked_again_while_it_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)'"
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/was ] || {{ touch {tmp_path}/was; {away}; exit 1; }}\n"
+        "[ $1 = requeue ] && { echo 'Requested operation is presently disabled'; exit 1; }\n"
+        "echo JobState=RUNNING\n"
+    )
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(job, "RETRY_S", 0.01)
+    assert job.state_of("7") == (job.RUNNING, True)
+    assert job.scontrol("requeue", "7") == (1, "Requested operation is presently disabled\n")
+    (tmp_path / "was").unlink()
+    monkeypatch.setattr(job, "AWAY_S", 0.0)
+    assert job.state_of("7") == (job.UNKNOWN, True)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,18 @@ def test_a_hostfile(tmp_path: Path) -> None:
     assert codes(LauncherOptions(hostfile=str(path), hosts="a")) == ["flag.contradiction"]
 
 
+def test_another_machine_becomes_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    asked = LauncherOptions(hostfile=str(path))
+    path.write_text("a slots=8\nuser@b\n[2001:db8::1] slots=4\n")
+    assert hosts.with_first(asked, 1) == "user@b,a:8,[2001:db8::1]:4"
+    again = LauncherOptions(hosts=hosts.with_first(asked, 2))
+    assert hosts.read(again) == ([Host("2001:db8::1", 4), Host("a", 8), Host("user@b")], [])
+    assert hosts.with_first(LauncherOptions(), 1) == ""
+    path.unlink()
+    assert hosts.with_first(asked, 1) == ""
+
+
 def test_contradicting_flags_are_reported_at_once() -> None:
     asked = LauncherOptions(
         hosts="a,b", nnodes=3, node_rank=1, launcher="slurm", ssh_args="'unclosed"

@@ -244,6 +244,55 @@ def test_a_full_disk_loses_nothing_on_the_console(
     much.end()
 
 
+def test_a_log_that_cannot_be_read_back_is_one_warning(
+    log: Path,
+    tmp_path: Path,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    much = Much(tmp_path)
+    much.prints(0, LINES)
+
+    def stale(*_: object) -> bytes:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", stale)
+        much.backlog.show_all()
+    much.prints(0, b"after\n")
+    much.end()
+    out, err = capfdbinary.readouterr()
+    assert out == b"after\n" and err.count(b"Stale file handle") == 1
+    assert much.log.read_bytes() == LINES + b"after\n"
+
+
+def test_the_end_of_one_stream_during_the_last_drain_loses_nothing_of_another(
+    log: Path,
+    tmp_path: Path,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backlog, "MOST_BYTES", 0)
+    run, selector = RunDir(tmp_path), selectors.DefaultSelector()
+    outputs = Outputs(run, selector, lambda: None, [0], 0, None)
+    run.rank_log(0).parent.mkdir()
+    (first, one), (second, two) = os.pipe(), os.pipe()
+    for rank, read in ((0, first), (1, second)):
+        with subprocess.Popen("true") as ended:
+            outputs.add(Child(rank, ended, {2: read}, -1))
+    monkeypatch.setattr(backlog, "MOST_BYTES", 1 << 24)
+    os.write(two, LINES)
+    os.close(two)
+    outputs._on_output(second)
+    outputs._on_output(second)  # its end waits until its lines have been shown
+    monkeypatch.setattr(backlog, "MOST_BYTES", 0)
+    os.write(one, TRACEBACK)
+    os.close(one)
+    outputs.drain_rest()
+    assert run.rank_log(0).read_bytes() == TRACEBACK == capfdbinary.readouterr().err
+    assert run.rank_log(1).read_bytes() == LINES
+
+
 @pytest.mark.parametrize("cut", [5, 40, 70, len(TRACEBACK) - 3])
 def test_an_exception_in_a_thread_is_reported_once_and_whole(
     through: Callable[..., RankOutput], cut: int

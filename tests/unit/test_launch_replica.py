@@ -296,7 +296,8 @@ def test_files_of_another_training_are_kept_aside(
     second.event("checkpoint", step=50, path="there")
     old = (saved(second, 10) / manifest.STATE).read_bytes()
     saved(second, 50)
-    assert copy(first, receiver)["steps"] == [10]
+    done = copy(first, receiver)
+    assert (done["steps"], done["aside"]) == ([10], "step_00000050")
     assert steps(second) == [10] and same(first, second, 10)
     assert second.metrics.read_bytes() == first.metrics.read_bytes()
     (aside,) = second.replaced.iterdir()
@@ -317,6 +318,20 @@ def test_no_space_is_reported_before_anything_is_written(
         Store(second, LAUNCH).begin("step_00000010", text)
     assert (full.value.needed, full.value.free) == (size, size - 1)
     assert not list(second.checkpoints.iterdir())
+
+
+def test_a_small_disk_keeps_the_newest_copy_and_gets_the_next(
+    first: RunDir, second: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (first.checkpoints / "step_00000010/manifest.json").read_text()
+    size = json.loads(text)["bytes"]
+    for step in (4, 6, 8):
+        saved(second, step)
+    (second.checkpoints / "step_00000008/manifest.json").write_text("")
+    usage = lambda _: SimpleNamespace(free=store.SPARE + size - bool(8 in steps(second)))  # noqa: E731
+    monkeypatch.setattr(store.shutil, "disk_usage", usage)
+    Store(second, LAUNCH).begin("step_00000010", text)
+    assert steps(second) == [6], "the newest one that is not damaged"
 
 
 def served(first: RunDir, second: RunDir) -> Record:

@@ -174,6 +174,7 @@ PROBLEMS = {
     "script.show_ranks": "invalid ranks to show",
     "script.unreadable": "the script cannot be read",
     "secret.in_config": "a value looks like a secret",
+    "slurm.batch_signal": "--signal with B: signals the batch script alone",
     "slurm.first_node": "the first node of the job is unknown",
     "slurm.late_argument": "sbatch options after the script",
     "slurm.no_ranks": "the number of ranks per node is not set",

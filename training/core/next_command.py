@@ -36,7 +36,11 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
     if script == "train.py" and plan["ranks"] > 1:
         program = f"torchrun --nproc_per_node={plan['ranks']} train.py"
     kept = [n for n in ("out_dir", "log_dir") if origins[n] != "default"] + machines
-    flags = {n: plan["config"][n] for n in kept} | {"resume": run.name}
+    flags = {n: plan["config"][n] for n in kept}
+    if elastic and (order := elastic.get("hosts")):
+        flags.pop("hostfile", None)
+        flags["hosts"] = order
+    flags["resume"] = run.name
     if elastic and elastic["lost"]:
         flags |= _all_ranks(plan["config"], elastic)
     if by_hand and (place := plan["place"]).get("leader"):  # it has taken over the run

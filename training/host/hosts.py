@@ -82,6 +82,19 @@ def read(asked: LauncherOptions) -> tuple[list[Host], list[Problem]]:
     return found, problems
 
 
+def with_first(asked: LauncherOptions, rank: int) -> str:
+    """The value of --hosts that makes this machine the first; '' if the list cannot be read."""
+    found, problems = read(asked) if given(asked) else ([], [])
+    if problems or not rank < len(found):
+        return ""
+    return ",".join(_entry(host) for host in (found[rank], *found[:rank], *found[rank + 1 :]))
+
+
+def _entry(host: Host) -> str:
+    name = re.sub(r"(?<=@)[^@]*:[^@]*$|^[^@]*:[^@]*$", r"[\g<0>]", host.name)  # IPv6
+    return f"{name}:{host.slots}" if host.slots else name
+
+
 def _of_list(text: str) -> tuple[list[Host], list[Problem]]:
     found, problems = [], []
     for entry in (word.strip() for word in text.split(",")):

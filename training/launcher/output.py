@@ -93,16 +93,22 @@ class RankOutput:
         try:
             while written < len(chunk):
                 written += self._file.write(chunk[written:])
-        except OSError as error:  # a full disk must not stop the training; reported once
-            if not self._warned:
-                log.warning(
-                    msg("launcher.cannot_write", path=self._file.name, strerror=error.strerror)
-                )
-            self._warned = True
+        except OSError as error:  # a full disk must not stop the training
+            self._warn(msg("launcher.cannot_write", path=self.path, strerror=error.strerror))
         return self._file.tell(), written
 
     def read_back(self, begin: int, count: int) -> bytes:
-        return os.pread(self._file.fileno(), count, begin)
+        try:
+            return os.pread(self._file.fileno(), count, begin)
+        except OSError as error:  # a file server was restarted: only the console lacks this part
+            self._warn(msg("launcher.cannot_read", path=self.path, strerror=error.strerror))
+            return b""
+
+    def _warn(self, text: str) -> None:
+        """Once: it may be so for hours."""
+        if not self._warned:
+            log.warning(text)
+        self._warned = True
 
     def take(self, chunk: bytes, begin: int) -> None:
         """Search it, and show it: on the console, and as whole lines in the run's log. `begin`: its

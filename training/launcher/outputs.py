@@ -141,10 +141,12 @@ class Outputs:
     def drain_rest(self) -> None:
         """The remaining output of ended children; a grandchild that keeps the pipe open cannot
         block this."""
-        for fd, output in self._open.items():
-            os.set_blocking(fd, False)
-            while output.drain():
-                pass
+        for fd in list(self._open):
+            # one that has ended is closed as soon as its output is on the console
+            if output := self._open.get(fd):
+                os.set_blocking(fd, False)
+                while output.drain():
+                    pass
         self._backlog.show_all()
         self.show_threads(ended=True)
         for output in self._open.values():

@@ -126,6 +126,9 @@ class Follower(Machine):
                 launch.run, launch.plan, line, lost, launch.recovery.attempt + 1
             )
             next_line = self.unless_asked(succession.next_line)
+            if launch.plan.get("shared"):  # with the machine that decides now
+                self.copies.close()
+                line.replica_ports[launch.plan["place"]["node_rank"]] = 0
             if isinstance(next_line, Coordinator):
                 self.copies.close()  # the machine before may wake up
                 self.next = leader = take_over(launch, next_line, line.name(lost.node))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from training.core import log
 from training.core.messages import msg
 from training.core.rundir import RunDir
+from training.host import hosts
+from training.host.placement import LauncherOptions
 from training.launcher import leadership
 from training.launcher.coordinator import PROTOCOL, RETRY_S, Coordinator
 from training.launcher.json_socket import SILENT_S, ConnectionLost, JsonSocket, Message
@@ -155,6 +157,10 @@ class Succession:
             "master_port": port,
         }
         plan["master_port"] = port
+        config = plan["config"]
+        asked = LauncherOptions(hosts=config["hosts"], hostfile=config["hostfile"])
+        if order := hosts.with_first(asked, self._own):
+            plan["elastic"]["hosts"] = order
         made = Coordinator(plan, line.listener, {*others, self.lost.node})
         made.take_over(line, line.machines)
         made.token = f"{plan['launch']}.{self.attempt}"

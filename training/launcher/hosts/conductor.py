@@ -112,8 +112,8 @@ class Conductor:
                     log.warning(msg("launcher.hosts.left_behind", host=node.name))
                     node.kill()
         self._ended += [node for node in self._nodes if node not in self._ended]
-        for copy in self._copies:
-            copy.end()
+        for shown in (*self._copies, *self._consoles.values()):
+            shown.end()
         return self._code()
 
     def _can_lose(self, node: Node) -> bool:
@@ -164,8 +164,14 @@ class Conductor:
         for rank in [rank for rank, at in self._due.items() if time.monotonic() > at]:
             del self._due[rank]
             assert self._again
-            self._nodes[rank].close()
-            self._nodes[rank] = self._again(self._nodes[rank])
+            old = self._nodes[rank]
+            old.close()
+            try:
+                self._nodes[rank] = self._again(old)
+            except OSError as error:  # no memory for a process, or the folder was deleted
+                log.warning(msg("launcher.hosts.not_again", host=old.name, why=error.strerror))
+                self._due[rank] = time.monotonic() + MOST_S
+                continue
             self._listen(self._nodes[rank])
 
     def _pass_on(self, left: list[Node]) -> None:

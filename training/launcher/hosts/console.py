@@ -79,9 +79,12 @@ class Console(threading.Thread):
         else:
             self._last.append(line)
 
+    def end(self) -> None:
+        self.join(JOIN_S)
+
     def errors(self, *, or_last: bool = False) -> None:
         """Show the errors, or without any the last lines. Called after its end."""
-        self.join(JOIN_S)
+        self.end()
         for line in self._errors or (self._last if or_last else ()):
             self._print(line)
         self._errors.clear()

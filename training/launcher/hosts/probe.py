@@ -3,6 +3,7 @@ Duet. All at the same time, all problems at once."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -91,19 +92,22 @@ def look(found: list[Machine], ssh_args: str, environ: Mapping[str, str]) -> Non
                 start_new_session=True,  # no terminal to ask for a password
             )
             started.append((one, process))
+            assert process.stdin
+            with contextlib.suppress(BrokenPipeError):  # ssh has failed: _finish reports it
+                process.stdin.write(script)
+                process.stdin.close()
+            process.stdin = None
         for one, process in started:
-            _finish(one, process, script, end, ssh_args)
+            _finish(one, process, end, ssh_args)
     finally:
         for _, process in started:
             process.kill()
             process.wait()
 
 
-def _finish(
-    one: Machine, process: subprocess.Popen[bytes], script: bytes, end: float, ssh_args: str
-) -> None:
+def _finish(one: Machine, process: subprocess.Popen[bytes], end: float, ssh_args: str) -> None:
     try:
-        out, error = process.communicate(script, max(0.1, end - time.monotonic()))
+        out, error = process.communicate(timeout=max(0.1, end - time.monotonic()))
     except subprocess.TimeoutExpired:
         one.problems.append(ssh.problem(one.name, ssh_args, msg("launcher.hosts.silent")))
         return

@@ -93,10 +93,11 @@ class ReplicaReceiver:
         if self._socket is None or code not in REGULAR:
             return
         waiting, leader = Waiting(), self._line.place.leader
+        text = msg("launcher.replica.last_one", name=self._line.name(leader))
         while leader in self._line.wires and waiting.seconds < LAST_S and signals.wait(0.1) is None:
             self.look()
             self._line.read(leader)
-            waiting.report(msg("launcher.replica.last_one"), level=log.info)
+            waiting.report(text, level=log.info)
 
     def close(self) -> None:
         if self._popen:

@@ -38,6 +38,7 @@ class Copy:
     def __init__(self, run: RunDir, link: Link) -> None:
         self._run, self._link = run, link
         self.bytes, self.steps = 0, list[int]()
+        self.aside = ""  # the last checkpoint of another state of the run, which was there
 
     def make(self, launch: str, *, best: bool, last: bool) -> None:
         self._ask({"launch": launch})
@@ -46,6 +47,7 @@ class Copy:
         names = records.names(self._run, last=last)
         there = self._ask({"files": names})
         if not self._continued(there):
+            self.aside = max(there["checkpoints"], default="")
             self._ask({"set_aside": {path.name: f["own_sha256"] for path, f in facts.items()}})
             there = self._ask({"files": names})
         for name in names:
@@ -74,7 +76,9 @@ class Copy:
         path = self._run.path / name
         if not self._same(name, at, mark):
             at = 0
-        while part := records.part(path, at):
+        # what is appended meanwhile is part of the next copy
+        end = records.size(path)
+        while at < end and (part := records.part(path, at)):
             checksum = hashlib.sha256(part).hexdigest()
             self._link.send({"file": name, "at": at, "sha256": checksum})
             self._link.send_block(part)
@@ -134,7 +138,8 @@ def copied(task: Mapping[str, object]) -> Record:
         return refused.answer
     except OSError as error:
         return {"error": SOURCE, "text": error.strerror or str(error)}
-    return {"steps": copy.steps, "bytes": copy.bytes}
+    aside = {"aside": copy.aside} if copy.aside else {}
+    return {"steps": copy.steps, "bytes": copy.bytes, **aside}
 
 
 def main(argv: list[str]) -> int:

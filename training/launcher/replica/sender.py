@@ -125,6 +125,8 @@ class ReplicaSender:
         steps: list[int] = result["steps"]
         name = manifest.folder_name(steps[0]) if steps else copy.name
         self._failed, node = None, copy.deputy.node
+        if theirs := result.get("aside"):
+            self._warn_aside(node, theirs)
         if self._copied == (copy.deputy, name):  # nothing but records
             return
         self._copied = (copy.deputy, name)
@@ -142,6 +144,16 @@ class ReplicaSender:
                 seconds=seconds,
             )
             log.info(text)
+
+    def _warn_aside(self, node: int, theirs: str) -> None:
+        text = msg(
+            "launcher.replica.aside",
+            name=self._line.name(node),
+            theirs=theirs,
+            folder=RunDir(self._run.path, node).replaced,
+        )
+        log.warning(text)
+        self._run.event("warning", code="warning.replica", text=text, by="supervisor")
 
     def _fail(self, deputy: _Deputy, name: str, result: Record) -> None:
         """A warning, once for each machine and reason until a copy succeeds."""

@@ -129,7 +129,7 @@ class Store:
         if not facts_file.exists() or facts_file.read_bytes() != text.encode():
             shutil.rmtree(folder.parent, ignore_errors=True)
             folder.mkdir(parents=True)
-            facts_file.write_bytes(text.encode())
+            rundir.write_bytes(facts_file, text.encode())
         facts, wrong = manifest.read(folder)
         if facts is None or not isinstance(facts["bytes"], int) or facts["bytes"] < 0:
             shutil.rmtree(folder.parent)
@@ -139,13 +139,25 @@ class Store:
             (folder / manifest.STATE).unlink()
             there = 0
         needed = facts["bytes"] - there
-        free = max(0, shutil.disk_usage(folder).free - SPARE)
+        free = self._free(folder)
+        for old in self._all_but_the_newest() if needed > free else ():
+            checkpoint_folder.remove(old)
+            free = self._free(folder)
         if needed > free:
             shutil.rmtree(folder.parent)
             raise NoSpace(needed, free)
         return Checkpoint(
             folder, self._run.checkpoints / name, there, facts["bytes"], facts["sha256"]
         )
+
+    def _free(self, folder: Path) -> int:
+        return max(0, shutil.disk_usage(folder).free - SPARE)
+
+    def _all_but_the_newest(self) -> list[Path]:
+        """On a small disk a new copy is worth more than an old one. The newest stays until the new
+        one is complete."""
+        whole = [path for path in self._all() if manifest.read(path)[0]]
+        return [path for path in self._all() if path not in whole[-1:]]
 
     def forget_cut(self) -> None:
         """Free the disk: the rest of a checkpoint would not fit either."""

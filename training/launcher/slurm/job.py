@@ -15,6 +15,7 @@ from training.core.errors import EXIT_MEANING, Exit
 from training.core.messages import msg
 from training.core.project import ROOT
 from training.core.units import plural
+from training.launcher import post_run
 from training.launcher.slurm import options
 from training.launcher.slurm.submission import LAUNCHER, FrozenJob
 from training.plan.cli_args import command
@@ -23,10 +24,15 @@ if TYPE_CHECKING:
     from training.core.contracts.run_files import JobStart
 
 LIMIT_S = 60  # for an answer of slurmctld, which may be busy
-# between the end of the first node's supervisor and the last; its own limits are shorter
-LAST_NODE_S = 60
+# slurmctld is restarted, or its backup takes over
+AWAY = re.compile(r"contact|timed out|connect|Zero Bytes|standby", re.IGNORECASE)
+AWAY_S, RETRY_S = 120.0, 5.0
+# Between the end of the first supervisor and the last: the one of the first node writes the report
+# and notifies after all others have ended.
+LAST_NODE_S = int(30 + post_run.REPORT_S + post_run.NOTIFY_S)
 # of srun; the one task starts all ranks: it must not be bound to the core of one task
 STEP = ("--cpu-bind=none", "--export=ALL")
+RUNNING, UNKNOWN = "RUNNING", "unknown"  # states of a job; the second one without an answer
 FROM_SIGNAL = 128  # added by a shell, and srun, to the number of the signal that ended a process
 
 
@@ -136,7 +142,7 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
         )
         return code
     state, may = state_of(job)
-    if stopped or state != "RUNNING":
+    if stopped or state not in (RUNNING, UNKNOWN):
         log.warning(msg("launcher.slurm.ends_job", job=job, state=state, resume=resume))
         return code
     step = saved_step(run)
@@ -168,10 +174,11 @@ def run_exit_code(
         )
     if status in EXIT_MEANING:
         return Exit(status)
-    if (rundir.read_json(run.summary) or {}).get(
-        "status"
-    ) == "stopped" and run.summary.stat().st_mtime >= start["time"]:
-        return Exit.PREEMPTED
+    summary = rundir.read_json(run.summary)
+    if summary and run.summary.stat().st_mtime >= start["time"]:
+        ended = {"stopped": Exit.PREEMPTED, "done": Exit.DONE}.get(str(summary.get("status")))
+        if ended is not None:
+            return ended
     # A launch script that had not exec'd the supervisor yet: nothing was started, nothing is lost.
     early = (
         status in (FROM_SIGNAL + signal.SIGUSR1, FROM_SIGNAL + signal.SIGTERM)
@@ -189,7 +196,7 @@ def state_of(job: str) -> tuple[str, bool]:
     """(state of the job, may it be requeued)"""
     text = scontrol("show", "job", "-o", job)[1]
     state = re.search(r"\bJobState=(\S+)", text)
-    return state[1] if state else "unknown", "Requeue=0" not in text.split()
+    return state[1] if state else UNKNOWN, "Requeue=0" not in text.split()
 
 
 def requeue(run: rundir.RunDir, job: str, step: int) -> str:
@@ -202,7 +209,16 @@ def requeue(run: rundir.RunDir, job: str, step: int) -> str:
 
 
 def scontrol(*words: str) -> tuple[int, str]:
-    """(status, output)"""
+    """(status, output). Asks again while slurmctld cannot be reached, for AWAY_S."""
+    end = time.monotonic() + AWAY_S
+    while True:
+        status, text = _scontrol(*words)
+        if status == 0 or not AWAY.search(text) or time.monotonic() > end:
+            return status, text
+        time.sleep(RETRY_S)
+
+
+def _scontrol(*words: str) -> tuple[int, str]:
     try:
         done = subprocess.run(
             ["scontrol", *words], capture_output=True, text=True, timeout=LIMIT_S, check=False

@@ -65,7 +65,7 @@ def run(frozen: FrozenJob, environ: Mapping[str, str]) -> int:
         steps = NodeSteps(
             start,
             names,
-            lambda name: name in nodes_of(environ["SLURM_JOB_ID"]),
+            lambda name: name in (nodes_of(environ["SLURM_JOB_ID"]) or [name]),
             again=elastic["rejoin"],
         )
         return steps.run(alive)
@@ -84,6 +84,8 @@ class NodeSteps:
         self._pauses: dict[int, float] = {}  # before the last start again
         self._due: dict[int, float] = {}  # when a node is started again
         self._over_at: float | None = None  # when the run ended
+        self._asked = False  # to stop: nothing is started again
+        self._terminated = False
         self._rejected = 0  # exit code of a node that rejected its first start
         self._code = 0
         self._first = 0  # the node whose end is that of the run
@@ -91,7 +93,7 @@ class NodeSteps:
     def run(self, alive: socket.socket) -> int:
         # SLURM signals the launchers itself. The steps must not inherit that a signal is ignored.
         for number in process.STOP_SIGNALS:
-            signal.signal(number, lambda *_: self._over())
+            signal.signal(number, lambda *_: self._stop())
         for rank in range(len(self._names)):
             self._begin(rank)
         while self._running:
@@ -115,7 +117,7 @@ class NodeSteps:
         elif rank == self._first:
             self._over()
             self._code = self._rejected or status
-        if self._over_at is not None:
+        if self._over_at is not None or self._asked:
             return
         first, name = rank not in self._pauses, self._names[rank]
         if first and status in REJECTED:
@@ -140,24 +142,34 @@ class NodeSteps:
         if first or steady:  # once, not at every attempt
             log.warning(msg("launcher.hosts.again", host=self._names[rank], rank=rank))
 
+    def _stop(self) -> None:
+        """The launchers save a checkpoint, however long that takes, and end by themselves."""
+        self._asked = True
+
     def _over(self) -> None:
         """The other nodes end by themselves, or are ended later."""
         self._over_at = self._over_at or time.monotonic()
 
     def _look(self) -> None:
         now = time.monotonic()
-        if self._over_at is not None:
+        if self._over_at is not None or self._asked:
             self._due.clear()
+        if self._over_at is not None:
             late = now - self._over_at - job.LAST_NODE_S
-            for step in self._running.values() if late > 0 else ():
-                step.kill() if late > job.LAST_NODE_S else step.terminate()
+            if late > 0 and not self._terminated:
+                self._terminated = True  # once: a second signal would not let the ranks save
+                for step in self._running.values():
+                    step.terminate()
+            if late > job.LAST_NODE_S:
+                for step in self._running.values():
+                    step.kill()
         for rank in [rank for rank, at in self._due.items() if now > at]:
             del self._due[rank]
             self._begin(rank)
 
 
 def nodes_of(number: str) -> list[str]:
-    """The nodes that the job has now."""
+    """The nodes that the job has now; [] without an answer."""
     found = re.search(r" NodeList=(\S+)", job.scontrol("show", "job", "-o", number)[1])
     return job.scontrol("show", "hostnames", found[1])[1].split() if found else []
 
@@ -175,7 +187,7 @@ def other_node(
         signal.signal(signum, lambda *_: None)
     status = subprocess.call(launch)
     number = environ["SLURM_JOB_ID"]
-    while not _answers(address) and job.state_of(number)[0] == "RUNNING":
+    while not _answers(address) and job.state_of(number)[0] in (job.RUNNING, job.UNKNOWN):
         left = nodes_of(number)
         if left and first not in left and left[0] == environ["SLURMD_NODENAME"]:
             _end_job(frozen.run, number)

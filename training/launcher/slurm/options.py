@@ -163,7 +163,7 @@ def _take(line: SplitArgs, name: str, text: str) -> None:
     if name == MORE:
         _more(line, text)
     elif name != RANKS:
-        line.sbatch.append(f"--{name}={text}")
+        _add(line, name, f"--{name}={text}")
     elif text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MAX_RANKS:
         line.ranks = int(text)
     else:
@@ -208,7 +208,19 @@ def _more(line: SplitArgs, text: str) -> None:
                 )
             )
         else:
-            line.sbatch.append(word)
+            _add(line, name, word)
+
+
+def _add(line: SplitArgs, name: str, word: str) -> None:
+    """`B:` would signal the batch script alone, which it ends: no rank could save a checkpoint."""
+    flags, colon, rest = word.partition("=")[2].rpartition(":")
+    if name == "signal" and "B" in flags.upper():
+        flags = flags.upper().replace("B", "")
+        text = msg("launcher.slurm.options.batch_signal", word=word)
+        fix = f"--signal={flags}{colon if flags else ''}{rest}"
+        line.problems.append(Problem("slurm.batch_signal", text, "", [fix]))
+        return
+    line.sbatch.append(word)
 
 
 def _is_training(typed: str) -> bool:

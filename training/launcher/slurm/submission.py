@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 
 from training.config import flags
 from training.config.schema import FIELDS, of_the_run
-from training.core import rundir
+from training.core import manifest, rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.project import ROOT, WORK
@@ -64,7 +64,8 @@ class FrozenJob:
 
     def withdraw(self) -> None:
         """Remove the files of a job that was not submitted."""
-        if (rundir.read_json(self.record) or {}).get("new_run", True):
+        new = (rundir.read_json(self.record) or {}).get("new_run")
+        if new and not manifest.all_in(self.run.checkpoints):
             shutil.rmtree(self.run.path)
             return
         shutil.rmtree(self.code)
