@@ -72,6 +72,8 @@ class Program:
 
 def _training(start: Start) -> list[str]:
     flags = FLAGS | start.place | {"min_ranks": 1, "retries": RESTARTS}
+    each = BATCH // (start.machines * start.ranks)
+    flags["device_batch_size"] = max(n for n in range(1, MICRO + 1) if each % n == 0)
     if start.machines > 1:
         flags |= {"nnodes": start.machines, "node_rank": start.number}
         flags |= {"master_addr": address(0), "master_port": PORT}

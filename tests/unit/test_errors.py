@@ -15,6 +15,7 @@ def test_the_exit_codes_are_fixed() -> None:
         "RESOURCES": 3,
         "TRAINING": 4,
         "HANG": 5,
+        "LEFT": 6,
         "PREEMPTED": 75,
         "INTERRUPTED": 130,
     }

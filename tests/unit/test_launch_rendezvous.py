@@ -32,7 +32,10 @@ def plan(node: int, port: int, nodes: int = 2, **config: Any) -> dict[str, Any]:
     )
     return {
         "place": place.record(),
-        "config": {"seed": 1, "depth": 2, "master_port": port, "node_rank": node, "run_name": ""}
+        "config": {
+            **{"seed": 1, "depth": 2, "master_port": port, "node_rank": node, "run_name": ""},
+            **{"hosts": "", "hostfile": "", "rendezvous_timeout": 60},
+        }
         | config,
         "ranks": 2 * nodes,
         "local_ranks": 2,

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.unit.test_launch_rendezvous import LOOPBACK, plan
+from training.core import manifest
 from training.core.failure_kinds import GONE
-from training.core.rundir import RunDir
+from training.core.rundir import RunDir, read_json, write_json
 from training.launcher import continued_run, leadership, succession
 from training.launcher.coordinator import Coordinator
+from training.launcher.json_socket import JsonSocket
 from training.launcher.local_ranks import free_port
 from training.launcher.peer import Peer
 from training.launcher.peer_link import PEER_DIED, LostPeer
@@ -66,6 +69,8 @@ class Team:
 
         def work(node: int) -> None:
             found[node] = self.succession(node).next_line()
+            if found[node] is None:  # its process ends
+                self.peers[node].__exit__()
 
         threads = [threading.Thread(target=work, args=[node]) for node in nodes]
         for thread in threads:
@@ -112,6 +117,29 @@ def test_the_next_machine_takes_over_when_the_lowest_is_lost_too(team: Team) -> 
     assert isinstance(found, Coordinator)
     assert (found.place.leader, found.missing()) == (2, [0, 1])
     found.__exit__()
+
+
+def test_a_machine_that_has_stopped_waiting_does_not_follow(team: Team) -> None:
+    """Node 2 alone has lost node 0, waits for node 1 and gives up; hours later node 0 is lost."""
+    wire = JsonSocket(socket.create_connection(team.peers[2].machines[1]))
+    wire.send(team.succession(2)._hello("follow"))
+    wait_until(lambda: team.peers[1].greet() or team.peers[1].followers)
+    wire.close()
+    wait_until(lambda: team.peers[1].greet() or not team.peers[1].followers)
+
+
+def test_the_machine_with_the_newest_copy_takes_over(tmp_path: Path) -> None:
+    team = Team(tmp_path, shared=False)
+    for node, step in ((1, 100), (2, 5000)):  # node 1 was away
+        del team.plans[node]["script"]
+        team.runs[node].own.mkdir()
+        copy = {"launch": "abc", "checkpoint": manifest.folder_name(step)}
+        write_json(team.runs[node].replica, copy)
+    team.first.__exit__()
+    found = team.decide(1, 2)
+    assert found[1] is None and isinstance(found[2], Coordinator)
+    found[2].__exit__()
+    team.close()
 
 
 def test_nothing_changes_while_the_first_machine_coordinates(team: Team) -> None:
@@ -164,6 +192,10 @@ def test_a_claim_belongs_to_one_machine(tmp_path: Path) -> None:
     assert not leadership.claim(run, plans[0], 2)  # type: ignore[arg-type]
     assert leadership.superseded(run, plans[0], 2)  # type: ignore[arg-type]
     assert leadership.claim(run, plans[0], 3)  # type: ignore[arg-type]
+    assert leadership.claim(run, plans[1], 3, dead={0}), "its machine was lost after its claim"  # type: ignore[arg-type]
+    assert leadership.superseded(run, plans[0], 3)  # type: ignore[arg-type]
+    with pytest.raises(OSError):
+        leadership.claim(RunDir(tmp_path / "missing"), plans[0], 4)  # type: ignore[arg-type]
     run.remove_tokens("abc")
     assert not list(tmp_path.iterdir())
 
@@ -185,7 +217,7 @@ def test_majority(side: list[int], alive: list[int], leader: int, expected: bool
 def test_a_port_at_which_nothing_listens_is_a_dead_supervisor() -> None:
     assert leadership.ask((LOOPBACK, free_port(LOOPBACK)), {})[0] == "dead"
     with socket.create_server((LOOPBACK, 0)) as silent:
-        assert leadership.ask(silent.getsockname(), {})[0] == "unknown"
+        assert leadership.ask(silent.getsockname(), {})[0] == "silent"
 
 
 def test_a_machine_finds_the_run_that_continues_without_it(team: Team, tmp_path: Path) -> None:
@@ -212,9 +244,13 @@ def test_a_machine_finds_the_run_that_continues_without_it(team: Team, tmp_path:
         different = machine(0, team.port, tmp_path, shared=True)
         different["config"]["seed"] = 2
         none = continued_run.of_plan(different, other)  # type: ignore[arg-type]
+        for file in other.glob("*/*/machines.json"):
+            write_json(file, {**(read_json(file) or {}), "launch": "before"})
+        stale = continued_run.of_plan(machine(0, team.port, tmp_path, shared=True), other)  # type: ignore[arg-type]
     finally:
         stop.set()
         thread.join()
         leader.__exit__()
     assert place and (place.leader, place.master_port, place.leads) == (1, leader.port, False)
     assert none is None, "another training"
+    assert stale is None, "another launch answers at the address of an old one"

@@ -284,10 +284,14 @@ def test_the_machines_are_kept(run: RunDir) -> None:
 def test_the_machine_that_has_taken_over_is_the_first_of_a_resume(run: RunDir) -> None:
     for given in ({"hosts": "a:2,b:2"}, {"hostfile": "machines"}):
         made = plan(LAUNCH, 4, **given)
-        made["elastic"] = {"min_ranks": 1, "ranks": 4, "per_node": 2, "lost": [], "hosts": "b:2,a:2"}
-        assert next_command(made, run) == (
-            "./launch_train.sh 2 --hosts=b:2,a:2 --resume='my run'"
-        )
+        made["elastic"] = {
+            "min_ranks": 1,
+            "ranks": 4,
+            "per_node": 2,
+            "lost": [],
+            "hosts": "b:2,a:2",
+        }
+        assert next_command(made, run) == ("./launch_train.sh 2 --hosts=b:2,a:2 --resume='my run'")
 
 
 def test_the_resume_command_has_the_ranks_that_were_lost(run: RunDir) -> None:

@@ -21,6 +21,7 @@ class Exit(IntEnum):
     RESOURCES = 3
     TRAINING = 4
     HANG = 5
+    LEFT = 6
     PREEMPTED = 75
     INTERRUPTED = 130
 
@@ -35,6 +36,7 @@ EXIT_MEANING = {
     Exit.RESOURCES: msg("core.exit.resources"),
     Exit.TRAINING: msg("core.exit.training"),
     Exit.HANG: msg("core.exit.hang"),
+    Exit.LEFT: msg("core.exit.left"),
     Exit.PREEMPTED: msg("core.exit.preempted"),
     Exit.INTERRUPTED: msg("core.exit.interrupted"),
 }

@@ -3,6 +3,7 @@ such a run by what it knew about the others when it was lost (machines.json)."""
 
 from __future__ import annotations
 
+import glob
 import os
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ JOINS = "DUET_JOINS"  # variable: this launch must not begin a run of its own
 At = tuple[str, int]  # address and port
 RUNS = 2  # the newest ones
 RETRY_S = 1.0
+BUSY_S = 20.0  # a machine that ends its ranks answers late; another program does not answer at all
 DECIDED_S = 60.0  # longer than a succession takes
 
 
@@ -37,7 +39,8 @@ def keep(run: rundir.RunDir, line: PeerLink) -> None:
     if line.place.leads:  # a lost machine with the same disk reads the file too
         known[str(line.place.node_rank)] = [line.place.master_addr, line.port]
     try:
-        rundir.write_json(run.machines, {"leader": line.place.leader, "machines": known})
+        leader, launch = line.place.leader, line.plan["launch"]
+        rundir.write_json(run.machines, {"leader": leader, "launch": launch, "machines": known})
     except OSError as error:
         log.warning(msg("launcher.cannot_write", path=run.machines, strerror=error.strerror))
 
@@ -63,41 +66,54 @@ def of_plan(plan: Plan, experiments: Path) -> Topology | None:
     return None
 
 
-def of_place(place: Topology, experiments: Path) -> Topology | None:
-    """The same before there is a plan: its settings may differ from those of the run."""
-    return next(_found(place, experiments), None)
+def of_place(place: Topology, experiments: Path, resumed: str) -> Topology | None:
+    """The same before there is a plan: its settings may differ from those of the run. `resumed`:
+    the value of --resume."""
+    run = Path(resumed).name
+    known = (experiments / run).is_dir()
+    return next(_found(place, experiments, run if known else "*"), None)
 
 
 def _hello(want: str, place: Topology) -> Message:
     return {"duet": PROTOCOL, "want": want, "node": place.node_rank}
 
 
-def _found(place: Topology, experiments: Path) -> Iterator[Topology]:
+def _found(place: Topology, experiments: Path, run: str = "*") -> Iterator[Topology]:
     """Runs that continue, the newest first."""
-    files = [*experiments.glob("*/machines.json"), *experiments.glob("*/node*/machines.json")]
+    files = [
+        file
+        for end in ("machines.json", "node*/machines.json")
+        for file in experiments.glob(f"{glob.escape(run) if run != '*' else run}/{end}")
+    ]
     files.sort(key=_written, reverse=True)
     asked = set[tuple[str, int]]()
     for file in files[: RUNS * place.nnodes]:
-        machines = rendezvous.machines((rundir.read_json(file) or {}).get("machines"), place)
+        known = rundir.read_json(file) or {}
+        machines = rendezvous.machines(known.get("machines"), place)
         new = [at for at in machines.values() if at not in asked]
         asked.update(new)
-        if found := _decided(new, place):
+        if found := _decided(new, place, known.get("launch")):
             yield found
 
 
-def _decided(machines: list[At], place: Topology) -> Topology | None:
+def _decided(machines: list[At], place: Topology, launch: object) -> Topology | None:
     """The role of this machine as one of these answers. Where it has coordinated the run itself,
     the others may still decide who takes over."""
-    end, waits = time.monotonic() + DECIDED_S, False
+    begun, waits = time.monotonic(), False
     with ThreadPoolExecutor(max(1, len(machines))) as pool:
         while machines:
-            answers = list(pool.map(lambda at: (at, _leader(at, place)), machines))
-            for at, (leader, where) in answers:
+            answers = list(pool.map(lambda at: (at, *_leader(at, place, launch)), machines))
+            for at, _, leader, where in answers:
                 if leader not in (None, place.node_rank):
                     address, port = where or at
                     return replace(place, leader=leader, master_addr=address, master_port=port)
-            machines = [at for at, (leader, _) in answers if leader is not None]
-            if not machines or time.monotonic() > end:
+            waited = time.monotonic() - begun
+            machines = [
+                at
+                for at, state, leader, _ in answers
+                if leader is not None or (state == "silent" and waited < BUSY_S)
+            ]
+            if not machines or waited > DECIDED_S:
                 break
             if not waits:
                 waits = True
@@ -106,13 +122,23 @@ def _decided(machines: list[At], place: Topology) -> Topology | None:
     return None
 
 
-def _leader(at: At, place: Topology) -> tuple[int | None, At | None]:
-    """(machine that coordinates a run, where it listens if elsewhere) as another one answers."""
-    answer = leadership.ask(at, _hello("leader", place))[1]
+def _leader(
+    at: At, place: Topology, launch: object
+) -> tuple[leadership.State, int | None, At | None]:
+    """(state, machine that coordinates this launch, where it listens if elsewhere) as another one
+    answers."""
+    state, answer = leadership.ask(at, _hello("leader", place))
     leader, where = answer.get("leader"), answer.get("at")
     if not isinstance(leader, int) or not 0 <= leader < place.nnodes:
-        return None, None
-    return leader, rendezvous.machines({str(leader): where}, place).get(leader)
+        return state, None, None
+    if answer.get("launch") != launch:  # another run listens there now
+        return state, None, None
+    if leader == place.node_rank and isinstance(where, list) and len(where) == 2:
+        other = {str(leader): where}
+        for here in rendezvous.machines(other, replace(place, node_rank=-1)).values():
+            if leadership.ask(here, _hello("leader", place))[0] == "answers":
+                return state, None, None  # it runs, so it is not this one
+    return state, leader, rendezvous.machines({str(leader): where}, place).get(leader)
 
 
 def _written(file: Path) -> float:

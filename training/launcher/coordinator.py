@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
-from training.core.failure_kinds import GONE
+from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
 from training.host import network, ports
 from training.host.gpus import one_line
@@ -274,6 +274,8 @@ class Coordinator(PeerLink):
             )
         if message.get("want") in ("resumed", "leader"):
             return []
+        if message.get("want") == "follow":  # it has lost this machine, which it cannot follow now
+            return [msg("launcher.succession.superseded")]
         settings = message.get("facts")
         return (
             differences(settings, self.facts, node)
@@ -294,6 +296,9 @@ class Coordinator(PeerLink):
                 msg("launcher.nodes.to_be_ready", names=", ".join(map(self.name, missing))),
                 level=log.info,
             )
+            if self._elastic and self._begun and (lost := self._unready(missing[0], waiting)):
+                self.lost_peer = lost
+                return None
             readable, _, _ = select.select(list(self.wires.values()), [], [], RETRY_S)
             for node in [n for n, wire in self.wires.items() if wire in readable]:
                 if not (lost := self._read_ready(node)) or self.asked:
@@ -317,6 +322,15 @@ class Coordinator(PeerLink):
         self.send_all({"go": port, "machines": self.machines} if self._elastic else {"go": port})
         own = None if store.fileno() < 0 else store
         return local_ranks.of_node(self.plan, self._bound or LOOPBACK, port, own)
+
+    def _unready(self, node: int, waiting: Waiting) -> LostPeer | None:
+        """A supervisor that is frozen between two starts, although its kernel answers."""
+        seconds = self.plan["config"]["rendezvous_timeout"]
+        if waiting.seconds <= seconds:
+            return None
+        self.lost(node)
+        text = msg("launcher.nodes.unready", name=self.name(node), seconds=seconds)
+        return LostPeer(node, SILENT, PEER_DIED, text)
 
     def _store_of_ranks(self) -> socket.socket:
         """The socket at which the ranks meet: the same port, unless machines may join at it."""

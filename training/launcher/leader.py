@@ -46,7 +46,9 @@ class Leader(Machine):
             return int(Exit.TRAINING)
         code = failure_report.exit_code(outcome)
         if not outcome.guilty and not outcome.killed:
-            if self._grows(outcome, code):
+            if (grown := self._grows(outcome, code)) is False:
+                return self._leave(msg("launcher.succession.superseded"))
+            if grown:
                 return None
             return endings.regular_end(run, plan, launch.ending, outcome, recovery)
         return self.recover(outcome, self._failure(outcome))
@@ -65,9 +67,17 @@ class Leader(Machine):
         )
         if recovery.hand_over and line.wires:
             return self._leave(msg("launcher.succession.hands_over", reason=recovery.given_up))
-        if chosen and "elastic" in plan and (why := self._reason_against()):
-            return self._leave(why)
-        order = line.decide(recovery.order(chosen) if chosen else None, int(recovery.stopped or 0))
+        if chosen and "elastic" in plan:
+            if why := self._too_few():
+                return self._leave(why)
+            claimed = self._claim()
+            if claimed is False:
+                return self._leave(msg("launcher.succession.superseded"))
+            if claimed is None:
+                recovery.given_up, chosen = msg("launcher.restart.no_claim", path=run.path), None
+        if chosen and recovery.asked_to_stop(chosen.pause_s):
+            chosen = None
+        order = line.decide(recovery.order(chosen) if chosen else None, self._code(record))
         if chosen and order is not None:
             recovery.begin(chosen)
             return None
@@ -76,8 +86,15 @@ class Leader(Machine):
         endings.report_end(run, outcome, record, recovery.given_up)
         return int(record["exit_code"])
 
-    def _reason_against(self) -> str:
-        """Why this machine must not decide on the next start; '' if it may."""
+    def _code(self, record: FailureRecord) -> int:
+        """For the other machines: they know by it whether the run was asked to stop."""
+        if self.launch.recovery.stopped:
+            return int(self.launch.recovery.stopped)
+        stops = (Exit.PREEMPTED, Exit.INTERRUPTED)
+        return 0 if record["exit_code"] in stops else int(record["exit_code"])
+
+    def _too_few(self) -> str:
+        """Why the machines that are connected must not continue; '' if they may."""
         line, launch = self.line, self.launch
         leader, missing = seats.leader(launch.plan), line.missing()
         if not all(line.shares.get(node, True) for node in missing):
@@ -86,16 +103,25 @@ class Leader(Machine):
             if not leadership.has_majority(side, alive, leader):
                 names, count = line.names(missing), len(alive)
                 return msg("launcher.succession.few", names=names, side=len(side), count=count)
-        if leadership.claim(launch.run, launch.plan, launch.recovery.attempt + 1):
-            return ""
-        return msg("launcher.succession.superseded")
+        return ""
+
+    def _claim(self) -> bool | None:
+        """Whether this machine decides on the next start; None: the disk is full or cannot be
+        written."""
+        launch = self.launch
+        try:
+            return leadership.claim(launch.run, launch.plan, launch.recovery.attempt + 1)
+        except OSError as error:
+            path = launch.run.path
+            log.error(msg("launcher.cannot_write", path=path, strerror=error.strerror))
+            return None
 
     def _leave(self, why: str) -> int:
         """End here without ending the run: another machine continues it, or may. It writes the
         run."""
         log.error(why)
         self.launch.ending.left = True
-        return int(Exit.TRAINING)
+        return int(Exit.LEFT)
 
     def _attempt(self, attempt: Attempt) -> Outcome:
         self._before, self._more = self._newest(), None
@@ -138,22 +164,21 @@ class Leader(Machine):
             self._more = team
             self.line.send_all({"resize": True})
 
-    def _grows(self, outcome: Outcome, code: int) -> bool:
-        """After a start without a failure: are the ranks to be started again, because there are
-        more?"""
+    def _grows(self, outcome: Outcome, code: int) -> bool | None:
+        """After a start without a failure: True: the ranks are to be started again, because there
+        are more; False: another machine decides on that; None: the run has ended."""
         if not outcome.resized:
-            return False
+            return None
         plan, recovery = self.launch.plan, self.launch.recovery
         team, self._more = self._more, None
         stopped = code == Exit.PREEMPTED if outcome.ours else code == Exit.DONE
-        if (
-            not team
-            or outcome.asked != Exit.DONE
-            or not stopped
-            or not leadership.claim(self.launch.run, plan, recovery.attempt + 1)
-        ):
-            self.line.decide(None)  # the others wait for it
+        wanted = bool(team) and outcome.asked == Exit.DONE and stopped
+        claimed = self._claim() if wanted else None
+        if claimed is False:
             return False
+        if not team or not claimed:
+            self.line.decide(None)  # the others wait for it
+            return None
         names = fewer_ranks.names(plan, team.back)
         why = msg("launcher.rejoin.joined", names=names)
         change = msg("launcher.rejoin.with", names=names)

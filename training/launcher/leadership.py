@@ -10,44 +10,49 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
-from training.core import log
-from training.core.messages import msg
-from training.core.rundir import RunDir
+from training.core.rundir import RunDir, write_bytes
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
 from training.launcher.listener import ANSWER_S
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-State = Literal["dead", "unknown", "answers"]
+# 'silent': connected, but without an answer in time
+State = Literal["dead", "unknown", "silent", "answers"]
 
 
-def claim(run: RunDir, plan: Plan, attempt: int) -> bool:
-    """Claim the decision on this start of the ranks; False if another machine has it, or if the run
-    directory cannot be written."""
+def claim(run: RunDir, plan: Plan, attempt: int, dead: Collection[int] = ()) -> bool:
+    """Claim the decision on this start of the ranks; False if another machine has it, unless that
+    is one of the `dead`. Raises OSError if the run directory cannot be written."""
     path, own = run.claim(plan["launch"], attempt), str(plan["place"]["node_rank"])
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
-        return not superseded(run, plan, attempt)
-    except OSError as error:
-        log.warning(msg("launcher.cannot_write", path=path, strerror=error.strerror))
-        return False
+        known = path.read_text(errors="replace")
+        if known in map(str, dead):
+            write_bytes(path, own.encode())
+            return True
+        return known == own
     try:
         os.write(handle, own.encode())
+    except OSError:  # an empty one would stop all machines
+        path.unlink()
+        raise
     finally:
         os.close(handle)
     return True
 
 
 def superseded(run: RunDir, plan: Plan, attempt: int) -> bool:
-    """Has another machine claimed this start? The file is empty for a moment."""
-    with suppress(FileNotFoundError):
-        return run.claim(plan["launch"], attempt).read_text() != str(plan["place"]["node_rank"])
+    """Has another machine claimed this start? The file is empty for a moment. If it cannot be read,
+    the own claim will tell."""
+    with suppress(OSError):
+        known = run.claim(plan["launch"], attempt).read_text(errors="replace")
+        return known != str(plan["place"]["node_rank"])
     return False
 
 
@@ -71,6 +76,6 @@ def ask(at: tuple[str, int], hello: Message) -> tuple[State, Message]:
         wire.send(hello)
         return "answers", wire.receive(ANSWER_S)
     except (ConnectionLost, TimeoutError):
-        return "unknown", {}
+        return "silent", {}
     finally:
         wire.close()

@@ -6,7 +6,7 @@ import contextlib
 import select
 import socket
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from training.core import log
@@ -32,6 +32,15 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 
+@dataclass(frozen=True)
+class Asker:
+    """A machine that follows this one if it takes over. `hello`: its message."""
+
+    wire: JsonSocket
+    address: str
+    hello: Message
+
+
 class Peer(PeerLink):
     """With `--min_ranks` it listens too: the others ask there once the machine that coordinates is
     lost."""
@@ -40,8 +49,8 @@ class Peer(PeerLink):
         super().__init__(plan)
         self.listener: Listener | None = None
         self._machines: dict[int, tuple[str, int]] = {}
-        # other machines that have lost the one that coordinates: connection and address, by node
-        self.followers: dict[int, tuple[JsonSocket, str]] = {}
+        # other machines that have lost the one that coordinates, by node
+        self.followers: dict[int, Asker] = {}
         self.over = False  # the run has ended
         self._begun = False
         self._stack.callback(self._close)
@@ -49,8 +58,13 @@ class Peer(PeerLink):
     def _close(self) -> None:
         if self.listener:
             self.listener.close()
-        for wire, _ in self.followers.values():
-            wire.close()
+        self.dismiss_followers()
+
+    def dismiss_followers(self) -> None:
+        """This machine does not take over: the next one may."""
+        for asker in self.followers.values():
+            asker.wire.close()
+        self.followers.clear()
 
     @property
     def leader(self) -> int:
@@ -113,10 +127,17 @@ class Peer(PeerLink):
 
     def greet(self) -> None:
         """Answer machines that ask. Never blocks."""
+        for node, asker in list(self.followers.items()):
+            try:
+                asker.wire.arrived()
+            except ConnectionLost:  # it waits no longer
+                self.followers.pop(node).wire.close()
         for wire, address, message in self.listener.arrived() if self.listener else ():
             node = message.get("node")
             if message.get("want") == "follow" and isinstance(node, int) and self._ours(message):
-                self.followers[node] = wire, address
+                if before := self.followers.pop(node, None):
+                    before.wire.close()
+                self.followers[node] = Asker(wire, address, message)
                 continue
             with contextlib.suppress(ConnectionLost):  # a machine that has been started again
                 wire.send({"launch": self.plan["launch"], "leader": self.leader, "at": self._at()})

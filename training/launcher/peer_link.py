@@ -212,7 +212,8 @@ class PeerLink(ABC):
     def overdue(self) -> LostPeer | None:
         """A node that answers late, though too early to count as lost: ranks that wait for others,
         or have lost them, may be affected by it."""
-        node, wire = max(self.wires.items(), key=lambda item: item[1].quiet_s, default=(0, None))
+        known = [item for item in self.wires.items() if item[0] not in self._silent]
+        node, wire = max(known, key=lambda item: item[1].quiet_s, default=(0, None))
         if wire is None or wire.quiet_s <= LATE_S:
             return None
         return self._silence(node, wire, wire.unreachable)

@@ -63,15 +63,16 @@ class Recovery:
         """On one machine: are the ranks to be started again? If so, the plan (in place, and its
         file) is updated for the next start."""
         chosen = self.choose(record, outcome)
-        if chosen is not None:
-            self.begin(chosen)
-        return chosen is not None
+        if chosen is None or self.asked_to_stop(chosen.pause_s):
+            return False
+        self.begin(chosen)
+        return True
 
     def choose(
         self, record: FailureRecord, outcome: Outcome, line: Coordinator | None = None
     ) -> Restart | None:
-        """The restart after a failure, logged; None: the run ends (`stopped`: because of a stop
-        signal). `line`: to the other machines, some of which may be lost or back."""
+        """The restart after a failure, logged, which begins after its pause; None: the run ends.
+        `line`: to the other machines, some of which may be lost or back."""
         beats = heartbeat.read_all(self.run.heartbeats)
         self._failed_at = max((b.wall_time for b in beats), default=record["time"])
         failure, missing = self._failure(record), line.missing() if line else []
@@ -105,7 +106,7 @@ class Recovery:
         changed = bool(chosen.changes or chosen.team)
         self._failures.append(replace(failure, changed=changed))
         self._report(record, failure, chosen)
-        return None if self.asked_to_stop(chosen.pause_s) else chosen
+        return chosen
 
     @property
     def attempt(self) -> int:

@@ -50,7 +50,7 @@ class Received:
             return None
         if not self._installed:
             raise NotInstalled
-        place = continued_run.of_place(place, experiments) or place
+        place = continued_run.of_place(place, experiments, config.resume) or place
         done = _is_done(config.resume, experiments)
         limit_s = min(config.rendezvous_timeout, DONE_S) if done else config.rendezvous_timeout
         try:

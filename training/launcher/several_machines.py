@@ -51,6 +51,8 @@ def train(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token
             if launch.begun and code in (Exit.PREEMPTED, Exit.INTERRUPTED):
                 ranks = msg("launcher.end.node", ranks=run.ranks)
                 log.warning(msg("launcher.end.node_stopped", how="", code=code, text=ranks))
+            elif launch.begun:
+                log.error(msg("launcher.nodes.ended_for_all", code=code))
             else:
                 log.info(msg("launcher.nodes.run_ended"))
         except Stopped as asked:
@@ -62,7 +64,8 @@ def train(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token
             machine.line.stop(stop_signals.number_of(signalled))
             raise
         finally:
-            machine.line.dismiss(code)
+            if not ending.left:
+                machine.line.dismiss(code)
             if not ending.left:
                 launch.run.machines.unlink(missing_ok=True)
     return code
@@ -96,6 +99,8 @@ class Follower(Machine):
             if outcome.resized and (order := self._order()):
                 launch.recovery.follow(order, None)
                 return None
+            if outcome.resized and (lost := self.line.lost_leader):
+                return self._recover(self._without_start(lost))
             return endings.node_end(run, code, outcome)
         return self._recover(outcome)
 
@@ -122,6 +127,7 @@ class Follower(Machine):
                 return int(line.stopped)
             if (lost := line.lost_leader) is None:
                 break
+            line.forget(lost.node)  # it may only be frozen, and wake up
             succession = Succession(
                 launch.run, launch.plan, line, lost, launch.recovery.attempt + 1
             )
@@ -131,11 +137,18 @@ class Follower(Machine):
                 line.replica_ports[launch.plan["place"]["node_rank"]] = 0
             if isinstance(next_line, Coordinator):
                 self.copies.close()  # the machine before may wake up
-                self.next = leader = take_over(launch, next_line, line.name(lost.node))
+                try:
+                    leader = take_over(launch, next_line, line.name(lost.node))
+                except OSError as error:
+                    path = launch.run.path
+                    log.error(msg("launcher.cannot_write", path=path, strerror=error.strerror))
+                    return int(Exit.TRAINING)
+                self.next = leader
                 return leader.recover(outcome, record)
             if next_line is None:
                 launch.ending.left = True
-                break
+                endings.report_end(launch.run, outcome, record, launch.recovery.given_up)
+                return int(Exit.LEFT)
         endings.report_end(launch.run, outcome, record, launch.recovery.given_up)
         return int(record["exit_code"])
 

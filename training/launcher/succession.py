@@ -61,12 +61,19 @@ class Succession:
             if node > self._own:
                 break
             if node != leader and (found := self._follow(node)) != "next":
-                return line if found == "joined" else None
+                if found == "joined":
+                    return line
+                log.warning(msg("launcher.succession.claimed"))
+                return None
         return self._lead()
 
     def _hello(self, want: str) -> Message:
         hello = {"duet": PROTOCOL, "want": want, "node": self._own, "launch": self.plan["launch"]}
-        return {**hello, "host": socket.gethostname(), "shared": self.plan.get("shared", True)}
+        hello |= {"host": socket.gethostname(), "shared": self.plan.get("shared", True)}
+        return {**hello, "copied": self._copied()}
+
+    def _copied(self) -> str:
+        return copied(self.run, self.plan["launch"])
 
     def _leader(self) -> leadership.State:
         """Whether the lost machine still coordinates the run."""
@@ -125,27 +132,35 @@ class Succession:
                 self._dead.add(node)
         if why := self._reason_against(others):
             log.warning(why)
+            line.dismiss_followers()
             return None
         return self._coordinator(others)
 
     def _reason_against(self, others: set[int]) -> str:
         """Why this machine must not take over; '' if it may."""
         line, leader = self.line, self.lost.node
+        line.greet()  # some may have ended meanwhile
         name = line.name(leader)
         if leader not in self._dead and self._leader() == "answers":
             return msg("launcher.succession.answers", name=name)
         run = RunDir(self.run.path)
         shared = self.plan.get("shared", True)
-        if not (shared or is_script(self.plan) or copied(self.run, self.plan["launch"])):
-            return msg("launcher.succession.no_checkpoint", name=name)
-        side = {self._own, *line.followers}
+        if not (shared or is_script(self.plan)):
+            if not (own := self._copied()):
+                return msg("launcher.succession.no_checkpoint", name=name)
+            for node, asker in sorted(line.followers.items()):
+                if isinstance(newer := asker.hello.get("copied"), str) and newer > own:
+                    return msg("launcher.succession.older", name=line.name(node), newer=newer)
         everyone = {self._own, leader, *others} - self._dead
+        side = {self._own, *line.followers} & everyone
         if not shared and not leadership.has_majority(side, everyone, leader):
             count = len(everyone)
             return msg("launcher.succession.minority", name=name, side=len(side), count=count)
-        if not leadership.claim(run, self.plan, self.attempt):
-            return msg("launcher.succession.claimed")
-        return ""
+        try:
+            claimed = leadership.claim(run, self.plan, self.attempt, self._dead)
+        except OSError as error:
+            return msg("launcher.cannot_write", path=run.path, strerror=error.strerror)
+        return "" if claimed else msg("launcher.succession.claimed")
 
     def _coordinator(self, others: set[int]) -> Coordinator:
         line, plan = self.line, self.plan
@@ -164,11 +179,13 @@ class Succession:
         made = Coordinator(plan, line.listener, {*others, self.lost.node})
         made.take_over(line, line.machines)
         made.token = f"{plan['launch']}.{self.attempt}"
-        made.shares = dict.fromkeys(line.machines, plan.get("shared", True))
+        own = plan.get("shared", True)
+        made.shares = dict.fromkeys(line.machines, own)
         line.listener = None
-        for node, (wire, at) in line.followers.items():
+        for node, asker in line.followers.items():
             with suppress(ConnectionLost):  # the next read reports it
-                wire.send({"joined": True, "host": socket.gethostname(), "port": port})
-            made.met(node, wire, at, None)
+                asker.wire.send({"joined": True, "host": socket.gethostname(), "port": port})
+            made.met(node, asker.wire, asker.address, asker.hello.get("host"))
+            made.shares[node] = own and bool(asker.hello.get("shared", True))
         line.followers = {}
         return made

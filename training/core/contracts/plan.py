@@ -227,7 +227,7 @@ class ElasticRecord(TypedDict):
     seats: list[int]  # planned numbers of the current ranks, in the order of ranks
     lost: list[LostRank]
     rejoined: list[int]  # planned numbers of ranks that were lost and came back
-    hosts: NotRequired[str]  # --hosts of a resume, after a takeover: its newest state is on the first
+    hosts: NotRequired[str]  # --hosts of a resume after a takeover, with the newest state first
 
 
 class RanksPlan(TypedDict):

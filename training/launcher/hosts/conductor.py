@@ -28,7 +28,10 @@ LINK_S = 60.0  # after the end of its input, the agent stops its command within 
 AFTER_FIRST_S = 1.0
 KILLED = 128  # plus the number of the signal
 # Exit codes of a run that all machines end with. With any other, this node has not started.
-OF_A_RUN = (*(Exit.DONE, Exit.TRAINING, Exit.HANG, Exit.PREEMPTED, Exit.INTERRUPTED), 134)
+OF_A_RUN = (
+    *(Exit.DONE, Exit.TRAINING, Exit.HANG, Exit.LEFT, Exit.PREEMPTED, Exit.INTERRUPTED),
+    134,
+)
 
 
 # Pauses before a lost machine's launch command is started again: the first, and the longest of
@@ -123,7 +126,8 @@ class Conductor:
         killed = node.link_lost or ((node.code or 0) > KILLED and node.code not in OF_A_RUN)
         started = killed or node.code in OF_A_RUN
         # with any other code it has ended the run for all machines
-        lost = killed if node.rank == self._first else started or not fresh
+        left = killed or node.code == Exit.LEFT
+        lost = left if node.rank == self._first else started or not fresh
         return bool(self._elastic and self._left() and not self._asked and lost and node.code != 0)
 
     def _left(self) -> list[Node]:

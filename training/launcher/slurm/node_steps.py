@@ -112,7 +112,8 @@ class NodeSteps:
 
     def _ended(self, rank: int, status: int) -> None:
         others = [other for other in self._running if other not in self._pauses]
-        if rank == self._first and status > KILLED and others:
+        left = status > KILLED or status == Exit.LEFT
+        if rank == self._first and left and others:
             self._first = min(others)  # it takes over
         elif rank == self._first:
             self._over()
