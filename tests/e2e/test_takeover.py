@@ -130,7 +130,7 @@ def test_a_suspended_first_machine_ends_when_it_wakes_up(
     for pid in suspended:
         os.kill(pid, signal.SIGCONT)
     join()
-    assert (first.wait(60), second.wait()) == (4, 0), first.output[-3000:] + second.output[-3000:]
+    assert (first.wait(60), second.wait()) == (6, 0), first.output[-3000:] + second.output[-3000:]
     assert "another machine continues the run" in first.output
     check(first, whole, 5)
     assert not first.run.failure.exists() and not processes(token)

@@ -127,6 +127,11 @@ def test_a_killed_launcher_of_the_first_node_joins_the_others() -> None:
     assert job.run() == 0 and job.starts == [0, 1, 0]
 
 
+def test_a_first_node_that_has_left_the_run_does_not_end_it() -> None:
+    job = Job({0: [(0.0, 6), (1.0, 0)], 1: [(2.0, 0)]})
+    assert job.run() == 0 and job.starts == [0, 1, 0]
+
+
 def test_not_without_rejoin() -> None:
     job = Job({0: [(0.5, 0)], 1: [(0.0, 137)]})
     assert job.run(again=False) == 0 and job.starts == [0, 1]

@@ -127,11 +127,11 @@ class Peer(PeerLink):
 
     def greet(self) -> None:
         """Answer machines that ask. Never blocks."""
-        for node, asker in list(self.followers.items()):
+        for known, asker in list(self.followers.items()):
             try:
                 asker.wire.arrived()
             except ConnectionLost:  # it waits no longer
-                self.followers.pop(node).wire.close()
+                self.followers.pop(known).wire.close()
         for wire, address, message in self.listener.arrived() if self.listener else ():
             node = message.get("node")
             if message.get("want") == "follow" and isinstance(node, int) and self._ours(message):

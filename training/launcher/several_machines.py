@@ -147,8 +147,9 @@ class Follower(Machine):
                 return leader.recover(outcome, record)
             if next_line is None:
                 launch.ending.left = True
-                endings.report_end(launch.run, outcome, record, launch.recovery.given_up)
-                return int(Exit.LEFT)
+                code = int(Exit.LEFT)
+                log.error(msg("launcher.end.left", text=record["summary"], code=code))
+                return code
         endings.report_end(launch.run, outcome, record, launch.recovery.given_up)
         return int(record["exit_code"])
 

@@ -115,8 +115,10 @@ class Conductor:
                     log.warning(msg("launcher.hosts.left_behind", host=node.name))
                     node.kill()
         self._ended += [node for node in self._nodes if node not in self._ended]
-        for shown in (*self._copies, *self._consoles.values()):
-            shown.end()
+        for copy in self._copies:
+            copy.end()
+        for console in self._consoles.values():
+            console.end()
         return self._code()
 
     def _can_lose(self, node: Node) -> bool:
