@@ -16,7 +16,7 @@ from benchmarks.elastic.cases import Case, Loss
 from benchmarks.elastic.judge import judge, problems
 from benchmarks.elastic.machine import RANK, Machine
 from benchmarks.elastic.network import network
-from benchmarks.elastic.programs import PROGRAMS, SAVE_EVERY, STEPS, Record, Start
+from benchmarks.elastic.programs import PROGRAMS, RUN, SAVE_EVERY, STEPS, Record, Start
 from benchmarks.gpu.machine import commit
 
 LIMIT_S = 200.0  # without a step
@@ -103,6 +103,8 @@ class Drill:
         ranks are started with it. With their own disks, more than half of the machines must be
         left, and another one must have a copy of a checkpoint."""
         loss, last = self._todo[0], records[-1]
+        if self.program.own_disks and not self._has_copy():
+            return False
         if not self.moments or loss.kind == RANK:
             return True
         known = zip(self.moments, self.case.losses, strict=False)
@@ -112,6 +114,9 @@ class Drill:
             return left > 1
         settled = sum(one["time"] > self.moments[-1] for one in records) >= 2 * SAVE_EVERY
         return settled and (left > 2 or (self.case.machines == 2 and left > 1))
+
+    def _has_copy(self) -> bool:
+        return any(self.folder.glob(f"disk*/{RUN}/**/replica.json"))
 
     def _lose(self, machines: list[Machine], loss: Loss, now: float) -> None:
         machine = machines[loss.machine]

@@ -208,7 +208,7 @@ def test_one_node_ended_before_the_other(run: RunDir) -> None:
     )
 
 
-def test_a_finished_run_is_finished_whatever_srun_says(run: RunDir) -> None:
+def test_a_finished_run_is_finished_with_any_status_of_srun(run: RunDir) -> None:
     run.summary.write_text(json.dumps({"status": "done"}))
     assert job.run_exit_code(run, start(2), 137) == Exit.DONE, "a slow report was killed"
 

@@ -49,7 +49,7 @@ def claim(run: RunDir, plan: Plan, attempt: int, dead: Collection[int] = ()) -> 
 
 def superseded(run: RunDir, plan: Plan, attempt: int) -> bool:
     """Has another machine claimed this start? The file is empty for a moment. If it cannot be read,
-    the own claim will tell."""
+    the claim of this machine decides."""
     with suppress(OSError):
         known = run.claim(plan["launch"], attempt).read_text(errors="replace")
         return known != str(plan["place"]["node_rank"])
