@@ -35,6 +35,8 @@ VARIABLES = {
     "PACE_TOKENS": str(TOKENS),
     # for torchrun's ranks: Duet finds the interface by itself
     "GLOO_SOCKET_IFNAME": "eth0",
+    # torchrun's ranks would often get addresses of the start before (pytorch#135712)
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
 }
 Record = Mapping[str, Any]
 

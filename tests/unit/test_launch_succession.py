@@ -18,7 +18,9 @@ from training.core.rundir import RunDir, read_json, write_json
 from training.launcher import continued_run, leadership, succession
 from training.launcher.coordinator import Coordinator
 from training.launcher.json_socket import JsonSocket
+from training.launcher.leader import Leader
 from training.launcher.local_ranks import free_port
+from training.launcher.machine import Launch
 from training.launcher.peer import Peer
 from training.launcher.peer_link import PEER_DIED, LostPeer
 from training.launcher.succession import Succession
@@ -254,3 +256,16 @@ def test_a_machine_finds_the_run_that_continues_without_it(team: Team, tmp_path:
     assert place and (place.leader, place.master_port, place.leads) == (1, leader.port, False)
     assert none is None, "another training"
     assert stale is None, "another launch answers at the address of an old one"
+
+
+def test_a_machine_that_was_left_out_counts_until_the_others_have_started(tmp_path: Path) -> None:
+    """Packets from node 0 are lost: it loses the others one by one, and they continue together."""
+    team = Team(tmp_path, shared=False)
+    line = team.first
+    line.shares = {1: False, 2: False}
+    leader = Leader(Launch(team.runs[0], team.plans[0], None, ""), line)  # type: ignore[arg-type]
+    line.decide({"team": {"lost": [{"seat": 1}]}})
+    assert line.members == {2} and not leader._too_few()
+    line.lost(2)  # before it was ready
+    assert leader._too_few()
+    team.close()

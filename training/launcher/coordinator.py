@@ -57,6 +57,8 @@ class Coordinator(PeerLink):
         self._elastic, self.secret = "elastic" in plan, secrets.token_hex(32)
         # the other machines of the run
         self._expected = set(expected) or set(range(self.place.nnodes)) - {self._own}
+        # the machines that all were ready for the last start, with this one
+        self.confirmed = {self._own, *self._expected}
         self.waiting: dict[int, JsonSocket] = {}  # machines that may join, by node
         self._ready_again: set[int] = set()
         self._listening: dict[int, int] = {}  # port at which another machine listens, by node
@@ -318,7 +320,7 @@ class Coordinator(PeerLink):
         if is_script(self.plan) or self.plan["launcher"]["value"] == "torchrun":
             store.close()  # rank 0, or torchrun, opens the port itself
         self._fresh()
-        self._begun = True
+        self._begun, self.confirmed = True, {self._own, *self._expected}
         self.send_all({"go": port, "machines": self.machines} if self._elastic else {"go": port})
         own = None if store.fileno() < 0 else store
         return local_ranks.of_node(self.plan, self._bound or LOOPBACK, port, own)

@@ -94,12 +94,15 @@ class Leader(Machine):
         return 0 if record["exit_code"] in stops else int(record["exit_code"])
 
     def _too_few(self) -> str:
-        """Why the machines that are connected must not continue; '' if they may."""
-        line, launch = self.line, self.launch
-        leader, missing = seats.leader(launch.plan), line.missing()
+        """Why the machines that are connected must not continue; '' if they may. All that have
+        started the ranks together count: one that was left out since then has not confirmed it,
+        and may continue with others."""
+        line = self.line
+        leader = line.place.node_rank
+        missing = [node for node in sorted(line.confirmed - {leader}) if not line.there(node)]
         if not all(line.shares.get(node, True) for node in missing):
-            side = {leader, *line.members} - set(missing)
-            alive = {leader, *line.members} - line.dead(missing)
+            side = line.confirmed - set(missing)
+            alive = line.confirmed - line.dead(missing)
             if not leadership.has_majority(side, alive, leader):
                 names, count = line.names(missing), len(alive)
                 return msg("launcher.succession.few", names=names, side=len(side), count=count)
