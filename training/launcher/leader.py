@@ -127,9 +127,18 @@ class Leader(Machine):
         return int(Exit.LEFT)
 
     def _attempt(self, attempt: Attempt) -> Outcome:
+        self._remove_moved()
         self._before, self._more = self._newest(), None
         attempt.each_pass = lambda: self._look(attempt)
         return attempt.go()
+
+    def _remove_moved(self) -> None:
+        """Remove the heartbeats of ranks that this machine had before, and one with its own disk
+        has now."""
+        run, plan = self.launch.run, self.launch.plan
+        for rank in range(plan["ranks"]):
+            if not self.line.shares.get(seats.machine_of(plan, rank), True):
+                run.heartbeat(rank).unlink(missing_ok=True)
 
     def _newest(self) -> str:
         saved = manifest.all_in(self.launch.run.checkpoints)
