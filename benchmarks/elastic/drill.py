@@ -103,7 +103,7 @@ class Drill:
         ranks are started with it. With their own disks, more than half of the machines must be
         left, and another one must have a copy of a checkpoint."""
         loss, last = self._todo[0], records[-1]
-        if self.program.own_disks and not self._has_copy():
+        if self.program.own_disks and self.case.machines > 1 and not self._has_copy():
             return False
         if not self.moments or loss.kind == RANK:
             return True
