@@ -195,15 +195,14 @@ def test_a_lost_machine_is_started_again(
 
 @pytest.mark.soak
 def test_a_first_machine_without_ranks_is_not_the_end(machines: Launch) -> None:
-    """Its only rank fails twice, so it hands the run over and is started again."""
+    """The device of its only rank fails: it hands the run over, and is started again."""
     flags = {"num_iterations": 100000, "save_every": 20, "min_ranks": 1}
-    faults = "kill@rank=0,step=25;kill@rank=0,step=45,attempt=2"
-    run = machines(SCRIPT, "1", CONFIG, **flags, inject=faults)
+    run = machines(SCRIPT, "1", CONFIG, **flags, inject="ecc@rank=0,step=25")
 
-    def restarts() -> list[list[int]]:
-        return [r["ranks"] for r in read_records(run.run.events) if r["event"] == "restart"]
+    def restarts() -> list[list[int] | None]:
+        return [r.get("ranks") for r in read_records(run.run.events) if r["event"] == "restart"]
 
-    wait_until(lambda: restarts() == [[2, 2], [2, 1], [1, 2]], 180, "it is back")
+    wait_until(lambda: restarts() == [[2, 1], [1, 2]], 180, "it is back")
     assert "alpha (node 0) has left the run" in run.output
     os.kill(launcher(run), signal.SIGINT)
     assert run.wait() == 130

@@ -139,7 +139,7 @@ def test_a_suspended_first_machine_ends_when_it_wakes_up(
 @pytest.mark.soak
 def test_a_machine_with_its_own_disk_takes_over(node: Node, once: Launch, token: str) -> None:
     """Its copy of the checkpoint and of the records becomes the run."""
-    whole, first, second = two(node, once, shared=False, num_iterations=600, save_every=20)
+    whole, first, second = two(node, once, shared=False, num_iterations=300, save_every=20)
     wait_until(lambda: events(first, "replica") != [], 60, "a copy")
     kill_machine(token, 0)
     assert second.wait() == 0, second.output[-3000:]
