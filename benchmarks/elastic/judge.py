@@ -86,6 +86,8 @@ def rewinds(records: Sequence[Record]) -> int:
 def problems(found: Mapping[str, Any], *, may_end: bool = False, exact: bool = True) -> list[str]:
     """What must not happen in any run. `exact`: losses have the same bits with as many ranks."""
     wrong = []
+    if not found["pauses_s"]:
+        wrong.append("the run ended before anything was lost")
     if not found["finished"]:
         if not may_end:
             wrong.append(f"ended at step {found['steps']} of {STEPS}: exit {found['exits']}")
