@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import ROOT
 from benchmarks.elastic.cases import Case, Loss
 from benchmarks.elastic.judge import judge, problems
 from benchmarks.elastic.machine import RANK, Machine
@@ -169,7 +170,7 @@ def _command(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except OSError:
         return ""
-    return " ".join(words)[:100]
+    return " ".join(words).replace(f"{ROOT}/", "")[:100]
 
 
 def untouched(case: Case, out: Path) -> dict[int, Record]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.elastic.programs import STEPS, Record
 from benchmarks.losses import ROUNDING
+from training.core.units import plural
 
 
 def judge(
@@ -102,5 +103,5 @@ def problems(found: Mapping[str, Any], *, may_end: bool = False, exact: bool = T
     if found["two_runs"]:
         wrong.append("two machines trained at the same time")
     if found["left"]:
-        wrong.append(f"processes are left: {found['left']}")
+        wrong.append(f"{plural(len(found['left']), 'process', 'processes')} left")
     return wrong
