@@ -72,8 +72,8 @@ def cell(line: Line | None) -> str:
     if line["finished"]:
         text = f"{line['pauses_s'][0]:.1f} s"
         text += f", {line['repeated']} steps repeated" if line["repeated"] else ""
-    elif line["gave_up"] and line["complete"]:
-        text = f"{line['pauses_s'][0]:.1f} s, but the launchers do not end"
+    elif line["gave_up"] and line["complete"] and (pause := line["pauses_s"][0]) is not None:
+        text = f"{pause:.1f} s, but the launchers do not end"
     elif line["gave_up"]:
         text = f"> {LIMIT_S:.0f} s"
     else:
