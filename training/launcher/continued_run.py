@@ -70,21 +70,18 @@ def of_place(place: Topology, experiments: Path, resumed: str) -> Topology | Non
     """The same before there is a plan: its settings may differ from those of the run. `resumed`:
     the value of --resume."""
     run = Path(resumed).name
-    known = (experiments / run).is_dir()
-    return next(_found(place, experiments, run if known else "*"), None)
+    known = bool(run) and (experiments / run).is_dir()
+    return next(_found(place, experiments, glob.escape(run) if known else "*"), None)
 
 
 def _hello(want: str, place: Topology) -> Message:
     return {"duet": PROTOCOL, "want": want, "node": place.node_rank}
 
 
-def _found(place: Topology, experiments: Path, run: str = "*") -> Iterator[Topology]:
-    """Runs that continue, the newest first."""
-    files = [
-        file
-        for end in ("machines.json", "node*/machines.json")
-        for file in experiments.glob(f"{glob.escape(run) if run != '*' else run}/{end}")
-    ]
+def _found(place: Topology, experiments: Path, runs: str = "*") -> Iterator[Topology]:
+    """Runs that continue, the newest first. `runs`: a pattern of their names."""
+    ends = ("machines.json", "node*/machines.json")
+    files = [file for end in ends for file in experiments.glob(f"{runs}/{end}")]
     files.sort(key=_written, reverse=True)
     asked = set[tuple[str, int]]()
     for file in files[: RUNS * place.nnodes]:

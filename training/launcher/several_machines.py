@@ -66,7 +66,6 @@ def train(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token
         finally:
             if not ending.left:
                 machine.line.dismiss(code)
-            if not ending.left:
                 launch.run.machines.unlink(missing_ok=True)
     return code
 

@@ -139,11 +139,11 @@ class Store:
             (folder / manifest.STATE).unlink()
             there = 0
         needed = facts["bytes"] - there
-        free = self._free(folder)
-        for old in self._all_but_the_newest() if needed > free else ():
+        for old in self._all_but_the_newest():
+            if needed <= self._free(folder):
+                break
             checkpoint_folder.remove(old)
-            free = self._free(folder)
-        if needed > free:
+        if needed > (free := self._free(folder)):
             shutil.rmtree(folder.parent)
             raise NoSpace(needed, free)
         return Checkpoint(

@@ -15,7 +15,7 @@ from training.core.errors import EXIT_MEANING, Exit
 from training.core.messages import msg
 from training.core.project import ROOT
 from training.core.units import plural
-from training.launcher import post_run
+from training.launcher.hosts.conductor import TOGETHER_S
 from training.launcher.slurm import options
 from training.launcher.slurm.submission import LAUNCHER, FrozenJob
 from training.plan.cli_args import command
@@ -27,9 +27,7 @@ LIMIT_S = 60  # for an answer of slurmctld, which may be busy
 # slurmctld is restarted, or its backup takes over
 AWAY = re.compile(r"contact|timed out|connect|Zero Bytes|standby", re.IGNORECASE)
 AWAY_S, RETRY_S = 120.0, 5.0
-# Between the end of the first supervisor and the last: the one of the first node writes the report
-# and notifies after all others have ended.
-LAST_NODE_S = int(30 + post_run.REPORT_S + post_run.NOTIFY_S)
+LAST_NODE_S = int(TOGETHER_S)  # between the end of the first supervisor and the last
 # of srun; the one task starts all ranks: it must not be bound to the core of one task
 STEP = ("--cpu-bind=none", "--export=ALL")
 RUNNING, UNKNOWN = "RUNNING", "unknown"  # states of a job; the second one without an answer
