@@ -117,6 +117,7 @@ CHANGES = {
     "attention_1.2": Change("queries and keys × 1.2", {"attention_scale": 1.2}),
     "inner_0.4": Change("first MLP layer's initial weights × 0.4", {"inner_scale": 0.4}),
     "rope_100k": Change("rotary base of 100,000", {"rope_base": 1e5}),
+    "fp32_stream": Change("residual stream in fp32 under bf16 autocast", {"fp32_stream": True}),
     "embedding_beta2": Change("the embedding's second beta 0.995", embedding_beta2=0.995),
     "polar_express": Change("Polar Express iteration", muon=Ideas(polar_express=True)),
     "equal_rows": Change("MuonEq: rows of equal norm", muon=Ideas(equal_rows=True)),

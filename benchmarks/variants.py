@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.tasks.gpt.model import ROPE_BASE, SOFTCAP, norm, rotate
+from training.tasks.gpt.model import ROPE_BASE, SOFTCAP, norm, rotate, rotations, stream
 from training.tasks.gpt.model_dims import ModelDims
 
 VALUE_GATE, SMEAR_GATE = 12, 24  # channels that the gates see
@@ -41,6 +41,7 @@ class Choices:
     attention_scale: float = 1.0  # of queries and keys
     inner_scale: float = 1.0  # of the initial weights of the MLP's first layer
     rope_base: float = ROPE_BASE
+    fp32_stream: bool = False  # also under bf16 autocast
 
 
 class Block(nn.Module):
@@ -139,15 +140,12 @@ class Variant(nn.Module):
         if choices.tied:
             self.head.weight = self.embedding.weight
         head_dim = shape.width // max(1, shape.width // choices.head_dim)
-        angles = torch.outer(
-            torch.arange(shape.max_seq_len),
-            choices.rope_base ** -(torch.arange(0, head_dim, 2) / head_dim),
-        )
+        cos, sin = rotations(shape.max_seq_len, head_dim, choices.rope_base)
         self.smear_gate = nn.Linear(SMEAR_GATE, 1, bias=False) if choices.smear else None
         self.smear_share = nn.Parameter(torch.zeros(1)) if choices.smear else None
         self.backout = nn.Parameter(torch.full((1,), 0.2)) if choices.backout else None
-        self.register_buffer("cos", angles.cos())
-        self.register_buffer("sin", angles.sin())
+        self.register_buffer("cos", cos)
+        self.register_buffer("sin", sin)
         self._reset()
 
     @torch.no_grad()
@@ -196,7 +194,7 @@ class Variant(nn.Module):
         if self.smear_gate is not None and self.smear_share is not None:
             share = self.smear_share * torch.sigmoid(self.smear_gate(x[:, 1:, :SMEAR_GATE]))
             x = start = torch.cat([x[:, :1], x[:, 1:] + share * x[:, :-1]], dim=1)
-        middle = x
+        x = middle = x if self.choices.fp32_stream else stream(x)
         for number, block in enumerate(self.blocks):
             x = block(x, start, inputs, self.cos[: inputs.size(1)], self.sin[: inputs.size(1)])
             middle = x if number == self.shape.depth // 2 else middle

@@ -32,12 +32,13 @@ def step_of(job: dict[str, Any]) -> Callable[[], object]:
         optimizers = [torch.optim.AdamW(others, fused=True), muon(blocks)]
     else:
         optimizers = [torch.optim.AdamW([*blocks, *others], fused=True)]
-    weights = list(model.parameters())
+    weights, micro = list(model.parameters()), job.get("micro", 1)
 
     def step() -> None:
-        with autocast(job["precision"]):
-            loss = model(tokens[:, :-1], tokens[:, 1:])
-        loss.backward()
+        for _ in range(micro):
+            with autocast(job["precision"]):
+                loss = model(tokens[:, :-1], tokens[:, 1:]) / micro
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         for one in optimizers:
             one.step()

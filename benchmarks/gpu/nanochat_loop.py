@@ -55,10 +55,13 @@ def step_of(job: dict[str, Any]) -> Callable[[], object]:
     tokens = torch.randint(0, min(job["vocab"], 256), size, device="cuda")
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
+    micro = job.get("micro", 1)
+
     def step() -> None:
-        with autocast(job["precision"]):
-            loss = compiled(inputs, targets)
-        loss.backward()
+        for _ in range(micro):
+            with autocast(job["precision"]):
+                loss = compiled(inputs, targets) / micro
+            loss.backward()
         for one in optimizers:
             one.step()
         model.zero_grad(set_to_none=True)

@@ -19,14 +19,21 @@ REGISTRATION = re.compile(r"__cuda(Pop|Push|Register|Unregister|Init)\w*")
 
 def build(torch: Path, folder: Path) -> None:
     """Write libcuda.so.1 and libnvidia-ml.so.1 into `folder`. Raises CalledProcessError."""
-    headers = next(torch.parent.glob("**/crt/host_defines.h")).parent.parent
+    # The runtime's own headers first: Triton's, which are complete, may be of an older CUDA.
+    includes = [
+        f"-I{folder}"
+        for folder in (
+            *torch.parent.glob("nvidia/cu*/include"),
+            *(file.parent.parent for file in torch.parent.glob("**/crt/host_defines.h")),
+        )
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "libcuda.so.1"
     with tempfile.TemporaryDirectory() as work:
         stubs = Path(work) / "stubs.c"
         stubs.write_text(_stubs(torch))
         sources = [*(HERE / name for name in SOURCES), stubs]
-        _run("gcc", *FLAGS, f"-I{HERE}", f"-I{headers}", "-Wl,-soname,libcuda.so.1",
+        _run("gcc", *FLAGS, f"-I{HERE}", *includes, "-Wl,-soname,libcuda.so.1",
              "-o", library, *sources, "-ldl", "-lm", "-lpthread", "-lrt")  # fmt: skip
     (folder / "libcuda.so").unlink(missing_ok=True)
     (folder / "libcuda.so").symlink_to("libcuda.so.1")  # the name that Triton links

@@ -35,9 +35,10 @@ ELEMENTWISE = 2000
 # Bytes per weight of Muon's updates: bf16 or fp16. (GPUs without tensor cores exchange fp32.)
 UPDATE = 2
 
-# Bytes per token and unit of width. The residual stream is fp32, also under bf16 autocast.
-RESIDUAL = 4  # kept by a checkpointed block: its input
-PARTS = 8  # gradients of the parts of a split loss while they are summed
+# Bytes of the residual stream's numbers: fp32, but bf16 under bf16 autocast. A checkpointed block
+# keeps one for each token and unit of width, its input.
+STREAM, STREAM_BF16 = 4, 2
+PARTS = 2  # gradients of a split loss while they are summed, in numbers of the residual stream
 
 
 @dataclass(frozen=True)
@@ -219,8 +220,11 @@ class _Constants:
 
     kept: float  # by a block for its backward pass
     products: float  # by a block that is recomputed selectively
-    work: int  # in addition, at the peak of a block's backward pass
-    again: int  # instead of `work` for a recomputed block, if no other block is fully in memory
+    # in addition, at the peak of the last block's backward pass: of one that recomputes nothing,
+    # selectively, or everything
+    work: float
+    work_selective: float
+    work_whole: float
     ends: int  # embedding and last norm
     logits: int  # logits and the loss's tensors, forward and backward, at their peak
     head: int = 0  # per weight of the head at that peak: its gradient, not yet fp32
@@ -230,17 +234,17 @@ def _constants(load: StepWorkload) -> _Constants:
     if load.fp8:
         # Compiled blocks keep inputs of products in fp8; eager casts to it have fp32 temporaries.
         return (
-            _Constants(33, 24.7, 14, 14, 11, 2, 2)
+            _Constants(26.8, 22.7, 19.7, 19.7, 44.4, 7, 2, 2)
             if load.compiled
-            else _Constants(57.3, 24.7, 42, 26, 10, 16)
+            else _Constants(47.4, 22.7, 31.6, 56.3, 77, 7, 16)
         )
     if load.compiled:
         if load.bf16:
-            return _Constants(44.1, 24.7, 6, 4, 11, 2, 2)
-        return _Constants(56.5, 47.6, 8, 10, 8, 8)
+            return _Constants(38.3, 22.7, 5.7, 19.8, 41.8, 7, 2, 2)
+        return _Constants(64.1, 45.4, 11.3, 42.7, 72.1, 8, 8)
     if load.bf16:
-        return _Constants(57.3, 24.7, 21, 5, 10, 16)
-    return _Constants(86.5, 45.3, 25, 14, 12, 16)
+        return _Constants(47.6, 22.7, 10.3, 35.1, 55.8, 7, 16)
+    return _Constants(82.8, 45.4, 21.3, 58.8, 100.1, 8, 16)
 
 
 def estimate(load: StepWorkload) -> Estimate:
@@ -255,15 +259,16 @@ def estimate(load: StepWorkload) -> Estimate:
     use, unit = _constants(load), load.width * load.tokens
     matrices, table = load.shape.block_weights, load.vocab * load.width
     weights = load.shape.weights
+    stream = STREAM_BF16 if load.bf16 else STREAM
     of_blocks = (
-        load.plain * use.kept + load.selective * use.products + load.blocks * RESIDUAL + use.ends
+        load.plain * use.kept + load.selective * use.products + load.blocks * stream + use.ends
     )
     kept = load.tokens * round(load.width * of_blocks)
     logits = use.logits * load.vocab * load.tokens // load.chunks + (
-        PARTS * unit if load.chunks > 1 else 0
+        PARTS * stream * unit if load.chunks > 1 else 0
     )
-    in_last = use.products if load.selective else 0  # of it, what is kept already
-    block = int((use.work if load.plain else use.kept - in_last + use.again) * unit)
+    recomputing = use.work_selective if load.selective else use.work_whole
+    block = int((use.work if load.plain else recomputing) * unit)
     # Eager autocast keeps all weight copies until the end of the forward pass; in fp8 a product
     # has its own.
     matrices = 0 if load.fp8 else matrices

@@ -31,13 +31,35 @@ class MemorySavings:
 
 
 def norm(x: Tensor) -> Tensor:
-    return F.rms_norm(x, (x.size(-1),))
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, (x.size(-1),))
+    # On a GPU autocast would copy it into fp32 first; the sums inside are fp32 anyway.
+    with torch.autocast(x.device.type, enabled=False):
+        return F.rms_norm(x, (x.size(-1),))
+
+
+def rotations(length: int, head_dim: int, base: float = ROPE_BASE) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rotate(), (length, head_dim) each: those of the first half twice, the
+    sines of the second half negative."""
+    frequency = base ** -(torch.arange(0, head_dim, 2) / head_dim)
+    angles = torch.outer(torch.arange(length), frequency)
+    return angles.cos().repeat(1, 2), torch.cat((angles.sin(), -angles.sin()), dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (arXiv:2104.09864) of x (batch, heads, T, head_dim)."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)
+    """Rotary position embedding (arXiv:2104.09864) of x (batch, heads, T, head_dim), with the
+    first T rows of rotations(). Two halves that are rotated apart and joined make compiled kernels
+    slower."""
+    return x * cos + x.roll(x.size(-1) // 2, -1) * sin
+
+
+def stream(x: Tensor) -> Tensor:
+    """The residual stream: bf16 under bf16 autocast, as in nanochat, otherwise fp32. fp16 has too
+    small a range for it. Figures: docs/model.md."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16:
+        return x.to(torch.bfloat16)
+    return x
 
 
 class Attention(nn.Module):
@@ -133,9 +155,7 @@ class GPT(nn.Module):
             for matrix in (block.attention.proj, block.down):
                 nn.init.zeros_(matrix.weight)
         head_dim = self.shape.width // self.shape.heads
-        frequency = ROPE_BASE ** -(torch.arange(0, head_dim, 2) / head_dim)
-        angles = torch.outer(torch.arange(self.shape.max_seq_len), frequency)
-        self.cos, self.sin = angles.cos(), angles.sin()
+        self.cos, self.sin = rotations(self.shape.max_seq_len, head_dim)
 
     def compile_parts(self) -> None:
         """torch.compile each block and the loss with its logits, not the whole model (as
@@ -157,7 +177,7 @@ class GPT(nn.Module):
         """inputs, targets: (batch, T) int64, T ≤ max_seq_len; a target of −1 is ignored."""
         length = inputs.size(1)
         cos, sin = self.cos[:length], self.sin[:length]
-        x = norm(self.embedding(inputs))
+        x = stream(norm(self.embedding(inputs)))
         again, selective = (
             (self.frugal.blocks, self.frugal.blocks + self.frugal.selective)
             if torch.is_grad_enabled()

@@ -67,6 +67,7 @@ class Muon(torch.optim.Optimizer):
         )
         self.dtype = dtype
         self._skip: Tensor | None = None  # whether this step changes nothing, on the device
+        self._compiled: Callable[..., Tensor] | None = None
         shared = dist.is_available() and dist.is_initialized()
         self.ranks = dist.get_world_size() if shared else 1
         self.rank = dist.get_rank() if shared else 0
@@ -78,6 +79,12 @@ class Muon(torch.optim.Optimizer):
             for shape in by_size
             for batch in self._batches([m for m in matrices if m.shape == shape])
         ]
+
+    def compile(self) -> None:
+        """Let one kernel compute the update before its iteration, but not on a CPU, which works on
+        one matrix at a time."""
+        if self.param_groups[0]["params"][0].is_cuda:
+            self._compiled = torch.compile(_in_one_kernel, dynamic=False)
 
     def _batches(self, alike: list[Tensor]) -> Iterator[list[Tensor]]:
         first = alike[0]
@@ -151,13 +158,7 @@ class Muon(torch.optim.Optimizer):
             return bucket.momentum.to(self.dtype)
         gradients = [m.grad for m in bucket.matrices[bucket.own] if m.grad is not None]
         assert len(gradients) == len(bucket.momentum), "every matrix has a gradient"
-        update = torch.stack(gradients)
-        if self._skip is None:
-            bucket.momentum.lerp_(update, 1 - momentum)
-        else:
-            moved = bucket.momentum.lerp(update, 1 - momentum)
-            torch.where(self._skip, bucket.momentum, moved, out=bucket.momentum)
-        update = update.lerp_(bucket.momentum, momentum)
+        update = self._nesterov(torch.stack(gradients), bucket.momentum, momentum)
         if self.dtype == torch.float16:  # in which gradients may be zero
             update = update / _norms(update)
         update = update.to(self.dtype)
@@ -166,6 +167,19 @@ class Muon(torch.optim.Optimizer):
         for one in update:  # one at a time stays in a CPU's cache
             one.copy_(orthogonal(one))
         return update
+
+    def _nesterov(self, gradients: Tensor, buffer: Tensor, momentum: float) -> Tensor:
+        """Update the momentum in `buffer`. Returns Nesterov's update; overwrites the gradients."""
+        if self._skip is not None:
+            moved = buffer.lerp(gradients, 1 - momentum)
+            torch.where(self._skip, buffer, moved, out=buffer)
+        elif self._compiled and self.dtype != torch.float16:
+            # As a tensor: for another number it would be compiled again.
+            weight = gradients.new_full((), 1 - momentum)
+            return self._compiled(gradients, buffer, weight, self.dtype)
+        else:
+            buffer.lerp_(gradients, 1 - momentum)
+        return gradients.lerp_(buffer, momentum)
 
     def gather(self) -> None:
         """Collect the momentum of all ranks on rank 0 for state_dict()."""
@@ -213,20 +227,26 @@ class Muon(torch.optim.Optimizer):
         return {id(m): i for i, m in enumerate(self.param_groups[0]["params"])}
 
 
+def _in_one_kernel(gradients: Tensor, buffer: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Muon._nesterov without temporary memory in fp32."""
+    buffer.lerp_(gradients, weight)
+    return gradients.lerp(buffer, 1 - weight).to(dtype)
+
+
 def _norms(matrices: Tensor) -> Tensor:
     return matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=EPSILON)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
     """Approximate nearest orthogonal matrices of (…, rows, columns), by a quintic Newton-Schulz
-    iteration."""
+    iteration: X ← aX + (bG + cG²)X with G = XXᵀ, or from the right with G = XᵀX if that is
+    smaller."""
     a, b, c = COEFFICIENTS
     add_product = torch.addmm if matrices.dim() == 2 else torch.baddbmm
     tall = matrices.shape[-2] > matrices.shape[-1]
-    out = matrices.mT if tall else matrices
-    out = out / _norms(out)
+    out = matrices / _norms(matrices)
     for _ in range(STEPS):
-        gram = out @ out.mT
+        gram = out.mT @ out if tall else out @ out.mT
         gram = add_product(gram, gram, gram, beta=b, alpha=c)
-        out = add_product(out, gram, out, beta=a)
-    return out.mT if tall else out
+        out = add_product(out, *((out, gram) if tall else (gram, out)), beta=a)
+    return out

@@ -24,6 +24,7 @@ from training.tasks.base import Task
 from training.tasks.gpt import generate, optim, scores
 from training.tasks.gpt.model import GPT, MemorySavings
 from training.tasks.gpt.model_dims import ModelDims, flops_per_token
+from training.tasks.gpt.muon import Muon
 from training.tasks.optim import Optimizers
 
 if TYPE_CHECKING:
@@ -65,11 +66,15 @@ class LanguageModel(Task):
 
     def optimizers(self, model: nn.Module) -> Optimizers:
         assert isinstance(model, GPT)
-        return optim.build(model, self.config)
+        self._optimizers = optim.build(model, self.config)
+        return self._optimizers
 
     def compile(self, model: nn.Module) -> None:
         assert isinstance(model, GPT)
         model.compile_parts()
+        for part in self._optimizers.parts:
+            if isinstance(part, Muon):
+                part.compile()
 
     def train_data(self) -> TokenDataset:
         return token_dataset.dataset(self.data, "train", self.config.max_seq_len)
