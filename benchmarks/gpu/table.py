@@ -12,8 +12,8 @@ from training.tasks.memory import gib
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 NONE = (
-    "No machine with a GPU has been measured yet: `make gpu` "
-    "measures one, and a copy of its `gpu.json` in `benchmarks/results/` puts it here."
+    "No complete measurement of a machine with a GPU yet: `make gpu` makes one, and a copy of its "
+    "`gpu.json` in `benchmarks/results/` puts it here."
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import stages
+from benchmarks.gpu import speed, stages
 from tests.conftest import ROOT, TOKEN
 from tests.null_gpu.conftest import NullGpus
 from tests.null_gpu.programs import CUDA_TORCH
@@ -72,6 +72,8 @@ def test_every_stage_runs_to_its_end(gpus: NullGpus, tmp_path: Path, token: str)
         stages.STAGES, "done"
     )
     assert "null GPU: a device that computes nothing" in (tmp_path / "gpu.html").read_text()
+    loops = records["mfu_conservative"]["figures"]["loops"]
+    assert set(loops) == {speed.DUET, speed.BARE, speed.LARGE}
     curves = records["correctness"]["figures"]["curves"]
     assert {len(curve) for curve in curves.values()} == {12}
     assert records["oom"]["figures"]["changes"] == [[8, 4]]

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.cases import each
-from training.tasks.gpt.model import GPT, MemorySavings
+from training.tasks.gpt.model import GPT, MemorySavings, rotate, rotations
 from training.tasks.gpt.model_dims import ModelDims
 from training.tasks.gpt.recompute import ATTENTION, PRODUCTS
 
@@ -49,6 +49,37 @@ def test_position_matters() -> None:
     tokens = torch.tensor([[1, 2, 3, 4]])
     swapped = torch.tensor([[2, 1, 3, 4]])
     assert not torch.allclose(model(tokens)[0, -1], model(swapped)[0, -1], atol=1e-5)
+
+
+def test_rotation_is_a_product_of_complex_numbers() -> None:
+    x = torch.randn(2, 3, 5, 8)  # the first half real, the second imaginary
+    cos, sin = rotations(5, 8)
+    angles = torch.outer(torch.arange(5), 10000.0 ** -(torch.arange(4) / 4))
+    turned = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones(5, 4), -angles)
+    torch.testing.assert_close(rotate(x, cos, sin), torch.cat((turned.real, turned.imag), dim=-1))
+
+
+@each(
+    ("precision", "stream"),
+    [
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float32),  # whose range is too small
+        (None, torch.float32),
+    ],
+)
+def test_the_residual_stream_is_bf16_only_with_bf16(
+    precision: torch.dtype | None, stream: torch.dtype
+) -> None:
+    model, seen = gpt(), []
+    for block in model.blocks:
+        block.register_forward_hook(
+            lambda _, inputs, out: seen.append((inputs[0].dtype, out.dtype))
+        )
+    tokens = torch.randint(0, 64, (2, 16))
+    with torch.autocast("cpu", precision, enabled=precision is not None):
+        loss = model(tokens, tokens)
+    assert seen == [(stream, stream)] * 2
+    assert loss.item() == pytest.approx(model(tokens, tokens).item(), rel=0.01)
 
 
 def test_ignored_targets() -> None:
