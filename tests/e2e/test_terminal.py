@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -121,6 +122,28 @@ def test_a_lost_terminal_does_not_end_the_run(
         "the run trains to the end",
     )
     wait_until(lambda: not processes(token), 8, "everybody gone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [500])
+def test_a_stopped_terminal_does_not_stop_the_run(
+    project: Path, command: list[str], token: str, tmp_path: Path, steps: int
+) -> None:
+    terminal = Terminal(command, project, environment(token))
+    terminal.until("loss=")
+    terminal.child.send("\x13")  # Ctrl-S
+    (run,) = (RunDir(path) for path in (tmp_path / "experiments").iterdir())
+    wait_until(
+        lambda: (read_json(run.summary) or {}).get("steps") == steps,
+        120,
+        "the run trains to the end",
+    )
+    with contextlib.suppress(pexpect.TIMEOUT):  # what had been shown before
+        terminal._feed(terminal.child.read_nonblocking(65536, timeout=1))
+    assert b"training finished" not in terminal.raw
+    terminal.child.send("\x11")  # Ctrl-Q
+    assert terminal.rest() == 0
+    assert b"training finished" in terminal.raw and b"Iter: 450" in terminal.raw
 
 
 @pytest.mark.soak

@@ -21,6 +21,7 @@ from training.plan.request import launcher_options, read
 
 
 def main(argv: list[str]) -> int:
+    log.of_launcher()
     script, args = argv[0], argv[1:]
     ask = script_request.read if script_words.asked_for(args) else read
     request = ask(script, args, os.environ)
@@ -48,7 +49,9 @@ def main(argv: list[str]) -> int:
     with Conductor(elastic=elastic, again=again) as conductor:
         for machine in machines:
             conductor.add(start(machine))
-        return conductor.run()
+        code = conductor.run()
+    log.finish()
+    return code
 
 
 if __name__ == "__main__":

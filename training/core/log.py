@@ -7,12 +7,15 @@ before Python runs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import sys
 import time
 from typing import TextIO
 
+from training.core import console
 from training.core.errors import UserError
 from training.core.messages import msg
 from training.core.project import typed
@@ -25,6 +28,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _log: int | None = None
 _log_name = ""
 _open_line = b""  # a rank's unfinished line on the console
+_of_launcher = False
 
 
 def open_log(path: str | os.PathLike[str]) -> None:
@@ -32,6 +36,20 @@ def open_log(path: str | os.PathLike[str]) -> None:
     global _log, _log_name
     # Unbuffered: a killed process loses nothing.
     _log, _log_name = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), os.fspath(path)
+
+
+def of_launcher() -> None:
+    """From now on a terminal that shows nothing does not hold back this process."""
+    global _of_launcher
+    _of_launcher = True
+
+
+def finish() -> None:
+    """A launcher's last call: waits for a terminal that has missed something, until a signal."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        console.finish()
 
 
 def colourful(stream: TextIO) -> bool:
@@ -103,8 +121,11 @@ def raw(text: str) -> None:
 
 def _console(text: str) -> None:
     try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        if _of_launcher:
+            console.of(2).write(text.encode(sys.stderr.encoding, sys.stderr.errors or "strict"))
+        else:
+            sys.stderr.write(text)
+            sys.stderr.flush()
     except OSError:  # the terminal is gone (closed ssh); the log file is still written
         pass
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from training.core import log
+from training.core import console, log
 from training.core.messages import msg
 from training.diagnose import traceback
 from training.launcher.backlog import Backlog
@@ -157,7 +156,7 @@ class RankOutput:
     def _show(self, data: bytes) -> None:
         # the terminal or the reader of a pipe is gone; the files are still written
         with contextlib.suppress(OSError):
-            write(self._console or 2, data)
+            console.of(self._console or 2).write(data)
 
     def _look_for_thread(self, chunk: bytes, begin: int) -> None:
         over = self._seam + chunk[: len(IN_THREAD)]
@@ -190,16 +189,6 @@ class RankOutput:
 def _last_state(line: bytes) -> bytes:
     """What a terminal shows at the end of a line that was overwritten."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
-
-
-def write(fd: int, data: bytes) -> None:
-    """Unbuffered, so that nothing is left to fail at exit. Raises OSError."""
-    rest = memoryview(data)
-    while rest:
-        try:
-            rest = rest[os.write(fd, rest) :]
-        except BlockingIOError:  # another program has made the terminal non-blocking
-            select.select([], [fd], [])
 
 
 def in_thread(path: Path, at: int, ended: bool) -> str:

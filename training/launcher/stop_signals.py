@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 
+from training.core import console
 from training.core.errors import Exit
 from training.host import process
 
@@ -72,7 +73,7 @@ class StopSignals:
         os.close(self._writer)
 
     def _note(self, number: int, frame: object) -> None:
-        self._asked = True
+        self._asked = console.hurry = True
         if self._ends_work:
             self._ends_work = False
             raise KeyboardInterrupt

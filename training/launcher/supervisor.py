@@ -63,6 +63,7 @@ def main(argv: list[str]) -> int:
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
     os.environ["DUET_SUPERVISED"] = "1"
+    console.of_launcher()
     console.open_log(plan["log_file"])
     planner.announce(plan)
     rundir.write_json(
@@ -72,6 +73,7 @@ def main(argv: list[str]) -> int:
     ending = PostRun(run, plan)
     code, why = _run(run, plan, stages, ending)
     ending.close(code, why)
+    console.finish()
     return code
 
 

@@ -10,8 +10,8 @@ import re
 import threading
 from typing import IO
 
-from training.core import log
-from training.launcher.output import OPEN_BYTES, write
+from training.core import console, log
+from training.launcher.output import OPEN_BYTES
 
 _LEVEL = re.compile(r"\[(INFO|SUCCESS|WARNING|ERROR)\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
 _RANK = re.compile(r"\[rank\d+\] ")
@@ -33,7 +33,7 @@ class Copy(threading.Thread):
         while data := os.read(self._stream.fileno(), 1 << 16):
             # The terminal is gone: its own log has everything. What is not read would block node 0.
             with contextlib.suppress(OSError):
-                write(self._fd, data)
+                console.of(self._fd).write(data)
 
     def end(self) -> None:
         self.join(JOIN_S)

@@ -1,0 +1,121 @@
+"""Standard output and error of a launcher. A slow reader holds it back, as any program, but a
+terminal that shows nothing does not: after Ctrl-S, in a hung ssh session or a stopped tmux the run
+goes on. When the terminal shows text again, it shows the last part of what it has missed; the logs
+have everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import select
+import stat
+import threading
+import time
+
+from training.core.messages import msg
+from training.core.units import duration, size
+
+PATIENCE_S = 5.0
+KEPT_BYTES = 1 << 16  # of what a terminal has missed
+_POLL_S = 0.2
+
+hurry = False  # a stop was requested: no reader is waited for longer than PATIENCE_S
+
+
+@functools.cache
+def of(fd: int) -> Console:
+    """The console behind this descriptor of the process, 1 or 2; often they are the same one."""
+    with contextlib.suppress(OSError):  # one of them is closed
+        if fd != 2 and os.path.samestat(os.fstat(fd), os.fstat(2)):
+            return of(2)
+    return Console(fd)
+
+
+def finish() -> None:
+    """At the end of the process: wait until each terminal shows text again, to show how it ended.
+    After a stop request only for a moment."""
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):
+            of(fd).finish()
+
+
+class Console:
+    def __init__(self, fd: int) -> None:
+        self._fd, self._terminal = fd, os.isatty(fd)
+        self._out = self._without_waiting()
+        self._lock = threading.Lock()
+        self._frozen_at: float | None = None
+        self._missed = bytearray()  # the end of what was written since then
+        self._missed_bytes = 0
+
+    def _without_waiting(self) -> int:
+        """A descriptor of our own whose writes never block: a flag of the given one would be set
+        for all programs that share it. The given one where there is none: of a file, a socket,
+        another user's terminal."""
+        with contextlib.suppress(OSError):
+            if self._terminal or stat.S_ISFIFO(os.fstat(self._fd).st_mode):
+                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
+                return os.open(f"/proc/self/fd/{self._fd}", flags)
+        return self._fd
+
+    def write(self, data: bytes) -> None:
+        """Raises OSError: the reader is gone."""
+        with self._lock:
+            if self._frozen_at is None:
+                self._write(data)
+            elif self._writable(0):
+                self._write(self._caught_up() + data)
+            else:
+                self._miss(data)
+
+    def finish(self) -> None:
+        with self._lock:
+            if self._frozen_at is not None and self._waited(math.inf):
+                self._write(self._caught_up())
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._out, rest) :]
+            except BlockingIOError:
+                if not self._waited(PATIENCE_S if self._terminal else math.inf):
+                    self._frozen_at = time.monotonic()
+                    self._miss(rest)
+                    return
+
+    def _waited(self, most_s: float) -> bool:
+        """Whether the reader takes more."""
+        begun = time.monotonic()
+        while not self._writable(_POLL_S):
+            if time.monotonic() - begun > (min(most_s, PATIENCE_S) if hurry else most_s):
+                return False
+        return True
+
+    def _writable(self, seconds: float) -> bool:
+        waiting = select.poll()
+        waiting.register(self._out, select.POLLOUT)
+        return bool(waiting.poll(1000 * seconds))
+
+    def _miss(self, data: bytes | memoryview) -> None:
+        self._missed += data
+        self._missed_bytes += len(data)
+        if len(self._missed) > 2 * KEPT_BYTES:
+            del self._missed[:-KEPT_BYTES]
+
+    def _caught_up(self) -> bytes:
+        """What the reader has missed: how much, and its last lines."""
+        assert self._frozen_at is not None
+        text, frozen_s = bytes(self._missed), time.monotonic() - self._frozen_at
+        if lost := self._missed_bytes - len(text):
+            begin = text.find(b"\n") + 1
+            note = msg(
+                "core.console.not_shown", seconds=duration(frozen_s), size=size(lost + begin)
+            )
+            text = f"\n{note}\n".encode() + text[begin:]
+        self._frozen_at, self._missed_bytes = None, 0
+        self._missed.clear()
+        return text
