@@ -57,9 +57,19 @@ python::install_after() {
   venv::make || exit
 }
 
+# Prints the folder of the active environment: of a venv and a conda environment, the one whose `python` comes first on PATH.
+python::active() {
+  if [[ -n ${CONDA_PREFIX:-} && $(type -P python) == "$CONDA_PREFIX/bin/python" ]]; then
+    printf '%s' "$CONDA_PREFIX"
+  else
+    printf '%s' "${VIRTUAL_ENV:-${CONDA_PREFIX:-}}"
+  fi
+}
+
 # Sets PYTHON; fails if the environment has to be created first; exits if the active one has torch but lacks other packages.
 python::find() {
-  local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}} lacking status=0
+  local active lacking status=0
+  active=$(python::active)
   PYTHON=${DUET_PYTHON:-$DUET_ROOT/.venv/bin/python}
   [[ -z ${TORCH_LOCAL_PATH:-} ]] || torch_local::use || exit
   if [[ -n ${DUET_PYTHON-} ]]; then

@@ -16,8 +16,9 @@ script::is_launched() {
 # Sets PYTHON to the user's own Python if it has torch but lacks packages of Duet: the launcher of a script needs only the standard
 # library. Without an active environment that is the Python on PATH, as in containers. Usage: script::find_python ARGS…
 script::find_python() {
-  local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}} any
+  local active any
   script::is_launched "$@" && [[ -z ${DUET_PYTHON-}${TORCH_LOCAL_PATH:-} ]] || return
+  active=$(python::active)
   if [[ -x $active/bin/python ]]; then
     any=$active/bin/python
     if "$any" "$DUET_ROOT/lib/environment.py" missing "$active" &>/dev/null; then return 1; fi # complete: found as usual

@@ -220,6 +220,20 @@ planned_after_making() {
   done
 }
 
+@test "of a venv and a conda environment, the one that was activated last is used" {
+  rm -r .venv
+  quick_installer
+  for name in venv conda; do active "$BATS_TEST_TMPDIR/$name" 0 ''; done
+  for name in venv conda; do
+    rm -f "$BATS_TEST_TMPDIR"/*/used
+    run --separate-stderr env VIRTUAL_ENV="$BATS_TEST_TMPDIR/venv" CONDA_PREFIX="$BATS_TEST_TMPDIR/conda" \
+      PATH="$BATS_TEST_TMPDIR/$name/bin:$PATH" ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
+    planned_after_making 0
+    has "$(cat "$BATS_TEST_TMPDIR/$name/used")" 'training.cli.plan train_dual_gpu.sh'
+    [[ $(find "$BATS_TEST_TMPDIR" -maxdepth 2 -name used | wc -l) == 1 ]]
+  done
+}
+
 @test "an active environment that lacks a package: reported, .venv is used" {
   active "$BATS_TEST_TMPDIR/poor" 1 'no torch (2.9 or newer is required), no tqdm'
   VIRTUAL_ENV=$BATS_TEST_TMPDIR/poor plan
