@@ -14,38 +14,14 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_until
+from tests.unit.node_plans import LOOPBACK, plan
 from training.core.errors import Exit, UserError
 from training.core.failure_kinds import SILENT
-from training.host.placement import NODE, Topology
 from training.launcher import coordinator, peer, peer_link, rendezvous, same_settings
 from training.launcher.json_socket import LIMIT, ConnectionLost, JsonSocket
 from training.launcher.local_ranks import QUIET_PORTS, free_port, listen
 from training.launcher.others import Others, asked
 from training.launcher.peer_link import LostPeer, PeerLink, is_order
-
-LOOPBACK = "127.0.0.1"
-
-
-def plan(node: int, port: int, nodes: int = 2, **config: Any) -> dict[str, Any]:
-    place = Topology(
-        NODE, "flags", "", nnodes=nodes, node_rank=node, master_addr=LOOPBACK, master_port=port
-    )
-    return {
-        "place": place.record(),
-        "config": {
-            **{"seed": 1, "depth": 2, "master_port": port, "node_rank": node, "run_name": ""},
-            **{"hosts": "", "hostfile": "", "rendezvous_timeout": 60},
-        }
-        | config,
-        "ranks": 2 * nodes,
-        "local_ranks": 2,
-        "launcher": {"value": "spawn"},
-        "master_port": port,
-        "torch": "2.13.0",
-        "run_name": "a_run",
-        "launch": "abc",
-        "resume": False,
-    }
 
 
 def wires() -> tuple[JsonSocket, socket.socket]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_until
-from tests.unit.test_launch_rendezvous import LOOPBACK, plan
+from tests.unit.node_plans import LOOPBACK, plan
 from training.core import manifest
 from training.core.failure_kinds import GONE
 from training.core.rundir import RunDir, read_json, write_json

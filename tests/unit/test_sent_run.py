@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_launch_rendezvous import LOOPBACK, in_thread, plan
+from tests.unit.node_plans import LOOPBACK, plan
+from tests.unit.test_launch_rendezvous import in_thread
 from training.config.schema import Config
 from training.core import manifest
 from training.core.errors import Exit, Problem, UserError

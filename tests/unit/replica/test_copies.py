@@ -6,121 +6,34 @@ import errno
 import hashlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tests.cases import each
-from tests.conftest import wait_until
-from tests.unit import test_launch_rendezvous as machines
+from tests.unit.replica.conftest import (
+    BLOCK,
+    LAUNCH,
+    LOOPBACK,
+    SECRET,
+    copy,
+    same,
+    saved,
+    stepped,
+    steps,
+)
 from training.core import manifest
-from training.core.errors import Exit
 from training.core.jsonl import Record
 from training.core.rundir import RunDir, read_records
-from training.launcher.json_socket import JsonSocket
 from training.launcher.replica import receive_program, records, send_program, store
 from training.launcher.replica.link import Link, LinkError
 from training.launcher.replica.receiver import ReplicaReceiver, copied
-from training.launcher.replica.sender import ReplicaSender
 from training.launcher.replica.store import Invalid, NoSpace, Store
-from training.launcher.stop_signals import StopSignals
-
-LOOPBACK, SECRET, LAUNCH = machines.LOOPBACK, "a secret", "abc"
-BLOCK = receive_program.BLOCK
-
-
-def saved(run: RunDir, step: int, size: int = 3 * BLOCK // 2, **more: Any) -> Path:
-    folder = run.checkpoints / manifest.folder_name(step)
-    folder.mkdir(parents=True)
-    content = os.urandom(size)
-    (folder / manifest.STATE).write_bytes(content)
-    facts: Record = {"step": step, "epoch": 0, "used": 8 * step, "world_size": 2, "bytes": size}
-    facts |= {"optimizer": "muon", "tokenizer": "bytes", "shape": {}, "data": {}}
-    facts["sha256"] = hashlib.sha256(content).hexdigest()
-    manifest.write(folder, {**facts, **more})  # type: ignore[typeddict-item]
-    return folder
-
-
-def stepped(run: RunDir, first: int, last: int) -> None:
-    with run.metrics.open("a") as file:
-        for step in range(first, last + 1):
-            file.write(json.dumps({"step": step, "loss": 1.0 / step}) + "\n")
-
-
-@pytest.fixture
-def first(tmp_path: Path) -> RunDir:
-    run = RunDir(tmp_path / "disk0" / "a_run")
-    run.create()
-    stepped(run, 1, 10)
-    run.event("checkpoint", step=10, path="here")
-    (run.tensorboard).mkdir()
-    (run.tensorboard / "events.out.tfevents.1.a.2.0").write_bytes(b"\0\1\n\2")
-    saved(run, 10)
-    return run
-
-
-@pytest.fixture
-def second(tmp_path: Path) -> RunDir:
-    run = RunDir(tmp_path / "disk1" / "a_run", 1)
-    run.create()
-    return run
-
-
-def plan(node: int, **more: Any) -> Any:
-    made = machines.plan(node, 0) | {"elastic": {}, "shared": node == 0}
-    return made | more
-
-
-@pytest.fixture
-def lines() -> Iterator[tuple[Any, Any]]:
-    """The connections of node 0 and node 1, as far as the copies need them."""
-    with socket.create_server((LOOPBACK, 0)) as listening:
-        there = JsonSocket(socket.create_connection(listening.getsockname()))
-        here = JsonSocket(listening.accept()[0])
-    place = SimpleNamespace(leader=0)
-    common = {"secret": SECRET, "name": "node {}".format, "place": place}
-    yield (
-        SimpleNamespace(wires={1: here}, replica_ports={}, **common),
-        SimpleNamespace(wires={0: there}, replica_ports={}, read=lambda _: [], **common),
-    )
-    here.close()
-    there.close()
-
-
-@pytest.fixture
-def receiver(second: RunDir, lines: tuple[Any, Any]) -> Iterator[ReplicaReceiver]:
-    made = ReplicaReceiver(second, plan(1), lines[1])
-    assert made.port
-    lines[0].replica_ports[1] = made.port
-    yield made
-    made.close()
-
-
-def copy(run: RunDir, receiver: ReplicaReceiver, **more: object) -> Record:
-    task = {"run_dir": str(run.path), "address": LOOPBACK, "port": receiver.port}
-    task |= {"secret": SECRET, "launch": LAUNCH, "best": False, "last": False}
-    return send_program.copied({**task, **more})
-
-
-def same(first: RunDir, second: RunDir, step: int) -> bool:
-    name = manifest.folder_name(step)
-    return all(
-        (first.checkpoints / name / part).read_bytes()
-        == (second.checkpoints / name / part).read_bytes()
-        for part in (manifest.STATE, manifest.NAME)
-    )
-
-
-def steps(run: RunDir) -> list[int]:
-    return [manifest.step_of(path) for path in manifest.all_in(run.checkpoints)]
 
 
 def test_a_copy_is_identical_and_the_next_sends_only_what_is_new(
@@ -386,119 +299,3 @@ def test_a_long_verification_is_not_taken_for_a_stalled_one(
     monkeypatch.setattr(Link, "send", noted)
     assert served(first, second)["steps"] == [10]
     assert len(alive) == 2, "one for each piece that was read"
-
-
-def looked(sender: ReplicaSender, what: Callable[[], object]) -> None:
-    def look() -> object:
-        sender._looked = 0.0
-        began = time.monotonic()
-        sender.look()
-        assert time.monotonic() - began < 1, "it never waits"
-        return what()
-
-    wait_until(look, 120, "a copy")
-
-
-def replicas(run: RunDir) -> list[int]:
-    return [r["step"] for r in read_records(run.events) if r["event"] == "replica"]
-
-
-def test_the_supervisor_copies_each_checkpoint(
-    first: RunDir, second: RunDir, lines: tuple[Any, Any], receiver: ReplicaReceiver
-) -> None:
-    sender = ReplicaSender(first, plan(0), lines[0])
-    looked(sender, lambda: replicas(first) == [10])
-    saved(first, 20)
-    looked(sender, lambda: replicas(first) == [10, 20])
-    assert sender._copy is None and same(first, second, 20)
-    pid = receiver._popen.pid if receiver._popen else 0
-    assert SECRET.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    assert SECRET.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
-    saved(first, 30)
-    first.summary.write_text("{}")
-    with StopSignals() as signals:
-        sender.finish(Exit.TRAINING, signals)
-        assert not second.summary.exists()
-        sender.finish(Exit.DONE, signals)
-    assert second.summary.exists() and same(first, second, 30)
-    assert replicas(first) == [10, 20, 30]
-    sender.close()
-
-
-def test_failures_are_one_warning_and_are_tried_again(
-    first: RunDir,
-    second: RunDir,
-    lines: tuple[Any, Any],
-    receiver: ReplicaReceiver,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    sender = ReplicaSender(first, plan(0), lines[0])
-    lines[0].secret = "another"
-    looked(sender, lambda: sender._failed)
-    saved(first, 20)
-    looked(sender, lambda: sender._failed and sender._failed[1] == "step_00000020")
-    (warning,) = (r for r in read_records(first.events) if r["event"] == "warning")
-    assert warning["code"] == "warning.replica" and warning["by"] == "supervisor"
-    assert capfd.readouterr().err.count(warning["text"]) == 1
-    lines[0].secret = SECRET
-    for _ in range(3):  # not at once
-        sender._looked = 0.0
-        sender.look()
-    assert sender._copy is None
-    saved(first, 30)
-    looked(sender, lambda: replicas(first) == [30])
-    assert steps(second) == [30]
-    sender.close()
-
-
-def test_a_copy_to_a_lost_machine_is_ended(first: RunDir, lines: tuple[Any, Any]) -> None:
-    with socket.create_server((LOOPBACK, 0)) as never_answers:
-        lines[0].replica_ports[1] = never_answers.getsockname()[1]
-        sender = ReplicaSender(first, plan(0), lines[0])
-        sender.look()
-        assert sender._copy
-        pid = sender._copy.popen.pid
-        lines[0].wires.clear()
-        looked(sender, lambda: sender._copy is None)
-    assert not Path(f"/proc/{pid}").exists()
-    assert not [r for r in read_records(first.events) if r["event"] == "warning"]
-
-
-def test_a_receiver_that_was_killed_is_replaced_at_the_same_port(
-    first: RunDir, second: RunDir, receiver: ReplicaReceiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    port, before = receiver.port, receiver._popen
-    assert before
-    before.send_signal(signal.SIGKILL)
-    before.wait()
-    receiver.look()
-    assert receiver._popen is None, "a pause, if it fails again and again"
-    receiver._started -= 60
-    receiver.look()
-    assert receiver.port == port and copy(first, receiver)["steps"] == [10]
-    assert receiver._popen
-    pid = receiver._popen.pid
-    receiver.close()
-    assert not Path(f"/proc/{pid}").exists() and receiver.port == 0
-
-
-def test_copies_only_where_another_machine_needs_them(
-    first: RunDir, second: RunDir, lines: tuple[Any, Any]
-) -> None:
-    script = {"script": {"path": "x.py", "args": []}}
-    needs_all = plan(1)
-    del needs_all["elastic"]
-    for one in (plan(1, shared=True), plan(1, **script), needs_all):
-        receiver = ReplicaReceiver(second, one, lines[1])
-        assert receiver.port == 0 and receiver._popen is None
-    lines[0].replica_ports[1] = 1
-    needs_all = plan(0)
-    del needs_all["elastic"]
-    for one in (plan(0, **script), needs_all):
-        sender = ReplicaSender(first, one, lines[0])
-        sender.look()
-        assert sender._copy is None
-    lines[0].replica_ports.clear()  # it sees the same disk
-    sender = ReplicaSender(first, plan(0), lines[0])
-    sender.look()
-    assert sender._copy is None
