@@ -85,6 +85,7 @@ def steps(load: StepWorkload, count: int) -> None:
 
     from training.config.schema import Config
     from training.tasks.gpt import optim as gpt_optim
+    from training.tasks.gpt.fake_memory import half_precision
     from training.tasks.gpt.model import GPT, MemorySavings
     from training.tasks.gpt.model_dims import ModelDims
 
@@ -100,7 +101,7 @@ def steps(load: StepWorkload, count: int) -> None:
     for weight in model.parameters():
         weight.grad = torch.zeros_like(weight)  # DDP's buckets
     for _ in range(count):
-        with torch.autocast(device, torch.bfloat16, enabled=load.bf16):
+        with torch.autocast(device, half_precision(load), enabled=load.bf16):
             loss = model(tokens, tokens)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -194,7 +194,9 @@ class Variant(nn.Module):
         if self.smear_gate is not None and self.smear_share is not None:
             share = self.smear_share * torch.sigmoid(self.smear_gate(x[:, 1:, :SMEAR_GATE]))
             x = start = torch.cat([x[:, :1], x[:, 1:] + share * x[:, :-1]], dim=1)
-        x = middle = x if self.choices.fp32_stream else stream(x)
+        if not self.choices.fp32_stream:
+            x, start = stream(x), stream(start)
+        middle = x
         for number, block in enumerate(self.blocks):
             x = block(x, start, inputs, self.cos[: inputs.size(1)], self.sin[: inputs.size(1)])
             middle = x if number == self.shape.depth // 2 else middle

@@ -56,10 +56,13 @@ def run(bench: Bench, config: str) -> dict[str, Any]:
     if not bench.nanochat:
         notes.append("nanochat not measured: no --nanochat=DIR")
     if micro > 1 and bench.left_s > SAFE * (bench.limit_s - bench.left_s) / len(times[DUET]):
-        large = _duet(bench, config, "large", steps, device_batch_size="auto")
-        times[LARGE] = [large.step_ms()]
-        notes.append(f"{LARGE}: {large.plan['memory']['load']['sequences']} sequences")
-        large.remove()
+        try:
+            large = _duet(bench, config, "large", steps, device_batch_size="auto")
+            times[LARGE] = [large.step_ms()]
+            notes.append(f"{LARGE}: {large.plan['memory']['load']['sequences']} sequences")
+            large.remove()
+        except (Failed, Skipped) as error:
+            notes.append(f"{LARGE}: not measured: {error}")
     return _figures(bench, times, micro * load["sequences"] * load["seq_len"], one, notes)
 
 

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training.config.schema import Config
 from training.tasks.gpt import fp8, optim
+from training.tasks.gpt.fake_memory import half_precision
 from training.tasks.gpt.memory import StepWorkload
 from training.tasks.gpt.model import GPT, MemorySavings
 
@@ -45,7 +46,7 @@ def peak(load: StepWorkload, rank: int) -> dict[str, int]:
         torch.cuda.reset_peak_memory_stats()
         for micro in range(accumulation):
             with nullcontext() if micro == accumulation - 1 else parallel.no_sync():
-                with torch.autocast("cuda", torch.bfloat16, enabled=load.bf16):
+                with torch.autocast("cuda", half_precision(load), enabled=load.bf16):
                     loss = parallel(tokens, tokens)
                 loss.backward()
         del loss

@@ -20,6 +20,9 @@ LOADS = [
     replace(PLAIN, selective=12),
     replace(PLAIN, blocks=6, selective=6, vocab=32768, chunks=4),
     replace(PLAIN, selective=6, sequences=4),  # accumulates
+    replace(PLAIN, fp16=True),
+    replace(PLAIN, fp16=True, blocks=12),
+    replace(PLAIN, fp16=True, selective=12, vocab=32768, chunks=4),
     replace(PLAIN, sequences=1, seq_len=128, total_tokens=256),  # the optimizer needs the most
     replace(PLAIN, depth=20, sequences=1, seq_len=128, total_tokens=256),  # in larger batches
 ]

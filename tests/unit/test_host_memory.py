@@ -57,9 +57,11 @@ def soak(load: StepWorkload) -> object:
         soak(replace(CONSERVATIVE, bf16=False, selective=6)),
         StepWorkload(3, 16, 128, 320, bf16=True, compiled=False, cuda=False),
         StepWorkload(3, 16, 128, 320, bf16=True, compiled=False, cuda=False, selective=3),
+        StepWorkload(3, 16, 128, 320, bf16=True, fp16=True, compiled=False, cuda=False),
+        StepWorkload(6, 16, 512, 320, bf16=True, fp16=True, compiled=False, cuda=False, blocks=6),
     ],
     ids=lambda one: (
-        f"d{one.depth} v{one.vocab} {'bf16' if one.bf16 else 'fp32'} again{one.blocks} "
+        f"d{one.depth} v{one.vocab} {'fp16' if one.fp16 else 'bf16' if one.bf16 else 'fp32'} again{one.blocks} "
         f"selective{one.selective} parts{one.chunks}"
     ),
 )

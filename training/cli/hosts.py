@@ -12,6 +12,7 @@ from training.core import log
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.host import hosts, program
+from training.launcher import stop_signals
 from training.launcher.hosts import probe
 from training.launcher.hosts.conductor import Conductor
 from training.launcher.hosts.node import Node
@@ -49,10 +50,10 @@ def main(argv: list[str]) -> int:
     with Conductor(elastic=elastic, again=again) as conductor:
         for machine in machines:
             conductor.add(start(machine))
-        code = conductor.run()
-    log.finish()
-    return code
+        return conductor.run()
 
 
 if __name__ == "__main__":
-    sys.exit(program.run(main, __doc__, internal=True, pipe=False))
+    code = program.run(main, __doc__, internal=True, pipe=False)
+    stop_signals.show_the_rest()
+    sys.exit(code)

@@ -16,9 +16,12 @@ def main(argv: list[str]) -> int:
         from training.monitor import attach
 
         return attach.main(argv[1:])
-    from training.launcher import supervisor
+    from training.launcher import stop_signals, supervisor
 
-    return supervisor.main(argv)
+    try:
+        return supervisor.main(argv)
+    finally:
+        stop_signals.show_the_rest()
 
 
 if __name__ == "__main__":

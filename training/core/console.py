@@ -18,11 +18,18 @@ import time
 from training.core.messages import msg
 from training.core.units import duration, size
 
-PATIENCE_S = 5.0
-KEPT_BYTES = 1 << 16  # of what a terminal has missed
+PATIENCE_S = 5.0  # without progress
+MOST_S = 8.0  # for one piece of text: other machines must not lose this one
+KEPT_BYTES = {True: 1 << 16, False: 1 << 26}  # of what a terminal, or a pipe, has missed
 _POLL_S = 0.2
 
-hurry = False  # a stop was requested: no reader is waited for longer than PATIENCE_S
+_hurry_at: float | None = None
+
+
+def hurry() -> None:
+    """A stop was requested: from now on every reader is waited for at most PATIENCE_S."""
+    global _hurry_at
+    _hurry_at = _hurry_at or time.monotonic()
 
 
 @functools.cache
@@ -34,12 +41,9 @@ def of(fd: int) -> Console:
     return Console(fd)
 
 
-def finish() -> None:
-    """At the end of the process: wait until each terminal shows text again, to show how it ended.
-    After a stop request only for a moment."""
-    for fd in (1, 2):
-        with contextlib.suppress(OSError):
-            of(fd).finish()
+def frozen() -> list[Console]:
+    """Those that have missed something."""
+    return [one for one in {of(1), of(2)} if one.frozen]
 
 
 class Console:
@@ -71,18 +75,24 @@ class Console:
             else:
                 self._miss(data)
 
+    @property
+    def frozen(self) -> bool:
+        return self._frozen_at is not None
+
     def finish(self) -> None:
+        """Wait until it shows text again, and show what it has missed."""
         with self._lock:
-            if self._frozen_at is not None and self._waited(math.inf):
+            while self._frozen_at is not None and self._waited(math.inf):
                 self._write(self._caught_up())
 
     def _write(self, data: bytes) -> None:
-        rest = memoryview(data)
+        rest, most_s = memoryview(data), PATIENCE_S if self._terminal else math.inf
+        end = time.monotonic() + (MOST_S if self._terminal else math.inf)
         while rest:
             try:
                 rest = rest[os.write(self._out, rest) :]
             except BlockingIOError:
-                if not self._waited(PATIENCE_S if self._terminal else math.inf):
+                if not self._waited(min(most_s, end - time.monotonic())):
                     self._frozen_at = time.monotonic()
                     self._miss(rest)
                     return
@@ -91,7 +101,10 @@ class Console:
         """Whether the reader takes more."""
         begun = time.monotonic()
         while not self._writable(_POLL_S):
-            if time.monotonic() - begun > (min(most_s, PATIENCE_S) if hurry else most_s):
+            now = time.monotonic()
+            if now - begun > most_s:
+                return False
+            if _hurry_at is not None and now - max(begun, _hurry_at) > PATIENCE_S:
                 return False
         return True
 
@@ -103,14 +116,15 @@ class Console:
     def _miss(self, data: bytes | memoryview) -> None:
         self._missed += data
         self._missed_bytes += len(data)
-        if len(self._missed) > 2 * KEPT_BYTES:
-            del self._missed[:-KEPT_BYTES]
+        most = KEPT_BYTES[self._terminal]
+        if len(self._missed) > 2 * most:
+            del self._missed[:-most]
 
     def _caught_up(self) -> bytes:
         """What the reader has missed: how much, and its last lines."""
         assert self._frozen_at is not None
         text, frozen_s = bytes(self._missed), time.monotonic() - self._frozen_at
-        if lost := self._missed_bytes - len(text):
+        if (lost := self._missed_bytes - len(text)) and self._terminal:  # a pipe has data
             begin = text.find(b"\n") + 1
             note = msg(
                 "core.console.not_shown", seconds=duration(frozen_s), size=size(lost + begin)

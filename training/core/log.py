@@ -7,10 +7,8 @@ before Python runs.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import signal
 import sys
 import time
 from typing import TextIO
@@ -42,14 +40,6 @@ def of_launcher() -> None:
     """From now on a terminal that shows nothing does not hold back this process."""
     global _of_launcher
     _of_launcher = True
-
-
-def finish() -> None:
-    """A launcher's last call: waits for a terminal that has missed something, until a signal."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):
-        console.finish()
 
 
 def colourful(stream: TextIO) -> bool:

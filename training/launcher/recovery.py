@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from training.config.fault_spec import ATTEMPT
 from training.core import heartbeat, log, manifest, run_reader, rundir
+from training.core.console import hurry
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.launcher import (
@@ -134,6 +135,7 @@ class Recovery:
     def stop(self, number: int) -> int:
         """End the run (`stopped`) because of this stop signal between two attempts; the exit
         code."""
+        hurry()
         self.run.failure.unlink(missing_ok=True)  # the run ended for another reason
         self.stopped, name = stop_signals.code(number), stop_signals.name(number)
         # only node 0 has the checkpoints

@@ -6,6 +6,7 @@ import signal
 import time
 
 from training.core import exit_status, log
+from training.core.console import hurry
 from training.core.messages import msg
 from training.launcher import others, spawn, stop_signals
 from training.launcher.attempt_state import AttemptState
@@ -70,6 +71,7 @@ class StopRequests:
         outcome.left, outcome.killed, outcome.failed_at = rank, True, time.monotonic()
 
     def _request(self, number: int, origin: str = "") -> None:
+        hurry()
         outcome = self._state.outcome
         name = f"{stop_signals.name(number)}{origin}"
         self.count += 1

@@ -38,6 +38,23 @@ def name(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
+def show_the_rest() -> None:
+    """The launcher's last call: a terminal that has missed something (Ctrl-S) is waited for until
+    it shows how the run ended, after a stop request or a stop signal for a moment only."""
+    if not (waiting := console.frozen()):
+        return
+    before = {n: signal.signal(n, lambda *_: console.hurry()) for n in process.STOP_SIGNALS}
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, process.STOP_SIGNALS)
+    try:
+        for one in waiting:
+            with contextlib.suppress(OSError):  # it is gone
+                one.finish()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class StopSignals:
     """While entered, stop signals become bytes in a pipe (`fd`): none is lost, none interrupts an
     action. Re-entrant. After the first one, they are ignored on exit."""
@@ -73,7 +90,8 @@ class StopSignals:
         os.close(self._writer)
 
     def _note(self, number: int, frame: object) -> None:
-        self._asked = console.hurry = True
+        self._asked = True
+        console.hurry()
         if self._ends_work:
             self._ends_work = False
             raise KeyboardInterrupt

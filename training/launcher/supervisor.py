@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from training import tasks
+from training.core import console as terminal
 from training.core import log as console
 from training.core import messages, run_reader, rundir, standing
 from training.core.errors import Exit, UserError
@@ -73,7 +74,6 @@ def main(argv: list[str]) -> int:
     ending = PostRun(run, plan)
     code, why = _run(run, plan, stages, ending)
     ending.close(code, why)
-    console.finish()
     return code
 
 
@@ -95,6 +95,7 @@ def _run(run: rundir.RunDir, plan: Plan, stages: set[str], ending: PostRun) -> t
         console.report(error, msg("launcher.end.ended") if ending.begun else "")
         return error.code, str(error)
     except (KeyboardInterrupt, Stopped) as asked:
+        terminal.hurry()
         process.ignore_stop_signals()  # another machine may have got the same one
         return _stopped_before(run, plan, asked, line, withdraw=not ending.begun)
     finally:

@@ -37,10 +37,10 @@ def step_peak(
     batch: list[torch.Tensor],
     loss: Callable[[], torch.Tensor],
     *,
-    bf16: bool,
+    autocast: torch.dtype | None,
 ) -> int:
-    """Bytes at the peak of a step, in a fake mode. `batch`: its tensors already in memory. Raises
-    Unavailable."""
+    """Bytes at the peak of a step, in a fake mode. `batch`: its tensors already in memory;
+    `autocast`: its type, None for fp32. Raises Unavailable."""
     try:
         from torch.distributed._tools.mem_tracker import MemTracker
     except ImportError as error:
@@ -50,7 +50,7 @@ def step_peak(
     tracker = MemTracker()
     tracker.track_external(model, *optimizer.parts, *batch)
     with tracker:
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        with torch.autocast("cpu", autocast, enabled=autocast is not None):
             found = loss()
         found.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

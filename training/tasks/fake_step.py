@@ -132,7 +132,7 @@ class FakeTraining:
                 optimizer,
                 tensors,
                 lambda: self.task.loss(model, batch),
-                bf16=self.question.bf16,
+                autocast=torch.bfloat16 if self.question.bf16 else None,
             )
             average = _average(model) if self.task.config.ema else []
             stored = [*(one.nbytes for one in [*_stored(model), *_state(optimizer)]), *average]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from training.core import log
+from training.core.console import hurry
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.host import process
@@ -187,6 +188,7 @@ class Conductor:
         arrived = signal.sigtimedwait(process.STOP_SIGNALS, TURN_S)
         now = time.monotonic()
         if arrived:
+            hurry()
             self._asked.append(arrived.si_signo)
             for console in self._consoles.values():
                 console.quiet = True  # the first node shows what happens now

@@ -52,5 +52,12 @@ def step_peak(load: StepWorkload, plain: int, again: int, selective: int = 0) ->
         optimizer = optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
         tokens = torch.zeros(load.sequences, load.seq_len, dtype=torch.int64)
         return fake_memory.step_peak(
-            model, optimizer, [tokens], lambda: model(tokens, tokens), bf16=load.bf16
+            model, optimizer, [tokens], lambda: model(tokens, tokens), autocast=half_precision(load)
         )
+
+
+def half_precision(load: StepWorkload) -> torch.dtype | None:
+    """Of autocast; None: fp32."""
+    if not load.bf16:
+        return None
+    return torch.float16 if load.fp16 else torch.bfloat16

@@ -49,7 +49,7 @@ class StepWorkload:
     sequences: int  # sequences of a micro-batch of one rank
     seq_len: int
     vocab: int  # rows of the embedding, padding included
-    bf16: bool  # or fp16, which takes as much; also with fp8
+    bf16: bool  # or fp16; also with fp8
     compiled: bool
     cuda: bool = True
     muon: bool = True  # for the blocks' matrices; False: AdamW
@@ -59,6 +59,7 @@ class StepWorkload:
     chunks: int = 1  # parts of the loss
     total_tokens: int = 0  # per optimizer step, all ranks; 0: one micro-batch
     fp8: bool = False  # products of the blocks
+    fp16: bool = False  # instead of bf16: the residual stream stays fp32
     ema: bool = False  # a moving average of the weights
     copy: bool = False  # rank 0's checkpoint copy is in the same memory, as on a CPU
 
@@ -239,13 +240,19 @@ def _constants(load: StepWorkload) -> _Constants:
             else _Constants(47.4, 22.7, 31.6, 56.3, 77, 7, 16)
         )
     if load.compiled:
+        if load.fp16:
+            return _Constants(38.2, 24.7, 5.6, 21.8, 40.2, 10, 2, 2)
         if load.bf16:
             return _Constants(38.3, 22.7, 5.7, 19.8, 41.8, 7, 2, 2)
         return _Constants(64.1, 45.4, 11.3, 42.7, 72.1, 8, 8)
     if not load.cuda:  # on which a norm keeps more: it is not one operator there
+        if load.fp16:
+            return _Constants(57.4, 24.7, 20.2, 43.3, 64, 8, 16)
         if load.bf16:
             return _Constants(51.4, 22.7, 21.2, 40.3, 61, 7, 16)
         return _Constants(86.8, 45.4, 21.5, 62.9, 104.3, 8, 16)
+    if load.fp16:
+        return _Constants(55.6, 24.7, 10.3, 41.1, 61.8, 10, 16)
     if load.bf16:
         return _Constants(47.6, 22.7, 10.3, 35.1, 55.8, 7, 16)
     return _Constants(82.8, 45.4, 21.3, 58.8, 100.1, 8, 16)
@@ -263,7 +270,7 @@ def estimate(load: StepWorkload) -> Estimate:
     use, unit = _constants(load), load.width * load.tokens
     matrices, table = load.shape.block_weights, load.vocab * load.width
     weights = load.shape.weights
-    stream = STREAM_BF16 if load.bf16 else STREAM
+    stream = STREAM_BF16 if load.bf16 and not load.fp16 else STREAM
     of_blocks = (
         load.plain * use.kept + load.selective * use.products + load.blocks * stream + use.ends
     )

@@ -60,6 +60,7 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         vocab,
         bf16=machine.half,
         fp8=fp8,
+        fp16=machine.precision.value == "fp16",
         compiled=machine.compiled.value,
         cuda=machine.device == "cuda",
         muon=config.optimizer == "muon",

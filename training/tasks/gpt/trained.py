@@ -125,16 +125,17 @@ class TrainedGpt(TextModel):
 
     @contextmanager
     def _training_arithmetic(self) -> Iterator[None]:
-        """Weights in bf16 with fp32 sums between them, as in the validation of a training."""
+        """Weights in bf16, as in the validation of a training: embeddings become bf16 after their
+        norm."""
         half = self.model.head.weight.dtype == torch.bfloat16
 
-        def sums(module: torch.nn.Module, given: Any, found: torch.Tensor) -> torch.Tensor:
+        def exact(module: torch.nn.Module, given: Any, found: torch.Tensor) -> torch.Tensor:
             return found.float()
 
         with (
             torch.no_grad(),
             torch.autocast(self.device.type, torch.bfloat16, enabled=half),
-            self.model.embedding.register_forward_hook(sums),
+            self.model.embedding.register_forward_hook(exact),
         ):
             yield
 
