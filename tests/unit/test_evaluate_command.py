@@ -83,8 +83,8 @@ def test_scores_equal_those_of_single_windows(
     assert scores["perplexity"] == pytest.approx(math.exp(wanted / size), rel=1e-4)
 
 
-def test_sums_are_fp32_between_weights_in_bf16(tmp_path: Path) -> None:
-    """As in the validation of a training on a GPU."""
+def test_weights_in_bf16_are_evaluated_as_in_a_training(tmp_path: Path) -> None:
+    """With a residual stream in bf16."""
     (tmp_path / "a.txt").write_text(TEXT)
     run = made(tmp_path / "run", gpt(2))
     (found,) = evaluate.parse([str(run.path), f"--data={tmp_path / 'a.txt'}"]).weights
@@ -95,7 +95,7 @@ def test_sums_are_fp32_between_weights_in_bf16(tmp_path: Path) -> None:
         lambda _, given: seen.append(given[0].dtype)
     )
     assert model.evaluate()["loss"] == pytest.approx(whole, rel=2e-3)
-    assert set(seen) == {torch.float32}
+    assert set(seen) == {torch.bfloat16}
 
 
 def test_formats_and_checkpoints_side_by_side(

@@ -16,12 +16,9 @@ def main(argv: list[str]) -> int:
         from training.monitor import attach
 
         return attach.main(argv[1:])
-    from training.launcher import stop_signals, supervisor
+    from training.launcher import supervisor
 
-    try:
-        return supervisor.main(argv)
-    finally:
-        stop_signals.show_the_rest()
+    return supervisor.main(argv)
 
 
 if __name__ == "__main__":

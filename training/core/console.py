@@ -1,7 +1,7 @@
 """Standard output and error of a launcher. A slow reader holds it back, as any program, but a
-terminal that shows nothing does not: after Ctrl-S, in a hung ssh session or a stopped tmux the run
-goes on. When the terminal shows text again, it shows the last part of what it has missed; the logs
-have everything.
+terminal that shows nothing does not: after Ctrl-S, or in a hung ssh session, the run continues.
+When the terminal shows text again, it shows the last part of what it has missed; the logs have
+everything.
 """
 
 from __future__ import annotations

@@ -51,6 +51,13 @@ SEARCHED_LINES = 200  # at the end of each rank's log
 
 
 def main(argv: list[str]) -> int:
+    try:
+        return _supervise(argv)
+    finally:
+        stop_signals.show_the_rest()
+
+
+def _supervise(argv: list[str]) -> int:
     node = next(
         (int(word.removeprefix("--node=")) for word in argv if word.startswith("--node=")), None
     )
