@@ -79,6 +79,16 @@ def environment(token: str, **more: str) -> dict[str, str]:
     return {**os.environ, TOKEN: token, "TERM": "xterm-256color", **more}
 
 
+def wait_until_trained(steps: int, runs: Path) -> None:
+    """Until the only run in this folder has ended at this step."""
+    (run,) = (RunDir(path) for path in runs.iterdir())
+    wait_until(
+        lambda: (read_json(run.summary) or {}).get("steps") == steps,
+        120,
+        "the run trains to the end",
+    )
+
+
 def test_progress_bar_colours_and_ctrl_c(
     project: Path, command: list[str], token: str, tmp_path: Path
 ) -> None:
@@ -115,12 +125,7 @@ def test_a_lost_terminal_does_not_end_the_run(
     # as a broken ssh connection: SIGHUP, and no reader
     os.close(terminal.child.fileno())
     terminal.child.closed = True
-    (run,) = (RunDir(path) for path in (tmp_path / "experiments").iterdir())
-    wait_until(
-        lambda: (read_json(run.summary) or {}).get("steps") == steps,
-        120,
-        "the run trains to the end",
-    )
+    wait_until_trained(steps, tmp_path / "experiments")
     wait_until(lambda: not processes(token), 8, "everybody gone")
 
 
@@ -132,12 +137,7 @@ def test_a_stopped_terminal_does_not_stop_the_run(
     terminal = Terminal(command, project, environment(token))
     terminal.until("loss=")
     terminal.child.send("\x13")  # Ctrl-S
-    (run,) = (RunDir(path) for path in (tmp_path / "experiments").iterdir())
-    wait_until(
-        lambda: (read_json(run.summary) or {}).get("steps") == steps,
-        120,
-        "the run trains to the end",
-    )
+    wait_until_trained(steps, tmp_path / "experiments")
     with contextlib.suppress(pexpect.TIMEOUT):  # what had been shown before
         terminal._feed(terminal.child.read_nonblocking(65536, timeout=1))
     assert b"training finished" not in terminal.raw

@@ -59,7 +59,7 @@ def test_a_stopped_terminal_holds_nothing_back_and_shows_what_it_missed(
 def test_of_much_that_was_missed_the_end_is_shown(
     terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console, "KEPT_BYTES", {True: 100})
+    monkeypatch.setattr(console, "KEPT_BYTES", 100)
     user, program = terminal
     shown = Console(program)
     termios.tcflow(program, termios.TCOOFF)

@@ -20,7 +20,8 @@ from training.core.units import duration, size
 
 PATIENCE_S = 5.0  # without progress
 MOST_S = 8.0  # for one piece of text: other machines must not lose this one
-KEPT_BYTES = {True: 1 << 16, False: 1 << 26}  # of what a terminal, or a pipe, has missed
+KEPT_BYTES = 1 << 16  # of what a terminal has missed
+KEPT_OF_A_PIPE = 1 << 26  # which may carry data
 _POLL_S = 0.2
 
 _hurry_at: float | None = None
@@ -116,7 +117,7 @@ class Console:
     def _miss(self, data: bytes | memoryview) -> None:
         self._missed += data
         self._missed_bytes += len(data)
-        most = KEPT_BYTES[self._terminal]
+        most = KEPT_BYTES if self._terminal else KEPT_OF_A_PIPE
         if len(self._missed) > 2 * most:
             del self._missed[:-most]
 
@@ -124,7 +125,7 @@ class Console:
         """What the reader has missed: how much, and its last lines."""
         assert self._frozen_at is not None
         text, frozen_s = bytes(self._missed), time.monotonic() - self._frozen_at
-        if (lost := self._missed_bytes - len(text)) and self._terminal:  # a pipe has data
+        if (lost := self._missed_bytes - len(text)) and self._terminal:
             begin = text.find(b"\n") + 1
             note = msg(
                 "core.console.not_shown", seconds=duration(frozen_s), size=size(lost + begin)
