@@ -198,7 +198,7 @@ def test_a_rank_that_never_reaches_the_rendezvous(attempt: Attempt, short: int) 
     begin = time.monotonic()
     result = attempt(before("torch", FOREVER, "1"), limit_s=short)
     limit = runner.START_FACTOR * short
-    assert limit <= time.monotonic() - begin < limit + 2
+    assert limit <= time.monotonic() - begin < limit + 10
     assert result.finding and (result.finding.kind, result.finding.guilty) == ("hang", [1])
     text, where, *_ = told(result).splitlines()
     assert (

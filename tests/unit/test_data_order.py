@@ -92,7 +92,7 @@ def test_each_batch_is_drawn_from_the_whole_data() -> None:
 def test_fifty_million_sequences_start_at_once() -> None:
     started = time.process_time()
     EpochPermutation(50_000_000, 1, 0).indices(25_000_000, 25_004_096)
-    assert time.process_time() - started < 0.1  # a permutation takes seconds
+    assert time.process_time() - started < 0.5  # a permutation takes seconds
 
 
 def test_digests_prove_that_parts_are_disjoint_and_complete() -> None:

