@@ -142,10 +142,13 @@ def test_a_cut_cable_leaves_one_side_only(
     machine: int,
     one_way: bool,
     shared: bool,
+    tmp_path: Path,
 ) -> None:
     whole = once("./launch_train.sh", "2", CONFIG, **(FLAGS | {"num_iterations": 60}))
     flags = FLAGS | {"num_iterations": 60, "min_ranks": 1, "shared": shared}
-    first, second = node(0, **flags), node(1, **flags)
+    told = tmp_path / "told"
+    first = node(0, **flags)
+    second = node(1, **flags, notify=f"echo $DUET_STATUS >> {told}")
     wait_until(lambda: last_step(first) >= 7, 60, "training")
     rank = second.pids[1]
     cable(machine, one_way=one_way)
@@ -156,6 +159,8 @@ def test_a_cut_cable_leaves_one_side_only(
     assert re.search(silent(0, UNREACHABLE), second.output), second.output[-3000:]
     (restart,) = events(first, "restart")
     assert (restart["kind"], restart["ranks"]) == ("silent", [2, 1])
+    # on a common disk it knows that node 0 continues
+    assert told.exists() is not shared and (shared or told.read_text() == "left\n")
     check(first, whole, 5)
     assert not processes(token)
 

@@ -176,6 +176,23 @@ def test_status_and_title(
     )
 
 
+def test_a_machine_that_leaves_notifies_only_if_perhaps_no_other_continues(run: RunDir) -> None:
+    command = f"cat > {shlex.quote(str(run.path))}/facts"
+    end = PostRun(RunDir(run.path, 1), plan(command))
+    end.leave()
+    end.close(Exit.LEFT)
+    assert not (run.path / "facts").exists()
+    end.leave("a reason")
+    end.close(Exit.LEFT)
+    facts = json.loads((run.path / "facts").read_text())
+    assert (facts["status"], facts["title"], facts["text"], facts["exit_code"]) == (
+        "left",
+        "a run may have ended",
+        "a reason (exit 6)",
+        6,
+    )
+
+
 def test_stopped_between_two_attempts(run: RunDir) -> None:
     facts = notification.payload(run, plan(), Exit.PREEMPTED, begun=True)
     assert (facts["status"], facts["text"]) == ("preempted", "no checkpoint yet (exit 75)")

@@ -13,7 +13,7 @@ from tests.unit.verdicts import beat_at
 from training.core import heartbeat, manifest
 from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat
-from training.core.rundir import RunDir, read_json, read_records, write_json
+from training.core.rundir import RunDir, append_json, read_json, read_records, write_json
 from training.launcher import failure_report, recovery_policy, stop_signals
 from training.launcher.outcome import Outcome
 from training.launcher.recovery import Recovery
@@ -266,3 +266,15 @@ def test_a_stop_while_restarted_ranks_start_names_what_is_saved(
         assert (found["kind"], found["exit_code"]) == ("asked", 130)
         summaries.append("20" in found["summary"])
     assert summaries == [False, True]
+
+
+def test_the_restarts_of_this_launch_are_taken_over_whatever_the_clocks(run: RunDir) -> None:
+    for attempt in (2, 3, 2, 3, 4):  # two launches of a machine whose clock is behind
+        made = {"attempt": attempt, "text": f"to {attempt}"}
+        append_json(run.events, {"time": 1.0, "event": "restart", **made})
+    other = RunDir(run.path, 1)
+    for attempt, expected in ((4, [2, 3, 4]), (1, [])):
+        recovery = Recovery(other, plan() | {"created": 1e12})  # type: ignore[arg-type]
+        recovery._attempt = attempt
+        recovery.take_over(run)
+        assert [one["attempt"] for one in recovery.restarts] == expected

@@ -43,6 +43,7 @@ class Team:
     """Three machines that have started their ranks."""
 
     def __init__(self, folder: Path, *, shared: bool) -> None:
+        self.alone: dict[int, str] = {}
         self.port = free_port(LOOPBACK)
         self.plans = [machine(n, self.port, folder, shared=shared) for n in range(NODES)]
         self.runs = [RunDir(own["run_dir"], n or None) for n, own in enumerate(self.plans)]
@@ -70,7 +71,9 @@ class Team:
         found: dict[int, Coordinator | Peer | None] = {}
 
         def work(node: int) -> None:
-            found[node] = self.succession(node).next_line()
+            succession = self.succession(node)
+            found[node] = succession.next_line()
+            self.alone[node] = succession.alone
             if found[node] is None:  # its process ends
                 self.peers[node].__exit__()
 
@@ -140,6 +143,7 @@ def test_the_machine_with_the_newest_copy_takes_over(tmp_path: Path) -> None:
     team.first.__exit__()
     found = team.decide(1, 2)
     assert found[1] is None and isinstance(found[2], Coordinator)
+    assert team.alone == {1: "", 2: ""}, "node 2 decides"
     found[2].__exit__()
     team.close()
 
@@ -155,6 +159,7 @@ def test_nothing_changes_while_the_first_machine_coordinates(team: Team) -> None
     thread.start()
     try:
         assert team.decide(1, 2) == {1: None, 2: None}
+        assert team.alone == {1: "", 2: ""}, "it is known who continues"
     finally:
         stop.set()
         thread.join()
@@ -180,6 +185,7 @@ def test_half_of_the_machines_continue_only_with_the_one_that_coordinates(
     team.peers[1].__exit__()
     found = team.decide(2)[2]
     assert isinstance(found, Coordinator) if shared else found is None
+    assert bool(team.alone[2]) is not shared, "perhaps the run has ended"
     if found:
         assert leadership.superseded(team.runs[0], team.plans[0], 2), "node 0 must end"  # type: ignore[arg-type]
         assert not leadership.claim(team.runs[0], team.plans[0], 2)  # type: ignore[arg-type]

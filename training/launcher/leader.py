@@ -69,7 +69,7 @@ class Leader(Machine):
             return self._leave(msg("launcher.succession.hands_over", reason=recovery.given_up))
         if chosen and "elastic" in plan:
             if why := self._too_few():
-                return self._leave(why)
+                return self._leave(why, alone=True)
             claimed = self._claim()
             if claimed is False:
                 return self._leave(msg("launcher.succession.superseded"))
@@ -119,11 +119,11 @@ class Leader(Machine):
             log.error(msg("launcher.cannot_write", path=path, strerror=error.strerror))
             return None
 
-    def _leave(self, why: str) -> int:
+    def _leave(self, why: str, *, alone: bool = False) -> int:
         """End here without ending the run: another machine continues it, or may. It writes the
-        run."""
+        run. `alone`: it is not known whether there is one."""
         log.error(why)
-        self.launch.ending.left = True
+        self.launch.ending.leave(why if alone else "")
         return int(Exit.LEFT)
 
     def _attempt(self, attempt: Attempt) -> Outcome:

@@ -28,16 +28,19 @@ FINISHED: Final = "finished"
 FAILED: Final = "failed"
 STOPPED: Final = "stopped"
 PREEMPTED: Final = "preempted"
+LEFT: Final = "left"
 WORDS = {
     FINISHED: msg("launcher.notify.finished"),
     FAILED: msg("launcher.notify.failed"),
     STOPPED: msg("launcher.notify.stopped"),
     PREEMPTED: msg("launcher.notify.preempted"),
+    LEFT: msg("launcher.notify.left"),
 }
 BY_CODE: dict[Exit, NotifyStatus] = {
     Exit.DONE: FINISHED,
     Exit.INTERRUPTED: STOPPED,
     Exit.PREEMPTED: PREEMPTED,
+    Exit.LEFT: LEFT,
 }
 RECORDS = 500  # from the end of metrics.jsonl: the last step and the last evaluation
 TEXT = 500  # characters

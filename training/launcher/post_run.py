@@ -38,6 +38,7 @@ class PostRun:
             False
         )
         self.left = False  # other machines continue the run, or may
+        self._alone = ""  # why this machine must not continue it, if perhaps no other one does
 
     def report(self, code: int) -> bool:
         """Write report.html, once: has this call written it? A failure is a warning. The report of
@@ -80,19 +81,27 @@ class PostRun:
         if not rundir.written_since(self.run.report, self.plan["created"]):
             self.run.report.unlink(missing_ok=True)
 
+    def leave(self, alone: str = "") -> None:
+        """This machine ends without ending the run. `alone`: the reason, if it is not known whether
+        another machine continues."""
+        self.left, self._alone = True, alone
+
     def close(self, code: int, why: str = "") -> None:
         """Write the report and send the notification, after the end of the run has been logged.
         `why`: the text shown to the user where no rank has ended the run. Only on the machine that
-        writes the run."""
-        if self.left or self.run.own != self.run.path:
+        writes the run, or where perhaps none is left that does."""
+        writes = not self.left and self.run.own == self.run.path
+        if not writes and not self._alone:
             return
         with self._signals:  # from here on nothing can change the status
-            if self.begun and self.report(code):
+            if writes and self.begun and self.report(code):
                 log.info(msg("launcher.report.written", report=self.run.report))
             if command := self.plan["config"].get("notify"):
                 self._notify(
                     command,
-                    notification.payload(self.run, self.plan, code, begun=self.begun, why=why),
+                    notification.payload(
+                        self.run, self.plan, code, begun=self.begun, why=self._alone or why
+                    ),
                 )
 
     def _notify(self, command: str, facts: NotificationRecord) -> None:

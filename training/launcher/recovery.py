@@ -117,11 +117,16 @@ class Recovery:
     def take_over(self, run: rundir.RunDir) -> None:
         """This machine writes the run from now on, with the restarts of the one before it."""
         self.run, self._resumption = run, Resumption(run)
-        for record in rundir.read_records(run.events):
-            if record["event"] == "restart" and record["time"] >= self.plan["created"]:
-                facts = {k: v for k, v in record.items() if k not in ("time", "event")}
-                self.restarts.append(cast("RestartFacts", facts))
-                self._texts.append(str(facts["text"]))
+        known = [r for r in rundir.read_records(run.events) if r["event"] == "restart"]
+        # Those of this launch, by their numbers: the clocks of the machines may differ.
+        latest = self._attempt
+        for record in reversed(known):
+            if not 1 < record["attempt"] <= latest:
+                break
+            latest = record["attempt"] - 1
+            facts = {k: v for k, v in record.items() if k not in ("time", "event")}
+            self.restarts.insert(0, cast("RestartFacts", facts))
+            self._texts.insert(0, str(facts["text"]))
 
     def asked_to_stop(self, pause_s: float = 0.0) -> bool:
         """Between two attempts: has a stop signal arrived, or does one within `pause_s`? Then the

@@ -145,7 +145,7 @@ class Follower(Machine):
                 self.next = leader
                 return leader.recover(outcome, record)
             if next_line is None:
-                launch.ending.left = True
+                launch.ending.leave(succession.alone)
                 code = int(Exit.LEFT)
                 log.error(msg("launcher.end.left", text=record["summary"], code=code))
                 return code

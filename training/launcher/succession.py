@@ -46,6 +46,7 @@ class Succession:
         self._own = self.line.place.node_rank
         self._begun = time.monotonic()
         self._dead: set[int] = set()
+        self.alone = ""  # why this machine must not take over, if perhaps no other one does
 
     def next_line(self) -> Coordinator | Peer | None:
         """The connections of this machine from now on: it takes over, or follows another one. None:
@@ -130,20 +131,27 @@ class Succession:
         for node in others - line.followers.keys():
             if leadership.ask(line.machines[node], self._hello("leader"))[0] == "dead":
                 self._dead.add(node)
-        if why := self._reason_against(others):
-            log.warning(why)
-            line.dismiss_followers()
-            return None
-        return self._coordinator(others)
+        line.greet()  # some may have ended meanwhile
+        if leader not in self._dead and self._leader() == "answers":
+            return self._not_me(msg("launcher.succession.answers", name=line.name(leader)))
+        run = RunDir(self.run.path)
+        try:
+            if why := self._reason_against(others):
+                self.alone = "" if line.followers else why  # each follower decides for itself then
+            elif not leadership.claim(run, self.plan, self.attempt, self._dead):
+                why = msg("launcher.succession.claimed")
+        except OSError as error:
+            why = self.alone = msg("launcher.cannot_write", path=run.path, strerror=error.strerror)
+        return self._not_me(why) if why else self._coordinator(others)
+
+    def _not_me(self, why: str) -> None:
+        log.warning(why)
+        self.line.dismiss_followers()
 
     def _reason_against(self, others: set[int]) -> str:
-        """Why this machine must not take over; '' if it may."""
+        """Why this machine must not take over, nor perhaps any other; '' if it may."""
         line, leader = self.line, self.lost.node
-        line.greet()  # some may have ended meanwhile
         name = line.name(leader)
-        if leader not in self._dead and self._leader() == "answers":
-            return msg("launcher.succession.answers", name=name)
-        run = RunDir(self.run.path)
         shared = self.plan.get("shared", True)
         if not (shared or is_script(self.plan)):
             if not (own := self._copied()):
@@ -156,11 +164,7 @@ class Succession:
         if not shared and not leadership.has_majority(side, everyone, leader):
             count = len(everyone)
             return msg("launcher.succession.minority", name=name, side=len(side), count=count)
-        try:
-            claimed = leadership.claim(run, self.plan, self.attempt, self._dead)
-        except OSError as error:
-            return msg("launcher.cannot_write", path=run.path, strerror=error.strerror)
-        return "" if claimed else msg("launcher.succession.claimed")
+        return ""
 
     def _coordinator(self, others: set[int]) -> Coordinator:
         line, plan = self.line, self.plan

@@ -18,7 +18,8 @@ CheckStatus = Literal["ok", "warning", "error"]
 SummaryStatus = Literal["done", "stopped", "finished"]  # 'finished' is a script's 'done'
 # 'silent': only of a foreign log
 RunStatus = Literal["starting", "running", "finished", "stopped", "failed", "died", "silent"]
-NotifyStatus = Literal["finished", "failed", "stopped", "preempted"]
+# 'left': this machine has left the run, and may not know whether others continue it
+NotifyStatus = Literal["finished", "failed", "stopped", "preempted", "left"]
 
 # Configuration fields or task options, by name. Their types, units and ranges are defined in
 # training.config.schema and in the options of the task, which this package does not import.
