@@ -108,12 +108,16 @@ def test_under_torchrun_a_rank_s_own_log_is_from_another_attempt(run: RunDir) ->
     assert (record["evidence"], record["log"]) == (["now"], str(log))
 
 
+def children(run: RunDir, team: LocalRanks, *, shared: bool) -> child_processes.ChildProcesses:
+    return Attempt(run, PLAN | {"shared": shared}, team, "").children
+
+
 def test_stale_files_of_an_earlier_attempt_and_a_larger_world_are_removed(run: RunDir) -> None:
     for rank in range(4):
         Heartbeat(run.heartbeat(rank), rank).beat("forward")
         for name in ("error.json", "stacks", "ended", "sock", "log"):
             (run.ranks / f"rank{rank}.{name}").write_text("{}")
-    spawn.remove_stale(run, LocalRanks(range(1), 2))
+    spawn.remove_stale(run, children(run, LocalRanks(range(1), 2), shared=True)._stale)
     assert [b.rank for b in read_all(run.heartbeats)] == [1], (
         "a rank of another machine of this attempt"
     )
@@ -129,6 +133,10 @@ def test_stale_files_of_an_earlier_attempt_and_a_larger_world_are_removed(run: R
             "rank3.log",
         ),
     ]
+    # on a disk of its own they are from ranks that this machine had before
+    spawn.remove_stale(run, children(run, LocalRanks(range(1), 2), shared=False)._stale)
+    assert sorted(p.name for p in run.ranks.iterdir()) == [f"rank{r}.log" for r in range(4)]
+    assert not read_all(run.heartbeats)
 
 
 # ── finished ranks that do not exit
@@ -152,6 +160,19 @@ def test_a_finished_rank_that_does_not_exit_is_killed(
     assert failure_report.exit_code(outcome) == code
     err = capfd.readouterr().err
     assert re.search(r"rank 0 finished \d s ago but has not exited .*; killed", err), err
+
+
+def test_a_stop_signal_while_a_finished_rank_exits_is_not_a_failure(
+    run: RunDir, start: Start
+) -> None:
+    """Its handler is gone by then."""
+    write_json(run.summary, {"status": "stopped", "exit_code": int(Exit.PREEMPTED)})
+    outcome = start(
+        "beat('finished'); signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)"
+    ).go()
+    assert outcome.ended == [(0, -signal.SIGTERM)] and outcome.guilty is None
+    assert failure_report.exit_code(outcome) == Exit.PREEMPTED
 
 
 # ── errors of the supervisor itself

@@ -255,6 +255,35 @@ def test_only_ranks_that_wait_for_others_count_as_waiting(
 # ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_ranks_that_are_to_start_again_with_others_are_not_hurried(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeouts, "STALL_S", 0.1)
+    monkeypatch.setattr(timeouts, "silent", lambda *_: True)
+    code = (
+        "signal.signal(signal.SIGTERM, lambda *_: Path(sys.argv[1], 'asked').touch())\n"
+        "beat('forward'); Path(sys.argv[1], 'ready').touch()\n"
+        "while not Path(sys.argv[1], 'go').exists(): time.sleep(0.01)\n"
+        "sys.exit(75)"
+    )
+    command = [sys.executable, "-c", RANK + code, str(run.path)]
+    monkeypatch.setattr(local_ranks, "command", lambda *_: command)
+    tried = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex)
+    passes = []  # after the request
+
+    def ask() -> None:
+        if (run.path / "ready").exists() and not tried.outcome.resized:
+            tried.stop.for_other_ranks()
+        passes.extend([1] if (run.path / "asked").exists() else [])
+        if len(passes) > 3:
+            (run.path / "go").touch()
+
+    tried.each_pass = ask
+    outcome = tried.go()
+    assert outcome.resized and not outcome.killed and outcome.ended == [(0, 75)]
+    assert failure_report.exit_code(outcome) == Exit.PREEMPTED
+
+
 @pytest.mark.parametrize(
     ("number", "code", "name"), [(signal.SIGTERM, 75, "SIGTERM"), (signal.SIGINT, 130, "Ctrl-C")]
 )

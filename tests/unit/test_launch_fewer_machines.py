@@ -290,6 +290,32 @@ def test_a_late_report_of_readiness_is_not_a_failure() -> None:
     assert not calls
 
 
+@pytest.mark.parametrize("message", ["failed", "record", "again", "over"])
+def test_while_a_script_is_ended_for_more_ranks_any_end_of_another_machine_counts(
+    message: str,
+) -> None:
+    """Its ranks are ended, as those here, whatever it reports: nobody waits for it."""
+    outcome = Outcome(ours=False, resized=True)
+    others = SimpleNamespace(ended={}, running=lambda: [1])
+    link = SimpleNamespace(read=lambda node: [{message: {}}], keep=lambda *_: None, wires={})
+    state = SimpleNamespace(link=link, outcome=outcome, others=others)
+    PeerMessages(state, None, None, None)._read(1, 0)  # type: ignore[arg-type]
+    assert others.ended == {1: Exit.DONE} and outcome.guilty is None
+
+
+def test_a_coordinator_that_decides_nothing_is_lost() -> None:
+    """Its processes are stopped, or wait for a disk: its kernel keeps the connection."""
+    far, near = wires()
+    own = of_network(1, free_port(LOOPBACK))
+    own["config"]["rendezvous_timeout"] = 0.1
+    with peer.Peer(own) as line, socket.create_server((LOOPBACK, 0)) as own_socket:  # type: ignore[arg-type]
+        line._begun, line.listener = True, listener.Listener(own_socket)
+        line.met(0, far, LOOPBACK, "a")
+        assert line.decide(None) is None
+        assert line.lost_leader and (line.lost_leader.node, line.lost_leader.kind) == (0, SILENT)
+    near.close()
+
+
 @pytest.mark.parametrize("want", [{}, {"want": "shutdown"}, {"want": 7}])
 def test_an_unknown_question_with_the_right_settings_is_harmless(want: dict[str, Any]) -> None:
     port = free_port(LOOPBACK)

@@ -41,7 +41,7 @@ def growth(run: RunDir, plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -
     return made
 
 
-def attempt(made: Growth, outcome: Outcome) -> list[str]:
+def attempt(made: Growth, outcome: Outcome, *, ending: bool = False) -> list[str]:
     """One start, in which the tests have ended; what the ranks were asked for."""
     asked: list[str] = []
 
@@ -50,6 +50,7 @@ def attempt(made: Growth, outcome: Outcome) -> list[str]:
         outcome.resized = True
 
     one = SimpleNamespace(outcome=outcome, stop=SimpleNamespace(for_other_ranks=stop))
+    one.ending = lambda: ending
 
     def go() -> Outcome:
         one.each_pass()
@@ -112,6 +113,14 @@ def test_ranks_that_stop_or_fail_are_not_asked_to_restart(
 ) -> None:
     made = growth(run, lost(1), monkeypatch)
     assert attempt(made, outcome) == []
+
+
+def test_ranks_that_have_completed_their_last_step_are_not_asked_to_restart(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = growth(run, lost(1), monkeypatch)
+    assert attempt(made, Outcome(), ending=True) == []
+    assert attempt(made, Outcome()) == ["stop"]
 
 
 def test_a_stop_request_decides_the_exit_code_of_ranks_that_restart() -> None:

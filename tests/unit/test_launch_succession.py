@@ -15,12 +15,13 @@ from tests.unit.node_plans import LOOPBACK, plan
 from training.core import manifest
 from training.core.failure_kinds import GONE
 from training.core.rundir import RunDir, read_json, write_json
-from training.launcher import continued_run, leadership, succession
+from training.launcher import continued_run, leadership, restart, succession
 from training.launcher.coordinator import Coordinator
 from training.launcher.json_socket import JsonSocket
 from training.launcher.leader import Leader
 from training.launcher.local_ranks import free_port
 from training.launcher.machine import Launch
+from training.launcher.outcome import Outcome
 from training.launcher.peer import Peer
 from training.launcher.peer_link import PEER_DIED, LostPeer
 from training.launcher.succession import Succession
@@ -262,6 +263,36 @@ def test_a_machine_finds_the_run_that_continues_without_it(team: Team, tmp_path:
     assert place and (place.leader, place.master_port, place.leads) == (1, leader.port, False)
     assert none is None, "another training"
     assert stale is None, "another launch answers at the address of an old one"
+
+
+@pytest.mark.parametrize("resized", [True, False], ids=["resized", "ended_before"])
+def test_the_others_learn_how_ranks_that_were_to_be_more_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resized: bool
+) -> None:
+    """Scripts start again whatever they exit with; a run that ended before they were asked ends."""
+    team = Team(tmp_path, shared=True)
+    decided: list[Any] = []
+    made = Leader(Launch(team.runs[0], team.plans[0], None, ""), team.first)  # type: ignore[arg-type]
+    made._more = restart.Team((0, 1, 2), back=(2,))
+    monkeypatch.setattr(team.first, "decide", decided.append)
+    monkeypatch.setattr(made.launch.recovery, "grow", lambda *_: None)
+    outcome = Outcome(ours=False, resized=resized, ended=[(0, 75)])
+    assert made._grows(outcome, 75) is (True if resized else None)
+    assert [bool(order) for order in decided] == [resized]
+    team.close()
+
+
+def test_files_of_ranks_that_another_machine_has_now_are_removed(tmp_path: Path) -> None:
+    team = Team(tmp_path, shared=False)
+    team.first.shares = {1: False, 2: True}
+    made = Leader(Launch(team.runs[0], team.plans[0], None, ""), team.first)  # type: ignore[arg-type]
+    team.runs[0].create()
+    for rank in range(NODES):
+        write_json(team.runs[0].rank_error(rank), {})
+    made._remove_moved()
+    left = [team.runs[0].rank_error(rank).exists() for rank in range(NODES)]
+    assert left == [True, False, True]
+    team.close()
 
 
 def test_a_machine_that_was_left_out_counts_until_the_others_have_started(tmp_path: Path) -> None:

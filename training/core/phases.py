@@ -38,6 +38,8 @@ _WAITING = (
     "waiting for data",
     "rendezvous with the other ranks",
 )
+# Phases after the last step of the run.
+AT_END = ("barrier: end of training", "closing trackers", FINISHED)
 DATA = ("fetch", "creating data iterator")
 # Phases longer than a step.
 LONG = (

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from training.core import heartbeat, rundir
+from training.core import heartbeat, phases, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
+from training.host.process import STOP_SIGNALS
 from training.launcher import failure_report, local_ranks, spawn, stop_signals
 from training.launcher.attempt_limits import AttemptLimits
 from training.launcher.attempt_state import AttemptState
@@ -106,6 +107,10 @@ class Attempt:
                 self._selector.close()
         return self.outcome
 
+    def ending(self) -> bool:
+        """Has a rank of Duet's training completed its last step?"""
+        return any(beat.phase in phases.AT_END for beat in self.state.beats())
+
     def _continues(self) -> bool:
         if self.children.alive:
             return not self.children.blocked()
@@ -135,11 +140,13 @@ class Attempt:
         finished = beat is None or beat.phase == heartbeat.FINISHED
         asked, stopped = self.outcome.asked != Exit.DONE, status in stop_signals.SIGNALS
         if self.outcome.ours and stopped:
-            if not finished and not asked:
+            if not (finished or asked or self.outcome.resized):
                 self.stop.from_rank(child, status)
         elif not self.outcome.ours and asked:
             pass  # a script that was asked to stop may exit with any status
         elif not self.outcome.ours and stopped:
             self.failure.of_stop_exit(child, status)
+        elif self.outcome.ours and finished and beat and -status in STOP_SIGNALS:
+            self.outcome.closed = self._limits.closed()  # by a request while the interpreter ended
         elif status != 0 or not finished:
             self.failure.of_rank(child, status)

@@ -48,7 +48,7 @@ class AttemptLimits:
         if self._all_finished(beats):
             self._end_finished(beats)
         elif self._stop.asked_at is not None and now - self._stop.asked_at > timeouts.STALL_S:
-            if outcome.resized and not outcome.ours:
+            if outcome.resized:  # those of a script
                 self._children.kill_finished()
             elif self._ignores_stop(beats):
                 outcome.killed = True
@@ -110,10 +110,13 @@ class AttemptLimits:
             if len(names) > 1
             else msg("launcher.limits.not_exited", name=names[0], since_s=since_s)
         )
-        outcome.closed = Exit(
-            (rundir.read_json(self._state.run.summary) or {}).get("exit_code", outcome.asked)
-        )
+        outcome.closed = self.closed()
         children.kill_finished()
+
+    def closed(self) -> Exit:
+        """The exit code of finished ranks, as rank 0 has written it."""
+        known = rundir.read_json(self._state.run.summary) or {}
+        return Exit(known.get("exit_code", self._state.outcome.asked))
 
     def _ignores_stop(self, beats: Beats) -> bool:
         """Do the ranks make no progress after a stop request? A script has no heartbeat: it has no

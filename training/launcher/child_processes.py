@@ -45,7 +45,7 @@ class ChildProcesses:
         """Start all of them; their PIDs are written to supervisor.json."""
         state = self._state
         state.outcome.oom_kills = oom_kills()
-        spawn.remove_stale(state.run, state.team)
+        spawn.remove_stale(state.run, self._stale)
         command, ours = local_ranks.command(state.run, state.plan), state.outcome.ours
         if state.outcome.watched:
             children = [spawn.start_watched(command, self._token)]
@@ -81,6 +81,12 @@ class ChildProcesses:
             state.run.supervisor,
             known | {"ranks": [{"rank": c.rank, "pid": c.popen.pid} for c in children]},
         )
+
+    def _stale(self, rank: int) -> bool:
+        """Whether files of this rank are from an earlier attempt. On a common disk, ranks of other
+        machines may have written theirs already."""
+        team, shared = self._state.team, self._state.plan.get("shared", True)
+        return not shared or rank in team.ranks or rank >= team.world_size
 
     def adopt(self, ranks: Mapping[int, int]) -> None:
         """Record ranks (rank → PID) that a watched command has started, for the monitor."""

@@ -49,7 +49,7 @@ class Growth:
         plan = self.recovery.plan
         outcome = attempt.outcome
         ends = outcome.resized or outcome.asked != Exit.DONE or outcome.failed_at is not None
-        if not self.recovery.trains or ends:
+        if not self.recovery.trains or ends or attempt.ending():
             return
         back = self._rejoin.look(plan)
         team = fewer_ranks.choose(plan, (), back) if back else None
@@ -68,8 +68,7 @@ class Growth:
     def grows(self, outcome: Outcome, code: int) -> bool:
         """After a start: are the ranks to be started again, because there are more?"""
         team, self._team = self._team, None
-        ended = code == Exit.PREEMPTED or outcome.killed
-        if not team or outcome.guilty or outcome.asked != Exit.DONE or not ended:
+        if not team or outcome.guilty or outcome.asked != Exit.DONE or code != Exit.PREEMPTED:
             return False
         plan, run = self.recovery.plan, self.recovery.run
         names = fewer_ranks.names(plan, team.back)

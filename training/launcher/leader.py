@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from training.core import log, manifest, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
-from training.launcher import endings, failure_report, fewer_ranks, leadership, seats
+from training.launcher import endings, failure_report, fewer_ranks, leadership, seats, spawn
 from training.launcher.attempt import Attempt
 from training.launcher.coordinator import Coordinator
 from training.launcher.machine import Launch, Machine
@@ -133,12 +133,11 @@ class Leader(Machine):
         return attempt.go()
 
     def _remove_moved(self) -> None:
-        """Remove the heartbeats of ranks that this machine had before, and one with its own disk
-        has now."""
-        run, plan = self.launch.run, self.launch.plan
-        for rank in range(plan["ranks"]):
-            if not self.line.shares.get(seats.machine_of(plan, rank), True):
-                run.heartbeat(rank).unlink(missing_ok=True)
+        """Remove the files of ranks that this machine had before, and one with its own disk has
+        now."""
+        plan, shares = self.launch.plan, self.line.shares
+        moved = {r for r in range(plan["ranks"]) if not shares.get(seats.machine_of(plan, r), True)}
+        spawn.remove_stale(self.launch.run, moved.__contains__)
 
     def _newest(self) -> str:
         saved = manifest.all_in(self.launch.run.checkpoints)
@@ -165,7 +164,7 @@ class Leader(Machine):
             or outcome.resized
             or outcome.failed_at is not None
             or outcome.asked != Exit.DONE
-            or (outcome.ours and self._newest() == self._before)
+            or (outcome.ours and (self._newest() == self._before or attempt.ending()))
         ):
             return
         lost = {one["seat"] for one in plan["elastic"]["lost"]}
@@ -180,10 +179,13 @@ class Leader(Machine):
         """After a start without a failure: True: the ranks are to be started again, because there
         are more; False: another machine decides on that; None: the run has ended."""
         if not outcome.resized:
+            if self._more:  # the ranks ended before they were asked; the others wait for a decision
+                self.line.decide(None)
             return None
         plan, recovery = self.launch.plan, self.launch.recovery
         team, self._more = self._more, None
-        stopped = code == Exit.PREEMPTED if outcome.ours else code == Exit.DONE
+        # a script may exit with any status when it is ended
+        stopped = not outcome.ours or code == Exit.PREEMPTED
         wanted = bool(team) and outcome.asked == Exit.DONE and stopped
         claimed = self._claim() if wanted else None
         if claimed is False:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 from collections.abc import Collection
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
-from training.core.failure_kinds import GONE
+from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
 from training.launcher import rendezvous
 from training.launcher.coordinator import PROTOCOL, RETRY_S
@@ -186,17 +187,24 @@ class Peer(PeerLink):
         if not self.there(self.leader):
             return None
         what = msg("launcher.nodes.decision", name=self.name(self.leader))
-        answer = self._await(("again", "over"), what)
+        # one whose processes are stopped, or wait for a disk, keeps its connection
+        limit_s = self.plan["config"]["rendezvous_timeout"] if self.listener else math.inf
+        answer = self._await(("again", "over"), what, limit_s)
         again, over = answer.get("again"), answer.get("over")
         self.over = "over" in answer
         self.stopped = over if over in (Exit.PREEMPTED, Exit.INTERRUPTED) else 0
         return again if isinstance(again, dict) else None
 
-    def _await(self, keys: tuple[str, ...], what: str) -> Message:
+    def _await(self, keys: tuple[str, ...], what: str, limit_s: float = math.inf) -> Message:
         """The next message of the machine that coordinates with one of these keys, or that it is
         lost. Late messages of the last attempt are skipped."""
         waiting, leader = Waiting(), self.leader
         while leader in self.wires:
+            if waiting.seconds > limit_s:
+                self.lost(leader)
+                text = msg("launcher.nodes.undecided", name=self.name(leader), seconds=limit_s)
+                self.lost_peer = LostPeer(leader, SILENT, PEER_DIED, text)
+                return {"gone": self.lost_peer}
             waiting.report(what, level=log.info)
             select.select([self.wires[leader]], [], [], RETRY_S)
             self.greet()

@@ -56,7 +56,9 @@ class PeerMessages:
                 self._stop.from_peer(message, link.name(node))
             elif "ready" in message:
                 continue  # sent before this machine had read the last order
-            elif self._state.outcome.ours or not self._state.outcome.resized:
+            elif self._state.outcome.resized and not self._state.outcome.ours:
+                self._ended(node, Exit.DONE)  # failed or not: its ranks are ended, as those here
+            else:
                 link.failed = cast("FailureRecord | None", message.get("record")) or link.failed
                 self._failure.of_peer()
 

@@ -62,12 +62,12 @@ class Child:
         self.popen.send_signal(number)
 
 
-def remove_stale(run: rundir.RunDir, team: LocalRanks) -> None:
-    """Remove files of an earlier attempt of this machine's ranks, and of ranks outside the world
-    size: they would be taken for this attempt's."""
+def remove_stale(run: rundir.RunDir, stale: Callable[[int], bool]) -> None:
+    """Remove the files that these ranks wrote in an earlier attempt: they would be taken for this
+    attempt's."""
     for path in [*run.heartbeats.glob("rank*"), *run.ranks.glob("rank*")]:
         known = PER_ATTEMPT.fullmatch(path.name)
-        if known and (int(known[1]) in team.ranks or int(known[1]) >= team.world_size):
+        if known and stale(int(known[1])):
             path.unlink(missing_ok=True)
 
 

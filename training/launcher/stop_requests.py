@@ -40,12 +40,12 @@ class StopRequests:
 
     def for_other_ranks(self) -> None:
         """Duet's ranks save and exit, those of a script are ended: the supervisor starts them again
-        with others. It is not a stop of the run."""
+        with others. It is not a stop of the run: nothing hurries, and hangs are still detected."""
         self._state.outcome.resized = True
-        self.asked_at = time.monotonic()
         if self._state.outcome.ours:
             self._children.ask_to_stop(signal.SIGTERM)
         else:
+            self.asked_at = time.monotonic()
             self._children.killing = True  # whatever they exit with
             self._children.terminate()
 

@@ -133,7 +133,8 @@ class Succession:
                 self._dead.add(node)
         line.greet()  # some may have ended meanwhile
         if leader not in self._dead and self._leader() == "answers":
-            return self._not_me(msg("launcher.succession.answers", name=line.name(leader)))
+            self._not_me(msg("launcher.succession.answers", name=line.name(leader)))
+            return None
         run = RunDir(self.run.path)
         try:
             if why := self._reason_against(others):
@@ -142,7 +143,10 @@ class Succession:
                 why = msg("launcher.succession.claimed")
         except OSError as error:
             why = self.alone = msg("launcher.cannot_write", path=run.path, strerror=error.strerror)
-        return self._not_me(why) if why else self._coordinator(others)
+        if why:
+            self._not_me(why)
+            return None
+        return self._coordinator(others)
 
     def _not_me(self, why: str) -> None:
         log.warning(why)
