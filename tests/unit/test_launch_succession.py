@@ -194,6 +194,28 @@ def test_half_of_the_machines_continue_only_with_the_one_that_coordinates(
     team.close()
 
 
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_coordinator_that_is_lost_before_its_announced_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claimed: bool
+) -> None:
+    """It lost its power in the pause before a restart: nothing refuses a connection."""
+    for name in ("GATHER_S", "HOLD_S"):
+        monkeypatch.setattr(succession, name, 1.0)
+    monkeypatch.setattr(leadership, "ANNOUNCED_S", 2.0)
+    team = Team(tmp_path, shared=True)
+    leadership.announce(team.runs[0], team.plans[0], 2)  # type: ignore[arg-type]
+    assert leadership.awaited(team.runs[1], team.plans[1], 2, ())  # type: ignore[arg-type]
+    assert not leadership.awaited(team.runs[1], team.plans[1], 2, {0})  # type: ignore[arg-type]
+    if claimed:
+        assert leadership.claim(team.runs[0], team.plans[0], 2)  # type: ignore[arg-type]
+    found = team.decide(1, 2)
+    assert isinstance(found[1], Coordinator) is not claimed
+    assert (found[2] is team.peers[2]) is not claimed
+    if found[1]:
+        found[1].__exit__()
+    team.close()
+
+
 def test_a_claim_belongs_to_one_machine(tmp_path: Path) -> None:
     run, plans = RunDir(tmp_path), [plan(node, 1) for node in range(2)]
     assert leadership.claim(run, plans[1], 2)  # type: ignore[arg-type]

@@ -121,6 +121,10 @@ class RunDir:
         the token."""
         return self.path / f"{self.token(launch).name}.{attempt}"
 
+    def announcement(self, launch: str, attempt: int) -> Path:
+        """Of a machine that is about to make this claim. Removed with the token."""
+        return self.claim(launch, attempt).with_suffix(f".{attempt}.next")
+
     def remove_tokens(self, launch: str = "") -> None:
         """Of this launch; without one, of all."""
         for old in self.path.glob(f"{self.token(launch).name}*"):

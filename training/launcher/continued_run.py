@@ -30,7 +30,7 @@ At = tuple[str, int]  # address and port
 RUNS = 2  # the newest ones
 RETRY_S = 1.0
 BUSY_S = 20.0  # a machine that ends its ranks answers late; another program does not answer at all
-DECIDED_S = 60.0  # longer than a succession takes
+DECIDED_S = 80.0  # longer than a succession takes
 
 
 def keep(run: rundir.RunDir, line: PeerLink) -> None:

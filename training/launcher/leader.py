@@ -70,13 +70,16 @@ class Leader(Machine):
         if chosen and "elastic" in plan:
             if why := self._too_few():
                 return self._leave(why, alone=True)
+            leadership.announce(run, plan, recovery.attempt + 1)
+        if chosen and recovery.asked_to_stop(chosen.pause_s):
+            chosen = None
+        # After the pause: a machine that is lost in it must not keep the others from the start.
+        if chosen and "elastic" in plan:
             claimed = self._claim()
             if claimed is False:
                 return self._leave(msg("launcher.succession.superseded"))
             if claimed is None:
                 recovery.given_up, chosen = msg("launcher.restart.no_claim", path=run.path), None
-        if chosen and recovery.asked_to_stop(chosen.pause_s):
-            chosen = None
         order = line.decide(recovery.order(chosen) if chosen else None, self._code(record))
         if chosen and order is not None:
             recovery.begin(chosen)

@@ -21,6 +21,8 @@ from training.launcher.listener import ANSWER_S
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
+# An announced claim follows within this time: longer than fewer_ranks.SILENT_PAUSE_S.
+ANNOUNCED_S = 15.0
 # 'silent': connected, but without an answer in time
 State = Literal["dead", "unknown", "silent", "answers"]
 
@@ -45,6 +47,23 @@ def claim(run: RunDir, plan: Plan, attempt: int, dead: Collection[int] = ()) -> 
     finally:
         os.close(handle)
     return True
+
+
+def announce(run: RunDir, plan: Plan, attempt: int) -> None:
+    """Before the pause that precedes a claim: the others wait for it, and may claim this start
+    themselves if it does not come, because this machine is lost in that pause."""
+    with suppress(OSError):  # the claim reports it
+        own = str(plan["place"]["node_rank"])
+        write_bytes(run.announcement(plan["launch"], attempt), own.encode())
+
+
+def awaited(run: RunDir, plan: Plan, attempt: int, dead: Collection[int]) -> bool:
+    """Has another machine, which may be alive, announced a claim that it has not made yet?"""
+    own_or_dead = {str(plan["place"]["node_rank"]), *map(str, dead)}
+    with suppress(OSError):
+        known = run.announcement(plan["launch"], attempt).read_text(errors="replace")
+        return known not in own_or_dead and not run.claim(plan["launch"], attempt).exists()
+    return False
 
 
 def superseded(run: RunDir, plan: Plan, attempt: int) -> bool:

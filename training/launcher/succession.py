@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 # The machines notice a silent one within a few seconds of each other.
 HOLD_S = 8.0  # a coordinator that is alive after all claims the next start first
 GATHER_S = SILENT_S + SETTLE_S  # for the other machines to notice the loss
-FOLLOW_S = SILENT_S + SETTLE_S + GATHER_S + HOLD_S  # for the one that takes over to decide
+# for the one that takes over to decide
+FOLLOW_S = SILENT_S + SETTLE_S + GATHER_S + HOLD_S + leadership.ANNOUNCED_S
 
 
 @dataclass
@@ -131,11 +132,16 @@ class Succession:
         for node in others - line.followers.keys():
             if leadership.ask(line.machines[node], self._hello("leader"))[0] == "dead":
                 self._dead.add(node)
-        line.greet()  # some may have ended meanwhile
-        if leader not in self._dead and self._leader() == "answers":
-            self._not_me(msg("launcher.succession.answers", name=line.name(leader)))
-            return None
+        if leader not in self._dead:
+            state = self._leader()
+            if state == "answers":
+                self._not_me(msg("launcher.succession.answers", name=line.name(leader)))
+                return None
+            if state == "dead":  # by now
+                self._dead.add(leader)
         run = RunDir(self.run.path)
+        self._await_claim(run)
+        line.greet()  # some may have ended meanwhile
         try:
             if why := self._reason_against(others):
                 self.alone = "" if line.followers else why  # each follower decides for itself then
@@ -147,6 +153,15 @@ class Succession:
             self._not_me(why)
             return None
         return self._coordinator(others)
+
+    def _await_claim(self, run: RunDir) -> None:
+        """A machine that has announced its claim makes it now, or is lost."""
+        end = time.monotonic() + leadership.ANNOUNCED_S
+        while leadership.awaited(run, self.plan, self.attempt, self._dead):
+            if time.monotonic() > end:
+                break
+            self.line.greet()
+            time.sleep(RETRY_S)
 
     def _not_me(self, why: str) -> None:
         log.warning(why)
