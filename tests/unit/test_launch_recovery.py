@@ -14,7 +14,7 @@ from training.core import heartbeat, manifest
 from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat
 from training.core.rundir import RunDir, append_json, read_json, read_records, write_json
-from training.launcher import failure_report, recovery_policy, stop_signals
+from training.launcher import failure_report, recovery_policy, script_snapshot, stop_signals
 from training.launcher.outcome import Outcome
 from training.launcher.recovery import Recovery
 from training.tasks.gpt import memory
@@ -192,6 +192,20 @@ def test_the_reason_for_no_restart(run: RunDir, capfd: pytest.CaptureFixture[str
 def test_no_restart_after_a_stop_request(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
     assert not Recovery(run, plan()).again(record(), Outcome(asked=Exit.PREEMPTED))
     assert capfd.readouterr().err == "" and not list(read_records(run.events))
+
+
+def test_a_script_is_restarted_even_if_the_search_for_its_checkpoints_fails(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(script_snapshot, "newest", fails)
+    script = {"path": "fit.py", "args": [], "python": None, "python_reason": "", "module": False}
+    made = plan() | {"script": script, "command": {"cwd": str(run.path)}, "created": 0.0}
+    assert Recovery(run, made).again(record(), Outcome())  # type: ignore[arg-type]
+    text = "restarting the script (1 of 2): the search for its checkpoints failed"
+    assert f"{text} (RecursionError: too deep)" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -111,3 +112,35 @@ def test_progress_of_files_that_cannot_be_read(tmp_path: Path) -> None:
         assert script_snapshot.progress(tmp_path / name) == progress
     (tmp_path / "checkpoint-12").mkdir()
     assert script_snapshot.progress(tmp_path / "checkpoint-12") == "checkpoint 12"
+    (tmp_path / "checkpoint-12/trainer_state.json").write_text("[]")
+    assert script_snapshot.progress(tmp_path / "checkpoint-12") == "checkpoint 12"
+
+
+@pytest.mark.parametrize(
+    ("member", "content"), [("version", b"3"), ("archive/data.pkl", b"\x80\x02\xff")]
+)
+def test_an_archive_of_another_program_is_a_checkpoint_without_progress(
+    tmp_path: Path, member: str, content: bytes
+) -> None:
+    with zipfile.ZipFile(tmp_path / "other.ckpt", "w") as archive:
+        archive.writestr(member, content)
+    found = script_snapshot.newest(str(tmp_path), [], 0.0)
+    assert found and (found.path.name, found.progress) == ("other.ckpt", "")
+
+
+def test_a_damaged_archive_is_a_checkpoint_without_progress(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"0123456789" * 100)
+    data = bytearray(path.read_bytes())
+    begin = len("archive/data.pkl") + 30  # of the compressed data, after the local header
+    data[begin : begin + 8] = b"\xff" * 8
+    path.write_bytes(data)
+    assert script_snapshot.progress(path) == ""
+
+
+def test_an_argument_may_be_longer_than_a_name_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "last.pt").write_bytes(b"")
+    words = ["--config=" + '{"lr": 1}' * 40, "--prompt", "once upon a time " * 300]
+    found = script_snapshot.newest(str(tmp_path), words, 0.0)
+    assert found and found.path.name == "last.pt"

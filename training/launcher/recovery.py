@@ -252,9 +252,13 @@ class Recovery:
         log.warning(f"{restart_text.headline(record)}; {text}")
 
     def _snapshot(self) -> str:
-        """What the script has saved in this launch, as far as it is recognised."""
+        """What the script has saved in this launch, as far as it is recognised. It is only a part
+        of a message: no file of the script may prevent the restart."""
         command, script = self.plan["command"], self.plan["script"]
-        found = script_snapshot.newest(command["cwd"], script["args"], self.plan["created"])
+        try:
+            found = script_snapshot.newest(command["cwd"], script["args"], self.plan["created"])
+        except Exception as error:
+            return msg("launcher.snapshot.failed", name=type(error).__name__, error=error)
         return str(found) if found else msg("launcher.snapshot.none")
 
     def _note(

@@ -13,6 +13,7 @@ import pickletools
 import re
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,11 @@ STORED = ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT")  # operations of a pickle, 
 READ = ("GET", "BINGET", "LONG_BINGET")
 NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1")
 IN_NAME = re.compile(r"(epoch|step|iter|checkpoint)[-_=]?(\d+)", re.IGNORECASE)
+# Of a file that is unfinished, damaged, or of another program that uses the same suffix.
+UNREADABLE = (
+    *(OSError, ValueError, LookupError, TypeError, EOFError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 @dataclass(frozen=True)
@@ -62,9 +68,10 @@ def newest(cwd: str, words: Sequence[str], since: float) -> Snapshot | None:
 
 
 def _folders(cwd: str, words: Sequence[str]) -> list[Path]:
+    # os.path.isdir: a word may be any text, also longer than a path may be
     named = [Path(cwd, word.rpartition("=")[2]) for word in words]
-    around = [path if path.is_dir() else path.parent for path in named]
-    known = [path.resolve() for path in around if path.is_dir()]
+    around = [path if os.path.isdir(path) else path.parent for path in named]
+    known = [path.resolve() for path in around if os.path.isdir(path)]
     return list(dict.fromkeys([Path(cwd).resolve(), *known]))
 
 
@@ -91,7 +98,7 @@ def progress(path: Path) -> str:
     """How far training had come: from the file, else from its name; "" if unknown."""
     try:
         inside = _of_trainer(path) if path.is_dir() else _of_torch(path)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # unfinished, or another format
+    except UNREADABLE:
         inside = ""
     named = IN_NAME.search(path.name)
     return inside or (f"{named[1].lower()} {named[2]}" if named else "")
@@ -105,7 +112,9 @@ def _of_trainer(folder: Path) -> str:
 def _of_torch(path: Path) -> str:
     """A counter at the top of the pickle, such as "EPOCHS_RUN": 3."""
     with zipfile.ZipFile(path) as archive:
-        name = next(n for n in archive.namelist() if n.endswith("data.pkl"))
+        name = next((n for n in archive.namelist() if n.endswith("data.pkl")), None)
+        if name is None:
+            return ""
         with archive.open(name) as file:
             data = file.read(MOST_PICKLE)
     found: dict[str, int] = {}
