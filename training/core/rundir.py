@@ -128,7 +128,7 @@ class RunDir:
     def remove_tokens(self, launch: str = "") -> None:
         """Of this launch; without one, of all."""
         for old in self.path.glob(f"{self.token(launch).name}*"):
-            old.unlink(missing_ok=True)
+            discard(old)
 
     def is_gone(self) -> bool:
         """Whether the directory was removed; other errors of the disk do not count."""
@@ -143,9 +143,9 @@ class RunDir:
         its own."""
         for old in (self.summary, self.failure):
             if not written_since(old, created):
-                old.unlink(missing_ok=True)
+                discard(old)
         for old in (self.plan_before, self.data_before):
-            old.unlink(missing_ok=True)
+            discard(old)
 
     def heartbeat(self, rank: int) -> Path:
         return self.heartbeats / f"rank{rank}.bin"
@@ -272,6 +272,24 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
             "utf-8", "backslashreplace"
         ),
     )
+
+
+def keep_json(path: Path, value: Mapping[str, object]) -> None:
+    """write_json() of a record without which the run goes on, or has ended well: a disk error is a
+    warning."""
+    try:
+        write_json(path, value)
+    except OSError as error:
+        log.warning(msg("core.rundir.unwritable", file=path, strerror=error.strerror))
+
+
+def discard(path: Path) -> None:
+    """Delete a file, if it is there, that is not worth the end of the run: a disk error is a
+    warning."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning(msg("core.rundir.undeletable", file=path, strerror=error.strerror))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

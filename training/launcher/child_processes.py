@@ -77,7 +77,7 @@ class ChildProcesses:
             self.alive[child.pidfd] = child
             self._selector.register(child.pidfd, selectors.EVENT_READ, self._on_pidfd)
         known = rundir.read_json(state.run.supervisor) or {}
-        rundir.write_json(
+        rundir.keep_json(
             state.run.supervisor,
             known | {"ranks": [{"rank": c.rank, "pid": c.popen.pid} for c in children]},
         )
@@ -96,7 +96,7 @@ class ChildProcesses:
         known = rundir.read_json(self._state.run.supervisor) or {}
         own = [entry for entry in known.get("ranks", []) if entry["rank"] is None]
         found = [{"rank": rank, "pid": pid} for rank, pid in sorted(ranks.items())]
-        rundir.write_json(self._state.run.supervisor, known | {"ranks": [*own, *found]})
+        rundir.keep_json(self._state.run.supervisor, known | {"ranks": [*own, *found]})
 
     def _variables(self, rank: int) -> dict[str, str]:
         """Further variables of a rank."""

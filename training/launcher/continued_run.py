@@ -38,11 +38,8 @@ def keep(run: rundir.RunDir, line: PeerLink) -> None:
     known = {str(node): list(at) for node, at in line.machines.items()}
     if line.place.leads:  # a lost machine with the same disk reads the file too
         known[str(line.place.node_rank)] = [line.place.master_addr, line.port]
-    try:
-        leader, launch = line.place.leader, line.plan["launch"]
-        rundir.write_json(run.machines, {"leader": leader, "launch": launch, "machines": known})
-    except OSError as error:
-        log.warning(msg("launcher.cannot_write", path=run.machines, strerror=error.strerror))
+    leader, launch = line.place.leader, line.plan["launch"]
+    rundir.keep_json(run.machines, {"leader": leader, "launch": launch, "machines": known})
 
 
 def of_plan(plan: Plan, experiments: Path) -> Topology | None:

@@ -84,10 +84,7 @@ def report_end(
 
 
 def keep_failure(run: rundir.RunDir, record: FailureRecord, created: float) -> None:
-    try:
-        rundir.write_json(run.failure, record)
-    except OSError as error:
-        console.warning(msg("launcher.cannot_write", path=run.failure, strerror=error.strerror))
+    rundir.keep_json(run.failure, record)
     if run.own == run.path:
         run.forget_before(created)
 
@@ -137,7 +134,7 @@ def _script_end(
         }
         if recovery.restarts:
             done["restarts"] = recovery.restarts
-        rundir.write_json(run.summary, done)
+        rundir.keep_json(run.summary, done)
     if code == Exit.DONE and outcome.watched:
         console.success(
             msg(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from training.config.fault_spec import ATTEMPT
 from training.core import heartbeat, log, manifest, run_reader, rundir
 from training.core.console import hurry
-from training.core.errors import Exit
+from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.launcher import (
     fewer_ranks,
@@ -34,7 +34,6 @@ from training.launcher.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from training.core.contracts.events import RestartFacts
-    from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import SummaryRecord
     from training.core.contracts.verdict import FailureRecord
@@ -66,7 +65,11 @@ class Recovery:
         chosen = self.choose(record, outcome)
         if chosen is None or self.asked_to_stop(chosen.pause_s):
             return False
-        self.begin(chosen)
+        try:
+            self.begin(chosen)
+        except UserError as error:
+            self._give_up(str(error))
+            return False
         return True
 
     def choose(
@@ -94,20 +97,27 @@ class Recovery:
             chosen = fewer_ranks.with_machines(chosen, failure, self.plan)
         elif isinstance(chosen, Restart) and line and missing:
             chosen = GiveUp(msg("launcher.restart.unreachable", missing=line.names(missing)))
+        # ranks and their logs would not start on a disk that is read-only by now
+        if isinstance(chosen, Restart) and not os.access(self.run.own, os.W_OK):
+            chosen = GiveUp(msg("launcher.restart.unwritable", path=self.run.own))
         if isinstance(chosen, GiveUp):
             self.hand_over = chosen.hand_over
             if chosen.reason:
-                self.given_up = (
-                    msg("launcher.restart.given_up", reason=chosen.reason)
-                    if self._failures
-                    else msg("launcher.restart.not_restarted", reason=chosen.reason)
-                )
-                self.run.event("given_up", text=self.given_up)
+                self._give_up(chosen.reason)
             return None
         changed = bool(chosen.changes or chosen.team)
         self._failures.append(replace(failure, changed=changed))
         self._report(record, failure, chosen)
         return chosen
+
+    def _give_up(self, reason: str) -> None:
+        self.given_up = (
+            msg("launcher.restart.given_up", reason=reason)
+            if self.restarts
+            else msg("launcher.restart.not_restarted", reason=reason)
+        )
+        if self.run.own == self.run.path:  # else another machine writes the run
+            self.run.event("given_up", text=self.given_up)
 
     @property
     def attempt(self) -> int:
@@ -141,7 +151,7 @@ class Recovery:
         """End the run (`stopped`) because of this stop signal between two attempts; the exit
         code."""
         hurry()
-        self.run.failure.unlink(missing_ok=True)  # the run ended for another reason
+        rundir.discard(self.run.failure)  # the run ended for another reason
         self.stopped, name = stop_signals.code(number), stop_signals.name(number)
         # only node 0 has the checkpoints
         log.warning(
@@ -158,9 +168,11 @@ class Recovery:
         return int((manifest.newest(self.run.checkpoints) or {"step": 0})["step"])
 
     def begin(self, chosen: Restart) -> None:
+        """Raises UserError, with the plan as it was, if it cannot be written."""
         before = {name: self.plan["config"].get(name) for name in CURES}
-        ranks = self.plan["ranks"]
-        self._change(chosen.changes, chosen.why, chosen.team)
+        ranks, why = self.plan["ranks"], chosen.why
+        plan = replan.with_team(self.plan, chosen.team, why) if chosen.team else self.plan
+        self._use(replan.changed_plan(plan, chosen.changes, why) if chosen.changes else plan)
         changes = {
             name: [value, self.plan["config"][name]]
             for name, value in before.items()
@@ -183,10 +195,10 @@ class Recovery:
             "team": {name: elastic[name] for name in ("seats", "lost", "rejoined")},
         }
 
-    def follow(self, order: Message, record: FailureRecord | None) -> None:
+    def follow(self, order: Message, record: FailureRecord | None) -> bool:
         """On a node other than 0: apply the order of node 0. It comes from a network: only fields
-        that may change are changed."""
-        why = str(order["why"])
+        that may change are changed. False: this machine cannot (`given_up`)."""
+        plan, why = self.plan, str(order["why"])
         changes = {
             name: value
             for name, value in order["changes"].items()
@@ -197,27 +209,33 @@ class Recovery:
             changes.pop("device_batch_size", None)
             size = order["changes"]["device_batch_size"] if "batch" in self.plan else None
             lists = (team["seats"], team["lost"], team["rejoined"])
-            self.plan.update(replan.with_seats(self.plan, *lists, size, why))
-            replan.set_visible(self.plan)
-            replan.save(self.run, self.plan)
-        self._change(changes, why)
+            plan = replan.with_seats(plan, *lists, size, why)
+        try:
+            self._use(replan.changed_plan(plan, changes, why) if changes else plan)
+        except UserError as error:
+            self._give_up(str(error))
+            return False
         log.warning(
             msg(
                 "launcher.restart.with_others",
                 headline=restart_text.headline(record) if record else why,
             )
         )
+        return True
 
-    def _change(self, changes: FieldValues, why: str, team: Team | None = None) -> None:
-        """Update the plan of this machine, in place and in its files, for the next attempt."""
+    def _use(self, plan: Plan) -> None:
+        """Make this the plan of this machine, in place and in its files, for the next attempt.
+        Raises UserError, with the plan as it was, if it cannot be written."""
+        try:
+            if plan is not self.plan:
+                replan.apply(self.run, self.plan, plan)
+        except OSError as error:
+            path = self.run.own_plan
+            what = msg("launcher.cannot_write", path=path, strerror=error.strerror)
+            raise UserError(Problem("run.unwritable", what), Exit.TRAINING) from error
         self._attempt += 1
         os.environ[ATTEMPT] = str(self._attempt)
-        self.run.failure.unlink(missing_ok=True)
-        if team:
-            replan.apply_team(self.run, self.plan, team, why)
-        if changes:
-            self.plan.update(replan.changed_plan(self.plan, changes, why))
-            replan.save(self.run, self.plan)
+        rundir.discard(self.run.failure)
 
     def _failure(self, record: FailureRecord) -> Failure:
         saved = self._saved()
@@ -301,12 +319,12 @@ class Recovery:
             self._resumption.begin(self._attempt, self._failed_at, facts["step"], ranks)
 
     def grow(self, team: Team, why: str, text: str) -> None:
-        """A restart without a failure, with more ranks."""
+        """A restart without a failure, with more ranks. Raises UserError like begin()."""
         saved, before = self._saved(), self.plan["ranks"]
         self._failed_at = time.time()
         # the ranks have other numbers now: a failure is not compared with an earlier one
         self._failures[-1:] = [replace(last, changed=True) for last in self._failures[-1:]]
-        self._change({}, why, team)
+        self._use(replan.with_team(self.plan, team, why))
         ranks = (before, self.plan["ranks"])
         facts: RestartFacts = {
             "attempt": self._attempt,
@@ -344,5 +362,5 @@ class Recovery:
             more: SummaryRecord = {**known, "restarts": self.restarts}
             if "elastic" in self.plan:
                 more["lost"] = self.plan["elastic"]["lost"]
-            rundir.write_json(self.run.summary, more)
+            rundir.keep_json(self.run.summary, more)
         return restart_text.after(self._texts) + fewer_ranks.at_end(self.plan)

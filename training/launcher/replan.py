@@ -117,12 +117,17 @@ def save(run: rundir.RunDir, plan: Plan) -> None:
         rundir.write_json(path, plan)
 
 
+def apply(run: rundir.RunDir, plan: Plan, changed: Plan) -> None:
+    """Update the plan, in its files and in place, for ranks that inherit this process's
+    environment. Raises OSError, with the plan as it was: the ranks read the file."""
+    save(run, changed)
+    plan.update(changed)
+    if "elastic" in plan:
+        set_visible(plan)
+
+
 def apply_team(run: rundir.RunDir, plan: Plan, team: Team, why: str) -> None:
-    """Update the plan, in place and in its files, for ranks that inherit this process's
-    environment."""
-    plan.update(with_team(plan, team, why))
-    set_visible(plan)
-    save(run, plan)
+    apply(run, plan, with_team(plan, team, why))
 
 
 def set_visible(plan: Plan) -> None:

@@ -66,7 +66,7 @@ def train(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token
         finally:
             if not ending.left:
                 machine.line.dismiss(code)
-                launch.run.machines.unlink(missing_ok=True)
+                rundir.discard(launch.run.machines)
     return code
 
 
@@ -96,8 +96,7 @@ class Follower(Machine):
         code = failure_report.exit_code(outcome)
         if not outcome.guilty and not outcome.killed:
             if outcome.resized and (order := self._order()):
-                launch.recovery.follow(order, None)
-                return None
+                return self._follow(order)
             if outcome.resized and (lost := self.line.lost_leader):
                 return self._recover(self._without_start(lost))
             return endings.node_end(run, code, outcome)
@@ -108,10 +107,16 @@ class Follower(Machine):
         self.copies.look()
 
     def _join(self) -> int | None:
-        if (order := self._order()) is None:
-            return int(Exit.TRAINING)
-        self.launch.recovery.follow(order, None)
-        return None
+        order = self._order()
+        return int(Exit.TRAINING) if order is None else self._follow(order)
+
+    def _follow(self, order: Message) -> int | None:
+        """A restart without a failure. None: the ranks are to be started again, else the exit
+        code."""
+        if self.launch.recovery.follow(order, None):
+            return None
+        log.error(self.launch.recovery.given_up)
+        return int(Exit.TRAINING)
 
     def _recover(self, outcome: Outcome) -> int | None:
         """After a failure. None: the ranks are to be started again, else the exit code."""
@@ -120,8 +125,9 @@ class Follower(Machine):
         self._keep(record)
         while True:
             if order := self._order():
-                launch.recovery.follow(order, record)
-                return None
+                if launch.recovery.follow(order, record):
+                    return None
+                break
             if line.stopped:
                 return int(line.stopped)
             if (lost := line.lost_leader) is None:

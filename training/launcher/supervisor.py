@@ -74,7 +74,7 @@ def _supervise(argv: list[str]) -> int:
     console.of_launcher()
     console.open_log(plan["log_file"])
     planner.announce(plan)
-    rundir.write_json(
+    rundir.keep_json(
         run.supervisor,
         {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time(), "ranks": []},
     )

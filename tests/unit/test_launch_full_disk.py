@@ -1,0 +1,196 @@
+"""A disk that is full or read-only by now: records of the launcher are lost, but not the run; a
+restart whose plan cannot be written does not happen."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.node_plans import plan as node_plan
+from tests.unit.test_launch_attempt import PLAN, RANK
+from tests.unit.test_launch_recovery import plan, record
+from training.core import rundir
+from training.core.errors import Exit, UserError
+from training.core.heartbeat import FINISHED
+from training.core.rundir import RunDir, read_json, read_records, write_json
+from training.launcher import endings, local_ranks, several_machines
+from training.launcher.attempt import Attempt
+from training.launcher.coordinator import Coordinator
+from training.launcher.json_socket import Message
+from training.launcher.local_ranks import LocalRanks
+from training.launcher.machine import Launch
+from training.launcher.outcome import Outcome
+from training.launcher.post_run import PostRun
+from training.launcher.recovery import Recovery
+from training.launcher.restart import Team
+from training.launcher.several_machines import Follower
+
+FULL = "No space left on device"
+OUT_OF_MEMORY = record(cause="gpu_oom", kind="error")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setenv("DUET_ATTEMPT", "")  # removed at the end of the test
+    made = RunDir(tmp_path / "run")
+    made.create()
+    return made
+
+
+@pytest.fixture
+def full(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOSPC, FULL)
+
+    monkeypatch.setattr(rundir, "write_bytes", fails)
+
+
+def script(run: RunDir) -> Any:
+    words = {"path": "fit.py", "args": [], "python": None, "python_reason": "", "module": False}
+    return plan() | {"script": words, "command": {"cwd": str(run.path)}, "created": 0.0}
+
+
+# ── the end
+
+
+def test_a_script_that_has_filled_the_disk_has_finished(
+    run: RunDir, full: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = script(run)
+    outcome, recovery = Outcome(ours=False, ended=[(0, 0), (1, 0)]), Recovery(run, own)
+    assert endings.regular_end(run, own, PostRun(run, own), outcome, recovery) == Exit.DONE
+    logged = capfd.readouterr().err
+    assert "[WARNING]" in logged and f"cannot write {run.summary}: {FULL}\n" in logged
+    assert "[SUCCESS]" in logged
+
+
+def test_the_end_of_a_training_with_restarts(
+    run: RunDir, full: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tried = Recovery(run, plan())  # type: ignore[arg-type]
+    run.summary.write_text('{"steps": 60}')
+    assert tried.again(record(), Outcome())  # type: ignore[arg-type]
+    assert tried.finish().startswith(" after 1 restart (")
+    assert f"cannot write {run.summary}: {FULL}\n" in capfd.readouterr().err
+
+
+def test_a_file_that_cannot_be_deleted_does_not_end_the_run(
+    run: RunDir, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for path in (run.failure, run.plan_before, run.token("a1b2")):
+        path.mkdir()  # it is no file
+    run.forget_before(0.0)
+    run.remove_tokens()
+    assert Recovery(run, plan()).stop(15) == Exit.PREEMPTED  # type: ignore[arg-type]
+    logged = capfd.readouterr().err
+    for path in (run.failure, run.plan_before, run.token("a1b2")):
+        assert f"cannot delete {path}: " in logged
+
+
+# ── the start
+
+
+def test_ranks_run_without_the_record_of_their_processes(
+    run: RunDir,
+    full: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    rank = [sys.executable, "-c", f"{RANK}beat({FINISHED!r})", str(run.path)]
+    monkeypatch.setattr(local_ranks, "command", lambda *_: rank)
+    outcome = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex).go()  # type: ignore[arg-type]
+    assert outcome.ended == [(0, 0)] and not outcome.guilty
+    assert f"cannot write {run.supervisor}: {FULL}\n" in capfd.readouterr().err
+
+
+# ── a restart
+
+
+def test_no_restart_without_its_plan(run: RunDir, full: None) -> None:
+    own = plan()
+    tried = Recovery(run, own)  # type: ignore[arg-type]
+    assert not tried.again(OUT_OF_MEMORY, Outcome())  # type: ignore[arg-type]
+    assert tried.given_up == f"not restarted: {run.plan} cannot be written: {FULL}"
+    assert [event["text"] for event in read_records(run.events)] == [tried.given_up]
+    assert own["config"]["device_batch_size"] == 8 and tried.attempt == 1
+
+
+def test_no_restart_in_a_folder_that_cannot_be_written(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # tests may run as root, which may write everywhere
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    tried = Recovery(run, plan())  # type: ignore[arg-type]
+    assert not tried.again(record(), Outcome())  # type: ignore[arg-type]
+    assert tried.given_up == f"not restarted: {run.path} cannot be written"
+
+
+def test_ranks_are_not_added_without_their_plan(run: RunDir, full: None) -> None:
+    own = plan()
+    own["elastic"] = {"seats": [0], "lost": [], "rejoined": [], "gpus": [], "bindings": []}
+    own["elastic"] |= {"ranks": 2, "min_ranks": 1, "device_batch_size": None}
+    with pytest.raises(UserError, match=f"cannot be written: {FULL}"):
+        Recovery(run, own).grow(Team((0, 1), back=(1,)), "", "")  # type: ignore[arg-type]
+    assert own["elastic"]["seats"] == [0]
+
+
+# ── several machines
+
+
+class Line:
+    """To node 0, which orders a restart with a smaller batch."""
+
+    stopped = lost_leader = None
+
+    def settle(self, known: Any) -> Any:
+        return known
+
+    def decide(self, order: Message | None) -> Message:
+        return {"changes": {"device_batch_size": 4}, "why": "out of memory"}
+
+
+@pytest.fixture
+def follower(run: RunDir) -> Follower:
+    own = plan() | {"place": {"node_rank": 1, "nnodes": 2}, "created": 0.0, "shared": True}
+    own |= {"command": {"script": "launch_train.sh", "args": ["2"]}}
+    own["origins"] |= dict.fromkeys(("out_dir", "log_dir", "hosts", "hostfile"), "default")
+    other = RunDir(run.path, 1)
+    other.create()
+    write_json(other.own_plan, own)
+    made = object.__new__(Follower)  # without a connection
+    made.launch = Launch(other, own, PostRun(other, own), "token")  # type: ignore[arg-type]
+    made._line = Line()  # type: ignore[assignment]
+    return made
+
+
+def test_another_machine_ends_without_its_plan(
+    follower: Follower, full: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launch, outcome = follower.launch, Outcome(guilty=(1, 1), here=(1, 1))
+    with launch.signals:
+        assert follower._recover(outcome) == Exit.TRAINING
+        assert follower._join() == Exit.TRAINING
+    assert launch.recovery.attempt == 1
+    known = read_json(launch.run.own_plan) or {}
+    assert known["config"]["device_batch_size"] == 8 == launch.plan["config"]["device_batch_size"]
+    logged = capfd.readouterr().err
+    why = f"not restarted: {launch.run.own_plan} cannot be written: {FULL}"
+    assert f"training failed, {why}\n" in logged and "[ERROR]" in logged
+    assert not list(read_records(launch.run.events)), "node 0 writes the run"
+
+
+def test_the_list_of_machines_cannot_be_deleted(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.machines.mkdir()  # it is no file
+    own = plan() | node_plan(0, local_ranks.free_port(node_plan(0, 0)["place"]["master_addr"]))
+    monkeypatch.setattr(several_machines.Leader, "once", lambda _: 0)
+    with Coordinator(own) as line:
+        assert several_machines.train(run, own, PostRun(run, own), line, "token") == 0
+    assert f"cannot delete {run.machines}: " in capfd.readouterr().err
