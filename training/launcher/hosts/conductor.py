@@ -167,6 +167,8 @@ class Conductor:
 
     def _start_again(self) -> None:
         if self._asked or not self._left() or self._close_at is not None:
+            # Their ends were noticed before: they must not hurry the nodes that are left.
+            self._ended += [self._nodes[rank] for rank in self._due]
             self._due.clear()
         for rank in [rank for rank, at in self._due.items() if time.monotonic() > at]:
             del self._due[rank]

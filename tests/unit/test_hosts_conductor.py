@@ -1,0 +1,115 @@
+"""How the launcher of --hosts runs its nodes to their end, here with stubs and a clock of its own."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from training.core.messages import load_all
+from training.launcher.hosts import conductor, ssh
+from training.launcher.hosts.conductor import LOST_S, Conductor
+
+LONG_S = 1000.0  # the nodes have been running for a while
+HOUR_S = 3600.0
+LOST = ssh.FAILED
+
+
+class Clock:
+    def __init__(self, asked: list[float]) -> None:
+        self.now, self._asked = 0.0, asked
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sigtimedwait(self, numbers: object, seconds: float) -> object:
+        self.now += seconds
+        assert self.now < 24 * HOUR_S, "the conductor does not end"
+        if self._asked and self.now >= self._asked[0]:
+            del self._asked[0]
+            return SimpleNamespace(si_signo=signal.SIGTERM)
+        return None
+
+
+class Stub:
+    """A node that ends `after` so many seconds with `code`."""
+
+    output = errors = None
+
+    def __init__(self, clock: Clock, rank: int, after: float, code: int) -> None:
+        self.rank, self.name, self._clock = rank, "abc"[rank], clock
+        self._end, self._code, self.code = clock.now + after, code, None
+        self.closed: float | None = None  # while it ran
+
+    def ended(self) -> bool:
+        if self._clock.now >= self._end:
+            self.code = self._code  # type: ignore[assignment]
+        return self.code is not None
+
+    @property
+    def link_lost(self) -> bool:
+        return self.code == LOST
+
+    def close(self) -> None:
+        if not self.ended():
+            self.closed = self._clock.now
+            self._end, self._code = self._clock.now, 137
+
+    def signal(self, number: int) -> None: ...
+
+    def keep_alive(self) -> None: ...
+
+    def becomes_first(self) -> None: ...
+
+    kill = close
+
+
+Run = Callable[..., tuple[int, list[list[Stub]]]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`ends`: for each node, (seconds, exit code) of its starts; the last one repeats. The exit
+    code, and the starts of each node."""
+
+    def go(*ends: list[tuple[float, int]], asked: float | None = None, elastic: bool = True) -> Any:
+        load_all()
+        clock = Clock([] if asked is None else [asked])
+        monkeypatch.setattr(conductor, "time", clock)
+        monkeypatch.setattr(conductor.signal, "sigtimedwait", clock.sigtimedwait)
+        monkeypatch.setattr(conductor, "hurry", lambda: None)
+        started: list[list[Stub]] = [[] for _ in ends]
+
+        def start(rank: int) -> Any:
+            which = min(len(started[rank]), len(ends[rank]) - 1)
+            started[rank].append(Stub(clock, rank, *ends[rank][which]))
+            return started[rank][-1]
+
+        made = Conductor(elastic=elastic, again=lambda old: start(old.rank))
+        for rank in range(len(ends)):
+            made.add(start(rank))
+        return made.run(), started
+
+    return go
+
+
+def test_a_machine_that_was_lost_before_a_stop_does_not_hurry_the_others(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Their last checkpoint takes ten minutes."""
+    saved = [(LONG_S + 600, 75)]
+    code, (first, second, _) = run(saved, saved, [(10, LOST), (1, LOST)], asked=LONG_S)
+    assert (code, first[0].closed, second[0].closed) == (75, None, None)
+    logged = capfd.readouterr().err
+    assert logged.count("c (node 2) has left the run") == 1 and "[ERROR]" not in logged
+
+
+def test_without_min_ranks_a_lost_machine_ends_the_run(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, (first, _) = run([(HOUR_S, 0)], [(LONG_S, LOST)], elastic=False)
+    assert code == 4 and first[0].closed == pytest.approx(LONG_S + LOST_S, abs=1)
+    assert "the ssh connection to b" in capfd.readouterr().err
