@@ -11,7 +11,7 @@ import pytest
 
 from training.core.messages import load_all
 from training.launcher.hosts import conductor, ssh
-from training.launcher.hosts.conductor import LOST_S, Conductor
+from training.launcher.hosts.conductor import AGAIN_S, LOST_S, TOGETHER_S, Conductor
 
 LONG_S = 1000.0  # the nodes have been running for a while
 HOUR_S = 3600.0
@@ -105,6 +105,47 @@ def test_a_machine_that_was_lost_before_a_stop_does_not_hurry_the_others(
     assert (code, first[0].closed, second[0].closed) == (75, None, None)
     logged = capfd.readouterr().err
     assert logged.count("c (node 2) has left the run") == 1 and "[ERROR]" not in logged
+
+
+def test_a_machine_that_was_lost_near_the_end_is_not_started_again(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    report = TOGETHER_S - 10
+    ends = [(LONG_S + report, 0)], [(LONG_S, 0)], [(LONG_S + 5, LOST)]
+    code, (first, _, third) = run(*ends)
+    assert (code, first[0].closed, len(third)) == (0, None, 1)
+    logged = capfd.readouterr().err
+    assert logged.count("c (node 2)") == logged.count("[WARNING]") == 1 and "[ERROR]" not in logged
+
+
+def test_a_machine_that_waits_to_be_started_near_the_end_is_not(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    report = TOGETHER_S - 10
+    ends = [(LONG_S + report, 0)], [(LONG_S, 0)], [(LONG_S - AGAIN_S / 2, LOST)]
+    code, (first, _, third) = run(*ends)
+    assert (code, first[0].closed, len(third)) == (0, None, 1)
+    logged = capfd.readouterr().err
+    assert logged.count("c (node 2) has left the run") == 1 and "[ERROR]" not in logged
+
+
+@pytest.mark.parametrize("code", [4, 5])
+def test_a_failed_run_ends_for_all(run: Run, capfd: pytest.CaptureFixture[str], code: int) -> None:
+    """The first machine ends last: it writes the report and notifies."""
+    other = [(LONG_S, code)]
+    found, starts = run([(LONG_S + TOGETHER_S - 10, code)], other, other)
+    assert (found, [len(made) for made in starts]) == (code, [1, 1, 1])
+    assert capfd.readouterr().err == ""
+
+
+def test_a_failed_machine_without_which_the_run_continues_is_started_again(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    other = [(2 * HOUR_S, 0)]
+    code, (_, second, _) = run(other, [(LONG_S, 4), (1, 4), (2 * HOUR_S, 0)], other)
+    assert (code, len(second)) == (0, 3)
+    logged = capfd.readouterr().err
+    assert logged.count("b (node 1) has left the run") == 1, "once, not at every attempt"
 
 
 def test_without_min_ranks_a_lost_machine_ends_the_run(

@@ -49,7 +49,9 @@ class Conductor:
         self, *, elastic: bool = False, again: Callable[[Node], Node] | None = None
     ) -> None:
         self._elastic, self._again, self._seen = elastic, again, set[str]()
-        # node rank → when it is started again; pause before that; when it was started last
+        # node rank → when it ended, perhaps with the run; when it is started again; pause before
+        # that; when it was started last
+        self._unclear: dict[int, float] = {}
         self._due: dict[int, float] = {}
         self._pauses: dict[int, float] = {}
         self._started: dict[int, float] = {}
@@ -97,15 +99,8 @@ class Conductor:
                 if not self._can_lose(node):
                     self._ended.append(node)
                     self._look(node, left)
-                    continue
-                if self._again:
-                    self._plan_again(node)
-                else:
-                    self._ended.append(node)
-                    self._pauses[node.rank] = 0.0
-                    self._lost(node, msg("launcher.hosts.without", host=node.name, rank=node.rank))
-                if node.rank == self._first:
-                    self._change_first()
+                elif not self._may_be_over(node):
+                    self._lose(node)
             now = time.monotonic()
             if self._closed_at is None and self._close_at is not None and now > self._close_at:
                 self._closed_at = now
@@ -133,6 +128,25 @@ class Conductor:
         lost = left if node.rank == self._first else started or not fresh
         return bool(self._elastic and self._left() and not self._asked and lost and node.code != 0)
 
+    def _may_be_over(self, node: Node) -> bool:
+        """Has the run ended for all machines? The first one ends last then: it writes the report
+        and notifies."""
+        if node.code not in OF_A_RUN or node.code == Exit.LEFT:
+            return False
+        now = time.monotonic()
+        return now - self._unclear.setdefault(node.rank, now) < TOGETHER_S
+
+    def _lose(self, node: Node) -> None:
+        ended = self._unclear.pop(node.rank, time.monotonic())
+        if self._again and self._close_at is None:
+            self._plan_again(node, ended)
+        else:
+            self._ended.append(node)
+            self._pauses[node.rank] = 0.0
+            self._lost(node, msg("launcher.hosts.without", host=node.name, rank=node.rank))
+        if node.rank == self._first:
+            self._change_first()
+
     def _left(self) -> list[Node]:
         """The nodes that may be running ranks: never lost, or back for STEADY_S."""
         now = time.monotonic()
@@ -152,9 +166,9 @@ class Conductor:
         if node.rank in self._consoles:
             self._consoles[node.rank].whole = True
 
-    def _plan_again(self, node: Node) -> None:
+    def _plan_again(self, node: Node, ended: float) -> None:
         now, known = time.monotonic(), self._pauses.get(node.rank)
-        steady = now - self._started[node.rank] > STEADY_S
+        steady = ended - self._started[node.rank] > STEADY_S
         pause_s = AGAIN_S if known is None or steady else min(2 * known, MOST_S)
         self._pauses[node.rank], self._due[node.rank] = pause_s, now + pause_s
         if known is None or steady:  # once, not at every attempt
@@ -168,8 +182,9 @@ class Conductor:
     def _start_again(self) -> None:
         if self._asked or not self._left() or self._close_at is not None:
             # Their ends were noticed before: they must not hurry the nodes that are left.
-            self._ended += [self._nodes[rank] for rank in self._due]
+            self._ended += [self._nodes[rank] for rank in (*self._due, *self._unclear)]
             self._due.clear()
+            self._unclear.clear()
         for rank in [rank for rank, at in self._due.items() if time.monotonic() > at]:
             del self._due[rank]
             assert self._again
