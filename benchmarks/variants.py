@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.tasks.gpt.model import ROPE_BASE, SOFTCAP, norm, rotate, rotations, stream
-from training.tasks.gpt.model_dims import ModelDims
+from training.tasks.gpt.model_dims import HEAD_DIM, ModelDims
 
 VALUE_GATE, SMEAR_GATE = 12, 24  # channels that the gates see
 
 
 @dataclass(frozen=True)
 class Choices:
-    head_dim: int = 128
+    head_dim: int = HEAD_DIM
     separate_qkv: bool = True
     qk_norm: bool = True
     positions: str = "rotary"  # or learned
@@ -44,11 +44,15 @@ class Choices:
     fp32_stream: bool = False  # also under bf16 autocast
 
 
+def heads_of(shape: ModelDims, choices: Choices) -> int:
+    return shape.heads if choices.head_dim == HEAD_DIM else shape.width // choices.head_dim
+
+
 class Block(nn.Module):
     def __init__(self, shape: ModelDims, choices: Choices, number: int) -> None:
         super().__init__()
         self.choices, width = choices, shape.width
-        self.heads = max(1, width // choices.head_dim)
+        self.heads = heads_of(shape, choices)
         self.qkv = (
             nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(3))
             if choices.separate_qkv
@@ -139,7 +143,7 @@ class Variant(nn.Module):
         self.head = nn.Linear(shape.width, shape.vocab, bias=False)
         if choices.tied:
             self.head.weight = self.embedding.weight
-        head_dim = shape.width // max(1, shape.width // choices.head_dim)
+        head_dim = shape.width // heads_of(shape, choices)
         cos, sin = rotations(shape.max_seq_len, head_dim, choices.rope_base)
         self.smear_gate = nn.Linear(SMEAR_GATE, 1, bias=False) if choices.smear else None
         self.smear_share = nn.Parameter(torch.zeros(1)) if choices.smear else None

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.timing import autocast, measured
-
-HEAD_DIM = 128
+from training.tasks.gpt.model_dims import ModelDims
 
 
 def build(job: dict[str, Any]) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
@@ -27,15 +26,14 @@ def build(job: dict[str, Any]) -> tuple[torch.nn.Module, list[torch.optim.Optimi
     kinds = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     os.environ["NANOCHAT_DTYPE"] = kinds[job["precision"]]
     gpt = import_module("nanochat.gpt")
-    width = 64 * job["depth"]
-    heads = max(1, width // HEAD_DIM)
+    shape = ModelDims(job["depth"], job["vocab"], job["seq_len"])
     wanted = {
-        "sequence_len": job["seq_len"],
-        "vocab_size": job["vocab"],
-        "n_layer": job["depth"],
-        "n_head": heads,
-        "n_kv_head": heads,
-        "n_embd": width,
+        "sequence_len": shape.max_seq_len,
+        "vocab_size": shape.vocab,
+        "n_layer": shape.depth,
+        "n_head": shape.heads,
+        "n_kv_head": shape.heads,
+        "n_embd": shape.width,
     }
     known = inspect.signature(gpt.GPTConfig).parameters
     with torch.device("meta"):

@@ -8,12 +8,13 @@ from benchmarks.ablation import CHANGES, table
 from benchmarks.muon_variants import Ideas
 from benchmarks.variants import Choices, Variant
 from tests.cases import each
+from training.tasks.gpt.fake_memory import Slice
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
 
 
-def test_the_default_variant_is_the_gpt_model() -> None:
-    shape = ModelDims(2, 64, 16)
+@each("shape", [ModelDims(2, 64, 16), Slice(1, 64, 16, full_depth=7)])
+def test_the_default_variant_is_the_gpt_model(shape: ModelDims) -> None:
     torch.manual_seed(0)
     gpt, variant = GPT(shape), Variant(shape, Choices())
     with torch.no_grad():

@@ -8,6 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.cases import each
+from training.tasks.gpt.fake_memory import Slice
+from training.tasks.gpt.generate import Sampling, generate
 from training.tasks.gpt.model import GPT, MemorySavings, rotate, rotations
 from training.tasks.gpt.model_dims import ModelDims
 from training.tasks.gpt.recompute import ATTENTION, PRODUCTS
@@ -32,6 +34,32 @@ def test_the_first_loss_is_that_of_a_guess(depth: int) -> None:
 def test_the_number_of_parameters_matches_the_estimate() -> None:
     model = GPT(ModelDims(3, 320, 8))
     assert sum(p.numel() for p in model.parameters()) == ModelDims(3, 320, 8).weights
+
+
+def test_heads_divide_the_width_at_every_depth() -> None:
+    for depth in range(1, 257):  # all that the field accepts
+        shape = ModelDims(depth, 320, 8)
+        size, rest = divmod(shape.width, shape.heads)
+        assert rest == 0 and size % 2 == 0 and 64 <= size <= 192, depth
+        # Checkpoints of earlier versions, which store only the depth, need the heads of these.
+        if depth % 2 == 0 or depth in (1, 3, 5, 9, 17, 33, 65):
+            assert shape.heads == max(1, shape.width // 128), depth
+        else:
+            assert size % 8 == 0, depth
+
+
+@each(("depth", "heads"), [(7, 4), (11, 8)])
+def test_a_step_at_depths_whose_width_128_does_not_divide(depth: int, heads: int) -> None:
+    model = GPT(Slice(2, 64, 16, full_depth=depth))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    tokens = torch.randint(0, 64, (2, 16))
+    model(tokens, tokens).backward()
+    assert model.shape.heads == heads
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    # The text of `./duet sample` is made with kept keys and values.
+    assert len(list(generate(model, [1, 2], Sampling(3)))) == 3
 
 
 def test_later_tokens_do_not_change_earlier_predictions() -> None:

@@ -59,6 +59,9 @@ def soak(load: StepWorkload) -> object:
         StepWorkload(3, 16, 128, 320, bf16=True, compiled=False, cuda=False, selective=3),
         StepWorkload(3, 16, 128, 320, bf16=True, fp16=True, compiled=False, cuda=False),
         StepWorkload(6, 16, 512, 320, bf16=True, fp16=True, compiled=False, cuda=False, blocks=6),
+        StepWorkload(7, 16, 512, 320, bf16=True, compiled=False, cuda=False),
+        StepWorkload(11, 8, 512, 320, bf16=True, compiled=False, cuda=False, blocks=4),
+        StepWorkload(29, 8, 512, 320, bf16=True, compiled=False, cuda=False, selective=3),
     ],
     ids=lambda one: (
         f"d{one.depth} v{one.vocab} {'fp16' if one.fp16 else 'bf16' if one.bf16 else 'fp32'} again{one.blocks} "

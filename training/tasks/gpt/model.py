@@ -2,7 +2,7 @@
 untied head.
 
 The architecture follows nanochat and modded-nanogpt: model_dim = depth × 64, heads of 128 if the
-width allows it. The effect of each choice: docs/model.md.
+depth is even. The effect of each choice: docs/model.md.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 WIDTH_PER_LAYER = 64
 HEAD_DIM = 128
+# Sizes of a head where HEAD_DIM does not divide the width (odd depths): flash attention has no
+# larger ones and pads those that are not multiples of 8. 64 divides every width.
+HEAD_DIMS = range(8, 257, 8)
 # Bytes of all ranks' updates in one iteration of Muon: on a GPU all matrices of one shape at depth
 # 20. The temporary memory is six times this, after the activations were freed. A CPU launches
 # nothing.
@@ -28,7 +31,14 @@ class ModelDims:
 
     @property
     def heads(self) -> int:
-        return max(1, self.width // HEAD_DIM)
+        """Even depths have heads of HEAD_DIM; other widths heads of the size in HEAD_DIMS nearest
+        to it. Checkpoints store only the depth, so depths 3, 33 and 65 keep their 192, 132 and
+        130: rotary positions need an even size only."""
+        heads = max(1, self.width // HEAD_DIM)
+        if self.width % (2 * heads) == 0:
+            return heads
+        fitting = (size for size in HEAD_DIMS if self.width % size == 0)
+        return self.width // min(fitting, key=lambda size: abs(size - HEAD_DIM))
 
     @property
     def inner(self) -> int:
