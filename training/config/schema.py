@@ -425,7 +425,7 @@ class Config:
         "auto",
         "run",
         "maximum number of restarts from the last checkpoint after failures of the machine, in a "
-        "row without progress; auto: 2 in train_dual_gpu_enhanced.sh, else 0",
+        "row without progress; auto: 2 in train_dual_gpu_enhanced.sh and with --min_ranks, else 0",
         unit="restarts",
         low=0,
         high=100,
@@ -435,8 +435,8 @@ class Config:
     min_ranks: int | str = option(
         "all",
         "run",
-        "continue with the remaining ranks after the loss of a GPU or a machine other than the "
-        "first, as long as there are this many; all: a loss ends the run",
+        "continue with the remaining ranks after the loss of a GPU or a machine, as long as there "
+        "are this many; all: a loss ends the run",
         unit="ranks",
         low=1,
         words=("all",),

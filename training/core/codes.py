@@ -316,7 +316,8 @@ EVENTS = {
 }
 TABLES = {
     "Problems": (
-        "Why a command was rejected or a run stopped itself (exit status 2 or 3).",
+        "Why a command was rejected or a run stopped itself (exit code 2 or 3; `run.folder_lost`: "
+        "4).",
         PROBLEMS,
     ),
     "Events": ("`event` in `events.jsonl`.", EVENTS),
