@@ -30,6 +30,7 @@ from training.config.schema import FIELDS, GROUPS, Known, describe  # noqa: E402
 from training.core import codes  # noqa: E402
 from training.core.errors import EXIT_MEANING  # noqa: E402
 from training.core.jsonl import Record  # noqa: E402
+from training.diagnose import signatures  # noqa: E402
 from training.host import env_catalog  # noqa: E402
 from training.monitor import prom_metrics  # noqa: E402
 from training.tasks.video_restoration.kair.keys import KEYS, UNUSED, leaf  # noqa: E402
@@ -107,6 +108,13 @@ def causes() -> list[str]:
     return lines
 
 
+def catalogue() -> list[str]:
+    """The size of training/diagnose/signatures/."""
+    read = signatures.signatures()
+    patterns = sum(len(one.patterns) for one in read)
+    return [f"It has {len(read)} texts with {patterns} patterns."]
+
+
 def exit_codes() -> list[str]:
     return header("exit code", "meaning") + [
         row(int(code), meaning) for code, meaning in EXIT_MEANING.items()
@@ -176,6 +184,7 @@ def spirals() -> list[str]:
 TABLES = {
     "fields": fields,
     "variables": variables,
+    "catalogue": catalogue,
     "causes": causes,
     "elastic": lambda: elastic_table.single(elastic_table.kept()),
     "elastic_random": lambda: elastic_table.drawn(elastic_table.kept()),
