@@ -66,7 +66,7 @@ def _time(time: dict[str, Any], ratios: Sequence[float]) -> Iterator[str]:
     base, own = (statistics.median(column) for column in zip(*time["step_cpu_ms"], strict=True))
     yield (
         f"A step takes {own:.0f} ms of processor time in Duet and {base:.0f} ms in the baseline: "
-        f"{statistics.median(ratios):.3f} × ({ratios[0]:.2f}–{ratios[-1]:.2f} in {len(ratios)} "
-        f"rounds; {time['machine']['cpu']}, {time['machine']['cores']} cores, torch "
-        f"{time['machine']['torch']}, commit `{time['commit']}`)."
+        f"median ratio of {len(ratios)} rounds {statistics.median(ratios):.3f} "
+        f"({ratios[0]:.2f}–{ratios[-1]:.2f}; {time['machine']['cpu']}, {time['machine']['cores']} "
+        f"cores, torch {time['machine']['torch']}, commit `{time['commit']}`)."
     )

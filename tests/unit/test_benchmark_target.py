@@ -121,7 +121,7 @@ def test_the_table_multiplies_steps_and_the_time_of_a_step(tmp_path: Path) -> No
     (tmp_path / name).write_text(json.dumps(time | {"step_cpu_ms": rounds}))
     page = "\n".join(table.lines(tmp_path, PLAN))
     assert "| 180 | 0.60 | **0.72** |" in page, "0.6 × the median of 1.5, 1.2 and 1.1"
-    assert "1.200 × (1.10–1.50 in 3 rounds; CPU, 2 cores" in page
+    assert "median ratio of 3 rounds 1.200 (1.10–1.50; CPU, 2 cores" in page
     assert "| GPT-2, AdamW 16 | 1000 | 2.000 | 2.000 |" in page
 
 
