@@ -6,7 +6,7 @@
     python3 -m benchmarks.gpu --help
 
 Results: experiments/gpu/gpu.html, and gpu.json beside it; a copy of that in benchmarks/results/ is
-in the tables of docs/performance.md after `make docs`.
+in the tables of docs/gpus.md after `make docs`.
 
 Each stage ends within ten minutes and writes its figures when it has ended, so a run that is killed
 continues with the stage that it was in, also on another machine if gpu.json is copied to it.

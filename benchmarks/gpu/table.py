@@ -1,4 +1,4 @@
-"""Tables of docs/performance.md from the results in benchmarks/results/."""
+"""Tables of docs/gpus.md from the results in benchmarks/results/."""
 
 from __future__ import annotations
 

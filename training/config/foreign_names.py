@@ -2,8 +2,8 @@
 training/config/meant.py.
 
 Sources: the argument parsers of Hugging Face Trainer (TrainingArguments), Accelerate, Lightning
-(Trainer), nanoGPT, nanochat, LitGPT, DeepSpeed and torchrun. docs/launching.md has the table; a
-test compares the two.
+(Trainer), nanoGPT, nanochat, LitGPT, DeepSpeed and torchrun. docs/reference/names.md has the table;
+a test compares the two.
 """
 
 from __future__ import annotations
@@ -578,7 +578,7 @@ def is_switch(name: str) -> bool:
 
 
 def table() -> list[str]:
-    """The table in docs/launching.md."""
+    """The table in docs/reference/names.md."""
     lines = ["| name elsewhere | used by | Duet | |", "|---|---|---|---|"]
     for row in ROWS:
         to = (

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 # Model FLOPs utilization of a step without communication: published runs on one machine reach 41 to
-# 52 %, compiled (docs/performance.md); eager kernels about two thirds of that.
+# 52 %, compiled (docs/gpus.md); eager kernels about two thirds of that.
 MFU_COMPILED, MFU_EAGER = 0.45, 0.3
 BACKWARD = 2 / 3  # of the operations of a micro-batch
 MIB = 1 << 20

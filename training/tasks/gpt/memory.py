@@ -1,8 +1,8 @@
 """Memory of one rank before anything runs, by formula.
 
 The constants belong to Duet's model (training/tasks/gpt/model.py): counted from the tensors that
-autograd keeps, and compared with fake tensors and real runs. Figures: docs/memory.md; to measure
-them again: `python -m benchmarks.memory`.
+autograd keeps, and compared with fake tensors and real runs. Figures: docs/memory_accuracy.md;
+to measure them again: `python -m benchmarks.memory`.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def stream(x: Tensor) -> Tensor:
     """The residual stream: bf16 under bf16 autocast, as in nanochat, otherwise fp32. fp16 has too
-    small a range for it. Figures: docs/performance.md."""
+    small a range for it. Figures: docs/gpus.md."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16:
         return x.to(torch.bfloat16)

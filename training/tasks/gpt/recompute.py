@@ -2,7 +2,7 @@
 recomputes the rest (norms, rotary positions, SwiGLU's product, casts) in the backward pass.
 
 The same policy serves eager and compiled blocks. It keeps less than torch's activation memory
-budget does without repeating a product: docs/memory.md.
+budget does without repeating a product: docs/memory_accuracy.md.
 """
 
 from __future__ import annotations
