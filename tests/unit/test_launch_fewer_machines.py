@@ -294,7 +294,7 @@ def test_a_late_report_of_readiness_is_not_a_failure() -> None:
 def test_while_a_script_is_ended_for_more_ranks_any_end_of_another_machine_counts(
     message: str,
 ) -> None:
-    """Its ranks are ended, as those here, whatever it reports: nobody waits for it."""
+    """Its ranks are ended like those of this machine, whatever it reports."""
     outcome = Outcome(ours=False, resized=True)
     others = SimpleNamespace(ended={}, running=lambda: [1])
     link = SimpleNamespace(read=lambda node: [{message: {}}], keep=lambda *_: None, wires={})

@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_deleted_does_not_end_the_run(
     run: RunDir, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for path in (run.failure, run.plan_before, run.token("a1b2")):
-        path.mkdir()  # it is no file
+        path.mkdir()  # unlink() fails
     run.forget_before(0.0)
     run.remove_tokens()
     assert Recovery(run, plan()).stop(15) == Exit.PREEMPTED  # type: ignore[arg-type]
@@ -188,7 +188,7 @@ def test_another_machine_ends_without_its_plan(
 def test_the_list_of_machines_cannot_be_deleted(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run.machines.mkdir()  # it is no file
+    run.machines.mkdir()  # unlink() fails
     own = plan() | node_plan(0, local_ranks.free_port(node_plan(0, 0)["place"]["master_addr"]))
     monkeypatch.setattr(several_machines.Leader, "once", lambda _: 0)
     with Coordinator(own) as line:

@@ -122,7 +122,7 @@ class RunDir:
         return self.path / f"{self.token(launch).name}.{attempt}"
 
     def announcement(self, launch: str, attempt: int) -> Path:
-        """Of a machine that is about to make this claim. Removed with the token."""
+        """Made by the machine that is about to make this claim. Removed with the token."""
         return self.claim(launch, attempt).with_suffix(f".{attempt}.next")
 
     def remove_tokens(self, launch: str = "") -> None:
@@ -275,8 +275,7 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
 
 
 def keep_json(path: Path, value: Mapping[str, object]) -> None:
-    """write_json() of a record without which the run goes on, or has ended well: a disk error is a
-    warning."""
+    """write_json() of a record that the run does not depend on: a disk error is a warning."""
     try:
         write_json(path, value)
     except OSError as error:

@@ -35,7 +35,7 @@ STORED = ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT")  # operations of a pickle, 
 READ = ("GET", "BINGET", "LONG_BINGET")
 NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1")
 IN_NAME = re.compile(r"(epoch|step|iter|checkpoint)[-_=]?(\d+)", re.IGNORECASE)
-# Of a file that is unfinished, damaged, or of another program that uses the same suffix.
+# Reading a file may fail with these if it is unfinished, damaged, or another program's.
 UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, EOFError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error),
