@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.cases import each
 from training.core import rundir
 from training.core.messages import load_all
 from training.host import process
+from training.launcher.hosts.conductor import AGAIN_S, STEADY_S
 from training.launcher.slurm import job, node_steps, submission
 from training.launcher.slurm.node_steps import NodeSteps
 from training.launcher.slurm.submission import FrozenJob
@@ -130,6 +132,20 @@ def test_a_killed_launcher_of_the_first_node_joins_the_others() -> None:
 def test_a_first_node_that_has_left_the_run_does_not_end_it() -> None:
     job = Job({0: [(0.0, 6), (1.0, 0)], 1: [(2.0, 0)]})
     assert job.run() == 0 and job.starts == [0, 1, 0]
+
+
+@pytest.mark.parametrize(("seconds", "continues"), [(2 * STEADY_S, True), (0.0, False)])
+def test_a_node_that_was_lost_and_is_back_takes_over(seconds: float, continues: bool) -> None:
+    """`seconds`: since its launcher was started again."""
+    load_all()
+    steps = NodeSteps(lambda *_: pytest.fail("too early"), ["n0", "n1"], lambda _: True, again=True)
+    running = cast("subprocess.Popen[bytes]", object())
+    steps._running, steps._pauses = {1: running}, {1: AGAIN_S}
+    steps._started = dict.fromkeys((0, 1), time.monotonic() - seconds)
+    steps._ended(0, 137)
+    assert (steps._first, 0 in steps._due, steps._over_at is None) == (
+        (1, True, True) if continues else (0, False, False)
+    )
 
 
 def test_not_without_rejoin() -> None:

@@ -111,7 +111,7 @@ class NodeSteps:
         self._running[rank] = self._start(rank, rank in self._pauses)
 
     def _ended(self, rank: int, status: int) -> None:
-        others = [other for other in self._running if other not in self._pauses]
+        others = [other for other in self._running if self._trains(other)]
         left = status > KILLED or status == Exit.LEFT
         if rank == self._first and left and others:
             self._first = min(others)  # it takes over
@@ -134,6 +134,10 @@ class NodeSteps:
             self._plan_again(rank, first)
         else:
             log.warning(msg("launcher.hosts.without", host=name, rank=rank))
+
+    def _trains(self, rank: int) -> bool:
+        """May this node be running ranks? It was never lost, or is back for STEADY_S."""
+        return rank not in self._pauses or time.monotonic() - self._started[rank] > STEADY_S
 
     def _plan_again(self, rank: int, first: bool) -> None:
         now = time.monotonic()
