@@ -17,7 +17,7 @@ from tests.conftest import wait_until
 from tests.unit.node_plans import LOOPBACK, plan
 from training.core.errors import Exit, UserError
 from training.core.failure_kinds import SILENT
-from training.launcher import coordinator, peer, peer_link, rendezvous, same_settings
+from training.launcher import coordinator, leadership, peer, peer_link, rendezvous, same_settings
 from training.launcher.json_socket import LIMIT, ConnectionLost, JsonSocket
 from training.launcher.local_ranks import QUIET_PORTS, free_port, listen
 from training.launcher.others import Others, asked
@@ -170,6 +170,17 @@ def test_two_machines_connect_and_start() -> None:
         port,
         None,
     )
+
+
+@pytest.mark.parametrize("name", ["10.0.0..1", f"{'a' * 64}.example.org"])
+def test_an_address_that_is_no_name_is_reported_like_an_unknown_one(name: str) -> None:
+    own = plan(1, 29500)
+    own["place"]["master_addr"] = name
+    with pytest.raises(UserError) as caught:
+        rendezvous.ask(own, 0)
+    assert caught.value.code == Exit.RESOURCES
+    assert f"unknown host name '{name}' (not a valid name)" in str(caught.value)
+    assert leadership.ask((name, 29500), {}) == ("unknown", {})
 
 
 def test_two_machines_restart() -> None:

@@ -89,7 +89,7 @@ def ask(at: tuple[str, int], hello: Message) -> tuple[State, Message]:
         wire = JsonSocket(socket.create_connection(at, ANSWER_S))
     except ConnectionRefusedError:
         return "dead", {}
-    except OSError:
+    except (OSError, UnicodeError):  # the latter: not a valid name
         return "unknown", {}
     try:
         wire.send(hello)

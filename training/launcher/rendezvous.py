@@ -128,12 +128,13 @@ def _attempts(place: Topology, hello: Message) -> Iterator[tuple[Message, JsonSo
     for port in range(place.master_port, min(place.master_port + ports.TRIES, 65536)):
         try:
             connection = socket.create_connection((place.master_addr, port), ANSWER_S)
-        except socket.gaierror as error:
-            yield msg(
-                "launcher.nodes.unknown_host",
-                master_addr=place.master_addr,
-                strerror=error.strerror,
+        except (socket.gaierror, UnicodeError) as error:
+            why = (
+                msg("launcher.nodes.invalid_name")  # a part of it is empty or too long
+                if isinstance(error, UnicodeError)
+                else error.strerror
             )
+            yield msg("launcher.nodes.unknown_host", master_addr=place.master_addr, strerror=why)
             return
         except ConnectionRefusedError:
             yield msg("launcher.nodes.nothing_listens")
