@@ -173,7 +173,7 @@ def test_two_machines_connect_and_start() -> None:
 
 
 @pytest.mark.parametrize("name", ["10.0.0..1", f"{'a' * 64}.example.org"])
-def test_an_address_that_is_no_name_is_reported_like_an_unknown_one(name: str) -> None:
+def test_an_invalid_address_is_reported_like_an_unknown_one(name: str) -> None:
     own = plan(1, 29500)
     own["place"]["master_addr"] = name
     with pytest.raises(UserError) as caught:
