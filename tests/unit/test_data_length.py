@@ -14,7 +14,7 @@ from tests.unit.conftest import ENHANCED, Shell, with_flag
 from training.config.batch import Batch, split
 from training.config.schema import Config
 from training.core.errors import Exit, UserError
-from training.data.duration import TrainingLength, of_text, plan_length
+from training.data.duration import UNLIMITED, TrainingLength, of_text, plan_length
 from training.data.prepare import PreparedCorpus
 
 
@@ -48,6 +48,8 @@ def test_steps_per_epoch_count_whole_steps_of_all_ranks() -> None:
         ({"num_iterations": 250}, 250),
         ({"num_iterations": 250, "num_epochs": 2}, 200),
         ({"num_iterations": 150, "num_epochs": 2}, 150),
+        ({"num_iterations": 2 * UNLIMITED}, UNLIMITED - 1),
+        ({"num_epochs": 10**30}, UNLIMITED - 1),
     ],
 )
 def test_iterations_or_epochs_whichever_ends_first(config: dict[str, int], total: int) -> None:

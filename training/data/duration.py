@@ -45,7 +45,7 @@ def plan_length(
     if config.num_epochs or not limits:
         more = max(1, config.num_epochs) - epoch  # this one and those not started
         limits.append(step + (left + (more - 1) * steps if more > 0 else 0))
-    total = min(limits)
+    total = min(*limits, UNLIMITED - 1)  # a greater number would need a limit of time
     return TrainingLength(total, steps, epoch + 1 + -(-max(0, total - step - left) // steps))
 
 
