@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.cases import each
 from tests.unit.conftest import ROOT
 from training.config import flags, loader
+from training.config.convert import convert
 from training.config.schema import FIELDS, GROUPS, Config, describe, kind
+from training.core.phase_timeouts import backstop_s
 
 CONFIGS = ROOT / "configs/dual_gpu"
 
@@ -136,6 +140,14 @@ def test_every_field_is_described_and_its_default_allowed(name: str) -> None:
         assert field.default <= meta["high"]
     if kind(name) in ("int", "float"):
         assert meta["low"] is not None, "a number needs a lower limit"
+
+
+@each("name", ["hang_timeout", "rendezvous_timeout", "max_time"])
+def test_the_longest_timeouts_fit_torch_s_clock(name: str) -> None:
+    _, wrong = convert(name, "1000000000000000", is_text=True)
+    assert wrong
+    limit_s = backstop_s(FIELDS[name].metadata["high"], supervised=True)
+    assert (time.time() + limit_s) * 1e9 < 1 << 63
 
 
 def test_every_group_is_used() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 from training.core.messages import msg
 
 DURATION = "seconds, or 90m, 8h, 1d12h"
+# 3 years: torch adds ten times --hang_timeout to a clock of nanoseconds in 64 bits.
+LONGEST_S = 10**8
 RATE = "at width 768, other widths × √(768/width)"
 _UNITS = {
     "path": msg("config.unit.path"),
@@ -216,6 +218,7 @@ class Config:
         "limit",
         unit=DURATION,
         low=0,
+        high=LONGEST_S,
     )
     eval_every: int = option(
         250, "duration", "interval of evaluations (also at the end); 0: never", unit="steps", low=0
@@ -420,6 +423,7 @@ class Config:
         "a phase that takes longer than this and 5 times longer than usual is a hang; 0: never",
         unit="seconds",
         low=0,
+        high=LONGEST_S,
     )
     retries: int | str = option(
         "auto",
@@ -526,6 +530,7 @@ class Config:
         "how long machines wait for each other; missing ones are reported after 5 s",
         unit="seconds",
         low=1,
+        high=LONGEST_S,
     )
     numa: int | str = option(
         "auto",
