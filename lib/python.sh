@@ -57,19 +57,18 @@ python::install_after() {
   venv::make || exit
 }
 
-# Prints the folder of the active environment: of a venv and a conda environment, the one whose `python` comes first on PATH.
+# Sets DUET_ACTIVE, also for the plan of a user script (training/plan/script_program.py): the folder of the active environment, of a
+# venv and a conda environment the one whose `python` comes first on PATH.
 python::active() {
-  if [[ -n ${CONDA_PREFIX:-} && $(type -P python) == "$CONDA_PREFIX/bin/python" ]]; then
-    printf '%s' "$CONDA_PREFIX"
-  else
-    printf '%s' "${VIRTUAL_ENV:-${CONDA_PREFIX:-}}"
-  fi
+  export DUET_ACTIVE=${VIRTUAL_ENV:-${CONDA_PREFIX:-}}
+  if [[ -n ${CONDA_PREFIX:-} && $(type -P python) == "$CONDA_PREFIX/bin/python" ]]; then DUET_ACTIVE=$CONDA_PREFIX; fi
 }
 
 # Sets PYTHON; fails if the environment has to be created first; exits if the active one has torch but lacks other packages.
 python::find() {
   local active lacking status=0
-  active=$(python::active)
+  python::active
+  active=$DUET_ACTIVE
   PYTHON=${DUET_PYTHON:-$DUET_ROOT/.venv/bin/python}
   [[ -z ${TORCH_LOCAL_PATH:-} ]] || torch_local::use || exit
   if [[ -n ${DUET_PYTHON-} ]]; then

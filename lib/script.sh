@@ -18,7 +18,8 @@ script::is_launched() {
 script::find_python() {
   local active any
   script::is_launched "$@" && [[ -z ${DUET_PYTHON-}${TORCH_LOCAL_PATH:-} ]] || return
-  active=$(python::active)
+  python::active
+  active=$DUET_ACTIVE
   if [[ -x $active/bin/python ]]; then
     any=$active/bin/python
     if "$any" "$DUET_ROOT/lib/environment.py" missing "$active" &>/dev/null; then return 1; fi # complete: found as usual

@@ -32,7 +32,7 @@ active() {
   mkdir -p "$1/bin"
   executable "$1/bin/python" <<EOF
 case \$1:\$2 in */environment.py:missing) echo '$3'; exit $2 ;; esac
-echo "\$*" >>'$1/used'
+echo "\$* (\$DUET_ACTIVE)" >>'$1/used'
 exec $QUOTED_PYTHON "\$@"
 EOF
 }
@@ -229,7 +229,7 @@ planned_after_making() {
     run --separate-stderr env VIRTUAL_ENV="$BATS_TEST_TMPDIR/venv" CONDA_PREFIX="$BATS_TEST_TMPDIR/conda" \
       PATH="$BATS_TEST_TMPDIR/$name/bin:$PATH" ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
     planned_after_making 0
-    has "$(cat "$BATS_TEST_TMPDIR/$name/used")" 'training.cli.plan train_dual_gpu.sh'
+    has "$(cat "$BATS_TEST_TMPDIR/$name/used")" "training.cli.plan train_dual_gpu.sh $QUICKSTART --device=cpu ($BATS_TEST_TMPDIR/$name)"
     [[ $(find "$BATS_TEST_TMPDIR" -maxdepth 2 -name used | wc -l) == 1 ]]
   done
 }

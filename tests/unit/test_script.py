@@ -182,13 +182,18 @@ def test_dry_run_and_check_of_a_script(
 
 def test_the_python_of_a_script(tmp_path: Path) -> None:
     """The active environment's, else one on PATH with torch, else the launcher's."""
-    for folder, status in (("without", 1), ("with", 0), ("env/bin", 1)):
+    for folder, status in (("without", 1), ("with", 0), ("env/bin", 1), ("conda/bin", 1)):
         python = tmp_path / folder / "python"
         python.parent.mkdir(parents=True)
         python.write_text(f"#!/bin/sh\nexit {status}\n")
         python.chmod(0o755)
-    active = {"VIRTUAL_ENV": str(tmp_path / "env"), "PATH": str(tmp_path / "with")}
-    assert script_program.interpreter(active)[0] == str(tmp_path / "env/bin/python")
+    active = {"VIRTUAL_ENV": str(tmp_path / "env"), "CONDA_PREFIX": str(tmp_path / "conda")}
+    active |= {"PATH": str(tmp_path / "with")}
+    for name, variable in (("env", "VIRTUAL_ENV"), ("conda", "CONDA_PREFIX")):
+        found = script_program.interpreter(active | {"DUET_ACTIVE": str(tmp_path / name)})
+        assert found[0] == str(tmp_path / name / "bin/python"), "as the launch scripts have chosen"
+        assert variable in found[1]
+    assert script_program.interpreter(active)[0] == str(tmp_path / "with/python")
     assert script_program.interpreter({"PATH": active["PATH"]})[0] == str(tmp_path / "with/python")
     without = {"PATH": str(tmp_path / "without")}
     assert script_program.interpreter(without)[0] == sys.executable

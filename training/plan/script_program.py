@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SOURCES = (".py", ".pyc", ".pyz")
 FIND_TORCH_S = 10.0
+ACTIVE = "DUET_ACTIVE"  # variable: the active environment, as lib/python.sh has found it
 HEAD_BYTES = 256  # the kernel reads as much of a #! line
 
 
@@ -154,10 +155,11 @@ def _not_executable(file: Path, path: str) -> Problem | None:
 def interpreter(environ: Mapping[str, str]) -> tuple[str, str]:
     """The script's Python: that of the active environment, else the one on PATH if it has torch (in
     containers), else the launcher's."""
-    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        path = Path(environ.get(variable, ""), "bin/python")
-        if environ.get(variable) and os.access(path, os.X_OK):
-            return str(path), msg("plan.script.active_environment", variable=variable)
+    active = environ.get(ACTIVE, "")
+    path = Path(active, "bin/python")
+    variable = next((n for n in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(n) == active), "")
+    if active and variable and os.access(path, os.X_OK):
+        return str(path), msg("plan.script.active_environment", variable=variable)
     chosen = {"DUET_PYTHON", "TORCH_LOCAL_PATH"} & environ.keys()  # an environment, by the user
     for name in ("python", "python3") if environ.get("PATH") and not chosen else ():
         found = shutil.which(name, path=environ["PATH"])
