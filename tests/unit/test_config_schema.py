@@ -150,6 +150,13 @@ def test_the_longest_timeouts_fit_torch_s_clock(name: str) -> None:
     assert (time.time() + limit_s) * 1e9 < 1 << 63
 
 
+@each("name", ["matrix_lr", "embedding_lr", "unembedding_lr"])
+def test_rates_beyond_fp32_are_refused(name: str) -> None:
+    """torch: value cannot be converted to type float without overflow."""
+    assert convert(name, "1e300", is_text=True)[1]
+    assert convert(name, "2", is_text=True) == (2.0, None)
+
+
 def test_every_group_is_used() -> None:
     assert {f.metadata["group"] for f in FIELDS.values()} == set(GROUPS)
 

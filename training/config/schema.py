@@ -15,6 +15,7 @@ from training.core.messages import msg
 DURATION = "seconds, or 90m, 8h, 1d12h"
 # 3 years: torch adds ten times --hang_timeout to a clock of nanoseconds in 64 bits.
 LONGEST_S = 10**8
+HIGHEST_RATE = 1e6  # of a learning rate: torch raises above the range of fp32
 RATE = "at width 768, other widths × √(768/width)"
 _UNITS = {
     "path": msg("config.unit.path"),
@@ -255,14 +256,27 @@ class Config:
         "peak learning rate of the weight matrices; auto: depends on the optimizer",
         unit="per step",
         low=0,
+        high=HIGHEST_RATE,
         words=AUTO,
         own=True,
     )
     embedding_lr: float = option(
-        0.2, "optimizer", "peak learning rate of the embedding", unit=RATE, low=0, own=True
+        0.2,
+        "optimizer",
+        "peak learning rate of the embedding",
+        unit=RATE,
+        low=0,
+        high=HIGHEST_RATE,
+        own=True,
     )
     unembedding_lr: float = option(
-        0.008, "optimizer", "peak learning rate of the output head", unit=RATE, low=0, own=True
+        0.008,
+        "optimizer",
+        "peak learning rate of the output head",
+        unit=RATE,
+        low=0,
+        high=HIGHEST_RATE,
+        own=True,
     )
     weight_decay: float = option(
         0.0, "optimizer", "decoupled weight decay of the weight matrices", low=0, high=1, own=True
