@@ -1,4 +1,4 @@
-"""Report and notification after a run, by real programs, however they behave."""
+"""The notification after a run, by real programs, however they behave."""
 
 from __future__ import annotations
 
@@ -84,9 +84,6 @@ def failed(run: RunDir, **more: Any) -> None:
         "advice": ["--device_batch_size=4"],
     }
     write_json(run.failure, record | more)
-
-
-# ── notification
 
 
 def test_the_command_gets_the_facts_as_data(
@@ -218,29 +215,6 @@ def test_refused_data_of_a_resumed_run_reports_nothing_of_earlier_starts(
     assert (facts["cause"], facts["steps"], facts["loss"], facts["eval"], facts["report"]) == (
         None,
     ) * 5
-
-
-def test_no_report_for_a_run_stopped_before_its_first_step(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failed(run, kind="asked", cause="interrupted")
-    monkeypatch.setattr(
-        post_run.hook_runner, "run", lambda *_, **__: pytest.fail("a report was written")
-    )
-    assert PostRun(run, plan(report=True)).report(Exit.INTERRUPTED) is False
-
-
-@pytest.mark.parametrize("report", [True, False])
-def test_the_report_of_an_earlier_start_is_removed_when_this_one_has_none(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, report: bool
-) -> None:
-    finished(run)
-    run.report.write_text("old")
-    os.utime(run.report, (1, 1))
-    monkeypatch.setattr(post_run.hook_runner, "run", lambda *_, **__: ("killed", ""))
-    end = PostRun(run, plan(report=report))
-    assert run.report.exists() and not end.report(Exit.DONE) and not run.report.exists()
-    assert notification.payload(run, plan(), 0, begun=True)["report"] is None
 
 
 def test_a_resumed_run_reports_nothing_of_its_earlier_end(run: RunDir) -> None:
@@ -392,112 +366,3 @@ def test_a_killed_supervisor_leaves_no_process(run: RunDir, tmp_path: Path, toke
     wait_until((tmp_path / "begun").exists)
     child.kill()
     assert child.wait() == -signal.SIGKILL
-
-
-# ── report
-
-
-def with_report(run: RunDir, monkeypatch: pytest.MonkeyPatch, program: str) -> PostRun:
-    """`program` in place of training.cli.report."""
-    root = run.path.parent / "root"
-    (root / "lib").mkdir(parents=True)
-    (root / "lib/run_module.py").write_text(textwrap.dedent(program))
-    monkeypatch.setattr(post_run, "ROOT", root)
-    end = PostRun(run, plan(report=True))
-    end.begun = True
-    return end
-
-
-MAKES = """
-import os, pathlib, sys
-pathlib.Path(sys.argv[2], 'report.html').write_text(f'{sys.argv[1:]} {os.nice(0)} {os.getsid(0) == os.getpid()}')
-"""
-
-
-def test_the_path_of_the_report_is_logged_after_a_failure(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with_report(run, monkeypatch, MAKES).close(4)
-    assert (
-        run.report.read_text()
-        == f"{['training.cli.report', str(run.path), '--quiet']} {os.nice(0) + post_run.NICE} True"
-    )
-    assert capfd.readouterr().err.endswith(f" report: {run.report}\n")
-
-
-def test_the_report_is_written_once(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    end = with_report(run, monkeypatch, MAKES)
-    end.report(0)
-    run.report.unlink()
-    end.close(0)
-    assert not run.report.exists() and capfd.readouterr().err == "", "the summary has its path"
-
-
-def test_a_report_that_fails_is_one_warning(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with_report(
-        run, monkeypatch, "print('reading'); raise ValueError('metrics.jsonl: no records')"
-    ).close(0)
-    logged = capfd.readouterr().err
-    assert (
-        logged.count("[") == 1
-        and "no report was written: exited with status 1: ValueError: metrics.jsonl: no records\n"
-        in logged
-    )
-
-
-def test_the_command_of_a_killed_report_is_logged(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, log: Path
-) -> None:
-    with_report(run, monkeypatch, "import os; os.kill(os.getpid(), 9)").close(0)
-    monkeypatch.undo()
-    append_json(run.metrics, {"step": 1, "loss": 2.2, "time": 1.0})
-    killed, fix = log.read_text().splitlines()
-    assert "SIGKILL" in killed and fix.startswith("    try: ")
-    assert fix.endswith(f"./duet report {shlex.quote(str(run.path))}"), (
-        "the folder name contains a space"
-    )
-
-
-def test_a_refused_report_gives_its_first_reason(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, log: Path
-) -> None:
-    refusal = (
-        "print('[ERROR] 2026-11-21 12:00:00 no space left'); print('[ERROR] 2026-11-21 12:00:00 "
-        "1 problem; no report (exit 2)'); raise SystemExit(2)"
-    )
-    with_report(run, monkeypatch, refusal).close(0)
-    monkeypatch.undo()
-    assert "exited with status 2: no space left\n" in log.read_text()
-
-
-@pytest.mark.parametrize("code", [Exit.DONE, Exit.PREEMPTED])
-def test_a_slow_report_is_killed(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], code: Exit
-) -> None:
-    monkeypatch.setattr(post_run, "REPORT_S", 0.5)
-    monkeypatch.setattr(post_run, "PREEMPTED_S", 0.3)
-    with_report(run, monkeypatch, "import time; time.sleep(1000)").close(code)
-    assert (
-        f"no report was written: not finished within {'0.3' if code else '0.5'} s: killed\n"
-        in capfd.readouterr().err
-    )
-
-
-def test_no_report_without_permission_or_if_turned_off(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    end = with_report(run, monkeypatch, MAKES)
-    end.plan["config"]["report"] = False
-    end.close(0)
-    end.plan["config"]["report"] = True
-    # tests may run as root, which may write everywhere
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    end.close(0)
-    monkeypatch.undo()
-    end.begun = False
-    end.close(0)
-    assert not run.report.exists()
