@@ -15,7 +15,7 @@ from training.core.messages import msg
 DURATION = "seconds, or 90m, 8h, 1d12h"
 # 3 years: torch adds ten times --hang_timeout to a clock of nanoseconds in 64 bits.
 LONGEST_S = 10**8
-HIGHEST_RATE = 1e6  # of a learning rate: torch raises above the range of fp32
+HIGHEST_RATE = 10**6  # of a learning rate: torch raises above the range of fp32
 RATE = "at width 768, other widths × √(768/width)"
 _UNITS = {
     "path": msg("config.unit.path"),
