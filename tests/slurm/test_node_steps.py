@@ -148,6 +148,17 @@ def test_a_node_that_was_lost_and_is_back_takes_over(seconds: float, continues: 
     )
 
 
+def test_a_node_that_ends_with_the_failed_run_is_not_started_again() -> None:
+    """The first node ends later: it writes the report and notifies."""
+    job = Job({0: [(0.8, 4)], 1: [(0.0, 4)]})
+    assert job.run() == 4 and job.starts == [0, 1]
+
+
+def test_a_node_that_failed_alone_is_started_again() -> None:
+    job = Job({0: [(3.0, 0)], 1: [(0.0, 4), (3.0, 0)]})
+    assert job.run() == 0 and job.starts == [0, 1, 1]
+
+
 def test_not_without_rejoin() -> None:
     job = Job({0: [(0.5, 0)], 1: [(0.0, 137)]})
     assert job.run(again=False) == 0 and job.starts == [0, 1]

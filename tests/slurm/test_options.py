@@ -20,7 +20,7 @@ from training.config.flags import ACTIONS
 from training.config.schema import FIELDS
 from training.core.errors import EXIT_MEANING, Exit
 from training.core.rundir import RunDir
-from training.launcher.slurm import code_snapshot, job, options
+from training.launcher.slurm import code_snapshot, job, options, submission
 
 SCRIPT = ROOT / options.SCRIPT
 
@@ -297,3 +297,11 @@ def test_the_command_line_is_checked_before_anything_is_installed() -> None:
     assert done.returncode == 2 and "--depht is not a known flag" in done.stderr, (
         "the standard library suffices"
     )
+
+
+def test_a_conda_environment_that_is_active_but_not_used_is_not_the_job_s() -> None:
+    """It may come first on PATH, and the job would take it (python::active)."""
+    assert "CONDA_PREFIX" not in submission._environment({})
+    assert "CONDA_PREFIX" not in submission._environment({"CONDA_PREFIX": sys.prefix})
+    found = submission._environment({"CONDA_PREFIX": "/opt/conda"})
+    assert (found["VIRTUAL_ENV"], found["CONDA_PREFIX"]) == (sys.prefix, "")

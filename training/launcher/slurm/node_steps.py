@@ -33,6 +33,7 @@ BACKLOG = 64
 # A node that rejects its first start, or was asked to stop, ends the run for all.
 REJECTED = (Exit.CONFIG, Exit.RESOURCES)
 STOPPED = (Exit.PREEMPTED, Exit.INTERRUPTED)
+FAILED = (Exit.TRAINING, Exit.HANG)  # of the run, or only of this node
 
 Start = Callable[[int, bool], "subprocess.Popen[bytes]"]
 
@@ -131,7 +132,7 @@ class NodeSteps:
         elif status == Exit.DONE:
             self._over()
         elif self._again:
-            self._plan_again(rank, first)
+            self._plan_again(rank, first, status)
         else:
             log.warning(msg("launcher.hosts.without", host=name, rank=rank))
 
@@ -139,12 +140,14 @@ class NodeSteps:
         """May this node be running ranks? It was never lost, or is back for STEADY_S."""
         return rank not in self._pauses or time.monotonic() - self._started[rank] > STEADY_S
 
-    def _plan_again(self, rank: int, first: bool) -> None:
+    def _plan_again(self, rank: int, first: bool, status: int) -> None:
         now = time.monotonic()
         steady = now - self._started[rank] > STEADY_S
         pause_s = AGAIN_S if first or steady else min(2 * self._pauses[rank], MOST_S)
-        self._pauses[rank], self._due[rank] = pause_s, now + pause_s
-        if first or steady:  # once, not at every attempt
+        if status in FAILED:  # the first node of a failed run ends last: it reports and notifies
+            pause_s = float(job.LAST_NODE_S)
+        self._pauses[rank], self._due[rank] = min(pause_s, MOST_S), now + pause_s
+        if (first or steady) and status not in FAILED:  # once, not at every attempt
             log.warning(msg("launcher.hosts.again", host=self._names[rank], rank=rank))
 
     def _stop(self) -> None:

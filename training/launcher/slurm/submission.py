@@ -291,6 +291,8 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Variables of the Python environment, which the job uses too; a local build of PyTorch is on
     its path already."""
     found = {"VIRTUAL_ENV": sys.prefix}
+    if environ.get("CONDA_PREFIX", sys.prefix) != sys.prefix:
+        found["CONDA_PREFIX"] = ""  # an active one that is not used: it may come first on PATH
     if environ.get("TORCH_LOCAL_PATH"):
         found["TORCH_LOCAL_PATH"] = ""
         found |= {
