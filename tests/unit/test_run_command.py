@@ -46,6 +46,20 @@ def translated(line: str) -> str:
         ("--max-restarts=3 --log-dir logs t.py", "1 --retries=3 --log_dir=logs --script=t.py"),
         ("--tee 3 --redirects 3 t.py", "1 --show_ranks=all --script=t.py"),
         ("-t 0:3,1:0,2:1 t.py", "1 --show_ranks=0,2 --script=t.py"),
+        ("-t 1:3 t.py", "1 --show_ranks=0,1 --script=t.py"),
+        ("-t 0:0,1:3 t.py", "1 --show_ranks=1 --script=t.py"),
+        ("-t3 -r1 t.py", "1 --show_ranks=all --script=t.py"),
+        ("--tee=abc t.py", "1 --show_ranks=abc --script=t.py"),  # refused by the plan
+        ("--local-ranks-filter 0 --role r --tee 3 t.py", "1 --show_ranks=0 --script=t.py"),
+        ("--max_restarts=0 --max-restarts=2 t.py", "1 --retries=2 --script=t.py"),
+        (
+            "--master_port=1 --master_addr=a --rdzv_endpoint=[::1]:29500 t.py",
+            "1 --master_addr=::1 --master_port=29500 --script=t.py",
+        ),
+        ("--rdzv_endpoint=[::1] t.py", "1 --master_addr=::1 --script=t.py"),
+        ("--master-addr [::1] t.py", "1 --master_addr=::1 --script=t.py"),
+        ("--nproc_per=3 --standal --use_env t.py", "3 --script=t.py"),
+        ("--rdzv 3 t.py", "1 --rdzv=3 --script=t.py"),  # of several flags
         ("--local-ranks-filter=0,1 t.py", "1 --show_ranks=0,1 --script=t.py"),
         ("--dry_run --hang_timeout 9 t.py", "1 --dry_run --hang_timeout=9 --script=t.py"),
         ("--no-report --debug t.py", "1 --no-report --debug --script=t.py"),
@@ -75,6 +89,9 @@ def test_a_suggested_command_is_one_of_duet_run(
     assert command(RUN, words, master_port=29501) == (
         "./duet run -n 2 --master_port=29501 -m 'my t.py' --x 'a b'"
     )
+    with pytest.raises(UserError) as caught:
+        script_request.read(RUN, ["2", "--script=my u.py", "--", "--x", "1"], {})
+    assert caught.value.problems[0].fixes == ["./duet run -n 2 'my t.py' --x 1"]
     with pytest.raises(UserError) as caught:
         script_request.read(RUN, ["2", "--epochs=3", "--script=my t.py", "--", "--x"], {})
     assert caught.value.problems[0].fixes[-1] == "./duet run -n 2 'my t.py' --epochs=3 --x"

@@ -53,15 +53,22 @@ Flag = tuple[str, str | None, str]  # name, value, first word as typed
 def _show(text: str) -> list[str]:
     """--tee: streams of all ranks (1: stdout, 2: stderr, 3: both), or of each: 0:3,1:2."""
     if ":" not in text:
-        return [] if text == "0" else ["--show_ranks=all"]
-    pairs = [pair.partition(":") for pair in text.split(",")]
-    shown = [rank for rank, _, stream in pairs if stream != "0"]
-    return [f"--show_ranks={','.join(shown)}"] if shown else []
+        shown = "all" if text in ("1", "2", "3") else text  # the plan refuses another text
+        return [] if text == "0" else [f"--show_ranks={shown}"]
+    streams = {"0": ""}  # rank 0 keeps the console, unless --tee is off for it
+    streams |= {rank: stream for rank, _, stream in (p.partition(":") for p in text.split(","))}
+    ranks = [rank for rank, stream in streams.items() if stream != "0"]
+    return [f"--show_ranks={','.join(ranks)}"] if ranks else []
 
 
 def _endpoint(text: str) -> list[str]:
-    host, _, port = text.rpartition(":") if ":" in text else (text, "", "")
-    return [f"--master_addr={host}", *([f"--master_port={port}"] if port not in ("", "0") else [])]
+    known = re.fullmatch(r"(\[.*\]|[^:]*)(?::(\d+))?", text)  # an IPv6 address has brackets
+    host, port = known.groups() if known else (text, None)
+    return [*_address(host), *([f"--master_port={port}"] if port not in (None, "0") else [])]
+
+
+def _address(text: str) -> list[str]:
+    return [f"--master_addr={text.removeprefix('[').removesuffix(']')}"]
 
 
 def _field(name: str) -> Callable[[str], list[str]]:
@@ -77,7 +84,7 @@ def _nothing(text: str) -> list[str]:
 TORCHRUN: dict[str, Callable[[str], list[str]]] = {
     "nnodes": _field("nnodes"),
     "node_rank": _field("node_rank"),
-    "master_addr": _field("master_addr"),
+    "master_addr": _address,
     "master_port": _field("master_port"),
     "rdzv_endpoint": _endpoint,
     "max_restarts": _field("retries"),
@@ -96,7 +103,11 @@ TORCHRUN: dict[str, Callable[[str], list[str]]] = {
     ),
 }
 SHORT = {"-n": RANKS, "-m": "module", "-t": "tee", "-r": "redirects", **launcher_flags.SHORT}
-IGNORED_SWITCHES = ("standalone", "run_path")
+IGNORED_SWITCHES = ("standalone", "run_path", "use_env")
+# What torchrun does if both are given.
+OVERRIDDEN = {"tee": "local_ranks_filter"} | dict.fromkeys(
+    ("master_addr", "master_port"), "rdzv_endpoint"
+)
 
 
 def main(argv: list[str]) -> int:
@@ -116,11 +127,11 @@ def parse(argv: list[str]) -> tuple[list[Flag], list[str]]:
     while rest and rest[0].startswith("-") and rest[0] not in ("-", SEPARATOR):
         word = rest.pop(0)
         name, equals, text = word.partition("=")
-        if word.startswith("-n") and word[2:].isdecimal():  # -n2
-            name, equals, text = "-n", "=", word[2:]
+        if word[:2] in ("-n", "-t", "-r") and word[2:].isdecimal():  # -n2
+            name, equals, text = word[:2], "=", word[2:]
         if name in SHORT:
             name, word = SHORT[name], f"--{SHORT[name]}{equals}{text}"
-        name = name.lstrip("-").replace("-", "_")
+        name = _whole(name.lstrip("-").replace("-", "_"))
         value: str | None = text if equals else None
         if not equals and _takes_value(name, rest):
             value = rest.pop(0) if rest else ""
@@ -128,14 +139,26 @@ def parse(argv: list[str]) -> tuple[list[Flag], list[str]]:
     return found, rest[1:] if rest[:1] == [SEPARATOR] else rest
 
 
+def _whole(name: str) -> str:
+    """A flag of torchrun may be abbreviated, as long as it is clear which one is meant."""
+    own = (*FIELDS, *USED, *PROGRAM, *flags.SWITCHES, *launcher_flags.FLAGS)
+    names = {RANKS, "module", "no_python", *TORCHRUN, *IGNORED_SWITCHES}
+    if name in names or name in own or name.removeprefix("no_") in FIELDS:
+        return name
+    meant = [one for one in names if one.startswith(name)]
+    return meant[0] if name and len(meant) == 1 else name
+
+
 def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) -> list[str]:
     """The words of launch_train.sh. Raises UserError without a program."""
     number, words = "", []
-    for name, value, word in given:
+    last = {name: place for place, (name, _, _) in enumerate(given)}
+    for place, (name, value, word) in enumerate(given):
         if name == RANKS:
             number = value or ""
-        elif name in TORCHRUN:
-            words += TORCHRUN[name](value or "")
+        elif name in TORCHRUN:  # the last one counts, as for torchrun
+            if last[name] == place and OVERRIDDEN.get(name) not in last:
+                words += TORCHRUN[name](value or "")
         elif name not in IGNORED_SWITCHES:
             whole = word if value is None or "=" in word else f"{word}={value}"
             words.append(f"--{name}" if name in PROGRAM else whole)
@@ -199,7 +222,9 @@ def _takes_value(name: str, rest: list[str]) -> bool:
     field = name.removeprefix("no_")
     if name in (*IGNORED_SWITCHES, *launcher_flags.SWITCHES, *flags.SWITCHES, "h"):
         return False
-    if name in (RANKS, "lang", *TORCHRUN) or (name in USED and kind(name) != "bool"):
+    if name in (RANKS, "lang", *TORCHRUN, *launcher_flags.FLAGS):
+        return True
+    if name in USED and kind(name) != "bool":
         return True
     if field in FIELDS and kind(field) == "bool":
         return False

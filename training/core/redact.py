@@ -26,7 +26,7 @@ SECRET_VALUE = re.compile(
 )
 LOGIN_IN_ADDRESS = re.compile(r"://[^/\s@]*:[^/\s@]*@")
 NAMED_SECRET = re.compile(
-    r"""((?:^|[^A-Za-z])(?:[\w-]*[_-])?(?:api[_-]?key|key|token|secret|passwd|password|credential|auth|authorization)(?:[_-]\w{1,20})?
+    r"""((?:^|[^A-Za-z])(?:[\w-]{0,64}[_-])?(?:api[_-]?key|key|token|secret|passwd|password|credential|auth|authorization)(?:[_-]\w{1,20})?
         ["']?\s*(?:=|:|\ (?=\S+$)|\ (?=\S+\ ))\s*)            # its name and the separator
     ("[^"]*"|'[^']*'|(?:Bearer\s+|Basic\s+)?[^\s"',;]{6,})""",
     re.IGNORECASE | re.VERBOSE,
@@ -34,7 +34,8 @@ NAMED_SECRET = re.compile(
 WEBHOOK = re.compile(
     r"(https?://(?:hooks\.|discord(?:app)?\.com/api/webhooks|[\w.]+/webhook)[^\s\"']{0,16})[^\s\"']*"
 )
-MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+# The limit and the look-behind keep long words linear: a log may have a megabyte without a space.
+MAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 ADDRESS = re.compile(r"\b(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}\b(?!\.\d)")
 CLOUD_KEY = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")
 LONG_WORD = re.compile(r"[A-Za-z0-9_-]{20,}")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message
+KEPT_CHARACTERS = 2000  # of a line of the log
 UNDERLINE = re.compile(r"[\s^~]+")  # Python 3.11 marks the column below each line of a traceback
 
 
@@ -198,7 +199,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
 def _last_lines(log: Path, since: int) -> list[str]:
     """Last lines of the rank's output, without those of Python's resource tracker."""
     lines = (line for line in tail(log, 2 * SHOWN_LINES, since) if not UNDERLINE.fullmatch(line))
-    return [line for line in lines if "resource_tracker" not in line][-SHOWN_LINES:]
+    kept = [line for line in lines if "resource_tracker" not in line][-SHOWN_LINES:]
+    return [f"{one[:KEPT_CHARACTERS]}…" if len(one) > KEPT_CHARACTERS else one for one in kept]
 
 
 def _stack(found: HangFinding) -> list[str]:

@@ -41,7 +41,10 @@ def as_run(own: list[str], changed: list[str], theirs: list[str]) -> str:
     watch = line.on("watch")
     program = [SEPARATOR] if watch else ["--no-python"] if line.on("no_python") else []
     program += ["-m"] if line.on("module") else []
-    program += [text for text, _ in [line.flags.get("script", ("", ""))] if text]
+    other = [shlex.split(word)[0] for word in changed if word.startswith("--script=")]
+    changed = [word for word in changed if not word.startswith("--script=")]
+    found = other[-1].removeprefix("--script=") if other else line.flags.get("script", ("", ""))[0]
+    program += [found] if found else []
     moved = {i for name, *span in line.places if name in PROGRAM for i in range(*span)}
     moved |= set(line.positional_at[:1])
     kept = [word for i, word in enumerate(own) if i not in moved]
