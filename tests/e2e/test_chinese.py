@@ -22,7 +22,7 @@ def english(output: str) -> list[str]:
     return [m for m in found if not CHINESE.search(m) and not m.startswith("run directory: ")]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_failure_and_resume(launch: Launch) -> None:
     failed = launch(*SCRIPT, save_every=5, inject="raise@rank=1,step=7")
     assert failed.wait() == 4

@@ -188,7 +188,7 @@ def test_leftovers_of_an_outer_launcher_are_ignored(
 # Hangs
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_slow_import_is_not_part_of_the_test(attempt: Attempt, short: int) -> None:
     assert attempt(before("torch", f"__import__('time').sleep({short + 1})"), limit_s=short).ok
 
