@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from training.cli import run, watch
-from training.core.errors import Problem, UserError
+from training.core.errors import Exit, Problem, UserError
 from training.core.project import ROOT
 from training.launcher.other_ranks import MOST, WAITING, OtherRanks
 from training.plan import script_request
@@ -78,6 +78,67 @@ def test_a_program_is_required_and_gpu_needs_one() -> None:
         with pytest.raises(UserError) as caught:
             translated(line)
         assert [problem.code for problem in caught.value.problems] == [code]
+
+
+ELASTIC = "--nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=h:29500 --rdzv_id=7"
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "code", "fixes"),
+    [
+        (
+            f"{ELASTIC} t.py --x",
+            {},
+            "nodes.no_node_rank",
+            [
+                "-n 1 --nnodes=2 --master_addr=h --master_port=29500 --node_rank=0 t.py --x",
+                "-n 1 --nnodes=2 --master_addr=h --master_port=29500 --node_rank=1 t.py --x",
+                "-n 1 --hosts=a,b t.py --x",
+            ],
+        ),
+        (
+            "-n 2 --rdzv-backend c10d -m a.b",
+            {"DUET_NNODES": "2", "DUET_MASTER_ADDR": "h"},
+            "nodes.no_node_rank",
+            ["-n 2 --node_rank=0 -m a.b", "-n 2 --node_rank=1 -m a.b", "-n 2 --hosts=a,b -m a.b"],
+        ),
+        ("--rdzv_backend=etcd --rdzv_endpoint=s:2379 t.py", {}, "run.backend", ["-n 1 t.py"]),
+        (
+            "--nnodes=1:3 --node_rank=1 --rdzv_backend=etcd-v2 --rdzv_endpoint=s:2379 t.py",
+            {},
+            "run.backend",
+            [
+                "-n 1 --nnodes=3 --min_ranks=1 --node_rank=1 --master_addr=ADDRESS t.py",
+                "-n 1 --min_ranks=1 --hosts=a,b,c t.py",
+            ],
+        ),
+    ],
+)
+def test_machines_without_a_number_are_refused_at_once(
+    line: str, environ: dict[str, str], code: str, fixes: list[str]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        run.translate(*run.parse(line.split()), ENVIRONMENT | environ)
+    (problem,) = caught.value.problems
+    assert (problem.code, caught.value.code) == (code, Exit.CONFIG)
+    assert [fix.partition("   #")[0] for fix in problem.fixes] == [f"./duet run {f}" for f in fixes]
+
+
+@pytest.mark.parametrize(
+    ("line", "environ"),
+    [
+        (f"{ELASTIC} --node_rank=0", {}),
+        (ELASTIC, {"DUET_NODE_RANK": "1"}),
+        (ELASTIC, {"SKYPILOT_NODE_IPS": "a\nb", "SKYPILOT_NODE_RANK": "1"}),
+        (ELASTIC, {"JOB_COMPLETION_INDEX": "1"}),
+        (f"{ELASTIC} --hosts=a,b", {}),
+        ("--nnodes=2 --rdzv_backend=static --master_addr=h", {}),
+        ("--nnodes=1:1 --rdzv_backend=c10d --rdzv_endpoint=localhost:0", {}),
+    ],
+)
+def test_machines_with_a_number_start(line: str, environ: dict[str, str]) -> None:
+    words = run.translate(*run.parse([*line.split(), "t.py"]), ENVIRONMENT | environ)
+    assert words[-1] == "--script=t.py"
 
 
 def test_a_suggested_command_is_one_of_duet_run(

@@ -34,6 +34,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from training.cli import torchrun_nodes
 from training.config import flags
 from training.config.schema import FIELDS, kind
 from training.core.errors import Exit, Problem, UserError
@@ -177,7 +178,10 @@ def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) ->
     count = processes(number, environ)
     least = any(name == "min_ranks" for name, _, _ in given)
     words = [one for word in words for one in _elastic(word, count, least)]
-    return [count, *words, f"--script={rest[0]}", *tail]
+    words = [count, *words, f"--script={rest[0]}", *tail]
+    backend = next((value for name, value, _ in reversed(given) if name == "rdzv_backend"), "")
+    torchrun_nodes.check(backend or "", words, environ)
+    return words
 
 
 def _elastic(word: str, count: str, least: bool) -> list[str]:

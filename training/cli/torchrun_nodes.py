@@ -1,0 +1,82 @@
+"""torchrun's rendezvous for `duet run`: its elastic backends number the machines themselves, Duet
+needs a number for each."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+
+from training.config import flags
+from training.config.resolve import PREFIX
+from training.core.errors import Problem, UserError
+from training.core.messages import msg
+from training.host import topology
+from training.host.placement import LOOPBACK, LauncherOptions
+from training.plan.cli_args import command
+from training.plan.script_words import RUN, SEPARATOR, split
+
+STATIC, ELASTIC = "static", "c10d"
+_ADDRESS = ("master_addr", "master_port")
+
+
+def check(backend: str, words: list[str], environ: Mapping[str, str]) -> None:
+    """`backend`: torchrun's --rdzv-backend; `words`: those of launch_train.sh. Raises UserError for
+    machines without a number, and for a backend that needs a server of its own."""
+    if backend in ("", STATIC):
+        return
+    given = flags.parse(split(words)[0]).flags
+    origin = "--nnodes" if "nnodes" in given else f"{PREFIX}NNODES"
+    found = {
+        name: given[name][0] if name in given else environ.get(f"{PREFIX}{name.upper()}", "")
+        for name in ("launcher", "nnodes", "node_rank", "master_addr", "hosts", "hostfile")
+    }
+    nodes = int(found["nnodes"]) if found["nnodes"].isdecimal() else 1
+    alone = nodes == 1 or bool(found["hosts"] or found["hostfile"])
+    numbered = alone or bool(found["node_rank"]) or _by_platform(found, nodes, environ)
+    if backend != ELASTIC:
+        # the endpoint is that server, no machine of the run
+        words = _without(words, _ADDRESS)
+        fixes = [command(RUN, words)] if alone else _commands(words, nodes, "", numbered=numbered)
+        what = msg("cli.run.backend", backend=backend)
+        raise UserError(Problem("run.backend", what, f"{STATIC}, {ELASTIC}", fixes))
+    if not numbered:
+        what = msg("cli.run.no_node_rank", backend=backend, nodes=nodes, origin=origin)
+        allowed = msg("host.place.node_ranks", last=nodes - 1)
+        fixes = _commands(words, nodes, found["master_addr"], numbered=False)
+        raise UserError(Problem("nodes.no_node_rank", what, allowed, fixes, "node_rank"))
+
+
+def _by_platform(found: Mapping[str, str], nodes: int, environ: Mapping[str, str]) -> bool:
+    """Whether a platform numbers the machines; the plan reports variables that are invalid."""
+    launcher, address = found["launcher"] or "auto", found["master_addr"] or LOOPBACK
+    asked = LauncherOptions(launcher=launcher, nnodes=nodes, master_addr=address)
+    try:
+        return topology.find(environ, asked, starts_ranks=True).source != "flags"
+    except UserError:
+        return True
+
+
+def _commands(words: list[str], nodes: int, address: str, *, numbered: bool) -> list[str]:
+    """The commands of the first two machines, or of this one, and the one that starts all."""
+    missing = {} if address else {"master_addr": "ADDRESS"}
+    if numbered:
+        each = [command(RUN, words, **missing)]
+    else:
+        first = msg("cli.run.on_first", address=address or "ADDRESS")
+        more = nodes > 2
+        second = msg("cli.run.on_others", last=nodes - 1) if more else msg("cli.run.on_second")
+        each = [
+            f"{command(RUN, words, node_rank=rank, **missing)}   # {where}"
+            for rank, where in enumerate((first, second))
+        ]
+    if nodes > len(string.ascii_lowercase):
+        return each
+    names = ",".join(string.ascii_lowercase[:nodes])
+    once = _without(words, ("nnodes", "node_rank", *_ADDRESS))
+    return [*each, f"{command(RUN, once, hosts=names)}   # {msg('cli.run.on_all')}"]
+
+
+def _without(words: list[str], names: tuple[str, ...]) -> list[str]:
+    own, theirs = split(words)
+    kept = [word for word in own if not word.startswith(tuple(f"--{name}=" for name in names))]
+    return [*kept, SEPARATOR, *theirs] if theirs else kept
