@@ -47,7 +47,7 @@ def test_plain_and_leftovers(launch: Launch, once: Launch) -> None:
     assert first_line(plain) == "local: no launcher has started ranks"
     left = {
         "WORLD_SIZE": "7",
-        "PET_NNODES": "2",
+        "PET_NNODES": "1",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "MASTER_PORT": "1",
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training.core.errors import UserError
+from training.core.errors import Exit, UserError
 from training.host import slurm_env, topology
 from training.host.placement import DEFAULT_PORT, LOCAL, NODE, RANK, LauncherOptions, Topology
 
@@ -122,7 +122,7 @@ def test_platform_injects_nodes() -> None:
         {"WORLD_SIZE": "2"},
         {"RANK": "0", "WORLD_SIZE": "2"},  # no MASTER_ADDR: unusable
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h"},
-        {"PET_NNODES": "2", "TORCHELASTIC_RUN_ID": "x"},
+        {"PET_NNODES": "1", "TORCHELASTIC_RUN_ID": "x"},
         {"LOCAL_RANK": "0", "MASTER_PORT": "29500"},
     ],
 )
@@ -348,6 +348,39 @@ def test_nodes_of_kubeflow() -> None:
     assert (place.node_rank, place.master_addr, place.master_port) == (0, "t-node-0-0.t", 29400)
     assert find(RANK_ENV | trainer).kind == RANK, "a rank that has been started already"
     assert "PET_NNODES" in problems(trainer | {"PET_NODE_RANK": "2"})[0]
+
+
+@pytest.mark.parametrize(
+    ("pod", "lacking", "fix"),
+    [
+        (
+            {"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "h:29400"},
+            ["PET_NODE_RANK", "PET_MASTER_ADDR"],
+            "--nnodes=2 --node_rank=N --master_addr=h",
+        ),
+        ({"PET_NNODES": "2:4", "MASTER_ADDR": "h"}, ["PET_NODE_RANK"], "--nnodes=4 --node_rank=N"),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, ["PET_MASTER_ADDR"], "--node_rank=1"),
+    ],
+)
+def test_a_pod_without_number_or_address_does_not_train_alone(
+    pod: dict[str, str], lacking: list[str], fix: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        find(pod)
+    (problem,) = caught.value.problems
+    assert (problem.code, caught.value.code) == ("environment.rank_missing", Exit.CONFIG)
+    names = ("PET_NODE_RANK", "PET_MASTER_ADDR")
+    assert [name for name in names if name in problem.what] == lacking
+    assert any(fix in one for one in problem.fixes)
+    assert find(pod, launcher="spawn").kind == LOCAL
+    place = find(pod, nnodes=2, node_rank=1, master_addr="h")
+    assert (place.kind, place.node_rank, place.master_addr) == (NODE, 1, "h")
+
+
+def test_an_elastic_range_counts_the_most_machines() -> None:
+    assert find(PYTORCHJOB | {"PET_NNODES": "2:4"}).nnodes == 4
+    place = find({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, master_addr="h")
+    assert (place.kind, place.node_rank, place.master_addr) == (NODE, 1, "h")
 
 
 def test_nodes_of_skypilot() -> None:

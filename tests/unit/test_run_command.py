@@ -141,6 +141,35 @@ def test_machines_with_a_number_start(line: str, environ: dict[str, str]) -> Non
     assert words[-1] == "--script=t.py"
 
 
+POD = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "h", "PET_NPROC_PER_NODE": "4"}
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "count"),
+    [
+        ("t.py", POD, "4"),
+        ("-n 2 t.py", POD, "2"),
+        ("t.py", POD | {"PET_NPROC_PER_NODE": "cpu"}, str(len(os.sched_getaffinity(0)))),
+        ("t.py", POD | {"PET_NNODES": "1", "PET_NODE_RANK": "0"}, "1"),
+        ("--launcher=spawn t.py", POD, "1"),
+        ("--hosts=a,b t.py", POD, "1"),
+        ("t.py", {"PET_NPROC_PER_NODE": "4"}, "1"),  # of a shell profile
+    ],
+)
+def test_processes_of_a_pod(line: str, environ: dict[str, str], count: str) -> None:
+    assert run.translate(*run.parse(line.split()), ENVIRONMENT | environ)[0] == count
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [("four", "environment.rank_variable"), ("gpu", "run.no_gpu")]
+)
+def test_processes_of_a_pod_that_cannot_start(text: str, code: str) -> None:
+    with pytest.raises(UserError) as caught:
+        run.translate([], ["t.py"], ENVIRONMENT | POD | {"PET_NPROC_PER_NODE": text})
+    (problem,) = caught.value.problems
+    assert problem.code == code and f"PET_NPROC_PER_NODE is '{text}'" in problem.what
+
+
 def test_a_suggested_command_is_one_of_duet_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,6 @@ from training.plan import launcher_flags
 from training.plan.script_words import PROGRAM, RUN, SEPARATOR, USED
 
 SCRIPT = "launch_train.sh"
-COUNTS = ("gpu", "cpu", "auto")
 RANKS = "nproc_per_node"
 Flag = tuple[str, str | None, str]  # name, value, first word as typed
 
@@ -173,9 +172,10 @@ def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) ->
             )
         )
     number = number or _slots(given)
+    set_by = "" if number else torchrun_nodes.ranks_variable(words, environ)
     own = rest[2:] if rest[1:2] == [SEPARATOR] else rest[1:]  # torchrun drops it too
     tail = [SEPARATOR, *own] if own else []
-    count = processes(number, environ)
+    count = processes(environ[set_by] if set_by else number, environ, set_by)
     least = any(name == "min_ranks" for name, _, _ in given)
     words = [one for word in words for one in _elastic(word, count, least)]
     words = [count, *words, f"--script={rest[0]}", *tail]
@@ -206,15 +206,16 @@ def _slots(given: list[Flag]) -> str:
     return str(most) if most else ""
 
 
-def processes(text: str, environ: Mapping[str, str]) -> str:
+def processes(text: str, environ: Mapping[str, str], set_by: str = "") -> str:
     """The number of processes. A text that is none is returned, and reported by the plan. Raises
-    UserError for `gpu` without a GPU."""
-    if text and text not in COUNTS:
+    UserError for `gpu` without a GPU. `set_by`: the variable that has this text, '' for -n."""
+    if text and text not in torchrun_nodes.COUNTS:
         return text
     machine = gpus.inventory(environ) if text != "cpu" else None
     found = len(machine.gpus) if machine else 0
     if text == "gpu" and machine and not found:
-        what = msg("cli.run.no_gpu", reason=machine.reason)
+        asked = msg("cli.run.set_by", name=set_by, text=text) if set_by else "-n gpu"
+        what = msg("cli.run.no_gpu", asked=asked, reason=machine.reason)
         fix = "./duet run -n 2 train.py"
         raise UserError(Problem("run.no_gpu", what, msg("cli.run.counts"), [fix]))
     return str(found or (len(os.sched_getaffinity(0)) if text else 1))

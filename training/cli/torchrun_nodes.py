@@ -10,11 +10,12 @@ from training.config import flags
 from training.config.resolve import PREFIX
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.host import topology
+from training.host import platform_env, topology
 from training.host.placement import LOOPBACK, LauncherOptions
 from training.plan.cli_args import command
 from training.plan.script_words import RUN, SEPARATOR, split
 
+COUNTS = ("gpu", "cpu", "auto")  # in place of a number of processes
 STATIC, ELASTIC = "static", "c10d"
 _ADDRESS = ("master_addr", "master_port")
 
@@ -24,12 +25,8 @@ def check(backend: str, words: list[str], environ: Mapping[str, str]) -> None:
     machines without a number, and for a backend that needs a server of its own."""
     if backend in ("", STATIC):
         return
-    given = flags.parse(split(words)[0]).flags
-    origin = "--nnodes" if "nnodes" in given else f"{PREFIX}NNODES"
-    found = {
-        name: given[name][0] if name in given else environ.get(f"{PREFIX}{name.upper()}", "")
-        for name in ("launcher", "nnodes", "node_rank", "master_addr", "hosts", "hostfile")
-    }
+    origin = "--nnodes" if "nnodes" in flags.parse(split(words)[0]).flags else f"{PREFIX}NNODES"
+    found = _asked(words, environ)
     nodes = int(found["nnodes"]) if found["nnodes"].isdecimal() else 1
     alone = nodes == 1 or bool(found["hosts"] or found["hostfile"])
     numbered = alone or bool(found["node_rank"]) or _by_platform(found, nodes, environ)
@@ -44,6 +41,36 @@ def check(backend: str, words: list[str], environ: Mapping[str, str]) -> None:
         allowed = msg("host.place.node_ranks", last=nodes - 1)
         fixes = _commands(words, nodes, found["master_addr"], numbered=False)
         raise UserError(Problem("nodes.no_node_rank", what, allowed, fixes, "node_rank"))
+
+
+def ranks_variable(words: list[str], environ: Mapping[str, str]) -> str:
+    """The variable in which a platform gives torchrun the processes of this machine; '' if none
+    counts. Raises UserError for any other text than a number or COUNTS."""
+    found = _asked(words, environ)
+    asked = LauncherOptions(
+        launcher=found["launcher"] or "auto",
+        master_addr=found["master_addr"],
+        hosts=found["hosts"],
+        hostfile=found["hostfile"],
+    )
+    text = platform_env.ranks_per_node(environ, asked)
+    if not text:
+        return ""
+    if text not in COUNTS and not (text.isascii() and text.isdecimal() and int(text)):
+        what = msg("cli.run.no_count", name=platform_env.RANKS, text=text)
+        fixes = [f"export {platform_env.RANKS}=2", "./duet run -n 2 train.py"]
+        code = "environment.rank_variable"
+        raise UserError(Problem(code, what, msg("cli.run.counts"), fixes))
+    return platform_env.RANKS
+
+
+def _asked(words: list[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The fields that place this machine, from the flags, else from DUET_ variables."""
+    given = flags.parse(split(words)[0]).flags
+    return {
+        name: given[name][0] if name in given else environ.get(f"{PREFIX}{name.upper()}", "")
+        for name in ("launcher", "nnodes", "node_rank", "master_addr", "hosts", "hostfile")
+    }
 
 
 def _by_platform(found: Mapping[str, str], nodes: int, environ: Mapping[str, str]) -> bool:

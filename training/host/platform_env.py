@@ -3,31 +3,77 @@ SkyPilot, JobSet and Indexed Jobs of Kubernetes."""
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Mapping
 
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
+from training.host import hosts
 from training.host.placement import (
     DEFAULT_PORT,
     NODE,
+    OFF,
     LauncherOptions,
     Topology,
     inside,
 )
 
 SOURCE = "platform"
+RANKS = "PET_NPROC_PER_NODE"
 INDEX = "JOB_COMPLETION_INDEX"
 
 
-def torchrun_nodes(environ: Mapping[str, str]) -> tuple[int, int] | None:
+def torchrun_nodes(environ: Mapping[str, str], address: str = "") -> tuple[int, int] | None:
     """(node rank, nodes) from torchrun's own variables, which PyTorchJob sets too: its WORLD_SIZE
-    counts ranks if the job has nprocPerNode. None if incomplete."""
-    count = environ.get("PET_NNODES", "")
+    counts ranks if the job has nprocPerNode. `address`: --master_addr. None if incomplete."""
+    count = _pet_nodes(environ)
     node = environ.get("PET_NODE_RANK") or environ.get("RANK", "")
-    if not (count.isdecimal() and node.isdecimal() and _pet_address(environ)):
+    if not (count and node.isdecimal() and (address or _pet_address(environ))):
         return None
-    return int(node), int(count)
+    return int(node), count
+
+
+def ranks_per_node(environ: Mapping[str, str], asked: LauncherOptions) -> str:
+    """PET_NPROC_PER_NODE if torchrun's variables make this process a node of several; else ''."""
+    if hosts.given(asked) or asked.launcher != "auto":
+        return ""
+    found = torchrun_nodes(environ, asked.master_addr)
+    return environ.get(RANKS, "") if found and found[1] > 1 else ""
+
+
+def complete(environ: Mapping[str, str], asked: LauncherOptions) -> None:
+    """Raises UserError if torchrun's variables ask for several machines, but lack what numbers and
+    connects them: each would train alone. --nnodes overrides them."""
+    count = _pet_nodes(environ)
+    if count < 2 or asked.nnodes > 1:
+        return
+    numbered = (environ.get("PET_NODE_RANK") or environ.get("RANK", "")).isdecimal()
+    endpoint = environ.get("PET_RDZV_ENDPOINT", "").rpartition(":")[0]
+    address = asked.master_addr or _pet_address(environ)
+    lacking = ["PET_NODE_RANK"] * (not numbered) + ["PET_MASTER_ADDR"] * (not address)
+    rank = environ.get("PET_NODE_RANK") or environ.get("RANK", "") if numbered else "N"
+    flags = f"--nnodes={count} --node_rank={rank} --master_addr={address or endpoint or 'ADDRESS'}"
+    each = msg("host.place.pet_each", last=count - 1)
+    elastic = environ.get("PET_RDZV_BACKEND", "static") != "static" and not numbered
+    raise UserError(
+        Problem(
+            "environment.rank_missing",
+            msg(
+                "host.place.pet_missing",
+                nodes=environ["PET_NNODES"],
+                count=count,
+                lacking=", ".join(lacking),
+            ),
+            msg("host.place.pet_needed"),
+            [
+                *([msg("host.place.pet_elastic")] if elastic else []),
+                flags if numbered else f"{flags}   # {each}",
+                msg("host.place.unset_one", name="PET_NNODES"),
+                msg("host.place.start_here", OFF=OFF),
+            ],
+        )
+    )
 
 
 def torchrun_node(
@@ -104,6 +150,12 @@ def _first_pod(environ: Mapping[str, str], index: int) -> str:
         return f"{own.removesuffix(str(index))}0{full.removeprefix(own)}"
     jobset, job = environ.get("JOBSET_NAME"), environ.get("REPLICATED_JOB_NAME")
     return f"{jobset}-{job}-0-0.{jobset}" if jobset and job else ""
+
+
+def _pet_nodes(environ: Mapping[str, str]) -> int:
+    """The machines of PET_NNODES, of MIN:MAX the most, as for --nnodes; 0 if invalid."""
+    found = re.fullmatch(r"(?:\d+:)?(\d+)", environ.get("PET_NNODES", ""), re.ASCII)
+    return int(found[1]) if found else 0
 
 
 def _pet_address(environ: Mapping[str, str]) -> str:

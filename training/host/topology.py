@@ -86,7 +86,7 @@ def find(
     if mpi := mpi_env.process(environ):
         one_per_node = mpi.one_per_node and (starts_ranks or several_gpus)
         return (mpi_env.node if one_per_node else mpi_env.rank)(environ, asked, mpi)
-    if found := platform_env.torchrun_nodes(environ):
+    if found := platform_env.torchrun_nodes(environ, asked.master_addr):
         if found[1] == 1:  # WORLD_SIZE counts the ranks of this machine
             return _own(environ, asked, "")
         return platform_env.torchrun_node(environ, asked, found)
@@ -96,7 +96,10 @@ def find(
         if step.one_per_node and (starts_ranks or several_gpus):
             return slurm_env.node(environ, asked, step)
         return slurm_env.rank(environ, asked, msg("host.place.slurm_tasks", tasks=step.tasks))
-    return platform_env.node(environ, asked) or _own(environ, asked, "")
+    if place := platform_env.node(environ, asked):
+        return place
+    platform_env.complete(environ, asked)
+    return _own(environ, asked, "")
 
 
 def _own(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Topology:
