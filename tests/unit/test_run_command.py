@@ -338,6 +338,15 @@ def test_every_flag_of_another_launcher_is_understood_or_answered(
             "./duet watch -- torchrun --nproc_per_node=2 --virtual_local_rank",
         ),
         ("-n 2 --num_machines=2 --machine_rank=1", "./duet run -n 2 --node_rank=1 --nnodes=2"),
+        (
+            "--num_processes 4 --num_machines 2 --machine_rank 1 --main_process_ip 10.0.0.1"
+            " --main_process_port 29500",
+            "./duet run -n 2 --master_port=29500 --master_addr=10.0.0.1 --node_rank=1 --nnodes=2",
+        ),
+        (
+            "--num_processes=6 --nnodes=3 --master_addr=10.0.0.1",
+            "./duet run -n 2 --nnodes=3 --master_addr=10.0.0.1",
+        ),
     ],
 )
 def test_the_answer_is_a_whole_command(
@@ -348,3 +357,15 @@ def test_the_answer_is_a_whole_command(
     found = answers(words.split())
     assert found and {problem.fixes[0] for problem in found} == {f"{fix} train.py --x"}
     assert all(problem.code in ("flag.launcher", "flag.unknown") for problem in found)
+
+
+def test_a_total_that_machines_cannot_share_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    found = answers(["--num_processes=5", "--num_machines=2"])
+    assert [(problem.code, problem.fixes) for problem in found] == [
+        ("ranks.value", [f"./duet run -n {n} --nnodes=2 train.py --x" for n in (2, 3)]),
+        ("flag.unknown", ["./duet run -n 2 --nnodes=2 train.py --x"]),
+    ]

@@ -29,6 +29,8 @@ from training.plan.request import LaunchRequest, common, count, place_of
 from training.plan.script_words import RUN, SEPARATOR, USED, split
 
 SCRIPT = "launch_train.sh"
+TOTAL = "num_processes"  # accelerate's: the ranks of all machines together
+MACHINES = ("num_machines", "num_nodes")  # nnodes elsewhere
 
 
 @dataclass(kw_only=True)
@@ -78,6 +80,8 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
         )
     problems, positional = line.problems, list(line.positional)
     typed = SCRIPTS[program] or number_of_ranks(line, positional, problems)
+    if total := _total(line):
+        typed = max(1, total // _machines(line))
     if program not in (SCRIPT, RUN):
         problems.append(
             Problem(
@@ -181,6 +185,13 @@ def _misplaced(
             out.append(launcher_flags.problem(one, flag, watched or command, allowed))
             continue
         if _of_a_launcher(one):
+            total, nnodes = _total(line), _machines(line)
+            if one.name == TOTAL and not watched and total % nnodes:
+                what = msg("plan.script.uneven", typed=one.typed, total=total, nnodes=nnodes)
+                more = {RANKS: str(total // nnodes + 1)}
+                fixes = [command, _rebuilt(program, line, own, theirs, ranks, more)]
+                out.append(Problem("ranks.value", what, "", list(dict.fromkeys(fixes))))
+                continue
             row = foreign_names.row_of(one.name)
             what = (
                 msg("plan.flag.unknown_because", typed=one.typed, why=row.note)
@@ -262,6 +273,33 @@ def _of_a_launcher(one: flags.Unknown) -> bool:
     )
 
 
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 6 else 0
+
+
+def _total(line: flags.CommandLine) -> int:
+    """The ranks of all machines, as accelerate counts them; 0 without."""
+    return next((_number(one.text) for one in line.unknown if one.name == TOTAL), 0)
+
+
+def _machines(line: flags.CommandLine) -> int:
+    texts = [line.flags.get("nnodes", ("", ""))[0]]
+    texts += [one.text or "" for one in line.unknown if one.name in MACHINES]
+    return next(filter(None, map(_number, texts)), 1)
+
+
+def _translated(line: flags.CommandLine, one: flags.Unknown) -> Changes:
+    """What replaces a flag of another launcher."""
+    from training.config import meant
+
+    if launcher_flags.find(one.name):
+        return launcher_flags.changes(one)
+    found: Changes = next(iter(meant.name(one.name, one.text, FIELDS).changes), {})
+    if one.name == TOTAL and RANKS in found and (total := _total(line)):
+        found = found | {RANKS: str(max(1, total // _machines(line)))}
+    return {n: v for n, v in found.items() if n != "retries"}
+
+
 def _extra(line: flags.CommandLine) -> list[int]:
     """Positions of arguments after the number of processes."""
     return line.positional_at[1:]
@@ -286,18 +324,10 @@ def _rebuilt(
 ) -> str:
     """The whole command with the script's own arguments after --. `without`: the flag that
     `changes` replace."""
-    from training.config import meant
-
     launcher = [one for one in line.unknown if _of_a_launcher(one)]
     changes = dict(changes)
     for one in launcher:
-        changes = launcher_flags.changes(one) | changes
-        for translated in (
-            []
-            if launcher_flags.find(one.name)
-            else meant.name(one.name, one.text, FIELDS).changes[:1]
-        ):
-            changes = {n: v for n, v in translated.items() if n != "retries"} | changes
+        changes = _translated(line, one) | changes
     gone = {
         i
         for one in [*launcher, *([without] if without else [])]
