@@ -257,7 +257,7 @@ def answers(words: list[str]) -> list[Problem]:
     """The problems of `duet run WORDS train.py --x`."""
     try:
         translated = run.translate(*run.parse([*words, "train.py", "--x"]), ENVIRONMENT)
-        read = script_request.read(RUN, translated, {})
+        read = script_request.read(RUN, translated, ENVIRONMENT)
     except UserError as error:
         return error.problems
     assert (read.runs.path, read.runs.args) == ("train.py", ["--x"]), words
@@ -332,7 +332,16 @@ def test_every_flag_of_another_launcher_is_understood_or_answered(
         ("-i localhost:2,3", "CUDA_VISIBLE_DEVICES=2,3 ./duet run -n 2"),
         ("--include=a:0@b:0", "CUDA_VISIBLE_DEVICES=0 ./duet run -n 1 --hosts=a,b"),
         ("--ssh_port 22 --hosts a,b", "./duet run -n 1 --hosts=a,b --ssh_args='-p 22'"),
-        ("-n 2 --exclude=a", "./duet watch -- deepspeed --num_gpus=2 --exclude=a"),
+        ("-n 2 --no_ssh", "./duet watch -- deepspeed --num_gpus=2 --no_ssh"),
+        ("-n 2 --exclude=a", "./duet watch -- deepspeed --exclude=a"),
+        ("--exclude=localhost:0", "./duet watch -- deepspeed --exclude=localhost:0"),
+        (
+            "--num_accelerators=2 --no_ssh",
+            "./duet watch -- deepspeed --num_accelerators=2 --no_ssh",
+        ),
+        ("--config_file a.yaml", "./duet watch -- accelerate launch --config_file=a.yaml"),
+        ("--use_fsdp", "./duet watch -- accelerate launch --use_fsdp"),
+        ("-n 2 --use_fsdp", "./duet watch -- accelerate launch --num_processes=2 --use_fsdp"),
         (
             "-n 2 --virtual-local-rank",
             "./duet watch -- torchrun --nproc_per_node=2 --virtual_local_rank",

@@ -17,7 +17,13 @@ from training.core.errors import Problem
 from training.core.messages import msg
 
 ACCELERATE, DEEPSPEED, TORCHRUN = "accelerate launch", "deepspeed", "torchrun"
-COUNTS = {ACCELERATE: "num_processes", DEEPSPEED: "num_gpus", TORCHRUN: "nproc_per_node"}
+# the first is the one to write
+COUNTS = {
+    ACCELERATE: ("num_processes",),
+    DEEPSPEED: ("num_gpus", "num_accelerators"),
+    TORCHRUN: ("nproc_per_node",),
+}
+SELECTED = {"include", "exclude"}  # DeepSpeed refuses them together with a count
 VARIABLE, NOT_NEEDED, WATCH, NOT_SUPPORTED = "variable", "not_needed", "watch", "not_supported"
 
 
@@ -158,17 +164,23 @@ def program(line: flags.CommandLine, theirs: list[str]) -> list[str]:
     return [*switches, path, *theirs]
 
 
-def watched(given: list[flags.Unknown], ranks: int, program: list[str]) -> str:
-    """The command of another launcher whose settings are needed, with its own flags, under `duet
-    watch`; '' if none is needed. `given`: flags of other launchers; `program`: the script with its
-    arguments."""
+def tool_of(given: list[flags.Unknown]) -> str:
+    """The launcher whose settings are needed; '' if none is."""
     known = [flag for one in given if (flag := find(one.name))]
-    tool = next((flag.tool for flag in known if flag.answer == WATCH), "")
-    if not tool:
-        return ""
-    count = COUNTS[tool]
-    words = [] if any(one.name == count for one in given) else [f"--{count}={ranks}"]
+    return next((flag.tool for flag in known if flag.answer == WATCH), "")
+
+
+def watched(tool: str, given: list[flags.Unknown], ranks: int, program: list[str]) -> str:
+    """The command of another launcher with its own flags, under `duet watch`. `given`: flags of
+    other launchers; `ranks`: as this launcher counts them, 0: its own default; `program`: the
+    script with its arguments."""
+    counts = COUNTS[tool]
+    names = {one.name for one in given}
+    selected = tool == DEEPSPEED and names & SELECTED
+    words = [f"--{counts[0]}={ranks}"] if ranks and not selected and not names & {*counts} else []
     for one in given:
+        if selected and one.name in counts:
+            continue
         found = find(one.name)
         if found is None or (found.tool == tool and found.answer != NOT_SUPPORTED):
             words.append(f"--{one.name}={one.text}" if one.text else f"--{one.name}")

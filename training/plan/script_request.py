@@ -21,8 +21,8 @@ from training.config.translate import RANKS, Changes
 from training.core import suggest
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.host import hosts
-from training.host.placement import RANK
+from training.host import gpus, hosts
+from training.host.placement import RANK, LauncherOptions
 from training.plan import elastic, launcher_flags, run_name, script_program
 from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
 from training.plan.request import LaunchRequest, common, count, place_of
@@ -141,7 +141,7 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     if problems or place is None or _moved(line, own):
         raise UserError(
             [
-                *_misplaced(program, line, own, theirs, typed),
+                *_misplaced(program, line, own, theirs, typed, environ),
                 *_in_full(program, problems, line, own, theirs, typed),
             ]
         )
@@ -168,7 +168,12 @@ def _show_ranks(text: str, origin: str) -> list[Problem]:
 
 
 def _misplaced(
-    program: str, line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int
+    program: str,
+    line: flags.CommandLine,
+    own: list[str],
+    theirs: list[str],
+    ranks: int,
+    environ: Mapping[str, str],
 ) -> list[Problem]:
     """Arguments before -- that belong to the script or to another launcher, each with the whole
     command."""
@@ -179,7 +184,7 @@ def _misplaced(
     allowed = _own_arguments(program)
     used = {name: FIELDS[name] for name in USED}
     launcher = [one for one in line.unknown if _of_a_launcher(one)]
-    watched = launcher_flags.watched(launcher, ranks or 2, launcher_flags.program(line, theirs))
+    watched = _watched(program, line, launcher, theirs, ranks, environ)
     for one in line.unknown:
         if flag := launcher_flags.find(one.name):
             out.append(launcher_flags.problem(one, flag, watched or command, allowed))
@@ -234,6 +239,35 @@ def _misplaced(
         for at in _extra(line)
     ]
     return out
+
+
+def _watched(
+    program: str,
+    line: flags.CommandLine,
+    launcher: list[flags.Unknown],
+    theirs: list[str],
+    ranks: int,
+    environ: Mapping[str, str],
+) -> str:
+    """The command of another launcher whose settings are needed, under `duet watch`; '' if none
+    is."""
+    tool = launcher_flags.tool_of(launcher)
+    if not tool:
+        return ""
+    if tool != launcher_flags.TORCHRUN and program == RUN and ranks == _default(line, environ):
+        ranks = 0  # the default of the other launcher may be in its config
+    if tool == launcher_flags.ACCELERATE:
+        ranks *= _machines(line)
+    return launcher_flags.watched(tool, launcher, ranks, launcher_flags.program(line, theirs))
+
+
+def _default(line: flags.CommandLine, environ: Mapping[str, str]) -> int:
+    """The number of processes without -n, as training.cli.run chooses it: by now a typed one looks
+    the same."""
+    named = {name: line.flags.get(name, ("", ""))[0] for name in ("hosts", "hostfile")}
+    asked = LauncherOptions(**named)
+    slots = [host.slots for host in hosts.read(asked)[0]] if hosts.given(asked) else []
+    return max(slots, default=0) or len(gpus.inventory(environ).gpus) or 1
 
 
 def _in_full(
