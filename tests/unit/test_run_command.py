@@ -333,6 +333,36 @@ def test_every_flag_of_another_launcher_is_understood_or_answered(
         ("--include=a:0@b:0", "CUDA_VISIBLE_DEVICES=0 ./duet run -n 1 --hosts=a,b"),
         ("--ssh_port 22 --hosts a,b", "./duet run -n 1 --hosts=a,b --ssh_args='-p 22'"),
         ("-n 2 --no_ssh", "./duet watch -- deepspeed --num_gpus=2 --no_ssh"),
+        (
+            "--no_ssh --hostfile hosts --node_rank 1 --master_addr h --master_port 1234",
+            "./duet watch -- deepspeed --hostfile=hosts --node_rank=1 --master_addr=h"
+            " --master_port=1234 --no_ssh",
+        ),
+        (
+            "--hostfile hosts --launcher slurm --launcher_args=-A",
+            "./duet watch -- deepspeed --hostfile=hosts --launcher=slurm --launcher_args=-A",
+        ),
+        ("--launcher=pdsh", "./duet watch -- deepspeed --launcher=pdsh"),
+        ("--launcher OpenMPI -n 2", "./duet watch -- deepspeed --num_gpus=2 --launcher=OpenMPI"),
+        (
+            "--launcher=mpich --retries=2 --run_name=a --dry_run",
+            "./duet watch --dry_run --retries=2 --run_name=a -- deepspeed --launcher=mpich",
+        ),
+        (
+            "--virtual-local-rank --nnodes 2 --node-rank 1 --master-addr h --nproc-per-node 2",
+            "./duet watch -- torchrun --nproc_per_node=2 --nnodes=2 --node_rank=1 --master_addr=h"
+            " --virtual_local_rank",
+        ),
+        (
+            "-n 2 --virtual-local-rank --tee 3 --max-restarts 3 --log-dir logs",
+            "./duet watch -- torchrun --nproc_per_node=2 --tee=3 --max_restarts=3 --log_dir=logs"
+            " --virtual_local_rank",
+        ),
+        (
+            "-n 2 --nnodes=2 --master_addr=h --use_fsdp --tee 0:3,1:0",
+            "./duet watch -- accelerate launch --num_processes=4 --num_machines=2"
+            " --main_process_ip=h --tee=0:3 --use_fsdp",
+        ),
         ("-n 2 --exclude=a", "./duet watch -- deepspeed --exclude=a"),
         ("--exclude=localhost:0", "./duet watch -- deepspeed --exclude=localhost:0"),
         (
@@ -363,6 +393,7 @@ def test_the_answer_is_a_whole_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("")
+    Path("hosts").write_text("a slots=2\nb slots=2\n")
     found = answers(words.split())
     assert found and {problem.fixes[0] for problem in found} == {f"{fix} train.py --x"}
     assert all(problem.code in ("flag.launcher", "flag.unknown") for problem in found)

@@ -23,6 +23,31 @@ COUNTS = {
     DEEPSPEED: ("num_gpus", "num_accelerators"),
     TORCHRUN: ("nproc_per_node",),
 }
+# Duet's flags → those of each launcher with the same meaning.
+SHARED = {
+    ACCELERATE: {
+        "nnodes": "num_machines",
+        "node_rank": "machine_rank",
+        "master_addr": "main_process_ip",
+        "master_port": "main_process_port",
+        "retries": "max_restarts",
+        "show_ranks": "tee",
+        "log_dir": "log_dir",
+    },
+    DEEPSPEED: {
+        "nnodes": "num_nodes",
+        **{n: n for n in ("node_rank", "master_addr", "master_port", "hostfile", "launcher")},
+    },
+    TORCHRUN: {
+        "retries": "max_restarts",
+        "show_ranks": "tee",
+        **{n: n for n in ("nnodes", "node_rank", "master_addr", "master_port", "log_dir")},
+    },
+}
+# Flags of `duet watch`, for what the launcher has no flag for.
+OF_WATCH = ("run_name", "out_dir", "log_dir", "hang_timeout", "report", "notify", "retries")
+# of DeepSpeed; slurm is a value of Duet's --launcher as well
+LAUNCHERS = ("pdsh", "openmpi", "mpich", "impi", "mvapich")
 SELECTED = {"include", "exclude"}  # DeepSpeed refuses them together with a count
 VARIABLE, NOT_NEEDED, WATCH, NOT_SUPPORTED = "variable", "not_needed", "watch", "not_supported"
 
@@ -106,8 +131,8 @@ FLAGS: dict[str, Flag] = {
     **_all(
         DEEPSPEED,
         WATCH,
-        "exclude launcher_args no_ssh venv_script autotuning elastic_training min_elastic_nodes"
-        " max_elastic_nodes",
+        "exclude launcher launcher_args no_ssh venv_script autotuning elastic_training"
+        " min_elastic_nodes max_elastic_nodes",
     ),
 }
 # Each with many flags.
@@ -131,6 +156,18 @@ SWITCHES = {
     "virtual_local_rank",
 }
 SHORT = {"-H": "hostfile", "-i": "include", "-e": "exclude", "-q": "quiet"}
+
+
+def separate(line: flags.CommandLine) -> None:
+    """Make DeepSpeed's --launcher one of the unknown flags: Duet has a flag of this name."""
+    if line.flags.get("launcher", ("", ""))[0].lower() not in LAUNCHERS:
+        return
+    text, typed = line.flags.pop("launcher")
+    (_, start, stop), *_ = [place for place in line.places if place[0] == "launcher"]
+    line.places = [place for place in line.places if place[0] != "launcher"]
+    line.unknown = sorted(
+        [*line.unknown, flags.Unknown(typed, text, start, stop)], key=lambda one: one.start
+    )
 
 
 def find(name: str) -> Flag | None:
@@ -170,18 +207,33 @@ def tool_of(given: list[flags.Unknown]) -> str:
     return next((flag.tool for flag in known if flag.answer == WATCH), "")
 
 
-def watched(tool: str, given: list[flags.Unknown], ranks: int, program: list[str]) -> str:
+def _shared(name: str, text: str) -> str:
+    """The value of Duet's flag as the other launchers write it."""
+    if name != "show_ranks":
+        return text
+    return "3" if text == "all" else ",".join(f"{rank}:3" for rank in text.split(","))
+
+
+def watched(
+    tool: str, given: list[flags.Unknown], line: flags.CommandLine, ranks: int, program: list[str]
+) -> str:
     """The command of another launcher with its own flags, under `duet watch`. `given`: flags of
     other launchers; `ranks`: as this launcher counts them, 0: its own default; `program`: the
     script with its arguments."""
-    counts = COUNTS[tool]
+    counts, shared = COUNTS[tool], SHARED[tool]
     names = {one.name for one in given}
     selected = tool == DEEPSPEED and names & SELECTED
     words = [f"--{counts[0]}={ranks}"] if ranks and not selected and not names & {*counts} else []
+    own = ["--dry_run"] if line.on("dry_run") else []
+    for name, (text, _) in line.flags.items():
+        if name in shared:
+            words.append(f"--{shared[name]}={_shared(name, text)}")
+        elif name in OF_WATCH:
+            own.append(f"--{name}={text}")
     for one in given:
         if selected and one.name in counts:
             continue
         found = find(one.name)
         if found is None or (found.tool == tool and found.answer != NOT_SUPPORTED):
             words.append(f"--{one.name}={one.text}" if one.text else f"--{one.name}")
-    return f"./duet watch -- {tool} {shlex.join([*words, *program])}"
+    return f"{shlex.join(['./duet', 'watch', *own])} -- {tool} {shlex.join([*words, *program])}"

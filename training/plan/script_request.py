@@ -73,6 +73,7 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     once."""
     own, theirs = split(args)
     line = flags.parse(own)
+    launcher_flags.separate(line)
     if not line.flags.get("script", ("", ""))[0]:
         fix = f"./{SCRIPT} 2 --script main.py -- ARGUMENTS   # {_own_arguments(program)}"
         raise UserError(
@@ -113,7 +114,10 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     )
     experiments = folder("out_dir", resolved)
     # the variables of a watched command are its own
-    place = place_of(program, config, {} if watch else environ, problems, 0, typed)
+    elsewhere = launcher_flags.tool_of(line.unknown)  # the launcher that has to place the ranks
+    place = place_of(
+        program, config, {} if watch else environ, [] if elsewhere else problems, 0, typed
+    )
     if watch and place and (place.nnodes > 1 or place.source == hosts.HEAD):
         what = msg("plan.watch.nodes", nnodes=place.nnodes)
         none = {name: "" for name in ("hosts", "hostfile") if name in line.flags}
@@ -258,7 +262,8 @@ def _watched(
         ranks = 0  # the default of the other launcher may be in its config
     if tool == launcher_flags.ACCELERATE:
         ranks *= _machines(line)
-    return launcher_flags.watched(tool, launcher, ranks, launcher_flags.program(line, theirs))
+    words = launcher_flags.program(line, theirs)
+    return launcher_flags.watched(tool, launcher, line, ranks, words)
 
 
 def _default(line: flags.CommandLine, environ: Mapping[str, str]) -> int:
