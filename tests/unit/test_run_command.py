@@ -331,6 +331,18 @@ def test_every_flag_of_another_launcher_is_understood_or_answered(
         ),
         ("-i localhost:2,3", "CUDA_VISIBLE_DEVICES=2,3 ./duet run -n 2"),
         ("--include=a:0@b:0", "CUDA_VISIBLE_DEVICES=0 ./duet run -n 1 --hosts=a,b"),
+        (
+            "--include=a:0,1@b:2,3",
+            "./duet watch -- deepspeed --include=a:0,1@b:2,3",
+        ),
+        ("--include=a@b:1", "./duet watch -- deepspeed --include=a@b:1"),
+        (
+            "--hostfile=hosts --include=b:0,1",
+            "CUDA_VISIBLE_DEVICES=0,1 ./duet run -n 2 --hosts=b",
+        ),
+        ("--hostfile hosts --num_nodes=1 --num_gpus 2", "./duet run -n 2 --hosts=a:2"),
+        ("--num_nodes=2 --hostfile=three", "./duet run -n 4 --hosts=a:4,b:4"),
+        ("--num_nodes=9 --hostfile=hosts", "./duet run -n 2 --hosts=a:2,b:2"),
         ("--ssh_port 22 --hosts a,b", "./duet run -n 1 --hosts=a,b --ssh_args='-p 22'"),
         ("-n 2 --no_ssh", "./duet watch -- deepspeed --num_gpus=2 --no_ssh"),
         (
@@ -394,6 +406,7 @@ def test_the_answer_is_a_whole_command(
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("")
     Path("hosts").write_text("a slots=2\nb slots=2\n")
+    Path("three").write_text("a slots=4\nb slots=4\nc slots=4\n")
     found = answers(words.split())
     assert found and {problem.fixes[0] for problem in found} == {f"{fix} train.py --x"}
     assert all(problem.code in ("flag.launcher", "flag.unknown") for problem in found)

@@ -90,6 +90,13 @@ def with_first(asked: LauncherOptions, rank: int) -> str:
     return ",".join(_entry(host) for host in (found[rank], *found[:rank], *found[rank + 1 :]))
 
 
+def first(asked: LauncherOptions, most: int) -> str:
+    """The value of --hosts for the first machines; '' if there are none or the list cannot be
+    read."""
+    found, problems = read(asked) if given(asked) else ([], [])
+    return "" if problems else ",".join(_entry(host) for host in found[:most])
+
+
 def _entry(host: Host) -> str:
     name = re.sub(r"(?<=@)[^@]*:[^@]*$|^[^@]*:[^@]*$", r"[\g<0>]", host.name)  # IPv6
     return f"{name}:{host.slots}" if host.slots else name

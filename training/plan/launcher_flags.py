@@ -67,10 +67,15 @@ def _on(**changes: str) -> Callable[[str], Changes]:
     return lambda text: dict(changes)
 
 
+def _selection(text: str) -> tuple[list[str], set[str]]:
+    """The machines of DeepSpeed's --include, and the different GPU lists."""
+    parts = [part.partition(":") for part in text.split("@")]
+    return [name for name, _, _ in parts], {gpus for _, _, gpus in parts}
+
+
 def _include(text: str) -> Changes:
     """`a:0,1@b:0,1`: the same GPUs of some machines."""
-    parts = [part.partition(":") for part in text.split("@")]
-    names, slots = [name for name, _, _ in parts], {gpus for _, _, gpus in parts}
+    names, slots = _selection(text)
     out: Changes = {} if names == ["localhost"] else {"hosts": ",".join(names)}
     if len(slots) == 1 and (gpus := slots.pop()):
         out |= {"CUDA_VISIBLE_DEVICES": gpus, RANKS: str(len(gpus.split(",")))}
@@ -170,14 +175,17 @@ def separate(line: flags.CommandLine) -> None:
     )
 
 
-def find(name: str) -> Flag | None:
+def find(one: flags.Unknown) -> Flag | None:
+    name = one.name
+    if name == "include" and len(_selection(one.text or "")[1]) > 1:
+        return Flag(DEEPSPEED, WATCH)  # one CUDA_VISIBLE_DEVICES cannot say it
     groups = (flag for group, flag in GROUPS.items() if name.startswith(f"{group}_"))
     return FLAGS.get(name) or next(groups, None)
 
 
 def changes(one: flags.Unknown) -> Changes:
     """What replaces the flag."""
-    found = find(one.name)
+    found = find(one)
     return found.changes(one.text or "") if found else {}
 
 
@@ -203,7 +211,7 @@ def program(line: flags.CommandLine, theirs: list[str]) -> list[str]:
 
 def tool_of(given: list[flags.Unknown]) -> str:
     """The launcher whose settings are needed; '' if none is."""
-    known = [flag for one in given if (flag := find(one.name))]
+    known = [flag for one in given if (flag := find(one))]
     return next((flag.tool for flag in known if flag.answer == WATCH), "")
 
 
@@ -233,7 +241,7 @@ def watched(
     for one in given:
         if selected and one.name in counts:
             continue
-        found = find(one.name)
+        found = find(one)
         if found is None or (found.tool == tool and found.answer != NOT_SUPPORTED):
             words.append(f"--{one.name}={one.text}" if one.text else f"--{one.name}")
     return f"{shlex.join(['./duet', 'watch', *own])} -- {tool} {shlex.join([*words, *program])}"

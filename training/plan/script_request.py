@@ -190,7 +190,7 @@ def _misplaced(
     launcher = [one for one in line.unknown if _of_a_launcher(one)]
     watched = _watched(program, line, launcher, theirs, ranks, environ)
     for one in line.unknown:
-        if flag := launcher_flags.find(one.name):
+        if flag := launcher_flags.find(one):
             out.append(launcher_flags.problem(one, flag, watched or command, allowed))
             continue
         if _of_a_launcher(one):
@@ -269,10 +269,16 @@ def _watched(
 def _default(line: flags.CommandLine, environ: Mapping[str, str]) -> int:
     """The number of processes without -n, as training.cli.run chooses it: by now a typed one looks
     the same."""
-    named = {name: line.flags.get(name, ("", ""))[0] for name in ("hosts", "hostfile")}
-    asked = LauncherOptions(**named)
+    asked = _listed(line)
     slots = [host.slots for host in hosts.read(asked)[0]] if hosts.given(asked) else []
     return max(slots, default=0) or len(gpus.inventory(environ).gpus) or 1
+
+
+def _listed(line: flags.CommandLine) -> LauncherOptions:
+    """The machines of the command line."""
+    return LauncherOptions(
+        **{name: line.flags.get(name, ("", ""))[0] for name in ("hosts", "hostfile")}
+    )
 
 
 def _in_full(
@@ -301,7 +307,7 @@ def _of_a_launcher(one: flags.Unknown) -> bool:
     """Whether this is a launch flag of torchrun, accelerate or DeepSpeed."""
     from training.config.foreign_names import ACCELERATE, TORCHRUN, row_of
 
-    if launcher_flags.find(one.name):
+    if launcher_flags.find(one):
         return True
     row = row_of(one.name)
     launches = {RANKS, "nnodes", "node_rank", "master_addr", "master_port", "retries"}
@@ -331,8 +337,10 @@ def _translated(line: flags.CommandLine, one: flags.Unknown) -> Changes:
     """What replaces a flag of another launcher."""
     from training.config import meant
 
-    if launcher_flags.find(one.name):
+    if launcher_flags.find(one):
         return launcher_flags.changes(one)
+    if one.name == "num_nodes" and (first := hosts.first(_listed(line), _number(one.text))):
+        return {"hosts": first}  # DeepSpeed uses the first of the hostfile
     found: Changes = next(iter(meant.name(one.name, one.text, FIELDS).changes), {})
     if one.name == TOTAL and RANKS in found and (total := _total(line)):
         found = found | {RANKS: str(max(1, total // _machines(line)))}
@@ -373,6 +381,8 @@ def _rebuilt(
         for i in range(one.start, one.stop)
     }
     moved = {i for one in line.unknown for i in range(one.start, one.stop)} | set(_extra(line))
+    if "hosts" in changes:  # they replace the file
+        gone |= {i for name, *span in line.places if name == "hostfile" for i in range(*span)}
     moved |= {
         i for name, start, stop in line.places if _not_for_scripts(name) for i in range(start, stop)
     }
