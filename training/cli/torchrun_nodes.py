@@ -59,8 +59,7 @@ def ranks_variable(words: list[str], environ: Mapping[str, str]) -> str:
     if text not in COUNTS and not (text.isascii() and text.isdecimal() and int(text)):
         what = msg("cli.run.no_count", name=platform_env.RANKS, text=text)
         fixes = [f"export {platform_env.RANKS}=2", "./duet run -n 2 train.py"]
-        code = "environment.rank_variable"
-        raise UserError(Problem(code, what, msg("cli.run.counts"), fixes))
+        raise UserError(Problem("environment.rank_variable", what, msg("cli.run.counts"), fixes))
     return platform_env.RANKS
 
 

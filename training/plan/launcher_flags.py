@@ -178,7 +178,7 @@ def separate(line: flags.CommandLine) -> None:
 def find(one: flags.Unknown) -> Flag | None:
     name = one.name
     if name == "include" and len(_selection(one.text or "")[1]) > 1:
-        return Flag(DEEPSPEED, WATCH)  # one CUDA_VISIBLE_DEVICES cannot say it
+        return Flag(DEEPSPEED, WATCH)  # CUDA_VISIBLE_DEVICES is the same on all machines
     groups = (flag for group, flag in GROUPS.items() if name.startswith(f"{group}_"))
     return FLAGS.get(name) or next(groups, None)
 

@@ -276,9 +276,8 @@ def _default(line: flags.CommandLine, environ: Mapping[str, str]) -> int:
 
 def _listed(line: flags.CommandLine) -> LauncherOptions:
     """The machines of the command line."""
-    return LauncherOptions(
-        **{name: line.flags.get(name, ("", ""))[0] for name in ("hosts", "hostfile")}
-    )
+    found = {name: line.flags.get(name, ("", ""))[0] for name in ("hosts", "hostfile")}
+    return LauncherOptions(hosts=found["hosts"], hostfile=found["hostfile"])
 
 
 def _in_full(
