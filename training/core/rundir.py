@@ -123,7 +123,7 @@ class RunDir:
 
     def announcement(self, launch: str, attempt: int) -> Path:
         """Made by the machine that is about to make this claim. Removed with the token."""
-        return self.claim(launch, attempt).with_suffix(f".{attempt}.next")
+        return self.path / f"{self.claim(launch, attempt).name}.next"
 
     def remove_tokens(self, launch: str = "") -> None:
         """Of this launch; without one, of all."""
