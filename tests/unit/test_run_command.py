@@ -161,6 +161,20 @@ def test_processes_of_a_pod(line: str, environ: dict[str, str], count: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("line", "machines", "limit"),
+    [
+        ("t.py", "1:2", ["--min_ranks=4"]),  # of 4 ranks each
+        ("--min_ranks=6 t.py", "1:2", ["--min_ranks=6"]),
+        ("--nnodes=2 t.py", "1:2", []),
+        ("t.py", "2:2", []),
+    ],
+)
+def test_an_elastic_pod_continues_with_fewer(line: str, machines: str, limit: list[str]) -> None:
+    words = run.translate(*run.parse(line.split()), ENVIRONMENT | POD | {"PET_NNODES": machines})
+    assert [word for word in words if word.startswith("--min_ranks")] == limit
+
+
+@pytest.mark.parametrize(
     ("text", "code"), [("four", "environment.rank_variable"), ("gpu", "run.no_gpu")]
 )
 def test_processes_of_a_pod_that_cannot_start(text: str, code: str) -> None:

@@ -177,7 +177,9 @@ def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) ->
     tail = [SEPARATOR, *own] if own else []
     count = processes(environ[set_by] if set_by else number, environ, set_by)
     least = any(name == "min_ranks" for name, _, _ in given)
+    few = 0 if least else torchrun_nodes.fewest(words, environ)
     words = [one for word in words for one in _elastic(word, count, least)]
+    words += [f"--min_ranks={few * int(count)}"] if few and count.isdecimal() else []
     words = [count, *words, f"--script={rest[0]}", *tail]
     backend = next((value for name, value, _ in reversed(given) if name == "rdzv_backend"), "")
     torchrun_nodes.check(backend or "", words, environ)

@@ -46,14 +46,7 @@ def check(backend: str, words: list[str], environ: Mapping[str, str]) -> None:
 def ranks_variable(words: list[str], environ: Mapping[str, str]) -> str:
     """The variable in which a platform gives torchrun the processes of this machine; '' if none
     counts. Raises UserError for any other text than a number or COUNTS."""
-    found = _asked(words, environ)
-    asked = LauncherOptions(
-        launcher=found["launcher"] or "auto",
-        master_addr=found["master_addr"],
-        hosts=found["hosts"],
-        hostfile=found["hostfile"],
-    )
-    text = platform_env.ranks_per_node(environ, asked)
+    text = platform_env.ranks_per_node(environ, _options(_asked(words, environ)))
     if not text:
         return ""
     if text not in COUNTS and not (text.isascii() and text.isdecimal() and int(text)):
@@ -63,6 +56,12 @@ def ranks_variable(words: list[str], environ: Mapping[str, str]) -> str:
     return platform_env.RANKS
 
 
+def fewest(words: list[str], environ: Mapping[str, str]) -> int:
+    """The machines that a platform lets torchrun continue with; 0 if it has to have all."""
+    found = _asked(words, environ)
+    return 0 if found["nnodes"] else platform_env.fewest_nodes(environ, _options(found))
+
+
 def _asked(words: list[str], environ: Mapping[str, str]) -> dict[str, str]:
     """The fields that place this machine, from the flags, else from DUET_ variables."""
     given = flags.parse(split(words)[0]).flags
@@ -70,6 +69,15 @@ def _asked(words: list[str], environ: Mapping[str, str]) -> dict[str, str]:
         name: given[name][0] if name in given else environ.get(f"{PREFIX}{name.upper()}", "")
         for name in ("launcher", "nnodes", "node_rank", "master_addr", "hosts", "hostfile")
     }
+
+
+def _options(found: Mapping[str, str]) -> LauncherOptions:
+    return LauncherOptions(
+        launcher=found["launcher"] or "auto",
+        master_addr=found["master_addr"],
+        hosts=found["hosts"],
+        hostfile=found["hostfile"],
+    )
 
 
 def _by_platform(found: Mapping[str, str], nodes: int, environ: Mapping[str, str]) -> bool:

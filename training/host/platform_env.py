@@ -42,6 +42,13 @@ def ranks_per_node(environ: Mapping[str, str], asked: LauncherOptions) -> str:
     return environ.get(RANKS, "") if found and found[1] > 1 else ""
 
 
+def fewest_nodes(environ: Mapping[str, str], asked: LauncherOptions) -> int:
+    """MIN of PET_NNODES=MIN:MAX where these variables place this machine; 0 otherwise."""
+    least, _, most = environ.get("PET_NNODES", "").partition(":")
+    found = most and ranks_per_node({RANKS: "1", **environ}, asked)
+    return int(least) if found and 0 < int(least) < int(most) else 0
+
+
 def complete(environ: Mapping[str, str], asked: LauncherOptions) -> None:
     """Raises UserError if torchrun's variables ask for several machines, but lack what numbers and
     connects them: each would train alone. --nnodes overrides them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from training.core import log
+from training.core import log, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.launcher import fewer_ranks, replan
@@ -74,7 +74,7 @@ class Growth:
         names = fewer_ranks.names(plan, team.back)
         change = msg("launcher.rejoin.with", names=names)
         text = msg("launcher.rejoin.restart", label=fewer_ranks.label(plan, team, change))
-        run.summary.unlink(missing_ok=True)  # of the stop
+        rundir.discard(run.summary)  # of the stop
         self.recovery.grow(team, msg("launcher.rejoin.why", names=names), text)
         log.info(text)
         return True

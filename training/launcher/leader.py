@@ -81,8 +81,7 @@ class Leader(Machine):
             if claimed is None:
                 recovery.given_up, chosen = msg("launcher.restart.no_claim", path=run.path), None
         order = line.decide(recovery.order(chosen) if chosen else None, self._code(record))
-        if chosen and order is not None:
-            recovery.begin(chosen)
+        if chosen and order is not None and recovery.begin(chosen):
             return None
         if recovery.stopped:
             return int(recovery.stopped)
@@ -119,7 +118,7 @@ class Leader(Machine):
             return leadership.claim(launch.run, launch.plan, launch.recovery.attempt + 1)
         except OSError as error:
             path = launch.run.path
-            log.error(msg("launcher.cannot_write", path=path, strerror=error.strerror))
+            log.error(msg("core.rundir.unwritable", file=path, strerror=error.strerror))
             return None
 
     def _leave(self, why: str, *, alone: bool = False) -> int:
@@ -205,7 +204,7 @@ class Leader(Machine):
             if outcome.ours
             else msg("launcher.rejoin.restart_script", label=label)
         )
-        self.launch.run.summary.unlink(missing_ok=True)  # of the stop
+        rundir.discard(self.launch.run.summary)  # of the stop
         self.line.decide(recovery.order(Restart(0, {}, why, team=team)))
         recovery.grow(team, why, text)
         log.info(text)
@@ -219,9 +218,8 @@ def take_over(launch: Launch, line: Coordinator, lost: str) -> Leader:
     run.create()
     known = rundir.read_json(old.supervisor) or {"pid": os.getpid(), "started": time.time()}
     rundir.write_json(run.supervisor, {**known, "host": socket.gethostname()})
-    old.supervisor.unlink(missing_ok=True)
-    old.machines.unlink(missing_ok=True)
-    old.failure.unlink(missing_ok=True)
+    for path in (old.supervisor, old.machines, old.failure):
+        rundir.discard(path)
     plan["shared"] = True  # the run directory is the one of this machine
     rundir.write_json(run.plan, plan)
     launch.ending.run = run

@@ -93,7 +93,7 @@ class RankOutput:
             while written < len(chunk):
                 written += self._file.write(chunk[written:])
         except OSError as error:  # a full disk must not stop the training
-            self._warn(msg("launcher.cannot_write", path=self.path, strerror=error.strerror))
+            self._warn(msg("core.rundir.unwritable", file=self.path, strerror=error.strerror))
         return self._file.tell(), written
 
     def read_back(self, begin: int, count: int) -> bytes:

@@ -79,7 +79,7 @@ class PostRun:
 
     def _forget_old(self) -> None:
         if not rundir.written_since(self.run.report, self.plan["created"]):
-            self.run.report.unlink(missing_ok=True)
+            rundir.discard(self.run.report)
 
     def leave(self, alone: str = "") -> None:
         """This machine ends without ending the run. `alone`: the reason, if it is not known whether

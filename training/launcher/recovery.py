@@ -65,12 +65,7 @@ class Recovery:
         chosen = self.choose(record, outcome)
         if chosen is None or self.asked_to_stop(chosen.pause_s):
             return False
-        try:
-            self.begin(chosen)
-        except UserError as error:
-            self._give_up(str(error))
-            return False
-        return True
+        return self.begin(chosen)
 
     def choose(
         self, record: FailureRecord, outcome: Outcome, line: Coordinator | None = None
@@ -167,18 +162,23 @@ class Recovery:
         """Step of the newest checkpoint."""
         return int((manifest.newest(self.run.checkpoints) or {"step": 0})["step"])
 
-    def begin(self, chosen: Restart) -> None:
-        """Raises UserError, with the plan as it was, if it cannot be written."""
+    def begin(self, chosen: Restart) -> bool:
+        """False: the plan cannot be written; it is as before, and the run ends (`given_up`)."""
         before = {name: self.plan["config"].get(name) for name in CURES}
         ranks, why = self.plan["ranks"], chosen.why
         plan = replan.with_team(self.plan, chosen.team, why) if chosen.team else self.plan
-        self._use(replan.changed_plan(plan, chosen.changes, why) if chosen.changes else plan)
+        try:
+            self._use(replan.changed_plan(plan, chosen.changes, why) if chosen.changes else plan)
+        except UserError as error:
+            self._give_up(str(error))
+            return False
         changes = {
             name: [value, self.plan["config"][name]]
             for name, value in before.items()
             if name in self.plan["config"] and value != self.plan["config"][name]
         }
         self._note(self._failures[-1], changes, chosen.team, (ranks, self.plan["ranks"]))
+        return True
 
     def order(self, chosen: Restart) -> Message:
         """The order for the other machines. With `--min_ranks` it has everything that a machine
@@ -231,7 +231,7 @@ class Recovery:
                 replan.apply(self.run, self.plan, plan)
         except OSError as error:
             path = self.run.own_plan
-            what = msg("launcher.cannot_write", path=path, strerror=error.strerror)
+            what = msg("core.rundir.unwritable", file=path, strerror=error.strerror)
             raise UserError(Problem("run.unwritable", what), Exit.TRAINING) from error
         self._attempt += 1
         os.environ[ATTEMPT] = str(self._attempt)
@@ -319,7 +319,8 @@ class Recovery:
             self._resumption.begin(self._attempt, self._failed_at, facts["step"], ranks)
 
     def grow(self, team: Team, why: str, text: str) -> None:
-        """A restart without a failure, with more ranks. Raises UserError like begin()."""
+        """A restart without a failure, with more ranks. Raises UserError if the plan cannot be
+        written."""
         saved, before = self._saved(), self.plan["ranks"]
         self._failed_at = time.time()
         # the ranks have other numbers now: a failure is not compared with an earlier one

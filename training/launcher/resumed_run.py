@@ -63,7 +63,7 @@ class Received:
         try:
             return sent_run.keep(sent, experiments, place.node_rank)
         except OSError as error:
-            text = msg("launcher.cannot_write", path=experiments, strerror=error.strerror)
+            text = msg("core.rundir.unwritable", file=experiments, strerror=error.strerror)
             fixes = ["--out_dir=/another/folder"]
             raise UserError(
                 Problem("output.unwritable", text, "", fixes, "out_dir"), Exit.RESOURCES

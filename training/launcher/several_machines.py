@@ -146,7 +146,7 @@ class Follower(Machine):
                     leader = take_over(launch, next_line, line.name(lost.node))
                 except OSError as error:
                     path = launch.run.path
-                    log.error(msg("launcher.cannot_write", path=path, strerror=error.strerror))
+                    log.error(msg("core.rundir.unwritable", file=path, strerror=error.strerror))
                     return int(Exit.TRAINING)
                 self.next = leader
                 return leader.recover(outcome, record)

@@ -68,7 +68,7 @@ def remove_stale(run: rundir.RunDir, stale: Callable[[int], bool]) -> None:
     for path in [*run.heartbeats.glob("rank*"), *run.ranks.glob("rank*")]:
         known = PER_ATTEMPT.fullmatch(path.name)
         if known and stale(int(known[1])):
-            path.unlink(missing_ok=True)
+            rundir.discard(path)
 
 
 def clean_environment(ours: bool) -> dict[str, str]:

@@ -148,7 +148,7 @@ class Succession:
             elif not leadership.claim(run, self.plan, self.attempt, self._dead):
                 why = msg("launcher.succession.claimed")
         except OSError as error:
-            why = self.alone = msg("launcher.cannot_write", path=run.path, strerror=error.strerror)
+            why = self.alone = msg("core.rundir.unwritable", file=run.path, strerror=error.strerror)
         if why:
             self._not_me(why)
             return None

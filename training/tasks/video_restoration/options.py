@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.config.schema import option
+from training.config.schema import HIGHEST_RATE, option
 
 NAME = "video_restoration"
 
@@ -91,7 +91,9 @@ class VideoOptions:
         1e-9, "optimizer", "constant under the root of the Charbonnier loss", low=0
     )
     G_optimizer_type: str = option("adam", "optimizer", "optimizer", choices=("adam", "adamw"))
-    G_optimizer_lr: float = option(4e-4, "optimizer", "peak learning rate", unit="per step", low=0)
+    G_optimizer_lr: float = option(
+        4e-4, "optimizer", "peak learning rate", unit="per step", low=0, high=HIGHEST_RATE
+    )
     G_optimizer_betas: str = option("0.9,0.99", "optimizer", "Adam's betas", unit="comma-separated")
     G_optimizer_wd: float = option(0.0, "optimizer", "weight decay", low=0)
     G_scheduler_type: str = option(
