@@ -41,6 +41,7 @@ def translated(line: str) -> str:
         ),
         ("-n 2 --nnodes=1:4 t.py", "2 --nnodes=4 --min_ranks=2 --script=t.py"),
         ("-n 2 --nnodes=1:4 --min_ranks=3 t.py", "2 --nnodes=4 --min_ranks=3 --script=t.py"),
+        ("-n 2 --nnodes=1:4 --max-restarts=0 t.py", "2 --nnodes=4 --retries=0 --script=t.py"),
         ("--nnodes=2:2 t.py", "1 --nnodes=2 --script=t.py"),
         ("--nnodes=3:2 t.py", "1 --nnodes=3:2 --script=t.py"),  # refused by the plan
         ("--max-restarts=3 --log-dir logs t.py", "1 --retries=3 --log_dir=logs --script=t.py"),
@@ -108,7 +109,7 @@ ELASTIC = "--nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=h:29500 --rdzv_id=7"
             {},
             "run.backend",
             [
-                "-n 1 --nnodes=3 --min_ranks=1 --node_rank=1 --master_addr=ADDRESS t.py",
+                "-n 1 --nnodes=3 --node_rank=1 --min_ranks=1 --master_addr=ADDRESS t.py",
                 "-n 1 --min_ranks=1 --hosts=a,b,c t.py",
             ],
         ),
@@ -161,16 +162,19 @@ def test_processes_of_a_pod(line: str, environ: dict[str, str], count: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("line", "machines", "limit"),
+    ("line", "environ", "limit"),
     [
-        ("t.py", "1:2", ["--min_ranks=4"]),  # of 4 ranks each
-        ("--min_ranks=6 t.py", "1:2", ["--min_ranks=6"]),
-        ("--nnodes=2 t.py", "1:2", []),
-        ("t.py", "2:2", []),
+        ("t.py", {"PET_NNODES": "1:2"}, ["--min_ranks=4"]),  # of 4 ranks each
+        ("--min_ranks=6 t.py", {"PET_NNODES": "1:2"}, ["--min_ranks=6"]),
+        ("t.py", {"PET_NNODES": "1:2", "DUET_MIN_RANKS": "6"}, []),
+        ("--nnodes=2 t.py", {"PET_NNODES": "1:2"}, []),
+        ("t.py", {"PET_NNODES": "2:2"}, []),
     ],
 )
-def test_an_elastic_pod_continues_with_fewer(line: str, machines: str, limit: list[str]) -> None:
-    words = run.translate(*run.parse(line.split()), ENVIRONMENT | POD | {"PET_NNODES": machines})
+def test_an_elastic_pod_continues_with_fewer(
+    line: str, environ: dict[str, str], limit: list[str]
+) -> None:
+    words = run.translate(*run.parse(line.split()), ENVIRONMENT | POD | environ)
     assert [word for word in words if word.startswith("--min_ranks")] == limit
 
 

@@ -36,6 +36,7 @@ from pathlib import Path
 
 from training.cli import torchrun_nodes
 from training.config import flags
+from training.config.resolve import PREFIX
 from training.config.schema import FIELDS, kind
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
@@ -47,6 +48,7 @@ from training.plan.script_words import PROGRAM, RUN, SEPARATOR, USED
 
 SCRIPT = "launch_train.sh"
 RANKS = "nproc_per_node"
+LIMITS = ("min_ranks", "retries")
 Flag = tuple[str, str | None, str]  # name, value, first word as typed
 
 
@@ -176,25 +178,31 @@ def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) ->
     own = rest[2:] if rest[1:2] == [SEPARATOR] else rest[1:]  # torchrun drops it too
     tail = [SEPARATOR, *own] if own else []
     count = processes(environ[set_by] if set_by else number, environ, set_by)
-    least = any(name == "min_ranks" for name, _, _ in given)
-    few = 0 if least else torchrun_nodes.fewest(words, environ)
-    words = [one for word in words for one in _elastic(word, count, least)]
-    words += [f"--min_ranks={few * int(count)}"] if few and count.isdecimal() else []
+    words = _elastic(words, count, environ)
     words = [count, *words, f"--script={rest[0]}", *tail]
     backend = next((value for name, value, _ in reversed(given) if name == "rdzv_backend"), "")
     torchrun_nodes.check(backend or "", words, environ)
     return words
 
 
-def _elastic(word: str, count: str, least: bool) -> list[str]:
-    """torchrun's --nnodes=MIN:MAX: starts on MAX machines and continues with MIN. `count`:
-    processes of a machine; `least`: --min_ranks is given. Another word stays as it is."""
-    found = re.fullmatch(r"--nnodes=(\d+):(\d+)", word)
-    if not found or not count.isdecimal() or not 0 < int(found[1]) <= int(found[2]):
-        return [word]
-    few, most = int(found[1]), int(found[2])
-    limit = [] if least or few == most else [f"--min_ranks={few * int(count)}"]
-    return [f"--nnodes={most}", *limit]
+def _elastic(words: list[str], count: str, environ: Mapping[str, str]) -> list[str]:
+    """torchrun's --nnodes=MIN:MAX, also from a platform: start on MAX machines and continue with
+    MIN, unless --min_ranks is given or nothing is restarted. `count`: processes of a machine."""
+    given = {name: value for name, (value, _) in flags.parse(words).flags.items()}
+    few = torchrun_nodes.fewest(words, environ)
+    if found := re.fullmatch(r"(\d+):(\d+)", given.get("nnodes", "")):
+        few, most = int(found[1]), int(found[2])
+        if not 0 < few <= most or not count.isdecimal():
+            return words
+        words = [f"--nnodes={most}" if word.startswith("--nnodes=") else word for word in words]
+        few = few if few < most else 0
+    settings = {name: given.get(name) or environ.get(f"{PREFIX}{name.upper()}") for name in LIMITS}
+    limited = settings["min_ranks"] or settings["retries"] == "0"
+    return (
+        words
+        if limited or not few or not count.isdecimal()
+        else [*words, f"--min_ranks={few * int(count)}"]
+    )
 
 
 def _slots(given: list[Flag]) -> str:
