@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -255,11 +256,13 @@ def test_only_ranks_that_wait_for_others_count_as_waiting(
 # ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("stop", [False, True])
 def test_ranks_that_are_to_start_again_with_others_are_not_hurried(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, stop: bool
 ) -> None:
+    """`stop`: SIGTERM arrives while they save their checkpoint."""
     monkeypatch.setattr(timeouts, "STALL_S", 0.1)
-    monkeypatch.setattr(timeouts, "silent", lambda *_: True)
+    monkeypatch.setattr(timeouts, "silent", lambda *_: not stop)
     code = (
         "signal.signal(signal.SIGTERM, lambda *_: Path(sys.argv[1], 'asked').touch())\n"
         "beat('forward'); Path(sys.argv[1], 'ready').touch()\n"
@@ -269,13 +272,16 @@ def test_ranks_that_are_to_start_again_with_others_are_not_hurried(
     command = [sys.executable, "-c", RANK + code, str(run.path)]
     monkeypatch.setattr(local_ranks, "command", lambda *_: command)
     tried = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex)
-    passes = []  # after the request
+    passes = []  # after the request, when
 
     def ask() -> None:
         if (run.path / "ready").exists() and not tried.outcome.resized:
             tried.stop.for_other_ranks()
-        passes.extend([1] if (run.path / "asked").exists() else [])
-        if len(passes) > 3:
+        if (run.path / "asked").exists():
+            if stop and not passes:
+                os.kill(os.getpid(), signal.SIGTERM)
+            passes.append(time.monotonic())
+        if len(passes) > 3 and passes[-1] - passes[0] > 3 * timeouts.STALL_S:
             (run.path / "go").touch()
 
     tried.each_pass = ask

@@ -48,7 +48,7 @@ class AttemptLimits:
         if self._all_finished(beats):
             self._end_finished(beats)
         elif self._stop.asked_at is not None and now - self._stop.asked_at > timeouts.STALL_S:
-            if outcome.resized:  # those of a script
+            if outcome.resized and not outcome.ours:
                 self._children.kill_finished()
             elif self._ignores_stop(beats):
                 outcome.killed = True

@@ -156,7 +156,8 @@ class Leader(Machine):
             return
         self.line.greet_late()
         outcome = attempt.outcome
-        if self._more and not outcome.resized:  # the others got the message in the last turn
+        asked = outcome.asked != Exit.DONE
+        if self._more and not outcome.resized and not asked:  # the others got the message before
             attempt.stop.for_other_ranks()
             return
         if (
@@ -165,7 +166,7 @@ class Leader(Machine):
             or not recovery.trains
             or outcome.resized
             or outcome.failed_at is not None
-            or outcome.asked != Exit.DONE
+            or asked
             or (outcome.ours and (self._newest() == self._before or attempt.ending()))
         ):
             return
