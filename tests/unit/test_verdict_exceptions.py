@@ -117,6 +117,13 @@ def test_a_rank_that_lost_a_peer_is_the_victim_of_that_peer(run: RunDir) -> None
     assert verdict(record) == ("exception", "error", 1) and not record["victim"]
 
 
+def test_an_exception_on_another_machine_is_read_from_the_common_disk(run: RunDir) -> None:
+    """No rank of this machine has ended with an error: rank 0 has ended with 0."""
+    report_error(run, 1, "ValueError", "planted")
+    record = failed(run, elsewhere=True, here=None)
+    assert verdict(record) == ("exception", "error", 1) and "ValueError" in record["summary"]
+
+
 def test_an_error_after_the_loss_of_a_peer_is_not_its_cause(run: RunDir) -> None:
     report_error(run, 0, "RuntimeError", "Connection reset by peer", time=1.0)
     report_error(run, 1, "ValueError", "in a clean-up", time=2.0)

@@ -260,7 +260,8 @@ def _what(
         return "disk_full" if own["disk_full"] else causes.of_error(own), ERROR, str(own["stopped"])
     if outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES):
         return "config_error", ERROR, msg("launcher.failure.rejected")
-    if outcome.elsewhere and outcome.here is None:
+    # on a common disk its report is read here
+    if outcome.elsewhere and outcome.here is None and not own:
         return "peer_died", DIED, msg("launcher.failure.elsewhere")
     if found := outcome.finding:
         return "hang", found.kind, found.short()
