@@ -11,7 +11,13 @@ import pytest
 
 from training.core.messages import load_all
 from training.launcher.hosts import conductor, ssh
-from training.launcher.hosts.conductor import AGAIN_S, LOST_S, TOGETHER_S, Conductor
+from training.launcher.hosts.conductor import (
+    AGAIN_S,
+    LOST_S,
+    REFUSED_S,
+    TOGETHER_S,
+    Conductor,
+)
 
 LONG_S = 1000.0  # the nodes have been running for a while
 HOUR_S = 3600.0
@@ -146,6 +152,20 @@ def test_a_failed_machine_without_which_the_run_continues_is_started_again(
     assert (code, len(second)) == (0, 3)
     logged = capfd.readouterr().err
     assert logged.count("b (node 1) has left the run") == 1, "once, not at every attempt"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_a_launcher_long_after_its_start_is_a_lost_machine(run: Run, rank: int) -> None:
+    others = [(2 * HOUR_S, 0)]
+    ends = [others, others, others]
+    ends[rank] = [(LONG_S, 1), (2 * HOUR_S - LONG_S, 0)]
+    code, starts = run(*ends)
+    assert (code, [len(made) for made in starts]) == (0, [2 if r == rank else 1 for r in range(3)])
+
+
+def test_a_launcher_with_an_error_at_its_start_ends_the_run(run: Run) -> None:
+    code, (first, second, _) = run([(HOUR_S, 0)], [(2.0, 1)], [(HOUR_S, 0)])
+    assert code and first[0].closed == pytest.approx(2 + REFUSED_S, abs=1) and len(second) == 1
 
 
 def test_without_min_ranks_a_lost_machine_ends_the_run(

@@ -122,9 +122,11 @@ class Conductor:
         run."""
         fresh = node.rank not in self._pauses
         killed = node.link_lost or ((node.code or 0) > KILLED and node.code not in OF_A_RUN)
-        started = killed or node.code in OF_A_RUN
+        steady = time.monotonic() - self._started[node.rank] > STEADY_S
+        gone = killed or (steady and node.code not in (*Exit, *OF_A_RUN))  # an error of its own
+        started = gone or node.code in OF_A_RUN
         # with any other code it has ended the run for all machines
-        left = killed or node.code == Exit.LEFT
+        left = gone or node.code == Exit.LEFT
         lost = left if node.rank == self._first else started or not fresh
         return bool(self._elastic and self._left() and not self._asked and lost and node.code != 0)
 
