@@ -134,6 +134,16 @@ def test_a_first_node_that_has_left_the_run_does_not_end_it() -> None:
     assert job.run() == 0 and job.starts == [0, 1, 0]
 
 
+@pytest.mark.parametrize(("other", "code"), [((0.5, 0), 0), ((0.0, 137), 6)])
+def test_a_first_node_that_failed_does_not_complete_the_job(
+    other: tuple[float, int], code: int
+) -> None:
+    """SLURM ends the step of a failed node with 0."""
+    job = Job({0: [(0.3, 0)], 1: [other]})
+    job.nodes = ["n1"]
+    assert job.run(again=False) == code
+
+
 @pytest.mark.parametrize(("seconds", "continues"), [(2 * STEADY_S, True), (0.0, False)])
 def test_a_node_that_was_lost_and_is_back_takes_over(seconds: float, continues: bool) -> None:
     """`seconds`: since its launcher was started again."""

@@ -113,6 +113,8 @@ class NodeSteps:
 
     def _ended(self, rank: int, status: int) -> None:
         others = [other for other in self._running if self._trains(other)]
+        if status == Exit.DONE and not self._has(self._names[rank]):
+            status = int(Exit.LEFT)  # the step of a failed node ends with 0
         left = status > KILLED or status == Exit.LEFT
         if rank == self._first and left and others:
             self._first = min(others)  # it takes over
@@ -127,7 +129,7 @@ class NodeSteps:
             self._over()
         elif status in STOPPED:
             self._over()
-        elif not self._has(name):  # the step of a failed node ends with 0
+        elif not self._has(name):
             log.warning(msg("launcher.slurm.node_failed", name=name, rank=rank))
         elif status == Exit.DONE:
             self._over()
