@@ -29,6 +29,7 @@ from training.launcher import (
     listener,
     local_ranks,
     peer,
+    peer_link,
     rendezvous,
     replan,
     same_settings,
@@ -303,8 +304,9 @@ def test_while_a_script_is_ended_for_more_ranks_any_end_of_another_machine_count
     assert others.ended == {1: Exit.DONE} and outcome.guilty is None
 
 
-def test_a_coordinator_that_decides_nothing_is_lost() -> None:
+def test_a_coordinator_that_decides_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its processes are stopped, or wait for a disk: its kernel keeps the connection."""
+    monkeypatch.setattr(peer_link, "BETWEEN_STARTS_S", 0.0)
     far, near = wires()
     own = of_network(1, free_port(LOOPBACK))
     own["config"]["rendezvous_timeout"] = 0.1

@@ -327,7 +327,7 @@ class Coordinator(PeerLink):
 
     def _unready(self, node: int, waiting: Waiting) -> LostPeer | None:
         """A supervisor that is frozen between two starts, although its kernel answers."""
-        seconds = self.plan["config"]["rendezvous_timeout"]
+        seconds = self.between_starts_s()
         if waiting.seconds <= seconds:
             return None
         self.lost(node)

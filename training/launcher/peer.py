@@ -188,7 +188,7 @@ class Peer(PeerLink):
             return None
         what = msg("launcher.nodes.decision", name=self.name(self.leader))
         # one whose processes are stopped, or wait for a disk, keeps its connection
-        limit_s = self.plan["config"]["rendezvous_timeout"] if self.listener else math.inf
+        limit_s = self.between_starts_s() if self.listener else math.inf
         answer = self._await(("again", "over"), what, limit_s)
         again, over = answer.get("again"), answer.get("over")
         self.over = "over" in answer

@@ -35,6 +35,8 @@ STILL_S = SILENT_S - 2 * PING_S  # the ranks may have stopped slightly later tha
 TURN_S = 1.0
 SETTLE_S = 6.0  # longer than the grace of the other ranks (training.launcher.timeouts)
 PAUSE_S = 0.05
+# Between two starts a healthy machine may pause (recovery_policy.PAUSES_S) and settle the failure.
+BETWEEN_STARTS_S = 60.0
 REPORT_AFTER_S, REPORT_EVERY_S = 5.0, 30.0
 NETWORK, PEER_DIED = "nccl_network", "peer_died"  # causes
 UNREACHABLE = msg("launcher.nodes.unreachable")
@@ -101,6 +103,10 @@ class PeerLink(ABC):
 
     def __enter__(self) -> PeerLink:
         return self
+
+    def between_starts_s(self) -> float:
+        """How long another machine may take between two starts."""
+        return max(float(self.plan["config"]["rendezvous_timeout"]), BETWEEN_STARTS_S)
 
     @property
     @abstractmethod
