@@ -247,12 +247,26 @@ def test_a_small_disk_keeps_the_newest_copy_and_gets_the_next(
     assert steps(second) == [6], "the newest one that is not damaged"
 
 
-def served(first: RunDir, second: RunDir) -> Record:
+def test_a_best_checkpoint_that_made_room_is_copied_again(
+    first: RunDir, second: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk for two checkpoints and a half."""
+    usage = lambda _: SimpleNamespace(free=store.SPARE + (5 - 2 * len(steps(second))) * BLOCK)  # noqa: E731
+    monkeypatch.setattr(store.shutil, "disk_usage", usage)
+    for step, value in ((15, 1.0), (20, 2.0), (30, 3.0)):
+        saved(first, step, size=2 * BLOCK, score={"name": "val_bpb", "value": value})
+        last = served(first, second, best=True)
+        assert last["steps"] == sorted({15, step}, reverse=True) and set(last["steps"]) <= set(
+            steps(second)
+        )
+
+
+def served(first: RunDir, second: RunDir, *, best: bool = False) -> Record:
     """A copy whose receiver is in this process."""
     answers: list[Record] = []
     with socket.create_server((LOOPBACK, 0)) as listening:
         task: Record = {"run_dir": str(first.path), "address": LOOPBACK, "secret": SECRET}
-        task |= {"port": listening.getsockname()[1], "launch": LAUNCH, "best": False, "last": False}
+        task |= {"port": listening.getsockname()[1], "launch": LAUNCH, "best": best, "last": False}
         thread = threading.Thread(target=lambda: answers.append(send_program.copied(task)))
         thread.start()
         here = Store(second, LAUNCH)

@@ -57,6 +57,7 @@ class Copy:
         if scored and scored[0] not in wanted:
             wanted.append(scored[0])
         for path in wanted:
+            there = self._ask({"files": []})  # one that was sent may have replaced another
             if there["checkpoints"].get(path.name) != facts[path]["own_sha256"]:
                 self._checkpoint(path, facts[path]["bytes"])
             self.steps.append(facts[path]["step"])
