@@ -285,6 +285,8 @@ def keep_json(path: Path, value: Mapping[str, object]) -> None:
 def discard(path: Path) -> None:
     """Delete a file, if it is there, that is not worth the end of the run: a disk error is a
     warning."""
+    if not os.path.lexists(path):  # a read-only disk refuses to delete that, too
+        return
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
