@@ -34,14 +34,27 @@ def drawn(found: Sequence[Line]) -> list[str]:
 
 def _load(found: Sequence[Line]) -> str:
     loads = [line["load"] for line in found]
-    starts = [line["start_s"] for line in found if line.get("start_s")] or [0.0]
-    usual = statistics.median(starts)
+    usual, starts = _start_s(found)
     return (
         f"Load average {statistics.median(loads):.0f} ({min(loads):.0f}–{max(loads):.0f}) on "
         f"{max(line['cores'] for line in found)} cores. The start of the ranks takes most of the "
         f"time: the first one of a run, up to its first step, took {usual:.0f} s "
         f"({min(starts):.0f}–{max(starts):.0f})."
     )
+
+
+def _start_s(found: Sequence[Line]) -> tuple[float, Sequence[float]]:
+    """The median of the starts, and all."""
+    starts = [line["start_s"] for line in found if line.get("start_s")] or [0.0]
+    return statistics.median(starts), starts
+
+
+def _conditions(found: Sequence[Line]) -> str:
+    """Of the cases of one program."""
+    if not found:
+        return "–"
+    load = statistics.median(line["load"] for line in found)
+    return f"load {load:.0f}, start {_start_s(found)[0]:.0f} s"
 
 
 def _singles(found: Sequence[Line]) -> Iterator[str]:
@@ -57,6 +70,11 @@ def _singles(found: Sequence[Line]) -> Iterator[str]:
         row = [cell(cells.get((*key, program))) for program in PROGRAMS]
         where = "–" if machines == 1 else "the first" if place == "first" else "another"
         yield f"| {shape} | {where} | {TITLES[what]} | {' | '.join(row)} |"
+    for machines in dict.fromkeys(line["machines"] for line in found):
+        here = [line for line in found if line["machines"] == machines]
+        of = [[line for line in here if line["program"] == program] for program in PROGRAMS]
+        row = " | ".join(map(_conditions, of))
+        yield f"| {machines} | | median load average, and first start of the ranks | {row} |"
     yield ""
     yield _load(found)
 
