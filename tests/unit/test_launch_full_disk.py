@@ -8,6 +8,7 @@ import os
 import sys
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,16 +24,19 @@ from training.launcher import endings, local_ranks, several_machines
 from training.launcher.attempt import Attempt
 from training.launcher.coordinator import Coordinator
 from training.launcher.json_socket import Message
+from training.launcher.leader import Leader
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.machine import Launch
 from training.launcher.outcome import Outcome
 from training.launcher.post_run import PostRun
 from training.launcher.recovery import Recovery
-from training.launcher.restart import Team
+from training.launcher.restart import Restart, Team
 from training.launcher.several_machines import Follower
 
 FULL = "No space left on device"
 OUT_OF_MEMORY = record(cause="gpu_oom", kind="error")
+ON_THE_CARD = {"waiting": {}, "phases": {}, "evidence": [], "advice": [], "stacks": None}
+REPORTED: Any = OUT_OF_MEMORY | ON_THE_CARD | {"exit_code": 4, "log": "rank1.log", "victim": False}
 
 
 @pytest.fixture
@@ -116,7 +120,7 @@ def test_no_restart_without_its_plan(run: RunDir, full: None) -> None:
     own = plan()
     tried = Recovery(run, own)  # type: ignore[arg-type]
     assert not tried.again(OUT_OF_MEMORY, Outcome())  # type: ignore[arg-type]
-    assert tried.given_up == f"not restarted: {run.plan} cannot be written: {FULL}"
+    assert tried.given_up == f"not restarted: cannot write {run.plan}: {FULL}"
     assert [event["text"] for event in read_records(run.events)] == [tried.given_up]
     assert own["config"]["device_batch_size"] == 8 and tried.attempt == 1
 
@@ -135,7 +139,7 @@ def test_ranks_are_not_added_without_their_plan(run: RunDir, full: None) -> None
     own = plan()
     own["elastic"] = {"seats": [0], "lost": [], "rejoined": [], "gpus": [], "bindings": []}
     own["elastic"] |= {"ranks": 2, "min_ranks": 1, "device_batch_size": None}
-    with pytest.raises(UserError, match=f"cannot be written: {FULL}"):
+    with pytest.raises(UserError, match=f"cannot write .*: {FULL}"):
         Recovery(run, own).grow(Team((0, 1), back=(1,)), "", "")  # type: ignore[arg-type]
     assert own["elastic"]["seats"] == [0]
 
@@ -180,9 +184,104 @@ def test_another_machine_ends_without_its_plan(
     known = read_json(launch.run.own_plan) or {}
     assert known["config"]["device_batch_size"] == 8 == launch.plan["config"]["device_batch_size"]
     logged = capfd.readouterr().err
-    why = f"not restarted: {launch.run.own_plan} cannot be written: {FULL}"
+    why = f"not restarted: cannot write {launch.run.own_plan}: {FULL}"
     assert f"training failed, {why}\n" in logged and "[ERROR]" in logged
     assert not list(read_records(launch.run.events)), "node 0 writes the run"
+
+
+class Others:
+    """Node 0's connections: node 1 is connected, unless it is `away`."""
+
+    def __init__(self, run: RunDir, *, shared: bool = True, away: bool = False) -> None:
+        self.wires, self.shares = ({} if away else {1: None}), {1: shared}
+        self.place, self.confirmed = SimpleNamespace(node_rank=0), {0, 1}
+        self.decided: list[tuple[Message | None, int]] = []
+        self._run = run
+
+    def there(self, node: int) -> bool:
+        return node in self.wires
+
+    def missing(self) -> list[int]:
+        return [node for node in (1,) if not self.there(node)]
+
+    def names(self, nodes: Any) -> str:
+        return ", ".join(f"node {node}" for node in nodes)
+
+    def decide(self, order: Message | None, code: int) -> Message | None:
+        self.decided.append((order, code))
+        if order:
+            known = read_json(self._run.plan) or {}
+            assert known["config"]["device_batch_size"] == 4, "the plan is written first"
+        return order
+
+
+def leader(run: RunDir, line: Others, *, elastic: bool) -> Leader:
+    own = plan() | {"created": 0.0}
+    own |= {"command": {"script": "launch_train.sh", "args": ["2"]}}
+    own["origins"] |= dict.fromkeys(("out_dir", "log_dir", "hosts", "hostfile"), "default")
+    if elastic:
+        own["elastic"] = {"seats": [0, 1], "lost": [], "rejoined": [], "ranks": 2, "per_node": 1}
+    made = object.__new__(Leader)
+    made.launch = Launch(run, own, PostRun(run, own), "token")  # type: ignore[arg-type]
+    made._line = line  # type: ignore[assignment]
+    chosen = Restart(1, {"device_batch_size": 4}, "out of memory")
+    made.launch.recovery._failures = [made.launch.recovery._failure(REPORTED)]
+    made.launch.recovery.choose = lambda *_: chosen  # type: ignore[method-assign]
+    return made
+
+
+@pytest.fixture
+def full_for_the_plan(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = rundir.write_bytes
+
+    def fails(path: Path, content: bytes) -> None:
+        if path == run.plan:
+            raise OSError(errno.ENOSPC, FULL)
+        write(path, content)
+
+    monkeypatch.setattr(rundir, "write_bytes", fails)
+
+
+def test_the_others_restart_once_node_0_has_its_plan(run: RunDir) -> None:
+    line = Others(run)
+    made = leader(run, line, elastic=False)
+    assert made.recover(Outcome(guilty=(1, 1)), REPORTED) is None  # type: ignore[arg-type]
+    assert [bool(order) for order, _ in line.decided] == [True]
+
+
+@pytest.mark.parametrize("elastic", [False, True], ids=["all", "min_ranks"])
+def test_the_others_are_not_restarted_without_the_plan_of_node_0(
+    run: RunDir, full_for_the_plan: None, elastic: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = Others(run)
+    made = leader(run, line, elastic=elastic)
+    code = made.recover(Outcome(guilty=(1, 1)), REPORTED)
+    assert code == Exit.TRAINING
+    assert line.decided == [(None, code)] and not made.launch.ending.left
+    why = f"not restarted: cannot write {run.plan}: {FULL}"
+    assert f"training failed, {why}\n" in capfd.readouterr().err
+    assert run.failure.exists()
+
+
+def test_a_machine_with_its_own_disk_may_continue_without_the_plan_of_node_0(
+    run: RunDir, full_for_the_plan: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = Others(run, shared=False)
+    made = leader(run, line, elastic=True)
+    assert made.recover(Outcome(guilty=(1, 1)), REPORTED) == Exit.LEFT
+    assert not line.decided and made.launch.ending.left
+    assert f"cannot write {run.plan}: {FULL}: the other machines" in capfd.readouterr().err
+
+
+def test_a_machine_that_is_lost_in_the_pause_ends_the_run(
+    run: RunDir, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = Others(run, away=True)
+    made = leader(run, line, elastic=False)
+    code = made.recover(Outcome(guilty=(1, 1)), REPORTED)
+    assert line.decided == [(None, code)] and run.failure.exists()
+    assert "training failed, not restarted: node 1 cannot be reached\n" in capfd.readouterr().err
+    assert not [r for r in read_records(run.events) if r["event"] == "restart"]
 
 
 def test_the_list_of_machines_cannot_be_deleted(

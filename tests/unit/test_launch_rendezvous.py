@@ -408,7 +408,7 @@ def test_a_lost_peer_is_reported_at_once() -> None:
         head.met(2, healthy, LOOPBACK, "b")
         assert head.settle(own) is own
         assert JsonSocket(other).receive(1) == {"record": own}
-        assert head.decide({"changes": {}}) is None, "a machine is missing"
+        assert head.missing() == [1]
         assert JsonSocket(near).receive(1) == {"record": own}
 
 

@@ -343,9 +343,6 @@ class Coordinator(PeerLink):
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         if order is not None and self._elastic:
             self._change_machines(order)
-        elif order is not None and (missing := self.missing()):
-            log.error(msg("launcher.nodes.not_restarted", missing=self.names(missing)))
-            order = None
         self._ready.clear()
         self.send_all({"over": stopped} if order is None else {"again": order})
         return order

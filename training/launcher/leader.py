@@ -13,6 +13,7 @@ from training.core.messages import msg
 from training.launcher import endings, failure_report, fewer_ranks, leadership, seats, spawn
 from training.launcher.attempt import Attempt
 from training.launcher.coordinator import Coordinator
+from training.launcher.json_socket import Message
 from training.launcher.machine import Launch, Machine
 from training.launcher.outcome import Outcome
 from training.launcher.replica.sender import ReplicaSender
@@ -74,19 +75,39 @@ class Leader(Machine):
         if chosen and recovery.asked_to_stop(chosen.pause_s):
             chosen = None
         # After the pause: a machine that is lost in it must not keep the others from the start.
-        if chosen and "elastic" in plan:
-            claimed = self._claim()
-            if claimed is False:
-                return self._leave(msg("launcher.succession.superseded"))
-            if claimed is None:
-                recovery.given_up, chosen = msg("launcher.restart.no_claim", path=run.path), None
-        order = line.decide(recovery.order(chosen) if chosen else None, self._code(record))
-        if chosen and order is not None and recovery.begin(chosen):
+        claimed = self._claim() if chosen and "elastic" in plan else True
+        if claimed is False:
+            return self._leave(msg("launcher.succession.superseded"))
+        if claimed is None:
+            recovery.give_up(msg("launcher.restart.unwritable", path=run.path))
+        order = self._begin(chosen) if chosen and claimed else None
+        if chosen and order is None and self._others_may():
+            why = msg("launcher.succession.hands_over", reason=recovery.given_up)
+            return self._leave(why, alone=True)
+        line.decide(order, self._code(record))
+        if order is not None:
             return None
         if recovery.stopped:
             return int(recovery.stopped)
         endings.report_end(run, outcome, record, recovery.given_up)
         return int(record["exit_code"])
+
+    def _begin(self, chosen: Restart) -> Message | None:
+        """The order for the other machines, which they get only once this one has its plan; None:
+        the run ends (`given_up`)."""
+        plan, line, recovery = self.launch.plan, self.line, self.launch.recovery
+        if "elastic" not in plan and (missing := line.missing()):
+            recovery.give_up(msg("launcher.restart.unreachable", missing=line.names(missing)))
+            return None
+        order = recovery.order(chosen)
+        return order if recovery.begin(chosen) else None
+
+    def _others_may(self) -> bool:
+        """Whether a connected machine could continue the run on its own disk."""
+        shares = self.line.shares
+        return "elastic" in self.launch.plan and not all(
+            shares.get(n, True) for n in self.line.wires
+        )
 
     def _code(self, record: FailureRecord) -> int:
         """For the other machines: they know by it whether the run was asked to stop."""

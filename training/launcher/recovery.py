@@ -98,14 +98,15 @@ class Recovery:
         if isinstance(chosen, GiveUp):
             self.hand_over = chosen.hand_over
             if chosen.reason:
-                self._give_up(chosen.reason)
+                self.give_up(chosen.reason)
             return None
         changed = bool(chosen.changes or chosen.team)
         self._failures.append(replace(failure, changed=changed))
         self._report(record, failure, chosen)
         return chosen
 
-    def _give_up(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
+        """The run ends although a restart was requested."""
         self.given_up = (
             msg("launcher.restart.given_up", reason=reason)
             if self.restarts
@@ -170,7 +171,7 @@ class Recovery:
         try:
             self._use(replan.changed_plan(plan, chosen.changes, why) if chosen.changes else plan)
         except UserError as error:
-            self._give_up(str(error))
+            self.give_up(str(error))
             return False
         changes = {
             name: [value, self.plan["config"][name]]
@@ -213,7 +214,7 @@ class Recovery:
         try:
             self._use(replan.changed_plan(plan, changes, why) if changes else plan)
         except UserError as error:
-            self._give_up(str(error))
+            self.give_up(str(error))
             return False
         log.warning(
             msg(
