@@ -17,12 +17,13 @@ from tests.unit.node_plans import plan as node_plan
 from tests.unit.test_launch_attempt import PLAN, RANK
 from tests.unit.test_launch_recovery import plan, record
 from training.core import rundir
-from training.core.errors import Exit, UserError
+from training.core.errors import Exit
 from training.core.heartbeat import FINISHED
 from training.core.rundir import RunDir, read_json, read_records, write_json
 from training.launcher import endings, local_ranks, several_machines
 from training.launcher.attempt import Attempt
 from training.launcher.coordinator import Coordinator
+from training.launcher.growth import Growth
 from training.launcher.json_socket import Message
 from training.launcher.leader import Leader
 from training.launcher.local_ranks import LocalRanks
@@ -51,6 +52,18 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 def full(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise OSError(errno.ENOSPC, FULL)
+
+    monkeypatch.setattr(rundir, "write_bytes", fails)
+
+
+@pytest.fixture
+def full_for_the_plan(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = rundir.write_bytes
+
+    def fails(path: Path, content: bytes) -> None:
+        if path == run.plan:
+            raise OSError(errno.ENOSPC, FULL)
+        write(path, content)
 
     monkeypatch.setattr(rundir, "write_bytes", fails)
 
@@ -135,13 +148,21 @@ def test_no_restart_in_a_folder_that_cannot_be_written(
     assert tried.given_up == f"not restarted: {run.path} cannot be written"
 
 
-def test_ranks_are_not_added_without_their_plan(run: RunDir, full: None) -> None:
+@pytest.mark.usefixtures("full_for_the_plan")
+def test_without_the_plan_for_more_ranks_the_run_ends_with_its_summary(
+    run: RunDir, capfd: pytest.CaptureFixture[str]
+) -> None:
     own = plan()
     own["elastic"] = {"seats": [0], "lost": [], "rejoined": [], "gpus": [], "bindings": []}
     own["elastic"] |= {"ranks": 2, "min_ranks": 1, "device_batch_size": None}
-    with pytest.raises(UserError, match=f"cannot write .*: {FULL}"):
-        Recovery(run, own).grow(Team((0, 1), back=(1,)), "", "")  # type: ignore[arg-type]
-    assert own["elastic"]["seats"] == [0]
+    write_json(run.summary, {"status": "stopped"})
+    growth, outcome = Growth(Recovery(run, own)), Outcome(resized=True)  # type: ignore[arg-type]
+    growth._team = Team((0, 1), back=(1,))
+    assert not growth.grows(outcome, Exit.PREEMPTED)
+    assert own["elastic"]["seats"] == [0] and run.summary.exists()
+    why = f"not restarted: cannot write {run.plan}: {FULL}"
+    assert "[ERROR] " in (logged := capfd.readouterr().err) and f"{why}\n" in logged
+    assert [event["text"] for event in read_records(run.events)] == [why]
 
 
 # ── several machines
@@ -207,7 +228,7 @@ class Others:
     def names(self, nodes: Any) -> str:
         return ", ".join(f"node {node}" for node in nodes)
 
-    def decide(self, order: Message | None, code: int) -> Message | None:
+    def decide(self, order: Message | None, code: int = 0) -> Message | None:
         self.decided.append((order, code))
         if order:
             known = read_json(self._run.plan) or {}
@@ -228,18 +249,6 @@ def leader(run: RunDir, line: Others, *, elastic: bool) -> Leader:
     made.launch.recovery._failures = [made.launch.recovery._failure(REPORTED)]
     made.launch.recovery.choose = lambda *_: chosen  # type: ignore[method-assign]
     return made
-
-
-@pytest.fixture
-def full_for_the_plan(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = rundir.write_bytes
-
-    def fails(path: Path, content: bytes) -> None:
-        if path == run.plan:
-            raise OSError(errno.ENOSPC, FULL)
-        write(path, content)
-
-    monkeypatch.setattr(rundir, "write_bytes", fails)
 
 
 def test_the_others_restart_once_node_0_has_its_plan(run: RunDir) -> None:
@@ -271,6 +280,21 @@ def test_a_machine_with_its_own_disk_may_continue_without_the_plan_of_node_0(
     assert made.recover(Outcome(guilty=(1, 1)), REPORTED) == Exit.LEFT
     assert not line.decided and made.launch.ending.left
     assert f"cannot write {run.plan}: {FULL}: the other machines" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("full_for_the_plan")
+def test_the_others_are_not_restarted_with_more_ranks_without_the_plan_of_node_0(
+    run: RunDir,
+) -> None:
+    line = Others(run)
+    made = leader(run, line, elastic=True)
+    elastic = {"seats": [0], "lost": [{"seat": 1, "gpu": None}], "gpus": [], "bindings": []}
+    made.launch.plan["elastic"] |= elastic  # type: ignore[typeddict-item]
+    write_json(run.summary, {"status": "stopped"})
+    made._more = Team((0, 1), back=(1,), size=4)
+    outcome = Outcome(resized=True)
+    assert made._grows(outcome, Exit.PREEMPTED) is None
+    assert line.decided == [(None, 0)] and run.summary.exists()
 
 
 def test_a_machine_that_is_lost_in_the_pause_ends_the_run(

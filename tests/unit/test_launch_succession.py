@@ -297,7 +297,7 @@ def test_the_others_learn_how_ranks_that_were_to_be_more_have_ended(
     made = Leader(Launch(team.runs[0], team.plans[0], None, ""), team.first)  # type: ignore[arg-type]
     made._more = restart.Team((0, 1, 2), back=(2,))
     monkeypatch.setattr(team.first, "decide", decided.append)
-    monkeypatch.setattr(made.launch.recovery, "grow", lambda *_: None)
+    monkeypatch.setattr(made.launch.recovery, "grow", lambda *_: True)
     outcome = Outcome(ours=False, resized=resized, ended=[(0, 75)])
     assert made._grows(outcome, 75) is (True if resized else None)
     assert [bool(order) for order in decided] == [resized]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from training.core import log, rundir
+from training.core import log
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.launcher import fewer_ranks, replan
@@ -70,11 +70,8 @@ class Growth:
         team, self._team = self._team, None
         if not team or outcome.guilty or outcome.asked != Exit.DONE or code != Exit.PREEMPTED:
             return False
-        plan, run = self.recovery.plan, self.recovery.run
+        plan = self.recovery.plan
         names = fewer_ranks.names(plan, team.back)
         change = msg("launcher.rejoin.with", names=names)
         text = msg("launcher.rejoin.restart", label=fewer_ranks.label(plan, team, change))
-        rundir.discard(run.summary)  # of the stop
-        self.recovery.grow(team, msg("launcher.rejoin.why", names=names), text)
-        log.info(text)
-        return True
+        return self.recovery.grow(team, msg("launcher.rejoin.why", names=names), text)

@@ -226,11 +226,10 @@ class Leader(Machine):
             if outcome.ours
             else msg("launcher.rejoin.restart_script", label=label)
         )
-        rundir.discard(self.launch.run.summary)  # of the stop
-        self.line.decide(recovery.order(Restart(0, {}, why, team=team)))
-        recovery.grow(team, why, text)
-        log.info(text)
-        return True
+        order = recovery.order(Restart(0, {}, why, team=team))
+        grown = recovery.grow(team, why, text)
+        self.line.decide(order if grown else None)
+        return grown or None
 
 
 def take_over(launch: Launch, line: Coordinator, lost: str) -> Leader:

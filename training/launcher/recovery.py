@@ -319,14 +319,20 @@ class Recovery:
         if not self._of_script:  # no heartbeat
             self._resumption.begin(self._attempt, self._failed_at, facts["step"], ranks)
 
-    def grow(self, team: Team, why: str, text: str) -> None:
-        """A restart without a failure, with more ranks. Raises UserError if the plan cannot be
-        written."""
+    def grow(self, team: Team, why: str, text: str) -> bool:
+        """A restart without a failure, with more ranks; logged, as `text`. False: the plan cannot
+        be written; it is as before, and the run ends."""
         saved, before = self._saved(), self.plan["ranks"]
         self._failed_at = time.time()
+        try:
+            self._use(replan.with_team(self.plan, team, why))
+        except UserError as error:
+            self.give_up(str(error))
+            log.error(self.given_up)
+            return False
+        rundir.discard(self.run.summary)  # of the stop
         # the ranks have other numbers now: a failure is not compared with an earlier one
         self._failures[-1:] = [replace(last, changed=True) for last in self._failures[-1:]]
-        self._use(replan.with_team(self.plan, team, why))
         ranks = (before, self.plan["ranks"])
         facts: RestartFacts = {
             "attempt": self._attempt,
@@ -344,6 +350,8 @@ class Recovery:
             "expected_slowdown": fewer_ranks.slower(*ranks),
         }
         self._add(facts, why, ranks)
+        log.info(text)
+        return True
 
     @property
     def trains(self) -> bool:
