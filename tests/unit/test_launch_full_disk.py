@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import uuid
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.unit.node_plans import plan as node_plan
 from tests.unit.test_launch_attempt import PLAN, RANK
 from tests.unit.test_launch_recovery import plan, record
 from training.core import rundir
-from training.core.errors import Exit
+from training.core.errors import Exit, UserError
 from training.core.heartbeat import FINISHED
 from training.core.rundir import RunDir, read_json, read_records, write_json
 from training.launcher import endings, local_ranks, several_machines
@@ -124,6 +125,22 @@ def test_ranks_run_without_the_record_of_their_processes(
     outcome = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex).go()  # type: ignore[arg-type]
     assert outcome.ended == [(0, 0)] and not outcome.guilty
     assert f"cannot write {run.supervisor}: {FULL}\n" in capfd.readouterr().err
+
+
+def test_no_rank_is_left_where_the_log_of_one_cannot_be_written(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.rank_log(1).mkdir()  # open() fails
+    sleeps = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    monkeypatch.setattr(local_ranks, "command", lambda *_: sleeps)
+    team = LocalRanks(range(2), 2, "127.0.0.1", 1)
+    tried = Attempt(run, PLAN, team, uuid.uuid4().hex)
+    with pytest.raises(UserError, match=f"cannot write {run.rank_log(1)}: ") as refused:
+        tried.go()
+    assert refused.value.code == Exit.TRAINING
+    ranks = tried.children.alive.values()
+    assert [rank.popen.returncode for rank in ranks] == [-signal.SIGKILL] * 2
+    assert "left behind" not in capfd.readouterr().err
 
 
 # ── a restart

@@ -84,6 +84,12 @@ class UserError(Exception):
         super().__init__("; ".join(p.what for p in self.problems))
 
 
+def unwritable(path: object, error: OSError) -> UserError:
+    """For a file without which the ranks cannot be started."""
+    what = msg("core.rundir.unwritable", file=path, strerror=error.strerror)
+    return UserError(Problem("run.unwritable", what), Exit.TRAINING)
+
+
 class RunStopped(UserError):
     """A run stops itself because a resource is missing. `closing`: the last line of the report;
     `cause`: the error of the operating system."""

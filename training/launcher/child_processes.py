@@ -42,7 +42,8 @@ class ChildProcesses:
         self._adopted: dict[int, int] = {}
 
     def start(self) -> None:
-        """Start all of them; their PIDs are written to supervisor.json."""
+        """Start all of them; their PIDs are written to supervisor.json. Raises UserError if the log
+        of a rank cannot be written."""
         state = self._state
         state.outcome.oom_kills = oom_kills()
         spawn.remove_stale(state.run, self._stale)
@@ -71,10 +72,10 @@ class ChildProcesses:
                 more=self._variables,
             )
         state.team.close()
+        self.alive = {child.pidfd: child for child in children}  # first: reap() kills these
         for child in children:
             path, begins = self._outputs.add(child)
             state.outcome.log_from[path] = begins
-            self.alive[child.pidfd] = child
             self._selector.register(child.pidfd, selectors.EVENT_READ, self._on_pidfd)
         known = rundir.read_json(state.run.supervisor) or {}
         rundir.keep_json(

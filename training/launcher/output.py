@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from training.core import console, log
+from training.core.errors import unwritable
 from training.core.messages import msg
 from training.diagnose import traceback
 from training.launcher.backlog import Backlog
@@ -31,7 +32,8 @@ PROMPT_S, BAR_S = 1.0, 10.0
 
 class RankOutput:
     """Drains one descriptor. `console`: the launcher's descriptor that shows it (1 or 2); `label`:
-    before each line there; `backlog`: what is shown later."""
+    before each line there; `backlog`: what is shown later. Raises UserError if the file cannot be
+    opened."""
 
     def __init__(
         self,
@@ -47,7 +49,10 @@ class RankOutput:
         with contextlib.suppress(OSError):  # closed
             self.unlimited = console is None or stat.S_ISREG(os.fstat(console).st_mode)
         self.heard: Callable[[bytes], None] = lambda chunk: None
-        self._file = path.open("a+b", buffering=0)
+        try:
+            self._file = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise unwritable(path, error) from error
         # offset of this attempt: earlier ones have written before it
         self.begins = os.fstat(self._file.fileno()).st_size
         self._line = b""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from training.config.fault_spec import ATTEMPT
 from training.core import heartbeat, log, manifest, run_reader, rundir
 from training.core.console import hurry
-from training.core.errors import Exit, Problem, UserError
+from training.core.errors import Exit, UserError, unwritable
 from training.core.messages import msg
 from training.launcher import (
     fewer_ranks,
@@ -231,9 +231,7 @@ class Recovery:
             if plan is not self.plan:
                 replan.apply(self.run, self.plan, plan)
         except OSError as error:
-            path = self.run.own_plan
-            what = msg("core.rundir.unwritable", file=path, strerror=error.strerror)
-            raise UserError(Problem("run.unwritable", what), Exit.TRAINING) from error
+            raise unwritable(self.run.own_plan, error) from error
         self._attempt += 1
         os.environ[ATTEMPT] = str(self._attempt)
         rundir.discard(self.run.failure)
