@@ -19,7 +19,7 @@ import pytest
 from tests.unit.test_launch_attempt import PLAN, RANK
 from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat, read_all
-from training.core.rundir import RunDir
+from training.core.rundir import RunDir, read_json
 from training.launcher import failure_report, local_ranks, supervisor, timeouts
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
@@ -323,7 +323,7 @@ def test_a_stop_signal_between_two_attempts(
     logged = capfd.readouterr().err
     assert "restarting from the beginning (1 of 2)" in logged
     assert f"{name}: stopped before the restart; step 0 is saved (exit {code})" in logged
-    assert not run.failure.exists()
+    assert (read_json(run.failure) or {})["kind"] == "asked"
 
 
 def test_a_signal_to_every_machine_counts_once(run: RunDir, handlers: None) -> None:

@@ -199,9 +199,7 @@ class Line:
 
 @pytest.fixture
 def follower(run: RunDir) -> Follower:
-    own = plan() | {"place": {"node_rank": 1, "nnodes": 2}, "created": 0.0, "shared": True}
-    own |= {"command": {"script": "launch_train.sh", "args": ["2"]}}
-    own["origins"] |= dict.fromkeys(("out_dir", "log_dir", "hosts", "hostfile"), "default")
+    own = plan() | {"place": {"node_rank": 1, "nnodes": 2}, "shared": True}
     other = RunDir(run.path, 1)
     other.create()
     write_json(other.own_plan, own)
@@ -254,9 +252,7 @@ class Others:
 
 
 def leader(run: RunDir, line: Others, *, elastic: bool) -> Leader:
-    own = plan() | {"created": 0.0}
-    own |= {"command": {"script": "launch_train.sh", "args": ["2"]}}
-    own["origins"] |= dict.fromkeys(("out_dir", "log_dir", "hosts", "hostfile"), "default")
+    own = plan()
     if elastic:
         own["elastic"] = {"seats": [0, 1], "lost": [], "rejoined": [], "ranks": 2, "per_node": 1}
     made = object.__new__(Leader)

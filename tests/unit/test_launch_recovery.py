@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.monitor_runs import look
 from tests.unit.verdicts import beat_at
 from training.core import heartbeat, manifest
 from training.core.errors import Exit
@@ -20,6 +21,7 @@ from training.launcher.recovery import Recovery
 from training.tasks.gpt import memory
 
 KILL = -signal.SIGKILL
+PLACES = ("out_dir", "log_dir", "hosts", "hostfile")  # options of these
 
 
 def plan(retries: int = 2, size: int = 8, workers: int = 4, **config: Any) -> dict[str, Any]:
@@ -44,7 +46,9 @@ def plan(retries: int = 2, size: int = 8, workers: int = 4, **config: Any) -> di
     } | config
     return {
         "config": values,
-        "origins": dict.fromkeys(values, "default"),
+        "origins": dict.fromkeys((*values, *PLACES), "default"),
+        "command": {"script": "launch_train.sh", "args": ["2"], "cwd": "/"},
+        "created": 0.0,
         "place": {"node_rank": 0, "nnodes": 1},
         "ranks": 2,
         "local_ranks": 2,
@@ -219,7 +223,7 @@ def test_a_stop_signal_in_a_pause(
     number: signal.Signals,
     code: int,
 ) -> None:
-    """failure.json is removed: it is not the reason for the end of the run."""
+    """failure.json has the request, not the failure before it: else the monitor shows `died`."""
     monkeypatch.setattr(recovery_policy, "PAUSES_S", (3600.0,))
     select = stop_signals.select.select
     monkeypatch.setattr(
@@ -232,8 +236,13 @@ def test_a_stop_signal_in_a_pause(
     assert signal.getsignal(number) == signal.SIG_IGN, "the run ends undisturbed"
     logged = capfd.readouterr().err
     assert "restarting from step 20 (1 of 2) in 3600 s, 3 steps lost" in logged
-    assert f"stopped before the restart; step 20 is saved (exit {code})" in logged
-    assert not run.failure.exists()
+    text = f"{stop_signals.name(number)}: stopped before the restart; step 20 is saved"
+    assert f"{text} (exit {code})\n" in logged
+    known = read_json(run.failure) or {}
+    assert (known["kind"], known["summary"], known["exit_code"]) == ("asked", text, code)
+    assert known["cause"] == ("interrupted" if code == Exit.INTERRUPTED else "preempted")
+    write_json(run.plan, tried.plan)
+    assert look(run)["run"]["state"] == "stopped"
 
 
 # ── on several machines

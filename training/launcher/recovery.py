@@ -21,6 +21,7 @@ from training.launcher import (
     script_recovery,
     script_snapshot,
     seats,
+    stop_record,
     stop_signals,
 )
 from training.launcher.coordinator import Coordinator
@@ -144,19 +145,19 @@ class Recovery:
         return number is not None
 
     def stop(self, number: int) -> int:
-        """End the run (`stopped`) because of this stop signal between two attempts; the exit
-        code."""
+        """End the run (`stopped`) because of this stop signal between two attempts, which
+        failure.json records; the exit code."""
         hurry()
-        rundir.discard(self.run.failure)  # the run ended for another reason
-        self.stopped, name = stop_signals.code(number), stop_signals.name(number)
+        self.stopped, name, saved = stop_signals.code(number), stop_signals.name(number), 0
         # only node 0 has the checkpoints
-        log.warning(
-            msg("launcher.restart.script_stopped", name=name, code=int(self.stopped))
-            if self._of_script or self.run.own != self.run.path
-            else msg(
-                "launcher.restart.stopped", name=name, saved=self._saved(), code=int(self.stopped)
-            )
-        )
+        if self._of_script or self.run.own != self.run.path:
+            text = msg("launcher.restart.script_stopped", name=name)
+        else:
+            saved = self._saved()
+            text = msg("launcher.restart.stopped", name=name, saved=saved)
+        text += fewer_ranks.at_end(self.plan)
+        stop_record.write(self.run, self.plan, self.stopped, saved, text)
+        log.warning(msg("launcher.end.exit", text=text, code=int(self.stopped)))
         return int(self.stopped)
 
     def _saved(self) -> int:

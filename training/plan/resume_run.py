@@ -238,7 +238,8 @@ def _where(run: rundir.RunDir, plan: Plan) -> str:
     if summary:
         state = msg("plan.state.done") if summary["status"] == "done" else msg("plan.state.stopped")
     elif failure:
-        state = msg("plan.state.failed")
+        asked = failure.get("kind") == rundir.ASKED
+        state = msg("plan.state.stopped") if asked else msg("plan.state.failed")
     else:
         state = msg("plan.state.running") if lives else msg("plan.state.died")
     saved = manifest.newest(run.checkpoints) or {"step": 0}

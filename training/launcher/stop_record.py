@@ -1,0 +1,42 @@
+"""failure.json of a run that was asked to stop between two starts of its ranks, where no rank could
+write a summary."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from training.core import rundir
+from training.core.errors import Exit
+from training.diagnose.advice import of_end, values
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.verdict import FailureRecord
+
+
+def write(run: rundir.RunDir, plan: Plan, code: Exit, saved: int, text: str) -> None:
+    """`saved`: step of the newest checkpoint."""
+    record: FailureRecord = {
+        "cause": "interrupted" if code == Exit.INTERRUPTED else "preempted",
+        "kind": rundir.ASKED,
+        "victim": False,
+        "rank": None,
+        "step": saved,
+        "summary": text,
+        "where": None,
+        "phase": None,
+        "phases": {},
+        "since_s": None,
+        "waiting": {},
+        "stacks": None,
+        "status": 0,
+        "exit_code": int(code),
+        "evidence": [],
+        "log": plan.get("log_file") or str(run.ranks),
+        "torn_down": False,
+        "time": time.time(),
+    }
+    rundir.discard(run.failure)  # of the failure before: also if this one cannot be written
+    advice = of_end(record, None, {}, values(run, plan))
+    rundir.keep_json(run.failure, {**record, "advice": advice})
