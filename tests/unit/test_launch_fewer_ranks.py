@@ -12,19 +12,27 @@ import pytest
 
 from tests.cases import each
 from tests.unit.test_launch_recovery import plan as plan_of_two
+from tests.unit.test_launch_recovery import run
 from training.config.batch import Batch
 from training.config.schema import Config
+from training.core.errors import Exit
+from training.core.rundir import RunDir, read_json
 from training.data.batch_dataset import BatchDataset
 from training.data.loader import Batches
-from training.launcher import fewer_ranks, replan
+from training.launcher import endings, failure_report, fewer_ranks, replan
+from training.launcher.outcome import Outcome
+from training.launcher.post_run import PostRun
+from training.launcher.recovery import Recovery
 from training.launcher.recovery_policy import remedy
 from training.launcher.restart import Failure, GiveUp, Restart, Team
+
+__all__ = ["run"]  # a fixture
 
 TOTAL, SEQ = 1536, 32  # 48 sequences
 
 
 def gpu(index: int) -> dict[str, Any]:
-    return {"index": index, "uuid": f"GPU-000000a{index}", "name": "Card"}
+    return {"index": index, "uuid": f"GPU-000000a{index}", "name": "Card", "total_bytes": 8 << 30}
 
 
 def plan(ranks: int = 4, size: int = 4, least: int = 1, total: int = TOTAL) -> dict[str, Any]:
@@ -257,3 +265,44 @@ def test_the_next_ranks_see_the_remaining_gpus(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     replan.set_visible(after(plan(4), replace(failed(0), gone=(1,))))  # type: ignore
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ",".join(gpu(n)["uuid"] for n in (0, 2, 3))
+
+
+# ── the end of a run that lacks a GPU
+
+LACKS = "; with 3 ranks of 4, without GPU 1"
+
+
+def test_the_end_of_a_failed_run_names_the_lost_gpu(
+    run: RunDir, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own: Any = after(plan(4), failed(1)) | {"log_file": "x.log"}
+    outcome = Outcome(guilty=(0, -signal.SIGSEGV), here=(0, -signal.SIGSEGV))
+    record = failure_report.failure(outcome, run, own)
+    assert [one["gpu"] for one in record["lost"]] == [1]
+    endings.report_end(run, own, outcome, record, "")
+    endings.report_end(run, own, outcome, record, "given up: a reason")
+    logged = capfd.readouterr().err
+    assert f"training failed{LACKS}\n" in logged
+    assert f"training failed, given up: a reason{LACKS}\n" in logged
+
+
+def test_a_stopped_script_records_the_lost_gpu(
+    run: RunDir, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = {"path": "fit.py", "args": [], "python": None, "python_reason": "", "module": False}
+    own: Any = after(plan(4), failed(1)) | {"script": script}
+    recovery = Recovery(run, own)
+    recovery.restarts.append({"text": "x"})  # type: ignore[typeddict-item]
+    recovery._texts.append("lost")
+    outcome = Outcome(ours=False, asked=Exit.PREEMPTED, ended=[(0, -signal.SIGTERM)])
+    assert endings.regular_end(run, own, PostRun(run, own), outcome, recovery) == Exit.PREEMPTED
+    summary = read_json(run.summary) or {}
+    assert [one["gpu"] for one in summary["lost"]] == [1] and len(summary["restarts"]) == 1
+    assert f"stopped on request after 1 restart (lost){LACKS}: rank 0" in capfd.readouterr().err
+
+
+def test_a_stop_before_a_restart_records_the_lost_gpu(run: RunDir) -> None:
+    own: Any = after(plan(4), failed(1))
+    assert Recovery(run, own).stop(signal.SIGTERM) == Exit.PREEMPTED
+    record = read_json(run.failure) or {}
+    assert [one["gpu"] for one in record["lost"]] == [1] and record["summary"].endswith(LACKS)

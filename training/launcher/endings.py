@@ -14,7 +14,7 @@ from training.core.messages import msg
 from training.core.tail import tail
 from training.core.units import plural
 from training.diagnose import card
-from training.launcher import failure_report, local_ranks
+from training.launcher import failure_report, fewer_ranks, local_ranks
 from training.launcher.outcome import Outcome
 from training.launcher.post_run import PostRun
 from training.launcher.recovery import Recovery
@@ -57,6 +57,7 @@ def may_help(run: rundir.RunDir, outcome: Outcome, record: FailureRecord) -> boo
 
 def report_end(
     run: rundir.RunDir,
+    plan: Plan,
     outcome: Outcome,
     record: FailureRecord,
     given_up: str,
@@ -65,19 +66,19 @@ def report_end(
 ) -> None:
     """Log the end of a run that failed or was stopped. `given_up`: the reason for no restart, where
     restarts were requested."""
-    code = record["exit_code"]
+    code, lost = record["exit_code"], fewer_ranks.at_end(plan)
     if outcome.torn_down:
         console.warning(msg("launcher.end.torn_down", code=code, card=card.of_run(record)))
         return
     if record["kind"] == rundir.ASKED:
-        console.warning(msg("launcher.end.exit", text=record["summary"], code=code))
+        console.warning(msg("launcher.end.exit", text=record["summary"] + lost, code=code))
         return
     if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has reported the problem
         return
     console.error(
-        msg("launcher.end.failed_given_up", given_up=given_up, card=card.of_run(record))
+        msg("launcher.end.failed_given_up", given_up=given_up + lost, card=card.of_run(record))
         if given_up
-        else msg("launcher.end.failed", card=card.of_run(record))
+        else msg("launcher.end.failed", lost=lost, card=card.of_run(record))
     )
     if analyse:
         console.info(msg("launcher.end.analysis", analysis=analysis(run)))
@@ -132,16 +133,15 @@ def _script_end(
             "seconds": seconds,
             "exit_code": int(code),
         }
-        if recovery.restarts:
-            done["restarts"] = recovery.restarts
         rundir.keep_json(run.summary, done)
+    recovered = recovery.finish()
     if code == Exit.DONE and outcome.watched:
         console.success(
             msg(
                 "launcher.end.watched",
                 command=outcome.watched,
                 seconds=seconds,
-                recovered=recovery.finish(),
+                recovered=recovered,
                 folder=run.ranks,
             )
         )
@@ -151,7 +151,7 @@ def _script_end(
                 "launcher.end.script",
                 ranks=ranks,
                 seconds=seconds,
-                recovered=recovery.finish(),
+                recovered=recovered,
                 folder=run.ranks,
             )
         )
@@ -165,6 +165,7 @@ def _script_end(
             msg(
                 "launcher.end.script_stopped",
                 who=who,
+                recovered=recovered,
                 statuses=failure_report.statuses(outcome),
                 code=int(code),
                 folder=run.ranks,

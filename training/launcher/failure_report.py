@@ -184,6 +184,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     if gone[1]:
         first = seats.ranks(plan).start
         record["lost_ranks"] = [first + place for place in gone[1]]
+    if "elastic" in plan and plan["elastic"]["lost"]:
+        record["lost"] = plan["elastic"]["lost"]
     if lost:
         record["node"] = lost.node
     elif own and "memory" in own:

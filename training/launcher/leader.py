@@ -89,7 +89,7 @@ class Leader(Machine):
             return None
         if recovery.stopped:
             return int(recovery.stopped)
-        endings.report_end(run, outcome, record, recovery.given_up)
+        endings.report_end(run, plan, outcome, record, recovery.given_up)
         return int(record["exit_code"])
 
     def _begin(self, chosen: Restart) -> Message | None:

@@ -155,7 +155,7 @@ class Follower(Machine):
                 code = int(Exit.LEFT)
                 log.error(msg("launcher.end.left", text=record["summary"], code=code))
                 return code
-        endings.report_end(launch.run, outcome, record, launch.recovery.given_up)
+        endings.report_end(launch.run, launch.plan, outcome, record, launch.recovery.given_up)
         return int(record["exit_code"])
 
     def _order(self) -> Message | None:

@@ -37,6 +37,8 @@ def write(run: rundir.RunDir, plan: Plan, code: Exit, saved: int, text: str) -> 
         "torn_down": False,
         "time": time.time(),
     }
+    if "elastic" in plan and plan["elastic"]["lost"]:
+        record["lost"] = plan["elastic"]["lost"]
     rundir.discard(run.failure)  # of the failure before: also if this one cannot be written
     advice = of_end(record, None, {}, values(run, plan))
     rundir.keep_json(run.failure, {**record, "advice": advice})

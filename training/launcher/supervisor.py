@@ -202,7 +202,7 @@ def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str],
                 if recovery.stopped:
                     return int(recovery.stopped)
                 endings.report_end(
-                    run, outcome, record, recovery.given_up, analyse="--analyse" in stages
+                    run, plan, outcome, record, recovery.given_up, analyse="--analyse" in stages
                 )
                 return int(code)
             if prepared_cache.changed(run):

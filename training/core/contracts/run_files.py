@@ -117,6 +117,7 @@ class ScriptSummary(TypedDict):
     seconds: float
     exit_code: int
     restarts: NotRequired[list[RestartFacts]]
+    lost: NotRequired[list[LostRank]]  # at the end, of a run with --min_ranks
 
 
 class LossScaleRecord(TypedDict):

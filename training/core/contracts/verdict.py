@@ -10,6 +10,8 @@ from training.core.contracts.kinds import FailureKind, HangKind
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
+    from training.core.contracts.plan import LostRank
+
 
 class VerdictRecord(TypedDict):
     """verdict.json: the verdict of a watchdog on a hang, stored with the stacks of all ranks."""
@@ -107,6 +109,7 @@ class FailureRecord(EndRecord):
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU of `rank` had none left
     threads: NotRequired[dict[str, str]]  # rank → exception that has ended a thread of it
     lost_ranks: NotRequired[list[int]]  # whose GPUs the driver no longer lists
+    lost: NotRequired[list[LostRank]]  # before this failure, of a run with --min_ranks
     advice: NotRequired[list[str]]  # derived from the other fields
 
 
