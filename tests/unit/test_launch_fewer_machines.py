@@ -225,6 +225,20 @@ def test_a_machine_that_is_back_before_the_restart_waits_for_a_checkpoint(run: R
     assert away == {2, 3} and not away.intersection(order["seats"])
 
 
+def test_a_machine_that_takes_over_knows_the_batch_that_was_too_large(
+    run: RunDir, tmp_path: Path
+) -> None:
+    """4 sequences were out of memory: 2 were left, and no later choice of ranks has more."""
+    first, second = node_plan(0), node_plan(1)
+    order = Recovery(run, first).order(Restart(1, {"device_batch_size": 2}, "gpu_oom"))  # type: ignore[arg-type]
+    other = RunDir(tmp_path / "run", 1)
+    other.create()
+    assert Recovery(other, second).follow(order, None)  # type: ignore[arg-type]
+    assert second["config"]["device_batch_size"] == 2 == second["elastic"]["device_batch_size"]
+    second["place"]["leader"] = 1
+    assert after(second, lost(0))["config"]["device_batch_size"] == 2
+
+
 def test_a_machine_that_is_lost_after_the_decision_is_reported() -> None:
     """It had joined again, and the ranks were saving: the restart must not wait for its ranks."""
     port = free_port(LOOPBACK)

@@ -194,7 +194,9 @@ class Recovery:
             "changes": {name: config[name] for name in CURES if name in config},
             "why": chosen.why,
             "attempt": self._attempt + 1,
-            "team": {name: elastic[name] for name in ("seats", "lost", "rejoined")},
+            "team": {
+                name: elastic[name] for name in ("seats", "lost", "rejoined", "device_batch_size")
+            },
         }
 
     def follow(self, order: Message, record: FailureRecord | None) -> bool:
@@ -212,6 +214,9 @@ class Recovery:
             size = order["changes"]["device_batch_size"] if "batch" in self.plan else None
             lists = (team["seats"], team["lost"], team["rejoined"])
             plan = replan.with_seats(plan, *lists, size, why)
+            # for this machine's own decisions, if it takes over
+            limit = team.get("device_batch_size", plan["elastic"]["device_batch_size"])
+            plan |= {"elastic": {**plan["elastic"], "device_batch_size": limit}}
         try:
             self._use(replan.changed_plan(plan, changes, why) if changes else plan)
         except UserError as error:
