@@ -33,6 +33,8 @@ TIMED = (
     "tests/faults/",
     "tests/e2e/test_fewer_machines.py",
     "tests/e2e/test_machines.py",
+    "tests/e2e/test_machines_network.py",
+    "tests/e2e/test_machines_script.py",
     "tests/e2e/test_script_hangs.py",
     "tests/unit/test_watch_scripts.py",
 )

@@ -15,7 +15,7 @@ from tests.conftest import processes, wait_until
 from tests.e2e.conftest import Launched
 from tests.e2e.hooks import at_rank
 from tests.e2e.test_fewer_ranks import CONFIG, FLAGS, events
-from tests.e2e.test_machines import (
+from tests.e2e.two_machines import (
     UNREACHABLE,
     Cable,
     Node,

@@ -22,7 +22,7 @@ from tests.e2e.test_fewer_machines import (
     starter,
 )
 from tests.e2e.test_fewer_ranks import events
-from tests.e2e.test_machines import Cable, Node, cable, last_step, machines, node
+from tests.e2e.two_machines import Cable, Node, cable, last_step, machines, node
 from training.core.rundir import RunDir, read_json
 
 __all__ = ["cable", "machines", "node", "one_thread"]  # fixtures
