@@ -1,58 +1,24 @@
-"""Verdicts of the communication test and their texts, from synthetic outcomes; real ones:
-tests/e2e."""
+"""Verdicts of the communication test, from synthetic outcomes; real ones: tests/e2e."""
 
 from __future__ import annotations
 
 import signal
 from typing import Any
 
-import pytest
-
 from tests.conftest import ROOT
+from tests.unit.communication_outcomes import LARGE, ended, find, hung
 from training.launcher.communication import analysis, stages
 from training.launcher.communication.analysis import CommunicationFinding
-from training.launcher.communication.result import (
-    HARDWARE,
-    AllReduceTimes,
-    CommunicationResult,
-    p2p_may_help,
-)
+from training.launcher.communication.result import CommunicationResult, p2p_may_help
 from training.launcher.communication.runner import CommunicationOutcome
 from training.plan.communication import command
 
-LARGE = stages.collective("all_reduce", 8 << 20)
 TORCH = (
     'File "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line '
     "3000 "
     "in all_reduce"
 )
 OWN = 'File "/home/a user/sitecustomize.py", line 7 in stuck'
-
-
-def ended(
-    *statuses: int, records: dict[int, dict[str, Any]] | None = None, at: str = LARGE, **facts: Any
-) -> CommunicationOutcome:
-    """All ranks have ended by themselves, one after the other."""
-    order = dict(enumerate(statuses))
-    reached = dict.fromkeys(order, at)
-    records = {rank: {"wrong": []} if status == 0 else {} for rank, status in order.items()} | (
-        records or {}
-    )
-    died = {rank: 100.0 + rank for rank in order}
-    return CommunicationOutcome(
-        len(statuses), 20.0, reached=reached, statuses=order, died_at=died, records=records, **facts
-    )
-
-
-def hung(*reached: str, **facts: Any) -> CommunicationOutcome:
-    since = {"since_s": dict.fromkeys(range(len(reached)), 15.0)} | facts
-    return CommunicationOutcome(
-        len(reached), 20.0, reached=dict(enumerate(reached)), timed_out=True, **since
-    )
-
-
-def find(outcome: CommunicationOutcome) -> CommunicationFinding:
-    return analysis.analyze(outcome, "cpu")
 
 
 def test_success() -> None:
@@ -305,125 +271,3 @@ def test_wrong_data_names_rank_element_and_values() -> None:
         "more"
     )
     assert found.lines == ["broadcast from rank 0 of 1 KiB: rank 1 element 0 is -1, expected 1"]
-
-
-# The report
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"), [([1], "rank 1"), ([0, 2], "ranks 0 and 2"), ([0, 1, 2], "ranks 0, 1 and 2")]
-)
-def test_ranks_in_words(ranks: list[int], text: str) -> None:
-    assert analysis.ranks_text(ranks) == text
-
-
-def test_a_good_result_is_one_line() -> None:
-    (check,) = CommunicationResult(
-        2,
-        "cpu",
-        "gloo",
-        CommunicationFinding(analysis.OK, ""),
-        AllReduceTimes(8 << 20, 0.2, 1.9, 1.9),
-    ).checks()
-    text = "all_reduce of 8 MiB over 2 ranks: 1.9 GB/s, 1 KiB in 0.2 ms; data correct"
-    assert (check.name, check.status, check.text, check.fixes) == ("communication", "ok", text, [])
-    (check,) = CommunicationResult(
-        4,
-        "cuda",
-        "nccl",
-        CommunicationFinding(analysis.OK, ""),
-        AllReduceTimes(64 << 20, 0.031, 42.4, 63.6),
-    ).checks()
-    assert (
-        check.text
-        == "all_reduce of 64 MiB over 4 ranks: 42 GB/s (on the bus 64), 1 KiB in 0.031 ms; data "
-        "correct"
-    )
-
-
-def test_the_result_of_a_single_rank() -> None:
-    (check,) = CommunicationResult(1, "cpu", "none", None).checks()
-    assert (check.status, check.text) == ("ok", "one rank: nothing to test")
-
-
-def test_gpus_that_hang_get_advice() -> None:
-    found = find(hung(LARGE, LARGE))
-    (check,) = CommunicationResult(
-        2, "cuda", "nccl", found, variables={"NCCL_P2P_DISABLE": "0"}
-    ).checks()
-    again = command(2, "cuda")
-    assert check.status == "error"
-    assert check.fixes == [
-        "export NCCL_P2P_DISABLE=1",
-        f"NCCL_DEBUG=INFO {again}   # its last lines show what NCCL was about to do",
-        *HARDWARE,
-    ]
-    (check,) = CommunicationResult(
-        2, "cuda", "nccl", found, first=found, variables={"NCCL_P2P_DISABLE": "1"}
-    ).checks()
-    assert (
-        check.text
-        == "after 20 s all ranks hang in the all_reduce of 8 MiB; the same with NCCL_P2P_DISABLE=1"
-    )
-    assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "it was tried"
-    (check,) = CommunicationResult(2, "cuda", "nccl", find(ended(1, 1)), variables={}).checks()
-    assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "a failed rank has its own reason"
-
-
-def test_the_fix_tests_the_gpus_of_the_run() -> None:
-    result = CommunicationResult(
-        2, "cuda", "nccl", find(hung(LARGE, LARGE)), variables={"CUDA_VISIBLE_DEVICES": "2,3"}
-    )
-    assert result.again == f"CUDA_VISIBLE_DEVICES=2,3 {command(2, 'cuda')}"
-    assert any(f" {result.again} " in fix for fix in result.checks()[0].fixes)
-
-
-def test_gpus_that_work_without_peer_to_peer_are_a_warning() -> None:
-    figures = AllReduceTimes(64 << 20, 0.05, 9.5, 9.5)
-    result = CommunicationResult(
-        2,
-        "cuda",
-        "nccl",
-        CommunicationFinding(analysis.OK, ""),
-        figures,
-        first=find(hung(LARGE, LARGE)),
-        note="remembered in /c.json",
-    )
-    (check,) = result.checks()
-    assert result.ok and result.only_without_p2p and check.status == "warning"
-    assert check.text == (
-        "works only without GPU peer-to-peer copies (NCCL_P2P_DISABLE=1). With them: after 20 s "
-        "all ranks hang in the all_reduce of 8 MiB. "
-        "Without: all_reduce of 64 MiB over 2 ranks: 9.5 GB/s, 1 KiB in 0.05 ms; data correct; "
-        "remembered in /c.json"
-    )
-
-
-def test_the_interface_that_a_user_has_chosen_is_named() -> None:
-    found = find(ended(1, 1, at="rendezvous"))
-    (check,) = CommunicationResult(
-        2, "cpu", "gloo", found, variables={"GLOO_SOCKET_IFNAME": "eth7"}
-    ).checks()
-    assert check.fixes == [
-        "unset GLOO_SOCKET_IFNAME   # it is 'eth7'; ranks of one machine communicate over 'lo'",
-        "ip addr show lo   # must be UP with 127.0.0.1, without a firewall",
-        f"TORCH_CPP_LOG_LEVEL=INFO {command(2, 'cpu')}",
-    ]
-    assert (
-        len(
-            CommunicationResult(2, "cpu", "gloo", found, variables={"GLOO_SOCKET_IFNAME": "lo"})
-            .checks()[0]
-            .fixes
-        )
-        == 2
-    )
-
-
-def test_evidence_is_below_the_text() -> None:
-    (check,) = CommunicationResult(
-        2,
-        "cpu",
-        "gloo",
-        CommunicationFinding(analysis.FAILED, "rank 1 failed", [1], "rendezvous", ["a", "b"]),
-    ).checks()
-    assert check.text == "rank 1 failed\n    │ a\n    │ b"
