@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# lib/python.sh: which Python is used, and when .venv is created. The installation itself: test_environment.py.
+# lib/python.sh: which Python is used, and when .venv is created. The installation itself: test_environment*.py.
 
 load helper
 

@@ -1,0 +1,92 @@
+"""Creation of the environment .venv, killed or interrupted, or started by two runs at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import processes, wait_until
+from tests.shell import wheels
+from tests.shell.first_user import User, names
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        "the script",
+        *(
+            pytest.param(victim, marks=pytest.mark.soak)
+            for victim in ("its group", "environment.py", "pip")
+        ),
+    ],
+)
+def test_kill_9_in_the_middle(user: User, index: Path, token: str, victim: str) -> None:
+    """No process continues to install, and the next run starts over."""
+    with wheels.Index(index, gated="wandb") as slow:
+        process = user.start(PIP_FIND_LINKS=slow.url)
+        assert slow.asked.wait(60)
+        assert (user.venv / "bin/python").exists() and not (user.venv / "duet.stamp").exists()
+        if victim == "its group":
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            mark = {
+                "the script": "train_dual_gpu.sh",
+                "environment.py": "environment.py make",
+                "pip": "-r ",
+            }[victim]
+            (pid,) = (pid for pid, line in processes(token).items() if mark in line)
+            os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=20)
+        assert process.returncode not in (0, 2)
+        wait_until(lambda: not processes(token), 8, "nothing is left")
+        slow.open()
+        assert "creating the environment" in user.plan(PIP_FIND_LINKS=slow.url).err
+    assert names(user) == set(wheels.PACKAGES)
+
+
+@pytest.mark.slow
+def test_kill_9_while_packages_are_copied(user: User) -> None:
+    """Half of the packages and bin/python exist; only the stamp is missing."""
+    user.plan()
+    shutil.rmtree(next(user.venv.glob("lib/python3*/site-packages/wandb")))
+    (user.venv / "duet.stamp").unlink()
+    user.plan()
+    assert next(user.venv.glob("lib/python3*/site-packages/wandb")).is_dir()
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_middle(user: User, index: Path, token: str) -> None:
+    with wheels.Index(index, gated="wandb") as slow:
+        process = user.start(PIP_FIND_LINKS=slow.url)
+        assert slow.asked.wait(60)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 130
+        assert "interrupted while installing (exit 130)" in err
+        assert "Traceback" not in err
+        wait_until(lambda: not processes(token), 8, "nothing is left")
+    user.plan()
+
+
+@pytest.mark.slow
+def test_two_first_runs_at_once(user: User, index: Path) -> None:
+    with wheels.Index(index, gated="wandb") as slow:
+        first = user.start(PIP_FIND_LINKS=slow.url)
+        assert slow.asked.wait(60)
+        second = user.start(PIP_FIND_LINKS=slow.url)
+        assert second.stderr
+        said = ""
+        while "waiting: another run is creating the environment" not in said:
+            line = second.stderr.readline()
+            assert line, said
+            said += line
+        slow.open()
+        for process in (first, second):
+            out, err = process.communicate(timeout=60)
+            assert process.returncode == 0, err
+            assert out.startswith("Plan (dry run")
+    assert slow.downloads["torch"] == slow.downloads["wandb"] == 1, "the second installed nothing"
