@@ -16,9 +16,10 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit.node_plans import LOOPBACK
 from tests.unit.node_plans import plan as plan_of_node
+from tests.unit.test_launch_connections import wires
 from tests.unit.test_launch_fewer_ranks import failed, gpu, plan
 from tests.unit.test_launch_recovery import record, run
-from tests.unit.test_launch_rendezvous import in_thread, wires
+from tests.unit.test_launch_rendezvous import in_thread
 from training.core.errors import Exit, UserError
 from training.core.failure_kinds import GONE, SILENT
 from training.core.rundir import RunDir, write_json
