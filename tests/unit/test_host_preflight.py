@@ -1,5 +1,5 @@
 """Resource report and checks at every start: folders, disk, shared memory, cores, open files. GPUs
-and memory: test_plan.py, test_host_gpus.py; `--check`: test_host_gpu_health.py,
+and memory: test_plan.py, test_host_gpu_plan.py; `--check`: test_host_gpu_health.py,
 test_host_inputs.py, test_host_surroundings.py."""
 
 from __future__ import annotations

@@ -1,0 +1,227 @@
+"""Plans for the GPUs of a fake driver library: device, precision, compute modes, MIG, and refusals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import ROOT, SIMPLE, clean_environment, python
+from tests.unit.nvidia_machine import BALANCED, QUICKSTART, UUID, Nvidia, dry_run, look
+from training.host import packages
+
+
+def test_the_emptiest_gpus_are_used_and_those_of_the_user_respected(nvidia: Nvidia) -> None:
+    four = {"COUNT": 4, "FREE_GIB": "5,31,31,31", "USE": "0,90,0,0"}
+    found = dry_run(nvidia(**four), QUICKSTART).stdout
+    assert "CUDA_VISIBLE_DEVICES=2,3   set here" in found
+    assert "GPU 2 (31.0 GiB free, 0 % busy), GPU 3" in found
+    own = dry_run(nvidia(**four, CUDA_VISIBLE_DEVICES="0,1,2"), QUICKSTART).stdout
+    assert "2,3" not in own and "CUDA_VISIBLE_DEVICES=0,1,2" in own
+
+
+def test_a_plan_for_two_gpus(nvidia: Nvidia) -> None:
+    done = dry_run(nvidia(COUNT=2), BALANCED)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "device cuda: as asked" in done.stdout
+    assert "torch 2.99.0, CUDA 13.0" in done.stdout
+    assert "precision bf16: the GPU has bf16 matrix units; compile on: " in done.stdout
+    assert "the original authors report 20–22 GB of 32 GB" in done.stdout
+    assert "2 visible, 2 used; driver 580.65.06, CUDA up to 13.0" in done.stdout
+    assert "Fake GPU 1, 31.0 GiB free of 32.0 GiB" in done.stdout
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID   set here" in done.stdout
+
+
+def test_an_old_gpu_gets_fp16(nvidia: Nvidia) -> None:
+    assert (
+        "precision fp16: Fake GPU 0 (compute capability 7.5) has fp16 matrix units and no bf16"
+        in dry_run(nvidia(CAPABILITY="7.5", TOTAL_GIB=128, FREE_GIB=127), BALANCED).stdout
+    )
+
+
+def test_auto_takes_two_gpus_and_falls_back_to_the_cpu_with_the_reason(nvidia: Nvidia) -> None:
+    assert (
+        "device cuda: a GPU for each of 2 ranks (2 on this machine)"
+        in dry_run(nvidia(COUNT=2), QUICKSTART).stdout
+    )
+    assert (
+        "device cpu: 1 GPU for 2 ranks (1 on this machine)"
+        in dry_run(nvidia(COUNT=1), QUICKSTART).stdout
+    )
+    without = dry_run(nvidia(COUNT=2, torch=None), QUICKSTART).stdout
+    assert (
+        "device cpu: there are 2 GPUs, but the installed torch 2.99.0 is built for the CPU only"
+        in without
+    )
+    hidden = dry_run(nvidia(COUNT=2, CUDA_VISIBLE_DEVICES="0"), QUICKSTART).stdout
+    assert "device cpu: 1 GPU for 2 ranks (1 of 2 by CUDA_VISIBLE_DEVICES='0')" in hidden
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"COUNT": 1}, "2 GPUs are needed, 1 visible: 1 on this machine"),
+        ({"COUNT": 0}, "2 GPUs are needed, 0 visible: 0 on this machine"),
+        (
+            {"CUDA_VISIBLE_DEVICES": "1"},
+            "2 GPUs are needed, 1 visible: 1 of 2 by CUDA_VISIBLE_DEVICES='1'",
+        ),
+        ({"FREE_GIB": "31,5"}, "Fake GPU 1, 5.0 GiB free of 32.0 GiB: this run needs 5.7"),
+        ({"INIT": 9}, "the NVIDIA driver does not answer"),
+        ({"torch": None}, "torch 2.99.0 is built for the CPU only and cannot use GPUs"),
+        (
+            {"torch": "14.1"},
+            "torch 2.99.0 is built for CUDA 14.1; driver 580.65.06 supports CUDA up to 13.0",
+        ),
+    ],
+    ids=str,
+)
+def test_insufficient_gpus_exit_with_3_and_advice(
+    values: dict[str, object], expected: str, nvidia: Nvidia, tmp_path: Path
+) -> None:
+    folders = [f"--out_dir={tmp_path}/runs", f"--log_dir={tmp_path}/logs"]
+    done = python(
+        "-m", "training.cli.plan", SIMPLE, BALANCED, *folders, cwd=ROOT, **nvidia(**values)
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert expected in done.stderr
+    assert "    try:     " in done.stderr
+    assert "nothing was launched (exit 3)" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_gpu_in_prohibited_mode(nvidia: Nvidia) -> None:
+    assert [g.compute_mode for g in look(nvidia(COMPUTE_MODE="0,3")).gpus] == [
+        "default",
+        "exclusive process",
+    ]
+    done = dry_run(nvidia(COMPUTE_MODE="0,2"), BALANCED)
+    assert done.returncode == 3
+    assert (
+        "error    GPU 1        Fake GPU 1, 31.0 GiB free of 32.0 GiB: its compute mode is "
+        "'prohibited', no process may use it" in done.stdout
+    )
+    assert "try: sudo nvidia-smi -i 1 -c DEFAULT" in done.stdout
+
+
+def test_a_gpu_in_exclusive_mode(nvidia: Nvidia) -> None:
+    assert dry_run(nvidia(COMPUTE_MODE="3"), BALANCED).returncode == 0
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=clean_environment()
+    ) as other:
+        done = dry_run(nvidia(COMPUTE_MODE="3", PID=other.pid), BALANCED)
+        other.stdin.close()  # type: ignore[union-attr]
+    assert done.returncode == 3
+    assert (
+        "its compute mode is 'exclusive process', only one process may use it; occupied by pid"
+        in done.stdout
+    )
+    assert f"try: kill {other.pid}   # if it is yours: " in done.stdout
+    assert "or:  sudo nvidia-smi -i 0 -c DEFAULT" in done.stdout
+
+
+def test_a_gpu_in_mig_mode_is_for_one_rank(nvidia: Nvidia) -> None:
+    assert [g.mig for g in look(nvidia(MIG="0,1")).gpus] == [False, True]
+    assert [g.mig for g in look(nvidia()).gpus] == [None, None], "most cards have no MIG"
+    done = dry_run(nvidia(MIG="0,1"), BALANCED)
+    assert done.returncode == 3
+    assert "GPU 1 parts  split by MIG: a process sees one instance only" in done.stdout
+    assert "try: sudo nvidia-smi -i 1 -mig 0" in done.stdout
+    one = ("-m", "training.cli.plan", "launch_train.sh", "1", BALANCED, "--dry_run")
+    done = python(*one, cwd=ROOT, **nvidia(MIG="1,1"))
+    assert done.returncode == 0
+    assert "warning  GPU 0 parts  split by MIG: the rank gets one instance" in done.stdout
+
+
+def test_mig_instances_are_not_counted_as_gpus(nvidia: Nvidia) -> None:
+    done = dry_run(nvidia(CUDA_VISIBLE_DEVICES="MIG-4711"), BALANCED)
+    assert done.returncode == 3
+    assert (
+        "try: list whole GPUs in CUDA_VISIBLE_DEVICES: MIG instances are not counted" in done.stdout
+    )
+
+
+def test_a_tight_fit_is_a_warning(nvidia: Nvidia) -> None:
+    fixed = ("--activation_checkpointing=none", "--compile=0")
+    done = dry_run(nvidia(FREE_GIB="25"), BALANCED, *fixed)
+    assert done.returncode == 0
+    assert "tight, the run may need 27.3 GiB" in done.stdout
+
+
+def test_the_driver_is_not_queried_on_the_cpu(nvidia: Nvidia) -> None:
+    assert dry_run(nvidia(INIT=9), QUICKSTART, "--device=cpu").returncode == 0
+
+
+def test_before_the_installation_gpus_are_counted_without_pynvml(
+    nvidia: Nvidia, tmp_path: Path
+) -> None:
+    code = (
+        "from training.host import gpus; m = gpus.inventory(); print(len(m.gpus), "
+        "m.gpus[0].uuid if m.gpus else m.reason)"
+    )
+    for variables, answer in (
+        ({"COUNT": 2}, f"2 {UUID.format(0)}"),
+        ({"COUNT": 2, "CUDA_VISIBLE_DEVICES": "1"}, f"1 {UUID.format(1)}"),
+        ({"INIT": 9}, "0 the NVIDIA driver does not answer"),
+    ):
+        done = python("-S", "-c", code, **nvidia(**variables))
+        assert (done.stdout, done.stderr) == (answer + "\n", "")
+    plan = (
+        "lib/run_module.py",
+        "training.cli.plan",
+        "--before-install",
+        "train_dual_gpu.sh",
+        BALANCED,
+    )
+    done = python("-S", *plan, cwd=ROOT, **nvidia(COUNT=1))
+    assert done.returncode == 3 and "2 GPUs are needed, 1 visible" in done.stderr
+    done = python("-S", *plan, cwd=ROOT, **nvidia(COUNT=2))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = python("-S", *plan, "--check", cwd=ROOT, **nvidia(COUNT=2))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = python("-S", *plan, cwd=ROOT, **nvidia(COUNT=2, FREE_GIB=3))
+    assert done.returncode == 3 and "3.0 GiB free of 32.0 GiB" in done.stderr
+    # Another build of torch, known before gigabytes of one without kernels are installed.
+    # no torch, packages of PyPI
+    bare = {"PYTHONPATH": str(ROOT), "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+    index = "PIP_EXTRA_INDEX_URL=URL ./train_dual_gpu.sh"
+    for variables, why, fix in (
+        ({"CAPABILITY": "7.0"}, "GPU 0 (Fake GPU 0) needs kernels for sm_70", index),
+        ({"CUDA": 12080}, "driver 580.65.06 supports CUDA up to 12.8", "update the NVIDIA driver"),
+    ):
+        done = python("-S", *plan, cwd=ROOT, **(nvidia(COUNT=2, **variables) | bare))
+        assert (done.returncode, done.stdout) == (0, "")
+        assert why in done.stderr and fix in done.stderr, done.stderr
+    pip = tmp_path / "pip.conf"
+    pip.write_text("[global]\nindex-url = https://packages.example/simple\n")
+    for own in (
+        {"PIP_INDEX_URL": "https://packages.example/simple"},
+        {"PIP_CONFIG_FILE": str(pip)},
+    ):
+        done = python("-S", *plan, cwd=ROOT, **(nvidia(COUNT=2, CAPABILITY="7.0") | bare | own))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("package", "flag"),
+    [("nvidia-ml-py", "--check"), ("psutil", "--num_iterations=1"), ("tqdm", "--check")],
+)
+def test_a_rank_started_by_hand_names_a_missing_package(
+    package: str, flag: str, nvidia: Nvidia, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {packages.REQUIRED[package]!r}:\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    variables = nvidia(COUNT=2)
+    variables["PYTHONPATH"] = f"{tmp_path}:{variables['PYTHONPATH']}"
+    done = python("train.py", QUICKSTART, flag, cwd=ROOT, **variables)
+    assert done.returncode == 3, done.stderr
+    assert f"lacks {package}\n" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,114 @@
+"""Figures in single lines of the logs of other launchers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.cases import each
+from training.diagnose.log_parsers import line_parser
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["step 3/30 loss nan lr 0.1", "step 3/30 train loss NaN lr 0.1", "step 3/30 loss=inf lr=0.1"],
+)
+def test_non_finite_loss_among_other_values(line: str) -> None:
+    fact = line_parser.parse(line)
+    assert (
+        fact
+        and (fact.step, fact.total, fact.lr) == (3, 30, 0.1)
+        and fact.loss is not None
+        and not math.isfinite(fact.loss)
+    )
+
+
+LINES: dict[str, dict[str, Any]] = {
+    "step 00949 (17.0%) | loss: 3.334347 | lrm: 1.00 | dt: 326ms | tok/sec: 402,440 | mfu: 4.9% | "
+    "epoch: 1 | remaining: 1493s    ": {
+        **{
+            "step": 949,
+            "percent": 17.0,
+            "total": None,
+            "step_ms": 326.0,
+            "mfu": 0.049,
+            "eta_s": 1493.0,
+            "tokens_per_s": 402440.0,
+        },
+    },
+    "step     3 | loss: 9.632192 | lr 1.2e-05 | norm: 3.2000 | dt: 340.10ms | tok/sec: 1540000.12": {
+        "step": 3,
+        "lr": 1.2e-05,
+        "grad_norm": 3.2,
+    },
+    "Epoch [1/10], Step [100/600], Loss: 0.2311": {
+        "epoch": 1,
+        "epochs": 10,
+        "step": 100,
+        "total": 600,
+        "loss": 0.2311,
+    },
+    "Train Epoch: 1 [640/60000 (1%)]\tLoss: 0.450000": {
+        "epoch": 1,
+        "step": 640,
+        "total": 60000,
+        "loss": 0.45,
+        "whole_epoch": True,
+    },
+    "training:  10%|█         | 1.0k/10.0k [1:00:00<9:00:00, 3.60s/it, loss=2.31]": {
+        **{
+            "step": 1000,
+            "total": 10000,
+            "elapsed_s": 3600.0,
+            "eta_s": 32400.0,
+            "step_ms": 3600.0,
+            "loss": 2.31,
+            "source": "tqdm",
+        },
+    },
+    "450it [00:12, 36.1it/s]": {"step": 450, "total": None, "elapsed_s": 12.0},
+    "938/938 ━━━━━━━━━━━━━━━━━━━━ 5s 5ms/step - accuracy: 0.8712 - loss: 0.4212": {
+        "step": 938,
+        "total": 938,
+        "loss": 0.4212,
+        "step_ms": 5.0,
+    },
+    "[default3]:step 10 loss 0.2": {"rank": 3, "step": 10, "loss": 0.2},
+    "[rank 0] step=10, train_loss=0.5, val_loss=0.6": {
+        "rank": 0,
+        "loss": 0.5,
+        "scores": {"val_loss": 0.6},
+    },
+    "2026-01-02 03:04:05,678 INFO: step = 1,200, loss = -inf": {"step": 1200, "loss": -math.inf},
+    "Epochs:  30%|███       | 3/10 [00:10<00:20,  3.00s/it]": {
+        "step": None,
+        "epoch": 3,
+        "epochs": 10,
+    },
+}
+
+
+@each("line", LINES)
+def test_progress_line(line: str) -> None:
+    fact = line_parser.parse(line)
+    assert fact is not None
+    assert {name: getattr(fact, name) for name in LINES[line]} == LINES[line]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Loading checkpoint shards: 100%|██████████| 4/4 [00:01<00:00,  3.60it/s]",
+        "Validation DataLoader 0:  25%|██▌       | 5/20 [00:00<00:00, 1337.55it/s]",
+        "  0%|          | 0/4 [00:00<?, ?it/s]\x1b[A",
+        "Downloading model-00001 of 00004 at a later date",
+        "[transformers] `loss_type=None` was set in the config but it is unrecognized.",
+        "{'train_runtime': '5.122', 'train_steps_per_second': '7.81', 'train_loss': '3.903', "
+        "'epoch': '2'}",
+        "GET /index.html 200 512",
+    ],
+)
+def test_line_without_progress(line: str) -> None:
+    assert line_parser.parse(line) is None
