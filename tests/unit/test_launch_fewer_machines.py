@@ -31,6 +31,7 @@ from training.launcher import (
     local_ranks,
     peer,
     peer_link,
+    recovery,
     rendezvous,
     replan,
     same_settings,
@@ -111,6 +112,18 @@ def test_a_machine_without_a_rank_replaces_the_next_lost_one() -> None:
 def test_without_a_rank_on_the_first_machine_the_run_ends() -> None:
     found = after(node_plan(0), failed(0))
     assert isinstance(remedy(failed(0), found, []), GiveUp)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_a_coordinator_with_a_bad_disk_leaves_the_run_to_another(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, other: bool
+) -> None:
+    """`other`: one with a disk of its own is connected."""
+    monkeypatch.setattr(recovery.os, "access", lambda *_: False)
+    tried = recovery.Recovery(run, node_plan(0))  # type: ignore[arg-type]
+    line = SimpleNamespace(missing=list, ready_again=[], other_disks=lambda: other)
+    assert tried.choose(record(), Outcome(), line) is None  # type: ignore[arg-type]
+    assert tried.hand_over is other and "cannot be written" in tried.given_up
 
 
 def test_another_failure_is_restarted_with_the_machines_that_are_back() -> None:

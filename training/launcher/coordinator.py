@@ -340,6 +340,10 @@ class Coordinator(PeerLink):
             return self.store
         return local_ranks.listen(self._bound, self.port + 1, 8 * self.place.nnodes)
 
+    def other_disks(self) -> bool:
+        """Whether a connected machine could continue the run on a disk of its own."""
+        return not all(self.shares.get(node, True) for node in self.wires)
+
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         if order is not None and self._elastic:
             self._change_machines(order)

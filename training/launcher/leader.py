@@ -81,7 +81,7 @@ class Leader(Machine):
         if claimed is None:
             recovery.give_up(msg("launcher.restart.unwritable", path=run.path))
         order = self._begin(chosen) if chosen and claimed else None
-        if chosen and order is None and self._others_may():
+        if chosen and order is None and "elastic" in plan and line.other_disks():
             why = msg("launcher.succession.hands_over", reason=recovery.given_up)
             return self._leave(why, alone=True)
         line.decide(order, self._code(record))
@@ -101,13 +101,6 @@ class Leader(Machine):
             return None
         order = recovery.order(chosen)
         return order if recovery.begin(chosen) else None
-
-    def _others_may(self) -> bool:
-        """Whether a connected machine could continue the run on its own disk."""
-        shares = self.line.shares
-        return "elastic" in self.launch.plan and not all(
-            shares.get(n, True) for n in self.line.wires
-        )
 
     def _code(self, record: FailureRecord) -> int:
         """For the other machines: they know by it whether the run was asked to stop."""

@@ -95,7 +95,9 @@ class Recovery:
             chosen = GiveUp(msg("launcher.restart.unreachable", missing=line.names(missing)))
         # ranks and their logs would not start on a disk that is read-only by now
         if isinstance(chosen, Restart) and not os.access(self.run.own, os.W_OK):
-            chosen = GiveUp(msg("launcher.restart.unwritable", path=self.run.own))
+            others = bool(line and "elastic" in self.plan and line.other_disks())
+            text = msg("launcher.restart.unwritable", path=self.run.own)
+            chosen = GiveUp(text, hand_over=others)
         if isinstance(chosen, GiveUp):
             self.hand_over = chosen.hand_over
             if chosen.reason:
