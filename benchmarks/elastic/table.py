@@ -73,8 +73,8 @@ def _singles(found: Sequence[Line]) -> Iterator[str]:
     for machines in dict.fromkeys(line["machines"] for line in found):
         here = [line for line in found if line["machines"] == machines]
         of = [[line for line in here if line["program"] == program] for program in PROGRAMS]
-        row = " | ".join(map(_conditions, of))
-        yield f"| {machines} | | median load average, and first start of the ranks | {row} |"
+        conditions = " | ".join(map(_conditions, of))
+        yield f"| {machines} | | median load average, and first start of the ranks | {conditions} |"
     yield ""
     yield _load(found)
 
