@@ -50,11 +50,11 @@ def main() -> None:
     _offer_inspection(folder, base, int(rank), script)
     # registered first, so called last
     atexit.register(_leave, os.getpid())
-    own = os.getpid()
+    own = os.getpid()  # a forked child of the script ends here as well
     try:
         program.execute(words)
     except SystemExit as leaving:
-        if os.getpid() == own:  # a forked child unwinds through here as well
+        if os.getpid() == own:
             status = leaving.code or 0
             if status == 0 or status in STOPPED:
                 _end(base + ".ended", script, leaving)
@@ -70,7 +70,8 @@ def main() -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         sys.exit(1)
-    _end(base + ".ended", script)
+    if os.getpid() == own:
+        _end(base + ".ended", script)
 
 
 def _allow_tracing() -> None:

@@ -4,6 +4,7 @@ nothing that its script could notice."""
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import sys
 import textwrap
@@ -126,3 +127,22 @@ def test_odd_objects_of_a_script_change_nothing(tmp_path: Path, text: str, statu
     assert (run.returncode, run.stdout, run.stderr) == (status, plain.stdout, plain.stderr)
     record = rundir.read_json(tmp_path / "rank0.error.json")
     assert (record["type"] if record else "") == ("Odd" if status else "")
+
+
+FORKS = """
+import os, sys
+child = os.fork()
+if child:
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), os.listdir(sys.argv[1]), flush=True)
+    os.abort()
+"""
+
+
+@pytest.mark.parametrize("leaves", ["", "else:\n    sys.exit(0)\n"])
+def test_the_end_of_a_forked_child_is_not_the_end_of_the_rank(tmp_path: Path, leaves: str) -> None:
+    script, ranks = tmp_path / "train.py", tmp_path / "ranks"
+    script.write_text(FORKS + leaves)
+    ranks.mkdir()
+    run = python(str(RUN_SCRIPT), str(ranks), str(script), str(ranks))
+    assert (run.returncode, run.stdout) == (-signal.SIGABRT, "0 ['rank0.stacks']\n"), run.stderr
