@@ -47,7 +47,7 @@ def translated(line: str) -> str:
         ("-t 1:3 t.py", "1 --show_ranks=0,1 --script=t.py"),
         ("-t 0:0,1:3 t.py", "1 --show_ranks=1 --script=t.py"),
         ("-t3 -r1 t.py", "1 --show_ranks=all --script=t.py"),
-        ("--tee=abc t.py", "1 --show_ranks=abc --script=t.py"),  # refused by the plan
+        ("-n 2 --rdzv_id= --role= t.py", "2 --script=t.py"),  # not needed
         ("--local-ranks-filter 0 --role r --tee 3 t.py", "1 --show_ranks=0 --script=t.py"),
         ("--max_restarts=0 --max-restarts=2 t.py", "1 --retries=2 --script=t.py"),
         (
@@ -76,6 +76,28 @@ def test_a_program_is_required_and_gpu_needs_one() -> None:
         with pytest.raises(UserError) as caught:
             translated(line)
         assert [problem.code for problem in caught.value.problems] == [code]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "fixes"),
+    [
+        (["-n", "", "--debug"], "ranks.value", ["./duet run -n 2 --debug t.py 'a b'"]),
+        (["--nproc_per_node="], "ranks.value", ["./duet run -n 2 t.py 'a b'"]),
+        (["--rdzv-endpoint="], "flag.no_value", []),
+        (["--max-restarts", ""], "flag.no_value", []),
+        (["--tee", ""], "flag.no_value", []),
+        (["-n", "8", "--tee", "7"], "script.show_ranks", ["-n 8 --tee=3 t.py"]),
+        (["--tee=0:3,1:4"], "script.show_ranks", ["--tee=3"]),
+    ],
+)
+def test_a_value_that_would_silently_count_as_none(
+    words: list[str], code: str, fixes: list[str]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        run.translate(*run.parse([*words, "t.py", "a b"]), ENVIRONMENT)
+    (problem,) = caught.value.problems
+    assert problem.code == code and len(problem.fixes) == len(fixes)
+    assert all(part in fix for part, fix in zip(fixes, problem.fixes, strict=True))
 
 
 ELASTIC = "--nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=h:29500 --rdzv_id=7"
@@ -227,6 +249,12 @@ def test_words_of_a_watched_command() -> None:
     assert command(RUN, translated, hang_timeout=30) == (
         "./duet watch --hang_timeout=30 -- torchrun --nproc-per-node=2 t.py -- -n 2"
     )
+    with pytest.raises(UserError) as caught:
+        script_request.read(RUN, ["1", "--hosts=a,b", *translated[1:]], os.environ)
+    fixes = [problem.fixes for problem in caught.value.problems if problem.code == "watch.nodes"]
+    assert fixes[0] == [
+        "./duet watch --hang_timeout=9 --nnodes=1 -- torchrun --nproc-per-node=2 t.py -- -n 2"
+    ]
     for line, codes in (
         ("--retries=3", ["watch.no_command"]),
         ("-n 2 --nnodes=2", ["watch.flag", "watch.flag", "watch.no_command"]),

@@ -94,6 +94,17 @@ def test_the_number_of_processes_of_a_script(train: str) -> None:
 def test_ranks_to_show(train: str) -> None:
     problem = only(refused("2", "--script", train, "--show_ranks=first"))
     assert accepted(problem.fixes[0]).config.show_ranks == "all"
+    problem = only(refused("2", "--script", train, "--show_ranks=0,2"))
+    assert problem.code == "script.show_ranks"
+    assert accepted(problem.fixes[0]).config.show_ranks == "all"
+    last = ["2", "--nnodes=2", "--master_addr=h", "--script", train, "--show_ranks=1"]
+    assert script_request.read(LAUNCH, last, {}).config.show_ranks == "1"
+
+
+def test_an_empty_value_is_refused(train: str) -> None:
+    for words in (["--hosts="], ["--hostfile", ""], ["--nnodes=2", "--master_addr="]):
+        codes = {problem.code for problem in refused("2", *words, "--script", train)}
+        assert "flag.no_value" in codes, words
 
 
 def problem_of(parse: object, *argv: str) -> Problem:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -49,14 +50,14 @@ from training.plan.script_words import PROGRAM, RUN, SEPARATOR, USED
 SCRIPT = "launch_train.sh"
 RANKS = "nproc_per_node"
 LIMITS = ("min_ranks", "retries")
+TEE = re.compile(r"[0-3]|\d{1,4}:[0-3](,\d{1,4}:[0-3])*", re.ASCII)
 Flag = tuple[str, str | None, str]  # name, value, first word as typed
 
 
 def _show(text: str) -> list[str]:
     """--tee: streams of all ranks (1: stdout, 2: stderr, 3: both), or of each: 0:3,1:2."""
     if ":" not in text:
-        shown = "all" if text in ("1", "2", "3") else text  # the plan refuses another text
-        return [] if text == "0" else [f"--show_ranks={shown}"]
+        return [] if text == "0" else ["--show_ranks=all"]
     streams = {"0": ""}  # rank 0 keeps the console, unless --tee is off for it
     streams |= {rank: stream for rank, _, stream in (p.partition(":") for p in text.split(","))}
     ranks = [rank for rank, stream in streams.items() if stream != "0"]
@@ -173,6 +174,7 @@ def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) ->
                 [f"./duet run -n {number or 2} train.py"],
             )
         )
+    _check(given, rest)
     number = number or _slots(given)
     set_by = "" if number else torchrun_nodes.ranks_variable(words, environ)
     own = rest[2:] if rest[1:2] == [SEPARATOR] else rest[1:]  # torchrun drops it too
@@ -183,6 +185,35 @@ def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) ->
     backend = next((value for name, value, _ in reversed(given) if name == "rdzv_backend"), "")
     torchrun_nodes.check(backend or "", words, environ)
     return words
+
+
+def _check(given: list[Flag], rest: list[str]) -> None:
+    """Raises UserError for flags of torchrun with a value that would silently count as none."""
+    problems = []
+    for name, value, _ in given:
+        if name == RANKS and not value:
+            fix = _again(given, rest, RANKS, ["-n", "2"])
+            problems.append(
+                Problem("ranks.value", msg("cli.run.no_ranks"), msg("cli.run.counts"), [fix])
+            )
+        elif not value and TORCHRUN.get(name, _nothing) is not _nothing:
+            problems.append(flags.no_value(name))
+        elif name == "tee" and not TEE.fullmatch(value or ""):
+            fix = _again(given, rest, name, ["--tee=3"])
+            what = msg("cli.run.tee", text=value)
+            problems.append(Problem("script.show_ranks", what, msg("cli.run.tee_allowed"), [fix]))
+    if problems:
+        raise UserError(problems)
+
+
+def _again(given: list[Flag], rest: list[str], name: str, words: list[str]) -> str:
+    """The command with `words` in place of a flag."""
+    for one, value, word in given:
+        if one == RANKS != name:
+            words = ["-n", value or "", *words]
+        elif one != name:
+            words = [*words, word if value is None or "=" in word else f"{word}={value}"]
+    return shlex.join(["./duet", "run", *words, *rest])
 
 
 def _elastic(words: list[str], count: str, environ: Mapping[str, str]) -> list[str]:

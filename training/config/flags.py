@@ -32,6 +32,8 @@ ACTIONS = {
 }
 ALIASES = {"opt": "config"}  # as KAIR calls it
 SWITCHES = ("dry_run", "explain", "check", "json", "module", "no_python", "watch", "help")
+# An empty text, as of an unset shell variable, would silently start another run than meant.
+NEVER_EMPTY = ("hosts", "hostfile", "master_addr", "resume", "init_from")
 WORDS = {
     "true": True,
     "yes": True,
@@ -119,15 +121,12 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
             elif rest and not rest[0].startswith("--"):
                 text = rest.pop(0)
             else:
-                line.problems.append(
-                    Problem(
-                        "flag.no_value",
-                        msg("core.args.no_value", name=typed),
-                        f"--{typed}=VALUE",
-                    )
-                )
+                line.problems.append(no_value(typed))
                 continue
         line.places.append((name, start, len(argv) - len(rest)))
+        if not text and name in NEVER_EMPTY:
+            line.problems.append(no_value(typed))
+            continue
         if name in ACTIONS and is_switch and text.lower() not in WORDS:
             line.problems.append(
                 Problem(
@@ -156,6 +155,11 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
             )
         )
     return line
+
+
+def no_value(typed: str) -> Problem:
+    """The problem of a flag, without its dashes, that has no value or an empty one."""
+    return Problem("flag.no_value", msg("core.args.no_value", name=typed), f"--{typed}=VALUE")
 
 
 def without(args: list[str], name: str) -> list[str]:

@@ -100,10 +100,10 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     resolved = resolve.resolve(line, {}, {k: v for k, v in environ.items() if not _other_field(k)})
     problems += resolved.problems
     config, origins = resolved.config, resolved.origins
-    problems += _show_ranks(config.show_ranks, origins["show_ranks"])
+    watch = line.on("watch")
+    problems += _show_ranks(config.show_ranks, origins["show_ranks"], 0 if watch else typed)
     if origins["device"] == "default":
         config.device = "auto"
-    watch = line.on("watch")
     script = script_program.find(
         line.flags["script"][0],
         theirs,
@@ -120,8 +120,8 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     )
     if watch and place and (place.nnodes > 1 or place.source == hosts.HEAD):
         what = msg("plan.watch.nodes", nnodes=place.nnodes)
-        none = {name: "" for name in ("hosts", "hostfile") if name in line.flags}
-        fix = command(program, args, nnodes=1, **none)
+        here = flags.without(flags.without(own, "hosts"), "hostfile")
+        fix = command(program, [*here, SEPARATOR, *theirs], nnodes=1)
         problems.append(Problem("watch.nodes", what, msg("plan.watch.each"), [fix]))
     problems += run_name.problems(
         config, origins, experiments, None, place, partial(command, program, args)
@@ -163,10 +163,15 @@ def _own_arguments(program: str) -> str:
     )
 
 
-def _show_ranks(text: str, origin: str) -> list[Problem]:
-    if text == "all" or re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
+def _show_ranks(text: str, origin: str, ranks: int) -> list[Problem]:
+    """`ranks`: of this machine; 0: unknown."""
+    if text == "all":
         return []
     what = msg("plan.script.show_ranks", text=text, origin=origin)
+    if re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
+        if not ranks or all(int(one) < ranks for one in text.split(",")):
+            return []
+        what = msg("plan.script.show_no_rank", what=what, ranks=ranks)
     allowed = msg("plan.script.show_ranks_allowed")
     return [Problem("script.show_ranks", what, allowed, ["--show_ranks=all"])]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from training.config.flags import ACTIONS
+from training.config.flags import ACTIONS, no_value
 from training.config.foreign_names import row_of
 from training.config.schema import FIELDS, kind
 from training.config.translate import RANKS as NUMBER
@@ -125,13 +125,7 @@ def split(args: list[str]) -> SplitArgs:
             line.sbatch.append(f"--{name}{equals}{text}")
         elif name in (*VALUED, RANKS, MORE):
             if not equals and (not rest or (rest[0].startswith("--") and name != MORE)):
-                line.problems.append(
-                    Problem(
-                        "flag.no_value",
-                        msg("core.args.no_value", name=typed),
-                        f"--{typed}=VALUE",
-                    )
-                )
+                line.problems.append(no_value(typed))
                 continue
             _take(line, name, text if equals else rest.pop(0))
         elif name in REFUSED:
