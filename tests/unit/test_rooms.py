@@ -51,6 +51,7 @@ LATER = {
         "config.meant",
         "plan.corrections",
     ],
+    "only for duet launch: the other commands start faster": ["cli.run_words"],
     "only for fault injection": ["config.fault_spec", "trainer.inject"],
     "after a failure, or for a foreign log: patterns are compiled": [
         *(

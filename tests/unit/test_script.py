@@ -77,6 +77,14 @@ def test_duets_configs_are_not_programs() -> None:
             ["2", "--dry_run", "main.py", "--", "-x"],
             "./launch_train.sh 2 --dry_run --script main.py -- -x",
         ),
+        (
+            ["-n3", "--max-restarts=1", "--standalone", "./main.py", "--max-restarts=9"],
+            "./launch_train.sh 3 --retries=1 --script main.py -- --max-restarts=9",
+        ),
+        (
+            ["--no-python", "./main.sh", "-x"],
+            "./launch_train.sh 2 --no-python --script main.sh -- -x",
+        ),
     ],
 )
 def test_a_program_in_the_place_of_a_config_is_one_problem(

@@ -64,8 +64,10 @@ def overview() -> str:
 
 def _found(name: str, rest: list[str]) -> Command:
     command = COMMANDS.get(name)
-    if name == "launch" and rest[:1] == ["-n"]:
-        command = COMMANDS["run"]
+    if name == "launch":
+        from training.cli import run_words
+
+        command = COMMANDS["run"] if run_words.is_meant(rest) else command
     if command is None:
         fixes = [f"./duet {near}" for near in suggest(name, [*COMMANDS, *OWN])[:1]] or [
             "./duet help"

@@ -24,7 +24,8 @@ from __future__ import annotations
 import os
 import sys
 
-from training.cli import run
+from training.cli import run_words
+from training.cli.run import SCRIPT
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import ROOT, typed
@@ -33,23 +34,23 @@ from training.plan.script_words import PROGRAM, RUN, SEPARATOR
 
 # They belong to the launcher that starts the ranks.
 OF_RANKS = {
-    *(run.RANKS, "launcher", "numa", "show_ranks", *PROGRAM, *run.IGNORED_SWITCHES),
-    *(name for name in run.TORCHRUN if name != "log_dir"),
+    *(run_words.RANKS, "launcher", "numa", "show_ranks", *PROGRAM, *run_words.IGNORED_SWITCHES),
+    *(name for name in run_words.TORCHRUN if name != "log_dir"),
 }
 EXAMPLE = "./duet watch -- accelerate launch train.py"
 
 
 def main(argv: list[str]) -> int:
-    given, command = run.parse(argv)
+    given, command = run_words.parse(argv)
     if not argv or any(name in ("h", "help") for name, _, _ in given):
         print(typed((__doc__ or "").strip()))
         return int(Exit.DONE if argv else Exit.CONFIG)
     words = translate(given, command)
     os.environ["DUET_COMMAND"] = RUN
-    os.execv(ROOT / run.SCRIPT, [str(ROOT / run.SCRIPT), *words])
+    os.execv(ROOT / SCRIPT, [str(ROOT / SCRIPT), *words])
 
 
-def translate(given: list[run.Flag], command: list[str]) -> list[str]:
+def translate(given: list[run_words.Flag], command: list[str]) -> list[str]:
     """The words of launch_train.sh. Raises UserError without a command, or for flags of a launcher
     that starts ranks."""
     problems, words = [], []

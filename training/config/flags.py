@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -211,6 +212,8 @@ def _unknown(line: CommandLine, word: str, rest: list[str], start: int, words: i
     from training.config import foreign_names
 
     typed, equals, text = word.partition("=")
+    if number := re.fullmatch(r"-n(\d+)", word):
+        typed, equals, text = "-n", "=", number[1]
     switch = foreign_names.is_switch(typed.lstrip("-"))
     value: str | None = text if equals else None
     # A config path is not a value.

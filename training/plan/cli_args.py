@@ -19,7 +19,7 @@ from training.core import rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.project import ENTRYPOINT, ROOT, WORK, shipped
-from training.plan import init_from, length, resume_run
+from training.plan import init_from, launcher_flags, length, resume_run
 from training.plan.script_words import RUN, SEPARATOR, as_run, asked_for, launch_words, split
 from training.tasks.spec import TaskSpec
 from training.tasks.weights import Weights
@@ -127,8 +127,11 @@ def _look(
     problems, positional = list(line.problems), list(line.positional)
     typed = SCRIPTS[script] or number_of_ranks(line, positional, problems)
     config_file = _config_file(script, line, positional, problems, environ)
-    if config_file and (what := program.kind(config_file, fields)) != program.CONFIG:
-        raise UserError(_program(script, line, args, typed, config_file, what))
+    if config_file:
+        executed = line.on("no_python") or line.on("module")
+        what = program.PROGRAM if executed else program.kind(config_file, fields)
+        if what != program.CONFIG:
+            raise UserError(_program(script, line, args, typed, config_file, what))
     file = (
         loader.read(config_file, tasks.CONFIG_READERS, typed)
         if config_file
@@ -299,7 +302,11 @@ def _config_file(
             else msg("plan.config.one_file")
         )
         problems.append(Problem("config.several", what, allowed))
-    return shipped(Path(os.path.expanduser(given[0])))  # noqa: PTH111 – Path.expanduser raises for an unknown user
+    return _path(given[0])
+
+
+def _path(word: str) -> Path:
+    return shipped(Path(os.path.expanduser(word)))  # noqa: PTH111 – Path.expanduser raises for an unknown user
 
 
 def _program(
@@ -307,10 +314,18 @@ def _program(
 ) -> Problem:
     """The problem of a program given in place of a config, with the command that runs it."""
     shown, ranks = shlex.quote(str(path)), typed or 2
-    number = line.positional[:1] if SCRIPTS[script] is None else []
-    named = [word for word in args if word.partition("=")[2] == str(path)] + [str(path), "--config"]
-    rest = [word for word in args if word not in named + number]
+    spans = [range(start, stop) for name, start, stop in line.places if name == "config"]
+    named = [
+        i
+        for i, word in zip(line.positional_at, line.positional, strict=True)
+        if _path(word) == path
+    ]
+    place = spans[0] if spans else range(named[0], named[0] + 1)
+    gone, changes = launcher_flags.before(line, place.start)
+    gone |= {*place, *(line.positional_at[:1] if takes_ranks(script) else [])}
+    rest = [word for i, word in enumerate(args) if i not in gone]
     own, theirs = launch_words(rest)
+    own += [flags.written(name, text) for name, text in changes.items()]
     words = shlex.join([str(ranks), *own])
     after = msg("plan.config.arguments_after")
     as_script = f"./launch_train.sh {words} --script {shown} " + (

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from training.config import flags
+from training.config.schema import FIELDS
 from training.config.translate import RANKS, Changes
 from training.core.errors import Problem
 from training.core.messages import msg
@@ -181,6 +182,35 @@ def find(one: flags.Unknown) -> Flag | None:
         return Flag(DEEPSPEED, WATCH)  # CUDA_VISIBLE_DEVICES is the same on all machines
     groups = (flag for group, flag in GROUPS.items() if name.startswith(f"{group}_"))
     return FLAGS.get(name) or next(groups, None)
+
+
+def launches(one: flags.Unknown) -> bool:
+    """Whether this is a launch flag of torchrun, accelerate or DeepSpeed."""
+    from training.config import foreign_names
+
+    if find(one):
+        return True
+    row = foreign_names.row_of(one.name)
+    launch = {RANKS, "nnodes", "node_rank", "master_addr", "master_port", "retries"}
+    return (
+        row is not None
+        and (foreign_names.TORCHRUN in row.tools or foreign_names.ACCELERATE in row.tools)
+        and set(row.to) <= launch
+    )
+
+
+def before(line: flags.CommandLine, at: int) -> tuple[set[int], Changes]:
+    """The words of another launcher's flags before the program, which is the word `at`, and their
+    counterparts except the number of processes."""
+    from training.config import meant
+
+    gone: set[int] = set()
+    found: Changes = {}
+    for one in line.unknown:
+        if one.start < at and launches(one) and not find(one):
+            gone |= {*range(one.start, one.stop)}
+            found |= next(iter(meant.name(one.name, one.text, FIELDS).changes), {})
+    return gone, {name: text for name, text in found.items() if name != RANKS}
 
 
 def changes(one: flags.Unknown) -> Changes:

@@ -192,13 +192,13 @@ def _misplaced(
     command = _rebuilt(program, line, own, theirs, ranks, {})
     allowed = _own_arguments(program)
     used = {name: FIELDS[name] for name in USED}
-    launcher = [one for one in line.unknown if _of_a_launcher(one)]
+    launcher = [one for one in line.unknown if launcher_flags.launches(one)]
     watched = _watched(program, line, launcher, theirs, ranks, environ)
     for one in line.unknown:
         if flag := launcher_flags.find(one):
             out.append(launcher_flags.problem(one, flag, watched or command, allowed))
             continue
-        if _of_a_launcher(one):
+        if launcher_flags.launches(one):
             total, nnodes = _total(line), _machines(line)
             if one.name == TOTAL and not watched and total % nnodes:
                 what = msg("plan.script.uneven", typed=one.typed, total=total, nnodes=nnodes)
@@ -307,21 +307,6 @@ def _in_full(
     return out
 
 
-def _of_a_launcher(one: flags.Unknown) -> bool:
-    """Whether this is a launch flag of torchrun, accelerate or DeepSpeed."""
-    from training.config.foreign_names import ACCELERATE, TORCHRUN, row_of
-
-    if launcher_flags.find(one):
-        return True
-    row = row_of(one.name)
-    launches = {RANKS, "nnodes", "node_rank", "master_addr", "master_port", "retries"}
-    return (
-        row is not None
-        and (TORCHRUN in row.tools or ACCELERATE in row.tools)
-        and set(row.to) <= launches
-    )
-
-
 def _number(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 6 else 0
 
@@ -375,7 +360,7 @@ def _rebuilt(
 ) -> str:
     """The whole command with the script's own arguments after --. `without`: the flag that
     `changes` replace."""
-    launcher = [one for one in line.unknown if _of_a_launcher(one)]
+    launcher = [one for one in line.unknown if launcher_flags.launches(one)]
     changes = dict(changes)
     for one in launcher:
         changes = _translated(line, one) | changes
