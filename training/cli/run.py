@@ -33,6 +33,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from training.cli import torchrun_nodes
 from training.cli.run_words import (
@@ -104,14 +105,24 @@ def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) ->
 
 
 def _check(given: list[Flag], rest: list[str]) -> None:
-    """Raises UserError for flags of torchrun with a value that would silently count as none."""
+    """Raises UserError for flags of torchrun with a value that would silently count as none or as
+    a flag, and for a number of processes in the place of the program."""
     problems = []
+    names = {name for name, _, _ in given}
+    if (
+        rest[1:]
+        and rest[0].isdecimal()
+        and not names & {RANKS, "module"}
+        and not Path(rest[0]).exists()
+    ):
+        what = msg("plan.script.missing", path=rest[0])
+        fix = _again(given, rest[1:], "", ["-n", rest[0]])
+        problems.append(Problem("script.file", what, msg("plan.script.allowed"), [fix]))
     for name, value, _ in given:
-        if name == RANKS and not value:
+        if name == RANKS and (not value or value.startswith("-")):
             fix = _again(given, rest, RANKS, ["-n", "2"])
-            problems.append(
-                Problem("ranks.value", msg("cli.run.no_ranks"), msg("cli.run.counts"), [fix])
-            )
+            what = msg("cli.run.no_ranks", text=value)
+            problems.append(Problem("ranks.value", what, msg("cli.run.counts"), [fix]))
         elif not value and TORCHRUN.get(name, nothing) is not nothing:
             problems.append(flags.no_value(name))
         elif name == "tee" and not TEE.fullmatch(value or ""):

@@ -132,7 +132,10 @@ def _of_file(path: str) -> tuple[list[Host], list[Problem]]:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or msg("host.hosts.no_text")
         text = msg("host.hosts.file", path=path, why=why)
-        fixes = [f"printf 'a slots=2\\nb slots=2\\n' > {shlex.quote(path)}", "--hosts=a,b"]
+        if "," in path and not _of_list(path)[1]:  # mpirun's -H
+            fixes = [f"--hosts={path}"]
+        else:
+            fixes = [f"printf 'a slots=2\\nb slots=2\\n' > {shlex.quote(path)}", "--hosts=a,b"]
         return [], [Problem("hosts.file", text, msg("host.hosts.lines"), fixes, "hostfile")]
     found, problems = [], []
     for number, line in enumerate(lines, 1):

@@ -22,15 +22,13 @@ from training.core import suggest
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.host import gpus, hosts
-from training.host.placement import RANK, LauncherOptions
-from training.plan import elastic, launcher_flags, run_name, script_program
+from training.host.placement import RANK
+from training.plan import elastic, launcher_flags, other_launchers, run_name, script_program
 from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
 from training.plan.request import LaunchRequest, common, count, place_of
 from training.plan.script_words import RUN, SEPARATOR, USED, split
 
 SCRIPT = "launch_train.sh"
-TOTAL = "num_processes"  # accelerate's: the ranks of all machines together
-MACHINES = ("num_machines", "num_nodes")  # nnodes elsewhere
 
 
 @dataclass(kw_only=True)
@@ -81,8 +79,8 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
         )
     problems, positional = line.problems, list(line.positional)
     typed = SCRIPTS[program] or number_of_ranks(line, positional, problems)
-    if total := _total(line):
-        typed = max(1, total // _machines(line))
+    if total := other_launchers.total(line):
+        typed = max(1, total // other_launchers.machines(line))
     if program not in (SCRIPT, RUN):
         problems.append(
             Problem(
@@ -199,8 +197,8 @@ def _misplaced(
             out.append(launcher_flags.problem(one, flag, watched or command, allowed))
             continue
         if launcher_flags.launches(one):
-            total, nnodes = _total(line), _machines(line)
-            if one.name == TOTAL and not watched and total % nnodes:
+            total, nnodes = other_launchers.total(line), other_launchers.machines(line)
+            if one.name == other_launchers.TOTAL and not watched and total % nnodes:
                 what = msg("plan.script.uneven", typed=one.typed, total=total, nnodes=nnodes)
                 more = {RANKS: str(total // nnodes + 1)}
                 fixes = [command, _rebuilt(program, line, own, theirs, ranks, more)]
@@ -266,7 +264,7 @@ def _watched(
     if tool != launcher_flags.TORCHRUN and program == RUN and ranks == _default(line, environ):
         ranks = 0  # the default of the other launcher may be in its config
     if tool == launcher_flags.ACCELERATE:
-        ranks *= _machines(line)
+        ranks *= other_launchers.machines(line)
     words = launcher_flags.program(line, theirs)
     return launcher_flags.watched(tool, launcher, line, ranks, words)
 
@@ -274,15 +272,9 @@ def _watched(
 def _default(line: flags.CommandLine, environ: Mapping[str, str]) -> int:
     """The number of processes without -n, as training.cli.run chooses it: by now a typed one looks
     the same."""
-    asked = _listed(line)
+    asked = other_launchers.listed(line)
     slots = [host.slots for host in hosts.read(asked)[0]] if hosts.given(asked) else []
     return max(slots, default=0) or len(gpus.inventory(environ).gpus) or 1
-
-
-def _listed(line: flags.CommandLine) -> LauncherOptions:
-    """The machines of the command line."""
-    found = {name: line.flags.get(name, ("", ""))[0] for name in ("hosts", "hostfile")}
-    return LauncherOptions(hosts=found["hosts"], hostfile=found["hostfile"])
 
 
 def _in_full(
@@ -305,35 +297,6 @@ def _in_full(
         ]
         out.append(replace(problem, fixes=whole))
     return out
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 6 else 0
-
-
-def _total(line: flags.CommandLine) -> int:
-    """The ranks of all machines, as accelerate counts them; 0 without."""
-    return next((_number(one.text) for one in line.unknown if one.name == TOTAL), 0)
-
-
-def _machines(line: flags.CommandLine) -> int:
-    texts = [line.flags.get("nnodes", ("", ""))[0]]
-    texts += [one.text or "" for one in line.unknown if one.name in MACHINES]
-    return next(filter(None, map(_number, texts)), 1)
-
-
-def _translated(line: flags.CommandLine, one: flags.Unknown) -> Changes:
-    """What replaces a flag of another launcher."""
-    from training.config import meant
-
-    if launcher_flags.find(one):
-        return launcher_flags.changes(one)
-    if one.name == "num_nodes" and (first := hosts.first(_listed(line), _number(one.text))):
-        return {"hosts": first}  # DeepSpeed uses the first of the hostfile
-    found: Changes = next(iter(meant.name(one.name, one.text, FIELDS).changes), {})
-    if one.name == TOTAL and RANKS in found and (total := _total(line)):
-        found = found | {RANKS: str(max(1, total // _machines(line)))}
-    return {n: v for n, v in found.items() if n != "retries"}
 
 
 def _extra(line: flags.CommandLine) -> list[int]:
@@ -363,7 +326,8 @@ def _rebuilt(
     launcher = [one for one in line.unknown if launcher_flags.launches(one)]
     changes = dict(changes)
     for one in launcher:
-        changes = _translated(line, one) | changes
+        changes = other_launchers.translated(line, one) | changes
+    changes = other_launchers.with_address(line, changes)
     gone = {
         i
         for one in [*launcher, *([without] if without else [])]
