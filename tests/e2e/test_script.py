@@ -98,10 +98,11 @@ print("the result", json.dumps(facts))
 
 def test_an_exception_is_named_with_rank_file_and_line(script: Script, tmp_path: Path) -> None:
     run = script(
-        "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('planted')\nimport "
-        "time\ntime.sleep(600)\n"
+        "import os, sys, time\nif os.environ['RANK'] == '1':\n"
+        "    print('careful', file=sys.stderr); raise ValueError('planted')\ntime.sleep(600)\n"
     )
     assert run.wait() == 4
+    assert "[rank1] careful\n" in run.output and "[rank1] ValueError" not in run.output
     assert (run.failure["rank"], run.failure["summary"]) == (1, "ValueError: planted")
     assert run.failure["where"] == f"{tmp_path}/run0/my script.py:3"
     log = run.run.rank_log(1).read_text()

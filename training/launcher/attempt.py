@@ -99,11 +99,8 @@ class Attempt:
                 best_effort(msg("launcher.effort.sweep"), self.children.sweep)
                 best_effort(msg("launcher.effort.sockets"), self.children.remove_sockets)
                 best_effort(msg("launcher.effort.drain"), self._outputs.drain_rest)
-                if self.outcome.failed_at is None:
-                    best_effort(
-                        msg("launcher.effort.others"),
-                        functools.partial(self._outputs.show_others, ended=True),
-                    )
+                show_others = functools.partial(self._outputs.show_last_of_others, self.outcome)
+                best_effort(msg("launcher.effort.others"), show_others)
                 self._selector.close()
         return self.outcome
 

@@ -7,7 +7,7 @@ import re
 import time
 from collections import deque
 
-HOLD_S = 2.0  # the first rank may print the same line later; a failing rank's are on its card
+HOLD_S = 2.0  # the first rank may print the same line later
 MOST = 20  # lines of one attempt; the rest is in the log of the rank
 WAITING = 10_000  # lines within HOLD_S
 KNOWN = 1000  # lines of the first rank that are remembered
@@ -70,6 +70,12 @@ class OtherRanks:
         if inside and not line.startswith((b" ", b"\t")):
             self._in_traceback[rank] = False
         return inside
+
+    def drop_after(self, failure: float, failed: int | None) -> None:
+        """Forget what the victims of a failure printed after it; not the `failed` rank."""
+        self._waiting = deque(
+            line for line in self._waiting if line[0] <= failure or line[1] == failed
+        )
 
     def due(self, now: float | None = None) -> list[tuple[int, bytes]]:
         """(rank, line) of what the first rank has not printed within HOLD_S, each line once for all

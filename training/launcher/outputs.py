@@ -17,6 +17,7 @@ from training.host.gpus import one_line
 from training.launcher import other_ranks
 from training.launcher.backlog import Backlog
 from training.launcher.other_ranks import OtherRanks
+from training.launcher.outcome import Outcome
 from training.launcher.output import RankOutput
 from training.launcher.spawn import Child
 
@@ -128,8 +129,15 @@ class Outputs:
         for output in self._open.values():
             output.show_unfinished()
 
+    def show_last_of_others(self, outcome: Outcome) -> None:
+        """At the end: also the latest, without those that a failure has caused."""
+        if self._others and outcome.failed_at is not None:
+            failed = outcome.guilty[0] if outcome.guilty else None
+            self._others.drop_after(outcome.failed_at, failed)
+        self.show_others(ended=True)
+
     def show_others(self, ended: bool = False) -> None:
-        """Lines that only other ranks print on standard error; at the end also the latest."""
+        """Lines that only other ranks print on standard error."""
         if self._others is None:
             return
         for rank, line in self._others.due(math.inf if ended else None):
