@@ -26,6 +26,12 @@ KEEPERS = (
     "torch_shm_manager",
     "/wandb/bin/",
 )
+# Programs and modules that start ranks.
+LAUNCHERS = (
+    *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
+    *("accelerate", "accelerate-launch", "accelerate.commands.launch"),
+    *("deepspeed", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
+)
 # Pools of torch.compile below a rank: idle when everything is compiled.
 COMPILERS = ("/torch/_inductor/compile_worker/", "/torch/_inductor/__autotune_main__.py")
 # They may outlive a rank by a moment without a warning.

@@ -6,11 +6,13 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.core.messages import msg
 from training.host import decisions, gpus, numa, torch_build
 from training.host.gpu_choice import GpuChoice, emptiest_gpus
+from training.host.process import LAUNCHERS
 from training.plan import builder, communication, elastic, preflight
 from training.plan.script_request import ScriptLaunchRequest
 from training.plan.script_words import USED, WATCH
@@ -71,7 +73,7 @@ def build(
         plan["elastic"] = {**may_lose, "gpus": [*may_lose["gpus"], *others]}
     if request.watch:
         _leave_alone(plan, script.path)
-    plan["notes"] += [*builder.warnings(checks), *elastic.note(plan)]
+    plan["notes"] += [*builder.warnings(checks), *elastic.note(plan), *_starts_ranks(request)]
     own = (
         []
         if request.watch
@@ -91,6 +93,17 @@ def build(
         *elastic.sentence(plan),
     ]
     return plan, checks
+
+
+def _starts_ranks(request: ScriptLaunchRequest) -> list[str]:
+    """A note on a program that is a launcher itself: its ranks would not be watched."""
+    script = request.runs
+    name = script.path if script.module else Path(script.path).name
+    if request.watch or name not in LAUNCHERS:
+        return []
+    words = ["python", "-m", name] if script.module else [name if script.on_path else script.path]
+    command = f"./duet watch -- {shlex.join([*words, *script.args])}"
+    return [msg("plan.script.is_launcher", name=name, command=command)]
 
 
 def _leave_alone(plan: Plan, command: str) -> None:

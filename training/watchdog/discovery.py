@@ -12,6 +12,7 @@ from pathlib import Path
 from training.core import heartbeat, rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
+from training.host.process import LAUNCHERS
 from training.watchdog import spawned
 from training.watchdog.probes import procfs
 
@@ -21,12 +22,6 @@ RENDEZVOUS = (
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
-)
-# programs and modules that start ranks, in case a platform has set rank variables for them
-LAUNCHERS = (
-    *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
-    *("accelerate", "accelerate-launch", "accelerate.commands.launch"),
-    *("deepspeed", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
 )
 
 
