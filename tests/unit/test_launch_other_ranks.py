@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from training.launcher import other_ranks
 from training.launcher.other_ranks import MOST, WAITING, OtherRanks
 
 
@@ -35,3 +38,17 @@ def test_a_flood_of_other_ranks_takes_bounded_time_and_memory() -> None:
     assert others.due(1e12) == [] and not others.silenced
     others.add(1, b"p 2\nWarning: one GPU\n", first=False)
     assert others.due(1e12) == [(1, b"Warning: one GPU")]
+
+
+def test_lines_of_other_ranks_before_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = OtherRanks()
+    for now, rank, line in (
+        (1.0, 1, "warned"),
+        (1.0, 2, "early"),
+        (3.0, 1, "own"),
+        (3.0, 2, "lost"),
+    ):
+        monkeypatch.setattr(other_ranks.time, "monotonic", lambda now=now: now)
+        others.add(rank, f"{line}\n".encode(), first=False)
+    others.drop_after(2.0, failed=1)
+    assert others.due(1e12) == [(1, b"warned"), (2, b"early"), (1, b"own")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from training.cli import run, watch
+from training.cli import run, run_words, watch
 from training.core.errors import Exit, UserError
 from training.plan import script_request
 from training.plan.cli_args import command
@@ -17,7 +17,7 @@ ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def translated(line: str) -> str:
-    return " ".join(run.translate(*run.parse(line.split()), ENVIRONMENT))
+    return " ".join(run.translate(*run_words.parse(line.split()), ENVIRONMENT))
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,8 @@ def test_a_program_is_required_and_gpu_needs_one() -> None:
     [
         (["-n", "", "--debug"], "ranks.value", ["./duet run -n 2 --debug t.py 'a b'"]),
         (["--nproc_per_node="], "ranks.value", ["./duet run -n 2 t.py 'a b'"]),
+        (["-n", "-1", "--debug"], "ranks.value", ["./duet run -n 2 --debug t.py 'a b'"]),
+        (["--debug", "8"], "script.file", ["./duet run -n 8 --debug t.py 'a b'"]),
         (["--rdzv-endpoint="], "flag.no_value", []),
         (["--max-restarts", ""], "flag.no_value", []),
         (["--tee", ""], "flag.no_value", []),
@@ -94,10 +96,28 @@ def test_a_value_that_would_silently_count_as_none(
     words: list[str], code: str, fixes: list[str]
 ) -> None:
     with pytest.raises(UserError) as caught:
-        run.translate(*run.parse([*words, "t.py", "a b"]), ENVIRONMENT)
+        run.translate(*run_words.parse([*words, "t.py", "a b"]), ENVIRONMENT)
     (problem,) = caught.value.problems
     assert problem.code == code and len(problem.fixes) == len(fixes)
     assert all(part in fix for part, fix in zip(fixes, problem.fixes, strict=True))
+
+
+def test_launch_with_flags_of_run_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.py").write_text("depth = 4\n")
+    for line, meant in (
+        ("-n 2 train.py", True),
+        ("-n2 train.py", True),
+        ("--max-restarts=1 -n 2 train.py", True),
+        ("--nproc-per-node=2 train.py config.py", True),
+        ("-m train", True),
+        ("--no-python ./p.sh", True),
+        ("-n 2 config.py", False),
+        ("-n 2 --script config.py", False),
+        ("2 train.py -n 2", False),
+        ("--master_port=29500 2 train.py", False),
+    ):
+        assert run_words.is_meant(line.split()) == meant, line
 
 
 ELASTIC = "--nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=h:29500 --rdzv_id=7"
@@ -138,7 +158,7 @@ def test_machines_without_a_number_are_refused_at_once(
     line: str, environ: dict[str, str], code: str, fixes: list[str]
 ) -> None:
     with pytest.raises(UserError) as caught:
-        run.translate(*run.parse(line.split()), ENVIRONMENT | environ)
+        run.translate(*run_words.parse(line.split()), ENVIRONMENT | environ)
     (problem,) = caught.value.problems
     assert (problem.code, caught.value.code) == (code, Exit.CONFIG)
     assert [fix.partition("   #")[0] for fix in problem.fixes] == [f"./duet run {f}" for f in fixes]
@@ -157,7 +177,7 @@ def test_machines_without_a_number_are_refused_at_once(
     ],
 )
 def test_machines_with_a_number_start(line: str, environ: dict[str, str]) -> None:
-    words = run.translate(*run.parse([*line.split(), "t.py"]), ENVIRONMENT | environ)
+    words = run.translate(*run_words.parse([*line.split(), "t.py"]), ENVIRONMENT | environ)
     assert words[-1] == "--script=t.py"
 
 
@@ -177,7 +197,7 @@ POD = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "h", "PET_NPR
     ],
 )
 def test_processes_of_a_pod(line: str, environ: dict[str, str], count: str) -> None:
-    assert run.translate(*run.parse(line.split()), ENVIRONMENT | environ)[0] == count
+    assert run.translate(*run_words.parse(line.split()), ENVIRONMENT | environ)[0] == count
 
 
 @pytest.mark.parametrize(
@@ -193,7 +213,7 @@ def test_processes_of_a_pod(line: str, environ: dict[str, str], count: str) -> N
 def test_an_elastic_pod_continues_with_fewer(
     line: str, environ: dict[str, str], limit: list[str]
 ) -> None:
-    words = run.translate(*run.parse(line.split()), ENVIRONMENT | POD | environ)
+    words = run.translate(*run_words.parse(line.split()), ENVIRONMENT | POD | environ)
     assert [word for word in words if word.startswith("--min_ranks")] == limit
 
 
@@ -243,7 +263,7 @@ def test_a_run_is_named_after_project_and_program(
 
 def test_words_of_a_watched_command() -> None:
     words = ["--hang_timeout", "9", "--", "torchrun", "--nproc-per-node=2", "t.py", "--", "-n", "2"]
-    translated = watch.translate(*run.parse(words))
+    translated = watch.translate(*run_words.parse(words))
     assert translated[:4] == ["1", "--hang_timeout=9", "--watch", "--script=torchrun"]
     assert translated[4:] == ["--", "--nproc-per-node=2", "t.py", "--", "-n", "2"]
     assert command(RUN, translated, hang_timeout=30) == (
@@ -260,5 +280,5 @@ def test_words_of_a_watched_command() -> None:
         ("-n 2 --nnodes=2", ["watch.flag", "watch.flag", "watch.no_command"]),
     ):
         with pytest.raises(UserError) as caught:
-            watch.translate(*run.parse(line.split()))
+            watch.translate(*run_words.parse(line.split()))
         assert [problem.code for problem in caught.value.problems] == codes

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_run_command import ENVIRONMENT
-from training.cli import run
+from training.cli import run, run_words
 from training.core.errors import Problem, UserError
 from training.core.project import ROOT
 from training.plan import script_request
@@ -19,7 +19,7 @@ from training.plan.script_words import RUN
 def answers(words: list[str]) -> list[Problem]:
     """The problems of `duet run WORDS train.py --x`."""
     try:
-        translated = run.translate(*run.parse([*words, "train.py", "--x"]), ENVIRONMENT)
+        translated = run.translate(*run_words.parse([*words, "train.py", "--x"]), ENVIRONMENT)
         read = script_request.read(RUN, translated, ENVIRONMENT)
     except UserError as error:
         return error.problems
@@ -151,7 +151,15 @@ def test_every_flag_of_another_launcher_is_understood_or_answered(
             "-n 2 --virtual-local-rank",
             "./duet watch -- torchrun --nproc_per_node=2 --virtual_local_rank",
         ),
-        ("-n 2 --num_machines=2 --machine_rank=1", "./duet run -n 2 --node_rank=1 --nnodes=2"),
+        (
+            "-n 2 --num_machines=2 --machine_rank=1",
+            "./duet run -n 2 --node_rank=1 --nnodes=2 --master_addr=ADDRESS",
+        ),
+        ("--num_nodes 2 --num_gpus 8", "./duet run -n 8 --hosts=a,b"),
+        (
+            "--num_nodes 2 --num_gpus 8 --master_addr h",
+            "./duet run -n 8 --master_addr=h --nnodes=2",
+        ),
         (
             "--num_processes 4 --num_machines 2 --machine_rank 1 --main_process_ip 10.0.0.1"
             " --main_process_port 29500",
@@ -182,6 +190,16 @@ def test_a_total_that_machines_cannot_share_is_reported(
     Path("train.py").write_text("")
     found = answers(["--num_processes=5", "--num_machines=2"])
     assert [(problem.code, problem.fixes) for problem in found] == [
-        ("ranks.value", [f"./duet run -n {n} --nnodes=2 train.py --x" for n in (2, 3)]),
-        ("flag.unknown", ["./duet run -n 2 --nnodes=2 train.py --x"]),
+        ("ranks.value", [f"./duet run -n {n} --hosts=a,b train.py --x" for n in (2, 3)]),
+        ("flag.unknown", ["./duet run -n 2 --hosts=a,b train.py --x"]),
     ]
+
+
+def test_a_list_in_place_of_a_hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    (problem,) = answers(["-n", "1", "-H", "a:1,b:1"])
+    assert (problem.code, problem.fixes) == (
+        "hosts.file",
+        ["./duet run -n 1 --hosts=a:1,b:1 train.py --x"],
+    )
