@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from tests.conftest import wait_until
 from tests.unit.node_plans import LOOPBACK, plan
 from training.core import manifest
 from training.core.failure_kinds import GONE
-from training.core.rundir import RunDir, read_json, write_json
-from training.launcher import continued_run, leadership, restart, succession
+from training.core.rundir import RunDir, write_json
+from training.launcher import leadership, restart, succession
 from training.launcher.coordinator import Coordinator
 from training.launcher.json_socket import JsonSocket
 from training.launcher.leader import Leader
@@ -102,6 +103,25 @@ def team(
     made.close()
 
 
+@contextmanager
+def answering(*lines: Coordinator | Peer) -> Iterator[None]:
+    """Machines whose ranks run."""
+    stop = threading.Event()
+
+    def greet() -> None:
+        while not stop.wait(0.05):
+            for line in lines:
+                line.greet_late() if isinstance(line, Coordinator) else line.greet()
+
+    thread = threading.Thread(target=greet)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
 def test_the_lowest_machine_takes_over_and_the_others_follow(team: Team) -> None:
     assert sorted(team.peers[2].machines) == [0, 1]
     team.first.__exit__()
@@ -150,20 +170,9 @@ def test_the_machine_with_the_newest_copy_takes_over(tmp_path: Path) -> None:
 
 
 def test_nothing_changes_while_the_first_machine_coordinates(team: Team) -> None:
-    stop = threading.Event()
-
-    def greet() -> None:
-        while not stop.wait(0.05):
-            team.first.greet_late()
-
-    thread = threading.Thread(target=greet)
-    thread.start()
-    try:
+    with answering(team.first):
         assert team.decide(1, 2) == {1: None, 2: None}
         assert team.alone == {1: "", 2: ""}, "it is known who continues"
-    finally:
-        stop.set()
-        thread.join()
 
 
 def test_a_machine_cut_off_alone_does_not_take_over(team: Team) -> None:
@@ -249,42 +258,6 @@ def test_a_port_at_which_nothing_listens_is_a_dead_supervisor() -> None:
     assert leadership.ask((LOOPBACK, free_port(LOOPBACK)), {})[0] == "dead"
     with socket.create_server((LOOPBACK, 0)) as silent:
         assert leadership.ask(silent.getsockname(), {})[0] == "silent"
-
-
-def test_a_machine_finds_the_run_that_continues_without_it(team: Team, tmp_path: Path) -> None:
-    for node, line in team.peers.items():
-        team.runs[node].own.mkdir()
-        continued_run.keep(team.runs[node], line)
-    team.first.__exit__()
-    found = team.decide(1, 2)
-    leader, follower = found[1], found[2]
-    assert isinstance(leader, Coordinator) and isinstance(follower, Peer)
-    stop = threading.Event()
-
-    def greet() -> None:
-        while not stop.wait(0.05):
-            leader.greet_late()
-            follower.greet()
-
-    thread = threading.Thread(target=greet)
-    thread.start()
-    try:
-        # node 0 as it is started again, with what node 2 knew
-        other = team.runs[2].path.parent
-        place = continued_run.of_plan(machine(0, team.port, tmp_path, shared=True), other)  # type: ignore[arg-type]
-        different = machine(0, team.port, tmp_path, shared=True)
-        different["config"]["seed"] = 2
-        none = continued_run.of_plan(different, other)  # type: ignore[arg-type]
-        for file in other.glob("*/*/machines.json"):
-            write_json(file, {**(read_json(file) or {}), "launch": "before"})
-        stale = continued_run.of_plan(machine(0, team.port, tmp_path, shared=True), other)  # type: ignore[arg-type]
-    finally:
-        stop.set()
-        thread.join()
-        leader.__exit__()
-    assert place and (place.leader, place.master_port, place.leads) == (1, leader.port, False)
-    assert none is None, "another training"
-    assert stale is None, "another launch answers at the address of an old one"
 
 
 @pytest.mark.parametrize("resized", [True, False], ids=["resized", "ended_before"])

@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from training.core.rundir import RunDir, write_json
 from training.launcher import rendezvous
 from training.plan import training_plan as planner
 from training.plan import writer
+from training.plan.preflight import startup_checks
 
 
 @pytest.fixture
@@ -147,6 +149,27 @@ def test_a_run_that_is_still_running_is_not_resumed(folders: list[str], tmp_path
         supervisor.communicate()
     write_json(run.supervisor, facts)
     make(*asked, script=ENHANCED)
+
+
+def test_a_run_that_is_running_on_another_machine_is_not_resumed(folders: list[str]) -> None:
+    """Only what it writes on the common disk is seen from here."""
+    run = RunDir(written(*folders, "--run_name=mine"))
+    asked = ["--device=cpu", *folders, "--resume=mine"]
+    write_json(run.supervisor, {"pid": 1, "host": "b"})
+    make(*asked, script=ENHANCED)  # it has written nothing
+    run.events.touch()
+    (problem,) = lacking(*asked, script=ENHANCED)
+    assert problem.what.startswith("b wrote to mine ")
+    assert "the same command in" in problem.fixes[1]
+    long_ago = time.time() - startup_checks.WRITTEN_S - 1
+    os.utime(run.events, (long_ago, long_ago))
+    make(*asked, script=ENHANCED)
+    run.metrics.touch()
+    for end in (run.summary, run.failure):
+        lacking(*asked, script=ENHANCED)
+        write_json(end, {"status": "stopped"})
+        make(*asked, script=ENHANCED)
+        end.unlink()
 
 
 def test_the_whole_plan_for_people(home: Path) -> None:

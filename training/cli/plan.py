@@ -20,6 +20,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from training.cli import doctor
@@ -150,7 +151,8 @@ def _hand_out(
     if request.dry_run or request.check:
         return show(request, plan, checks, test.result)
     starter = os.getppid()  # the launch script
-    run = writer.write(plan, checks, request, _ask, starter, continued_run.of_plan)
+    find = partial(continued_run.of_plan, resumed=request.resume_from)
+    run = writer.write(plan, checks, request, _ask, starter, find)
     try:
         print(run.own, flush=True)
     except BrokenPipeError:

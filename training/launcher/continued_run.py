@@ -16,9 +16,10 @@ from training.core import log, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host.placement import NODE, Topology
-from training.launcher import leadership, rendezvous
+from training.launcher import leadership, live_run, rendezvous
 from training.launcher.coordinator import PROTOCOL
 from training.launcher.json_socket import Message
+from training.launcher.live_run import BUSY_S, RETRY_S
 from training.launcher.peer_link import PeerLink
 from training.launcher.same_settings import facts
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 JOINS = "DUET_JOINS"  # variable: this launch must not begin a run of its own
 At = tuple[str, int]  # address and port
 RUNS = 2  # the newest ones
-RETRY_S = 1.0
-BUSY_S = 20.0  # a machine that ends its ranks answers late; another program does not answer at all
 DECIDED_S = 80.0  # longer than a succession takes
 
 
@@ -42,12 +41,17 @@ def keep(run: rundir.RunDir, line: PeerLink) -> None:
     rundir.keep_json(run.machines, {"leader": leader, "launch": launch, "machines": known})
 
 
-def of_plan(plan: Plan, experiments: Path) -> Topology | None:
+def of_plan(plan: Plan, experiments: Path, resumed: rundir.RunDir | None = None) -> Topology | None:
     """The role of this machine in a run that continues without it, with the settings of this plan.
-    Raises UserError if there must be one."""
+    Raises UserError if there must be one, or if the `resumed` run is running elsewhere."""
     place = Topology(**plan["place"])
-    if "elastic" not in plan or place.kind != NODE:
-        return None
+    found = _joined(plan, place, experiments) if "elastic" in plan and place.kind == NODE else None
+    if resumed and place.leads and not found:
+        live_run.refuse(resumed)
+    return found
+
+
+def _joined(plan: Plan, place: Topology, experiments: Path) -> Topology | None:
     hello = _hello("run", place) | {"facts": facts(plan)}
     for found in _found(place, experiments):
         at = found.master_addr, found.master_port

@@ -7,10 +7,11 @@ import shlex
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from training.core import rundir, units
+from training.core import rundir, standing, units
 from training.core.messages import msg
 from training.host import cgroups, env_vars, ports
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
@@ -21,15 +22,18 @@ from training.tasks.memory import StepNeeds
 WORKER_SHM_BYTES = 64 << 20
 NCCL_SHM_BYTES = 256 << 20  # without peer-to-peer copies; containers get 64 MiB by default
 RANK_FILES, WORKER_FILES = 256, 32
+WRITTEN_S = 60.0  # a run that is running writes at least that often, unless its steps are longer
 RANK_RAM_BYTES = 2 << 30  # torch with CUDA, an estimate
 
 
 def not_running(run: rundir.RunDir) -> list[Check]:
     """The run to resume is not running: two supervisors would overwrite each other's files."""
     facts = rundir.read_json(run.supervisor) or {}
-    pid = facts.get("pid")
-    if pid is None or facts.get("host") != socket.gethostname():
+    pid, host = facts.get("pid"), facts.get("host")
+    if pid is None:
         return []
+    if host != socket.gethostname():
+        return _not_elsewhere(run, str(host))
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -42,6 +46,28 @@ def not_running(run: rundir.RunDir) -> list[Check]:
             ERROR,
             msg("plan.run.still_running", name=run.name, pid=pid),
             [f"./monitor_training.sh --run={shlex.quote(str(run.path))}", f"kill {pid}"],
+        )
+    ]
+
+
+def _not_elsewhere(run: rundir.RunDir, host: str) -> list[Check]:
+    """The processes of another machine cannot be seen, what they write on a common disk can."""
+    if run.is_archived or any(standing.ends(run)):
+        return []
+    written = [file.stat().st_mtime for file in (run.metrics, run.events) if file.exists()]
+    since = time.time() - max(written, default=0.0)
+    if since > WRITTEN_S:
+        return []
+    since = max(0.0, since)  # the clocks may differ
+    return [
+        Check(
+            "run",
+            ERROR,
+            msg("plan.run.written_elsewhere", name=run.name, seconds=since, host=host),
+            [
+                f"./monitor_training.sh --run={shlex.quote(str(run.path))}",
+                msg("plan.run.wait", seconds=WRITTEN_S - since),
+            ],
         )
     ]
 

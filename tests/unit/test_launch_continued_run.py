@@ -1,0 +1,82 @@
+"""A run that continues without one of its machines, as that machine or a new one in its place finds
+it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.unit.node_plans import LOOPBACK
+from tests.unit.test_launch_succession import Team, answering, machine, team
+from training.core.errors import Exit, UserError
+from training.core.rundir import RunDir, read_json, write_json
+from training.host.placement import LOCAL
+from training.launcher import continued_run, live_run
+from training.launcher.coordinator import Coordinator
+from training.launcher.peer import Peer
+
+__all__ = ["team"]  # fixture
+
+
+def test_a_machine_finds_the_run_that_continues_without_it(team: Team, tmp_path: Path) -> None:
+    for node, line in team.peers.items():
+        team.runs[node].own.mkdir()
+        continued_run.keep(team.runs[node], line)
+    team.first.__exit__()
+    found = team.decide(1, 2)
+    leader, follower = found[1], found[2]
+    assert isinstance(leader, Coordinator) and isinstance(follower, Peer)
+    with answering(leader, follower):
+        # node 0 as it is started again, with what node 2 knew
+        other = team.runs[2].path.parent
+        place = continued_run.of_plan(machine(0, team.port, tmp_path, shared=True), other)  # type: ignore[arg-type]
+        different = machine(0, team.port, tmp_path, shared=True)
+        different["config"]["seed"] = 2
+        none = continued_run.of_plan(different, other)  # type: ignore[arg-type]
+        for file in other.glob("*/*/machines.json"):
+            write_json(file, {**(read_json(file) or {}), "launch": "before"})
+        stale = continued_run.of_plan(machine(0, team.port, tmp_path, shared=True), other)  # type: ignore[arg-type]
+    leader.__exit__()
+    assert place and (place.leader, place.master_port, place.leads) == (1, leader.port, False)
+    assert none is None, "another training"
+    assert stale is None, "another launch answers at the address of an old one"
+
+
+def test_a_run_that_continues_elsewhere_is_not_resumed(
+    team: Team, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node 0 is lost, and another command resumes the run on one machine."""
+    for node, line in {0: team.first, **team.peers}.items():
+        team.runs[node].own.mkdir(exist_ok=True)
+        continued_run.keep(team.runs[node], line)
+    run = RunDir(team.runs[0].path)
+    write_json(run.plan, team.plans[0])
+    alone = machine(0, team.port, tmp_path, shared=True)
+    alone["place"] |= {"kind": LOCAL, "nnodes": 1}
+    team.first.__exit__()
+    found = team.decide(1, 2)
+    leader, follower = found[1], found[2]
+    assert isinstance(leader, Coordinator) and isinstance(follower, Peer)
+    own = RunDir(team.runs[2].path)  # on its own disk only node 2's file is there
+    write_json(own.plan, team.plans[2])
+    with answering(leader, follower):
+        for resumed in (run, own):
+            with pytest.raises(UserError) as refused:
+                continued_run.of_plan(alone, tmp_path / "none", resumed)
+            (problem,) = refused.value.problems
+            assert (problem.code, refused.value.code) == ("run.live", Exit.RESOURCES)
+            assert f"node 1 coordinates it at {LOOPBACK}:{leader.port}" in problem.what
+            assert f"--master_addr={LOOPBACK} --master_port={leader.port}" in problem.fixes[0]
+    leader.__exit__()
+    follower.__exit__()
+    capsys.readouterr()
+    assert continued_run.of_plan(alone, tmp_path / "none", run) is None
+    assert not capsys.readouterr().err, "every machine refuses the connection"
+    monkeypatch.setattr(live_run, "BUSY_S", 0.0)
+    with socket.create_server((LOOPBACK, team.port)):  # accepts, and does not answer
+        assert continued_run.of_plan(alone, tmp_path / "none", run) is None
+    assert (
+        f"a_run may still be running on node 0 ({LOOPBACK}:{team.port})" in capsys.readouterr().err
+    )
