@@ -27,10 +27,8 @@ from training.launcher.peer_link import (
     PEER_DIED,
     LostPeer,
     PeerLink,
-    Stopped,
     Waiting,
     replica_port,
-    stop_request,
 )
 from training.launcher.same_settings import differences
 
@@ -153,8 +151,7 @@ class Coordinator(PeerLink):
                 self._greet(JsonSocket(connection), peer[0])
             for node in list(self.wires):
                 lost = self._read_ready(node)
-                if self.asked:
-                    raise Stopped(self.asked, self._asked_node)
+                self.unless_asked()
                 if lost:
                     log.warning(msg("launcher.nodes.may_reconnect", why=lost.text))
 
@@ -167,8 +164,7 @@ class Coordinator(PeerLink):
             if "ready" in message:
                 self._ready.add(node)
                 self._ports(node, message)
-            if not self.asked and (number := stop_request(message)):
-                self.asked, self._asked_node = number, node
+            self.note_stop(node, message)
         return None
 
     def _ports(self, node: int, message: Message) -> None:
@@ -292,8 +288,7 @@ class Coordinator(PeerLink):
             self.lost_peer = LostPeer(gone[0], GONE, PEER_DIED, text)
             return None
         while missing := sorted(self._expected - self._ready):
-            if self.asked:
-                raise Stopped(self.asked, self._asked_node)
+            self.unless_asked()
             waiting.report(
                 msg("launcher.nodes.to_be_ready", names=", ".join(map(self.name, missing))),
                 level=log.info,
@@ -311,8 +306,7 @@ class Coordinator(PeerLink):
                 self.send_all({"left": lost.text})
                 why = msg("launcher.nodes.before_start", why=lost.text)
                 raise UserError(Problem("nodes.lost_before_start", why), Exit.RESOURCES)
-        if self.asked:
-            raise Stopped(self.asked, self._asked_node)
+        self.unless_asked()
         if self.store.fileno() < 0:  # the ranks of the last attempt used it
             self._listener.store = self._listen()
         store = self._store_of_ranks()

@@ -40,15 +40,13 @@ class Listener:
         found = []
         for since, wire, address in unknown:
             try:
-                messages = wire.arrived()
-            except (ConnectionLost, TimeoutError):
-                wire.close()
-                continue
-            if messages:
-                found.append((wire, address, messages[0]))
-            elif time.monotonic() - since < ANSWER_S:
-                self._unknown.append((since, wire, address))
-            else:
+                found.append((wire, address, wire.receive(0.0)))
+            except TimeoutError:
+                if time.monotonic() - since < ANSWER_S:
+                    self._unknown.append((since, wire, address))
+                else:
+                    wire.close()
+            except ConnectionLost:
                 wire.close()
         return found
 

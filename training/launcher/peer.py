@@ -52,6 +52,7 @@ class Peer(PeerLink):
         self._machines: dict[int, tuple[str, int]] = {}
         # other machines that have lost the one that coordinates, by node
         self.followers: dict[int, Asker] = {}
+        self.awaited: JsonSocket | None = None  # to a machine that takes over if it can
         self.over = False  # the run has ended
         self._begun = False
         self._stack.callback(self._close)
@@ -59,6 +60,8 @@ class Peer(PeerLink):
     def _close(self) -> None:
         if self.listener:
             self.listener.close()
+        if self.awaited:
+            self.awaited.close()
         self.dismiss_followers()
 
     def dismiss_followers(self) -> None:
@@ -130,7 +133,9 @@ class Peer(PeerLink):
         """Answer machines that ask. Never blocks."""
         for known, asker in list(self.followers.items()):
             try:
-                asker.wire.arrived()
+                for message in asker.wire.arrived():
+                    if not self.there(self.leader):  # else that machine alone has lost it
+                        self.note_stop(known, message)
             except ConnectionLost:  # it waits no longer
                 self.followers.pop(known).wire.close()
         for wire, address, message in self.listener.arrived() if self.listener else ():
@@ -181,7 +186,13 @@ class Peer(PeerLink):
         return of_node(self.plan, self.place.master_addr, int(answer["go"]))
 
     def stop(self, number: int) -> None:
-        self.send_all({"asked": number, "times": 1})
+        asked = {"asked": number, "times": 1}
+        self.send_all(asked)
+        # while the machines decide which of them takes over, they are connected to that one
+        for wire in (self.awaited, *(asker.wire for asker in self.followers.values())):
+            with contextlib.suppress(ConnectionLost):
+                if wire:
+                    wire.send(asked)
 
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         if not self.there(self.leader):

@@ -93,7 +93,8 @@ class PeerLink(ABC):
         self._warned: set[int] = set()
         self._stack = ExitStack()
         self.lost_peer: LostPeer | None = None  # a machine that was lost before a restart
-        # where this machine coordinates: stop signal that another one got between two attempts
+        # stop signal that another machine got between two attempts, where this one coordinates or
+        # may take over
         self.asked: int | None = None
         # for the copies to a machine with its own disk (training.launcher.replica): the secret of
         # the launch, and by node where they are received
@@ -184,6 +185,16 @@ class PeerLink(ABC):
         for wire in self.wires.values():
             with contextlib.suppress(ConnectionLost):
                 wire.send(message)
+
+    def note_stop(self, node: int, message: Message) -> None:
+        """The first stop request of another machine is `asked`."""
+        if not self.asked and (number := stop_request(message)):
+            self.asked, self._asked_node = number, node
+
+    def unless_asked(self) -> None:
+        """Raises Stopped if another machine was asked to stop."""
+        if self.asked:
+            raise Stopped(self.asked, self._asked_node)
 
     def watch(self, still_s: float) -> list[LostPeer]:
         """Called once a turn of the loop while ranks run: send pings when due, return the nodes

@@ -20,7 +20,7 @@ from training.launcher.json_socket import SILENT_S, ConnectionLost, JsonSocket, 
 from training.launcher.listener import ANSWER_S
 from training.launcher.local_ranks import is_script
 from training.launcher.peer import Peer
-from training.launcher.peer_link import SETTLE_S, LostPeer
+from training.launcher.peer_link import SETTLE_S, LostPeer, Stopped, stop_request
 from training.launcher.replica.receiver import copied
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class Succession:
 
     def next_line(self) -> Coordinator | Peer | None:
         """The connections of this machine from now on: it takes over, or follows another one. None:
-        the run ends here, and the reason is logged."""
+        the run ends here, and the reason is logged. Raises Stopped: another machine was asked to
+        stop."""
         leader, line = self.lost.node, self.line
         state = self._leader()
         if state == "answers":
@@ -88,7 +89,7 @@ class Succession:
 
     def _follow(self, node: int) -> str:
         """Wait for the decision of a machine that comes first: 'joined', 'ended', or 'next' if it
-        is lost too."""
+        is lost too. Raises Stopped."""
         at = self.line.machines[node]
         try:
             wire = JsonSocket(socket.create_connection(at, ANSWER_S))
@@ -97,25 +98,38 @@ class Succession:
             return "next"
         except OSError:
             return "next"
+        self.line.awaited = wire
         log.info(msg("launcher.succession.waits", name=self.line.name(node)))
         end = time.monotonic() + FOLLOW_S
         try:
             wire.send(self._hello("follow"))
             while time.monotonic() < end:
-                self.line.greet()
+                self._greet()
                 with suppress(TimeoutError):
                     answer = wire.receive(RETRY_S)
+                    if number := stop_request(answer):
+                        raise Stopped(number, node)
                     if "joined" not in answer:
                         break
+                    self.line.awaited = None
                     self.line.follow(node, wire, at[0], answer)
                     self.plan["shared"] = self.run.claim(self.plan["launch"], self.attempt).exists()
                     log.warning(msg("launcher.succession.follows", name=self.line.name(node)))
                     return "joined"
         except ConnectionLost:
-            wire.close()
+            self._unawaited(wire)
             return "next"
-        wire.close()
+        self._unawaited(wire)
         return "ended"
+
+    def _unawaited(self, wire: JsonSocket) -> None:
+        wire.close()
+        self.line.awaited = None
+
+    def _greet(self) -> None:
+        """Raises Stopped."""
+        self.line.greet()
+        self.line.unless_asked()
 
     def _lead(self) -> Coordinator | None:
         """Take over once the others have followed, or it is clear that they do not."""
@@ -123,7 +137,7 @@ class Succession:
         others = set(line.machines) - {self._own, leader}
         log.info(msg("launcher.succession.gathers", names=line.names([leader])))
         while True:
-            line.greet()
+            self._greet()
             waited = time.monotonic() - self._begun
             all_here = others <= line.followers.keys()
             if waited > GATHER_S or (all_here and (leader in self._dead or waited > HOLD_S)):
@@ -141,7 +155,7 @@ class Succession:
                 self._dead.add(leader)
         run = RunDir(self.run.path)
         self._await_claim(run)
-        line.greet()  # some may have ended meanwhile
+        self._greet()  # some may have ended meanwhile
         try:
             if why := self._reason_against(others):
                 self.alone = "" if line.followers else why  # each follower decides for itself then
@@ -160,7 +174,7 @@ class Succession:
         while leadership.awaited(run, self.plan, self.attempt, self._dead):
             if time.monotonic() > end:
                 break
-            self.line.greet()
+            self._greet()
             time.sleep(RETRY_S)
 
     def _not_me(self, why: str) -> None:
