@@ -80,3 +80,34 @@ def test_a_run_that_continues_elsewhere_is_not_resumed(
     assert (
         f"a_run may still be running on node 0 ({LOOPBACK}:{team.port})" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_new_machine_joins_at_the_address_of_the_one_that_has_taken_over(
+    team: Team, tmp_path: Path, number: int
+) -> None:
+    """Its disk knows nothing about the run."""
+    team.first.__exit__()
+    found = team.decide(1, 2)
+    leader, follower = found[1], found[2]
+    assert isinstance(leader, Coordinator) and isinstance(follower, Peer)
+    new = machine(number, leader.port, tmp_path, shared=True)
+    asked = live_run.join_flags(leader.place, number)
+    assert (
+        asked
+        == f"--nnodes=3 --node_rank={number} --master_addr={LOOPBACK} --master_port={leader.port}"
+    )
+    if number:
+        leader.lost(number)
+    with answering(leader):
+        place = continued_run.of_plan(new, tmp_path / "none")
+        new["config"]["seed"] = 2
+        assert continued_run.of_plan(new, tmp_path / "none") is None, "another training"
+    leader.__exit__()
+    assert place and (place.leader, place.master_port, place.leads) == (1, leader.port, False)
+
+
+def test_a_machine_of_a_new_run_joins_node_0_as_usual(team: Team, tmp_path: Path) -> None:
+    with answering(team.first):
+        usual = machine(1, team.port, tmp_path, shared=True)
+        assert continued_run.of_plan(usual, tmp_path / "none") is None

@@ -1,5 +1,6 @@
 """Runs with `--min_ranks` that continue without this machine. It finds the one that coordinates
-such a run by what it knew about the others when it was lost (machines.json)."""
+such a run at the address of its command, or by what it knew about the others when it was lost
+(machines.json)."""
 
 from __future__ import annotations
 
@@ -80,7 +81,10 @@ def _hello(want: str, place: Topology) -> Message:
 
 
 def _found(place: Topology, experiments: Path, runs: str = "*") -> Iterator[Topology]:
-    """Runs that continue, the newest first. `runs`: a pattern of their names."""
+    """Runs that continue: the one at the address of this command, then those that this disk knows,
+    the newest first. `runs`: a pattern of their names."""
+    if found := _at_own_address(place):
+        yield found
     ends = ("machines.json", "node*/machines.json")
     files = [file for end in ends for file in experiments.glob(f"{runs}/{end}")]
     files.sort(key=_written, reverse=True)
@@ -92,6 +96,16 @@ def _found(place: Topology, experiments: Path, runs: str = "*") -> Iterator[Topo
         asked.update(new)
         if found := _decided(new, place, known.get("launch")):
             yield found
+
+
+def _at_own_address(place: Topology) -> Topology | None:
+    """Of a command with the address of a machine that has taken over: a new machine joins so."""
+    at = place.master_addr, place.master_port
+    leader = leadership.ask(at, _hello("leader", place))[1].get("leader")
+    usual = leader in (place.leader, place.node_rank)
+    if usual or not isinstance(leader, int) or not 0 <= leader < place.nnodes:
+        return None
+    return replace(place, leader=leader)
 
 
 def _decided(machines: list[At], place: Topology, launch: object) -> Topology | None:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 from training.core import log, manifest, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
-from training.launcher import endings, failure_report, fewer_ranks, leadership, seats, spawn
+from training.launcher import (
+    endings,
+    failure_report,
+    fewer_ranks,
+    leadership,
+    live_run,
+    seats,
+    spawn,
+)
 from training.launcher.attempt import Attempt
 from training.launcher.coordinator import Coordinator
 from training.launcher.json_socket import Message
@@ -225,7 +233,7 @@ class Leader(Machine):
         return grown or None
 
 
-def take_over(launch: Launch, line: Coordinator, lost: str) -> Leader:
+def take_over(launch: Launch, line: Coordinator, lost: int) -> Leader:
     """This machine coordinates the run from now on. `lost`: the machine before it."""
     old, plan = launch.run, launch.plan
     run = launch.run = rundir.RunDir(old.path)
@@ -238,8 +246,11 @@ def take_over(launch: Launch, line: Coordinator, lost: str) -> Leader:
     rundir.write_json(run.plan, plan)
     launch.ending.run = run
     launch.recovery.take_over(run)
-    text = msg("launcher.succession.leads", node=plan["place"]["node_rank"], lost=lost)
+    name = line.name(lost)
+    text = msg("launcher.succession.leads", node=plan["place"]["node_rank"], lost=name)
     log.warning(text)
+    flags = live_run.join_flags(line.place, lost)
+    log.info(msg("launcher.succession.join", lost=name, flags=flags))
     run.event("takeover", node=plan["place"]["node_rank"], text=text)
     launch.stack.enter_context(line)
     return Leader(launch, line)

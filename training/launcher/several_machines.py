@@ -143,7 +143,7 @@ class Follower(Machine):
             if isinstance(next_line, Coordinator):
                 self.copies.close()  # the machine before may wake up
                 try:
-                    leader = take_over(launch, next_line, line.name(lost.node))
+                    leader = take_over(launch, next_line, lost.node)
                 except OSError as error:
                     path = launch.run.path
                     log.error(msg("core.rundir.unwritable", file=path, strerror=error.strerror))
