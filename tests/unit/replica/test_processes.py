@@ -101,6 +101,17 @@ def test_a_copy_to_a_lost_machine_is_ended(first: RunDir, lines: tuple[Any, Any]
     assert not [r for r in read_records(first.events) if r["event"] == "warning"]
 
 
+def test_a_machine_that_waits_to_join_gets_no_copies_yet(
+    first: RunDir, lines: tuple[Any, Any]
+) -> None:
+    """Node 0 joins the run of node 1, which has continued alone."""
+    lines[0].wires.clear()
+    lines[0].replica_ports |= {0: 1}
+    sender = ReplicaSender(first, plan(0), lines[0])
+    sender.look()
+    assert sender._copy is None
+
+
 def test_a_receiver_that_was_killed_is_replaced_at_the_same_port(
     first: RunDir, second: RunDir, receiver: ReplicaReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

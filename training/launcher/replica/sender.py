@@ -74,9 +74,11 @@ class ReplicaSender:
         self._start(deputy, name)
 
     def _deputy(self) -> _Deputy | None:
-        node = min(self._line.wires, default=0)
-        port = self._line.replica_ports.get(node)
-        return _Deputy(node, self._line.wires[node], port) if port else None
+        # one that waits to join has a port, too, and gets its copies once it is connected
+        for node in sorted(self._line.wires)[:1]:
+            if port := self._line.replica_ports.get(node):
+                return _Deputy(node, self._line.wires[node], port)
+        return None
 
     def _newest(self) -> str:
         saved = manifest.all_in(self._run.checkpoints)
