@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +23,13 @@ from tests.e2e.test_fewer_machines import (
     starter,
 )
 from tests.e2e.test_fewer_ranks import events
+from tests.e2e.test_own_disks import Machine, copied, machine
 from tests.e2e.two_machines import Cable, Node, cable, last_step, machines, node
 from training.core.rundir import RunDir, read_json
+from training.host.placement import LOOPBACK
+from training.launcher.local_ranks import free_port
 
-__all__ = ["cable", "machines", "node", "one_thread"]  # fixtures
+__all__ = ["cable", "machine", "machines", "node", "one_thread"]  # fixtures
 
 Launch = Callable[..., Launched]
 # With two ranks, rank 0 waits for the third machine: the run must not end before.
@@ -147,3 +151,25 @@ def test_a_machine_with_its_own_disk_takes_over(node: Node, once: Launch, token:
     check(second, whole, 20)
     assert [one["node"] for one in events(second, "takeover")] == [1]
     assert second.summary["status"] == "done" and not processes(token)
+
+
+@pytest.mark.soak
+def test_a_new_machine_in_place_of_the_first_joins_with_the_same_command(
+    machine: Machine, token: str, tmp_path: Path
+) -> None:
+    port, flags = free_port(LOOPBACK), {"num_iterations": 100000, "save_every": 5, "min_ranks": 1}
+    first, second = (machine(number, port, **flags) for number in range(2))
+    wait_until(lambda: copied(first), 90, "a copy")
+    first.process.kill()
+    second.wait_for("a new machine in place of node 0")
+    second.run = RunDir(second.run.path)
+    shutil.rmtree(tmp_path / "disk0")
+    again = machine(0, port, **flags)
+    wait_until(lambda: events(second, "restart")[1:] != [], 120, "a restart with both")
+    back = events(second, "restart")[1]
+    assert (back["ranks"], back["back"]) == ([1, 2], [0])
+    again.wait_for("step")
+    again.process.send_signal(signal.SIGTERM)
+    assert (again.wait(), second.wait()) == (75, 75), again.output[-3000:] + second.output[-3000:]
+    assert "continues without this machine, coordinated by node 1" in again.output
+    assert not processes(token)

@@ -4,20 +4,30 @@ it."""
 from __future__ import annotations
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.unit.node_plans import LOOPBACK
 from tests.unit.test_launch_succession import Team, answering, machine, team
 from training.core.errors import Exit, UserError
 from training.core.rundir import RunDir, read_json, write_json
 from training.host.placement import LOCAL
-from training.launcher import continued_run, live_run
+from training.launcher import continued_run, invitation, invited, leadership, live_run
 from training.launcher.coordinator import Coordinator
+from training.launcher.local_ranks import free_port
 from training.launcher.peer import Peer
 
 __all__ = ["team"]  # fixture
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For an invitation that does not come."""
+    monkeypatch.setattr(invited, "WAIT_S", 0.0)
 
 
 def test_a_machine_finds_the_run_that_continues_without_it(team: Team, tmp_path: Path) -> None:
@@ -111,3 +121,44 @@ def test_a_machine_of_a_new_run_joins_node_0_as_usual(team: Team, tmp_path: Path
     with answering(team.first):
         usual = machine(1, team.port, tmp_path, shared=True)
         assert continued_run.of_plan(usual, tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("joins", [False, True], ids=["by_hand", "by_hosts"])
+def test_a_new_machine_in_place_of_node_0_is_invited(
+    team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joins: bool
+) -> None:
+    """The same command as before, on an empty disk."""
+    monkeypatch.setattr(invited, "WAIT_S", 20.0)
+    monkeypatch.setattr(invitation, "EVERY_S", 0.1)
+    monkeypatch.setenv(continued_run.JOINS, "1" if joins else "")
+    team.first.__exit__()
+    found = team.decide(1, 2)
+    leader, follower = found[1], found[2]
+    assert isinstance(leader, Coordinator) and isinstance(follower, Peer)
+    new = machine(0, team.port, tmp_path, shared=True)
+    with answering(leader):
+        place = continued_run.of_plan(new, tmp_path / "none")
+    assert place and (place.leader, place.master_port, place.leads) == (1, leader.port, False)
+    new["config"]["seed"] = 2
+    with answering(leader), pytest.raises(UserError) if joins else nullcontext():
+        assert continued_run.of_plan(new, tmp_path / "none") is None, "another training"
+    leader.__exit__()
+
+
+def test_node_0_of_a_new_run_waits_for_the_first_machine_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invited, "WAIT_S", 600.0)
+    port = free_port(LOOPBACK)
+    with ThreadPoolExecutor(1) as pool:
+        first, other = (machine(n, port, tmp_path, shared=True) for n in (0, 1))
+        monkeypatch.setattr(invited.process, "stoppable", nullcontext)  # of the main thread
+        waits = pool.submit(continued_run.of_plan, first, tmp_path)
+        hello = {"want": "leader"}
+        wait_until(
+            lambda: leadership.ask((LOOPBACK, port), hello)[1] == {"launch": "abc", "leader": 0}
+        )
+        assert not waits.done(), "the machines of an earlier run ask this too"
+        assert continued_run.of_plan(other, tmp_path) is None
+        leadership.ask((LOOPBACK, port), {"want": "run"})
+        assert waits.result(10) is None

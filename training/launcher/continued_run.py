@@ -1,6 +1,6 @@
 """Runs with `--min_ranks` that continue without this machine. It finds the one that coordinates
-such a run at the address of its command, or by what it knew about the others when it was lost
-(machines.json)."""
+such a run at the address of its command, by what it knew about the others when it was lost
+(machines.json), or by an invitation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from training.core import log, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host.placement import NODE, Topology
-from training.launcher import leadership, live_run, rendezvous
+from training.launcher import invited, leadership, live_run, rendezvous
 from training.launcher.coordinator import PROTOCOL
 from training.launcher.json_socket import Message
 from training.launcher.live_run import BUSY_S, RETRY_S
@@ -54,14 +55,15 @@ def of_plan(plan: Plan, experiments: Path, resumed: rundir.RunDir | None = None)
 
 def _joined(plan: Plan, place: Topology, experiments: Path) -> Topology | None:
     hello = _hello("run", place) | {"facts": facts(plan)}
-    for found in _found(place, experiments):
+    joins = place.leads and bool(os.environ.get(JOINS))
+    for found in chain(_found(place, experiments), _invited(plan, place, joins=joins)):
         at = found.master_addr, found.master_port
         run = leadership.ask(at, hello)[1].get("run")
         if rundir.is_name(run):
             text = f"{at[0]}:{at[1]}"
             log.info(msg("launcher.nodes.continued", run=run, leader=found.leader, at=text))
             return found
-    if place.leads and os.environ.get(JOINS):
+    if joins:
         raise UserError(
             Problem("nodes.nothing_to_join", msg("launcher.nodes.nothing_to_join")), Exit.RESOURCES
         )
@@ -99,13 +101,19 @@ def _found(place: Topology, experiments: Path, runs: str = "*") -> Iterator[Topo
 
 
 def _at_own_address(place: Topology) -> Topology | None:
-    """Of a command with the address of a machine that has taken over: a new machine joins so."""
+    """The machine at the address of this command, if it has taken over: a new machine joins so."""
     at = place.master_addr, place.master_port
     leader = leadership.ask(at, _hello("leader", place))[1].get("leader")
     usual = leader in (place.leader, place.node_rank)
     if usual or not isinstance(leader, int) or not 0 <= leader < place.nnodes:
         return None
     return replace(place, leader=leader)
+
+
+def _invited(plan: Plan, place: Topology, *, joins: bool) -> Iterator[Topology]:
+    found = invited.wait(plan, joins=joins) if place.leads else None
+    if found:
+        yield found
 
 
 def _decided(machines: list[At], place: Topology, launch: object) -> Topology | None:

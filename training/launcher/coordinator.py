@@ -19,6 +19,7 @@ from training.host import network, ports
 from training.host.gpus import one_line
 from training.host.placement import LOOPBACK
 from training.launcher import leadership, local_ranks, seats, stop_signals
+from training.launcher.invitation import CONTINUED, Invitations
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
 from training.launcher.listener import ANSWER_S, Listener
 from training.launcher.local_ranks import LocalRanks, is_script
@@ -65,6 +66,7 @@ class Coordinator(PeerLink):
         # a machine that sees this token in the run directory has the same disk
         self.token = plan["launch"]
         self._begun = listener is not None
+        self._invitations: Invitations | None = None  # where node 0 is lost
         self._stack.callback(self._close)
         if listener:
             self._listener, (self._bound, self.port) = listener, listener.at
@@ -100,9 +102,13 @@ class Coordinator(PeerLink):
     def take_over(self, line: PeerLink, machines: Mapping[int, tuple[str, int]]) -> None:
         """What this machine knew before. `machines`: where the others listen, by node."""
         self.facts, self.resumed, self.secret = line.facts, line.resumed, line.secret
+        self.first_at = line.first_at
         for node, (address, port) in machines.items():
             self.addresses[node], self._listening[node] = address, port
             self._places[node] = line.place_of(node)
+        if self.first_at:
+            here: Message = {"leader": self._own, "at": self._listener.at}
+            self._invitations = Invitations(self.first_at, {"want": CONTINUED, **here})
 
     def dead(self, nodes: Collection[int]) -> set[int]:
         """Those of these machines on which no supervisor runs for certain."""
@@ -183,6 +189,8 @@ class Coordinator(PeerLink):
 
     def _answer(self, wire: JsonSocket, peer: str, message: Message) -> bool:
         """Has a node joined? Otherwise the connection is to be closed. Raises ConnectionLost."""
+        if message.get("want") == CONTINUED:  # another run, which has lost its node 0
+            return False
         node = message.get("node")
         refused = self._refusal(message, node)
         asks = message.get("want") == "leader"  # whether this machine still coordinates
@@ -242,6 +250,8 @@ class Coordinator(PeerLink):
                 log.warning(msg("launcher.nodes.lost_because", name=self.name(node), broken=broken))
                 self.waiting.pop(node).close()
                 self._ready_again.discard(node)
+        if self._invitations and 0 not in self.wires and 0 not in self.waiting:
+            self._invitations.look()
         for wire, address, message in self._listener.arrived():
             with contextlib.suppress(ConnectionLost, TimeoutError):
                 if self._answer(wire, address, message):

@@ -76,6 +76,9 @@ class PeerLink(ABC):
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.place = plan, Topology(**plan["place"])
+        # where the command of node 0 listens; unknown to a machine that joined after a takeover
+        place = self.place
+        self.first_at = None if place.leader else (place.master_addr, place.master_port)
         self.port = 0  # at which a machine that coordinates listens
         # read now: restarts change the plan, the first failure removes the resumed one, and a lost
         # machine joins with the command of the start
