@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,22 +152,39 @@ def test_a_run_that_is_still_running_is_not_resumed(folders: list[str], tmp_path
     make(*asked, script=ENHANCED)
 
 
-def test_a_run_that_is_running_on_another_machine_is_not_resumed(folders: list[str]) -> None:
+def test_a_run_that_is_running_on_another_machine_is_not_resumed(
+    folders: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only what it writes on the common disk is seen from here."""
     run = RunDir(written(*folders, "--run_name=mine"))
     asked = ["--device=cpu", *folders, "--resume=mine"]
     write_json(run.supervisor, {"pid": 1, "host": "b"})
     make(*asked, script=ENHANCED)  # it has written nothing
-    run.events.touch()
-    (problem,) = lacking(*asked, script=ENHANCED)
-    assert problem.what.startswith("b wrote to mine ")
-    assert "the same command in" in problem.fixes[1]
-    long_ago = time.time() - startup_checks.WRITTEN_S - 1
-    os.utime(run.events, (long_ago, long_ago))
-    make(*asked, script=ENHANCED)
+    now = time.time()
+    clock = SimpleNamespace(time=lambda: now, monotonic=lambda: now)
+    monkeypatch.setattr(startup_checks, "time", clock)
+
+    def waits(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def writes(seconds: float) -> None:
+        waits(seconds)
+        os.utime(run.metrics, (now, now))
+
     run.metrics.touch()
+    os.utime(run.metrics, (now, now))
+    clock.sleep = writes
+    (problem,) = lacking(*asked, script=ENHANCED)
+    assert problem.what == "mine is still running on b"
+    clock.sleep, begin = waits, now
+    make(*asked, script=ENHANCED)
+    assert now - begin == pytest.approx(startup_checks.WRITTEN_S, abs=1), "it has been killed"
+    os.utime(run.metrics, (now, now))
+    clock.sleep = lambda _: pytest.fail("not for a dry run, nor for a run that has ended")
+    checks = make(*asked, "--dry_run", script=ENHANCED)[2]
+    assert [c.status for c in checks if c.name == "run"][-1] == "warning"
     for end in (run.summary, run.failure):
-        lacking(*asked, script=ENHANCED)
         write_json(end, {"status": "stopped"})
         make(*asked, script=ENHANCED)
         end.unlink()

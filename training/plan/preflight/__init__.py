@@ -109,9 +109,9 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
         folder("run", request.experiments, "out_dir", saved + (64 << 20), origins["out_dir"])
     )
     checks.append(folder("log", request.logs, "log_dir", 1 << 20, origins["log_dir"]))
-    checks += (
-        not_running(request.resume_from) if request.resume_from and request.place.leads else []
-    )
+    if request.resume_from and request.place.leads:
+        launches = not (request.dry_run or request.check)
+        checks += not_running(request.resume_from, waits=launches)
     return checks
 
 

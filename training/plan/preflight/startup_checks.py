@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from training.core import rundir, standing, units
+from training.core import log, rundir, standing, units
 from training.core.messages import msg
-from training.host import cgroups, env_vars, ports
+from training.host import cgroups, env_vars, ports, process
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
 from training.plan.request import LaunchRequest
 from training.tasks import memory
@@ -22,54 +22,59 @@ from training.tasks.memory import StepNeeds
 WORKER_SHM_BYTES = 64 << 20
 NCCL_SHM_BYTES = 256 << 20  # without peer-to-peer copies; containers get 64 MiB by default
 RANK_FILES, WORKER_FILES = 256, 32
-WRITTEN_S = 60.0  # a run that is running writes at least that often, unless its steps are longer
+# A run that is running writes at least that often, unless its steps are longer.
+WRITTEN_S, POLL_S = 60.0, 0.5
 RANK_RAM_BYTES = 2 << 30  # torch with CUDA, an estimate
 
 
-def not_running(run: rundir.RunDir) -> list[Check]:
-    """The run to resume is not running: two supervisors would overwrite each other's files."""
+def not_running(run: rundir.RunDir, *, waits: bool) -> list[Check]:
+    """The run to resume is not running: two supervisors would overwrite each other's files.
+    `waits`: this is no dry run."""
     facts = rundir.read_json(run.supervisor) or {}
     pid, host = facts.get("pid"), facts.get("host")
     if pid is None:
         return []
     if host != socket.gethostname():
-        return _not_elsewhere(run, str(host))
+        return _not_elsewhere(run, str(host), waits=waits)
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return []
     if os.fsencode(run.path) not in words:
         return []  # the pid belongs to another process now
-    return [
-        Check(
-            "run",
-            ERROR,
-            msg("plan.run.still_running", name=run.name, pid=pid),
-            [f"./monitor_training.sh --run={shlex.quote(str(run.path))}", f"kill {pid}"],
-        )
-    ]
+    text = msg("plan.run.still_running", name=run.name, pid=pid)
+    return [Check("run", ERROR, text, [_watch(run), f"kill {pid}"])]
 
 
-def _not_elsewhere(run: rundir.RunDir, host: str) -> list[Check]:
-    """The processes of another machine cannot be seen, what they write on a common disk can."""
+def _not_elsewhere(run: rundir.RunDir, host: str, *, waits: bool) -> list[Check]:
+    """The processes of another machine cannot be seen, what they write on a common disk can. One
+    that was killed, as in a job that is requeued, writes no more."""
     if run.is_archived or any(standing.ends(run)):
         return []
-    written = [file.stat().st_mtime for file in (run.metrics, run.events) if file.exists()]
-    since = time.time() - max(written, default=0.0)
+    written = _written(run)
+    since = max(0.0, time.time() - written)  # the clocks may differ
     if since > WRITTEN_S:
         return []
-    since = max(0.0, since)  # the clocks may differ
-    return [
-        Check(
-            "run",
-            ERROR,
-            msg("plan.run.written_elsewhere", name=run.name, seconds=since, host=host),
-            [
-                f"./monitor_training.sh --run={shlex.quote(str(run.path))}",
-                msg("plan.run.wait", seconds=WRITTEN_S - since),
-            ],
-        )
-    ]
+    text = msg("plan.run.written_elsewhere", name=run.name, seconds=since, host=host)
+    if not waits:
+        return [Check("run", WARNING, text, [_watch(run)])]
+    log.info(msg("plan.run.waits", text=text, seconds=WRITTEN_S - since))
+    end = time.monotonic() + WRITTEN_S - since
+    with process.stoppable():
+        while time.monotonic() < end and _written(run) == written:
+            time.sleep(POLL_S)
+    if _written(run) == written:
+        return []
+    return [Check("run", ERROR, msg("plan.run.runs_on", name=run.name, host=host), [_watch(run)])]
+
+
+def _written(run: rundir.RunDir) -> float:
+    files = (run.metrics, run.events)
+    return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+
+
+def _watch(run: rundir.RunDir) -> str:
+    return f"./monitor_training.sh --run={shlex.quote(str(run.path))}"
 
 
 def host_memory(
