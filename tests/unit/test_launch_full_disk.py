@@ -229,7 +229,7 @@ class Others:
     """Node 0's connections: node 1 is connected, unless it is `away`."""
 
     def __init__(self, run: RunDir, *, shared: bool = True, away: bool = False) -> None:
-        self.wires, self.shares = ({} if away else {1: None}), {1: shared}
+        self.wires, self._shared = ({} if away else {1: None}), shared
         self.place, self.confirmed = SimpleNamespace(node_rank=0), {0, 1}
         self.decided: list[tuple[Message | None, int]] = []
         self._run = run
@@ -239,6 +239,9 @@ class Others:
 
     def missing(self) -> list[int]:
         return [node for node in (1,) if not self.there(node)]
+
+    def other_disks(self) -> bool:
+        return bool(self.wires) and not self._shared
 
     def names(self, nodes: Any) -> str:
         return ", ".join(f"node {node}" for node in nodes)
@@ -255,6 +258,7 @@ def leader(run: RunDir, line: Others, *, elastic: bool) -> Leader:
     own = plan()
     if elastic:
         own["elastic"] = {"seats": [0, 1], "lost": [], "rejoined": [], "ranks": 2, "per_node": 1}
+        own["elastic"]["device_batch_size"] = 8
     made = object.__new__(Leader)
     made.launch = Launch(run, own, PostRun(run, own), "token")  # type: ignore[arg-type]
     made._line = line  # type: ignore[assignment]
