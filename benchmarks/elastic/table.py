@@ -50,7 +50,7 @@ def _start_s(found: Sequence[Line]) -> tuple[float, Sequence[float]]:
 
 
 def _conditions(found: Sequence[Line]) -> str:
-    """Of the cases of one program."""
+    """Load and start in the cases of one program."""
     if not found:
         return "–"
     load = statistics.median(line["load"] for line in found)

@@ -29,7 +29,7 @@ RANK_RAM_BYTES = 2 << 30  # torch with CUDA, an estimate
 
 def not_running(run: rundir.RunDir, *, waits: bool) -> list[Check]:
     """The run to resume is not running: two supervisors would overwrite each other's files.
-    `waits`: this is no dry run."""
+    `waits`: also until it is clear whether another machine runs it, unlike a dry run."""
     facts = rundir.read_json(run.supervisor) or {}
     pid, host = facts.get("pid"), facts.get("host")
     if pid is None:
