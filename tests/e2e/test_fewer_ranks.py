@@ -92,12 +92,46 @@ dist.destroy_process_group()
 """
 
 
+FAILING = """
+import os, signal, sys, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("ranks", dist.get_world_size(), "restarts", restarts, flush=True)
+if dist.get_rank() == 0:
+    torch.save({"EPOCHS_RUN": restarts}, sys.argv[1])
+dist.barrier()
+if dist.get_world_size() == 3 and dist.get_rank() == 1:
+    if restarts == 0:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def of_script(launch: Launch, folder: Path, code: str) -> Launched:
+    (folder / "loop.py").write_text(code)
+    words = ["--min_ranks=2", f"--out_dir={folder / 'experiments'}", f"--log_dir={folder}"]
+    words += ["--run_name=script", "--device=cpu", "--report=false", str(folder / "loop.py")]
+    words += [str(folder / "snapshot.pt")]
+    return launch("./duet", "run", "-n", "3", *words, bare=True, name="script")
+
+
+@pytest.mark.slow
+def test_a_script_s_rank_that_fails_again_after_progress_is_left_out(
+    launch: Launch, tmp_path: Path
+) -> None:
+    run = of_script(launch, tmp_path, FAILING).ok()
+    assert "ranks 3 restarts 1" in run.output and "ranks 2 restarts 2" in run.output
+    first, second = events(run, "restart")
+    assert "ranks" not in first and second["ranks"] == [3, 2]
+    assert [one["seat"] for one in second["lost"]] == [1]
+
+
 @pytest.mark.soak
 def test_a_script_starts_again_with_fewer_ranks(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "loop.py").write_text(SCRIPT)
-    words = ["--min_ranks=2", f"--out_dir={tmp_path / 'experiments'}", f"--log_dir={tmp_path}"]
-    words += ["--run_name=script", "--device=cpu", "--report=false", str(tmp_path / "loop.py")]
-    run = launch("./duet", "run", "-n", "3", *words, bare=True, name="script").ok()
+    run = of_script(launch, tmp_path, SCRIPT).ok()
     assert "ranks 3 restarts 0" in run.output and "ranks 2 restarts 1" in run.output
     (restart,) = events(run, "restart")
     assert restart["ranks"] == [3, 2] and [one["seat"] for one in restart["lost"]] == [1]

@@ -165,6 +165,10 @@ def test_what_the_driver_does_not_list_counts() -> None:
     assert figures(after(plan(4), failed(0, "hang", gone=(2, 3))))[3] == [0, 1]
 
 
+KERNEL = failed(1, "cuda_device_assert", 7, kind="error", suspect_gpu=True)
+ASSERTION = failed(1, "cuda_device_assert", 13)
+
+
 @each(
     ("first", "second", "lost"),
     [
@@ -174,12 +178,26 @@ def test_what_the_driver_does_not_list_counts() -> None:
         (failed(1, "killed", 7, changed=True), failed(1, "killed", 13), False),
         (failed(1, "peer_died", 7), failed(1, "killed", 13), False),
         (failed(1, "host_oom_killed", 7), failed(1, "killed", 13), False),
+        (KERNEL, replace(KERNEL, step=13), True),
+        (KERNEL, failed(1, "killed", 13), True),
+        (KERNEL, replace(KERNEL, step=8), False),  # the same one, noticed a step later
+        (KERNEL, replace(KERNEL, step=13, suspect_gpu=False), False),  # an assertion
+        (failed(1, "killed", 7), replace(ASSERTION, status=-6), False),
     ],
     ids=str,
 )
 def test_a_rank_that_fails_twice_in_a_row(first: Failure, second: Failure, lost: bool) -> None:
     chosen = remedy(second, plan(3), [first])
     assert bool(isinstance(chosen, Restart) and chosen.team) is lost
+
+
+def test_a_kernel_error_is_tried_again_where_its_gpu_can_be_left_out() -> None:
+    whole = {k: v for k, v in plan(4).items() if k != "elastic"}
+    assert remedy(KERNEL, plan(4), []) == Restart(1)
+    assert isinstance(remedy(KERNEL, whole, []), GiveUp), "a code error recurs"
+    assert isinstance(remedy(replace(KERNEL, suspect_gpu=False), plan(4), []), GiveUp)
+    assert isinstance(remedy(replace(KERNEL, step=1, saved=0), plan(4), []), GiveUp), "first step"
+    assert isinstance(remedy(KERNEL, plan(4), [KERNEL]), GiveUp), "the same step"
 
 
 def test_a_gpu_that_is_back_and_hangs_at_every_start_is_left_out_again() -> None:

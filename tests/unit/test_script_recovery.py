@@ -17,6 +17,7 @@ from training.launcher import replan, script_snapshot
 from training.launcher.recovery_policy import NEVER
 from training.launcher.restart import Failure, GiveUp, Restart
 from training.launcher.script_recovery import remedy
+from training.launcher.script_snapshot import Snapshot
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
 PLAN = cast("Plan", {"retries": {"value": 2, "reason": "as asked"}})
 KILL = Failure(KILLED, "died", 1, -9, 0, 0, "", "killed by SIGKILL")
 RAISE = Failure(RAISED, "error", 0, 1, 0, 0, "", "ValueError: planted")
+
+
+ELASTIC = {
+    "min_ranks": 2,
+    "ranks": 3,
+    "device_batch_size": None,
+    "bindings": [],
+    "seats": [0, 1, 2],
+    "lost": [],
+    "rejoined": [],
+}
 
 
 def test_which_failures_are_tried_again() -> None:
@@ -46,16 +58,7 @@ def test_which_failures_are_tried_again() -> None:
 
 def test_a_script_continues_without_a_lost_gpu() -> None:
     gpus = [{"index": n, "uuid": f"GPU-000000a{n}", "name": "Card"} for n in range(4)]
-    elastic = {
-        "min_ranks": 2,
-        "ranks": 3,
-        "device_batch_size": None,
-        "gpus": gpus,  # one without a rank
-        "bindings": [],
-        "seats": [0, 1, 2],
-        "lost": [],
-        "rejoined": [],
-    }
+    elastic = ELASTIC | {"gpus": gpus}  # one without a rank
     begun = {"ranks": 3, "local_ranks": 3, "gpus": gpus[:3], "variables": [], "config": {}}
     plan = cast("Plan", {**PLAN, **begun, "place": {"nnodes": 1}, "elastic": elastic})
     lost = replace(RAISE, cause="gpu_hardware", rank=1)
@@ -67,6 +70,29 @@ def test_a_script_continues_without_a_lost_gpu() -> None:
     assert variable["value"] == "GPU-000000a0,GPU-000000a2,GPU-000000a3"
     assert isinstance(remedy(lost, fewer, []), GiveUp), "below the minimum"
     assert remedy(KILL, fewer, [replace(lost, changed=True), KILL]) == Restart(2)
+
+
+def test_a_rank_that_fails_again_after_progress_is_left_out() -> None:
+    elastic = ELASTIC | {"gpus": [], "ranks": 2, "min_ranks": 1, "seats": [0, 1]}
+    begun = {"ranks": 2, "local_ranks": 2, "gpus": [], "variables": [], "config": {}}
+    plan = cast("Plan", {**PLAN, **begun, "place": {"nnodes": 1}, "elastic": elastic})
+    kernel = replace(RAISE, cause="cuda_device_assert", rank=1, suspect_gpu=True)
+    assert remedy(kernel, plan, []) == Restart(1)
+    assert isinstance(remedy(kernel, plan, [kernel]), GiveUp), "the same exception"
+    path = Path("snapshot.pt")
+    old, new = Snapshot(path, 1.0, "epoch 1"), Snapshot(path, 2.0, "epoch 2")
+    for failure in (KILL, kernel):
+        for first, second, lost in (
+            (None, old, True),
+            (old, new, True),
+            (old, replace(old, written=3.0), False),  # the same work again
+            (replace(old, progress=""), replace(old, written=3.0), True),
+            (old, old, False),
+            (old, None, False),
+        ):
+            before = replace(failure, snapshot=first)
+            chosen = remedy(replace(failure, snapshot=second), plan, [before])
+            assert bool(isinstance(chosen, Restart) and chosen.team) is lost, (first, second)
 
 
 def test_the_newest_checkpoint_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,30 @@ def test_cause_of_a_reported_exception(run: RunDir, kind: str, message: str, exp
     )
 
 
+@each(
+    ("message", "suspect"),
+    [
+        ("CUDA error: an illegal memory access was encountered", True),
+        ("CUDA error: misaligned address", True),
+        ("CUDA error: an illegal instruction was encountered", True),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(…)`", True),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", True),
+        ("CUDA error: device-side assert triggered", False),
+        ("CUDA error: invalid configuration argument", False),
+        ("CUDA out of memory. Tried to allocate 2.50 GiB.", False),
+    ],
+)
+def test_kernel_errors_that_may_be_the_gpu_s(run: RunDir, message: str, suspect: bool) -> None:
+    report_error(run, 1, "AcceleratorError", message)
+    assert failed(run).get("suspect_gpu", False) is suspect
+    assertion = {"type": "RuntimeError", "message": "device-side assert triggered"}
+    report_error(run, 1, "AcceleratorError", message, before=[assertion])
+    assert "suspect_gpu" not in failed(run)
+    run.rank_error(1).unlink()
+    run.rank_log(1).write_text(f"terminate called after …\nwhat():  {message}\nframe #0: …\n")
+    assert failed(run, -6).get("suspect_gpu", False) is suspect
+
+
 def test_a_long_exception_message_is_truncated(run: RunDir) -> None:
     report_error(run, 1, "OutOfMemoryError", "CUDA out of memory. " + "x" * 1000)
     assert (

@@ -38,6 +38,7 @@ UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = (
     signatures.EXIT_STATUS,
     "peer_died",
 )
+GPU_KERNEL = "cuda_device_assert"
 SEGFAULT, KILLED = "segfault", "killed"  # by exit status, without a report of the rank
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 VAGUE = {UNKNOWN, RAISED, EXIT_STATUS}  # the rank's log may be more specific
@@ -181,17 +182,34 @@ def root(errors: Sequence[RankErrorRecord], rank: int | None) -> RankErrorRecord
     return min(before, key=lambda e: e["time"], default=own)
 
 
+def suspects_gpu(error: ReportedError | None, line: str) -> bool:
+    """May a defective GPU be the cause? `line`: of the log. A failed assertion of a kernel is an
+    error of the program."""
+    chain = (error, *error.get("before", ())) if error else ()
+    found = [_signature(text) for text in (*map(_text, chain), line)]
+    kernel = [s for s in found if s and s.cause == GPU_KERNEL]
+    return bool(kernel) and all(s.suspect for s in kernel)
+
+
 def _known(error: ChainedError) -> tuple[str, str]:
-    return _of_text(f"{error['type']}: {error['message']}")
-
-
-def _of_text(text: str) -> tuple[str, str]:
     """(cause, role) by the catalogue."""
+    known = _signature(_text(error))
+    return (known.cause, known.role) if known else (UNKNOWN, "")
+
+
+def _text(error: ChainedError) -> str:
+    return f"{error['type']}: {error['message']}"
+
+
+def _signature(text: str) -> signatures.Signature | None:
     from training.diagnose.scan import recognised
 
-    known = [
-        s
-        for s in recognised(text)
-        if s.role != signatures.EVIDENCE and (s.role != signatures.CASCADE or s.cause == PEER_DIED)
-    ]
-    return (known[0].cause, known[0].role) if known else (UNKNOWN, "")
+    return next(
+        (
+            s
+            for s in recognised(text)
+            if s.role != signatures.EVIDENCE
+            and (s.role != signatures.CASCADE or s.cause == PEER_DIED)
+        ),
+        None,
+    )

@@ -186,11 +186,13 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         record["lost_ranks"] = [first + place for place in gone[1]]
     if "elastic" in plan and plan["elastic"]["lost"]:
         record["lost"] = plan["elastic"]["lost"]
+    event = logged.event if logged else None
+    if cause == causes.GPU_KERNEL and causes.suspects_gpu(own, event.line.text if event else ""):
+        record["suspect_gpu"] = True
     if lost:
         record["node"] = lost.node
     elif own and "memory" in own:
         record["memory"] = own["memory"]
-    event = logged.event if logged else None
     groups = event.hit.groups if event and event.hit else {}
     return {
         **record,

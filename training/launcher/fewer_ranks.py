@@ -14,7 +14,8 @@ from training.config import batch
 from training.core.failure_kinds import SILENT
 from training.core.messages import msg
 from training.core.units import plural
-from training.launcher import seats
+from training.diagnose.exception_cause import GPU_KERNEL
+from training.launcher import script_snapshot, seats
 from training.launcher.restart import Failure, GiveUp, Restart, Team, killed
 from training.watchdog.hang_report import BLOCKED, HANG
 from training.watchdog.rank_exit import ERROR
@@ -211,9 +212,25 @@ def _lost(failure: Failure, plan: Plan, before: Sequence[Failure]) -> tuple[list
     ):
         return [], ""
     # the same step fails again whatever the device, unless that was lost before
-    if last.step == failure.step and not set(own) & set(elastic["rejoined"]):
+    if _same_step(last, failure) and not set(own) & set(elastic["rejoined"]):
         return [], ""
+    if elastic["device_batch_size"] is None:
+        return own, msg("launcher.elastic.twice_script")
     return own, msg("launcher.elastic.twice", first=last.step, second=failure.step)
+
+
+def _same_step(last: Failure, failure: Failure) -> bool:
+    """A script has no steps that Duet knows: its checkpoints show progress. Errors of a GPU are
+    noticed up to a step later."""
+    if script_snapshot.moved(last.snapshot, failure.snapshot):
+        return False
+    return abs(last.step - failure.step) <= (last.suspect_gpu or failure.suspect_gpu)
+
+
+def may_be_gpu(failure: Failure, plan: Plan) -> bool:
+    """An error of a kernel that a defective GPU may have caused, in a run that can continue without
+    that GPU."""
+    return "elastic" in plan and failure.suspect_gpu
 
 
 def _of_machines(failure: Failure, plan: Plan) -> list[int]:
@@ -232,9 +249,8 @@ def _by_hardware(failure: Failure, before: Sequence[Failure]) -> bool:
 def _of_one_rank(failure: Failure) -> bool:
     """A failure that a defective device could explain."""
     stuck = failure.cause == "hang" and failure.kind in (HANG, BLOCKED)
-    return failure.rank is not None and (
-        stuck or (killed(failure) and failure.cause != HOST_MEMORY)
-    )
+    crashed = killed(failure) and failure.cause not in (HOST_MEMORY, GPU_KERNEL)
+    return failure.rank is not None and (stuck or crashed or failure.suspect_gpu)
 
 
 def _record(plan: Plan, seat: int, failure: Failure, why: str) -> LostRank:

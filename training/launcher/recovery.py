@@ -56,6 +56,8 @@ class Recovery:
         self._resumption = Resumption(run)
         self._texts: list[str] = []  # the reason for each restart
         self._of_script = is_script(plan)
+        self._snapshot: script_snapshot.Snapshot | None = None  # of a script, at the last failure
+        self._snapshot_text = ""
         self._policy = script_recovery.remedy if self._of_script else remedy
         self._attempt = 1
         os.environ[ATTEMPT] = "1"
@@ -246,6 +248,8 @@ class Recovery:
 
     def _failure(self, record: FailureRecord) -> Failure:
         saved = self._saved()
+        if self._of_script:
+            self._look_for_snapshot()
         return Failure(
             record["cause"],
             record["kind"],
@@ -256,6 +260,8 @@ class Recovery:
             record["phase"] or "",
             record["summary"],
             gone=tuple(record.get("lost_ranks", ())),
+            suspect_gpu=record.get("suspect_gpu", False),
+            snapshot=self._snapshot,
         )
 
     def _report(self, record: FailureRecord, failure: Failure, chosen: Restart) -> None:
@@ -267,7 +273,7 @@ class Recovery:
                 count=restart_text.count(chosen, retries),
                 pause=restart_text.pause(chosen),
                 changes=restart_text.changes(chosen),
-                snapshot=self._snapshot(),
+                snapshot=self._snapshot_text,
             )
             if self._of_script
             else restart_text.restart(failure, chosen, retries)
@@ -276,15 +282,19 @@ class Recovery:
             rundir.write_json(self.run.failure, {**record, "advice": [text]})
         log.warning(f"{restart_text.headline(record)}; {text}")
 
-    def _snapshot(self) -> str:
-        """What the script has saved in this launch, as far as it is recognised. It is only a part
-        of a message: no file of the script may prevent the restart."""
+    def _look_for_snapshot(self) -> None:
+        """What the script has saved in this launch, as far as it is recognised. No file of the
+        script may prevent the restart."""
         command, script = self.plan["command"], self.plan["script"]
+        self._snapshot = None
         try:
             found = script_snapshot.newest(command["cwd"], script["args"], self.plan["created"])
         except Exception as error:
-            return msg("launcher.snapshot.failed", name=type(error).__name__, error=error)
-        return str(found) if found else msg("launcher.snapshot.none")
+            name = type(error).__name__
+            self._snapshot_text = msg("launcher.snapshot.failed", name=name, error=error)
+            return
+        self._snapshot = found
+        self._snapshot_text = str(found) if found else msg("launcher.snapshot.none")
 
     def _note(
         self,

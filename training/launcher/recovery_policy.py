@@ -57,8 +57,10 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return GiveUp("")
     if smaller := fewer_ranks.remedy(failure, plan, before):
         return smaller
+    # a code error would have shown at the first step
+    suspect = fewer_ranks.may_be_gpu(failure, plan) and failure.step > 1
     # a rank that the kernel killed may find more memory at the next attempt
-    if failure.cause in NEVER and -failure.status != signal.SIGKILL:
+    if failure.cause in NEVER and -failure.status != signal.SIGKILL and not suspect:
         return GiveUp(NEVER[failure.cause])
     row = _row([*before, failure])[:-1]
     cured = _smaller_batch(failure, plan) or _fewer_workers(failure, plan, row)
@@ -67,7 +69,8 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
     if failure.kind == DIED and failure.status >= 0:
         return GiveUp(msg("launcher.retry.exits_by_itself", summary=failure.summary))
     hang = failure.cause == "hang" and failure.kind not in (DESYNC, UNEVEN)
-    if not (killed(failure) or hang or failure.cause in NETWORK or failure.cause in WORKER):
+    passing = killed(failure) or hang or suspect
+    if not (passing or failure.cause in NETWORK or failure.cause in WORKER):
         return GiveUp(msg("launcher.retry.never.code_error"))
     same_plan = row[max((i + 1 for i, f in enumerate(row) if f.changed), default=0) :]
     if any(failure.same(earlier) for earlier in same_plan):

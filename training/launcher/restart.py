@@ -13,6 +13,7 @@ from training.watchdog.rank_exit import DIED
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FailureKind, FieldValues
     from training.core.contracts.plan import LostRank
+    from training.launcher.script_snapshot import Snapshot
 
 SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
 OOM = "gpu_oom"
@@ -37,6 +38,8 @@ class Failure:
     nodes: tuple[int, ...] = ()  # machines that are lost
     # planned numbers of lost ranks whose machine has joined again
     back: tuple[int, ...] = ()
+    suspect_gpu: bool = False  # the GPU of `rank` may be defective
+    snapshot: Snapshot | None = None  # newest one of a script
 
     def same(self, other: Failure) -> bool:
         return (self.cause, self.kind, self.rank, self.status, self.step) == (

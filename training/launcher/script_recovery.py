@@ -29,7 +29,8 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return GiveUp("")
     if smaller := fewer_ranks.remedy(failure, plan, before):
         return smaller
-    if failure.cause in NEVER and not killed(failure):
+    suspect = fewer_ranks.may_be_gpu(failure, plan)
+    if failure.cause in NEVER and not (killed(failure) or suspect):
         return GiveUp(NEVER[failure.cause])
     passing = killed(failure) or failure.cause in NETWORK
     passing |= failure.cause == "hang" and failure.kind not in (DESYNC, UNEVEN)

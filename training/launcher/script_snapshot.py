@@ -56,6 +56,16 @@ class Snapshot:
         return msg("launcher.snapshot.written", name=self.path.name, age=age)
 
 
+def moved(before: Snapshot | None, now: Snapshot | None) -> bool:
+    """Has the script made progress in between? One that starts from nothing writes the same
+    checkpoint again."""
+    if before is None or now is None:
+        return now is not None
+    if before.progress and now.progress:
+        return before.progress != now.progress
+    return now.written > before.written
+
+
 def newest(cwd: str, words: Sequence[str], since: float) -> Snapshot | None:
     """Below the working directory and the folders among the script's arguments; written after
     `since`."""

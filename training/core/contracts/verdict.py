@@ -110,6 +110,7 @@ class FailureRecord(EndRecord):
     threads: NotRequired[dict[str, str]]  # rank → exception that has ended a thread of it
     lost_ranks: NotRequired[list[int]]  # whose GPUs the driver no longer lists
     lost: NotRequired[list[LostRank]]  # before this failure, of a run with --min_ranks
+    suspect_gpu: NotRequired[bool]  # a defective GPU of `rank` may be the cause
     advice: NotRequired[list[str]]  # derived from the other fields
 
 

@@ -59,7 +59,8 @@ class LocalizedText:
 @dataclass(frozen=True)
 class Signature:
     """A message that programs print. `patterns`: RE2, searched in one line without its rank prefix;
-    `versions` and `source`: of the program that prints it, and where that was read."""
+    `versions` and `source`: of the program that prints it, and where that was read; `suspect`: a
+    defective GPU may be the cause as well as the program."""
 
     id: str
     cause: str
@@ -70,6 +71,7 @@ class Signature:
     source: str
     says: LocalizedText
     advice: LocalizedText
+    suspect: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,4 +133,5 @@ def _signature(entry: Record) -> Signature:
         source=entry["source"],
         says=LocalizedText.of(entry["says"]),
         advice=LocalizedText.of(entry.get("advice")),
+        suspect=entry.get("suspect", False),
     )
