@@ -95,6 +95,39 @@ def test_a_test_that_never_ends_is_killed(run: RunDir, monkeypatch: pytest.Monke
     assert trial.popen.returncode is not None and not tests._trials
 
 
+def test_a_gpu_is_not_tested_again_while_a_test_cannot_be_killed(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, tests, stuck = lost(1), Rejoin(run), _Stuck()
+    monkeypatch.setattr(rejoin, "_start", lambda lost: stuck)
+    tests.begin()
+    save(run, 20)
+    tests.look(made)  # type: ignore[arg-type]
+    tests._trials[0].until = time.monotonic()
+    assert ended(tests, made) == ()
+    save(run, 40)
+    assert tests.look(made) == () and not tests._trials  # type: ignore[arg-type]
+    stuck.status = -9
+    tests.look(made)  # type: ignore[arg-type]
+    assert tests._trials, "the driver has let it go"
+
+
+class _Stuck:
+    """A process that waits in the driver."""
+
+    stdout = None
+    status: int | None = None
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def kill(self) -> None:
+        """Without effect."""
+
+    def wait(self, timeout: float) -> int:
+        raise subprocess.TimeoutExpired("test", timeout)
+
+
 def test_what_is_tested() -> None:
     assert [one["seat"] for one in candidates(lost(1, 2))] == [1, 2]  # type: ignore[arg-type]
     assert candidates(lost(1, rejoin=False)) == []  # type: ignore[arg-type]

@@ -3,7 +3,6 @@ work (`--rejoin`)."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import subprocess
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 # torch is imported, a context is created; a driver may wait for a dead GPU without end
 LIMIT_S = 120.0
+KILL_S = 1.0
 READ_BYTES = 4096
 PROGRAM = (sys.executable, str(ROOT / "lib/run_module.py"), "training.launcher.gpu_trial")
 
@@ -55,6 +55,8 @@ class Rejoin:
         self._back: list[int] = []
         self._tested = ""  # name of the newest checkpoint at the last test
         self._told: set[str] = set()
+        # tests that could not be killed, by planned number: they wait for a dead GPU in the driver
+        self._stuck: dict[int, subprocess.Popen[bytes]] = {}
 
     def begin(self) -> None:
         """A start of the ranks: the next checkpoint is the first to be followed by a test."""
@@ -63,7 +65,7 @@ class Rejoin:
 
     def look(self, plan: Plan) -> tuple[int, ...]:
         """Planned numbers of the ranks whose GPUs work again, once all tests have ended."""
-        lost = candidates(plan)
+        lost = [one for one in candidates(plan) if not self._is_stuck(one["seat"])]
         if not lost:
             return ()
         if not self._trials and self._newest() != self._tested:
@@ -80,7 +82,7 @@ class Rejoin:
             else:
                 self._tell(trial, status)
             if trial not in running:
-                _end(trial.popen)
+                self._end(trial)
         self._trials, back = running, tuple(self._back)
         if running:
             return ()
@@ -103,8 +105,24 @@ class Rejoin:
     def close(self) -> None:
         """End the tests that still run."""
         for trial in self._trials:
-            _end(trial.popen)
+            self._end(trial)
         self._trials = []
+
+    def _end(self, trial: _Trial) -> None:
+        popen = trial.popen
+        popen.kill()
+        try:
+            popen.wait(timeout=KILL_S)
+        except subprocess.TimeoutExpired:
+            self._stuck[trial.lost["seat"]] = popen
+        if popen.stdout:
+            popen.stdout.close()
+
+    def _is_stuck(self, seat: int) -> bool:
+        """Does an earlier test of this GPU still wait for it? Another one would wait, too."""
+        if seat in self._stuck and self._stuck[seat].poll() is not None:
+            del self._stuck[seat]
+        return seat in self._stuck
 
     def _newest(self) -> str:
         saved = manifest.all_in(self._run.checkpoints)
@@ -122,12 +140,3 @@ def _start(lost: LostRank) -> subprocess.Popen[bytes]:
         # The supervisor has one thread, so code between fork and exec is safe.
         preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509
     )
-
-
-def _end(popen: subprocess.Popen[bytes]) -> None:
-    """A process that waits for a dead GPU cannot be killed: it is abandoned."""
-    popen.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        popen.wait(timeout=1.0)
-    if popen.stdout:
-        popen.stdout.close()
