@@ -190,12 +190,15 @@ def test_another_machine_replaces_the_lost_one(
 
 @pytest.mark.soak
 def test_below_the_minimum_the_run_ends(launch: Launch, token: str, tmp_path: Path) -> None:
-    start = starter(launch, tmp_path, 3, num_iterations=100000, min_ranks=2)
+    flags = {"num_iterations": 100000, "min_ranks": 2, "rendezvous_timeout": 40}
+    start = starter(launch, tmp_path, 3, **flags)
     runs = [start(number) for number in range(3)]
     wait_until(lambda: last_step(runs[0]) >= 7, 60, "training")
     for number in (1, 2):
         kill_machine(token, number)
-    assert runs[0].wait(60) == 4
+    runs[0].wait_for("waiting for another machine to join")
+    assert not runs[0].run.failure.exists()
+    assert runs[0].wait(90) == 4
     assert runs[0].failure["cause"] == "peer_died"
     assert "1 rank left, and min_ranks is 2" in events(runs[0], "given_up")[0]["text"]
     assert not processes(token)
@@ -252,11 +255,49 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 print("ranks", dist.get_world_size(), "restarts", restarts, flush=True)
-for _ in range(10 if restarts == 2 else 100000):
+for _ in range(10 if restarts == int(os.environ["LAST"]) else 100000):
     dist.all_reduce(torch.ones(1))
     time.sleep(0.05)
 dist.destroy_process_group()
 """
+
+
+def script_starter(
+    launch: Launch, tmp_path: Path, nnodes: str, last: int
+) -> Callable[[int], Launched]:
+    """Starts the part of one machine; the script ends after `last` restarts."""
+    (tmp_path / "loop.py").write_text(SCRIPT)
+    port = free_port(LOOPBACK)
+
+    def start(number: int) -> Launched:
+        words = [f"--nnodes={nnodes}", f"--node-rank={number}"]
+        words += [f"--rdzv-endpoint={LOOPBACK}:{port}", f"--log_dir={tmp_path / str(number)}"]
+        words += [f"--out_dir={tmp_path / 'experiments'}", "--run_name=both", "--device=cpu"]
+        words += ["--report=false", str(tmp_path / "loop.py")]
+        env = {MACHINE: str(number), "LAST": str(last)}
+        return launch("./duet", "run", "-n", "1", *words, bare=True, name="both", env=env)
+
+    return start
+
+
+@pytest.mark.slow
+def test_a_script_starts_without_a_machine_and_waits_below_the_minimum(
+    launch: Launch, token: str, tmp_path: Path
+) -> None:
+    """torchrun's contract for --nnodes=2:3."""
+    start = script_starter(launch, tmp_path, "2:3", 2)
+    runs = [start(number) for number in range(2)]
+    runs[0].wait_for("ranks 2 restarts 0")
+    assert "3 → 2 ranks (without node 2)" in runs[0].output
+    kill_machine(token, 1)
+    runs[0].wait_for("waiting for another machine to join")
+    runs[1] = start(1)
+    runs[0].wait_for("ranks 2 restarts 1")
+    runs.append(start(2))
+    assert [run.wait() for run in runs] == [0, 0, 0], runs[0].output[-3000:]
+    assert "ranks 3 restarts 2" in runs[0].output
+    assert runs[0].summary["lost"] == [] and not runs[0].run.failure.exists()
+    assert not processes(token)
 
 
 @pytest.mark.soak
@@ -264,16 +305,7 @@ dist.destroy_process_group()
 def test_a_script_starts_again_without_and_with_a_machine(
     launch: Launch, token: str, tmp_path: Path, lost: int, leader: int
 ) -> None:
-    (tmp_path / "loop.py").write_text(SCRIPT)
-    port = free_port(LOOPBACK)
-
-    def start(number: int) -> Launched:
-        words = ["--nnodes=1:3", f"--node-rank={number}", f"--rdzv-endpoint={LOOPBACK}:{port}"]
-        words += [f"--out_dir={tmp_path / 'experiments'}", f"--log_dir={tmp_path / str(number)}"]
-        words += ["--run_name=both", "--device=cpu", "--report=false", str(tmp_path / "loop.py")]
-        env = {MACHINE: str(number)}
-        return launch("./duet", "run", "-n", "1", *words, bare=True, name="both", env=env)
-
+    start = script_starter(launch, tmp_path, "1:3", 2)
     runs = [start(number) for number in range(3)]
     runs[0].wait_for("ranks 3 restarts 0")
     kill_machine(token, lost)

@@ -27,6 +27,7 @@ from training.host.placement import Topology
 from training.launcher import (
     coordinator,
     fewer_ranks,
+    last_call,
     listener,
     local_ranks,
     peer,
@@ -40,7 +41,7 @@ from training.launcher import (
 from training.launcher.json_socket import JsonSocket
 from training.launcher.local_ranks import free_port
 from training.launcher.outcome import Outcome
-from training.launcher.peer_link import Stopped
+from training.launcher.peer_link import Stopped, Waiting
 from training.launcher.peer_messages import PeerMessages
 from training.launcher.recovery import Recovery
 from training.launcher.recovery_policy import remedy
@@ -144,7 +145,73 @@ def test_a_code_error_is_not_the_machine_s() -> None:
 def of_network(node: int, port: int) -> dict[str, Any]:
     made = plan_of_node(node, port)
     elastic = {"per_node": 2, "ranks": 4, "seats": [0, 1, 2, 3], "lost": [], "rejoined": []}
-    return made | {"elastic": elastic}
+    return made | {"elastic": elastic | {"min_ranks": 2}}
+
+
+def test_a_script_starts_before_all_machines_have_connected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A later machine joins as if it had been lost."""
+    monkeypatch.setattr(coordinator, "LAST_CALL_S", 0.3)
+    port, release = free_port(LOOPBACK), threading.Event()
+
+    def of_three(node: int) -> dict[str, Any]:
+        made = of_network(node, port) | {"script": {"args": []}, "ranks": 6}
+        place = made["place"] | {"nnodes": 3}
+        least = {"ranks": 6, "seats": list(range(6)), "min_ranks": 4}
+        return made | {"place": place, "elastic": made["elastic"] | least}
+
+    def member(node: int) -> Any:
+        with peer.Peer(of_three(node)) as line:  # type: ignore[arg-type]
+            line.gather(10)
+            started = line.go()
+            release.wait(10)
+            return started
+
+    with coordinator.Coordinator(of_three(0)) as line:  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="node 1, 2 of 3"):
+            line.gather(0.5)  # too few
+        threads = [in_thread(lambda: member(1))[0]]
+        line.gather(60)
+        assert line.absent == [2]
+        line.decide({"team": {"lost": [{"seat": 4}, {"seat": 5}]}})
+        threads += [in_thread(lambda: member(2))[0]]
+        wait_until(lambda: (line.greet_late(), line.ready_again)[1] == (2,), 10)
+        assert list(line.wires) == [1]
+        line.waiting[2].send({"again": {}})
+        release.set()
+        for thread in threads:
+            thread.join(10)
+
+
+def test_a_training_waits_for_all_machines_before_it_starts_without_one() -> None:
+    own = of_network(0, free_port(LOOPBACK))
+    with coordinator.Coordinator(own) as line:  # type: ignore[arg-type]
+        line.gather(0.3)
+        assert line.absent == [1]
+
+
+def test_the_plan_of_a_start_without_a_machine(run: RunDir) -> None:
+    made = of_network(0, free_port(LOOPBACK))
+    own = made | node_plan(0)
+    own["place"] = made["place"] | {"nnodes": 3}
+    own["config"] |= made["config"]
+    with coordinator.Coordinator(own) as line:  # type: ignore[arg-type]
+        line.absent = [1]
+        sent: list[Any] = []
+        line.decide = sent.append  # type: ignore[assignment,method-assign]
+        last_call.leave_out(run, own, line)  # type: ignore[arg-type]
+        assert (own["ranks"], own["elastic"]["seats"]) == (4, [0, 1, 4, 5])
+        assert [one["node"] for one in own["elastic"]["lost"]] == [1, 1]
+        tried = Recovery(RunDir(run.path, 2), other := made | node_plan(2))  # type: ignore
+        tried.run.create()
+        assert tried.follow(sent[0], None) and tried.attempt == 1
+        assert other["elastic"]["seats"] == own["elastic"]["seats"]
+        assert "without node 1" in (tried.finish())
+        own["elastic"]["min_ranks"] = 5
+        line.absent = [2]
+        with pytest.raises(UserError, match="min_ranks is 5"):
+            last_call.leave_out(run, own, line)  # type: ignore[arg-type]
 
 
 def test_a_lost_machine_joins_while_ranks_run() -> None:
@@ -253,6 +320,56 @@ def test_a_machine_that_takes_over_knows_the_batch_that_was_too_large(
     assert after(second, lost(0))["config"]["device_batch_size"] == 2
 
 
+@pytest.mark.parametrize(("joined", "used"), [((1,), (0, 1)), ((1, 2), (0, 1, 2)), ((), ())])
+def test_below_the_minimum_the_run_waits_for_a_machine(
+    run: RunDir, joined: tuple[int, ...], used: tuple[int, ...]
+) -> None:
+    own, line, waits = node_plan(0, least=4), Line((1, 2), ()), iter([True, False])
+    tried = Recovery(run, own)  # type: ignore[arg-type]
+
+    def wait(why: str) -> bool:
+        line.ready_again = joined
+        return bool(joined) and next(waits)
+
+    gone = record(kind="gone", cause="peer_died", rank=None, status=0, node=1)
+    chosen = tried.choose(gone, Outcome(), line, wait)  # type: ignore[arg-type]
+    assert bool(chosen) is bool(joined)
+    if not chosen:
+        assert "min_ranks is 4" in tried.given_up
+        return
+    assert chosen.number == 0, "it does not count"
+    seats_used = tried.order(chosen)["team"]["seats"]
+    assert {seat // 2 for seat in seats_used} == set(used)
+
+
+def test_a_machine_that_joins_ends_the_wait() -> None:
+    port = free_port(LOOPBACK)
+
+    def member() -> Any:
+        with peer.Peer(of_network(1, port)) as line:  # type: ignore[arg-type]
+            line.gather(10)
+            return line.go()
+
+    far, near = wires()
+    own = of_network(0, port)
+    own["place"] |= {"nnodes": 3}
+    with coordinator.Coordinator(own) as line:  # type: ignore[arg-type]
+        line._begun = True
+        line.met(2, far, LOOPBACK, "c")
+        assert not line.await_machine("too few", Waiting(), 0.3)
+        assert JsonSocket(near).arrived() == [{"undecided": "too few"}]
+        thread, _ = in_thread(member)
+        assert line.await_machine("too few", Waiting(), 20) and line.ready_again == (1,)
+        assert not line.await_machine("too few", Waiting(), 20), "all are there"
+        line.waiting[1].send({"again": {}})
+        thread.join(10)
+        JsonSocket(near).send({"asked": int(signal.SIGINT), "times": 1})
+        line.waiting.pop(1).close()
+        line._ready_again.clear()
+        with pytest.raises(Stopped):
+            line.await_machine("too few", Waiting(), 20)
+
+
 def test_a_machine_that_is_lost_after_the_decision_is_reported() -> None:
     """It had joined again, and the ranks were saving: the restart must not wait for its ranks."""
     port = free_port(LOOPBACK)
@@ -344,6 +461,30 @@ def test_a_coordinator_that_decides_nothing_is_lost(monkeypatch: pytest.MonkeyPa
         assert line.decide(None) is None
         assert line.lost_leader and (line.lost_leader.node, line.lost_leader.kind) == (0, SILENT)
     near.close()
+
+
+def test_a_coordinator_that_waits_for_a_machine_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Clock(Waiting):
+        """Each look takes 25 s."""
+
+        passed = 0.0
+
+        @property
+        def seconds(self) -> float:
+            self.passed += 25.0
+            return self.passed
+
+    far, _near = wires()
+    messages = iter([*[[{"undecided": "too few"}]] * 3, [{"again": {"why": "back"}}]])
+    monkeypatch.setattr(peer, "Waiting", Clock)
+    own = of_network(1, free_port(LOOPBACK))  # rendezvous_timeout is 60
+    with peer.Peer(own) as line, socket.create_server((LOOPBACK, 0)) as own_socket:  # type: ignore[arg-type]
+        line._begun, line.listener = True, listener.Listener(own_socket)
+        line.met(0, far, LOOPBACK, "a")
+        monkeypatch.setattr(line, "read", lambda node: next(messages))
+        assert line.decide(None) == {"why": "back"}
 
 
 @pytest.mark.parametrize("want", [{}, {"want": "shutdown"}, {"want": 7}])

@@ -16,7 +16,8 @@ Usage:
 
 torchrun's flags have the same meaning here: --nproc-per-node, --nnodes, --node-rank, --master-addr,
 --master-port, --rdzv-endpoint, --max-restarts, --log-dir, --tee, --redirects, --local-ranks-filter,
---standalone. --nnodes=1:4 starts on 4 machines and continues with those that are left, at least 1.
+--standalone. --nnodes=1:4 starts on 4 machines, or on fewer 30 s after one is ready, and continues
+with those that are left.
 The other flags of ./duet launch apply as well, such as --run_name, --hang_timeout, --numa,
 --dry_run and --check.
 

@@ -8,6 +8,7 @@ import contextlib
 import secrets
 import select
 import socket
+import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from training.launcher.local_ranks import LocalRanks, is_script
 from training.launcher.peer_link import (
     LATE_S,
     PEER_DIED,
+    PING_S,
     LostPeer,
     PeerLink,
     Waiting,
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 
 PROTOCOL = 5
 RETRY_S = 0.25
+# A script starts this many seconds after the machines for `min_ranks` have connected, as under
+# torchrun (last_call_timeout of its rendezvous). Duet's own training waits --rendezvous_timeout.
+LAST_CALL_S = 30.0
 SHOWN = 1000  # characters of what an unknown program has sent
 FIREWALL = msg("launcher.nodes.firewall")
 
@@ -58,6 +63,7 @@ class Coordinator(PeerLink):
         self._expected = set(expected) or set(range(self.place.nnodes)) - {self._own}
         # the machines that all were ready for the last start, with this one
         self.confirmed = {self._own, *self._expected}
+        self.absent: list[int] = []  # machines that the first start does not wait for
         self.waiting: dict[int, JsonSocket] = {}  # machines that may join, by node
         self._ready_again: set[int] = set()
         self._listening: dict[int, int] = {}  # port at which another machine listens, by node
@@ -129,7 +135,7 @@ class Coordinator(PeerLink):
         }
 
     def gather(self, seconds: float) -> None:
-        waiting = Waiting()
+        waiting, since_s = Waiting(), 0.0  # since when enough machines are connected
         at = f"{self.place.master_addr}:{self.port}"
         while missing := sorted(self._expected - self.wires.keys()):
             names = msg(
@@ -137,7 +143,14 @@ class Coordinator(PeerLink):
                 missing=", ".join(map(str, missing)),
                 nnodes=self.place.nnodes,
             )
-            if waiting.seconds > seconds:
+            enough = self._enough()
+            since_s = since_s if enough else waiting.seconds
+            last_call = enough and is_script(self.plan)
+            limit_s = min(since_s + LAST_CALL_S, seconds) if last_call else seconds
+            if enough and waiting.seconds > limit_s:
+                self.absent = missing
+                return
+            if waiting.seconds > limit_s:
                 text = msg("launcher.nodes.not_connected", names=names, at=at, seconds=seconds)
                 fixes = [
                     msg(
@@ -149,7 +162,9 @@ class Coordinator(PeerLink):
                 raise UserError(
                     Problem("nodes.missing", text, "", [*fixes, FIREWALL]), Exit.RESOURCES
                 )
-            waiting.report(msg("launcher.nodes.missing_at", names=names, at=at))
+            left_s = max(0.0, limit_s - waiting.seconds)
+            why = msg("launcher.last_call.soon", seconds=left_s) if enough else ""
+            waiting.report(msg("launcher.nodes.missing_at", names=names, at=at), why)
             self.store.settimeout(RETRY_S)
             # none, or one that was closed at once
             with contextlib.suppress(TimeoutError, ConnectionError):
@@ -160,6 +175,38 @@ class Coordinator(PeerLink):
                 self.unless_asked()
                 if lost:
                     log.warning(msg("launcher.nodes.may_reconnect", why=lost.text))
+
+    @property
+    def _closed(self) -> bool:
+        """Are the machines of the first start settled? Others may join later."""
+        return self._begun or bool(self.absent)
+
+    def _enough(self) -> bool:
+        """May the run start with the machines that are connected?"""
+        if not self._elastic:
+            return False
+        elastic = self.plan["elastic"]
+        return len(seats.on(elastic, {self._own, *self.wires})) >= elastic["min_ranks"]
+
+    def await_machine(self, why: str, waiting: Waiting, seconds: float) -> bool:
+        """Too few ranks are left (`why`): has another machine joined before `waiting` takes
+        `seconds`? As under torchrun."""
+        known, told_s = set(self._ready_again), -PING_S
+        everyone = set(range(self.place.nnodes))
+        while everyone - {self._own, *self.wires, *known} and waiting.seconds <= seconds:
+            waiting.report(msg("launcher.nodes.another"), why)
+            if waiting.seconds - told_s >= PING_S:  # the others wait for a decision
+                told_s = waiting.seconds
+                self.send_all({"undecided": why})
+            self.greet_late()
+            for node in list(self.wires):
+                self._read_ready(node)
+            if self.asked:
+                raise Stopped(self.asked, self._asked_node)
+            if self._ready_again - known:
+                return True
+            time.sleep(RETRY_S)
+        return False
 
     def _read_ready(self, node: int) -> LostPeer | None:
         """Record whether this node is ready; the loss if it is lost."""
@@ -194,7 +241,7 @@ class Coordinator(PeerLink):
         node = message.get("node")
         refused = self._refusal(message, node)
         asks = message.get("want") == "leader"  # whether this machine still coordinates
-        if self._begun and isinstance(node, int) and not refused and not asks:
+        if self._closed and isinstance(node, int) and not refused and not asks:
             present = self.wires.get(node)
             if present and present.quiet_s > LATE_S:  # it may be lost: asked again until then
                 return False
@@ -213,9 +260,9 @@ class Coordinator(PeerLink):
         elif message.get("want") == "join" and isinstance(node, int):
             self.shares[node] = bool(message.get("shared", True))
             self.addresses[node] = peer
-            welcome = {"joined": True, "host": socket.gethostname(), "running": self._begun}
+            welcome = {"joined": True, "host": socket.gethostname(), "running": self._closed}
             wire.send(welcome | {"secret": self.secret})
-            if self._begun:
+            if self._closed:
                 self._ready_again.discard(node)
                 self.waiting[node] = wire
             else:
@@ -303,6 +350,8 @@ class Coordinator(PeerLink):
                 msg("launcher.nodes.to_be_ready", names=", ".join(map(self.name, missing))),
                 level=log.info,
             )
+            if self._elastic and self._closed:
+                self.greet_late()
             if self._elastic and self._begun and (lost := self._unready(missing[0], waiting)):
                 self.lost_peer = lost
                 return None

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 HARDWARE = "gpu_hardware"
 UNAVAILABLE = "no_gpu"  # also torch's message for a GPU that no longer accepts a context
 HOST_MEMORY = "host_oom_killed"
+ABSENT = "rendezvous_timeout"
 # what the other ranks report when a machine is lost
 OF_PEERS = {"peer_died", "nccl_network", "collective_timeout", "rendezvous_timeout"}
 # Before a restart without a machine: one that runs without its connection has noticed the same and
@@ -40,7 +41,8 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return None
     gone, why = _lost(failure, plan, before)
     if not gone:
-        return None
+        whole = Restart(0, why=failure.summary, pause_s=GONE_PAUSE_S)
+        return whole if failure.returned else None
     chosen = _without(gone, why, failure, plan)
     if isinstance(chosen, GiveUp) and not (failure.nodes or _by_hardware(failure, before)):
         return None  # a suspect may be tried again with all ranks
@@ -83,6 +85,12 @@ def _without(gone: Sequence[int], why: str, failure: Failure, plan: Plan) -> Res
     )
 
 
+def at_start(plan: Plan, absent: Sequence[int], why: str) -> Team | GiveUp:
+    """The ranks of the first start without these machines."""
+    gone = seats.on(plan["elastic"], absent)
+    return choose(plan, [_new(plan, seat, ABSENT, 0, why) for seat in gone])
+
+
 def choose(plan: Plan, lost: Sequence[LostRank] = (), back: Sequence[int] = ()) -> Team | GiveUp:
     """The ranks of the next start after losing `lost` and getting the seats `back`: as many as the
     tokens per step can be divided among, with the largest device_batch_size that fits."""
@@ -92,7 +100,7 @@ def choose(plan: Plan, lost: Sequence[LostRank] = (), back: Sequence[int] = ()) 
     least, limit = elastic["min_ranks"], elastic["device_batch_size"]
     if len(left) < least:
         few = plural(len(left), "rank")
-        return GiveUp(msg("launcher.elastic.too_few", left=few, least=least))
+        return GiveUp(msg("launcher.elastic.too_few", left=few, least=least), too_few=True)
     if seats.node_of(elastic, left[0]) != seats.leader(plan):
         return GiveUp(msg("launcher.elastic.leader", node=seats.leader(plan)), hand_over=True)
     if limit is None:

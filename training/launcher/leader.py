@@ -24,6 +24,7 @@ from training.launcher.coordinator import Coordinator
 from training.launcher.json_socket import Message
 from training.launcher.machine import Launch, Machine
 from training.launcher.outcome import Outcome
+from training.launcher.peer_link import Waiting
 from training.launcher.replica.sender import ReplicaSender
 from training.launcher.restart import Restart, Team
 
@@ -66,14 +67,17 @@ class Leader(Machine):
         """After a failure. None: the ranks are to be started again, else the exit code."""
         launch, line, recovery = self.launch, self.line, self.launch.recovery
         run, plan = launch.run, launch.plan
-        if "elastic" in plan and leadership.superseded(run, plan, recovery.attempt + 1):
+        if self._superseded():
             return self._leave(msg("launcher.succession.superseded"))
         self._keep(record)
+        waiting = Waiting()
         chosen = (
-            recovery.choose(record, outcome, line)
+            recovery.choose(record, outcome, line, lambda why: self._joined(why, waiting, record))
             if endings.may_help(run, outcome, record)
             else None
         )
+        if not chosen and self._superseded():  # it may have waited for another machine
+            return self._leave(msg("launcher.succession.superseded"))
         if recovery.hand_over and line.wires:
             return self._leave(msg("launcher.succession.hands_over", reason=recovery.given_up))
         if chosen and "elastic" in plan:
@@ -100,6 +104,12 @@ class Leader(Machine):
         endings.report_end(run, plan, outcome, record, recovery.given_up)
         return int(record["exit_code"])
 
+    def _superseded(self) -> bool:
+        """Whether another machine has decided on the next start."""
+        launch = self.launch
+        attempt = launch.recovery.attempt + 1
+        return "elastic" in launch.plan and leadership.superseded(launch.run, launch.plan, attempt)
+
     def _begin(self, chosen: Restart) -> Message | None:
         """The order for the other machines, which they get only once this one has its plan; None:
         the run ends (`given_up`)."""
@@ -109,6 +119,16 @@ class Leader(Machine):
             return None
         order = recovery.order(chosen)
         return order if recovery.begin(chosen) else None
+
+    def _joined(self, why: str, waiting: Waiting, record: FailureRecord) -> bool:
+        """Too few ranks are left (`why`): has another machine joined? The run has not failed
+        before."""
+        run, seconds = self.launch.run, self.launch.plan["config"]["rendezvous_timeout"]
+        rundir.discard(run.failure)
+        joined = self.unless_asked(lambda: self.line.await_machine(why, waiting, seconds))
+        if not joined:
+            self._keep(record)
+        return joined
 
     def _code(self, record: FailureRecord) -> int:
         """For the other machines: they know by it whether the run was asked to stop."""
@@ -123,7 +143,9 @@ class Leader(Machine):
         and may continue with others."""
         line = self.line
         leader = line.place.node_rank
-        missing = [node for node in sorted(line.confirmed - {leader}) if not line.there(node)]
+        back = line.ready_again
+        known = sorted(line.confirmed - {leader, *back})
+        missing = [node for node in known if not line.there(node)]
         if not all(line.shares.get(node, True) for node in missing):
             side = line.confirmed - set(missing)
             alive = line.confirmed - line.dead(missing)

@@ -14,8 +14,9 @@ from training.core import log
 from training.core.errors import Exit, Problem, UserError
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
+from training.host.gpus import one_line
 from training.launcher import rendezvous
-from training.launcher.coordinator import PROTOCOL, RETRY_S
+from training.launcher.coordinator import PROTOCOL, RETRY_S, SHOWN
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
 from training.launcher.listener import Listener
 from training.launcher.local_ranks import LocalRanks, is_script, listen, of_node
@@ -209,20 +210,23 @@ class Peer(PeerLink):
     def _await(self, keys: tuple[str, ...], what: str, limit_s: float = math.inf) -> Message:
         """The next message of the machine that coordinates with one of these keys, or that it is
         lost. Late messages of the last attempt are skipped."""
-        waiting, leader = Waiting(), self.leader
+        waiting, leader, heard_s, why = Waiting(), self.leader, 0.0, ""
         while leader in self.wires:
-            if waiting.seconds > limit_s:
+            if waiting.seconds - heard_s > limit_s:
                 self.lost(leader)
                 text = msg("launcher.nodes.undecided", name=self.name(leader), seconds=limit_s)
                 self.lost_peer = LostPeer(leader, SILENT, PEER_DIED, text)
                 return {"gone": self.lost_peer}
-            waiting.report(what, level=log.info)
+            waiting.report(what, why, level=log.info)
             select.select([self.wires[leader]], [], [], RETRY_S)
             self.greet()
             messages = self.read(leader)
             for i, message in enumerate(messages):
                 if isinstance(lost := message.get("gone"), LostPeer):
                     self.lost_peer = lost
+                elif "undecided" in message:  # it waits for another machine itself
+                    heard_s, why = waiting.seconds, one_line(str(message["undecided"]))[:SHOWN]
+                    continue
                 elif not any(key in message for key in keys):
                     continue
                 self.keep(leader, messages[i + 1 :])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -71,13 +72,37 @@ class Recovery:
         return self.begin(chosen)
 
     def choose(
-        self, record: FailureRecord, outcome: Outcome, line: Coordinator | None = None
+        self,
+        record: FailureRecord,
+        outcome: Outcome,
+        line: Coordinator | None = None,
+        wait: Callable[[str], bool] = lambda why: False,
     ) -> Restart | None:
         """The restart after a failure, logged, which begins after its pause; None: the run ends.
-        `line`: to the other machines, some of which may be lost or back."""
+        `line`: to the other machines, some of which may be lost or back; `wait`: called with the
+        reason where too few ranks are left, whether another machine has joined since."""
         beats = heartbeat.read_all(self.run.heartbeats)
         self._failed_at = max((b.wall_time for b in beats), default=record["time"])
-        failure, missing = self._failure(record), line.missing() if line else []
+        failure, chosen = self._decided(self._failure(record), outcome, line)
+        while isinstance(chosen, GiveUp) and chosen.too_few and line and wait(chosen.reason):
+            joined = {node for node in line.missing() if node in line.ready_again}
+            failure = replace(failure, returned=tuple(joined))
+            failure, chosen = self._decided(failure, outcome, line)
+        if isinstance(chosen, GiveUp):
+            self.hand_over = chosen.hand_over
+            if chosen.reason:
+                self.give_up(chosen.reason)
+            return None
+        changed = bool(chosen.changes or chosen.team or failure.returned)
+        self._failures.append(replace(failure, changed=changed))
+        self._report(record, failure, chosen)
+        return chosen
+
+    def _decided(
+        self, failure: Failure, outcome: Outcome, line: Coordinator | None
+    ) -> tuple[Failure, Restart | GiveUp]:
+        """The failure with its lost machines, and what follows."""
+        missing = [n for n in line.missing() if n not in failure.returned] if line else []
         if line and "elastic" in self.plan:
             away = {one["seat"] for one in self.plan["elastic"]["lost"]}
             # one that was lost by this very failure joins after the next checkpoint
@@ -100,15 +125,7 @@ class Recovery:
             others = bool(line and "elastic" in self.plan and line.other_disks())
             text = msg("launcher.restart.unwritable", path=self.run.own)
             chosen = GiveUp(text, hand_over=others)
-        if isinstance(chosen, GiveUp):
-            self.hand_over = chosen.hand_over
-            if chosen.reason:
-                self.give_up(chosen.reason)
-            return None
-        changed = bool(chosen.changes or chosen.team)
-        self._failures.append(replace(failure, changed=changed))
-        self._report(record, failure, chosen)
-        return chosen
+        return failure, chosen
 
     def give_up(self, reason: str) -> None:
         """The run ends although a restart was requested."""
@@ -226,12 +243,9 @@ class Recovery:
         except UserError as error:
             self.give_up(str(error))
             return False
-        log.warning(
-            msg(
-                "launcher.restart.with_others",
-                headline=restart_text.headline(record) if record else why,
-            )
-        )
+        headline = restart_text.headline(record) if record else why
+        first = self._attempt == 1  # without machines that have not connected
+        log.warning(headline if first else msg("launcher.restart.with_others", headline=headline))
         return True
 
     def _use(self, plan: Plan) -> None:
@@ -382,11 +396,12 @@ class Recovery:
         """After the last attempt: a summary of the restarts, which summary.json keeps too; ''
         without any."""
         self.look()
-        if not self.restarts:
+        if not self.restarts and not fewer_ranks.at_end(self.plan):
             return ""
         if known := run_reader.read_summary(self.run.summary):
             more: SummaryRecord = {**known, "restarts": self.restarts}
             if "elastic" in self.plan:
                 more["lost"] = self.plan["elastic"]["lost"]
             rundir.keep_json(self.run.summary, more)
-        return restart_text.after(self._texts) + fewer_ranks.at_end(self.plan)
+        after = restart_text.after(self._texts) if self.restarts else ""
+        return after + fewer_ranks.at_end(self.plan)

@@ -38,6 +38,8 @@ class Failure:
     nodes: tuple[int, ...] = ()  # machines that are lost
     # planned numbers of lost ranks whose machine has joined again
     back: tuple[int, ...] = ()
+    # machines that were lost by this failure and have joined again
+    returned: tuple[int, ...] = ()
     suspect_gpu: bool = False  # the GPU of `rank` may be defective
     snapshot: Snapshot | None = None  # newest one of a script
 
@@ -92,10 +94,11 @@ class Restart:
 @dataclass(frozen=True)
 class GiveUp:
     """`reason` is '' where no restart was requested. `hand_over`: another machine may continue the
-    run."""
+    run; `too_few`: this one may once others have joined."""
 
     reason: str
     hand_over: bool = False
+    too_few: bool = False
 
 
 def killed(failure: Failure) -> bool:

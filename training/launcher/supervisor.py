@@ -26,6 +26,7 @@ from training.host.torch_build import NO_LIBUV
 from training.launcher import (
     endings,
     failure_report,
+    last_call,
     local_ranks,
     several_machines,
     stop_signals,
@@ -156,6 +157,7 @@ def _prepare(run: rundir.RunDir, plan: Plan, line: PeerLink | None) -> None:
     try:
         if line:
             line.gather(plan["config"]["rendezvous_timeout"])
+            last_call.leave_out(run, plan, line)
         if not local_ranks.is_script(plan) and tasks.spec_of(plan).reads_text:
             prepared_cache.prepare(run, plan)
     except UserError:
