@@ -231,6 +231,7 @@ class Others:
     def __init__(self, run: RunDir, *, shared: bool = True, away: bool = False) -> None:
         self.wires, self._shared = ({} if away else {1: None}), shared
         self.place, self.confirmed = SimpleNamespace(node_rank=0), {0, 1}
+        self.ready_again: tuple[int, ...] = ()
         self.decided: list[tuple[Message | None, int]] = []
         self._run = run
 

@@ -201,8 +201,7 @@ class Coordinator(PeerLink):
             self.greet_late()
             for node in list(self.wires):
                 self._read_ready(node)
-            if self.asked:
-                raise Stopped(self.asked, self._asked_node)
+            self.unless_asked()
             if self._ready_again - known:
                 return True
             time.sleep(RETRY_S)
