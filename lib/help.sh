@@ -3,14 +3,15 @@
 
 # Print help and exit if requested. Usage: help::answer "$0" "$@"; HELP_OPTIONS=0 omits the training options.
 help::answer() {
-  local script=$1 arg
+  local script=$1 arg any
   shift
   for arg in "$@"; do
     case $arg in
     --) return 0 ;;
     -h | --help)
-      if [[ -n ${DUET_PYTHON-} ]]; then # an installed package: `duet launch`, not ./launch_train.sh
-        help::print "$script" | "$DUET_PYTHON" -I -S -c 'import sys; sys.path.insert(0, sys.argv[1])
+      if [[ -n ${DUET_PYTHON-}$DUET_STARTED_AS ]]; then # `duet launch` or /path/launch_train.sh, not ./launch_train.sh
+        any=$(python::any) || exit
+        help::print "$script" | "$any" -I -S -c 'import sys; sys.path.insert(0, sys.argv[1])
 from training.core.project import typed; sys.stdout.write(typed(sys.stdin.read()))' "$DUET_ROOT"
       else
         help::print "$script"

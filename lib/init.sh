@@ -30,6 +30,10 @@ DUET_ROOT=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 DUET_SCRIPT=${DUET_COMMAND:-$(basename -- "$(readlink -f -- "$0")")} # `duet run` becomes launch_train.sh
 unset DUET_COMMAND
 export DUET_ROOT DUET_SCRIPT
+# For suggested commands (training/core/project.py): the script as the user has started it. Empty in the project and in a job's
+# frozen code; `duet run`, which starts launch_train.sh, remains `duet`.
+if [[ . -ef $DUET_ROOT || -f $DUET_ROOT.json ]]; then DUET_STARTED_AS=; else DUET_STARTED_AS=${DUET_STARTED_AS:-$0}; fi
+export DUET_STARTED_AS
 
 # `--lang=zh` before `--` sets the language of every message (training/core/messages.py), for each command alike.
 DUET_WORDS=()

@@ -12,6 +12,7 @@ import training
 from tests.cases import each
 from tests.unit.conftest import ROOT, clean_environment
 from training.cli.commands import COMMANDS
+from training.core import project
 
 
 def duet(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -118,3 +119,65 @@ def test_zsh_accepts_the_completion() -> None:
         timeout=60,
     )
     assert done.stdout.strip() == "_duet", done.stderr
+
+
+def _suggested(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stderr.partition("try:")[2].partition("\n")[0].strip()
+
+
+def test_a_suggested_command_can_be_pasted_from_any_folder(tmp_path: Path) -> None:
+    link, folder = tmp_path / "the project", tmp_path / "elsewhere"
+    link.symlink_to(ROOT)
+    folder.mkdir()
+    (folder / "link").symlink_to(ROOT / "duet")
+    on_path = {"PATH": f"{ROOT}:{clean_environment()['PATH']}"}
+
+    def shell(command: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", command],
+            cwd=cwd,
+            env=clean_environment() | env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    for command, suggested, cwd, env in (
+        ("./duet lanch", "./duet launch", ROOT, {}),
+        ("../the\\ project/duet lanch", "'../the project/duet' launch", folder, {}),
+        ("duet lanch", "duet launch", folder, on_path),
+        ("./link lanch", f"{ROOT}/duet launch", folder, {}),
+        (f"{ROOT}/duet train --depht=3", f"{ROOT}/train_dual_gpu.sh", folder, {}),
+    ):
+        done = shell(command, cwd, env)
+        fix = _suggested(done)
+        assert done.returncode == 2 and fix.startswith(suggested), done.stderr
+        assert shell(f"{fix} --help", cwd, env).returncode == 0
+
+
+def test_commands_in_help_and_cards_are_those_of_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert f"\n  {ROOT}/train_dual_gpu.sh CONFIG" in duet("train", "--help", cwd=tmp_path).stdout
+    assert f"\n  {ROOT}/duet run " in duet("run", "--help", cwd=tmp_path).stdout
+    assert "\n  ./duet run " in duet("run", "--help").stdout
+
+    chinese = "运行 ./duet diagnose r，或 ../launch_train.sh、./launch_train.sh 2"
+    assert project.typed(chinese) == chinese
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(project.STARTED_AS, "/gone/duet")
+    shown = f"运行 {ROOT}/duet diagnose r，或 ../launch_train.sh、{ROOT}/launch_train.sh 2"
+    assert project.typed(chinese) == project.typed(project.typed(chinese)) == shown
+    assert project.published(chinese) == chinese
+
+
+def test_a_shipped_config_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = Path("configs/dual_gpu/quickstart.py")
+    assert project.shipped(config) == ROOT / config
+    assert project.shipped(Path("train.py")) == Path("train.py")
+    config.parent.mkdir(parents=True)
+    config.touch()
+    assert project.shipped(config) == config

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import shlex
+import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -11,26 +16,50 @@ INSTALLED = ROOT.name == "duet_home"
 # The folder of experiments/, logs/ and data/: the checkout, or the working directory of an
 # installed `duet`.
 WORK = Path.cwd() if INSTALLED else ROOT
+# The path of the script that the user has started, unless the current directory is the project
+# (lib/init.sh).
+STARTED_AS = "DUET_STARTED_AS"
 _BY_DUET = {
-    "./train_dual_gpu_enhanced.sh": "duet train-enhanced",
-    "./train_dual_gpu.sh": "duet train",
-    "./launch_train.sh": "duet launch",
-    "./submit_job.sh": "duet submit",
-    "./monitor_training.sh": "duet monitor",
-    "./duet ": "duet ",
+    "train_dual_gpu_enhanced.sh": "duet train-enhanced",
+    "train_dual_gpu.sh": "duet train",
+    "launch_train.sh": "duet launch",
+    "submit_job.sh": "duet submit",
+    "monitor_training.sh": "duet monitor",
+    "duet": "duet",
 }
+_SCRIPT = re.compile(
+    rf"(?<![\w./~-])\./({'|'.join(map(re.escape, _BY_DUET))})(?![\w./-])", re.ASCII
+)
 
 
 def typed(text: str) -> str:
-    """`text` with its commands as they are typed here: an installed package has `duet` instead of
+    """`text` with its commands as they are typed in the user's current directory."""
+    started_as = os.environ.get(STARTED_AS)
+    if INSTALLED or not started_as:
+        return published(text)
+    return _SCRIPT.sub(lambda found: _command(found[1], Path(started_as)), text)
+
+
+def published(text: str) -> str:
+    """`text` with its commands as anybody types them: an installed package has `duet` instead of
     the scripts."""
-    if INSTALLED:
-        for script, command in _BY_DUET.items():
-            text = text.replace(script, command)
-    return text
+    return _SCRIPT.sub(lambda found: _BY_DUET[found[1]], text) if INSTALLED else text
+
+
+def _command(script: str, started_as: Path) -> str:
+    """How this script of the project is started from the current directory."""
+    beside = str(started_as.with_name(script))
+    ways = ((f"./{script}", script), (script, shutil.which(script)), (beside, beside))
+    for way, file in ways:
+        with contextlib.suppress(OSError):
+            if file and Path(file).samefile(ROOT / script):
+                return shlex.quote(way)
+    return shlex.quote(str(ROOT / script))
 
 
 def shipped(path: Path) -> Path:
-    """`path`, or the file of this name in the installed package (such as
-    configs/dual_gpu/quickstart.py) if `path` does not exist."""
-    return ROOT / path if INSTALLED and not path.exists() and (ROOT / path).is_file() else path
+    """`path`, or if it does not exist, the file of this name in the project's folders, such as
+    configs/dual_gpu/quickstart.py."""
+    if path.exists() or len(path.parts) == 1:  # not train.py
+        return path
+    return ROOT / path if (ROOT / path).is_file() else path

@@ -10,6 +10,7 @@ from training.core import messages
 from training.core.cells import pad
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
+from training.core.project import typed
 from training.core.units import size
 from training.diagnose.signatures import NONE
 
@@ -122,4 +123,6 @@ def _quoted(lines: Sequence[str]) -> list[str]:
 
 
 def _advice(sentences: Sequence[str]) -> list[str]:
-    return [row(msg("diagnose.card.try") if i == 0 else "", s) for i, s in enumerate(sentences)]
+    return [
+        row(msg("diagnose.card.try") if i == 0 else "", typed(s)) for i, s in enumerate(sentences)
+    ]

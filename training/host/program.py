@@ -29,7 +29,7 @@ def run(
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends it silently
     helps = any(word in ("-h", "--help") for word in (argv[:1] if internal else argv))
     if internal and (helps or not argv):
-        print((doc or "").strip())
+        print(project.typed((doc or "").strip()))
         return int(Exit.DONE if argv else Exit.CONFIG)
     try:
         require(() if helps else needs)

@@ -12,6 +12,7 @@ from training.core import metric_units, units
 from training.core.cells import cells
 from training.core.jsonl import Record, number
 from training.core.messages import msg
+from training.core.project import typed
 from training.monitor import term_text
 from training.monitor.run_status import ENDED, ranks_of, state_word
 from training.monitor.term_text import Line
@@ -131,7 +132,7 @@ def verdict(state: RunState, width: int) -> list[Line]:
     advice = failure.get("advice")
     lines += (
         [
-            [("  " + msg("monitor.screen.try", advice=term_text.clean(a)), "")]
+            [("  " + msg("monitor.screen.try", advice=term_text.clean(typed(a))), "")]
             for a in advice
             if isinstance(a, str)
         ]

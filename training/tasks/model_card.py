@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import training
 from training.core import metric_units, redact, run_reader, rundir, units
 from training.core.messages import msg
-from training.core.project import typed
+from training.core.project import published
 from training.tasks.weights import HUB
 
 if TYPE_CHECKING:
@@ -98,4 +98,4 @@ def _command(model: Trained) -> list[str]:
     if not command:
         return []
     shown = redact.Anonymous().command(f"./{command['script']}", command["args"])
-    return [f"```bash\n{typed(shown)}\n```"]
+    return [f"```bash\n{published(shown)}\n```"]

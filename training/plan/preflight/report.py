@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 from training.core import codes
 from training.core.errors import Problem
 from training.core.messages import msg
+from training.core.project import typed
 from training.core.units import plural
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def table(records: list[CheckRecord]) -> str:
         fixes = dict.fromkeys(r["fixes"]) if r["status"] != OK else {}
         for number, fix in enumerate(one for one in fixes if one not in shown):
             word = msg("plan.check.or") if number else msg("plan.check.try")
-            lines.append(f"           {'':<{width}}  {word}{fix}\n")
+            lines.append(f"           {'':<{width}}  {word}{typed(fix)}\n")
         shown |= fixes.keys()
     return "".join(lines)
 
