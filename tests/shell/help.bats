@@ -62,8 +62,13 @@ is_help_of() {
   cd "$BATS_TEST_TMPDIR/elsewhere"
   mkdir training
   echo 'raise SystemExit("taken from the current folder")' | tee training/__init__.py re.py random.py >/dev/null
+  quoted=$("$REAL_PYTHON" -I -c 'import shlex, sys; print(shlex.quote(sys.argv[1]))' "$PROJECT/")
   for script in "${SCRIPTS[@]}"; do
     run --separate-stderr "$PROJECT/$script" --help
+    has "$output" "${quoted%\'}$script' "
+    for name in "${SCRIPTS[@]}" monitor_training.sh duet; do
+      output=${output//"${quoted%\'}$name'"/./$name}
+    done
     is_help_of "$PROJECT/$script"
   done
   cd "$PROJECT"
