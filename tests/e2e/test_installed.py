@@ -176,4 +176,7 @@ def test_an_editable_install_is_the_checkout(project: Path, call: Call, tmp_path
     )
     assert done.stdout == f"{project} False\n", done.stderr
     assert call(folder, "duet", "--version").stdout == "duet 0.1.0\n"
-    assert "./launch_train.sh" in call(folder, "duet", "help").stdout
+    for words in (["help"], ["launch", "--help"]):  # outside the checkout
+        shown = call(folder, "duet", *words).stdout
+        assert "  duet " in shown or "Usage: duet " in shown
+        assert "./duet" not in shown and "/launch_train.sh" not in shown

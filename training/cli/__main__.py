@@ -12,7 +12,7 @@ from training.cli.commands import COMMANDS, OWN, Command
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.core.project import INSTALLED, ROOT, typed
+from training.core.project import ROOT, by_name, typed
 from training.core.suggest import suggest
 
 EXAMPLES = """\
@@ -55,7 +55,7 @@ def overview() -> str:
     width = max(map(len, COMMANDS))
     lines = []
     for c in COMMANDS.values():
-        script = "" if INSTALLED or c.first else c.script
+        script = "" if by_name() or c.first else c.script
         lines.append(f"  {c.name:<{width}}  {c.text}{f' (./{script})' if script else ''}")
     return typed(
         "\n".join(["Usage: ./duet COMMAND [ARGS…]", "", "Commands:", *lines, "", EXAMPLES])

@@ -35,15 +35,20 @@ _SCRIPT = re.compile(
 def typed(text: str) -> str:
     """`text` with its commands as they are typed in the user's current directory."""
     started_as = os.environ.get(STARTED_AS)
-    if INSTALLED or not started_as:
-        return published(text)
+    if by_name() or not started_as:
+        return published(text, by_name())
     return _SCRIPT.sub(lambda found: _command(found[1], Path(started_as)), text)
 
 
-def published(text: str) -> str:
-    """`text` with its commands as anybody types them: an installed package has `duet` instead of
-    the scripts."""
-    return _SCRIPT.sub(lambda found: _BY_DUET[found[1]], text) if INSTALLED else text
+def by_name() -> bool:
+    """Whether the only script is `duet`: of a package, or of an editable installation outside its
+    checkout."""
+    return INSTALLED or bool(os.environ.get(STARTED_AS) and os.environ.get("DUET_PYTHON"))
+
+
+def published(text: str, installed: bool = INSTALLED) -> str:
+    """`text` for readers on other machines: without paths of this one."""
+    return _SCRIPT.sub(lambda found: _BY_DUET[found[1]], text) if installed else text
 
 
 def _command(script: str, started_as: Path) -> str:
