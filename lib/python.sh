@@ -75,7 +75,7 @@ python::find() {
     lacking=$("$PYTHON" "$DUET_ROOT/lib/environment.py" missing) && return
     messages::error python.installed_lacks 'the environment of the installed Duet (%s) lacks: %s' "$PYTHON" "${lacking:-Python}"
     exit "$EXIT_RESOURCES"
-  elif [[ -z ${TORCH_LOCAL_PATH:-} && -x $active/bin/python && ! $active -ef $DUET_ROOT/.venv ]]; then
+  elif [[ -z ${TORCH_LOCAL_PATH:-} && -n $active && -x $active/bin/python && ! $active -ef $DUET_ROOT/.venv ]]; then
     lacking=$("$active/bin/python" "$DUET_ROOT/lib/environment.py" missing "$active" 2>/dev/null) || status=$?
     case $status in
     0)

@@ -252,6 +252,23 @@ planned_after_making() {
     "[INFO] the active environment $BATS_TEST_TMPDIR/broken is not used: its Python does not run or is too old"
 }
 
+@test "an active environment with Python 3.9: scripts run in it, .venv or else another Python launches them" {
+  active "$BATS_TEST_TMPDIR/old" 1 'Python 3.9 (3.10 or newer is required)'
+  sed -i '2i case $2 in *version_info*) exit 1 ;; esac' "$BATS_TEST_TMPDIR/old/bin/python"
+  touch main.py
+  for there in .venv none; do
+    VIRTUAL_ENV=$BATS_TEST_TMPDIR/old run --separate-stderr ./launch_train.sh 2 --device=cpu --script main.py
+    planned_after_making 0
+    has "$(cat experiments/*/plan.json)" "$BATS_TEST_TMPDIR/old/bin/python"
+    rm -r experiments
+    has_not "$stderr" 'not used'
+    [[ ! -e $BATS_TEST_TMPDIR/old/used ]] # no module of the launcher
+    if [[ $there == .venv ]]; then rm -r .venv; fi
+    quick_installer
+  done
+  [[ ! -e .venv ]]
+}
+
 # shellcheck disable=SC2030 # `run` sets status, output and stderr in this shell
 # bats test_tags=slow
 @test "an active environment that is .venv itself by any path, or was removed: no message" {
