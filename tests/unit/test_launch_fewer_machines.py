@@ -38,6 +38,7 @@ from training.launcher import (
     same_settings,
     seats,
 )
+from training.launcher.admission import PROTOCOL
 from training.launcher.json_socket import JsonSocket
 from training.launcher.local_ranks import free_port
 from training.launcher.outcome import Outcome
@@ -491,7 +492,7 @@ def test_a_coordinator_that_waits_for_a_machine_is_not_lost(
 def test_an_unknown_question_with_the_right_settings_is_harmless(want: dict[str, Any]) -> None:
     port = free_port(LOOPBACK)
     own = of_network(1, port)
-    question = {"duet": coordinator.PROTOCOL, "node": 1} | want
+    question = {"duet": PROTOCOL, "node": 1} | want
     with coordinator.Coordinator(of_network(0, port)) as line:  # type: ignore[arg-type]
         far, near = wires()
         joined = line._answer(far, LOOPBACK, question | {"facts": same_settings.facts(own)})  # type: ignore[arg-type]
@@ -503,7 +504,7 @@ def test_the_log_line_of_a_refused_program_is_one_line(
 ) -> None:
     noise = "\x1b[2J\n[SUCCESS] forged " + "x" * 10_000
     with coordinator.Coordinator(of_network(0, free_port(LOOPBACK))) as line:  # type: ignore[arg-type]
-        right = {"duet": coordinator.PROTOCOL, "node": 1, "facts": {noise: noise}}
+        right = {"duet": PROTOCOL, "node": 1, "facts": {noise: noise}}
         for message in ({"duet": 0, "node": noise}, right):
             far, _near = wires()
             assert not line._answer(far, LOOPBACK, message)

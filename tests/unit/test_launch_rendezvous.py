@@ -17,6 +17,7 @@ from tests.conftest import wait_until
 from tests.unit.node_plans import LOOPBACK, plan
 from training.core.errors import Exit, UserError
 from training.launcher import coordinator, leadership, peer, rendezvous, same_settings
+from training.launcher.admission import PROTOCOL, refusals
 from training.launcher.local_ranks import QUIET_PORTS, free_port, listen
 from training.launcher.others import Others, asked
 from training.launcher.peer_link import PeerLink
@@ -235,16 +236,12 @@ def test_another_plan_is_refused_and_the_wait_continues() -> None:
 
 @pytest.mark.parametrize("node", [0, 2, 9, "1", None])
 def test_an_unexpected_node_is_refused(node: object) -> None:
-    port = free_port(LOOPBACK)
-    with coordinator.Coordinator(plan(0, port)) as line:
-        assert any(
-            "node_rank" in text
-            for text in line._refusal({"duet": coordinator.PROTOCOL, "node": node}, node)
-        )
-        assert line._refusal({"duet": 0}, 1) == ["its launcher has another protocol version"]
-        assert line._refusal(
-            {"duet": coordinator.PROTOCOL, "want": "join", "launch": "old"}, 1
-        ) == ["it belongs to another launch"]
+    def refused(**message: object) -> list[str]:
+        return refusals({"duet": PROTOCOL, **message}, plan(0, 1), 0, {})
+
+    assert any("node_rank" in text for text in refused(node=node))
+    assert refused(duet=0, node=1) == ["its launcher has another protocol version"]
+    assert refused(want="join", launch="old", node=1) == ["it belongs to another launch"]
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/b", ".hidden", "", 7, None])

@@ -19,7 +19,7 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host.placement import NODE, Topology
 from training.launcher import invited, leadership, live_run, rendezvous
-from training.launcher.coordinator import PROTOCOL
+from training.launcher.admission import PROTOCOL
 from training.launcher.json_socket import Message
 from training.launcher.live_run import BUSY_S, RETRY_S
 from training.launcher.peer_link import PeerLink

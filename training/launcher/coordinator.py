@@ -19,7 +19,8 @@ from training.core.messages import msg
 from training.host import network, ports
 from training.host.gpus import one_line
 from training.host.placement import LOOPBACK
-from training.launcher import leadership, local_ranks, seats, stop_signals
+from training.launcher import admission, leadership, local_ranks, seats, stop_signals
+from training.launcher.admission import PROTOCOL
 from training.launcher.invitation import CONTINUED, Invitations
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
 from training.launcher.listener import ANSWER_S, Listener
@@ -33,12 +34,10 @@ from training.launcher.peer_link import (
     Waiting,
     replica_port,
 )
-from training.launcher.same_settings import differences
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-PROTOCOL = 5
 RETRY_S = 0.25
 # A script starts this many seconds after the machines for `min_ranks` have connected, as under
 # torchrun (last_call_timeout of its rendezvous). Duet's own training waits --rendezvous_timeout.
@@ -81,14 +80,8 @@ class Coordinator(PeerLink):
         wanted = self.port = plan["master_port"]
         self._listener = Listener(self._listen())
         if self.port != wanted:
-            log.warning(
-                msg(
-                    "launcher.nodes.other_port",
-                    wanted=wanted,
-                    owner=ports.owner(wanted),
-                    port=self.port,
-                )
-            )
+            owner, port = ports.owner(wanted), self.port
+            log.warning(msg("launcher.nodes.other_port", wanted=wanted, owner=owner, port=port))
 
     def _listen(self) -> socket.socket:
         store = local_ranks.listen(self._bound, self.port, 8 * self.place.nnodes)
@@ -138,11 +131,8 @@ class Coordinator(PeerLink):
         waiting, since_s = Waiting(), 0.0  # since when enough machines are connected
         at = f"{self.place.master_addr}:{self.port}"
         while missing := sorted(self._expected - self.wires.keys()):
-            names = msg(
-                "launcher.nodes.missing",
-                missing=", ".join(map(str, missing)),
-                nnodes=self.place.nnodes,
-            )
+            nodes, nnodes = ", ".join(map(str, missing)), self.place.nnodes
+            names = msg("launcher.nodes.missing", missing=nodes, nnodes=nnodes)
             enough = self._enough()
             since_s = since_s if enough else waiting.seconds
             last_call = enough and is_script(self.plan)
@@ -152,16 +142,10 @@ class Coordinator(PeerLink):
                 return
             if waiting.seconds > limit_s:
                 text = msg("launcher.nodes.not_connected", names=names, at=at, seconds=seconds)
-                fixes = [
-                    msg(
-                        "launcher.nodes.same_command",
-                        node=missing[0],
-                        master_addr=self.place.master_addr,
-                    )
-                ]
-                raise UserError(
-                    Problem("nodes.missing", text, "", [*fixes, FIREWALL]), Exit.RESOURCES
-                )
+                address = self.place.master_addr
+                fix = msg("launcher.nodes.same_command", node=missing[0], master_addr=address)
+                problem = Problem("nodes.missing", text, "", [fix, FIREWALL])
+                raise UserError(problem, Exit.RESOURCES)
             left_s = max(0.0, limit_s - waiting.seconds)
             why = msg("launcher.last_call.soon", seconds=left_s) if enough else ""
             waiting.report(msg("launcher.nodes.missing_at", names=names, at=at), why)
@@ -238,7 +222,7 @@ class Coordinator(PeerLink):
         if message.get("want") == CONTINUED:  # another run, which has lost its node 0
             return False
         node = message.get("node")
-        refused = self._refusal(message, node)
+        refused = admission.refusals(message, self.plan, self._own, self.facts)
         asks = message.get("want") == "leader"  # whether this machine still coordinates
         if self._closed and isinstance(node, int) and not refused and not asks:
             present = self.wires.get(node)
@@ -312,30 +296,6 @@ class Coordinator(PeerLink):
     def ready_again(self) -> tuple[int, ...]:
         """Machines that were lost and have joined again, with their data prepared."""
         return tuple(sorted(self._ready_again))
-
-    def _refusal(self, message: Message, node: object) -> list[str]:
-        if message.get("duet") != PROTOCOL:
-            return [msg("launcher.nodes.protocol")]
-        others = [other for other in range(self.place.nnodes) if other != self._own]
-        if not isinstance(node, int) or node not in others:
-            numbers = ", ".join(map(str, others))
-            return [msg("launcher.nodes.rank_invalid", node=node, numbers=numbers)]
-        if message.get("want") == "join":
-            return (
-                []
-                if message.get("launch") == self.plan["launch"]
-                else [msg("launcher.nodes.other_launch")]
-            )
-        if message.get("want") in ("resumed", "leader"):
-            return []
-        if message.get("want") == "follow":  # it has lost this machine, which it cannot follow now
-            return [msg("launcher.succession.superseded")]
-        settings = message.get("facts")
-        return (
-            differences(settings, self.facts, node)
-            if isinstance(settings, dict)
-            else [msg("launcher.nodes.no_settings")]
-        )
 
     def go(self) -> LocalRanks | None:
         waiting = Waiting()

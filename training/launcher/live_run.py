@@ -13,7 +13,7 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host.placement import NODE, Topology
 from training.launcher import leadership, rendezvous
-from training.launcher.coordinator import PROTOCOL
+from training.launcher.admission import PROTOCOL
 from training.launcher.peer_link import Waiting
 
 RETRY_S = 1.0

@@ -16,7 +16,8 @@ from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
 from training.host.gpus import one_line
 from training.launcher import rendezvous
-from training.launcher.coordinator import PROTOCOL, RETRY_S, SHOWN
+from training.launcher.admission import PROTOCOL
+from training.launcher.coordinator import RETRY_S, SHOWN
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
 from training.launcher.listener import Listener
 from training.launcher.local_ranks import LocalRanks, is_script, listen, of_node

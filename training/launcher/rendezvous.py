@@ -21,9 +21,9 @@ from training.core.rundir import is_name
 from training.host import ports
 from training.host.gpus import one_line
 from training.host.placement import Topology
+from training.launcher.admission import PROTOCOL
 from training.launcher.coordinator import (
     FIREWALL,
-    PROTOCOL,
     RETRY_S,
 )
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message

@@ -15,7 +15,8 @@ from training.core.rundir import RunDir
 from training.host import hosts
 from training.host.placement import LauncherOptions
 from training.launcher import leadership
-from training.launcher.coordinator import PROTOCOL, RETRY_S, Coordinator
+from training.launcher.admission import PROTOCOL
+from training.launcher.coordinator import RETRY_S, Coordinator
 from training.launcher.json_socket import SILENT_S, ConnectionLost, JsonSocket, Message
 from training.launcher.listener import ANSWER_S
 from training.launcher.local_ranks import is_script
