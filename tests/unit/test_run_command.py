@@ -171,7 +171,7 @@ def test_machines_without_a_number_are_refused_at_once(
         (ELASTIC, {"DUET_NODE_RANK": "1"}),
         (ELASTIC, {"SKYPILOT_NODE_IPS": "a\nb", "SKYPILOT_NODE_RANK": "1"}),
         (ELASTIC, {"JOB_COMPLETION_INDEX": "1"}),
-        (f"{ELASTIC} --hosts=a,b", {}),
+        (f"{ELASTIC} -n 2 --hosts=a,b", {}),
         ("--nnodes=2 --rdzv_backend=static --master_addr=h", {}),
         ("--nnodes=1:1 --rdzv_backend=c10d --rdzv_endpoint=localhost:0", {}),
     ],
@@ -192,7 +192,7 @@ POD = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "h", "PET_NPR
         ("t.py", POD | {"PET_NPROC_PER_NODE": "cpu"}, str(len(os.sched_getaffinity(0)))),
         ("t.py", POD | {"PET_NNODES": "1", "PET_NODE_RANK": "0"}, "1"),
         ("--launcher=spawn t.py", POD, "1"),
-        ("--hosts=a,b t.py", POD, "1"),
+        ("--hosts=localhost,b t.py", POD, "1"),
         ("t.py", {"PET_NPROC_PER_NODE": "4"}, "1"),  # of a shell profile
     ],
 )
@@ -225,6 +225,30 @@ def test_processes_of_a_pod_that_cannot_start(text: str, code: str) -> None:
         run.translate([], ["t.py"], ENVIRONMENT | POD | {"PET_NPROC_PER_NODE": text})
     (problem,) = caught.value.problems
     assert problem.code == code and f"PET_NPROC_PER_NODE is '{text}'" in problem.what
+
+
+def test_ranks_of_other_machines_are_not_counted_on_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("list").write_text("login@a\nb\n")
+    for line in ("--hosts=login@a,b t.py --x", "-n gpu --hostfile=list t.py --x"):
+        with pytest.raises(UserError) as caught:
+            run.translate(*run.parse(line.split()), ENVIRONMENT)
+        (problem,) = caught.value.problems
+        assert problem.code == "ranks.of_hosts" and "login@a,b" in problem.what
+        listed = "--hosts=login@a,b" if "--hosts" in line else "--hostfile=list"
+        assert problem.fixes == [
+            f"./duet run -n 8 {listed} t.py --x",
+            "./duet run --hosts=login@a:8,b:8 t.py --x",
+        ]
+        for fix in problem.fixes:
+            assert run.translate(*run.parse(fix.split()[2:]), ENVIRONMENT)[0] == "8"
+    with pytest.raises(UserError):
+        run.translate([], ["t.py"], ENVIRONMENT | {"DUET_HOSTS": "a,b"})
+    words = run.translate([], ["t.py"], ENVIRONMENT | {"DUET_HOSTS": "a:4,b:4"})
+    assert words[0] == "4"
+    assert run.translate(*run.parse(["--hosts=b,localhost", "t.py"]), ENVIRONMENT)[0] == "1"
 
 
 def test_a_suggested_command_is_one_of_duet_run(

@@ -52,8 +52,8 @@ from training.config.resolve import PREFIX
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import ROOT, typed
-from training.host import gpus, hosts, program
-from training.host.placement import LauncherOptions
+from training.host import gpus, program
+from training.plan import launcher_flags
 from training.plan.script_words import PROGRAM, RUN, SEPARATOR
 
 SCRIPT = "launch_train.sh"
@@ -93,11 +93,15 @@ def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) ->
             )
         )
     _check(given, rest)
-    number = number or _slots(given)
+    number = number or str(torchrun_nodes.slots(words, environ) or "")
     set_by = "" if number else torchrun_nodes.ranks_variable(words, environ)
     own = rest[2:] if rest[1:2] == [SEPARATOR] else rest[1:]  # torchrun drops it too
     tail = [SEPARATOR, *own] if own else []
-    count = processes(environ[set_by] if set_by else number, environ, set_by)
+    number = environ[set_by] if set_by else number
+    foreign = any(name in launcher_flags.FLAGS for name, _, _ in given)  # answered by the plan
+    if not foreign and (not number or number in torchrun_nodes.COUNTS):
+        torchrun_nodes.check_count(["8", *words, f"--script={rest[0]}", *tail], environ)
+    count = processes(number, environ, set_by)
     words = _elastic(words, count, environ)
     words = [count, *words, f"--script={rest[0]}", *tail]
     backend = next((value for name, value, _ in reversed(given) if name == "rdzv_backend"), "")
@@ -162,17 +166,6 @@ def _elastic(words: list[str], count: str, environ: Mapping[str, str]) -> list[s
         if limited or not few or not count.isdecimal()
         else [*words, f"--min_ranks={few * int(count)}"]
     )
-
-
-def _slots(given: list[Flag]) -> str:
-    """The most slots of a machine of --hosts or --hostfile; '' without. The plan reports machines
-    with fewer, and the problems of the list."""
-    values = {name: value or "" for name, value, _ in given}
-    asked = LauncherOptions(hosts=values.get("hosts", ""), hostfile=values.get("hostfile", ""))
-    most = (
-        max((host.slots for host in hosts.read(asked)[0]), default=0) if hosts.given(asked) else 0
-    )
-    return str(most) if most else ""
 
 
 def processes(text: str, environ: Mapping[str, str], set_by: str = "") -> str:

@@ -10,13 +10,15 @@ from training.config import flags
 from training.config.resolve import PREFIX
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.host import platform_env, topology
+from training.host import hosts, platform_env, topology
+from training.host.hosts import Host
 from training.host.placement import LOOPBACK, LauncherOptions
 from training.plan.cli_args import command
 from training.plan.script_words import RUN, SEPARATOR, split
 
 COUNTS = ("gpu", "cpu", "auto")  # in place of a number of processes
 STATIC, ELASTIC = "static", "c10d"
+LISTS = ("hosts", "hostfile")
 _ADDRESS = ("master_addr", "master_port")
 
 
@@ -56,6 +58,29 @@ def ranks_variable(words: list[str], environ: Mapping[str, str]) -> str:
     return platform_env.RANKS
 
 
+def slots(words: list[str], environ: Mapping[str, str]) -> int:
+    """The most slots of a machine of --hosts or --hostfile; 0 without. The plan reports machines
+    with fewer, and the problems of the list."""
+    return max((host.slots for host in _machines(_options(_asked(words, environ)))), default=0)
+
+
+def check_count(words: list[str], environ: Mapping[str, str]) -> None:
+    """For a number of ranks that depends on the machine; `words`: with an example of it. Raises
+    UserError if this machine, where it is counted, is not one of --hosts."""
+    asked = _options(_asked(words, environ))
+    machines = _machines(asked)
+    if not machines or any(hosts.target(one.name, asked.ssh_args).is_here() for one in machines):
+        return
+    listed = hosts.written(Host(one.name, int(words[0])) for one in machines)
+    fixes = [command(RUN, words), command(RUN, _without(words, LISTS)[1:], hosts=listed)]
+    what = msg("cli.run.no_count_of_hosts", hosts=hosts.written(machines))
+    raise UserError(Problem("ranks.of_hosts", what, msg("cli.run.count_of_hosts"), fixes))
+
+
+def _machines(asked: LauncherOptions) -> list[Host]:
+    return hosts.read(asked)[0] if hosts.given(asked) else []
+
+
 def fewest(words: list[str], environ: Mapping[str, str]) -> int:
     """The machines that a platform lets torchrun continue with; 0 if it has to have all."""
     found = _asked(words, environ)
@@ -67,7 +92,7 @@ def _asked(words: list[str], environ: Mapping[str, str]) -> dict[str, str]:
     given = flags.parse(split(words)[0]).flags
     return {
         name: given[name][0] if name in given else environ.get(f"{PREFIX}{name.upper()}", "")
-        for name in ("launcher", "nnodes", "node_rank", "master_addr", "hosts", "hostfile")
+        for name in ("launcher", "nnodes", "node_rank", "master_addr", *LISTS, "ssh_args")
     }
 
 
@@ -77,6 +102,7 @@ def _options(found: Mapping[str, str]) -> LauncherOptions:
         master_addr=found["master_addr"],
         hosts=found["hosts"],
         hostfile=found["hostfile"],
+        ssh_args=found["ssh_args"],
     )
 
 

@@ -10,7 +10,7 @@ import re
 import shlex
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,14 +87,19 @@ def with_first(asked: LauncherOptions, rank: int) -> str:
     found, problems = read(asked) if given(asked) else ([], [])
     if problems or not rank < len(found):
         return ""
-    return ",".join(_entry(host) for host in (found[rank], *found[:rank], *found[rank + 1 :]))
+    return written((found[rank], *found[:rank], *found[rank + 1 :]))
 
 
 def first(asked: LauncherOptions, most: int) -> str:
     """The value of --hosts for the first machines; '' if there are none or the list cannot be
     read."""
     found, problems = read(asked) if given(asked) else ([], [])
-    return "" if problems else ",".join(_entry(host) for host in found[:most])
+    return "" if problems else written(found[:most])
+
+
+def written(machines: Iterable[Host]) -> str:
+    """The value of --hosts for these machines."""
+    return ",".join(map(_entry, machines))
 
 
 def _entry(host: Host) -> str:
