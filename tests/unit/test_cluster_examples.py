@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.conftest import python
 from training.core.project import ROOT
 from training.host.placement import NODE
 from training.plan.request import Request, read
@@ -86,6 +87,12 @@ def test_skypilot() -> None:
     assert (request.place.nnodes, request.place.node_rank) == (task["num_nodes"], 1)
     assert request.place.master_addr == addresses[0]
     assert task["resources"]["accelerators"].endswith(f":{request.local_ranks}")
+    setup = shlex.split(task["setup"], comments=True)
+    assert setup == [*shlex.split(task["run"]), "--check"]
+    # no output before the installation: nothing but the packages is missing, so .venv is created
+    plan = ("lib/run_module.py", "training.cli.plan", "--before-install")
+    done = python(*plan, setup[0].removeprefix("./"), *setup[1:], cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_compose() -> None:
