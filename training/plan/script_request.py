@@ -23,7 +23,14 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.host import gpus, hosts
 from training.host.placement import RANK
-from training.plan import elastic, launcher_flags, other_launchers, run_name, script_program
+from training.plan import (
+    elastic,
+    launcher_flags,
+    nested_launch,
+    other_launchers,
+    run_name,
+    script_program,
+)
 from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
 from training.plan.request import LaunchRequest, common, count, place_of
 from training.plan.script_words import RUN, SEPARATOR, USED, split
@@ -127,19 +134,7 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     if place and typed:
         problems += elastic.problems(config, origins, typed * place.nnodes, place, watch=watch)
     if place and place.kind == RANK:
-        text = msg("plan.nested.script", reason=place.reason)
-        why = msg("plan.nested.is_rank")
-        problems.append(
-            Problem(
-                "launch.nested",
-                text,
-                msg("plan.nested.one_launcher"),
-                [
-                    f"python {shlex.quote(script.path)} …   # {why}",
-                    "--launcher=spawn",
-                ],
-            )
-        )
+        problems.append(nested_launch.problem(program, args, script.path, place, environ))
     if problems or place is None or _moved(line, own):
         raise UserError(
             [
