@@ -39,6 +39,37 @@ def container_of(pod: dict[str, Any]) -> dict[str, Any]:
     return dict(container)
 
 
+def unknown(given: Any, read: Any, place: str = "") -> list[str]:
+    """The fields that a model of Kubernetes' API has ignored, or whose values it has changed."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        return [
+            field
+            for name, value in given.items()
+            for field in unknown(value, read.get(name), f"{place}.{name}")
+        ]
+    if isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        return [
+            field
+            for n, (one, other) in enumerate(zip(given, read, strict=True))
+            for field in unknown(one, other, f"{place}[{n}]")
+        ]
+    return [] if given == read else [place]
+
+
+def test_every_field_is_one_of_kubernetes() -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    job = loaded("jobset.yaml")
+    replicas = loaded("pytorchjob.yaml")["spec"]["pytorchReplicaSpecs"].values()
+    found = [unknown(job, models.JobsetV1alpha2JobSet.from_dict(job).to_dict())]
+    template = models.IoK8sApiCoreV1PodTemplateSpec
+    for replica in replicas:
+        pod = replica["template"]
+        found.append(unknown(pod, template.from_dict(pod).to_dict()))
+    assert found == [[], [], []]
+    pod["spec"]["restartPolice"] = "Never"
+    assert unknown(pod, template.from_dict(pod).to_dict()) == [".spec.restartPolice"]
+
+
 def test_jobset(monkeypatch: pytest.MonkeyPatch) -> None:
     job = loaded("jobset.yaml")
     (replicated,) = job["spec"]["replicatedJobs"]
