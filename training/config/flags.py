@@ -34,7 +34,7 @@ ACTIONS = {
 ALIASES = {"opt": "config"}  # as KAIR calls it
 SWITCHES = ("dry_run", "explain", "check", "json", "module", "no_python", "watch", "help")
 # An empty text, as of an unset shell variable, would silently start another run than meant.
-NEVER_EMPTY = ("hosts", "hostfile", "master_addr", "resume", "init_from")
+NEVER_EMPTY = ("hosts", "hostfile", "master_addr")
 WORDS = {
     "true": True,
     "yes": True,

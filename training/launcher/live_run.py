@@ -38,7 +38,8 @@ def refuse(run: rundir.RunDir) -> None:
     """Raises UserError if a machine of the run answers. A warning names those that may be running
     although they do not answer."""
     plan = standing.read_plan(run)
-    nnodes = plan["place"]["nnodes"] if plan else 1
+    place = plan.get("place") if plan else None  # a job that has not begun has none
+    nnodes = place["nnodes"] if place else 1
     everyone = Topology(NODE, "", "", nnodes=nnodes, node_rank=-1)
     machines, waiting = _listeners(run, everyone), Waiting()
     unknown: list[_Machine] = []
