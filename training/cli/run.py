@@ -34,7 +34,6 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from training.cli import torchrun_nodes
 from training.cli.run_words import (
@@ -118,7 +117,7 @@ def _check(given: list[Flag], rest: list[str]) -> None:
         rest[1:]
         and rest[0].isdecimal()
         and not names & {RANKS, "module"}
-        and not Path(rest[0]).exists()
+        and not os.path.exists(rest[0])
     ):
         what = msg("plan.script.missing", path=rest[0])
         fix = _again(given, rest[1:], "", ["-n", rest[0]])

@@ -65,6 +65,7 @@ def _command(script: str, started_as: Path) -> str:
 def shipped(path: Path) -> Path:
     """`path`, or if it does not exist, the file of this name in the project's folders, such as
     configs/dual_gpu/quickstart.py."""
-    if path.exists() or len(path.parts) == 1:  # not train.py
+    # not train.py; os.path returns False for a name that is too long
+    if len(path.parts) == 1 or os.path.exists(path):
         return path
-    return ROOT / path if (ROOT / path).is_file() else path
+    return ROOT / path if os.path.isfile(ROOT / path) else path  # noqa: PTH113
