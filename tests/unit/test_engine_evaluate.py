@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,3 +103,23 @@ def test_without_metrics_the_loss_is_validated() -> None:
     made = session(10, 5)
     made.task.metrics = lambda model, batch: Task.metrics(made.task, model, batch)
     assert evaluate(made) == {"loss": pytest.approx((6 + 51) / 2)}
+
+
+def test_the_activations_of_a_batch_are_gone_before_the_next() -> None:
+    """Compiled, validation runs with gradients, as the training step does."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    class Linear(Square):
+        def fill(self, rows: Any, size: int) -> Any:
+            return rows
+
+        def measure(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+            assert torch.is_grad_enabled() and not any(one() is not None for one in alive)
+            hidden = model(batch[0][:, None]) * 2
+            alive.append(weakref.ref(hidden))
+            return {"plain": hidden.pow(2).sum()}
+
+    made = session(10, 2)
+    made.task, made.compiled = Linear(made.task.options, made.config, CPU), True
+    evaluate_alone(made)
+    assert len(alive) == 5

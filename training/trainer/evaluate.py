@@ -44,11 +44,14 @@ def evaluate(session: TrainState) -> Scores | None:
         full = task.fill(rows, size) if session.compiled else None
         batch = task.arrive(rows if full is None else full)
         with session.autocast, torch.set_grad_enabled(full is not None):
-            found = task.measure(session.raw, batch)
+            measured = task.measure(session.raw, batch)
+        # Its graph holds all activations: none may live on beside those of the next batch.
+        found = {name: value.detach() for name, value in measured.items()}
+        del measured
         for name, value in found.items():
             sums[name] = sums.get(
                 name, torch.zeros((), dtype=torch.float64, device=world.device)
-            ) + value.detach() * bool(mine)
+            ) + value * bool(mine)
     session.raw.train()
     total = torch.stack(list(sums.values()))
     if world.world_size > 1:
