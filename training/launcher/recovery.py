@@ -263,7 +263,7 @@ class Recovery:
     def _failure(self, record: FailureRecord) -> Failure:
         saved = self._saved()
         if self._of_script:
-            self._look_for_snapshot()
+            self._snapshot, self._snapshot_text = script_snapshot.look(self.plan)
         return Failure(
             record["cause"],
             record["kind"],
@@ -295,20 +295,6 @@ class Recovery:
         with contextlib.suppress(OSError):
             rundir.write_json(self.run.failure, {**record, "advice": [text]})
         log.warning(f"{restart_text.headline(record)}; {text}")
-
-    def _look_for_snapshot(self) -> None:
-        """What the script has saved in this launch, as far as it is recognised. No file of the
-        script may prevent the restart."""
-        command, script = self.plan["command"], self.plan["script"]
-        self._snapshot = None
-        try:
-            found = script_snapshot.newest(command["cwd"], script["args"], self.plan["created"])
-        except Exception as error:
-            name = type(error).__name__
-            self._snapshot_text = msg("launcher.snapshot.failed", name=name, error=error)
-            return
-        self._snapshot = found
-        self._snapshot_text = str(found) if found else msg("launcher.snapshot.none")
 
     def _note(
         self,

@@ -17,10 +17,13 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.core.messages import msg
 from training.core.units import duration
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
 FOLDERS = ("trainer_state.json", ".metadata")  # a checkpoint is the folder of such a file
@@ -64,6 +67,18 @@ def moved(before: Snapshot | None, now: Snapshot | None) -> bool:
     if before.progress and now.progress:
         return before.progress != now.progress
     return now.written > before.written
+
+
+def look(plan: Plan) -> tuple[Snapshot | None, str]:
+    """What the script has saved in this launch, as far as it is recognised, and the text of that.
+    No file of the script may prevent the restart."""
+    command, script = plan["command"], plan["script"]
+    try:
+        found = newest(command["cwd"], script["args"], plan["created"])
+    except Exception as error:
+        name = type(error).__name__
+        return None, msg("launcher.snapshot.failed", name=name, error=error)
+    return found, str(found) if found else msg("launcher.snapshot.none")
 
 
 def newest(cwd: str, words: Sequence[str], since: float) -> Snapshot | None:
