@@ -150,21 +150,20 @@ def _again(given: list[Flag], rest: list[str], name: str, words: list[str]) -> s
 def _elastic(words: list[str], count: str, environ: Mapping[str, str]) -> list[str]:
     """torchrun's --nnodes=MIN:MAX, also from a platform: start on MAX machines and continue with
     MIN, unless --min_ranks is given or nothing is restarted. `count`: processes of a machine."""
+    if not count.isdecimal():  # reported by the plan
+        return words
     given = {name: value for name, (value, _) in flags.parse(words).flags.items()}
     few = torchrun_nodes.fewest(words, environ)
     if found := re.fullmatch(r"(\d+):(\d+)", given.get("nnodes", "")):
         few, most = int(found[1]), int(found[2])
-        if not 0 < few <= most or not count.isdecimal():
+        if not 0 < few <= most:
             return words
         words = [f"--nnodes={most}" if word.startswith("--nnodes=") else word for word in words]
         few = few if few < most else 0
     settings = {name: given.get(name) or environ.get(f"{PREFIX}{name.upper()}") for name in LIMITS}
-    limited = settings["min_ranks"] or settings["retries"] == "0"
-    return (
-        words
-        if limited or not few or not count.isdecimal()
-        else [*words, f"--min_ranks={few * int(count)}"]
-    )
+    if not few or settings["min_ranks"] or settings["retries"] == "0":
+        return words
+    return [*words, f"--min_ranks={few * int(count)}"]
 
 
 def processes(text: str, environ: Mapping[str, str], set_by: str = "") -> str:

@@ -134,4 +134,4 @@ def _takes_value(name: str, rest: list[str]) -> bool:
         return True
     if field in FIELDS and kind(field) == "bool":
         return False
-    return bool(rest) and not rest[0].startswith("-") and not Path(rest[0]).exists()
+    return bool(rest) and not rest[0].startswith("-") and not os.path.exists(rest[0])

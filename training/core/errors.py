@@ -84,10 +84,10 @@ class UserError(Exception):
         super().__init__("; ".join(p.what for p in self.problems))
 
 
-def unwritable(path: object, error: OSError) -> UserError:
+def unwritable(path: object, error: OSError, code: Exit = Exit.TRAINING) -> UserError:
     """For a file without which the ranks cannot be started."""
     what = msg("core.rundir.unwritable", file=path, strerror=error.strerror)
-    return UserError(Problem("run.unwritable", what), Exit.TRAINING)
+    return UserError(Problem("run.unwritable", what), code)
 
 
 class RunStopped(UserError):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.core import log
-from training.core.errors import Exit, Problem, UserError
+from training.core.errors import Exit, Problem, UserError, unwritable
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.launcher import fewer_ranks, replan
@@ -34,6 +34,5 @@ def leave_out(run: RunDir, plan: Plan, line: PeerLink) -> None:
     try:
         replan.apply_team(run, plan, team, why)
     except OSError as error:
-        what = msg("core.rundir.unwritable", file=run.own_plan, strerror=error.strerror)
-        raise UserError(Problem("run.unwritable", what), Exit.RESOURCES) from error
+        raise unwritable(run.own_plan, error, Exit.RESOURCES) from error
     log.warning(text)
