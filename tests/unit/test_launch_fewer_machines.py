@@ -4,7 +4,6 @@ machine."""
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,10 +60,16 @@ def of_network(node: int, port: int) -> dict[str, Any]:
 
 
 class Line:
-    """Node 0's connections: `away` are missing, `back` have joined again."""
+    """Node 0's connections: `away` are missing, `back` have joined again, GPUs that work again."""
 
-    def __init__(self, away: tuple[int, ...], back: tuple[int, ...]) -> None:
-        self.away, self.ready_again = away, back
+    def __init__(
+        self, away: tuple[int, ...], back: tuple[int, ...], works: tuple[int, ...] = ()
+    ) -> None:
+        self.away, self.ready_again, self.works = away, back, set(works)
+        self.wires = dict.fromkeys((1, 2))
+
+    def there(self, node: int) -> bool:
+        return node not in self.away
 
     def missing(self) -> list[int]:
         return list(self.away)
@@ -117,7 +122,8 @@ def test_a_coordinator_with_a_bad_disk_leaves_the_run_to_another(
     """`other`: one with a disk of its own is connected."""
     monkeypatch.setattr(recovery.os, "access", lambda *_: False)
     tried = recovery.Recovery(run, node_plan(0))  # type: ignore[arg-type]
-    line = SimpleNamespace(missing=list, ready_again=[], other_disks=lambda: other)
+    line: Any = Line((), ())
+    line.other_disks = lambda: other
     assert tried.choose(record(), Outcome(), line) is None  # type: ignore[arg-type]
     assert tried.hand_over is other and "cannot be written" in tried.given_up
 

@@ -27,9 +27,9 @@ __all__ = ["run"]  # a fixture
 class Tests:
     """The tests of lost GPUs: all work."""
 
-    def begin(self) -> None: ...
+    def begin(self, saved: str) -> None: ...
     def close(self) -> None: ...
-    def look(self, plan: Any) -> tuple[int, ...]:
+    def look(self, plan: Any, saved: str) -> tuple[int, ...]:
         return tuple(one["seat"] for one in plan["elastic"]["lost"])
 
 

@@ -13,11 +13,13 @@ import pytest
 
 from tests.cases import each
 from tests.conftest import wait_until
+from tests.unit.test_launch_fewer_machines import Line, node_plan
 from tests.unit.test_launch_fewer_ranks import after, failed, figures, plan
 from training.core.rundir import RunDir
 from training.launcher import fewer_ranks, rejoin, replan
 from training.launcher.rejoin import Rejoin, candidates
 from training.launcher.restart import Team
+from training.launcher.saved import Saved
 
 WORKS = """
 import os, sys
@@ -25,17 +27,6 @@ wrong = os.environ["CUDA_VISIBLE_DEVICES"] != "GPU-000000a1"
 print("the reason" if wrong else "")
 sys.exit(wrong)
 """
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    made = RunDir(tmp_path / "run")
-    made.create()
-    return made
-
-
-def save(run: RunDir, step: int) -> None:
-    (run.checkpoints / f"step_{step:08d}").mkdir()
 
 
 def lost(*seats: int, **config: Any) -> dict[str, Any]:
@@ -47,12 +38,12 @@ def lost(*seats: int, **config: Any) -> dict[str, Any]:
     return found
 
 
-def ended(tests: Rejoin, made: dict[str, Any]) -> tuple[int, ...]:
+def ended(tests: Rejoin, made: dict[str, Any], saved: str) -> tuple[int, ...]:
     """The result of the tests that run."""
     back: list[tuple[int, ...]] = []
 
     def look() -> bool:
-        back.append(tests.look(made))  # type: ignore[arg-type]
+        back.append(tests.look(made, saved))  # type: ignore[arg-type]
         return not tests._trials
 
     wait_until(look, 20, "the tests")
@@ -64,51 +55,47 @@ def program(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 
 
 def test_each_lost_gpu_is_tested_once_after_each_checkpoint(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     program(monkeypatch, WORKS)
-    made, tests = lost(1, 2), Rejoin(run)
-    save(run, 20)
-    tests.begin()
-    assert tests.look(made) == () and not tests._trials, "no new checkpoint"  # type: ignore
-    for step in (40, 60):
-        save(run, step)
-        assert tests.look(made) == () and len(tests._trials) == 2  # type: ignore
-        assert ended(tests, made) == (1,), "each sees its own GPU alone"
-        assert tests.look(made) == () and not tests._trials  # type: ignore
+    made, tests = lost(1, 2), Rejoin()
+    tests.begin("step_20")
+    assert tests.look(made, "step_20") == () and not tests._trials  # type: ignore
+    assert tests.look(made, "step_40") == () and len(tests._trials) == 2  # type: ignore
+    assert ended(tests, made, "step_40") == (1,), "each sees its own GPU alone"
+    assert tests.look(made, "step_40") == () and not tests._trials  # type: ignore
+    assert tests.look(made, "step_60") == ()  # type: ignore[arg-type]
+    assert [trial.lost["seat"] for trial in tests._trials] == [2], "the other one works"
+    assert ended(tests, made, "step_60") == ()
     assert capfd.readouterr().err.count("the reason") == 1
 
 
-def test_a_test_that_never_ends_is_killed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_that_never_ends_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     program(monkeypatch, "import time; time.sleep(3600)")
-    made, tests = lost(1), Rejoin(run)
-    tests.begin()
-    save(run, 20)
-    tests.look(made)  # type: ignore[arg-type]
+    made, tests = lost(1), Rejoin()
+    tests.begin("")
+    tests.look(made, "step_20")  # type: ignore[arg-type]
     (trial,) = tests._trials
     trial.until = time.monotonic()
-    assert ended(tests, made) == () and trial.popen.returncode is not None
-    save(run, 40)
-    tests.look(made)  # type: ignore[arg-type]
+    assert ended(tests, made, "step_20") == () and trial.popen.returncode is not None
+    tests.look(made, "step_40")  # type: ignore[arg-type]
     (trial,) = tests._trials
     tests.close()
     assert trial.popen.returncode is not None and not tests._trials
 
 
 def test_a_gpu_is_not_tested_again_while_a_test_cannot_be_killed(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, tests, stuck = lost(1), Rejoin(run), _Stuck()
+    made, tests, stuck = lost(1), Rejoin(), _Stuck()
     monkeypatch.setattr(rejoin, "_start", lambda lost: stuck)
-    tests.begin()
-    save(run, 20)
-    tests.look(made)  # type: ignore[arg-type]
+    tests.begin("")
+    tests.look(made, "step_20")  # type: ignore[arg-type]
     tests._trials[0].until = time.monotonic()
-    assert ended(tests, made) == ()
-    save(run, 40)
-    assert tests.look(made) == () and not tests._trials  # type: ignore[arg-type]
+    assert ended(tests, made, "step_20") == ()
+    assert tests.look(made, "step_40") == () and not tests._trials  # type: ignore[arg-type]
     stuck.status = -9
-    tests.look(made)  # type: ignore[arg-type]
+    tests.look(made, "step_40")  # type: ignore[arg-type]
     assert tests._trials, "the driver has let it go"
 
 
@@ -135,6 +122,50 @@ def test_what_is_tested() -> None:
     again = grown(lost(1), 1)
     again = after(again, failed(1))
     assert candidates(again) == [], "lost a second time"  # type: ignore[arg-type]
+
+
+def test_a_machine_tests_its_own_gpus() -> None:
+    """Whichever machine has noted the loss."""
+    at_0, at_1 = (after(node_plan(node), failed(3)) for node in (0, 1))
+    assert candidates(at_0) == []  # type: ignore[arg-type]
+    for made in (at_1, {**at_1, "elastic": {**at_1["elastic"], "lost": at_0["elastic"]["lost"]}}):
+        (one,) = candidates(made)  # type: ignore[arg-type]
+        assert (one["seat"], one["gpu"], one["uuid"]) == (3, 1, "GPU-000000a1")
+
+
+def test_what_other_machines_report_counts_while_they_are_connected() -> None:
+    made: Any = after(after(node_plan(0), failed(3)), failed(1))
+    assert rejoin.of_machine(made, 1, [3, 0, 99]) == {3}
+    assert rejoin.of_machine(made, 1, {"3": 3}) == rejoin.of_machine(made, 1, 3) == set()
+    line: Any = Line((), (), (1, 3, 4))
+    assert rejoin.back(made, line) == [1, 3], "4 was not lost"
+    line.away = (1,)
+    assert rejoin.back(made, line) == [1]
+    line.ready_again = (1,)
+    assert rejoin.back(made, line) == [1, 3]
+
+
+def test_a_script_has_saved_what_this_start_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path / "run")
+    made: Any = {
+        "command": {"cwd": str(tmp_path)},
+        "script": {"path": "a.py", "args": []},
+        "created": 0,
+    }
+    snapshot = tmp_path / "snapshot.pt"
+    snapshot.touch()
+    os.utime(snapshot, (1, 1))
+    saved = Saved(run, made)
+    assert saved.begin() == ""
+    monkeypatch.setattr("training.launcher.saved.LOOK_S", -1)
+    assert saved.newest() == ""
+    os.utime(snapshot)
+    first = saved.newest()
+    assert first.startswith(str(snapshot)) and saved.newest() == first
+    os.utime(snapshot, (time.time() + 9,) * 2)
+    assert saved.newest() not in ("", first)
 
 
 def grown(made: dict[str, Any], *seats: int) -> dict[str, Any]:

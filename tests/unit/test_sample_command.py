@@ -204,7 +204,7 @@ def test_a_lost_tokenizer_is_answered(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.slow
 def shows(terminal: Any, pattern: Any) -> None:
-    """Waits for it 60 times one second: a machine that stands still for a minute uses up one."""
+    """Waits for it 60 times one second: a machine that is paused for a minute uses up one."""
     for _ in range(60):
         if terminal.expect([pattern, pexpect.TIMEOUT]) == 0:
             return

@@ -11,7 +11,7 @@ from training.launcher.same_settings import differences
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-PROTOCOL = 5  # machines with another one are refused
+PROTOCOL = 6  # machines with another one are refused
 
 
 def refusals(message: Message, plan: Plan, own: int, facts: Message) -> list[str]:

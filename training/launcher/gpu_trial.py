@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     if not text:
         try:
             compute()
-        except (RuntimeError, AssertionError) as error:
+        except (ImportError, RuntimeError, AssertionError) as error:
             text = f"{type(error).__name__}: {error}"
     print(" ".join(text.split())[:LONGEST])
     return bool(text)

@@ -12,8 +12,9 @@ from training.launcher import fewer_ranks, replan
 from training.launcher.attempt import Attempt
 from training.launcher.outcome import Outcome
 from training.launcher.recovery import Recovery
-from training.launcher.rejoin import Rejoin
+from training.launcher.rejoin import Rejoin, candidates
 from training.launcher.restart import Team
+from training.launcher.saved import Saved
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -24,7 +25,8 @@ class Growth:
 
     def __init__(self, recovery: Recovery) -> None:
         self.recovery = recovery
-        self._rejoin = Rejoin(recovery.run)
+        self._rejoin = Rejoin()
+        self._saved = Saved(recovery.run, recovery.plan)
         self._team: Team | None = None  # of the next start
 
     def __enter__(self) -> Growth:
@@ -39,8 +41,9 @@ class Growth:
         self._rejoin.close()
 
     def attempt(self, attempt: Attempt) -> Outcome:
-        """One start of the ranks. They are asked to save and exit when a lost GPU works again."""
-        self._rejoin.begin()
+        """One start of the ranks. When a lost GPU works again, they are asked to save and exit, and
+        those of a script are ended, as by torchrun."""
+        self._rejoin.begin(self._saved.begin())
         attempt.each_pass = lambda: self._look(attempt)
         return attempt.go()
 
@@ -49,9 +52,9 @@ class Growth:
         plan = self.recovery.plan
         outcome = attempt.outcome
         ends = outcome.resized or outcome.asked != Exit.DONE or outcome.failed_at is not None
-        if not self.recovery.trains or ends or attempt.ending():
+        if not candidates(plan) or not self.recovery.trains or ends or attempt.ending():
             return
-        back = self._rejoin.look(plan)
+        back = self._rejoin.look(plan, self._saved.newest())
         team = fewer_ranks.choose(plan, (), back) if back else None
         if not isinstance(team, Team):
             return
@@ -68,10 +71,17 @@ class Growth:
     def grows(self, outcome: Outcome, code: int) -> bool:
         """After a start: are the ranks to be started again, because there are more?"""
         team, self._team = self._team, None
-        if not team or outcome.guilty or outcome.asked != Exit.DONE or code != Exit.PREEMPTED:
+        if not team or outcome.guilty or outcome.asked != Exit.DONE:
+            return False
+        if outcome.ours and code != Exit.PREEMPTED:  # a script may exit with any status
             return False
         plan = self.recovery.plan
         names = fewer_ranks.names(plan, team.back)
         change = msg("launcher.rejoin.with", names=names)
-        text = msg("launcher.rejoin.restart", label=fewer_ranks.label(plan, team, change))
+        label = fewer_ranks.label(plan, team, change)
+        text = (
+            msg("launcher.rejoin.restart", label=label)
+            if outcome.ours
+            else msg("launcher.rejoin.restart_script", label=label)
+        )
         return self.recovery.grow(team, msg("launcher.rejoin.why", names=names), text)

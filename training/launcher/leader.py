@@ -7,7 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from training.core import log, manifest, rundir
+from training.core import log, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.launcher import (
@@ -16,6 +16,7 @@ from training.launcher import (
     fewer_ranks,
     leadership,
     live_run,
+    rejoin,
     seats,
     spawn,
 )
@@ -27,6 +28,7 @@ from training.launcher.outcome import Outcome
 from training.launcher.peer_link import Waiting
 from training.launcher.replica.sender import ReplicaSender
 from training.launcher.restart import Restart, Team
+from training.launcher.saved import Saved
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import FailureRecord
@@ -36,8 +38,10 @@ class Leader(Machine):
     def __init__(self, launch: Launch, line: Coordinator) -> None:
         super().__init__(launch, ReplicaSender(launch.run, launch.plan, line))
         self._line = line
+        self._saved = Saved(launch.run, launch.plan)
         self._before = ""  # name of the newest checkpoint when the ranks were started
         self._more: Team | None = None  # of the next start
+        self._working: set[int] = set()  # lost ranks whose GPUs passed a test, as logged
 
     @property
     def line(self) -> Coordinator:
@@ -174,7 +178,8 @@ class Leader(Machine):
 
     def _attempt(self, attempt: Attempt) -> Outcome:
         self._remove_moved()
-        self._before, self._more = self._newest(), None
+        self._before, self._more, self._working = self._saved.begin(), None, set()
+        self.rejoin.begin(self._before)
         attempt.each_pass = lambda: self._look(attempt)
         return attempt.go()
 
@@ -185,42 +190,52 @@ class Leader(Machine):
         moved = {r for r in range(plan["ranks"]) if not shares.get(seats.machine_of(plan, r), True)}
         spawn.remove_stale(self.launch.run, moved.__contains__)
 
-    def _newest(self) -> str:
-        saved = manifest.all_in(self.launch.run.checkpoints)
-        return saved[-1].name if saved else ""
-
     def _look(self, attempt: Attempt) -> None:
-        """Called repeatedly while ranks run: is a lost machine back, and the next checkpoint
+        """Called repeatedly while ranks run: is a lost machine or GPU back, and the next checkpoint
         written? Then the ranks are asked to save and exit. Those of a script are ended as soon as
-        the machine is back, as by torchrun."""
+        it is back, as by torchrun."""
         plan, recovery = self.launch.plan, self.launch.recovery
         recovery.look()
         self.copies.look()
         if "elastic" not in plan:
             return
         self.line.greet_late()
+        saved = self._test_gpus()
         outcome = attempt.outcome
         asked = outcome.asked != Exit.DONE
         if self._more and not outcome.resized and not asked:  # the others got the message before
             attempt.stop.for_other_ranks()
             return
         if (
-            not self.line.ready_again
-            or not plan["config"].get("rejoin", True)  # a script has no such option
+            not rejoin.wanted(plan)
+            or not (back := rejoin.back(plan, self.line))
             or not recovery.trains
             or outcome.resized
             or outcome.failed_at is not None
             or asked
-            or (outcome.ours and (self._newest() == self._before or attempt.ending()))
+            or (outcome.ours and (saved == self._before or attempt.ending()))
         ):
             return
-        lost = {one["seat"] for one in plan["elastic"]["lost"]}
-        back = [s for s in seats.on(plan["elastic"], self.line.ready_again) if s in lost]
         team = fewer_ranks.choose(plan, (), back)
         # otherwise it replaces the next lost one
         if isinstance(team, Team) and len(team.seats) > plan["ranks"]:
             self._more = team
             self.line.send_all({"resize": True})
+
+    def _test_gpus(self) -> str:
+        """After each checkpoint every machine tests its lost GPUs; the name of the newest one."""
+        plan, line = self.launch.plan, self.line
+        if not rejoin.wanted(plan) or not plan["elastic"]["lost"]:
+            return self._before
+        saved = self._saved.newest()
+        if saved not in (self._before, line.saved):
+            line.saved = saved
+            line.send_all({"saved": saved})
+        known = line.works | set(self.rejoin.look(plan, saved))
+        if new := known - self._working:
+            log.info(msg("launcher.rejoin.back", names=fewer_ranks.names(plan, sorted(new))))
+        line.works, self._working = known, set(known)
+        return saved
 
     def _grows(self, outcome: Outcome, code: int) -> bool | None:
         """After a start without a failure: True: the ranks are to be started again, because there
@@ -241,7 +256,11 @@ class Leader(Machine):
             self.line.decide(None)  # the others wait for it
             return None
         names = fewer_ranks.names(plan, team.back)
-        why = msg("launcher.rejoin.joined", names=names)
+        why = (
+            msg("launcher.rejoin.joined", names=names)
+            if self.line.ready_again
+            else msg("launcher.rejoin.why", names=names)
+        )
         change = msg("launcher.rejoin.with", names=names)
         label = fewer_ranks.label(plan, team, change)
         text = (

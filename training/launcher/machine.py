@@ -15,6 +15,7 @@ from training.launcher.outcome import Outcome
 from training.launcher.peer_link import LostPeer, PeerLink, Stopped
 from training.launcher.post_run import PostRun
 from training.launcher.recovery import Recovery
+from training.launcher.rejoin import Rejoin
 from training.launcher.replica.receiver import ReplicaReceiver
 from training.launcher.replica.sender import ReplicaSender
 from training.launcher.stop_signals import StopSignals
@@ -51,6 +52,8 @@ class Machine(ABC):
     def __init__(self, launch: Launch, copies: ReplicaSender | ReplicaReceiver) -> None:
         self.launch, self.copies = launch, copies
         self.next: Machine = self
+        self.rejoin = Rejoin()
+        launch.stack.callback(self.rejoin.close)
         launch.stack.callback(copies.close)
 
     @property

@@ -104,6 +104,10 @@ class PeerLink(ABC):
         self.secret = ""
         self.replica_ports: dict[int, int] = {}
         self._asked_node: int | None = None
+        # with `--rejoin`, of this start of the ranks: the newest checkpoint that the machine which
+        # coordinates has named to this one, and there the lost ranks whose GPUs passed a test
+        self.saved = ""
+        self.works: set[int] = set()  # by planned number
 
     def __enter__(self) -> PeerLink:
         return self
@@ -319,6 +323,7 @@ class PeerLink(ABC):
     def _fresh(self) -> None:
         """Reset the state before ranks start, for the first time or again."""
         self.failed = self.lost_peer = None
+        self.saved, self.works = "", set()
         self._turned = self._pinged = time.monotonic()
         self._silent.clear()
         self._warned.clear()

@@ -7,6 +7,7 @@ import selectors
 from typing import TYPE_CHECKING, cast
 
 from training.core.errors import Exit
+from training.launcher import rejoin
 from training.launcher.attempt_state import AttemptState
 from training.launcher.first_failure import FirstFailure
 from training.launcher.peer_link import LostPeer, is_order
@@ -52,6 +53,10 @@ class PeerMessages:
                 self._ended(node, message["ended"])
             elif "resize" in message:
                 self._resize()
+            elif "saved" in message:
+                link.saved = str(message["saved"])
+            elif "works" in message:
+                link.works |= rejoin.of_machine(self._state.plan, node, message["works"])
             elif "asked" in message:
                 self._stop.from_peer(message, link.name(node))
             elif "ready" in message:

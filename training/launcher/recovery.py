@@ -17,11 +17,11 @@ from training.core.errors import Exit, UserError, unwritable
 from training.core.messages import msg
 from training.launcher import (
     fewer_ranks,
+    rejoin,
     replan,
     restart_text,
     script_recovery,
     script_snapshot,
-    seats,
     stop_record,
     stop_signals,
 )
@@ -104,10 +104,9 @@ class Recovery:
         """The failure with its lost machines, and what follows."""
         missing = [n for n in line.missing() if n not in failure.returned] if line else []
         if line and "elastic" in self.plan:
-            away = {one["seat"] for one in self.plan["elastic"]["lost"]}
             # one that was lost by this very failure joins after the next checkpoint
-            back = [s for s in seats.on(self.plan["elastic"], line.ready_again) if s in away]
-            failure = replace(failure, nodes=tuple(missing), back=tuple(back))
+            back = tuple(rejoin.back(self.plan, line))
+            failure = replace(failure, nodes=tuple(missing), back=back)
         chosen = (
             self._policy(failure, self.plan, self._failures)
             if outcome.asked == Exit.DONE

@@ -1,5 +1,5 @@
-"""Lost GPUs are tested after each checkpoint, each by a child process, and used again if they
-work (`--rejoin`)."""
+"""Lost GPUs of this machine are tested after each checkpoint, each by a child process, and used
+again if they work (`--rejoin`)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.core import exit_status, log, manifest, rundir
+from training.core import exit_status, log
 from training.core.messages import msg
 from training.core.project import ROOT
 from training.host import process
 from training.host.gpus import VISIBLE, one_line
-from training.launcher import fewer_ranks
+from training.launcher import fewer_ranks, seats
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import LostRank, Plan
+    from training.launcher.coordinator import Coordinator
 
 # torch is imported, a context is created; a driver may wait for a dead GPU without end
 LIMIT_S = 120.0
@@ -36,40 +37,71 @@ class _Trial:
 
 
 def candidates(plan: Plan) -> list[LostRank]:
-    """GPUs that may be used again: not those that were lost a second time. A script has none, since
-    its checkpoints are unknown."""
-    if "elastic" not in plan or not plan["config"].get("rejoin"):
+    """GPUs of this machine that may be used again: not those that were lost a second time. Another
+    machine that has noted the loss does not know the GPU."""
+    if not wanted(plan) or not plan["elastic"]["gpus"]:
         return []
-    elastic = plan["elastic"]
-    return [
-        one for one in elastic["lost"] if one["uuid"] and one["seat"] not in elastic["rejoined"]
-    ]
+    elastic, here = plan["elastic"], seats.here(plan)
+    found: list[LostRank] = []
+    for one in elastic["lost"]:
+        if one["seat"] in here and one["seat"] not in elastic["rejoined"]:
+            gpu = elastic["gpus"][one["seat"] - here.start]
+            found.append({**one, "gpu": gpu["index"], "uuid": gpu["uuid"]})
+    return [one for one in found if one["uuid"]]
+
+
+def wanted(plan: Plan) -> bool:
+    """Whether lost GPUs and machines are used again. A script has no such option."""
+    return "elastic" in plan and bool(plan["config"].get("rejoin", True))
+
+
+def of_machine(plan: Plan, node: int, sent: object) -> set[int]:
+    """The planned numbers that another machine has sent, as far as they are its own."""
+    named = sent if isinstance(sent, list) else []
+    return {seat for seat in seats.on(plan["elastic"], [node]) if seat in named}
+
+
+def back(plan: Plan, line: Coordinator) -> list[int]:
+    """Lost ranks, by planned number, that may be used again: those of machines that have joined
+    again, and those whose GPU works on a machine that is connected."""
+    elastic, own = plan["elastic"], plan["place"]["node_rank"]
+    away = {one["seat"] for one in elastic["lost"]}
+    there = [own, *(node for node in line.wires if line.there(node))]
+    works = line.works.intersection(seats.on(elastic, there))
+    return sorted(away.intersection([*works, *seats.on(elastic, line.ready_again)]))
 
 
 class Rejoin:
     """The tests of one launch. They run beside the training and never block the supervisor."""
 
-    def __init__(self, run: rundir.RunDir) -> None:
-        self._run = run
+    def __init__(self) -> None:
         self._trials: list[_Trial] = []
         self._back: list[int] = []
+        self._works: set[int] = set()  # planned numbers: not tested again in this start
         self._tested = ""  # name of the newest checkpoint at the last test
         self._told: set[str] = set()
         # tests that could not be killed, by planned number: they wait for a dead GPU in the driver
         self._stuck: dict[int, subprocess.Popen[bytes]] = {}
 
-    def begin(self) -> None:
-        """A start of the ranks: the next checkpoint is the first to be followed by a test."""
+    def begin(self, saved: str) -> None:
+        """A start of the ranks from this checkpoint: the next one is the first to be followed by a
+        test."""
         self.close()
-        self._tested = self._newest()
+        self._tested = saved
+        self._works.clear()
 
-    def look(self, plan: Plan) -> tuple[int, ...]:
-        """Planned numbers of the ranks whose GPUs work again, once all tests have ended."""
-        lost = [one for one in candidates(plan) if not self._is_stuck(one["seat"])]
+    def look(self, plan: Plan, saved: str) -> tuple[int, ...]:
+        """Planned numbers of the ranks whose GPUs work again, once all tests have ended. `saved`:
+        name of the newest checkpoint."""
+        lost = [
+            one
+            for one in candidates(plan)
+            if one["seat"] not in self._works and not self._is_stuck(one["seat"])
+        ]
         if not lost:
             return ()
-        if not self._trials and self._newest() != self._tested:
-            self._tested, self._back = self._newest(), []
+        if not self._trials and saved != self._tested:
+            self._tested, self._back = saved, []
             self._trials = [_Trial(one, _start(one), time.monotonic() + LIMIT_S) for one in lost]
             return ()
         running = []
@@ -87,6 +119,7 @@ class Rejoin:
         if running:
             return ()
         self._back = []
+        self._works.update(back)
         return back
 
     def _tell(self, trial: _Trial, status: int | None) -> None:
@@ -123,10 +156,6 @@ class Rejoin:
         if seat in self._stuck and self._stuck[seat].poll() is not None:
             del self._stuck[seat]
         return seat in self._stuck
-
-    def _newest(self) -> str:
-        saved = manifest.all_in(self._run.checkpoints)
-        return saved[-1].name if saved else ""
 
 
 def _start(lost: LostRank) -> subprocess.Popen[bytes]:

@@ -69,12 +69,12 @@ def moved(before: Snapshot | None, now: Snapshot | None) -> bool:
     return now.written > before.written
 
 
-def look(plan: Plan) -> tuple[Snapshot | None, str]:
-    """What the script has saved in this launch, as far as it is recognised, and the text of that.
-    No file of the script may prevent the restart."""
+def look(plan: Plan, since: float | None = None) -> tuple[Snapshot | None, str]:
+    """What the script has saved in this launch, or `since` then, as far as it is recognised, and
+    the text of that. No file of the script may prevent the restart."""
     command, script = plan["command"], plan["script"]
     try:
-        found = newest(command["cwd"], script["args"], plan["created"])
+        found = newest(command["cwd"], script["args"], plan["created"] if since is None else since)
     except Exception as error:
         name = type(error).__name__
         return None, msg("launcher.snapshot.failed", name=name, error=error)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from training.core import log, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
-from training.launcher import endings, failure_report, stop_signals
+from training.launcher import endings, failure_report, fewer_ranks, stop_signals
 from training.launcher.attempt import Attempt
 from training.launcher.coordinator import Coordinator
 from training.launcher.json_socket import Message
@@ -89,6 +89,7 @@ class Follower(Machine):
             lost = self.line.lost_leader
             return self._recover(self._without_start(lost)) if lost else self._join()
         attempt = Attempt(run, plan, team, launch.token, self.line, launch.signals)
+        self.rejoin.begin(self.line.saved)
         attempt.each_pass = self._look
         outcome = attempt.go()
         if endings.folder_lost(run, plan, outcome):
@@ -105,6 +106,10 @@ class Follower(Machine):
     def _look(self) -> None:
         self.line.greet()
         self.copies.look()
+        plan = self.launch.plan
+        if back := self.rejoin.look(plan, self.line.saved):
+            log.info(msg("launcher.rejoin.back", names=fewer_ranks.names(plan, back)))
+            self.line.send_all({"works": back})
 
     def _join(self) -> int | None:
         order = self._order()
