@@ -166,7 +166,11 @@ class GPT(nn.Module):
         graph: DDP's own splitter would cut it at the borders of its buckets, and some versions of
         it reject the checkpoint of a selective block.
         """
+        from torch._inductor import config as inductor  # takes a second
+
         torch._dynamo.config.optimize_ddp = False
+        # Every call would check shapes that never change, in Python: 7 % of the host's time.
+        inductor.size_asserts = inductor.alignment_asserts = False
         for block in self.blocks:
             block.compile(dynamic=False)
         self._chunk = torch.compile(self._chunk, dynamic=False)  # type: ignore[method-assign]
