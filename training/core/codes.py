@@ -137,6 +137,7 @@ PROBLEMS = {
     "process.not_python": "the process does not run Python",
     "process.several": "the process has several trainings below it",
     "prompts.unreadable": "the file of prompts cannot be read or is empty",
+    "rank.not_started": "the operating system does not start the program of a rank",
     "ranks.of_hosts": "the number of ranks is to be counted on machines of --hosts",
     "ranks.value": "invalid number of ranks",
     "restore.memory": "the frames to restore do not fit into memory",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from training.config.resolve import INTERNAL
 from training.core import rundir
+from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host import numa, process, topology
 from training.launcher.local_ranks import LocalRanks
@@ -91,8 +92,8 @@ def start_ranks(
     more: Callable[[int], dict[str, str]],
 ) -> list[Child]:
     """Start this machine's ranks. `labelled`: the console shows several of them; `bound`: their
-    NUMA nodes; `more`: further variables of a rank."""
-    children = []
+    NUMA nodes; `more`: further variables of a rank. Raises UserError, with none of them left."""
+    children = list[Child]()
     for rank in team.ranks:
         env = clean_environment(ours) | team.variables(rank, ours=ours) | {process.TOKEN: token}
         env |= more(rank)
@@ -102,7 +103,15 @@ def start_ranks(
         binding = bound["value"][rank - team.ranks.start] if bound else None
         memory = bool(bound and bound["memory"])
         streams = Streams(ours, rank == team.ranks.start, labelled)
-        children.append(_start(command, env, rank, streams, inherited, binding, memory))
+        try:
+            children.append(_start(command, env, rank, streams, inherited, binding, memory))
+        except UserError:
+            for child in children:
+                child.signal_group(signal.SIGKILL)
+                child.popen.wait()
+                for fd in (child.pidfd, *child.outputs.values()):
+                    os.close(fd)
+            raise
     return children
 
 
@@ -168,6 +177,8 @@ def _start(
     binding: BindingRecord | None = None,
     memory: bool = False,
 ) -> Child:
+    """Raises UserError: the kernel refuses it, such as a program for another processor, or when
+    there are too many processes."""
     try:
         popen = subprocess.Popen(
             argv,
@@ -181,6 +192,11 @@ def _start(
             # The supervisor has one thread, so code between fork and exec is safe.
             preexec_fn=functools.partial(_in_child, os.getpid(), binding, memory),  # noqa: PLW1509
         )
+    except OSError as error:
+        for reader in streams.readers.values():
+            os.close(reader)
+        what = msg("launcher.spawn.refused", program=argv[0], strerror=error.strerror)
+        raise UserError(Problem("rank.not_started", what), Exit.RESOURCES) from None
     finally:
         for writer in streams.writers.values():
             os.close(writer)

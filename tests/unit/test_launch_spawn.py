@@ -1,0 +1,50 @@
+"""Ranks that the operating system does not start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.core.errors import UserError
+from training.launcher import spawn
+from training.launcher.local_ranks import LocalRanks
+
+ELF = b"\x7fELF for another processor"
+
+
+def start(command: list[str], **more: Any) -> list[spawn.Child]:
+    team = LocalRanks(range(2), 2, "127.0.0.1", 1)
+    return spawn.start_ranks(team, command, "token", ours=False, more=lambda rank: {}, **more)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_program_for_another_processor(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(ELF)
+    program.chmod(0o755)
+    before = descriptors()
+    with pytest.raises(UserError) as caught:
+        start([str(program)])
+    assert [problem.code for problem in caught.value.problems] == ["rank.not_started"]
+    assert descriptors() == before
+
+
+def test_the_ranks_before_it_are_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real, started = spawn._start, list[spawn.Child]()
+
+    def second_fails(command: list[str], *more: Any) -> spawn.Child:
+        argv = [str(tmp_path / "missing")] if started else command
+        started.append(real(argv, *more))
+        return started[-1]
+
+    monkeypatch.setattr(spawn, "_start", second_fails)
+    with pytest.raises(UserError):
+        start([sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"])
+    assert [child.popen.returncode for child in started] == [-9]
