@@ -122,6 +122,11 @@ def test_zsh_accepts_the_completion() -> None:
     assert done.stdout.strip() == "_duet", done.stderr
 
 
+def shown(script: str) -> str:
+    """As it is typed in another folder."""
+    return shlex.quote(str(ROOT / script))
+
+
 def _suggested(done: subprocess.CompletedProcess[str]) -> str:
     return done.stderr.partition("try:")[2].partition("\n")[0].strip()
 
@@ -147,8 +152,8 @@ def test_a_suggested_command_can_be_pasted_from_any_folder(tmp_path: Path) -> No
         ("./duet lanch", "./duet launch", ROOT, {}),
         ("../the\\ project/duet lanch", "'../the project/duet' launch", folder, {}),
         ("duet lanch", "duet launch", folder, on_path),
-        ("./link lanch", f"{shlex.quote(str(ROOT / 'duet'))} launch", folder, {}),
-        (f"{ROOT}/duet train --depht=3", f"{ROOT}/train_dual_gpu.sh", folder, {}),
+        ("./link lanch", f"{shown('duet')} launch", folder, {}),
+        (f"{shown('duet')} train --depht=3", shown("train_dual_gpu.sh"), folder, {}),
     ):
         done = shell(command, cwd, env)
         fix = _suggested(done)
@@ -159,16 +164,18 @@ def test_a_suggested_command_can_be_pasted_from_any_folder(tmp_path: Path) -> No
 def test_commands_in_help_and_cards_are_those_of_the_users_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert f"\n  {ROOT}/train_dual_gpu.sh CONFIG" in duet("train", "--help", cwd=tmp_path).stdout
-    assert f"\n  {ROOT}/duet run " in duet("run", "--help", cwd=tmp_path).stdout
+    train, run = (duet(name, "--help", cwd=tmp_path).stdout for name in ("train", "run"))
+    assert f"\n  {shown('train_dual_gpu.sh')} CONFIG" in train
+    assert f"\n  {shown('duet')} run " in run
     assert "\n  ./duet run " in duet("run", "--help").stdout
 
     chinese = "运行 ./duet diagnose r，或 ../launch_train.sh、./launch_train.sh 2"
     assert project.typed(chinese) == chinese
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(project.STARTED_AS, "/gone/duet")
-    shown = f"运行 {ROOT}/duet diagnose r，或 ../launch_train.sh、{ROOT}/launch_train.sh 2"
-    assert project.typed(chinese) == project.typed(project.typed(chinese)) == shown
+    launch = f"../launch_train.sh、{shown('launch_train.sh')} 2"
+    here = f"运行 {shown('duet')} diagnose r，或 {launch}"
+    assert project.typed(chinese) == project.typed(project.typed(chinese)) == here
     assert project.published(chinese) == chinese
 
 
