@@ -6,6 +6,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+from typing import Any
 
 import pytest
 
@@ -113,6 +114,23 @@ def test_an_early_order_is_not_lost() -> None:
         JsonSocket(line.other).send(message)
     assert line._await(("go",), "") == {"go": 7}
     assert line.read(0) == [{"failed": {"rank": 0}}], "of the next attempt"
+
+
+def test_the_machine_of_the_failed_rank_explains_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a common disk its error is known here, the state of its GPU is not."""
+    line: Any = Quiet()  # of node 1
+    seen = {"rank": 0, "victim": False, "kind": "error", "node": 0, "cause": "exception"}
+    known = seen | {"cause": "gpu_hardware", "lost_ranks": [0]}
+    JsonSocket(line.other).send({"record": known})
+    assert line.settle(seen) == known
+    own = seen | {"rank": 1, "node": 1}
+    assert line.settle(own) == known, "sent before"
+    line = Quiet()
+    assert line.settle(own) is own
+    assert JsonSocket(line.other).receive(1) == {"record": own}
+    monkeypatch.setattr(peer_link, "SETTLE_S", 0.1)
+    monkeypatch.setattr(peer_link, "DRIVER_S", 0.1)
+    assert line.settle(seen) is seen, "the other machine does not answer"
 
 
 class Quiet(peer.Peer):

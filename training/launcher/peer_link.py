@@ -15,12 +15,14 @@ from training.core import log
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
 from training.core.rundir import ASKED, NAME
+from training.diagnose.exception_cause import DRIVER_S
 from training.host import process
 from training.host.placement import Topology
 from training.launcher.json_socket import SILENT_S, ConnectionLost, JsonSocket, Message
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.same_settings import facts
 from training.plan import sent_run
+from training.watchdog.rank_exit import DIED, ERROR
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import PeerKind
@@ -245,9 +247,13 @@ class PeerLink(ABC):
     def settle(self, own: FailureRecord) -> FailureRecord:
         """The failure record for all machines: that of the machine where the failure began, if it
         can still send it."""
-        guilty = (own["rank"] is not None and not own["victim"]) or own["kind"] == ASKED
+        here = self.place.node_rank
+        # Only the machine of a failed rank knows the state of its GPU.
+        elsewhere = own["kind"] in (DIED, ERROR) and own.get("node", here) != here
+        by_rank = own["rank"] is not None and not own["victim"] and not elsewhere
+        guilty = by_rank or own["kind"] == ASKED
         last = time.monotonic()
-        end = last + SETTLE_S
+        end = last + SETTLE_S + (DRIVER_S if elsewhere else 0)
         while (
             not guilty
             and not self._sure(own)
