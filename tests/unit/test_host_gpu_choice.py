@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.cases import each
-from training.host.gpu_choice import emptiest, emptiest_gpus
+from training.host.gpu_choice import emptiest, emptiest_gpus, numbering
 from training.host.gpus import EXCLUSIVE, PROHIBITED, VISIBLE, Gpu, GpuInventory, GpuProcess
 
 GIB = 1 << 30
@@ -75,3 +76,21 @@ def test_otherwise_nothing_is_changed(
     choice = emptiest_gpus(machine, ranks, environ, hide=True)
     assert (choice.machine, choice.visible) == (machine, None)
     assert choice.environ(environ) is environ
+
+
+@pytest.mark.parametrize(
+    ("environ", "names", "noted"),
+    [
+        ({}, "ab", False),
+        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, "ab", False),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "aa", False),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST", VISIBLE: "GPU-1,GPU-2"}, "ab", False),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST", VISIBLE: "1,0"}, "ab", True),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "ab", True),
+    ],
+)
+def test_another_numbering_of_different_gpus_is_noted(
+    environ: dict[str, str], names: str, noted: bool
+) -> None:
+    every = tuple(replace(gpu(n, 10), name=name) for n, name in enumerate(names))
+    assert bool(numbering(GpuInventory(every, ""), environ)) == noted

@@ -48,6 +48,14 @@ def emptiest_gpus(
     return GpuChoice(replace(machine, gpus=tuple(used), reason=why), visible, why)
 
 
+def numbering(machine: GpuInventory, environ: Mapping[str, str]) -> list[str]:
+    """A note where CUDA may number different GPUs in another order than NVML."""
+    order, by_uuid = environ.get(ORDER, PCI), "GPU-" in environ.get(VISIBLE, "")
+    if order == PCI or by_uuid or len({gpu.name for gpu in machine.gpus}) < 2:
+        return []
+    return [msg("host.gpus.numbering", order=order)]
+
+
 def emptiest(every: Sequence[Gpu], count: int) -> list[Gpu]:
     """In PCI order: by free memory, then by utilisation. A GPU that another process has for itself
     comes last."""

@@ -14,7 +14,7 @@ from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.run_reader import PLAN_VERSION
 from training.core.units import plural
-from training.host import decisions, env_vars, numa, packages
+from training.host import decisions, env_vars, gpu_choice, numa, packages
 from training.host.gpu_choice import GpuChoice
 from training.host.gpus import VISIBLE, GpuInventory
 from training.host.placement import LOCAL, RANK
@@ -86,6 +86,7 @@ def start(
             *decisions.left_over(place),
             *ignored,
             *env_vars.useless(environ),
+            *gpu_choice.numbering(machine, environ),
             *_not_installed(request),
         ],
         "headline": [],
