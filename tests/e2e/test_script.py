@@ -253,6 +253,16 @@ def test_a_program_other_than_a_python_file(script: Script, tmp_path: Path) -> N
     assert refused.wait() == 2 and "chmod +x" in refused.output
 
 
+def test_a_program_that_the_kernel_refuses(script: Script, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(b"\x7fELF\0 for another processor")
+    program.chmod(0o755)
+    run = script(program)
+    assert run.wait() == 3 and "Traceback" not in run.output
+    assert (run.failure["kind"], run.failure["exit_code"]) == ("error", 3)
+    assert state.RunWatch(run.run).read()["run"]["state"] == "failed"
+
+
 def test_all_errors_of_a_command_line_are_reported_together(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text("")
     run = launch(

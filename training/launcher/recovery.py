@@ -16,13 +16,13 @@ from training.core.console import hurry
 from training.core.errors import Exit, UserError, unwritable
 from training.core.messages import msg
 from training.launcher import (
+    end_record,
     fewer_ranks,
     rejoin,
     replan,
     restart_text,
     script_recovery,
     script_snapshot,
-    stop_record,
     stop_signals,
 )
 from training.launcher.coordinator import Coordinator
@@ -176,7 +176,7 @@ class Recovery:
             saved = self._saved()
             text = msg("launcher.restart.stopped", name=name, saved=saved)
         text += fewer_ranks.at_end(self.plan)
-        stop_record.write(self.run, self.plan, self.stopped, saved, text)
+        end_record.write(self.run, self.plan, self.stopped, saved, text)
         log.warning(msg("launcher.end.exit", text=text, code=int(self.stopped)))
         return int(self.stopped)
 

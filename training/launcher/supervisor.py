@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from training import tasks
 from training.core import console as terminal
 from training.core import log as console
-from training.core import messages, run_reader, rundir, standing
+from training.core import manifest, messages, run_reader, rundir, standing
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.tail import tail
@@ -24,6 +24,7 @@ from training.host import process
 from training.host.placement import Topology
 from training.host.torch_build import NO_LIBUV
 from training.launcher import (
+    end_record,
     endings,
     failure_report,
     last_call,
@@ -101,6 +102,9 @@ def _run(run: rundir.RunDir, plan: Plan, stages: set[str], ending: PostRun) -> t
                 ), ""
     except UserError as error:
         console.report(error, msg("launcher.end.ended") if ending.begun else "")
+        if ending.begun and ending.run.own == ending.run.path and not ending.left:
+            saved = int((manifest.newest(ending.run.checkpoints) or {"step": 0})["step"])
+            end_record.write(ending.run, plan, error.code, saved, str(error))
         return error.code, str(error)
     except (KeyboardInterrupt, Stopped) as asked:
         terminal.hurry()

@@ -1,5 +1,5 @@
-"""failure.json of a run that was asked to stop between two starts of its ranks, where no rank could
-write a summary."""
+"""failure.json of a run that has ended without the failure of a rank: between two starts it was
+asked to stop, or its ranks could not be started."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from training.core import rundir
 from training.core.errors import Exit
+from training.diagnose import exception_cause as causes
 from training.diagnose.advice import of_end, values
+from training.watchdog.rank_exit import ERROR
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -16,10 +18,11 @@ if TYPE_CHECKING:
 
 
 def write(run: rundir.RunDir, plan: Plan, code: Exit, saved: int, text: str) -> None:
-    """`saved`: step of the newest checkpoint."""
+    """`code`: of a stop request, otherwise of an error. `saved`: step of the newest checkpoint."""
+    asked = {Exit.INTERRUPTED: "interrupted", Exit.PREEMPTED: "preempted"}
     record: FailureRecord = {
-        "cause": "interrupted" if code == Exit.INTERRUPTED else "preempted",
-        "kind": rundir.ASKED,
+        "cause": asked.get(code, causes.UNKNOWN),
+        "kind": rundir.ASKED if code in asked else ERROR,
         "victim": False,
         "rank": None,
         "step": saved,
