@@ -48,6 +48,12 @@ def translated(line: str) -> str:
         ("-t 0:0,1:3 t.py", "1 --show_ranks=1 --script=t.py"),
         ("-t3 -r1 t.py", "1 --show_ranks=all --script=t.py"),
         ("-n 2 --rdzv_id= --role= t.py", "2 --script=t.py"),  # not needed
+        (
+            "--rdzv-conf join_timeout=9,read_timeout=8 t.py",
+            "1 --rendezvous_timeout=9 --script=t.py",
+        ),
+        ("--rdzv_conf=timeout=9 t.py", "1 --rendezvous_timeout=9 --script=t.py"),
+        ("--rdzv_conf=last_call_timeout=9,is_host=1 t.py", "1 --script=t.py"),
         ("--local-ranks-filter 0 --role r --tee 3 t.py", "1 --show_ranks=0 --script=t.py"),
         ("--max_restarts=0 --max-restarts=2 t.py", "1 --retries=2 --script=t.py"),
         (

@@ -36,6 +36,13 @@ def _endpoint(text: str) -> list[str]:
     return [*_address(host), *([f"--master_port={port}"] if port not in (None, "0") else [])]
 
 
+def _conf(text: str) -> list[str]:
+    """How long the machines wait for each other: join_timeout of c10d, timeout of static."""
+    given = dict(pair.strip().partition("=")[::2] for pair in text.split(","))
+    seconds = given.get("join_timeout") or given.get("timeout")
+    return [f"--rendezvous_timeout={seconds}"] if seconds else []
+
+
 def _address(text: str) -> list[str]:
     return [f"--master_addr={text.removeprefix('[').removesuffix(']')}"]
 
@@ -56,6 +63,7 @@ TORCHRUN: dict[str, Callable[[str], list[str]]] = {
     "master_addr": _address,
     "master_port": _field("master_port"),
     "rdzv_endpoint": _endpoint,
+    "rdzv_conf": _conf,
     "max_restarts": _field("retries"),
     "log_dir": _field("log_dir"),
     "tee": _show,
@@ -63,7 +71,7 @@ TORCHRUN: dict[str, Callable[[str], list[str]]] = {
     "numa_binding": lambda text: ["--numa=auto"],
     **dict.fromkeys(
         (
-            *("rdzv_backend", "rdzv_id", "rdzv_conf", "local_addr", "redirects", "role"),
+            *("rdzv_backend", "rdzv_id", "local_addr", "redirects", "role"),
             *("monitor_interval", "start_method", "log_line_prefix_template", "logs_specs"),
             *("signals_to_handle", "shutdown_timeout", "event_log_handler"),
             *("duplicate_stdout_filters", "duplicate_stderr_filters"),
