@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.elastic.machine import LOSSES, POWER, RANK, STOPPED, STOPPED_S
+from benchmarks.elastic.machine import LOSSES, PAIR, POWER, RANK, STOPPED, STOPPED_S
 from benchmarks.elastic.programs import DUET, OWN, SAVE_EVERY, TORCHRUN, TRAINING
 
 FIRST_STEP = 25  # two checkpoints are written
@@ -69,6 +69,8 @@ def single() -> Iterator[Case]:
             for place, kind in itertools.product(PLACES, LOSSES):
                 if machines == 1 and (kind != RANK or place != PLACES[0]):
                     continue
+                if kind == PAIR and (machines < 3 or place != PLACES[0]):  # neither is the first
+                    continue
                 for program in programs:
                     number = machines // 2 if place == "middle" else 0
                     back = STOPPED_S if kind == STOPPED else None
@@ -81,6 +83,7 @@ def drawn(seed: int, number: int) -> Case:
     """Random losses of Duet's training; every machine comes back after a while. Of two machines
     with their own disks, the second one does not continue without the first."""
     choice = random.Random(f"{seed}-{number}")
+    kinds = [kind for kind in LOSSES if kind != PAIR]
     machines, program = choice.choice((2, 4)), choice.choice((TRAINING, OWN))
     victims = range(1 if program == OWN and machines == 2 else 0, machines)
     losses, now, away = list[Loss](), 0.0, dict[int, float]()  # machine → when it is back
@@ -90,7 +93,7 @@ def drawn(seed: int, number: int) -> Case:
         here = [machine for machine in victims if away.get(machine, -1.0) < now]
         if not here:
             continue
-        kind, machine = choice.choice(list(LOSSES)), choice.choice(here)
+        kind, machine = choice.choice(kinds), choice.choice(here)
         back = 0.0 if kind == RANK else choice.uniform(*BACK_S)
         away[machine] = now + back
         losses.append(Loss(kind, machine, round(after, 1), round(back, 1)))

@@ -104,6 +104,11 @@ class Machine:
         self._network.deafen(self.number)
         return time.time()
 
+    def part(self) -> float:
+        """This machine and the one before it lose each other's packets."""
+        self._network.part(self.number, self.number - 1)
+        return time.time()
+
     def kill(self) -> None:
         end = time.monotonic() + KILL_S
         while left := self.processes():
@@ -128,7 +133,7 @@ def _is_rank(pid: int) -> bool:
 
 
 RANK, LAUNCHER, STOPPED, POWER = "rank", "launcher", "stopped", "power"
-CUT, MUTE, DEAF = "cut", "mute", "deaf"
+CUT, MUTE, DEAF, PAIR = "cut", "mute", "deaf", "pair"
 LOSSES: dict[str, Callable[[Machine], float]] = {
     RANK: Machine.kill_rank,
     LAUNCHER: Machine.kill_launcher,
@@ -137,6 +142,7 @@ LOSSES: dict[str, Callable[[Machine], float]] = {
     CUT: Machine.cut,
     MUTE: Machine.mute,
     DEAF: Machine.deafen,
+    PAIR: Machine.part,
 }
 TITLES = {
     RANK: "a rank is killed",
@@ -146,6 +152,7 @@ TITLES = {
     CUT: "its cable is unplugged",
     MUTE: "packets from it are lost",
     DEAF: "packets to it are lost",
+    PAIR: "two of the others lose each other's packets",
 }
 ENDS_AT_ONCE = (RANK,)  # nothing to be undone
 STOPPED_S = 15.0  # longer than the silence after which a machine counts as lost

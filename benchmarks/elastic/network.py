@@ -82,6 +82,11 @@ class Network:
         for other in self._others(number):
             self._reaches(number, other, NOWHERE)
 
+    def part(self, one: int, other: int) -> None:
+        """Packets between these two are lost."""
+        self._reaches(one, other, NOWHERE)
+        self._reaches(other, one, NOWHERE)
+
     def join(self, number: int) -> None:
         """All of this is over."""
         _ip(f"link set port{number} up", space=self.switch)

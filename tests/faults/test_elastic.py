@@ -69,6 +69,16 @@ def test_a_machine_switched_off_and_a_link_that_loses_one_direction(
     assert not list((tmp_path / "out/runs").iterdir()), "no files of runs without problems"
 
 
+def test_two_machines_that_lose_each_other_s_packets(
+    project: Path, token: str, tmp_path: Path
+) -> None:
+    """Both are connected to the first one: only they notice."""
+    name = "training-4x1-pair-middle"
+    status, output, kept = elastic(project, token, tmp_path, name)
+    assert (status, list(kept)) == (0, [name]), output
+    assert kept[name]["exits"] == [0, 0, 6, 0] and kept[name]["world_sizes"] == [4, 3]
+
+
 def test_a_restart_that_forgets_the_optimizer_is_found(
     project: Path, token: str, tmp_path: Path
 ) -> None:

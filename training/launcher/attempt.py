@@ -108,6 +108,10 @@ class Attempt:
         """Has a rank of Duet's training completed its last step?"""
         return any(beat.phase in phases.AT_END for beat in self.state.beats())
 
+    def waited_s(self) -> float:
+        """For how long all ranks of this machine have waited for others, beyond what is usual."""
+        return self._limits.waiting_s(self.state.beats())
+
     def _continues(self) -> bool:
         if self.children.alive:
             return not self.children.blocked()

@@ -53,7 +53,7 @@ class AttemptLimits:
             elif self._ignores_stop(beats):
                 outcome.killed = True
                 self._children.kill()
-        for lost in state.link.watch(self._waiting_s(beats)) if state.link else []:
+        for lost in state.link.watch(self.waiting_s(beats)) if state.link else []:
             self._failure.of_lost_peer(lost)
         # While another machine does not answer, the ranks may be waiting for that.
         answered = state.link is None or not state.link.overdue()
@@ -136,7 +136,7 @@ class AttemptLimits:
             else outcome.ours or self._stop.count > 1
         )
 
-    def _waiting_s(self, beats: Beats) -> float:
+    def waiting_s(self, beats: Beats) -> float:
         """For how long all ranks of this machine have waited for other machines."""
         if self._state.outcome.ours and all(beat.phase == heartbeat.FINISHED for beat in beats):
             return self._state.others.still_s()

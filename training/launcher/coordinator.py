@@ -65,6 +65,7 @@ class Coordinator(PeerLink):
         self.absent: list[int] = []  # machines that the first start does not wait for
         self.waiting: dict[int, JsonSocket] = {}  # machines that may join, by node
         self._ready_again: set[int] = set()
+        self.apart: dict[int, float] = {}  # machine → until when it is not taken back (monotonic)
         self._listening: dict[int, int] = {}  # port at which another machine listens, by node
         self.shares: dict[int, bool] = {}  # has a machine the same disk? By node
         self._ready: set[int] = set()
@@ -295,7 +296,8 @@ class Coordinator(PeerLink):
     @property
     def ready_again(self) -> tuple[int, ...]:
         """Machines that were lost and have joined again, with their data prepared."""
-        return tuple(sorted(self._ready_again))
+        now = time.monotonic()
+        return tuple(sorted(n for n in self._ready_again if self.apart.get(n, 0.0) <= now))
 
     def go(self) -> LocalRanks | None:
         waiting = Waiting()

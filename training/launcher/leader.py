@@ -16,6 +16,7 @@ from training.launcher import (
     fewer_ranks,
     leadership,
     live_run,
+    reach,
     rejoin,
     seats,
     spawn,
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from training.core.contracts.verdict import FailureRecord
 
 
+HUNG = "hang"  # a cause
+
+
 class Leader(Machine):
     def __init__(self, launch: Launch, line: Coordinator) -> None:
         super().__init__(launch, ReplicaSender(launch.run, launch.plan, line))
@@ -42,6 +46,7 @@ class Leader(Machine):
         self._before = ""  # name of the newest checkpoint when the ranks were started
         self._more: Team | None = None  # of the next start
         self._working: set[int] = set()  # lost ranks whose GPUs passed a test, as logged
+        self._cut_at = 0.0  # when machines first reported that they do not reach others
 
     @property
     def line(self) -> Coordinator:
@@ -74,6 +79,8 @@ class Leader(Machine):
         if self._superseded():
             return self._leave(msg("launcher.succession.superseded"))
         self._keep(record)
+        if not outcome.ours and record["cause"] in (HUNG, *fewer_ranks.OF_PEERS):
+            reach.leave_out(line)
         waiting = Waiting()
         chosen = (
             recovery.choose(record, outcome, line, lambda why: self._joined(why, waiting, record))
@@ -202,6 +209,14 @@ class Leader(Machine):
         self.line.greet_late()
         saved = self._test_gpus()
         outcome = attempt.outcome
+        if not any(self.line.cuts.values()):
+            self._cut_at = time.monotonic()
+        elif (
+            outcome.ours
+            and time.monotonic() - self._cut_at > reach.REPORTS_S
+            and (lost := reach.leave_out(self.line))
+        ):
+            attempt.failure.of_lost_peer(lost)
         asked = outcome.asked != Exit.DONE
         if self._more and not outcome.resized and not asked:  # the others got the message before
             attempt.stop.for_other_ranks()

@@ -110,6 +110,8 @@ class PeerLink(ABC):
         # coordinates has named to this one, and there the lost ranks whose GPUs passed a test
         self.saved = ""
         self.works: set[int] = set()  # by planned number
+        # there: by node, the machines that it does not reach any more (training.launcher.reach)
+        self.cuts: dict[int, set[int]] = {}
 
     def __enter__(self) -> PeerLink:
         return self
@@ -167,6 +169,10 @@ class PeerLink(ABC):
         return (
             node in self.wires and node not in self._silent and self.wires[node].quiet_s <= SILENT_S
         )
+
+    def quiet(self, node: int) -> bool:
+        """Does it answer late, or not at all?"""
+        return node not in self.wires or self.wires[node].quiet_s > LATE_S
 
     def missing(self) -> list[int]:
         """The machines that are not."""
@@ -281,6 +287,10 @@ class PeerLink(ABC):
         missing."""
         return own["kind"] == GONE or (own["kind"] == SILENT and bool(self.missing()))
 
+    def separate(self, node: int) -> None:
+        """This machine counts as silent, although it is connected."""
+        self._silent.add(node)
+
     def lost(self, node: int) -> None:
         self.wires.pop(node).close()
 
@@ -329,7 +339,7 @@ class PeerLink(ABC):
     def _fresh(self) -> None:
         """Reset the state before ranks start, for the first time or again."""
         self.failed = self.lost_peer = None
-        self.saved, self.works = "", set()
+        self.saved, self.works, self.cuts = "", set(), {}
         self._turned = self._pinged = time.monotonic()
         self._silent.clear()
         self._warned.clear()

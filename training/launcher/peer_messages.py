@@ -57,6 +57,9 @@ class PeerMessages:
                 link.saved = str(message["saved"])
             elif "works" in message:
                 link.works |= rejoin.of_machine(self._state.plan, node, message["works"])
+            elif "cut" in message:
+                sent = message["cut"] if isinstance(message["cut"], list) else []
+                link.cuts[node] = {other for other in link.wires if other in sent}
             elif "asked" in message:
                 self._stop.from_peer(message, link.name(node))
             elif "ready" in message:

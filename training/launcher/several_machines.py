@@ -4,6 +4,7 @@ back when its launcher is started again; if it was the one that decides, another
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from training.core import log, rundir
@@ -19,6 +20,7 @@ from training.launcher.outcome import Outcome
 from training.launcher.peer import Peer
 from training.launcher.peer_link import PeerLink, RunEnded, Stopped
 from training.launcher.post_run import PostRun
+from training.launcher.reach import Reach
 from training.launcher.replica.receiver import ReplicaReceiver
 from training.launcher.succession import Succession
 from training.trainer import prepared_cache
@@ -76,6 +78,8 @@ class Follower(Machine):
     def __init__(self, launch: Launch, line: Peer) -> None:
         super().__init__(launch, ReplicaReceiver(launch.run, launch.plan, line))
         self._line = line
+        self._reach = Reach()
+        launch.stack.callback(self._reach.close)
 
     @property
     def line(self) -> Peer:
@@ -90,7 +94,10 @@ class Follower(Machine):
             return self._recover(self._without_start(lost)) if lost else self._join()
         attempt = Attempt(run, plan, team, launch.token, self.line, launch.signals)
         self.rejoin.begin(self.line.saved)
-        attempt.each_pass = self._look
+        own, leader = plan["place"]["node_rank"], self.line.leader
+        machines = self.line.machines.items()
+        self._reach.begin({node: at for node, at in machines if node not in (own, leader)})
+        attempt.each_pass = lambda: self._look(attempt)
         outcome = attempt.go()
         if endings.folder_lost(run, plan, outcome):
             return int(Exit.TRAINING)
@@ -103,7 +110,12 @@ class Follower(Machine):
             return endings.node_end(run, code, outcome)
         return self._recover(outcome)
 
-    def _look(self) -> None:
+    def _look(self, attempt: Attempt) -> None:
+        # how long the ranks of a script have waited is unknown
+        if self._reach.look(attempt.waited_s() if attempt.outcome.ours else math.inf):
+            if cut := sorted(self._reach.lost):
+                log.warning(msg("launcher.reach.cut", names=self.line.names(cut)))
+            self.line.send_all({"cut": cut})
         self.line.greet()
         self.copies.look()
         plan = self.launch.plan
