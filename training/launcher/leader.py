@@ -79,8 +79,9 @@ class Leader(Machine):
         if self._superseded():
             return self._leave(msg("launcher.succession.superseded"))
         self._keep(record)
-        if not outcome.ours and record["cause"] in (HUNG, *fewer_ranks.OF_PEERS):
-            reach.leave_out(line)
+        by_peers = record["cause"] in (HUNG, *fewer_ranks.OF_PEERS)
+        if not outcome.ours and by_peers and (lost := reach.leave_out(line)):
+            log.warning(lost.text)
         waiting = Waiting()
         chosen = (
             recovery.choose(record, outcome, line, lambda why: self._joined(why, waiting, record))

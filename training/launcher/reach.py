@@ -43,7 +43,7 @@ class Reach:
         self._machines, self.lost, self._begun = machines, set(), 0.0
 
     def look(self, waited_s: float) -> bool:
-        """Called repeatedly while ranks run: has `lost` changed? The first test only tells which
+        """Called repeatedly while ranks run: has `lost` changed? The first test only shows which
         machines can be reached. `waited_s`: how long the ranks here have waited for others."""
         now, before = time.monotonic(), set(self.lost)
         if self._tests:
