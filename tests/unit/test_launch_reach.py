@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from collections.abc import Iterator
@@ -70,6 +71,16 @@ def test_a_machine_that_stops_answering_is_reported_once(
     tests.begin({2: (LOOPBACK, free_port(LOOPBACK))})
     assert not tests.lost
     assert not any(settled(tests, 9.0)), "a refused connection is an answer"
+
+
+def test_a_machine_without_a_route_is_reported(
+    tests: Reach, other: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tests.begin({2: other.getsockname()})
+    settled(tests, 0.0)
+    # The test needs no rights to change routes: this is the kernel's answer without one.
+    monkeypatch.setattr(reach.socket.socket, "connect_ex", lambda *_: errno.ENETUNREACH)
+    assert tests.look(9.0) and tests.lost == {2}
 
 
 def test_a_machine_that_never_answered_is_not_reported(tests: Reach, other: socket.socket) -> None:

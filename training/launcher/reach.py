@@ -3,7 +3,6 @@ coordinates: their ranks would wait for each other until --hang_timeout."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import select
 import socket
@@ -50,7 +49,8 @@ class Reach:
             self._read(now)
         elif not self._begun or (waited_s > WAITED_S and now - self._begun > EVERY_S):
             self._begun = now
-            self._tests = {node: _connect(at) for node, at in self._machines.items()}
+            for node, at in self._machines.items():
+                self._connect(node, at)
         return self.lost != before
 
     def _read(self, now: float) -> None:
@@ -60,25 +60,30 @@ class Reach:
             if test not in ready and not late:
                 continue
             error = test.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if test in ready and error in REACHED:
-                self._reached.add(node)
-                self.lost.discard(node)
-            elif node in self._reached:
-                self.lost.add(node)
+            self._note(node, reached=test in ready and error in REACHED)
             self._tests.pop(node).close()
+
+    def _connect(self, node: int, at: tuple[str, int]) -> None:
+        made = socket.socket(socket.AF_INET6 if ":" in at[0] else socket.AF_INET)
+        made.setblocking(False)
+        error = made.connect_ex(at)
+        if error in (0, errno.EINPROGRESS):
+            self._tests[node] = made
+            return
+        made.close()  # refused, or without a route
+        self._note(node, reached=error in REACHED)
+
+    def _note(self, node: int, *, reached: bool) -> None:
+        if reached:
+            self._reached.add(node)
+            self.lost.discard(node)
+        elif node in self._reached:
+            self.lost.add(node)
 
     def close(self) -> None:
         for test in self._tests.values():
             test.close()
         self._tests = {}
-
-
-def _connect(at: tuple[str, int]) -> socket.socket:
-    made = socket.socket(socket.AF_INET6 if ":" in at[0] else socket.AF_INET)
-    made.setblocking(False)
-    with contextlib.suppress(OSError):  # getsockopt has the error
-        made.connect_ex(at)
-    return made
 
 
 def leave_out(line: Coordinator) -> LostPeer | None:
