@@ -6,6 +6,7 @@ import errno
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -111,8 +112,22 @@ def test_the_machine_that_reaches_the_fewest_is_left_out(
     assert to_leave_out(cuts) == found
 
 
-def test_it_is_missing_unless_it_is_lost_itself() -> None:
+def test_without_min_ranks_it_is_only_named() -> None:
     with coordinator.Coordinator(plan(0, free_port(LOOPBACK), nodes=3)) as head:
+        for node in (1, 2):
+            head.met(node, wires()[0], LOOPBACK, "a")
+        assert head.machines == dict.fromkeys((1, 2), (LOOPBACK, head.port))
+        head.cuts = {2: {1}}
+        lost = reach.leave_out(head)
+        assert lost and lost.node == 2 and head.missing() == []
+        own: Any = {"kind": lost.kind, "rank": None, "victim": False, "node": 2}
+        assert head._sure(own)
+
+
+def test_it_is_missing_unless_it_is_lost_itself() -> None:
+    made = plan(0, free_port(LOOPBACK), nodes=3)
+    made["elastic"] = {"ranks": 3, "min_ranks": 1}  # type: ignore[typeddict-item]
+    with coordinator.Coordinator(made) as head:
         for node in (1, 2):
             head.met(node, wires()[0], LOOPBACK, "a")
         head.cuts = {1: {2}}

@@ -123,9 +123,9 @@ class Coordinator(PeerLink):
     @property
     def machines(self) -> dict[int, tuple[str, int]]:
         return {
-            node: (self.addresses[node], self._listening[node])
+            node: (self.addresses[node], self._listening.get(node, self.port))
             for node in sorted(self.wires)
-            if node in self._listening
+            if node in self._listening or not self._elastic
         }
 
     def gather(self, seconds: float) -> None:
@@ -335,7 +335,7 @@ class Coordinator(PeerLink):
             store.close()  # rank 0, or torchrun, opens the port itself
         self._fresh()
         self._begun, self.confirmed = True, {self._own, *self._expected}
-        self.send_all({"go": port, "machines": self.machines} if self._elastic else {"go": port})
+        self.send_all({"go": port, "machines": self.machines})
         own = None if store.fileno() < 0 else store
         return local_ranks.of_node(self.plan, self._bound or LOOPBACK, port, own)
 

@@ -205,10 +205,6 @@ class Leader(Machine):
         plan, recovery = self.launch.plan, self.launch.recovery
         recovery.look()
         self.copies.look()
-        if "elastic" not in plan:
-            return
-        self.line.greet_late()
-        saved = self._test_gpus()
         outcome = attempt.outcome
         if not any(self.line.cuts.values()):
             self._cut_at = time.monotonic()
@@ -218,6 +214,10 @@ class Leader(Machine):
             and (lost := reach.leave_out(self.line))
         ):
             attempt.failure.of_lost_peer(lost)
+        if "elastic" not in plan:
+            return
+        self.line.greet_late()
+        saved = self._test_gpus()
         asked = outcome.asked != Exit.DONE
         if self._more and not outcome.resized and not asked:  # the others got the message before
             attempt.stop.for_other_ranks()

@@ -112,6 +112,7 @@ class PeerLink(ABC):
         self.works: set[int] = set()  # by planned number
         # there: by node, the machines that it does not reach any more (training.launcher.reach)
         self.cuts: dict[int, set[int]] = {}
+        self.cut = False  # the ranks are ended because two machines do not reach each other
 
     def __enter__(self) -> PeerLink:
         return self
@@ -123,7 +124,8 @@ class PeerLink(ABC):
     @property
     @abstractmethod
     def machines(self) -> dict[int, tuple[str, int]]:
-        """Where the other machines listen, by node (with `--min_ranks`)."""
+        """Where the other machines listen, by node; without `--min_ranks` they do not, and refuse
+        connections at this port."""
 
     @abstractmethod
     def gather(self, seconds: float) -> None:
@@ -285,11 +287,15 @@ class PeerLink(ABC):
     def _sure(self, own: FailureRecord) -> bool:
         """Is the cause a machine that will send nothing more? A silent one only once it is
         missing."""
-        return own["kind"] == GONE or (own["kind"] == SILENT and bool(self.missing()))
+        silent = own["kind"] == SILENT and (self.cut or bool(self.missing()))
+        return own["kind"] == GONE or silent
 
     def separate(self, node: int) -> None:
-        """This machine counts as silent, although it is connected."""
-        self._silent.add(node)
+        """Another machine does not reach this one. Where the run can continue without it, it counts
+        as silent, although it is connected."""
+        self.cut = True
+        if "elastic" in self.plan:
+            self._silent.add(node)
 
     def lost(self, node: int) -> None:
         self.wires.pop(node).close()
@@ -339,7 +345,7 @@ class PeerLink(ABC):
     def _fresh(self) -> None:
         """Reset the state before ranks start, for the first time or again."""
         self.failed = self.lost_peer = None
-        self.saved, self.works, self.cuts = "", set(), {}
+        self.saved, self.works, self.cuts, self.cut = "", set(), {}, False
         self._turned = self._pinged = time.monotonic()
         self._silent.clear()
         self._warned.clear()

@@ -27,7 +27,8 @@ REACHED = (0, errno.ECONNREFUSED)
 
 
 class Reach:
-    """On a machine that does not coordinate (`--min_ranks`: the machines listen). Never blocks."""
+    """On a machine that does not coordinate. A refused connection is an answer, too: without
+    `--min_ranks` nothing listens at the other end. Never blocks."""
 
     def __init__(self) -> None:
         self._machines: Mapping[int, tuple[str, int]] = {}
@@ -87,8 +88,8 @@ class Reach:
 
 
 def leave_out(line: Coordinator) -> LostPeer | None:
-    """Of two machines that do not reach each other, the one to continue without: it is missing from
-    now on."""
+    """Of two machines that do not reach each other, the one to continue without (`--min_ranks`): it
+    is missing from now on."""
     found = to_leave_out(line.cuts)
     if not found or line.quiet(found[0]):  # it is lost itself
         return None
