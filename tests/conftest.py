@@ -106,6 +106,29 @@ def nobody_left(token: str) -> None:
     assert not left, f"left behind: {left}"
 
 
+# Programs inherit ignored signals: Ctrl-C would not reach those of later tests.
+SIGNALS = (
+    *(signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
+    *(signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2),
+)
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers() -> Iterator[None]:
+    """The code under test changes them. A job in the background begins with two of them ignored."""
+    for number, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGQUIT, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, usual)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 @pytest.fixture
 def token() -> Iterator[str]:
     """A new token for the processes of one test; at its end none of them may be left."""
