@@ -82,6 +82,11 @@ def newest(checkpoints: Path) -> ManifestRecord | None:
     return next((found for path in reversed(all_in(checkpoints)) if (found := read(path)[0])), None)
 
 
+def newest_step(checkpoints: Path) -> int:
+    """Of the newest valid manifest; 0 without one."""
+    return int((newest(checkpoints) or {"step": 0})["step"])
+
+
 def damage(state: Path, size: int, checksum: str, moved: Callable[[], None] = lambda: None) -> str:
     """What is wrong with a file of weights that should have this size and sha256, or "". `moved()`
     is called for each piece that is read."""

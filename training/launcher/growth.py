@@ -12,7 +12,7 @@ from training.launcher import fewer_ranks, replan
 from training.launcher.attempt import Attempt
 from training.launcher.outcome import Outcome
 from training.launcher.recovery import Recovery
-from training.launcher.rejoin import Rejoin, candidates
+from training.launcher.rejoin import Rejoin, candidates, restart_text
 from training.launcher.restart import Team
 from training.launcher.saved import Saved
 
@@ -79,9 +79,5 @@ class Growth:
         names = fewer_ranks.names(plan, team.back)
         change = msg("launcher.rejoin.with", names=names)
         label = fewer_ranks.label(plan, team, change)
-        text = (
-            msg("launcher.rejoin.restart", label=label)
-            if outcome.ours
-            else msg("launcher.rejoin.restart_script", label=label)
-        )
+        text = restart_text(label, ours=outcome.ours)
         return self.recovery.grow(team, msg("launcher.rejoin.why", names=names), text)

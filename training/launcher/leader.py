@@ -279,11 +279,7 @@ class Leader(Machine):
         )
         change = msg("launcher.rejoin.with", names=names)
         label = fewer_ranks.label(plan, team, change)
-        text = (
-            msg("launcher.rejoin.restart", label=label)
-            if outcome.ours
-            else msg("launcher.rejoin.restart_script", label=label)
-        )
+        text = rejoin.restart_text(label, ours=outcome.ours)
         order = recovery.order(Restart(0, {}, why, team=team))
         grown = recovery.grow(team, why, text)
         self.line.decide(order if grown else None)

@@ -17,7 +17,7 @@ from training.launcher.peer_link import NETWORK, LostPeer
 if TYPE_CHECKING:
     from training.launcher.coordinator import Coordinator
 
-WAITED_S = 2.0  # the ranks of this machine have waited for so long, beyond what is usual
+WAITED_S = 2.0  # of the ranks of this machine, beyond what is usual
 EVERY_S = 10.0
 ANSWER_S = 5.0  # the kernel repeats the first packet after 1 and 3 s
 REPORTS_S = 3.0  # both machines of a pair notice it within this time

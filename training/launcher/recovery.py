@@ -182,7 +182,7 @@ class Recovery:
 
     def _saved(self) -> int:
         """Step of the newest checkpoint."""
-        return int((manifest.newest(self.run.checkpoints) or {"step": 0})["step"])
+        return manifest.newest_step(self.run.checkpoints)
 
     def begin(self, chosen: Restart) -> bool:
         """False: the plan cannot be written; it is as before, and the run ends (`given_up`)."""

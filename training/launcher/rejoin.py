@@ -55,6 +55,15 @@ def wanted(plan: Plan) -> bool:
     return "elastic" in plan and bool(plan["config"].get("rejoin", True))
 
 
+def restart_text(label: str, *, ours: bool) -> str:
+    """For the console. `ours`: Duet's own training, not a script."""
+    return (
+        msg("launcher.rejoin.restart", label=label)
+        if ours
+        else msg("launcher.rejoin.restart_script", label=label)
+    )
+
+
 def of_machine(plan: Plan, node: int, sent: object) -> set[int]:
     """The planned numbers that another machine has sent, as far as they are its own."""
     named = sent if isinstance(sent, list) else []

@@ -103,7 +103,7 @@ def _run(run: rundir.RunDir, plan: Plan, stages: set[str], ending: PostRun) -> t
     except UserError as error:
         console.report(error, msg("launcher.end.ended") if ending.begun else "")
         if ending.begun and ending.run.own == ending.run.path and not ending.left:
-            saved = int((manifest.newest(ending.run.checkpoints) or {"step": 0})["step"])
+            saved = manifest.newest_step(ending.run.checkpoints)
             end_record.write(ending.run, plan, error.code, saved, str(error))
         return error.code, str(error)
     except (KeyboardInterrupt, Stopped) as asked:
