@@ -48,13 +48,13 @@ def test_a_machine_that_waits_for_another_is_stopped(
     team.first.__exit__()
     for peer in team.peers.values():
         peer.forget(0)
-    leads = Deciding(team.succession(1))
     waits = team.succession(2)
     monkeypatch.setattr(waits, "_greet", signalled)
     with pytest.raises(KeyboardInterrupt):
         waits.next_line()
     team.peers[2].stop(signal.SIGTERM)
     team.peers[2].__exit__()
+    leads = Deciding(team.succession(1))  # later: it takes over at once when all have followed
     leads.join(20)
     assert leads.stopped == (signal.SIGTERM, 2)
     assert not team.runs[1].claim("abc", 2).exists()

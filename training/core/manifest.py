@@ -83,7 +83,7 @@ def newest(checkpoints: Path) -> ManifestRecord | None:
 
 
 def newest_step(checkpoints: Path) -> int:
-    """Of the newest valid manifest; 0 without one."""
+    """The step of the newest valid manifest; 0 without one."""
     return int((newest(checkpoints) or {"step": 0})["step"])
 
 

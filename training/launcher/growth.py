@@ -79,5 +79,5 @@ class Growth:
         names = fewer_ranks.names(plan, team.back)
         change = msg("launcher.rejoin.with", names=names)
         label = fewer_ranks.label(plan, team, change)
-        text = restart_text(label, ours=outcome.ours)
+        text = restart_text(label, script=not outcome.ours)
         return self.recovery.grow(team, msg("launcher.rejoin.why", names=names), text)

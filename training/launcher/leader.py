@@ -279,7 +279,7 @@ class Leader(Machine):
         )
         change = msg("launcher.rejoin.with", names=names)
         label = fewer_ranks.label(plan, team, change)
-        text = rejoin.restart_text(label, ours=outcome.ours)
+        text = rejoin.restart_text(label, script=not outcome.ours)
         order = recovery.order(Restart(0, {}, why, team=team))
         grown = recovery.grow(team, why, text)
         self.line.decide(order if grown else None)

@@ -55,12 +55,11 @@ def wanted(plan: Plan) -> bool:
     return "elastic" in plan and bool(plan["config"].get("rejoin", True))
 
 
-def restart_text(label: str, *, ours: bool) -> str:
-    """For the console. `ours`: Duet's own training, not a script."""
+def restart_text(label: str, *, script: bool) -> str:
     return (
-        msg("launcher.rejoin.restart", label=label)
-        if ours
-        else msg("launcher.rejoin.restart_script", label=label)
+        msg("launcher.rejoin.restart_script", label=label)
+        if script
+        else msg("launcher.rejoin.restart", label=label)
     )
 
 
