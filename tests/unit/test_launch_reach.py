@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import socket
 import time
 from collections.abc import Iterator
@@ -141,10 +142,30 @@ def test_it_is_missing_unless_it_is_lost_itself() -> None:
         assert head.ready_again == ()
 
 
-def test_it_is_not_taken_back_at_once() -> None:
+def test_it_is_not_taken_back_before_it_reaches_the_others() -> None:
+    here, there = wires()
     with coordinator.Coordinator(plan(0, free_port(LOOPBACK), nodes=3)) as head:
-        head._ready_again = {1, 2}
-        head.apart[2] = time.monotonic() + 60
-        assert head.ready_again == (1,)
-        head.apart[2] = time.monotonic()
-        assert head.ready_again == (1, 2)
+        head.met(1, wires()[0], LOOPBACK, "a")
+        head.waiting[2], head.apart[2], head._ready_again = here, {1}, {2}
+        head.greet_late()
+        assert head.ready_again == ()
+        there.sendall(b'{"cut": []}\n')
+        wait_until(lambda: head.greet_late() or head.ready_again == (2,))
+
+
+def test_it_need_not_reach_a_machine_that_is_lost() -> None:
+    with coordinator.Coordinator(plan(0, free_port(LOOPBACK), nodes=3)) as head:
+        head.apart[2], head._ready_again = {1}, {2}
+        assert head.ready_again == (2,)
+
+
+def test_the_machine_that_was_left_out_reports_that_it_reaches_the_other(
+    tests: Reach, other: socket.socket
+) -> None:
+    kept = fill(other)
+    tests.begin_again({1: other.getsockname()})
+    assert not any(settled(tests, math.inf)) and tests.lost == {1}
+    for one in kept:
+        one.close()
+    tests.begin_again({1: (LOOPBACK, free_port(LOOPBACK))})
+    assert any(settled(tests, math.inf)) and not tests.lost

@@ -65,7 +65,7 @@ class Coordinator(PeerLink):
         self.absent: list[int] = []  # machines that the first start does not wait for
         self.waiting: dict[int, JsonSocket] = {}  # machines that may join, by node
         self._ready_again: set[int] = set()
-        self.apart: dict[int, float] = {}  # machine → until when it is not taken back (monotonic)
+        self.apart: dict[int, set[int]] = {}  # by machine that was left out, those it did not reach
         self._listening: dict[int, int] = {}  # port at which another machine listens, by node
         self.shares: dict[int, bool] = {}  # has a machine the same disk? By node
         self._ready: set[int] = set()
@@ -176,7 +176,7 @@ class Coordinator(PeerLink):
     def await_machine(self, why: str, waiting: Waiting, seconds: float) -> bool:
         """Too few ranks are left (`why`): has another machine joined before `waiting` takes
         `seconds`? As under torchrun."""
-        known, told_s = set(self._ready_again), -PING_S
+        known, told_s = set(self.ready_again), -PING_S
         everyone = set(range(self.place.nnodes))
         while everyone - {self._own, *self.wires, *known} and waiting.seconds <= seconds:
             waiting.report(msg("launcher.nodes.another"), why)
@@ -187,7 +187,7 @@ class Coordinator(PeerLink):
             for node in list(self.wires):
                 self._read_ready(node)
             self.unless_asked()
-            if self._ready_again - known:
+            if set(self.ready_again) - known:
                 return True
             time.sleep(RETRY_S)
         return False
@@ -245,7 +245,8 @@ class Coordinator(PeerLink):
             self.shares[node] = bool(message.get("shared", True))
             self.addresses[node] = peer
             welcome = {"joined": True, "host": socket.gethostname(), "running": self._closed}
-            wire.send(welcome | {"secret": self.secret})
+            apart = {n: at for n, at in self.machines.items() if n in self.apart.get(node, ())}
+            wire.send(welcome | {"secret": self.secret, "apart": apart})
             if self._closed:
                 self._ready_again.discard(node)
                 self.waiting[node] = wire
@@ -277,6 +278,8 @@ class Coordinator(PeerLink):
                     if "ready" in message:
                         self._ready_again.add(node)
                         self._ports(node, message)
+                    if message.get("cut") == []:  # it reaches all again
+                        self.apart.pop(node, None)
             except ConnectionLost as broken:
                 log.warning(msg("launcher.nodes.lost_because", name=self.name(node), broken=broken))
                 self.waiting.pop(node).close()
@@ -295,9 +298,10 @@ class Coordinator(PeerLink):
 
     @property
     def ready_again(self) -> tuple[int, ...]:
-        """Machines that were lost and have joined again, with their data prepared."""
-        now = time.monotonic()
-        return tuple(sorted(n for n in self._ready_again if self.apart.get(n, 0.0) <= now))
+        """Machines that were lost and have joined again, with their data prepared, and that reach
+        all others."""
+        unreached = {node for node, others in self.apart.items() if others & self.wires.keys()}
+        return tuple(sorted(self._ready_again - unreached))
 
     def go(self) -> LocalRanks | None:
         waiting = Waiting()

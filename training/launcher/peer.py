@@ -30,6 +30,7 @@ from training.launcher.peer_link import (
     Waiting,
     stop_request,
 )
+from training.launcher.reach import Reach
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -57,6 +58,8 @@ class Peer(PeerLink):
         self.awaited: JsonSocket | None = None  # to a machine that takes over if it can
         self.over = False  # the run has ended
         self._begun = False
+        self._apart = Reach()  # machines because of which this one was left out
+        self._stack.callback(self._apart.close)
         self._stack.callback(self._close)
 
     def _close(self) -> None:
@@ -117,6 +120,9 @@ class Peer(PeerLink):
                 if is_script(self.plan)
                 else msg("launcher.nodes.joins_later", name=self.name(self.leader))
             )
+        if apart := rendezvous.machines(answer.get("apart"), self.place):
+            self._apart.begin_again(apart)
+            log.warning(msg("launcher.reach.was_cut", names=", ".join(map(str, apart))))
 
     def follow(self, node: int, wire: JsonSocket, address: str, answer: Message) -> None:
         """Another machine coordinates the run from now on. Raises ConnectionLost if its answer is
@@ -182,6 +188,7 @@ class Peer(PeerLink):
             )
         self._fresh()
         self._begun = True
+        self._apart.begin({})
         self._machines = rendezvous.machines(answer.get("machines"), self.place)
         for node, (address, _) in self._machines.items():
             self._places[node] = self.shown(address, None)
@@ -221,6 +228,8 @@ class Peer(PeerLink):
             waiting.report(what, why, level=log.info)
             select.select([self.wires[leader]], [], [], RETRY_S)
             self.greet()
+            if self._apart.look():
+                self.send_all({"cut": sorted(self._apart.lost)})
             messages = self.read(leader)
             for i, message in enumerate(messages):
                 if isinstance(lost := message.get("gone"), LostPeer):

@@ -4,6 +4,7 @@ coordinates: their ranks would wait for each other until --hang_timeout."""
 from __future__ import annotations
 
 import errno
+import math
 import select
 import socket
 import time
@@ -21,8 +22,6 @@ WAITED_S = 2.0  # of the ranks of this machine, beyond what is usual
 EVERY_S = 10.0
 ANSWER_S = 5.0  # the kernel repeats the first packet after 1 and 3 s
 REPORTS_S = 3.0  # both machines of a pair notice it within this time
-# How long the machine that was left out is not taken back: the pair is not tested before a start.
-APART_S = 600.0
 REACHED = (0, errno.ECONNREFUSED)
 
 
@@ -42,7 +41,12 @@ class Reach:
         self.close()
         self._machines, self.lost, self._begun = machines, set(), 0.0
 
-    def look(self, waited_s: float) -> bool:
+    def begin_again(self, machines: Mapping[int, tuple[str, int]]) -> None:
+        """This machine was left out because it did not reach these."""
+        self.begin(machines)
+        self._reached, self.lost = set(machines), set(machines)
+
+    def look(self, waited_s: float = math.inf) -> bool:
         """Called repeatedly while ranks run: has `lost` changed? The first test only shows which
         machines can be reached. `waited_s`: how long the ranks here have waited for others."""
         now, before = time.monotonic(), set(self.lost)
@@ -96,7 +100,7 @@ def leave_out(line: Coordinator) -> LostPeer | None:
     node, others = found
     line.cuts.clear()
     line.separate(node)
-    line.apart[node] = time.monotonic() + APART_S
+    line.apart[node] = set(others)
     text = msg("launcher.reach.apart", name=line.name(node), others=line.names(others))
     return LostPeer(node, SILENT, NETWORK, text)
 
