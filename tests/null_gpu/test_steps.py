@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.launches import bare, duet
 from tests.conftest import TOKEN
 from tests.null_gpu import counters, programs
 from tests.null_gpu.conftest import NullGpus
@@ -59,3 +62,14 @@ def test_a_step_waits_for_nothing(
         # Those of fp16 may do nothing.
         limit = 120 if flags["precision"] == "bf16" else 140
         assert counters.launches(step["optimizer"]) <= limit
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+@pytest.mark.parametrize("depth", [12, 20])
+def test_a_large_model_needs_as_few_launches_as_a_bare_loop(gpus: NullGpus, depth: int) -> None:
+    def median(steps: list[dict[str, Any]], part: str) -> float:
+        return statistics.median(counters.launches(step[part]) for step in steps)
+
+    steps, others = duet(gpus.environ, depth, 1, 0), bare(gpus.environ, "same", depth, 0)
+    assert median(steps, "other") <= 1.15 * median(others, "other")
+    assert median(steps, "optimizer") <= 120 < median(others, "optimizer")
