@@ -62,7 +62,7 @@ def of(made_from: Any) -> set[str]:
         (plan.VariableRecord, Variable, set()),
         (plan.PlaceRecord, Topology, set()),
         (plan.BatchRecord, Batch, set()),
-        (plan.ScriptRecord, Script, set()),
+        (plan.ScriptRecord, Script, {"-installed"}),
         (plan.CheckRecord, Check, {"-facts", "code"}),
         (run_files.CodeRecord, Code, {"sentence"}),
         (

@@ -229,3 +229,18 @@ def test_the_python_of_a_script(tmp_path: Path) -> None:
     assert script_program.interpreter(without)[0] == sys.executable
     chosen = {"PATH": active["PATH"], "TORCH_LOCAL_PATH": str(tmp_path)}
     assert script_program.interpreter(chosen)[0] == sys.executable
+
+
+def test_a_console_script_by_its_path_runs_with_the_python_beside_it(tmp_path: Path) -> None:
+    """Its environment need not be active. A project's script may name any Python."""
+    own = tmp_path / "env/bin/python"
+    own.parent.mkdir(parents=True)
+    own.symlink_to(sys.executable)
+    for name in ("env/bin/tool", "main.py"):
+        (tmp_path / name).write_text(f"#!{own}\n")
+    found = {}
+    for name in ("env/bin/tool", "main.py"):
+        path = str(tmp_path / name)
+        found[name] = script_program.find(path, [], {}, [], module=False, no_python=False)
+    assert found["env/bin/tool"].python == str(own) and found["env/bin/tool"].installed
+    assert found["main.py"].python == sys.executable and not found["main.py"].installed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -73,7 +74,11 @@ def build(
         plan["elastic"] = {**may_lose, "gpus": [*may_lose["gpus"], *others]}
     if request.watch:
         _leave_alone(plan, script.path)
-    plan["notes"] += [*builder.warnings(checks), *elastic.note(plan), *_starts_ranks(request)]
+    plan["notes"] += [
+        *builder.warnings(checks),
+        *elastic.note(plan),
+        *_starts_ranks(request, environ),
+    ]
     own = (
         []
         if request.watch
@@ -95,13 +100,14 @@ def build(
     return plan, checks
 
 
-def _starts_ranks(request: ScriptLaunchRequest) -> list[str]:
+def _starts_ranks(request: ScriptLaunchRequest, environ: Mapping[str, str]) -> list[str]:
     """A note on a program that is a launcher itself: its ranks would not be watched."""
     script = request.runs
     name = script.path if script.module else Path(script.path).name
     if request.watch or name not in LAUNCHERS:
         return []
-    words = ["python", "-m", name] if script.module else [name if script.on_path else script.path]
+    on_path = shutil.which(name, path=environ.get("PATH")) == script.path
+    words = ["python", "-m", name] if script.module else [name if on_path else script.path]
     command = f"./duet watch -- {shlex.join([*words, *script.args])}"
     return [msg("plan.script.is_launcher", name=name, command=command)]
 

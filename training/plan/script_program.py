@@ -30,14 +30,14 @@ HEAD_BYTES = 256  # the kernel reads as much of a #! line
 @dataclass(frozen=True)
 class Script:
     """`path`: a file as typed, or with `module` the name of a module. `python`: None for a program
-    that is executed directly. `on_path`: a program that was found on PATH."""
+    that is executed directly. `installed`: a program of an environment, not of a project."""
 
     path: str
     args: list[str]
     python: str | None
     python_reason: str
     module: bool = False
-    on_path: bool = False
+    installed: bool = False
 
     def record(self) -> ScriptRecord:
         return {
@@ -67,8 +67,8 @@ def find(
     if on_path and (no_python or not file.exists()):
         own = None if no_python else _python_of(_head(Path(on_path)))
         if own:
-            return Script(on_path, args, own, msg("plan.script.own_interpreter"), on_path=True)
-        return Script(on_path, args, None, "", on_path=True)
+            return Script(on_path, args, own, msg("plan.script.own_interpreter"), installed=True)
+        return Script(on_path, args, None, "", installed=True)
     if file.is_dir():
         if not (file / "__main__.py").is_file():
             what = msg("plan.script.is_folder", path=path)
@@ -82,6 +82,8 @@ def find(
         what = msg("plan.script.unreadable", path=path)
         problems.append(Problem("script.unreadable", what, "", [fix]))
         return Script(typed, args, python, reason)
+    if not no_python and (own := _beside(file)):
+        return Script(typed, args, own, msg("plan.script.own_interpreter"), installed=True)
     if not no_python and _is_python(file):
         return Script(typed, args, python, reason)
     if problem := _not_executable(file, path):
@@ -117,6 +119,12 @@ def _python_of(head: bytes) -> str | None:
     if words and Path(words[0]).name.startswith("python") and os.access(words[0], os.X_OK):
         return words[0]
     return None
+
+
+def _beside(file: Path) -> str | None:
+    """The Python of a console script in the `bin` of an environment, which need not be active."""
+    own = _python_of(_head(file))
+    return own if own and Path(own).parent == file.parent.absolute() else None
 
 
 def _is_python(file: Path) -> bool:

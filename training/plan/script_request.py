@@ -54,7 +54,7 @@ class ScriptLaunchRequest(LaunchRequest):
     def base_name(self) -> str:
         """With the project's folder: the runs of all projects are in one place."""
         path = Path(self.runs.path)
-        elsewhere = self.runs.module or self.runs.on_path
+        elsewhere = self.runs.module or self.runs.installed
         folder = Path.cwd() if elsewhere else path.absolute().parent
         name = self.runs.path if self.runs.module else path.stem
         return re.sub(r"[^\w.-]", "_", f"{folder.name}_{name}").lstrip("._-")[:64]

@@ -183,7 +183,6 @@ class ScriptRecord(TypedDict):
     python: str | None  # interpreter; None: a program that is executed directly
     python_reason: str
     module: NotRequired[bool]  # `path` is a module; missing in plans of early 0.1
-    on_path: NotRequired[bool]  # a program that was found on PATH; missing in plans of early 0.1
 
 
 class BindingRecord(TypedDict):
