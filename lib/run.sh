@@ -7,7 +7,7 @@ RUN_DIR=
 # process is already a rank, and the launcher of several machines with --hosts.
 run::plan() {
   local answer
-  answer=$("$PYTHON" "$DUET_ROOT/lib/run_module.py" training.cli.plan "$DUET_SCRIPT" "$@") || {
+  run::_ask "$@" || {
     local status=$?
     [[ -z $answer ]] || printf '%s\n' "$answer"
     exit "$status"
@@ -25,6 +25,24 @@ run::plan() {
   mapfile -d '' -t RUN_COMMAND <"$RUN_DIR/launch.argv"
   run::export "$RUN_DIR/launch.env"
   log::open "$DUET_LOG_FILE"
+}
+
+# Sets `answer` of the caller to what the plan prints; its exit status. It may wait for other machines: unlike in $(…), TERM and USR1 are
+# passed on to it, also when they are sent to this shell alone.
+run::_ask() {
+  local stream planner ctrl_c=1 status=0
+  [[ $(trap -p INT) != "trap -- '' "* ]] || ctrl_c= # under nohup
+  exec {stream}< <(DUET_CTRL_C=$ctrl_c exec "$PYTHON" "$DUET_ROOT/lib/run_module.py" training.cli.plan "$DUET_SCRIPT" "$@")
+  planner=$!
+  trap 'kill -s TERM "$planner" 2>/dev/null || true' TERM
+  trap 'kill -s USR1 "$planner" 2>/dev/null || true' USR1
+  trap : INT # Ctrl-C reaches the plan itself
+  IFS= read -rd '' -u "$stream" answer || true
+  exec {stream}<&-
+  wait "$planner" || status=$?
+  trap - TERM USR1 INT
+  answer=${answer%$'\n'}
+  return "$status"
 }
 
 # Export the NUL-delimited variables in FILE, untraced, since values may be secrets. Usage: run::export FILE

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 
 if __name__ == "__main__":
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     module = sys.argv.pop(1)
+    if os.environ.pop("DUET_CTRL_C", ""):  # a shell ignores it in a process substitution
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:

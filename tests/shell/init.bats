@@ -96,11 +96,12 @@ bash_is() {
 @test "variables of the run are exported without being shown, also when there are none" {
   mkdir run
   printf '%s\0' true >run/launch.argv
+  executable answer <<<'echo "$PWD/run"'
   for variables in '' 'WANDB_API_KEY=hush'; do
     printf '%s' "${variables:+$variables$'\1'}" | tr '\1' '\0' >run/launch.env
     # shellcheck disable=SC2016
     run --separate-stderr env DUET_DEBUG=1 DUET_LOG_FILE="$PWD/log" OTHER_TOKEN=hush bash -c 'source lib/init.sh
-      PYTHON=answer; answer() { echo "$PWD/run"; }; run::plan; set +x; printf "%s" "${WANDB_API_KEY-none}"'
+      PYTHON=./answer; run::plan; set +x; printf "%s" "${WANDB_API_KEY-none}"'
     is "$status" 0
     is "$output" "$([[ -z $variables ]] && echo none || echo hush)"
     has_not "$stderr" hush
