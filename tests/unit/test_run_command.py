@@ -40,7 +40,6 @@ def translated(line: str) -> str:
         ("-n 2 --nnodes=1:4 --min_ranks=3 t.py", "2 --nnodes=4 --min_ranks=3 --script=t.py"),
         ("-n 2 --nnodes=1:4 --max-restarts=0 t.py", "2 --nnodes=4 --retries=0 --script=t.py"),
         ("--nnodes=2:2 t.py", "1 --nnodes=2 --script=t.py"),
-        ("--nnodes=3:2 t.py", "1 --nnodes=3:2 --script=t.py"),  # refused by the plan
         ("--max-restarts=3 --log-dir logs t.py", "1 --retries=3 --log_dir=logs --script=t.py"),
         ("--tee 3 --redirects 3 t.py", "1 --show_ranks=all --script=t.py"),
         ("-t 0:3,1:0,2:1 t.py", "1 --show_ranks=0,2 --script=t.py"),
@@ -78,10 +77,14 @@ def test_words(line: str, words: str) -> None:
 
 
 def test_a_program_is_required_and_gpu_needs_one() -> None:
-    for line, code in (("-n 2", "run.no_program"), ("-n gpu t.py", "run.no_gpu")):
+    for line, codes in (
+        ("-n 2", ["run.no_program"]),
+        ("-n", ["run.no_program", "ranks.value"]),
+        ("-n gpu t.py", ["run.no_gpu"]),
+    ):
         with pytest.raises(UserError) as caught:
             translated(line)
-        assert [problem.code for problem in caught.value.problems] == [code]
+        assert [problem.code for problem in caught.value.problems] == codes
 
 
 @pytest.mark.parametrize(
@@ -96,6 +99,13 @@ def test_a_program_is_required_and_gpu_needs_one() -> None:
         (["--tee", ""], "flag.no_value", []),
         (["-n", "8", "--tee", "7"], "script.show_ranks", ["-n 8 --tee=3 t.py"]),
         (["--tee=0:3,1:4"], "script.show_ranks", ["--tee=3"]),
+        (["--nnodes=3:1"], "field.value", ["--nnodes=1:3 t.py"]),
+        (["--nnodes=0:2"], "field.value", ["--nnodes=1:2 t.py"]),
+        (["--rdzv-endpoint=a:port"], "field.value", ["--rdzv-endpoint=a:29500 t.py"]),
+        (["--rdzv-endpoint", "a:1:2"], "field.value", ["--rdzv-endpoint=a:29500 t.py"]),
+        (["--master-addr=a:1"], "field.value", ["--master-addr=a t.py"]),
+        (["--nporc-per-node=2"], "script.own_flag", ["--nproc-per-node=2 t.py"]),
+        (["--max_restrats", "2"], "script.own_flag", ["--max-restarts=2 t.py"]),
     ],
 )
 def test_a_value_that_would_silently_count_as_none(

@@ -30,20 +30,16 @@ Examples:
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import sys
 from collections.abc import Mapping
 
-from training.cli import torchrun_nodes
+from training.cli import run_check, torchrun_nodes
 from training.cli.run_words import (
     IGNORED_SWITCHES,
     OVERRIDDEN,
     RANKS,
-    TEE,
     TORCHRUN,
     Flag,
-    nothing,
     parse,
 )
 from training.config import flags
@@ -82,16 +78,8 @@ def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) ->
         elif name not in IGNORED_SWITCHES:
             whole = word if value is None or "=" in word else f"{word}={value}"
             words.append(f"--{name}" if name in PROGRAM else whole)
-    if not rest:
-        raise UserError(
-            Problem(
-                "run.no_program",
-                msg("cli.run.no_program"),
-                msg("plan.script.allowed"),
-                [f"./duet run -n {number or 2} train.py"],
-            )
-        )
-    _check(given, rest)
+    if problems := run_check.problems(given, rest):
+        raise UserError(problems)
     number = number or str(torchrun_nodes.slots(words, environ) or "")
     set_by = "" if number else torchrun_nodes.ranks_variable(words, environ)
     own = rest[2:] if rest[1:2] == [SEPARATOR] else rest[1:]  # torchrun drops it too
@@ -108,45 +96,6 @@ def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) ->
     return words
 
 
-def _check(given: list[Flag], rest: list[str]) -> None:
-    """Raises UserError for flags of torchrun with a value that would silently count as none or as
-    a flag, and for a number of processes in the place of the program."""
-    problems = []
-    names = {name for name, _, _ in given}
-    if (
-        rest[1:]
-        and rest[0].isdecimal()
-        and not names & {RANKS, "module"}
-        and not os.path.exists(rest[0])
-    ):
-        what = msg("plan.script.missing", path=rest[0])
-        fix = _again(given, rest[1:], "", ["-n", rest[0]])
-        problems.append(Problem("script.file", what, msg("plan.script.allowed"), [fix]))
-    for name, value, _ in given:
-        if name == RANKS and (not value or value.startswith("-")):
-            fix = _again(given, rest, RANKS, ["-n", "2"])
-            what = msg("cli.run.no_ranks", text=value)
-            problems.append(Problem("ranks.value", what, msg("cli.run.counts"), [fix]))
-        elif not value and TORCHRUN.get(name, nothing) is not nothing:
-            problems.append(flags.no_value(name))
-        elif name == "tee" and not TEE.fullmatch(value or ""):
-            fix = _again(given, rest, name, ["--tee=3"])
-            what = msg("cli.run.tee", text=value)
-            problems.append(Problem("script.show_ranks", what, msg("cli.run.tee_allowed"), [fix]))
-    if problems:
-        raise UserError(problems)
-
-
-def _again(given: list[Flag], rest: list[str], name: str, words: list[str]) -> str:
-    """The command with `words` in place of a flag."""
-    for one, value, word in given:
-        if one == RANKS != name:
-            words = ["-n", value or "", *words]
-        elif one != name:
-            words = [*words, word if value is None or "=" in word else f"{word}={value}"]
-    return shlex.join(["./duet", "run", *words, *rest])
-
-
 def _elastic(words: list[str], count: str, environ: Mapping[str, str]) -> list[str]:
     """torchrun's --nnodes=MIN:MAX, also from a platform: start on MAX machines and continue with
     MIN, unless --min_ranks is given or nothing is restarted. `count`: processes of a machine."""
@@ -154,10 +103,8 @@ def _elastic(words: list[str], count: str, environ: Mapping[str, str]) -> list[s
         return words
     given = {name: value for name, (value, _) in flags.parse(words).flags.items()}
     few = torchrun_nodes.fewest(words, environ)
-    if found := re.fullmatch(r"(\d+):(\d+)", given.get("nnodes", "")):
+    if found := run_check.MACHINES.fullmatch(given.get("nnodes", "")):
         few, most = int(found[1]), int(found[2])
-        if not 0 < few <= most:
-            return words
         words = [f"--nnodes={most}" if word.startswith("--nnodes=") else word for word in words]
         few = few if few < most else 0
     settings = {name: given.get(name) or environ.get(f"{PREFIX}{name.upper()}") for name in LIMITS}

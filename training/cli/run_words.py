@@ -17,6 +17,8 @@ from training.plan.script_words import PROGRAM, SEPARATOR, USED, asked_for
 
 RANKS = "nproc_per_node"
 TEE = re.compile(r"[0-3]|\d{1,4}:[0-3](,\d{1,4}:[0-3])*", re.ASCII)
+# an IPv6 address with a port has brackets
+ENDPOINT = re.compile(r"(\[.*\]|[^:]*)(?::(\d+))?", re.ASCII)
 Flag = tuple[str, str | None, str]  # name, value, first word as typed
 
 
@@ -31,7 +33,7 @@ def _show(text: str) -> list[str]:
 
 
 def _endpoint(text: str) -> list[str]:
-    known = re.fullmatch(r"(\[.*\]|[^:]*)(?::(\d+))?", text)  # an IPv6 address has brackets
+    known = ENDPOINT.fullmatch(text)
     host, port = known.groups() if known else (text, None)
     return [*_address(host), *([f"--master_port={port}"] if port not in (None, "0") else [])]
 
