@@ -9,7 +9,7 @@ import re
 import shlex
 
 from training.cli.run_words import ENDPOINT, RANKS, TEE, TORCHRUN, Flag, nothing
-from training.config import flags
+from training.config import flags, foreign_names
 from training.core import suggest
 from training.core.errors import Problem
 from training.core.messages import msg
@@ -88,7 +88,8 @@ def _misspelled(one: Flag, given: list[Flag], rest: list[str]) -> Problem | None
     name, value, word = one
     own = {RANKS, *TORCHRUN} - {"role"}
     known = {*own, *USED, *PROGRAM, *flags.SWITCHES, *launcher_flags.FLAGS}
-    near = [] if name in known else suggest.suggest(name, sorted(known))[:1]
+    foreign = name in known or foreign_names.row_of(name)  # answered by the plan
+    near = [] if foreign else suggest.suggest(name, sorted(known))[:1]
     if not near or near[0] not in own:
         return None
     text = f"={value}" if value else ""
