@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,15 @@ def gpu(index: int, node: int | None) -> Gpu:
     return Gpu(index, f"GPU-{index}", "-", 1, 1, 0, None, None, numa_node=node)
 
 
+def choose(
+    asked: int | str, launcher: str, device: str, gpus: Sequence[Gpu], ranks: int
+) -> numa.NumaPlan:
+    def again(**changes: object) -> str:
+        return " ".join(["run", *(f"--{name}={value}" for name, value in changes.items())])
+
+    return numa.choose(asked, launcher, device, gpus, ranks, again)
+
+
 @pytest.fixture
 def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two nodes of four cores and one of memory only; this process may not use core 7."""
@@ -35,7 +45,7 @@ def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("two_nodes")
 def test_each_rank_gets_the_allowed_cores_of_its_gpu_s_node() -> None:
-    found = numa.choose("auto", "spawn", "cuda", [gpu(0, 1), gpu(1, 0)], 2)
+    found = choose("auto", "spawn", "cuda", [gpu(0, 1), gpu(1, 0)], 2)
     assert found.bindings == (
         {"node": 1, "cores": [4, 5, 6]},
         {"node": 0, "cores": [0, 1, 2, 3]},
@@ -43,9 +53,9 @@ def test_each_rank_gets_the_allowed_cores_of_its_gpu_s_node() -> None:
     assert (found.memory, found.threads) == (True, 3)
     assert "4-6" in found.sentence() and "rank 0" in found.sentence()
     assert "rank 2" in found.sentence(2) and "rank 0" not in found.sentence(2)
-    shared = numa.choose("auto", "spawn", "cuda", [gpu(0, 1), gpu(1, 1)], 2)
+    shared = choose("auto", "spawn", "cuda", [gpu(0, 1), gpu(1, 1)], 2)
     assert shared.threads == 1, "two ranks share three cores"
-    half = numa.choose("auto", "spawn", "cuda", [gpu(0, 1), gpu(1, None)], 2)
+    half = choose("auto", "spawn", "cuda", [gpu(0, 1), gpu(1, None)], 2)
     assert half.bindings == ({"node": 1, "cores": [4, 5, 6]}, None)
     assert half.threads is None
 
@@ -66,7 +76,7 @@ def test_otherwise_no_rank_is_bound(
     asked: str, launcher: str, device: str, nodes: tuple[int | None, ...]
 ) -> None:
     gpus = [gpu(i, node) for i, node in enumerate(nodes)]
-    found = numa.choose(asked, launcher, device, gpus, 2)
+    found = choose(asked, launcher, device, gpus, 2)
     assert (found.bindings, found.threads) == ((None, None), None)
     assert found.reason
 
@@ -74,20 +84,20 @@ def test_otherwise_no_rank_is_bound(
 def test_one_node_is_never_divided(two_nodes: Path) -> None:
     for node in (1, 2):
         (two_nodes / f"node{node}/cpulist").unlink()
-    found = numa.choose("auto", "spawn", "cuda", [gpu(0, 0), gpu(1, 0)], 2)
+    found = choose("auto", "spawn", "cuda", [gpu(0, 0), gpu(1, 0)], 2)
     assert found.bindings == (None, None)
 
 
 @pytest.mark.usefixtures("two_nodes")
 def test_a_node_can_be_given() -> None:
-    found = numa.choose(0, "spawn", "cpu", [], 2)
+    found = choose(0, "spawn", "cpu", [], 2)
     assert found.bindings == ({"node": 0, "cores": [0, 1, 2, 3]},) * 2
     assert found.threads == 2
     for node in (2, 5):
         with pytest.raises(UserError) as error:
-            numa.choose(node, "spawn", "cpu", [], 2)
+            choose(node, "spawn", "cpu", [], 2)
         assert error.value.problems[0].code == "numa.node"
-        assert "--numa=0" in error.value.problems[0].fixes
+        assert error.value.problems[0].fixes == ["run --numa=auto", "run --numa=0"]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +152,7 @@ number = numa.SET_MEMPOLICY[numa.platform.machine()]
 if numa._libc.syscall(number, INTERLEAVE, ctypes.byref(mask), ctypes.c_ulong(65)):
     print("refused")
 else:
-    print(numa.choose(0, "spawn", "cpu", [], 1).memory)
+    print(numa.choose(0, "spawn", "cpu", [], 1, str).memory)
     print(open("/proc/self/numa_maps").readline().split()[1])
 """
 
@@ -160,7 +170,7 @@ def test_memory_is_preferred_only_instead_of_the_default_policy(
     policy: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(numa, "memory_policy", lambda: policy)
-    found = numa.choose(0, "spawn", "cpu", [], 2)
+    found = choose(0, "spawn", "cpu", [], 2)
     assert not found.memory and found.threads == 2
 
 

@@ -7,7 +7,7 @@ import ctypes
 import os
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,10 +62,16 @@ class NumaPlan:
 
 
 def choose(
-    asked: int | str, launcher: str, device: str, gpus: Sequence[Gpu], ranks: int
+    asked: int | str,
+    launcher: str,
+    device: str,
+    gpus: Sequence[Gpu],
+    ranks: int,
+    again: Callable[..., str],
 ) -> NumaPlan:
-    """`asked`: --numa; `gpus`: of the ranks of this machine, in their order. Raises UserError for a
-    node without cores for this process."""
+    """`asked`: --numa; `gpus`: of the ranks of this machine, in their order; `again(numa=…)`: the
+    user's command with another value. Raises UserError for a node without cores for this
+    process."""
     unbound = (None,) * ranks
     if asked == OFF:
         return NumaPlan(unbound, False, msg("host.decision.as_asked"))
@@ -74,7 +80,7 @@ def choose(
     nodes = allowed(cores_of_nodes())
     if isinstance(asked, int):
         if not nodes.get(asked):
-            raise UserError(_no_such_node(asked, nodes))
+            raise UserError(_no_such_node(asked, nodes, again))
         one: BindingRecord = {"node": asked, "cores": sorted(nodes[asked])}
         return _bound((one,) * ranks, msg("host.decision.as_asked"))
     if device != "cuda":
@@ -106,13 +112,13 @@ def _bound(bindings: tuple[BindingRecord | None, ...], reason: str) -> NumaPlan:
     return NumaPlan(bindings, memory, msg("host.numa.with_memory", reason=reason, memory=also))
 
 
-def _no_such_node(asked: int, nodes: Mapping[int, set[int]]) -> Problem:
+def _no_such_node(asked: int, nodes: Mapping[int, set[int]], again: Callable[..., str]) -> Problem:
     known = sorted(node for node, cores in nodes.items() if cores)
     return Problem(
         "numa.node",
         msg("host.numa.no_cores", node=asked),
         msg("host.numa.nodes", nodes=", ".join(map(str, known)) or "-"),
-        ["--numa=auto", *(f"--numa={node}" for node in known[:1])],
+        [again(numa=value) for value in (AUTO, *known[:1])],
         "numa",
     )
 

@@ -47,7 +47,7 @@ def start(
         else []
     )
     used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
-    bound = numa.choose(config.numa, launcher.value, device.value, used, local)
+    bound = numa.choose(config.numa, launcher.value, device.value, used, local, request.command)
     chosen = env_vars.choose(
         environ,
         device=device.value,
