@@ -176,6 +176,19 @@ recorded() {
   is "$status:$output" '0:to true'
 }
 
+@test "a stop request to the script alone reaches the plan, which may wait for other machines" {
+  executable python <<<'trap "exit 75" TERM USR1; : >waits; while :; do sleep 0.05; done'
+  for signal in TERM USR1; do
+    rm -f waits
+    bash -c 'source lib/init.sh; PYTHON=./python; run::plan' &
+    until [[ -e waits ]]; do sleep 0.05; done
+    kill -s "$signal" "$!"
+    status=0
+    wait "$!" || status=$?
+    is "$status" 75
+  done
+}
+
 @test "a job without variables: nothing of the environment is printed" {
   : >"$PROJECT.env"
   # shellcheck disable=SC2016
