@@ -322,3 +322,6 @@ def test_words_of_a_watched_command() -> None:
         with pytest.raises(UserError) as caught:
             watch.translate(*run_words.parse(line.split()))
         assert [problem.code for problem in caught.value.problems] == codes
+    with pytest.raises(UserError) as caught:
+        watch.translate(*run_words.parse(["-n", "2", "--hang_timeout=9", "torchrun", "t.py"]))
+    assert caught.value.problems[0].fixes == ["./duet watch --hang_timeout=9 -- torchrun t.py"]

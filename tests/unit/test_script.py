@@ -17,6 +17,7 @@ from training.config import program
 from training.config.schema import FIELDS
 from training.core import project
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.plan import cli_args, communication, script_plan, script_program, script_words
 from training.plan import script_request as own_script
 
@@ -244,3 +245,19 @@ def test_a_console_script_by_its_path_runs_with_the_python_beside_it(tmp_path: P
         found[name] = script_program.find(path, [], {}, [], module=False, no_python=False)
     assert found["env/bin/tool"].python == str(own) and found["env/bin/tool"].installed
     assert found["main.py"].python == sys.executable and not found["main.py"].installed
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("no_such_program", "plan.script.no_program"),
+        ("no_such.py", "plan.script.missing"),
+        ("folder/no_such", "plan.script.missing"),
+        ("/dev/null", "plan.script.not_a_file"),
+    ],
+)
+def test_other_paths_are_named_for_what_they_are(tmp_path: Path, path: str, what: str) -> None:
+    problems = list[Problem]()
+    environ = {"PATH": str(tmp_path)}
+    script_program.find(path, [], environ, problems, module=False, no_python=False)
+    assert [problem.what for problem in problems] == [msg(what, path=path)]

@@ -22,6 +22,7 @@ Examples:
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 
 from training.cli import run_words
@@ -53,13 +54,17 @@ def main(argv: list[str]) -> int:
 def translate(given: list[run_words.Flag], command: list[str]) -> list[str]:
     """The words of launch_train.sh. Raises UserError without a command, or for flags of a launcher
     that starts ranks."""
-    problems, words = [], []
-    for name, value, word in given:
+    problems = []
+    words = [
+        word if value is None or "=" in word else f"{word}={value}"
+        for name, value, word in given
+        if name not in OF_RANKS
+    ]
+    without = shlex.join(["./duet", "watch", *words, SEPARATOR, *command]) if command else EXAMPLE
+    for name, _, word in given:
         if name in OF_RANKS:
             what = msg("cli.watch.flag", flag=word)
-            problems.append(Problem("watch.flag", what, msg("cli.watch.after"), [EXAMPLE]))
-        else:
-            words.append(word if value is None or "=" in word else f"{word}={value}")
+            problems.append(Problem("watch.flag", what, msg("cli.watch.after"), [without]))
     if not command:
         what = msg("cli.watch.no_command")
         problems.append(Problem("watch.no_command", what, msg("cli.watch.after"), [EXAMPLE]))

@@ -95,11 +95,12 @@ def _missing(file: Path, path: str) -> Problem:
     names = [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
     near = suggest.suggest(file.name, names)
     fixes = [f"--script={shlex.quote(str(file.with_name(name)))}" for name in near]
-    what = (
-        msg("plan.script.not_a_file", path=path)
-        if file.exists()
-        else msg("plan.script.missing", path=path)
-    )
+    if file.exists():
+        what = msg("plan.script.not_a_file", path=path)
+    elif "/" in path or file.suffix:
+        what = msg("plan.script.missing", path=path)
+    else:
+        what = msg("plan.script.no_program", path=path)
     return Problem("script.file", what, msg("plan.script.allowed"), fixes)
 
 
