@@ -18,7 +18,7 @@ RUNS_TEXT="$START(eval|which)[[:space:]]"
 SOURCES_A_PIPE='(source|\.)[[:space:]]+<\('
 TEE='\|&?[[:space:]]*tee([[:space:]]|$)'
 ASSIGNS_LATE='(local|declare|readonly|export|typeset)[[:space:]]([^#]*[[:space:]])?[A-Za-z_]+="?(\$\(|`)'
-READS_A_PIPE='<[[:space:]]+<\('
+READS_A_PIPE='(^|[^}])<[[:space:]]+<\(' # but with exec {stream}< <(…) the status can be waited for
 ECHO_E='echo[[:space:]]+-[nE]*e'
 BACKQUOTE='`'
 ONE_BRACKET='(^|[;&|[:space:]])\[[[:space:]]'
@@ -145,6 +145,7 @@ x=$(cmd) # never local x=$(cmd), eval or | tee
 [[ -f $x ]] || printf '%s' "${x:-none}" >&2
 local x=1 y
 mapfile -d '' -t argv <"$file"
+exec {stream}< <(cmd)
 ((n > 1)) && evaluate=1
 EOF
   for rule in RUNS_TEXT SOURCES_A_PIPE TEE ASSIGNS_LATE READS_A_PIPE ECHO_E BACKQUOTE ONE_BRACKET KILLS_BY_NAME NUMBER_AS_DEFAULT; do
