@@ -85,6 +85,12 @@ def test_a_program_is_required_and_gpu_needs_one() -> None:
         with pytest.raises(UserError) as caught:
             translated(line)
         assert [problem.code for problem in caught.value.problems] == codes
+    for words in (["-n", "-1"], ["-n", "2", ""]):
+        with pytest.raises(UserError) as caught:
+            run.translate(*run_words.parse(words), ENVIRONMENT)
+        assert {fix for p in caught.value.problems for fix in p.fixes} == {
+            "./duet run -n 2 train.py"
+        }
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,11 @@ def problems(given: list[Flag], rest: list[str]) -> list[Problem]:
     misspelled or have a value that would silently count as none, as a flag, or as a name."""
     found = []
     names = {name for name, _, _ in given}
-    if not rest or not rest[0]:
+    program = rest if rest and rest[0] else ["train.py"]
+    if program is not rest:
         number = next((value for name, value, _ in reversed(given) if name == RANKS), "")
-        fix = _again(given, ["train.py"], RANKS, ["-n", number or "2"])
+        usable = number if number and not number.startswith("-") else "2"
+        fix = _again(given, program, RANKS, ["-n", usable])
         what = msg("cli.run.no_program")
         found.append(Problem("run.no_program", what, msg("plan.script.allowed"), [fix]))
     elif (
@@ -39,7 +41,7 @@ def problems(given: list[Flag], rest: list[str]) -> list[Problem]:
         fix = _again(given, rest[1:], "", ["-n", rest[0]])
         found.append(Problem("script.file", what, msg("plan.script.allowed"), [fix]))
     for one in given:
-        if problem := _problem(one, given, rest or ["train.py"]):
+        if problem := _problem(one, given, program):
             found.append(problem)
     return found
 
@@ -86,10 +88,10 @@ def _is_address(name: str, text: str) -> bool:
 def _misspelled(one: Flag, given: list[Flag], rest: list[str]) -> Problem | None:
     """A flag that is nearly one of torchrun's. Those of launch_train.sh are found by the plan."""
     name, value, word = one
-    own = {RANKS, *TORCHRUN} - {"role"}
+    own = {RANKS, *TORCHRUN} - {"role"}  # too short: similar to other words
     known = {*own, *USED, *PROGRAM, *flags.SWITCHES, *launcher_flags.FLAGS}
-    foreign = name in known or foreign_names.row_of(name)  # answered by the plan
-    near = [] if foreign else suggest.suggest(name, sorted(known))[:1]
+    explained = name in known or foreign_names.row_of(name)  # by the plan, if it is wrong here
+    near = [] if explained else suggest.suggest(name, sorted(known))[:1]
     if not near or near[0] not in own:
         return None
     text = f"={value}" if value else ""
