@@ -106,6 +106,21 @@ def test_bars_of_several_ranks_are_lines_with_their_state(
     assert log.read_text().splitlines() == ["[rank1] one", "[rank1] 100 %", "[rank1] next"]
 
 
+def test_a_line_in_two_pieces_is_shown_once(
+    log: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    read, write = os.pipe()
+    shown = RankOutput(read, tmp_path / "rank1.log", 2, b"[rank1] ", backlog=Backlog())
+    for piece in (b"ready", b"\n"):  # as Python without buffering writes them
+        os.write(write, piece)
+        shown.drain()
+        shown.show_unfinished()
+    os.close(write)
+    shown.close()
+    assert capfdbinary.readouterr().err == b"[rank1] ready\n"
+    assert log.read_text() == "[rank1] ready\n"
+
+
 def test_many_lines_are_one_write(
     through: Callable[..., RankOutput], log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ IN_THREAD = b"Exception in thread "  # printed by Python; the process continues 
 THREAD_BYTES = 1 << 14  # of such a traceback
 MOST_FRAMES = 100  # lines of it
 _buffer = bytearray(READ_BYTES)  # of all outputs: a new one for each read costs more than the read
-# An unfinished line of a labelled rank: a prompt, or a progress bar
+# An unfinished line of a labelled rank: a prompt, when nothing more comes; or a progress bar
 PROMPT_S, BAR_S = 1.0, 10.0
 
 
@@ -154,7 +154,8 @@ class RankOutput:
         state, now = _last_state(self._line), time.monotonic()
         if not self._label or not state.strip() or state == self._shown:
             return
-        if now - self._heard_at > PROMPT_S or now - self._shown_at > BAR_S:
+        bar = b"\r" in self._line
+        if now - self._heard_at > PROMPT_S or (bar and now - self._shown_at > BAR_S):
             self._shown, self._shown_at = state, now
             self._show(self._label + state + b"\n")
 
