@@ -57,6 +57,40 @@ def test_sys_exit_of_a_script_is_reported_with_its_line(
     assert all(value in record["summary"] for value in values)
 
 
+REPORT = """\
+[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:22192. This is typically caused by a
+E1126 22:17:21 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {status}) \
+local_rank: 1 (pid: 494) of binary: /usr/bin/python
+Traceback (most recent call last):
+  File "/usr/bin/torchrun", line 10, in <module>
+    sys.exit(main())
+  File "/usr/lib/python3/dist-packages/torch/distributed/launcher/api.py", line 383, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 493)  (SIGTERM)
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : {status} (pid: 494)
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "value"),
+    [(3, "exit_status", "status 3"), (-9, "killed", "SIGKILL"), (-6, "unknown", "SIGABRT")],
+)
+def test_the_rank_and_status_of_torchruns_report(
+    run: RunDir, status: int, cause: str, value: str
+) -> None:
+    run.launcher_log("torchrun").write_text(REPORT.format(status=status))
+    record = failed(run, rank=None, watched="torchrun")
+    assert verdict(record) == (cause, "died", 1)
+    assert value in record["summary"] and "exitcode" not in record["summary"]
+
+
 LOST = ("RuntimeError", "Connection closed by peer [127.0.0.1]:5006")
 
 

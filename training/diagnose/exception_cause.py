@@ -104,8 +104,18 @@ def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
         found
         if found.cause == PEER_DIED
         or (event.role in events.ABOUT_ITSELF and found.cause != UNKNOWN)
+        or end_of(found)
         else None
     )
+
+
+def end_of(found: RootCause) -> str:
+    """How the rank that failed first has ended, if its log has no more than torchrun's report of
+    that; '' otherwise."""
+    status, event = found.status, found.event
+    if status is None or (event and event.thrown) or found.cause != of_status(status):
+        return ""
+    return exit_status.how(status)
 
 
 def lost_gpus(plan: Plan) -> tuple[str, tuple[int, ...]]:

@@ -55,6 +55,12 @@ class RootCause:
     # apparent failures after which training continued
     recovered: list[Event] = field(default_factory=list)
 
+    @property
+    def status(self) -> int | None:
+        """Exit status of the rank that failed first, as torchrun reports it."""
+        analysis = self.event.analysis if self.event else None
+        return next((r.status for r in analysis.reported if r.root), None) if analysis else None
+
 
 def find_root_cause(analyses: Sequence[LogAnalysis], own: Sequence[Event] = ()) -> RootCause:
     """`own`: events from structured files."""

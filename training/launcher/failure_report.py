@@ -136,12 +136,14 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         if cause in causes.VAGUE and by_itself and status
         else None
     )
-    if rank is None and logged and outcome.watched:
+    if rank is None and logged:
         rank = logged.rank
     thrown = logged.event.thrown if logged and logged.event else None
     if logged and logged.event and (own is None or own["type"] == causes.LEFT):
         line = shown(logged.event.line.text.strip())
-        if logged.cause not in (causes.UNKNOWN, causes.RAISED):
+        if end := causes.end_of(logged):
+            cause, summary = logged.cause, end
+        elif logged.cause not in (causes.UNKNOWN, causes.RAISED):
             cause, summary = (
                 logged.cause,
                 msg("launcher.failure.logged_before", summary=summary, line=line),

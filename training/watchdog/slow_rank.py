@@ -1,7 +1,7 @@
 """Slow ranks of a user script: which one do the others wait for, again and again? From the times at
 which the ranks call the same collective, in torch's flight recorder.
 
-Compared every two minutes, which takes 30 ms here and 60 ms in a thread of each rank, 0.05 % of a
+Compared every minute, which takes 30 ms here and 60 ms in a thread of each rank, 0.1 % of a
 core; the script needs no code for it. Only calls on this machine are compared, since clocks differ
 between machines. On GPUs the call is what the host does: a slow GPU is visible where the script
 waits for it in each step.
@@ -20,7 +20,7 @@ from training.watchdog.probes import stacks
 from training.watchdog.probes.flight_recorder import CallKey
 from training.watchdog.probes.stacks import Frame, Stack, in_collective, own
 
-EVERY_S = 120.0
+EVERY_S = 60.0
 TIMES = 2  # of --hang_timeout, where that is shorter
 COSTS = 0.15  # share of the time that the others must wait for it
 ALONE = 0.8  # part of all waiting that must be for the same rank
