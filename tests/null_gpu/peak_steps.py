@@ -8,6 +8,7 @@ import datetime
 import gc
 import json
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ from training.tasks.gpt.memory import StepWorkload
 from training.tasks.gpt.model import GPT, MemorySavings
 
 STEPS = 4
+# NCCL keeps exchanged tensors until its watchdog has seen the end, which looks every 100 ms; a step
+# on a real GPU takes longer.
+STEP_S = 0.3
 RANKS = 2
 
 
@@ -43,6 +47,7 @@ def peak(load: StepWorkload, rank: int) -> dict[str, int]:
     accumulation = max(1, load.total_tokens // (load.tokens * RANKS))
     peaks = []
     for _ in range(STEPS):
+        time.sleep(STEP_S)
         torch.cuda.reset_peak_memory_stats()
         for micro in range(accumulation):
             with nullcontext() if micro == accumulation - 1 else parallel.no_sync():
