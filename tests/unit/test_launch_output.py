@@ -74,8 +74,9 @@ def test_every_byte_goes_to_the_ranks_log_and_the_console(
         (b" 10 %\r      \r\nnext\n", "next\n"),
         (b"\x1b[32mgreen\x1b[0m\n", "green\n"),
         (b"\n\n", "\n\n"),
+        (b"\0\x1b[2J\n", "\0\x1b[2J\n"),
     ],
-    ids=["line ends", "a bar that was wiped out", "colours", "empty lines"],
+    ids=["line ends", "a bar that was wiped out", "colours", "empty lines", "binary data"],
 )
 def test_the_log_has_what_a_terminal_shows(
     through: Callable[..., RankOutput], log: Path, written: bytes, kept: str

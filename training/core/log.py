@@ -60,10 +60,12 @@ def to_log(text: str) -> None:
 
 
 def lines_to_log(raw: bytes) -> None:
-    """The same for complete lines of a rank; an erased progress bar is dropped."""
+    """The same for complete lines of a rank; an erased progress bar is dropped. Binary data is
+    appended as it is."""
     if _log is None:
         return
-    if raw.isascii() and b"\r" not in raw and b"\x1b" not in raw:
+    plain = raw.isascii() and b"\r" not in raw and b"\x1b" not in raw
+    if plain or b"\0" in raw:
         _write(raw)
         return
     text = raw.decode("utf-8", "replace")
