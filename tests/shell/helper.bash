@@ -13,7 +13,7 @@ export ROOT REAL_PYTHON QUOTED_PYTHON SCRIPTS QUICKSTART
 unset VIRTUAL_ENV CONDA_PREFIX TORCH_LOCAL_PATH PYTHONPATH NO_COLOR CDPATH "${!DUET_@}"
 export DUET_LANG=en
 
-# A copy of the project with a ready environment; PROJECT is its folder.
+# A copy of what the scripts need, with a ready environment; PROJECT is its folder.
 project::copy() {
   PROJECT="$BATS_TEST_TMPDIR/a user's folder/du et"
   mkdir -p "$PROJECT"
@@ -24,8 +24,8 @@ project::copy() {
 
 # Files that are tracked or not ignored, NUL-delimited, without deleted ones.
 project::_files() {
-  local name
-  git -C "$ROOT" ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' name; do
+  local name unneeded=(':!tests' ':!benchmarks' ':!docs')
+  git -C "$ROOT" ls-files -z --cached --others --exclude-standard -- "${unneeded[@]}" | while IFS= read -r -d '' name; do
     if [[ -f $ROOT/$name ]]; then printf '%s\0' "$name"; fi
   done
 }

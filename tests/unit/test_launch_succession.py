@@ -49,6 +49,7 @@ class Team:
         self.port = free_port(LOOPBACK)
         self.plans = [machine(n, self.port, folder, shared=shared) for n in range(NODES)]
         self.runs = [RunDir(own["run_dir"], n or None) for n, own in enumerate(self.plans)]
+        self.runs[0].token(self.plans[0]["launch"]).touch()
         self.first = Coordinator(self.plans[0])  # type: ignore[arg-type]
         self.peers = {n: Peer(self.plans[n]) for n in (1, 2)}  # type: ignore[arg-type]
         threads = [
@@ -222,6 +223,21 @@ def test_a_coordinator_that_is_lost_before_its_announced_claim(
     assert (found[2] is team.peers[2]) is not claimed
     if found[1]:
         found[1].__exit__()
+    team.close()
+
+
+def test_a_run_that_has_ended_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other side of a cut cable has claimed the next start, and finished, before this one."""
+    for name in ("GATHER_S", "HOLD_S"):
+        monkeypatch.setattr(succession, name, 0.1)
+    team = Team(tmp_path, shared=True)
+    run, launch = team.runs[0], team.plans[0]["launch"]
+    assert leadership.claim(run, team.plans[0], 2)  # type: ignore[arg-type]
+    run.remove_tokens(launch)
+    assert team.decide(1)[1] is None and not team.alone[1]
+    assert not list(run.path.glob(".launch-*"))
     team.close()
 
 

@@ -126,8 +126,8 @@ class RunDir:
         return self.path / f"{self.claim(launch, attempt).name}.next"
 
     def remove_tokens(self, launch: str = "") -> None:
-        """Of this launch; without one, of all."""
-        for old in self.path.glob(f"{self.token(launch).name}*"):
+        """Of this launch; without one, of all. The token goes before its claims."""
+        for old in sorted(self.path.glob(f"{self.token(launch).name}*")):
             discard(old)
 
     def is_gone(self) -> bool:

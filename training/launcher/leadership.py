@@ -66,6 +66,16 @@ def awaited(run: RunDir, plan: Plan, attempt: int, dead: Collection[int]) -> boo
     return False
 
 
+def ended(run: RunDir, plan: Plan) -> bool:
+    """Has another machine ended the run, on a common disk? To be asked after a claim: the end
+    removes all claims, but after the token."""
+    try:
+        with run.token(plan["launch"]).open("rb"):  # NFS asks its server only when a file is opened
+            return False
+    except FileNotFoundError:
+        return True
+
+
 def superseded(run: RunDir, plan: Plan, attempt: int) -> bool:
     """Has another machine claimed this start? The file is empty for a moment. If it cannot be read,
     the claim of this machine decides."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from training.core import log
 from training.core.messages import msg
-from training.core.rundir import RunDir
+from training.core.rundir import RunDir, discard
 from training.host import hosts
 from training.host.placement import LauncherOptions
 from training.launcher import leadership
@@ -162,6 +162,9 @@ class Succession:
                 self.alone = "" if line.followers else why  # each follower decides for itself then
             elif not leadership.claim(run, self.plan, self.attempt, self._dead):
                 why = msg("launcher.succession.claimed")
+            elif self.plan.get("shared", True) and leadership.ended(run, self.plan):
+                discard(run.claim(self.plan["launch"], self.attempt))
+                why = msg("launcher.succession.ended")
         except OSError as error:
             why = self.alone = msg("core.rundir.unwritable", file=run.path, strerror=error.strerror)
         if why:
