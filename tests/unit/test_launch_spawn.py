@@ -48,3 +48,16 @@ def test_the_ranks_before_it_are_ended(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(UserError):
         start([sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"])
     assert [child.popen.returncode for child in started] == [-9]
+
+
+def test_a_pipe_where_the_system_has_no_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left() -> tuple[int, int]:
+        raise OSError("out of pty devices")
+
+    monkeypatch.setattr(spawn.pty, "openpty", none_left)
+    monkeypatch.setattr(spawn.os, "isatty", lambda fd: True)
+    streams = spawn.Streams(ours=False, first=True)
+    os.write(streams.writers[1], b"x")
+    assert os.read(streams.readers[1], 8) == b"x"
+    for fd in (*streams.writers.values(), *streams.readers.values()):
+        os.close(fd)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.config.resolve import INTERNAL
-from training.core import rundir
+from training.core import log, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host import numa, process, topology
@@ -231,8 +231,13 @@ class Streams:
 
 
 def _terminal_like(number: int) -> tuple[int, int]:
-    """A pseudo-terminal as wide as the user's, so that a rank shows progress bars and colours."""
-    reader, writer = pty.openpty()
+    """A pseudo-terminal as wide as the user's, so that a rank shows progress bars and colours; a
+    pipe where the system has none (a chroot without /dev/pts, too many terminals)."""
+    try:
+        reader, writer = pty.openpty()
+    except OSError as error:
+        log.warning(msg("launcher.no_terminal", error=error))
+        return os.pipe()
     _raw(writer)
     size = fcntl.ioctl(number, termios.TIOCGWINSZ, b"\0" * 8)
     fcntl.ioctl(writer, termios.TIOCSWINSZ, size)
