@@ -4,6 +4,7 @@ from their log alone."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,8 @@ SCRIPT = ROOT / "tests" / "e2e" / "scripts" / "faulty.py"
             "worker_kill",
             "dataloader_worker_died",
             {0},
-            "is killed by signal: Killed",
+            # the second, if the worker was just about to hand over a batch
+            "is killed by signal: Killed|ConnectionResetError",
             marks=pytest.mark.soak,
         ),
         pytest.param(
@@ -69,5 +71,6 @@ def test_the_cause_is_found_in_the_log_alone(
             started.kill()
             started.wait()
     found = diagnose([log])
-    assert (found["cause"], text in found["evidence"]) == (cause, True), log.read_text()
+    evidence = re.search(text, found["evidence"])
+    assert found["cause"] == cause and evidence, log.read_text()
     assert found["rank"] in ranks
