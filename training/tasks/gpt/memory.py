@@ -237,14 +237,14 @@ def _constants(load: StepWorkload) -> _Constants:
         return (
             _Constants(26.8, 22.7, 19.7, 19.7, 44.4, 7, 2, 2)
             if load.compiled
-            else _Constants(47.4, 22.7, 31.6, 56.3, 77, 7, 16)
+            else _Constants(41.4, 22.7, 31.8, 50.7, 71.2, 7, 16)
         )
     if load.compiled:
         if load.fp16:
-            return _Constants(38.2, 24.7, 5.6, 21.8, 40.2, 10, 2, 2)
+            return _Constants(38.0, 24.7, 11.8, 21.9, 45.2, 10, 2, 2)
         if load.bf16:
-            return _Constants(38.3, 22.7, 5.7, 19.8, 41.8, 7, 2, 2)
-        return _Constants(64.1, 45.4, 11.3, 42.7, 72.1, 8, 8)
+            return _Constants(36.1, 22.7, 11.7, 20.2, 45.5, 7, 2, 2)
+        return _Constants(74.1, 45.4, 24.8, 44.6, 94.1, 8, 8)
     if not load.cuda:  # on which a norm keeps more: it is not one operator there
         if load.fp16:
             return _Constants(57.4, 24.7, 20.2, 43.3, 64, 8, 16)
@@ -252,10 +252,10 @@ def _constants(load: StepWorkload) -> _Constants:
             return _Constants(51.4, 22.7, 21.2, 40.3, 61, 7, 16)
         return _Constants(86.8, 45.4, 21.5, 62.9, 104.3, 8, 16)
     if load.fp16:
-        return _Constants(55.6, 24.7, 10.3, 41.1, 61.8, 10, 16)
+        return _Constants(49.9, 24.8, 30.2, 36.0, 57.7, 10, 16)
     if load.bf16:
-        return _Constants(47.6, 22.7, 10.3, 35.1, 55.8, 7, 16)
-    return _Constants(82.8, 45.4, 21.3, 58.8, 100.1, 8, 16)
+        return _Constants(40.4, 22.7, 24.5, 30.1, 50.6, 7, 16)
+    return _Constants(82.6, 45.4, 24.2, 60.2, 102.1, 8, 16)
 
 
 def estimate(load: StepWorkload) -> Estimate:

@@ -7,6 +7,7 @@ depth is even. The effect of each choice: docs/model.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,10 +48,21 @@ def rotations(length: int, head_dim: int, base: float = ROPE_BASE) -> tuple[Tens
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (arXiv:2104.09864) of x (batch, heads, T, head_dim), with the
-    first T rows of rotations(). Two halves that are rotated apart and joined make compiled kernels
+    """Rotary position embedding (arXiv:2104.09864) of x (…, head_dim), with rows of rotations()
+    that broadcast to it. Two halves that are rotated apart and joined make compiled kernels
     slower."""
     return x * cos + x.roll(x.size(-1) // 2, -1) * sin
+
+
+def products(x: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
+    """Outputs of linear layers with the same input. Compiled for a GPU, they are one product: each
+    of several small ones leaves a part of the GPU idle. Layers in fp8 have products of their
+    own."""
+    linear = [layer for layer in layers if type(layer) is nn.Linear]
+    if not (torch.compiler.is_compiling() and x.is_cuda and len(linear) == len(layers)):
+        return [layer(x) for layer in layers]
+    joined = torch.cat([layer.weight for layer in linear])
+    return F.linear(x, joined).split([layer.out_features for layer in linear], dim=-1)
 
 
 def stream(x: Tensor) -> Tensor:
@@ -75,10 +87,14 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, width = x.shape
         q, k, v = (
-            part(x).view(batch, length, self.heads, width // self.heads).transpose(1, 2)
-            for part in (self.query, self.key, self.value)
+            part.view(batch, length, self.heads, width // self.heads)
+            for part in products(x, self.query, self.key, self.value)
         )
-        q, k = norm(rotate(q, cos, sin)).to(v.dtype), norm(rotate(k, cos, sin)).to(v.dtype)
+        # In this layout and order a compiled block needs one kernel for both. A rotation keeps the
+        # norm, so the order does not matter otherwise.
+        cos, sin = cos[:, None], sin[:, None]
+        q, k = rotate(norm(q), cos, sin).to(v.dtype), rotate(norm(k), cos, sin).to(v.dtype)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.proj(out.transpose(1, 2).reshape(batch, length, width))
 
@@ -109,9 +125,9 @@ class TransformerBlock(nn.Module):
 
     def _forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self._drop(self.attention(norm(x), cos, sin))
-        y = norm(x)
+        gate, up = products(norm(x), self.gate, self.up)
         # SwiGLU, arXiv:2002.05202
-        return x + self._drop(self.down(F.silu(self.gate(y)) * self.up(y)))
+        return x + self._drop(self.down(F.silu(gate) * up))
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
@@ -171,6 +187,10 @@ class GPT(nn.Module):
         torch._dynamo.config.optimize_ddp = False
         # Every call would check shapes that never change, in Python: 7 % of the host's time.
         inductor.size_asserts = inductor.alignment_asserts = False
+        # Gradients that are joined for products() are written into their places, not selected
+        # element by element from reads of all; torch before 2.13 has no setting for it.
+        if hasattr(inductor, "max_complex_pointwise_cat_inputs"):
+            inductor.max_complex_pointwise_cat_inputs = 1
         for block in self.blocks:
             block.compile(dynamic=False)
         self._chunk = torch.compile(self._chunk, dynamic=False)  # type: ignore[method-assign]
