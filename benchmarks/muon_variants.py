@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.tasks.gpt.muon import COEFFICIENTS, STEPS
+from training.tasks.gpt.newton_schulz import COEFFICIENTS, STEPS
 
 # arXiv:2505.16932, for five iterations, a safety factor of 2e-2 and a cushion of 2
 POLAR_EXPRESS = (

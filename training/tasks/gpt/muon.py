@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.tasks.gpt.model_dims import muon_share
+from training.tasks.gpt.newton_schulz import iterate, norms, orthogonal
 from training.tasks.optim import Group
-
-# The constants of torch.optim.Muon, which computes the same one matrix at a time.
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-STEPS, EPSILON = 5, 1e-7
 
 
 @dataclass
@@ -68,6 +66,7 @@ class Muon(torch.optim.Optimizer):
         self.dtype = dtype
         self._skip: Tensor | None = None  # whether this step changes nothing, on the device
         self._compiled: Callable[..., Tensor] | None = None
+        self._iterate: Callable[[Tensor], Tensor] = iterate
         shared = dist.is_available() and dist.is_initialized()
         self.ranks = dist.get_world_size() if shared else 1
         self.rank = dist.get_rank() if shared else 0
@@ -81,10 +80,18 @@ class Muon(torch.optim.Optimizer):
         ]
 
     def compile(self) -> None:
-        """Let one kernel compute the update before its iteration, but not on a CPU, which works on
-        one matrix at a time."""
-        if self.param_groups[0]["params"][0].is_cuda:
-            self._compiled = torch.compile(_in_one_kernel, dynamic=False)
+        """Let Triton compute the updates, but not on a CPU, which works on one matrix at a time."""
+        first = self.param_groups[0]["params"][0]
+        if not first.is_cuda:
+            return
+        self._compiled = torch.compile(_in_one_kernel, dynamic=False)
+        if self.dtype != torch.float32:
+            from training.tasks.gpt import muon_kernels  # needs Triton
+
+            # As one graph its launches take a third of the time of Triton's own. The update before
+            # it is not part of the graph, which would compute and write it for each of its readers.
+            products = muon_kernels.products(first.device)
+            self._iterate = torch.compile(partial(iterate, products=products), dynamic=False)
 
     def _batches(self, alike: list[Tensor]) -> Iterator[list[Tensor]]:
         first = alike[0]
@@ -160,10 +167,10 @@ class Muon(torch.optim.Optimizer):
         assert len(gradients) == len(bucket.momentum), "every matrix has a gradient"
         update = self._nesterov(torch.stack(gradients), bucket.momentum, momentum)
         if self.dtype == torch.float16:  # in which gradients may be zero
-            update = update / _norms(update)
+            update = update / norms(update)
         update = update.to(self.dtype)
         if update.is_cuda:
-            return orthogonal(update)
+            return orthogonal(update, self._iterate)
         for one in update:  # one at a time stays in a CPU's cache
             one.copy_(orthogonal(one))
         return update
@@ -231,22 +238,3 @@ def _in_one_kernel(gradients: Tensor, buffer: Tensor, weight: Tensor, dtype: tor
     """Muon._nesterov without temporary memory in fp32."""
     buffer.lerp_(gradients, weight)
     return gradients.lerp(buffer, 1 - weight).to(dtype)
-
-
-def _norms(matrices: Tensor) -> Tensor:
-    return matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=EPSILON)
-
-
-def orthogonal(matrices: Tensor) -> Tensor:
-    """Approximate nearest orthogonal matrices of (…, rows, columns), by a quintic Newton-Schulz
-    iteration: X ← aX + (bG + cG²)X with G = XXᵀ, or from the right with G = XᵀX if that is
-    smaller."""
-    a, b, c = COEFFICIENTS
-    add_product = torch.addmm if matrices.dim() == 2 else torch.baddbmm
-    tall = matrices.shape[-2] > matrices.shape[-1]
-    out = matrices / _norms(matrices)
-    for _ in range(STEPS):
-        gram = out.mT @ out if tall else out @ out.mT
-        gram = add_product(gram, gram, gram, beta=b, alpha=c)
-        out = add_product(out, *((out, gram) if tall else (gram, out)), beta=a)
-    return out
