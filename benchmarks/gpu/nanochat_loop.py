@@ -34,6 +34,7 @@ def build(job: dict[str, Any]) -> tuple[torch.nn.Module, list[torch.optim.Optimi
         "n_head": shape.heads,
         "n_kv_head": shape.heads,
         "n_embd": shape.width,
+        "window_pattern": "L",  # the whole context in every layer, as Duet
     }
     known = inspect.signature(gpt.GPTConfig).parameters
     with torch.device("meta"):

@@ -58,7 +58,7 @@ STAGES = {
         Stage(
             "tests",
             "Tests that need a GPU",
-            suites.stage("tests/gpu/test_memory.py", "plain and eager"),
+            suites.stage("tests/gpu/test_memory.py tests/gpu/test_model.py", "plain and eager"),
         ),
         Stage("scaling", "One GPU and two", pairs.scaling, gpus=2),
         Stage("p2p", "Peer-to-peer copies", pairs.p2p, gpus=2),

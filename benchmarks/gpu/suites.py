@@ -11,17 +11,17 @@ from benchmarks.gpu.bench import Bench, Failed, Program, Skipped, check
 NOTHING_COLLECTED = 5  # pytest's exit status
 
 
-def stage(file: str, smoke: str) -> Callable[[Bench], dict[str, Any]]:
-    """All tests of a file, or those that match `smoke` in a smoke run."""
-    return lambda bench: run(bench, file, smoke)
+def stage(files: str, smoke: str) -> Callable[[Bench], dict[str, Any]]:
+    """All tests of these files, or those that match `smoke` in a smoke run."""
+    return lambda bench: run(bench, files, smoke)
 
 
-def run(bench: Bench, file: str, smoke: str) -> dict[str, Any]:
+def run(bench: Bench, files: str, smoke: str) -> dict[str, Any]:
     """Outcome and seconds of each test, and the properties that it has recorded."""
     if "pytest" in bench.machine.missing:
         raise Skipped(f"pytest is not installed for {bench.machine.executable}")
     results, console = bench.folder / "results.xml", bench.folder / "pytest.txt"
-    argv = [bench.machine.executable, "-m", "pytest", "-q", "-m", "gpu", file]
+    argv = [bench.machine.executable, "-m", "pytest", "-q", "-m", "gpu", *files.split()]
     argv += ["-p", "no:cacheprovider", "-p", "no:xdist", f"--junitxml={results}"]
     argv += [f"--basetemp={bench.folder / 'tmp'}", *(["-k", smoke] if bench.smoke else [])]
     program = Program(argv, console)
@@ -32,7 +32,7 @@ def run(bench: Bench, file: str, smoke: str) -> dict[str, Any]:
     failed = [test["name"] for test in tests if test["outcome"] == "failed"]
     passed = sum(test["outcome"] == "passed" for test in tests)
     text = f"{passed} passed, {len(failed)} failed" + "".join(f"; {name}" for name in failed)
-    return {"tests": tests, "checks": [check(file, not failed and passed > 0, text)]}
+    return {"tests": tests, "checks": [check(files, not failed and passed > 0, text)]}
 
 
 def _test(case: ElementTree.Element) -> dict[str, Any]:
