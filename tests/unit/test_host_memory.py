@@ -188,7 +188,7 @@ def test_benchmark_and_engine_compile_the_same(monkeypatch: pytest.MonkeyPatch) 
     from training.tasks.gpt.model import GPT
 
     compiled: list[GPT] = []
-    monkeypatch.setattr(GPT, "compile_parts", lambda self: compiled.append(self))  # noqa: PLW0108 – a list's method would not be bound
+    monkeypatch.setattr(GPT, "compile_parts", lambda self, together: compiled.append(self))
     tiny = replace(SMALL, depth=1, sequences=1, seq_len=16, bf16=False)
     memory.steps(replace(tiny, compiled=False), 1)
     assert not compiled

@@ -133,6 +133,21 @@ class TransformerBlock(nn.Module):
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
 
+class Run(nn.Module):
+    """Successive blocks that are compiled as one graph. `selective`: all of them recompute
+    selectively."""
+
+    def __init__(self, blocks: Sequence[nn.Module], selective: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.selective = selective
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, selective: bool) -> Tensor:
+        for block in self.blocks:
+            x = block(x, cos, sin, selective=selective)
+        return x
+
+
 class GPT(nn.Module):
     """forward(inputs) returns logits; forward(inputs, targets) the mean loss in nats per token, or
     by `reduction` their sum or, as "none", the loss of each."""
@@ -147,6 +162,7 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(shape.vocab, shape.width)
         self.blocks = nn.ModuleList(TransformerBlock(shape, dropout) for _ in range(shape.depth))
         self.head = nn.Linear(shape.width, shape.vocab, bias=False)
+        self._runs: list[Run] = []  # of a compiled model; not registered: they share its blocks
         self.register_buffer("cos", torch.empty(0), persistent=False)
         self.register_buffer("sin", torch.empty(0), persistent=False)
         self.reset()
@@ -173,14 +189,13 @@ class GPT(nn.Module):
         head_dim = self.shape.width // self.shape.heads
         self.cos, self.sin = rotations(self.shape.max_seq_len, head_dim)
 
-    def compile_parts(self) -> None:
-        """torch.compile each block and the loss with its logits, not the whole model (as
-        torchtitan).
+    def compile_parts(self, together: int = 1) -> None:
+        """torch.compile blocks and the loss with its logits, not the whole model (as torchtitan).
 
-        One compiled block serves all of them, gradients are exchanged while the next block's
-        backward pass runs, and checkpoints of whole blocks wrap compiled blocks. Each block is one
-        graph: DDP's own splitter would cut it at the borders of its buckets, and some versions of
-        it reject the checkpoint of a selective block.
+        One compiled graph serves all blocks, or all runs of `together` blocks, gradients are
+        exchanged while the next one's backward pass runs, and checkpoints of whole blocks wrap
+        compiled blocks. Each is one graph: DDP's own splitter would cut it at the borders of its
+        buckets, and some versions of it reject the checkpoint of a selective block.
         """
         from torch._inductor import config as inductor  # takes a second
 
@@ -191,8 +206,17 @@ class GPT(nn.Module):
         # element by element from reads of all; torch before 2.13 has no setting for it.
         if hasattr(inductor, "max_complex_pointwise_cat_inputs"):
             inductor.max_complex_pointwise_cat_inputs = 1
-        for block in self.blocks:
+        again, blocks = self.frugal.blocks, list(self.blocks)
+        plain = again + self.frugal.selective
+        for block in blocks[:again]:
             block.compile(dynamic=False)
+        self._runs = [
+            Run(blocks[at : min(at + together, end)], selective)
+            for start, end, selective in ((again, plain, True), (plain, len(blocks), False))
+            for at in range(start, end, together)
+        ]
+        for run in self._runs:
+            run.compile(dynamic=False)
         self._chunk = torch.compile(self._chunk, dynamic=False)  # type: ignore[method-assign]
 
     def forward(
@@ -202,18 +226,7 @@ class GPT(nn.Module):
         length = inputs.size(1)
         cos, sin = self.cos[:length], self.sin[:length]
         x = stream(norm(self.embedding(inputs)))
-        again, selective = (
-            (self.frugal.blocks, self.frugal.blocks + self.frugal.selective)
-            if torch.is_grad_enabled()
-            else (0, 0)
-        )
-        for number, block in enumerate(self.blocks):
-            if number < again:
-                x = checkpoint(
-                    block, x, cos, sin, use_reentrant=False, preserve_rng_state=self.dropout > 0
-                )
-            else:
-                x = block(x, cos, sin, selective=number < selective)
+        x = self._through_blocks(x, cos, sin)
         x = norm(x)
         if targets is None:
             return self.logits(x)
@@ -221,6 +234,21 @@ class GPT(nn.Module):
             return self._each(x.flatten(0, 1), targets.flatten()).view_as(targets)
         nats = self._nats(x.flatten(0, 1), targets.flatten())
         return nats if reduction == "sum" else nats / (targets != -1).sum()
+
+    def _through_blocks(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        training, again = torch.is_grad_enabled(), self.frugal.blocks
+        for block in self.blocks[:again]:
+            if training:
+                x = checkpoint(
+                    block, x, cos, sin, use_reentrant=False, preserve_rng_state=self.dropout > 0
+                )
+            else:
+                x = block(x, cos, sin)
+        for run in self._runs:
+            x = run(x, cos, sin, training and run.selective)
+        for number, block in enumerate(self.blocks[again:] if not self._runs else ()):
+            x = block(x, cos, sin, selective=training and number < self.frugal.selective)
+        return x
 
     def logits(self, x: Tensor) -> Tensor:
         logits = self.head(x).float()
