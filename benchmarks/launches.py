@@ -80,8 +80,13 @@ def row(label: str, steps: list[dict[str, Any]]) -> str:
     other = median([launches(s["other"]) for s in steps])
     optimizer = median([launches(s["optimizer"]) for s in steps])
     waits = median([sum(n for name, n in s["other"].items() if "SYNC" in name) for s in steps])
-    ms = median([s["optimizer_ms"] for s in steps])
-    return f"| {label} | {other:.0f} | {optimizer:.0f} | {waits:.0f} | {ms:.1f} |"
+    times = (median([s[name] for s in steps]) for name in ("optimizer_ms", "step_ms"))
+    cells = (
+        label,
+        *(f"{n:.0f}" for n in (other, optimizer, waits)),
+        *(f"{ms:.1f}" for ms in times),
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def numbers(text: str) -> list[int]:
@@ -112,8 +117,10 @@ def main() -> None:
             if args.nanochat:
                 steps = bare(environ, "nanochat", depth, compiled, args.nanochat)
                 rows.append(row(f"{kind}: nanochat, 1 rank", steps))
-    print("| step | launches without the optimizer | optimizer | waits | optimizer, host ms |")
-    print("|---|---|---|---|---|")
+    print(
+        "| step | launches without the optimizer | optimizer | waits | optimizer, host ms | step |"
+    )
+    print("|---|---|---|---|---|---|")
     print("\n".join(rows))
 
 

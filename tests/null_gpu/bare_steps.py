@@ -50,6 +50,7 @@ def main(out: str, kind: str, depth: int, sequences: int, length: int, compiled:
     tokens = torch.zeros(sequences, length, dtype=torch.int64, device="cuda")
     steps: list[dict[str, Any]] = []
     for _ in range(STEPS):
+        started = time.perf_counter()
         with torch.autocast("cuda", torch.bfloat16):
             loss = model(tokens, tokens)
         loss.backward()
@@ -58,10 +59,11 @@ def main(out: str, kind: str, depth: int, sequences: int, length: int, compiled:
         other, begun = counters.take(), time.perf_counter()
         for one in optimizers:
             one.step()
-        record = {"optimizer_ms": 1000 * (time.perf_counter() - begun)}
-        steps.append(record | {"optimizer": counters.take(), "other": other})
+        optimizer_ms = 1000 * (time.perf_counter() - begun)
         for one in optimizers:
             one.zero_grad()
+        record = {"optimizer": counters.take(), "other": other, "optimizer_ms": optimizer_ms}
+        steps.append(record | {"step_ms": 1000 * (time.perf_counter() - started)})
     Path(out).write_text(json.dumps(steps))
 
 

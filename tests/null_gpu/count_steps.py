@@ -1,6 +1,7 @@
 """A rank that counts the CUDA calls of each of its steps: `count_steps.py OUT.json CONFIG ARGS…` with
 the null GPU preloaded; it is the rank in the variables of torchrun. Writes a list with a record
-for each step: calls of the optimizer, its host time, and calls of everything else."""
+for each step: calls of the optimizer and of everything else, and the host's time for the optimizer
+and for the step."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ def main(out: Path, args: list[str]) -> int:
     steps: list[dict[str, Any]] = []
     optimizer: dict[str, Any] = {}
     before: dict[str, int] = {}
+    last = time.perf_counter()
     plain_step = optim.Optimizers.step
 
     def step(self: optim.Optimizers, *overflow: Any) -> None:
@@ -34,11 +36,14 @@ def main(out: Path, args: list[str]) -> int:
 
     class Counting(step_queue.StepQueue):
         def read(self, *args: Any, **flags: Any) -> Any:
+            nonlocal last
             done = super().read(*args, **flags)
+            now = time.perf_counter()
             after = counters.take()
             other = {n: before.get(n, 0) + after.get(n, 0) for n in before | after}
             record = {"optimizer": optimizer["calls"], "optimizer_ms": optimizer["ms"]}
-            steps.append(record | {"other": other})
+            steps.append(record | {"other": other, "step_ms": 1000 * (now - last)})
+            last = now
             before.clear()
             out.write_text(json.dumps(steps))
             return done
