@@ -41,22 +41,64 @@ def step_peak(
 ) -> int:
     """Bytes at the peak of a step, in a fake mode. `batch`: its tensors already in memory;
     `autocast`: its type, None for fp32. Raises Unavailable."""
+    gradients = gradients_peaks(model, optimizer, batch, loss, autocast=autocast)
+    return max(*gradients, update_peak(model, optimizer))
+
+
+def gradients_peaks(
+    model: nn.Module,
+    optimizer: Optimizers,
+    batch: list[torch.Tensor],
+    loss: Callable[[], torch.Tensor],
+    *,
+    autocast: torch.dtype | None,
+) -> tuple[int, int]:
+    """As step_peak, of the forward pass and of it with the backward pass."""
+    found: list[torch.Tensor] = []
+
+    def forward() -> None:
+        with torch.autocast("cpu", autocast, enabled=autocast is not None):
+            found.append(loss())
+
+    def backward() -> None:
+        found.pop().backward()  # type: ignore[no-untyped-call]
+
+    first, both = _peaks(model, optimizer, batch, forward, backward)
+    return first, both
+
+
+def update_peak(model: nn.Module, optimizer: Optimizers) -> int:
+    """Bytes at the peak of clipping and of the optimizer's step, in a fake mode. Raises
+    Unavailable."""
+
+    def update() -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return _peaks(model, optimizer, [], update)[0]
+
+
+def _peaks(
+    model: nn.Module,
+    optimizer: Optimizers,
+    batch: list[torch.Tensor],
+    *parts: Callable[[], None],
+) -> list[int]:
+    """The peak from the start to the end of each part."""
     try:
         from torch.distributed._tools.mem_tracker import MemTracker
     except ImportError as error:
         raise _unavailable(error) from error
     begin_gradients(model)
     optimizer.step()  # creates its state
-    tracker = MemTracker()
+    tracker, found = MemTracker(), []
     tracker.track_external(model, *optimizer.parts, *batch)
     with tracker:
-        with torch.autocast("cpu", autocast, enabled=autocast is not None):
-            found = loss()
-        found.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    snapshot = tracker.get_tracker_snapshot("peak")
-    return sum(int(device["Total"]) for device in snapshot.values())
+        for part in parts:
+            part()
+            snapshot = tracker.get_tracker_snapshot("peak")
+            found.append(sum(int(device["Total"]) for device in snapshot.values()))
+    return found
 
 
 def begin_gradients(model: nn.Module) -> None:

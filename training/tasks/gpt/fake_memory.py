@@ -12,6 +12,7 @@ from training.tasks.gpt import optim
 from training.tasks.gpt.memory import StepWorkload
 from training.tasks.gpt.model import GPT, MemorySavings
 from training.tasks.gpt.model_dims import WIDTH_PER_LAYER, ModelDims
+from training.tasks.optim import Optimizers
 
 
 @dataclass(frozen=True)
@@ -28,32 +29,49 @@ class Slice(ModelDims):
 def peak(load: StepWorkload) -> int:
     """Bytes at the peak of an eager step of this load. Raises Unavailable.
 
-    The peak is linear in the number of blocks of each kind (plain, checkpointed as a whole or
-    selectively), so models of at most four blocks with the real width, batch and vocabulary are
-    measured, in a second each, and extrapolated. Muon's state held by other ranks is subtracted;
-    memory held for accumulation, checkpoints and the average of the weights is added.
+    The peaks of the forward pass (at the loss, with the weights in 16 bits) and of the backward
+    pass (in a block) are linear in the number of blocks of each kind (plain, checkpointed as a
+    whole or selectively), so models of at most four blocks with the real width, batch and
+    vocabulary are measured, in a second each, and extrapolated. That of the update is not, because
+    Muon's batches have a limit: the whole model is measured. Muon's state held by other ranks is
+    subtracted; memory held for accumulation, checkpoints and the average of the weights is added.
     """
     counts = (load.plain, load.blocks, load.selective)
     few = [min(count, 1) for count in counts]
-    base = total = step_peak(load, *few)
+    base = gradients_peaks(load, *few)
+    totals = list(base)
     for kind, count in enumerate(counts):
         if count > 1:
             more = [one + (number == kind) for number, one in enumerate(few)]
-            total += (count - 1) * (step_peak(load, *more) - base)
+            for pass_, found in enumerate(gradients_peaks(load, *more)):
+                totals[pass_] += (count - 1) * (found - base[pass_])
+    total = max(*totals, update_peak(load))
     return total - load.elsewhere + load.second_gradients + load.saved + load.average
 
 
-def step_peak(load: StepWorkload, plain: int, again: int, selective: int = 0) -> int:
-    """Peak of a model with these numbers of blocks of the load's width: plain, checkpointed as a
-    whole, and selectively."""
-    shape = Slice(plain + again + selective, load.vocab, load.seq_len, load.depth)
+def gradients_peaks(
+    load: StepWorkload, plain: int, again: int, selective: int = 0
+) -> tuple[int, int]:
+    """Peaks of forward and backward pass of a model with these numbers of blocks of the load's
+    width: plain, checkpointed as a whole, and selectively."""
     with fake_memory.fake_mode():
-        model = GPT(shape, MemorySavings(again, load.chunks, selective))
-        optimizer = optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
+        model, optimizer = _made(load, plain, again, selective)
         tokens = torch.zeros(load.sequences, load.seq_len, dtype=torch.int64)
-        return fake_memory.step_peak(
+        return fake_memory.gradients_peaks(
             model, optimizer, [tokens], lambda: model(tokens, tokens), autocast=half_precision(load)
         )
+
+
+def update_peak(load: StepWorkload) -> int:
+    """Peak of the update of the whole model."""
+    with fake_memory.fake_mode():
+        return fake_memory.update_peak(*_made(load, load.plain, load.blocks, load.selective))
+
+
+def _made(load: StepWorkload, plain: int, again: int, selective: int) -> tuple[GPT, Optimizers]:
+    shape = Slice(plain + again + selective, load.vocab, load.seq_len, load.depth)
+    model = GPT(shape, MemorySavings(again, load.chunks, selective))
+    return model, optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
 
 
 def half_precision(load: StepWorkload) -> torch.dtype | None:

@@ -247,10 +247,10 @@ def _constants(load: StepWorkload) -> _Constants:
         return _Constants(74.1, 45.4, 24.8, 44.6, 94.1, 8, 8)
     if not load.cuda:  # on which a norm keeps more: it is not one operator there
         if load.fp16:
-            return _Constants(57.4, 24.7, 20.2, 43.3, 64, 8, 16)
+            return _Constants(55.4, 24.7, 20.2, 41.3, 62, 8, 16)
         if load.bf16:
-            return _Constants(51.4, 22.7, 21.2, 40.3, 61, 7, 16)
-        return _Constants(86.8, 45.4, 21.5, 62.9, 104.3, 8, 16)
+            return _Constants(49.4, 22.7, 21.2, 38.3, 59, 7, 16)
+        return _Constants(82.8, 45.4, 21.5, 58.9, 100.3, 8, 16)
     if load.fp16:
         return _Constants(49.9, 24.8, 30.2, 36.0, 57.7, 10, 16)
     if load.bf16:
