@@ -47,6 +47,7 @@ def _stubs(torch: Path) -> str:
         symbols = _said("nm", "-D", "--undefined-only", library)
         wanted |= {line.split()[-1].split("@")[0] for line in symbols.splitlines()}
     written = set(re.findall(r"^[\w *]*?\b(\w+)\(", _sources(), re.MULTILINE))
+    written |= {f"{name}_v2" for name in written}  # in CUDA 12
     names = sorted(n for n in wanted - written if NAME.fullmatch(n) and not REGISTRATION.match(n))
     bodies = (f'int {name}(void) {{ COUNT("{name}"); return fault(); }}' for name in names)
     return "\n".join(['#include "null_gpu.h"', *bodies, ""])

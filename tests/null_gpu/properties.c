@@ -1,5 +1,5 @@
 /* cudaGetDeviceProperties needs the exact structure, so this file alone has CUDA's headers. */
-#include <driver_types.h>
+#include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,8 @@ int null_gpu_shared_memory(int major, int minor);
 double setting(const char *name, double otherwise);
 unsigned long total_bytes(void);
 
-int cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
+/* CUDA 12 calls it cudaGetDeviceProperties_v2, by a macro. */
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
   double capability = setting("NULL_GPU_CAPABILITY", 9.0);
   memset(out, 0, sizeof *out);
   snprintf(out->name, sizeof out->name, "%s", getenv("NULL_GPU_NAME") ? getenv("NULL_GPU_NAME") : "NVIDIA H100 80GB HBM3");
@@ -42,6 +43,8 @@ int cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
   out->streamPrioritiesSupported = out->globalL1CacheSupported = out->localL1CacheSupported = 1;
   out->memoryPoolsSupported = out->unifiedFunctionPointers = 1;
   out->clusterLaunch = out->major >= 9;
+#if CUDART_VERSION >= 13000 // whose structure has it
   out->hostNumaId = -1;
-  return 0;
+#endif
+  return cudaSuccess;
 }

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.null_gpu.programs import CUDA_TORCH
 
-# Whole tiles, parts of tiles, tall and wide; 48 is no multiple of a step: by torch.
+# Whole tiles, parts of tiles, tall and wide; 48 rows do not fit a step: by torch.
 SHAPES = ((1, 256, 256), (2, 192, 320), (2, 320, 192), (2, 64, 192), (2, 48, 192))
 PROGRAM = """
 import json, sys
