@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -133,7 +134,7 @@ class TransformerBlock(nn.Module):
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
 
-class Run(nn.Module):
+class BlockGraph(nn.Module):
     """Successive blocks that are compiled as one graph. `selective`: all of them recompute
     selectively."""
 
@@ -162,7 +163,8 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(shape.vocab, shape.width)
         self.blocks = nn.ModuleList(TransformerBlock(shape, dropout) for _ in range(shape.depth))
         self.head = nn.Linear(shape.width, shape.vocab, bias=False)
-        self._runs: list[Run] = []  # of a compiled model; not registered: they share its blocks
+        # Of a compiled model. A list, which registers nothing: they share the model's blocks.
+        self._graphs: list[BlockGraph] = []
         self.register_buffer("cos", torch.empty(0), persistent=False)
         self.register_buffer("sin", torch.empty(0), persistent=False)
         self.reset()
@@ -192,10 +194,10 @@ class GPT(nn.Module):
     def compile_parts(self, together: int = 1) -> None:
         """torch.compile blocks and the loss with its logits, not the whole model (as torchtitan).
 
-        One compiled graph serves all blocks, or all runs of `together` blocks, gradients are
-        exchanged while the next one's backward pass runs, and checkpoints of whole blocks wrap
-        compiled blocks. Each is one graph: DDP's own splitter would cut it at the borders of its
-        buckets, and some versions of it reject the checkpoint of a selective block.
+        `together` blocks are one graph, which is compiled once and serves the others too. Gradients
+        of one graph are exchanged during the backward pass of the next. Checkpoints of whole blocks
+        wrap compiled blocks. DDP's own splitter would cut a graph at the borders of its buckets,
+        and some versions of it reject the checkpoint of a selective block.
         """
         from torch._inductor import config as inductor  # takes a second
 
@@ -210,13 +212,13 @@ class GPT(nn.Module):
         plain = again + self.frugal.selective
         for block in blocks[:again]:
             block.compile(dynamic=False)
-        self._runs = [
-            Run(blocks[at : min(at + together, end)], selective)
+        self._graphs = [
+            BlockGraph(blocks[at : min(at + together, end)], selective)
             for start, end, selective in ((again, plain, True), (plain, len(blocks), False))
             for at in range(start, end, together)
         ]
-        for run in self._runs:
-            run.compile(dynamic=False)
+        for graph in self._graphs:
+            graph.compile(dynamic=False)
         self._chunk = torch.compile(self._chunk, dynamic=False)  # type: ignore[method-assign]
 
     def forward(
@@ -237,17 +239,18 @@ class GPT(nn.Module):
 
     def _through_blocks(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         training, again = torch.is_grad_enabled(), self.frugal.blocks
-        for block in self.blocks[:again]:
+        for block in islice(self.blocks, again):
             if training:
                 x = checkpoint(
                     block, x, cos, sin, use_reentrant=False, preserve_rng_state=self.dropout > 0
                 )
             else:
                 x = block(x, cos, sin)
-        for run in self._runs:
-            x = run(x, cos, sin, training and run.selective)
-        for number, block in enumerate(self.blocks[again:] if not self._runs else ()):
-            x = block(x, cos, sin, selective=training and number < self.frugal.selective)
+        for graph in self._graphs:
+            x = graph(x, cos, sin, training and graph.selective)
+        if not self._graphs:
+            for number, block in enumerate(islice(self.blocks, again, None)):
+                x = block(x, cos, sin, selective=training and number < self.frugal.selective)
         return x
 
     def logits(self, x: Tensor) -> Tensor:
