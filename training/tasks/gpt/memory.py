@@ -252,9 +252,9 @@ def _constants(load: StepWorkload) -> _Constants:
             return _Constants(49.4, 22.7, 21.2, 38.3, 59, 7, 16)
         return _Constants(82.8, 45.4, 21.5, 58.9, 100.3, 8, 16)
     if load.fp16:
-        return _Constants(49.9, 24.8, 30.2, 36.0, 57.7, 10, 16)
+        return _Constants(52.1, 24.8, 4.0, 36.0, 57.7, 10, 16)
     if load.bf16:
-        return _Constants(40.4, 22.7, 24.5, 30.1, 50.6, 7, 16)
+        return _Constants(41.9, 22.7, 7.0, 30.1, 50.6, 7, 16)
     return _Constants(82.6, 45.4, 24.2, 60.2, 102.1, 8, 16)
 
 
