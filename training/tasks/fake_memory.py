@@ -42,7 +42,7 @@ def step_peak(
     """Bytes at the peak of a step, in a fake mode. `batch`: its tensors already in memory;
     `autocast`: its type, None for fp32. Raises Unavailable."""
     gradients = gradients_peaks(model, optimizer, batch, loss, autocast=autocast)
-    return max(*gradients, update_peak(model, optimizer))
+    return max(*gradients, update_peak(model, optimizer, batch))
 
 
 def gradients_peaks(
@@ -67,7 +67,7 @@ def gradients_peaks(
     return first, both
 
 
-def update_peak(model: nn.Module, optimizer: Optimizers) -> int:
+def update_peak(model: nn.Module, optimizer: Optimizers, batch: list[torch.Tensor]) -> int:
     """Bytes at the peak of clipping and of the optimizer's step, in a fake mode. Raises
     Unavailable."""
 
@@ -75,7 +75,7 @@ def update_peak(model: nn.Module, optimizer: Optimizers) -> int:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    return _peaks(model, optimizer, [], update)[0]
+    return _peaks(model, optimizer, batch, update)[0]
 
 
 def _peaks(

@@ -56,7 +56,7 @@ def gradients_peaks(
     width: plain, checkpointed as a whole, and selectively."""
     with fake_memory.fake_mode():
         model, optimizer = _made(load, plain, again, selective)
-        tokens = torch.zeros(load.sequences, load.seq_len, dtype=torch.int64)
+        tokens = _tokens(load)
         return fake_memory.gradients_peaks(
             model, optimizer, [tokens], lambda: model(tokens, tokens), autocast=half_precision(load)
         )
@@ -65,13 +65,18 @@ def gradients_peaks(
 def update_peak(load: StepWorkload) -> int:
     """Peak of the update of the whole model."""
     with fake_memory.fake_mode():
-        return fake_memory.update_peak(*_made(load, load.plain, load.blocks, load.selective))
+        model, optimizer = _made(load, load.plain, load.blocks, load.selective)
+        return fake_memory.update_peak(model, optimizer, [_tokens(load)])
 
 
 def _made(load: StepWorkload, plain: int, again: int, selective: int) -> tuple[GPT, Optimizers]:
     shape = Slice(plain + again + selective, load.vocab, load.seq_len, load.depth)
     model = GPT(shape, MemorySavings(again, load.chunks, selective))
     return model, optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
+
+
+def _tokens(load: StepWorkload) -> torch.Tensor:
+    return torch.zeros(load.sequences, load.seq_len, dtype=torch.int64)
 
 
 def half_precision(load: StepWorkload) -> torch.dtype | None:

@@ -163,7 +163,7 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(shape.vocab, shape.width)
         self.blocks = nn.ModuleList(TransformerBlock(shape, dropout) for _ in range(shape.depth))
         self.head = nn.Linear(shape.width, shape.vocab, bias=False)
-        # Of a compiled model. A list, which registers nothing: they share the model's blocks.
+        # Filled by compile_parts(). A list registers nothing: they share the model's blocks.
         self._graphs: list[BlockGraph] = []
         self.register_buffer("cos", torch.empty(0), persistent=False)
         self.register_buffer("sin", torch.empty(0), persistent=False)
