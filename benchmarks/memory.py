@@ -87,7 +87,7 @@ def steps(load: StepWorkload, count: int) -> None:
     from training.tasks.gpt import optim as gpt_optim
     from training.tasks.gpt.fake_memory import half_precision
     from training.tasks.gpt.model import GPT, MemorySavings
-    from training.tasks.gpt.model_dims import TOGETHER, ModelDims
+    from training.tasks.gpt.model_dims import ModelDims, blocks_per_graph
 
     device = "cuda" if load.cuda else "cpu"
     model = GPT(
@@ -96,7 +96,7 @@ def steps(load: StepWorkload, count: int) -> None:
     ).to(device)
     optimizer = gpt_optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
     if load.compiled:
-        model.compile_parts(TOGETHER if load.cuda and load.ranks == 1 else 1)
+        model.compile_parts(blocks_per_graph(device, load.ranks))
     tokens = torch.randint(0, min(load.vocab, 256), (load.sequences, load.seq_len), device=device)
     for weight in model.parameters():
         weight.grad = torch.zeros_like(weight)  # DDP's buckets

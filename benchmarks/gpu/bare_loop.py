@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.gpu.timing import autocast, measured
 from training.tasks.gpt.model import GPT, MemorySavings
-from training.tasks.gpt.model_dims import TOGETHER, ModelDims
+from training.tasks.gpt.model_dims import BLOCKS_PER_GRAPH, ModelDims
 
 
 def step_of(job: dict[str, Any]) -> Callable[[], object]:
@@ -24,7 +24,7 @@ def step_of(job: dict[str, Any]) -> Callable[[], object]:
         model = GPT(shape, MemorySavings(job["blocks"], job["chunks"], job["selective"]))
         tokens = torch.randint(0, min(shape.vocab, 256), (job["sequences"], job["seq_len"] + 1))
     if job["compiled"]:
-        model.compile_parts(TOGETHER)
+        model.compile_parts(BLOCKS_PER_GRAPH)
     blocks = list(model.blocks.parameters())
     others = [*model.embedding.parameters(), *model.head.parameters()]
     muon = getattr(torch.optim, "Muon", None) if job["muon"] else None

@@ -18,7 +18,7 @@ import torch
 from benchmarks.gpu import nanochat_loop
 from tests.null_gpu import counters
 from training.tasks.gpt.model import GPT, MemorySavings
-from training.tasks.gpt.model_dims import TOGETHER, ModelDims
+from training.tasks.gpt.model_dims import BLOCKS_PER_GRAPH, ModelDims
 
 STEPS, VOCABULARY = 8, 320
 
@@ -29,7 +29,7 @@ def same(
     with torch.device("cuda"):
         model = GPT(ModelDims(depth, VOCABULARY, length), MemorySavings(0, 1))
     if compiled:
-        model.compile_parts(TOGETHER)
+        model.compile_parts(BLOCKS_PER_GRAPH)
     blocks = list(model.blocks.parameters())
     others = [*model.embedding.parameters(), *model.head.parameters()]
     return model, [torch.optim.AdamW(others, fused=True), torch.optim.Muon(blocks)]

@@ -13,9 +13,9 @@ HEAD_DIMS = range(8, 257, 8)
 # 20. The temporary memory is six times this, after the activations were freed. A CPU launches
 # nothing.
 MUON_BATCH = {"cuda": 384 << 20, "cpu": 16 << 20}
-# Blocks that one rank compiles as one graph for a GPU: the host needs 0.6 of the time for a step,
-# the compiler 1.5 times as long.
-TOGETHER = 4
+# Blocks in one compiled graph: the host needs 0.6 of the time for a step, the compiler 1.5 times as
+# long.
+BLOCKS_PER_GRAPH = 4
 # Dimensions of products in fp8 (torch._scaled_mm); the widths are multiples of it at every depth.
 FP8_MULTIPLE = 16
 
@@ -64,6 +64,12 @@ def muon_share(update_bytes: int, ranks: int, device: str) -> int:
     matrix; `device`: type of the device."""
     most = MUON_BATCH["cuda" if device == "cuda" else "cpu"]
     return max(1, most // (ranks * update_bytes))
+
+
+def blocks_per_graph(device: str, ranks: int) -> int:
+    """One rank exchanges no gradients; several start with those of the last block. A CPU gains
+    nothing. `device`: type of the device."""
+    return BLOCKS_PER_GRAPH if device == "cuda" and ranks == 1 else 1
 
 
 def flops_per_token(shape: ModelDims) -> int:

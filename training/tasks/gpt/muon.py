@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.tasks.gpt.model_dims import muon_share
-from training.tasks.gpt.newton_schulz import iterate, norms, orthogonal
+from training.tasks.gpt.newton_schulz import TORCH, iterate, norms, orthogonal
 from training.tasks.optim import Group
 
 
@@ -85,12 +85,14 @@ class Muon(torch.optim.Optimizer):
         if not first.is_cuda:
             return
         self._compiled = torch.compile(_in_one_kernel, dynamic=False)
-        if self.dtype != torch.float32:
-            from training.tasks.gpt import muon_kernels  # needs Triton
+        if self.dtype == torch.float32:
+            return
+        from training.tasks.gpt import muon_kernels  # needs Triton
 
+        products = muon_kernels.products(first.device)
+        if products is not TORCH:
             # As one graph its launches take a third of the time of Triton's own. The update before
             # it is not part of the graph, which would compute and write it for each of its readers.
-            products = muon_kernels.products(first.device)
             self._iterate = torch.compile(partial(iterate, products=products), dynamic=False)
 
     def _batches(self, alike: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -24,7 +24,7 @@ from training.data.tokenizer import identity
 from training.tasks.base import Task
 from training.tasks.gpt import generate, optim, scores
 from training.tasks.gpt.model import GPT, MemorySavings
-from training.tasks.gpt.model_dims import TOGETHER, ModelDims, flops_per_token
+from training.tasks.gpt.model_dims import ModelDims, blocks_per_graph, flops_per_token
 from training.tasks.gpt.muon import Muon
 from training.tasks.optim import Optimizers
 
@@ -72,10 +72,9 @@ class LanguageModel(Task):
 
     def compile(self, model: nn.Module) -> None:
         assert isinstance(model, GPT)
-        # One rank exchanges no gradients; several start with those of the last block.
         shared = dist.is_available() and dist.is_initialized()
-        alone = self.device.type == "cuda" and not shared
-        model.compile_parts(TOGETHER if alone else 1)
+        ranks = dist.get_world_size() if shared else 1
+        model.compile_parts(blocks_per_graph(self.device.type, ranks))
         for part in self._optimizers.parts:
             if isinstance(part, Muon):
                 part.compile()
