@@ -177,7 +177,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 def test_a_slow_rank_is_named(script: Script) -> None:
-    run = script(SLOW, flags={"hang_timeout": 1}, env={"STEPS": "160"}).ok()
+    run = script(SLOW, flags={"hang_timeout": FLOOR_S}, env={"STEPS": "440"}).ok()
     warned = warnings(run)
     assert [(e["code"], e["rank"]) for e in warned] == [("warning.slow_rank", 1)]
     assert "my script.py:7 " in warned[0]["text"] and warned[0]["text"] in run.output
