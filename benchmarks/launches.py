@@ -5,17 +5,16 @@ nothing: launches, waits and host time.
         [--nanochat=DIR]        a checkout of https://github.com/karpathy/nanochat
 
 A launch is a kernel, a matrix product, or a copy on the device. The bare loop has a few lines, the
-same model, torch.optim.Muon and AdamW; nanochat has its own model and optimizer, which compiles its
-steps. Host times are of this machine's cores; medians of the last steps.
+same model, torch.optim.Muon and AdamW, and DDP on two ranks; nanochat has its own model and
+optimizer, which compiles its steps. Host times are of this machine's cores; medians of the last
+steps.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -55,22 +54,14 @@ def duet(environ: dict[str, str], depth: int, ranks: int, compiled: int) -> list
 
 
 def bare(
-    environ: dict[str, str], kind: str, depth: int, compiled: int, folder: str = ""
+    environ: dict[str, str], kind: str, depth: int, ranks: int, compiled: int, folder: str = ""
 ) -> list[dict[str, Any]]:
     """`folder`: of the files of this kind, on PYTHONPATH."""
-    path = os.pathsep.join(filter(None, (str(programs.CUDA_TORCH), folder)))
+    words = [kind, *map(str, (depth, SEQUENCES, LENGTH, compiled))]
     with tempfile.TemporaryDirectory() as name:
-        out = Path(name, "steps.json")
-        program = programs.ROOT / "tests/null_gpu/bare_steps.py"
-        values = [kind, depth, SEQUENCES, LENGTH, compiled]
-        subprocess.run(
-            [sys.executable, program, out, *map(str, values)],
-            env=os.environ | environ | {"PYTHONPATH": path},
-            check=True,
-            timeout=LIMIT_S,
-        )
-        steps: list[dict[str, Any]] = json.loads(out.read_text())
-        return steps[3:]
+        return programs.recorded(
+            environ | {"PYTHONPATH": folder}, Path(name), ranks, "bare_steps.py", words, LIMIT_S
+        )[3:]
 
 
 def row(label: str, steps: list[dict[str, Any]]) -> str:
@@ -111,11 +102,12 @@ def main() -> None:
         for depth, compiled in tqdm(todo, unit="model", disable=None):
             kind = f"depth {depth}, {'compiled' if compiled else 'eager'}"
             for ranks in args.ranks:
-                label = f"{kind}: Duet, {ranks} rank{'s' * (ranks > 1)}"
-                rows.append(row(label, duet(environ, depth, ranks, compiled)))
-            rows.append(row(f"{kind}: bare loop, 1 rank", bare(environ, "same", depth, compiled)))
+                label = f"{ranks} rank{'s' * (ranks > 1)}"
+                rows.append(row(f"{kind}: Duet, {label}", duet(environ, depth, ranks, compiled)))
+                steps = bare(environ, "same", depth, ranks, compiled)
+                rows.append(row(f"{kind}: bare loop, {label}", steps))
             if args.nanochat:
-                steps = bare(environ, "nanochat", depth, compiled, args.nanochat)
+                steps = bare(environ, "nanochat", depth, 1, compiled, args.nanochat)
                 rows.append(row(f"{kind}: nanochat, 1 rank", steps))
     print(
         "| step | launches without the optimizer | optimizer | waits | optimizer, host ms | step |"

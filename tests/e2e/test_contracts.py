@@ -30,7 +30,7 @@ SHARED = {
     "resume": events.CheckpointFacts,
 }
 # several GPUs whose communication was measured
-OF_GPUS = {"communication", "exchange", "bucket_mib"}
+OF_GPUS = {"communication", "exchange", "bucket_mib", "blocks_per_graph"}
 OF_POWER = {"power_w", "joules_per_unit"}  # of GPUs
 OF_FP16 = {"skipped_steps", "loss_scale"}
 OF_SAMPLES = {"samples", "samples_per_s"}

@@ -1,11 +1,12 @@
 """Other code in a bare loop, for comparison: `bare_steps.py OUT.json MODEL DEPTH SEQUENCES LENGTH
-COMPILED` on one null GPU. MODEL `same`: Duet's model with torch's own optimizers, fused AdamW and
-Muon; `nanochat`: its model and optimizer, from the user's checkout on PYTHONPATH. Writes as
-count_steps.py."""
+COMPILED` on null GPUs; it is the rank in the variables of torchrun. MODEL `same`: Duet's model with
+torch's own optimizers, fused AdamW and Muon, and with torch's DDP on several ranks; `nanochat`: its
+model and optimizer, from the user's checkout on PYTHONPATH. Writes as count_steps.py."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -14,13 +15,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.gpu import nanochat_loop
 from tests.null_gpu import counters
 from training.tasks.gpt.model import GPT, MemorySavings
-from training.tasks.gpt.model_dims import BLOCKS_PER_GRAPH, ModelDims
+from training.tasks.gpt.model_dims import ModelDims, blocks_per_graph
 
 STEPS, VOCABULARY = 8, 320
+RANKS = int(os.environ["WORLD_SIZE"])
 
 
 def same(
@@ -29,10 +33,16 @@ def same(
     with torch.device("cuda"):
         model = GPT(ModelDims(depth, VOCABULARY, length), MemorySavings(0, 1))
     if compiled:
-        model.compile_parts(BLOCKS_PER_GRAPH)
+        model.compile_parts(blocks_per_graph("cuda", RANKS))
     blocks = list(model.blocks.parameters())
     others = [*model.embedding.parameters(), *model.head.parameters()]
-    return model, [torch.optim.AdamW(others, fused=True), torch.optim.Muon(blocks)]
+    optimizers = [torch.optim.AdamW(others, fused=True), torch.optim.Muon(blocks)]
+    if RANKS == 1:
+        return model, optimizers
+    device = torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("nccl", device_id=device)
+    shared = DistributedDataParallel(model, device_ids=[device.index], gradient_as_bucket_view=True)
+    return shared, optimizers
 
 
 def nanochat(
@@ -46,6 +56,7 @@ def nanochat(
 
 
 def main(out: str, kind: str, depth: int, sequences: int, length: int, compiled: int) -> None:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     model, optimizers = MODELS[kind](depth, length, compiled)
     tokens = torch.zeros(sequences, length, dtype=torch.int64, device="cuda")
     steps: list[dict[str, Any]] = []
@@ -65,6 +76,8 @@ def main(out: str, kind: str, depth: int, sequences: int, length: int, compiled:
         record = {"optimizer": counters.take(), "other": other, "optimizer_ms": optimizer_ms}
         steps.append(record | {"step_ms": 1000 * (time.perf_counter() - started)})
     Path(out).write_text(json.dumps(steps))
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 MODELS = {"same": same, "nanochat": nanochat}

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -45,19 +45,33 @@ def counted(
 ) -> list[dict[str, Any]]:
     """The records of rank 0 (count_steps.py). Raises RuntimeError with the output of a rank that
     fails."""
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    return recorded(environ, folder, ranks, "count_steps.py", words, limit_s)
+
+
+def recorded(
+    environ: Mapping[str, str],
+    folder: Path,
+    ranks: int,
+    file: str,
+    words: Sequence[str],
+    limit_s: float,
+) -> list[dict[str, Any]]:
+    """What rank 0 of `file OUT.json WORDS…`, a program of this folder, has written."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     own = {k: v for k, v in os.environ.items() if not k.startswith("DUET_")} | dict(environ)
-    own |= {"PYTHONPATH": str(CUDA_TORCH), "WORLD_SIZE": str(ranks)}
+    path = os.pathsep.join(filter(None, (str(CUDA_TORCH), environ.get("PYTHONPATH"))))
+    own |= {"PYTHONPATH": path, "WORLD_SIZE": str(ranks)}
     own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with ExitStack() as files:
         programs = [
             subprocess.Popen(
                 [
                     sys.executable,
-                    str(Path(__file__).with_name("count_steps.py")),
+                    str(Path(__file__).with_name(file)),
                     str(folder / f"{rank}.json"),
-                    *(f"--{name}={value}" for name, value in flags.items()),
+                    *words,
                 ],
                 env=own | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                 cwd=folder,

@@ -23,6 +23,7 @@ from training.tasks.gpt.memory import StepWorkload
 from training.tasks.gpt.step import GptStep
 from training.tasks.planning import Decided
 
+CARD = "NVIDIA GeForce RTX 4090"
 ONE = Exchange(
     ranks=2,
     gradient_bytes=1_000_000_000,
@@ -53,6 +54,33 @@ def test_updates_and_latency_count() -> None:
     assert replace(ONE, latency_s=1e-3).gradients_s == pytest.approx(0.1 + buckets * 1e-3)
 
 
+@each(
+    ("name", "rate", "sequences", "count"),
+    [
+        ("NVIDIA H100 80GB HBM3", 300.0, 8, 4),  # the host is slower than the GPUs
+        ("NVIDIA H100 80GB HBM3", 20.0, 10, 1),  # but a later exchange costs more
+        ("NVIDIA H100 80GB HBM3", 300.0, 64, 1),  # enough arithmetic to hide the launches
+        (CARD, 20.0, 8, 1),
+    ],
+)
+def test_graphs_of_several_blocks_where_the_host_is_the_limit(
+    name: str, rate: float, sequences: int, count: int
+) -> None:
+    plan = decide("none", begun(rate, name=name), decided(sequences))
+    found = plan.fields["blocks_per_graph"]
+    assert found["value"] == count and found["reason"]
+    assert len(plan.text) == (2 if count > 1 else 1)
+
+
+def test_a_graph_delays_the_exchange_of_its_gradients() -> None:
+    single, several = (exchange.in_graphs(ONE, 10, 100_000_000, count) for count in (1, 4))
+    assert single.exposed_s == pytest.approx(0.01) and several.exposed_s == pytest.approx(0.04)
+    assert single.launches_s == pytest.approx(10 * exchange.LAUNCHES_S)
+    assert several.launches_s == pytest.approx(6 * exchange.LAUNCHES_S)
+    slow = replace(several, bytes_per_s=2e9)
+    assert slow.exposed_s == pytest.approx(0.5 - 0.6 * 0.2), "nothing is sent before the first ends"
+
+
 def test_unknown_arithmetic() -> None:
     one = replace(ONE, compute_s=None)
     assert (one.share, one.speed_up, one.exposed_s) == (None, None, one.total_s)
@@ -76,9 +104,6 @@ def test_the_bucket_balances_latency_and_the_last_one(
         for mib in exchange.BUCKETS_MIB
     }
     assert times[found] <= 1.1 * min(times.values()), (times, optimum)
-
-
-CARD = "NVIDIA GeForce RTX 4090"
 
 
 def begun(rate: float | None, *, p2p: bool = True, name: str = CARD, **other: Any) -> Any:
@@ -179,10 +204,13 @@ def test_a_resumed_run_keeps_its_buckets(
     ranks: int, rate: float | None, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They determine the order of sums."""
-    before = {"ranks": ranks, "bucket_mib": {"value": 8, "reason": ""}}
+    decision = {"value": 8, "reason": ""}
+    before = {"ranks": ranks, "bucket_mib": decision, "blocks_per_graph": decision}
     monkeypatch.setattr(gradients.standing, "read_plan", lambda run: before)
     fields = decide("none", begun(rate), resumed=RunDir(Path("run"))).fields
     assert fields["bucket_mib"]["value"] == size
+    if rate:
+        assert fields["blocks_per_graph"]["value"] == (8 if ranks == 2 else 1)
 
 
 @each(("precision", "tera"), [("fp16", 125), ("bf16", None)])

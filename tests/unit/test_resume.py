@@ -246,6 +246,10 @@ def test_changed_decisions_are_reported_although_auto_is_unchanged(run: rundir.R
         assert resume_checks.decided_otherwise(run, plan(**{name: value})) == [
             f"decided differently than before the stop: {shown}; not bit-exact"
         ]
+    two = plan(compile=True) | {"ranks": 2}
+    rundir.write_json(run.plan, two)
+    (note,) = resume_checks.decided_otherwise(run, two | plan(compile=True, blocks_per_graph=4))
+    assert "blocks_per_graph 1 → 4" in note
     for ranks, count in ((2, 0), (3, 1)):  # two ranks add gradients in one order only
         rundir.write_json(run.plan, plan() | {"ranks": ranks})
         notes = resume_checks.decided_otherwise(run, plan(bucket_mib=8) | {"ranks": ranks})

@@ -19,6 +19,9 @@ MIB = 1 << 20
 BUCKET_MIB, BUCKETS_MIB = 25, (4, 8, 16, 25, 50, 100)  # torch's default; the choices
 LITTLE = 0.75  # of an ideal speed-up: below, the plan explains what limits it
 PAYS = 0.05  # of a step: what compression has to save
+# The host's time for the launches of a compiled block in one micro-batch, on the slowest host
+# measured (docs/gpus.md), and how much of it is left with several blocks in one graph.
+LAUNCHES_S, LAUNCHES_LEFT = 2.5e-3, 0.6
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Exchange:
     accumulation: int = 1
     compressed: bool = False
     bucket_mib: int = BUCKET_MIB
+    graph_bytes: int = 0  # gradients of a compiled graph, which are complete when it has ended
+    launches_s: float = 0.0  # of the host, at most; 0: negligible
 
     @property
     def sent_bytes(self) -> float:
@@ -55,12 +60,13 @@ class Exchange:
 
     @property
     def exposed_s(self) -> float:
-        """Not hidden: the excess over the backward pass, at least the last bucket, and updates.
-        Everything if the arithmetic is unknown."""
+        """Not hidden: the excess over the backward pass after its first graph, at least the last
+        bucket or graph, and updates. Everything if the arithmetic is unknown."""
         if self.compute_s is None:
             return self.total_s
-        backward = self.compute_s * BACKWARD / self.accumulation
-        last = self.gradients_s * min(1.0, self.bucket_mib * MIB / self.gradient_bytes)
+        first = min(1.0, self.graph_bytes / self.gradient_bytes)
+        backward = self.compute_s * BACKWARD / self.accumulation * (1 - first)
+        last = self.gradients_s * max(first, min(1.0, self.bucket_mib * MIB / self.gradient_bytes))
         return max(self.gradients_s - backward, last) + self.updates_s
 
     @property
@@ -79,6 +85,13 @@ class Exchange:
         """The same with so many times the micro-batches."""
         compute = None if self.compute_s is None else self.compute_s * factor
         return replace(self, compute_s=compute, accumulation=self.accumulation * factor)
+
+
+def in_graphs(one: Exchange, blocks: int, block_bytes: int, together: int) -> Exchange:
+    """The same with `together` of the `blocks` compiled as one graph; `block_bytes`: gradients of a
+    block."""
+    launches = blocks * one.accumulation * LAUNCHES_S * (LAUNCHES_LEFT if together > 1 else 1)
+    return replace(one, graph_bytes=together * block_bytes, launches_s=launches)
 
 
 def best_bucket(one: Exchange) -> tuple[int, float]:

@@ -1,11 +1,11 @@
-"""Decisions about the exchange of gradients: compression and bucket size, by the predicted step
-(training.plan.exchange)."""
+"""Decisions about the exchange of gradients: compression, bucket size and the size of compiled
+graphs, by the predicted step (training.plan.exchange)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from training.core import standing, units
 from training.core.messages import msg
@@ -15,6 +15,7 @@ from training.host.gpus import Gpu
 from training.plan import exchange
 from training.plan.exchange import Exchange
 from training.plan.request import Request
+from training.tasks.memory import CompiledBlocks
 from training.tasks.planning import Decided
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def decide(
     if begun["ranks"] == 1:
         return GradientPlan(_fields(Decision(NONE, msg("plan.gradients.one_rank"))))
     one = _predicted(begun, decided, precision, compiled)
-    kept = _kept_bucket(request, begun)
+    kept = _kept(request, begun, "bucket_mib")
     known = one is not None and one.compute_s is not None
     if wish != "auto":
         compression = Decision(wish, AS_ASKED)
@@ -74,9 +75,18 @@ def decide(
     one = replace(one, compressed=compression.value == BF16)
     bucket = kept or _best_bucket(one)
     one = replace(one, bucket_mib=bucket.value)
-    fields = _fields(compression) | {"bucket_mib": bucket.record(), "exchange": _record(one)}
+    fields = _fields(compression) | {"bucket_mib": bucket.record()}
+    graphs_text = []
+    blocks = decided.step.compiled_blocks if decided.step else None
+    if blocks:
+        graphs = _kept(request, begun, "blocks_per_graph") or _best_graphs(one, blocks)
+        fields["blocks_per_graph"] = graphs.record()
+        one = exchange.in_graphs(one, blocks.count, blocks.gradient_bytes, graphs.value)
+        if graphs.value > 1:
+            graphs_text = [msg("plan.gradients.graphs", count=graphs.value, reason=graphs.reason)]
+    fields["exchange"] = _record(one)
     text = _sentence(one, compression, bucket, _mfu(compiled))
-    return GradientPlan(fields, [text], _little_gain(gpus, begun, decided, one))
+    return GradientPlan(fields, [text, *graphs_text], _little_gain(gpus, begun, decided, one))
 
 
 def _fields(compression: Decision) -> GradientFields:
@@ -90,15 +100,43 @@ def _best_bucket(one: Exchange) -> Decision:
     return Decision(size, msg("plan.gradients.buckets", optimum=optimum))
 
 
-def _kept_bucket(request: Request, begun: PlanStart) -> Decision | None:
-    """The bucket size of the run to resume, since it determines the order in which more than two
-    ranks add gradients; None for a new run and for another number of ranks."""
+def _best_graphs(one: Exchange, blocks: CompiledBlocks) -> Decision:
+    """Blocks per compiled graph: several where a slow host could not keep up with the GPUs, and the
+    later exchange of their gradients costs less."""
+    single, several = (
+        exchange.in_graphs(one, blocks.count, blocks.gradient_bytes, count)
+        for count in (1, blocks.together)
+    )
+    if one.compute_s is None:
+        return Decision(1, msg("plan.gradients.graphs_unknown"))
+    later = several.exposed_s - single.exposed_s
+    # of the launches that the arithmetic does not hide
+    saved = single.launches_s - max(several.launches_s, one.compute_s)
+    if saved <= 0:
+        return Decision(1, msg("plan.gradients.graphs_hidden"))
+    return Decision(
+        blocks.together if saved > later else 1,
+        msg(
+            "plan.gradients.graphs_cost",
+            count=blocks.together,
+            saved=saved * 1e3,
+            later=later * 1e3,
+        ),
+    )
+
+
+def _kept(
+    request: Request, begun: PlanStart, name: Literal["bucket_mib", "blocks_per_graph"]
+) -> Decision | None:
+    """That of the run to resume: buckets determine the order in which more than two ranks add
+    gradients, and another graph may round differently. None for a new run, an undecided one, and
+    another number of ranks."""
     before = standing.read_plan(request.resume_from) if request.resume_from else None
-    if before is None or before.get("ranks") != begun["ranks"] or "bucket_mib" not in before:
+    if before is None or before.get("ranks") != begun["ranks"] or name not in before:
         return None
     assert request.resume_from
     origin = msg("plan.resume.origin", name=request.resume_from.name)
-    return Decision(before["bucket_mib"]["value"], origin)
+    return Decision(before[name]["value"], origin)
 
 
 def _predicted(

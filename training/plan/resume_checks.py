@@ -222,6 +222,10 @@ def _arithmetic(plan: Plan) -> FieldValues:
         )
     if values.get("compile") and "selective_checkpointing" in plan:
         values["selective_checkpointing"] = plan["selective_checkpointing"]["value"]
+    if values.get("compile") and plan.get("ranks", 0) > 1:
+        values["blocks_per_graph"] = (
+            plan["blocks_per_graph"]["value"] if "blocks_per_graph" in plan else 1
+        )
     return values | {
         "device_batch_size": plan["config"]["device_batch_size"],
         "torch": plan.get("torch"),

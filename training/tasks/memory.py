@@ -59,6 +59,15 @@ class Measured:
         return self.fake / self.formula
 
 
+@dataclass(frozen=True)
+class CompiledBlocks:
+    """Equal parts of a model, several of which can be compiled as one graph."""
+
+    count: int
+    gradient_bytes: int  # of one, in fp32
+    together: int  # number of them that suits one graph
+
+
 class StepNeeds(ABC):
     """The planned step of one rank, for any task."""
 
@@ -80,6 +89,11 @@ class StepNeeds(ABC):
     def update_bytes(self) -> int:
         """Bytes of updates that every rank receives after the optimizer's step, all ranks'."""
         return 0
+
+    @property
+    def compiled_blocks(self) -> CompiledBlocks | None:
+        """None: the plan does not decide what is compiled as one graph."""
+        return None
 
     @property
     def elsewhere(self) -> int:

@@ -305,9 +305,11 @@ class PlanStart(RanksPlan):
     cudnn_benchmark: NotRequired[SwitchDecision]
     compile: NotRequired[SwitchDecision]
     static_graph: NotRequired[SwitchDecision]
-    # bf16, none; this and the next two: missing in plans of early 0.1 and of one rank
+    # bf16, none; this and the next three: missing in plans of early 0.1 and of one rank
     gradient_compression: NotRequired[TextDecision]
     bucket_mib: NotRequired[NumberDecision]  # DDP's buckets of gradients
+    # of a compiled model on several GPUs of known bandwidth; otherwise the task decides
+    blocks_per_graph: NotRequired[NumberDecision]
     exchange: NotRequired[ExchangeRecord]  # of GPUs whose bandwidth is known
     batch: NotRequired[BatchRecord]
     # sequences; this and the rest: only of gpt, and after a recovery
@@ -342,6 +344,7 @@ class GradientFields(TypedDict, total=False):
 
     gradient_compression: TextDecision
     bucket_mib: NumberDecision
+    blocks_per_graph: NumberDecision
     exchange: ExchangeRecord
 
 

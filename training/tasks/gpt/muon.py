@@ -30,6 +30,7 @@ class _Bucket:
     one tensor."""
 
     matrices: list[Tensor]
+    weights: Tensor  # (matrices, rows, columns), of which the matrices are views
     own: slice
     share: int  # matrices per rank, the last rank may have fewer
     momentum: Tensor  # (own, rows, columns), fp32
@@ -66,6 +67,7 @@ class Muon(torch.optim.Optimizer):
         self.dtype = dtype
         self._skip: Tensor | None = None  # whether this step changes nothing, on the device
         self._compiled: Callable[..., Tensor] | None = None
+        self._applied: Callable[..., None] | None = None
         self._iterate: Callable[[Tensor], Tensor] = iterate
         shared = dist.is_available() and dist.is_initialized()
         self.ranks = dist.get_world_size() if shared else 1
@@ -85,6 +87,7 @@ class Muon(torch.optim.Optimizer):
         if not first.is_cuda:
             return
         self._compiled = torch.compile(_in_one_kernel, dynamic=False)
+        self._applied = torch.compile(_apply_in_one_kernel, dynamic=False)
         if self.dtype == torch.float32:
             return
         from training.tasks.gpt import muon_kernels  # needs Triton
@@ -105,10 +108,13 @@ class Muon(torch.optim.Optimizer):
         share = -(-len(matrices) // self.ranks)
         own = slice(self.rank * share, min((self.rank + 1) * share, len(matrices)))
         count, first = max(0, own.stop - own.start), matrices[0]
+        weights = torch.stack([matrix.detach() for matrix in matrices])
+        for matrix, view in zip(matrices, weights.unbind(), strict=True):
+            matrix.data = view
         momentum = first.new_zeros((count, *first.shape))
         for matrix, buffer in zip(matrices[own], momentum.unbind(), strict=True):
             self.state[matrix]["momentum_buffer"] = buffer
-        return _Bucket(matrices, own, share, momentum)
+        return _Bucket(matrices, weights, own, share, momentum)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -132,20 +138,19 @@ class Muon(torch.optim.Optimizer):
         group = self.param_groups[0]
         if work is not None:
             work.wait()
+        weights = bucket.weights
+        updates = updates[: len(weights)]  # the last rank's part may be padded
+        decay, factor = group["lr"] * group["weight_decay"], -group["lr"] * bucket.scale
+        keep: float | Tensor = 1 - decay
+        if self._applied and self._skip is None:
+            self._applied(weights, updates, _argument(1 - decay), _argument(factor))
+            return
         if self._skip is not None:
             updates = updates.masked_fill(self._skip, 0)
-        if group["weight_decay"]:
-            keep: float | Tensor = 1 - group["lr"] * group["weight_decay"]
-            if self._skip is not None:
-                keep = torch.full((), keep, device=updates.device).masked_fill_(self._skip, 1)
-            torch._foreach_mul_(bucket.matrices, keep)
-        # Contiguous, as the matrices: otherwise one launch per matrix.
-        updates = updates.to(bucket.momentum.dtype, memory_format=torch.contiguous_format)
-        torch._foreach_add_(
-            bucket.matrices,
-            updates.unbind()[: len(bucket.matrices)],
-            alpha=-group["lr"] * bucket.scale,
-        )
+            keep = torch.where(self._skip, 1.0, keep)
+        if decay:
+            weights.mul_(keep)
+        weights.add_(updates, alpha=factor)
 
     def _exchange(self, bucket: _Bucket, momentum: float) -> tuple[Tensor, dist.Work | None]:
         """The updates of all matrices; complete when the work is, if there is one."""
@@ -183,9 +188,7 @@ class Muon(torch.optim.Optimizer):
             moved = buffer.lerp(gradients, 1 - momentum)
             torch.where(self._skip, buffer, moved, out=buffer)
         elif self._compiled and self.dtype != torch.float16:
-            # As a tensor: for another number it would be compiled again.
-            weight = gradients.new_full((), 1 - momentum)
-            return self._compiled(gradients, buffer, weight, self.dtype)
+            return self._compiled(gradients, buffer, _argument(1 - momentum), self.dtype)
         else:
             buffer.lerp_(gradients, 1 - momentum)
         return gradients.lerp_(buffer, momentum)
@@ -240,3 +243,15 @@ def _in_one_kernel(gradients: Tensor, buffer: Tensor, weight: Tensor, dtype: tor
     """Muon._nesterov without temporary memory in fp32."""
     buffer.lerp_(gradients, weight)
     return gradients.lerp(buffer, 1 - weight).to(dtype)
+
+
+def _apply_in_one_kernel(weights: Tensor, updates: Tensor, keep: Tensor, factor: Tensor) -> None:
+    """Weight decay and update, which is read once. As a product of its own, an update of 16 bits
+    times `factor` would be rounded."""
+    weights.mul_(keep).addcmul_(updates, factor)
+
+
+def _argument(number: float) -> Tensor:
+    """A number that varies, for a compiled function: as a tensor on the CPU it is an argument of
+    the kernel. As a float it would be compiled in."""
+    return torch.tensor(number)

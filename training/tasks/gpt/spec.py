@@ -131,7 +131,10 @@ class GptSpec(TaskSpec):
             selective["value"] if selective else 0,
         )
         fp8 = plan["precision"]["value"] == "fp8"
-        return LanguageModel(Config(**plan["config"]), device, data, savings, fp8=fp8)
+        together = plan["blocks_per_graph"]["value"] if "blocks_per_graph" in plan else None
+        return LanguageModel(
+            *(Config(**plan["config"]), device, data, savings), fp8=fp8, blocks_per_graph=together
+        )
 
     def trained(
         self, weights: Weights, state: Mapping[str, torch.Tensor], device: torch.device

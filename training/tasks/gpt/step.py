@@ -10,8 +10,8 @@ from training.config.schema import Config
 from training.core import log
 from training.core.messages import msg
 from training.tasks.gpt import memory, memory_fit
-from training.tasks.gpt.model_dims import flops_per_token
-from training.tasks.memory import MEASURING, Measured, StepNeeds
+from training.tasks.gpt.model_dims import BLOCKS_PER_GRAPH, flops_per_token
+from training.tasks.memory import MEASURING, CompiledBlocks, Measured, StepNeeds
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -43,6 +43,13 @@ class GptStep(StepNeeds):
         """Assumes updates of 16 bits: fp32 ones, of GPUs without tensor cores, take twice this."""
         shape = self.load.shape
         return memory.UPDATE * self.load.depth * shape.block_weights if self.load.muon else 0
+
+    @property
+    def compiled_blocks(self) -> CompiledBlocks | None:
+        if not (self.load.compiled and self.load.cuda):
+            return None
+        shape = self.load.shape
+        return CompiledBlocks(shape.depth, 4 * shape.block_weights, BLOCKS_PER_GRAPH)
 
     @property
     def elsewhere(self) -> int:

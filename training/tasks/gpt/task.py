@@ -48,9 +48,11 @@ class LanguageModel(Task):
         frugal: MemorySavings,
         *,
         fp8: bool = False,
+        blocks_per_graph: int | None = None,
     ) -> None:
+        """`blocks_per_graph`: of a compiled model; None: as suits device and ranks."""
         super().__init__(None, config, device)
-        self.fp8 = fp8
+        self.fp8, self.blocks_per_graph = fp8, blocks_per_graph
         self.data, self.frugal, self.tokenizer = data, frugal, tokenizer_of(data)
         self.shape = ModelDims(config.depth, data.vocab, config.max_seq_len)
         self.random = config.dropout > 0
@@ -74,7 +76,7 @@ class LanguageModel(Task):
         assert isinstance(model, GPT)
         shared = dist.is_available() and dist.is_initialized()
         ranks = dist.get_world_size() if shared else 1
-        model.compile_parts(blocks_per_graph(self.device.type, ranks))
+        model.compile_parts(self.blocks_per_graph or blocks_per_graph(self.device.type, ranks))
         for part in self._optimizers.parts:
             if isinstance(part, Muon):
                 part.compile()
