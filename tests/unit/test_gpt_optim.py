@@ -11,7 +11,7 @@ from training.config.schema import Config
 from training.tasks.gpt import optim
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
-from training.tasks.gpt.muon import Muon, _in_one_kernel
+from training.tasks.gpt.muon import Muon, _apply_in_one_kernel, _nesterov_in_one_kernel
 from training.tasks.optim import Optimizers
 
 
@@ -143,8 +143,8 @@ def test_each_matrix_is_updated_as_by_torchs_muon_except_for_rounding() -> None:
         assert all((end[i] - ends[0][i]).norm() < 0.02 * ends[0][i].norm() for end in ends[1:])
 
 
-def test_the_compiled_update_is_the_same_for_every_momentum() -> None:
-    """Its kernel is compiled on a GPU only; torch's eager backend runs it here."""
+def test_the_compiled_update_is_the_same_for_every_rate_and_momentum() -> None:
+    """Its kernels are compiled on a GPU only; torch's eager backend runs them here."""
     start, gradient = torch.randn(16, 16), torch.randn(16, 16)
     ends, compiled = [], 0
 
@@ -155,16 +155,21 @@ def test_the_compiled_update_is_the_same_for_every_momentum() -> None:
 
     for backend in (None, count):
         weight = torch.nn.Parameter(start.clone())
-        optimizer = Muon([weight], lr=0.02, weight_decay=0.0, momentum=0.9, dtype=torch.bfloat16)
+        optimizer = Muon([weight], lr=0.02, weight_decay=0.1, momentum=0.9, dtype=torch.bfloat16)
         if backend:
-            optimizer._compiled = torch.compile(_in_one_kernel, backend=backend, dynamic=False)
-        for momentum in (0.85, 0.9, 0.95):
-            optimizer.param_groups[0]["momentum"] = momentum
+            optimizer._compiled_nesterov = torch.compile(
+                _nesterov_in_one_kernel, backend=backend, dynamic=False
+            )
+            optimizer._compiled_apply = torch.compile(
+                _apply_in_one_kernel, backend=backend, dynamic=False
+            )
+        for rate, momentum in ((0.01, 0.85), (0.02, 0.9), (0.015, 0.95)):
+            optimizer.param_groups[0] |= {"lr": rate, "momentum": momentum}
             weight.grad = gradient.clone()
             optimizer.step()
         ends.append((weight.detach(), optimizer.state[weight]["momentum_buffer"]))
     torch.testing.assert_close(ends[0], ends[1])
-    assert compiled == 1
+    assert compiled == 2
 
 
 @each(

@@ -66,8 +66,8 @@ class Muon(torch.optim.Optimizer):
         )
         self.dtype = dtype
         self._skip: Tensor | None = None  # whether this step changes nothing, on the device
-        self._compiled: Callable[..., Tensor] | None = None
-        self._applied: Callable[..., None] | None = None
+        self._compiled_nesterov: Callable[..., Tensor] | None = None
+        self._compiled_apply: Callable[..., None] | None = None
         self._iterate: Callable[[Tensor], Tensor] = iterate
         shared = dist.is_available() and dist.is_initialized()
         self.ranks = dist.get_world_size() if shared else 1
@@ -86,8 +86,8 @@ class Muon(torch.optim.Optimizer):
         first = self.param_groups[0]["params"][0]
         if not first.is_cuda:
             return
-        self._compiled = torch.compile(_in_one_kernel, dynamic=False)
-        self._applied = torch.compile(_apply_in_one_kernel, dynamic=False)
+        self._compiled_nesterov = torch.compile(_nesterov_in_one_kernel, dynamic=False)
+        self._compiled_apply = torch.compile(_apply_in_one_kernel, dynamic=False)
         if self.dtype == torch.float32:
             return
         from training.tasks.gpt import muon_kernels  # needs Triton
@@ -142,8 +142,8 @@ class Muon(torch.optim.Optimizer):
         updates = updates[: len(weights)]  # the last rank's part may be padded
         decay, factor = group["lr"] * group["weight_decay"], -group["lr"] * bucket.scale
         keep: float | Tensor = 1 - decay
-        if self._applied and self._skip is None:
-            self._applied(weights, updates, _argument(1 - decay), _argument(factor))
+        if self._compiled_apply and self._skip is None:
+            self._compiled_apply(weights, updates, _argument(1 - decay), _argument(factor))
             return
         if self._skip is not None:
             updates = updates.masked_fill(self._skip, 0)
@@ -187,8 +187,8 @@ class Muon(torch.optim.Optimizer):
         if self._skip is not None:
             moved = buffer.lerp(gradients, 1 - momentum)
             torch.where(self._skip, buffer, moved, out=buffer)
-        elif self._compiled and self.dtype != torch.float16:
-            return self._compiled(gradients, buffer, _argument(1 - momentum), self.dtype)
+        elif self._compiled_nesterov and self.dtype != torch.float16:
+            return self._compiled_nesterov(gradients, buffer, _argument(1 - momentum), self.dtype)
         else:
             buffer.lerp_(gradients, 1 - momentum)
         return gradients.lerp_(buffer, momentum)
@@ -239,7 +239,9 @@ class Muon(torch.optim.Optimizer):
         return {id(m): i for i, m in enumerate(self.param_groups[0]["params"])}
 
 
-def _in_one_kernel(gradients: Tensor, buffer: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+def _nesterov_in_one_kernel(
+    gradients: Tensor, buffer: Tensor, weight: Tensor, dtype: torch.dtype
+) -> Tensor:
     """Muon._nesterov without temporary memory in fp32."""
     buffer.lerp_(gradients, weight)
     return gradients.lerp(buffer, 1 - weight).to(dtype)
