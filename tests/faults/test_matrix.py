@@ -209,8 +209,8 @@ TABLE = {
     ),
     "worker killed": error(
         "worker_kill@epoch=2",
-        # The second text is raised by torch's handler of SIGCHLD, wherever the rank is then.
-        r"DataLoader worker \(pid(\(s\) \d+\) exited unexpectedly| \d+\) is killed by signal)",
+        # Raised by torch's handler of SIGCHLD, wherever the rank is then.
+        r"DataLoader worker \(pid \d+\) is killed by signal: Killed",
         "dataloader_worker_died",
         6,
         where=r"\.py:\d+$",
@@ -220,8 +220,8 @@ TABLE = {
     ),
     "worker without shared memory": error(
         "worker_bus@epoch=2",
-        r"DataLoader worker \(pid",
-        "dataloader_worker_died",
+        r"DataLoader worker \(pid \d+\) is killed by signal: Bus error",
+        "shm_too_small",
         6,
         where=r"loader\.py:\d+$",
         phase=r"step \d+: fetch",

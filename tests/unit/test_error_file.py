@@ -53,6 +53,21 @@ def test_a_broken_connection_waits_for_the_killed_worker(monkeypatch: pytest.Mon
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
 
 
+def test_an_error_that_torchs_loader_makes_vague_is_reported_as_it_was() -> None:
+    exact = RuntimeError(KILLED)
+    try:
+        try:
+            raise exact
+        except RuntimeError as error:
+            raise RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly") from error
+    except RuntimeError as vague:
+        found, trace = error_file._final(vague), vague.__traceback__
+    assert found is exact and found.__traceback__ is trace
+    other = RuntimeError("of the program")
+    other.__cause__ = ValueError("its reason")
+    assert error_file._final(other) is other
+
+
 @pytest.mark.usefixtures("torchs_handler")
 def test_the_handler_is_removed_while_the_error_is_written() -> None:
     error = ValueError("planted")

@@ -126,6 +126,13 @@ def test_kernel_errors_that_may_be_the_gpu_s(run: RunDir, message: str, suspect:
     assert failed(run, -6).get("suspect_gpu", False) is suspect
 
 
+def test_a_script_s_vague_error_has_the_cause_that_it_was_raised_from(run: RunDir) -> None:
+    vague = "DataLoader worker (pid(s) 9) exited unexpectedly"
+    bus = "DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that …"
+    report_error(run, 1, "RuntimeError", vague, before=[{"type": "RuntimeError", "message": bus}])
+    assert verdict(failed(run)) == ("shm_too_small", "error", 1)
+
+
 def test_a_long_exception_message_is_truncated(run: RunDir) -> None:
     report_error(run, 1, "OutOfMemoryError", "CUDA out of memory. " + "x" * 1000)
     assert (

@@ -63,13 +63,11 @@ class _DriverAnswer(TypedDict):
 def of_error(error: ReportedError) -> str:
     """Cause of the error that a rank reported (training.trainer.error_file)."""
     chain = [_known(one) for one in (error, *error.get("before", ()))]
-    known = (
-        chain[0][0]
-        if chain[0][0] != UNKNOWN
-        else next((cause for cause, role in chain if role == signatures.ROOT), UNKNOWN)
-    )
+    own, role = chain[0]
+    if own == UNKNOWN or role == signatures.WEAK:
+        own = next((cause for cause, role in chain if role == signatures.ROOT), own)
     return BY_TYPE.get(error["type"]) or (
-        RAISED if known == UNKNOWN and error["type"] != LEFT else known
+        RAISED if own == UNKNOWN and error["type"] != LEFT else own
     )
 
 

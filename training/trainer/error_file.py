@@ -66,15 +66,19 @@ def _memory(run: rundir.RunDir, rank: int, error: BaseException) -> ExhaustedMem
 def _final(error: BaseException) -> BaseException:
     """The final error. A killed data-loader worker is detected twice: by its connection, and by
     torch's SIGCHLD handler, whose message is more specific. Wait for that one, then disable the
-    handler: it must not raise while the report is written."""
+    handler: it must not raise while the report is written. Where it has interrupted torch's loader,
+    that has raised a vague error from it."""
     try:
         if isinstance(error, (ConnectionError, EOFError)):
             time.sleep(SIGCHLD_S)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    except RuntimeError as exact:
+    except RuntimeError as found:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        exact.__context__ = error
-        return exact
+        found.__context__ = error
+        return found
+    exact = error.__cause__
+    if isinstance(exact, RuntimeError) and str(exact).startswith("DataLoader worker"):
+        return exact.with_traceback(error.__traceback__)
     return error
 
 
