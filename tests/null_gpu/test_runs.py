@@ -145,13 +145,15 @@ def test_different_collectives_are_named(train: Train) -> None:
 @pytest.mark.timeout(900)  # compiled three times: for training, evaluation and the restart
 def test_a_compiled_run_recovers(train: Train) -> None:
     flags = {"eval_every": 3, "save_every": 2, "retries": 1, "inject": "kill@step=5"}
-    run = train(compile=1, num_iterations=6, **flags)
+    run = train(compile=1, depth=5, num_iterations=6, **flags)
     assert run.wait(840) == 0, run.output[-3000:]
     assert run.summary["steps"] == 6
     events = read_records(run.run.events)
     assert [e["event"] for e in events if e["event"] == "restart"] == ["restart"]
     plan = read_json(run.run.plan) or {}
     assert plan["compile"]["value"] is True
+    # A small batch and a fast exchange: one graph of four blocks, one of the last.
+    assert plan["blocks_per_graph"]["value"] == 4
 
 
 def test_a_gpu_that_never_finishes_is_a_hang(train: Train, gpus: NullGpus) -> None:
