@@ -196,14 +196,19 @@ def complete(
     every: int,
     scratch: Path,
 ) -> None:
-    """Run what is wanted, `parallel` at a time, until nothing is. Raises SystemExit at the first
-    failure. Trainings that are not complete continue from `scratch` in the next call."""
+    """Run what is wanted, `parallel` at a time, until nothing is; what no longer is, is stopped.
+    Raises SystemExit at the first failure. Trainings that are not complete continue from `scratch`
+    in the next call."""
     running: list[Process] = []
     try:
         while True:
             for one in [one for one in running if one.ended()]:
                 running.remove(one)
                 _keep(kept, one.training, one.folder)
+            needed = wanted(kept.losses())
+            for one in [one for one in running if one.training not in needed]:
+                running.remove(one)
+                stop([one])
             while len(running) < parallel:
                 busy = {one.training for one in running}
                 waiting = [t for t in wanted(kept.losses()) if t not in busy]

@@ -133,6 +133,16 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("tiny")
+def test_a_training_that_is_no_longer_needed_is_stopped(tmp_path: Path) -> None:
+    kept, scratch = runs.Kept(tmp_path / "kept"), tmp_path / "started"
+    short, endless = (Training("gpt2", steps, 1, 1e-3, "fp32") for steps in (2, 1_000_000))
+    runs.complete(kept, lambda losses: [] if short in losses else [short, endless], 2, 2, scratch)
+    assert set(kept.losses()) == {short}
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(scratch) in str(p.info)]
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("tiny")
 def test_an_interrupted_comparison_continues(tmp_path: Path) -> None:
     kept, scratch = runs.Kept(tmp_path / "kept"), tmp_path / "started"
     both = [Training("gpt2", 400, 1, 1e-3, "fp32"), Training(DUET, 400, 1, 1.0, "fp32")]
