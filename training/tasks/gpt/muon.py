@@ -44,10 +44,11 @@ class _Bucket:
 
 
 class Muon(torch.optim.Optimizer):
-    """`dtype`: of the iteration and of the exchanged updates. `found_inf` as an attribute during a
-    step: 1.0 skips it (training.tasks.optim). With a process group the constructor,
-    step() and gather() are called by all ranks; its state dict has the form of torch.optim.Muon's
-    and does not depend on the number of ranks."""
+    """The matrices of one shape become views of one tensor; their storage must not be replaced
+    after that. `dtype`: of the iteration and of the exchanged updates. `found_inf` as an attribute
+    during a step: 1.0 skips it (training.tasks.optim). With a process group the constructor, step()
+    and gather() are called by all ranks; its state dict has the form of torch.optim.Muon's and does
+    not depend on the number of ranks."""
 
     # torch's name for: reads found_inf and skips the step on the device
     _step_supports_amp_scaling = True
