@@ -144,7 +144,7 @@ class Muon(torch.optim.Optimizer):
         decay, factor = group["lr"] * group["weight_decay"], -group["lr"] * bucket.scale
         keep: float | Tensor = 1 - decay
         if self._compiled_apply and self._skip is None:
-            self._compiled_apply(weights, updates, _argument(1 - decay), _argument(factor))
+            self._compiled_apply(weights, updates, _argument(keep), _argument(factor))
             return
         if self._skip is not None:
             updates = updates.masked_fill(self._skip, 0)
