@@ -65,6 +65,7 @@ CHANGES = {
     "duet": Change("Duet's defaults"),
     "adamw": Change("AdamW for the matrices too, with tuned rates", config=ADAMW),
     "merged_qkv": Change("query, key and value as one matrix for Muon", {"separate_qkv": False}),
+    "no_key_offset": Change("keys of their own token only", {"key_offset": False}),
     "no_momentum_warmup": Change("Muon's momentum 0.95 from the start", momentum_steps=1),
     "ns3": Change("3 Newton-Schulz iterations, not 5", newton_schulz=3),
     "matrix_lr_half": Change(
@@ -128,7 +129,6 @@ CHANGES = {
     ),
     "nanochat_muon": Change("the first four of these", muon=Ideas(True, True, True, True)),
 }
-SCALAR_RATE = 0.2
 
 
 def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
@@ -139,18 +139,23 @@ def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
         if isinstance(config.matrix_lr, str)
         else config.matrix_lr
     )
-    taken = {id(p) for p in [*matrices, *model.scalars, model.head.weight]}
+    embedding_betas = (change.betas[0], change.embedding_beta2)
+    own: list[dict[str, Any]] = [
+        {"params": model.named("values.weight"), "lr": config.embedding_lr * scale / 2}
+        | {"betas": embedding_betas},
+        {"params": model.named("smear_gate.weight", "smear_share", "backout"), "lr": 0.2},
+        {"params": model.named("stream_scale"), "lr": 0.005},
+        {"params": model.named("start_share"), "lr": 0.5, "betas": (0.96, 0.95)},
+    ]
+    taken = {id(p) for group in own for p in group["params"]}
+    taken |= {id(p) for p in [*matrices, model.head.weight]}
     rest = [p for p in model.parameters() if id(p) not in taken]
     groups: list[dict[str, Any]] = [
-        {
-            "params": rest,
-            "lr": config.embedding_lr * scale,
-            "weight_decay": 0.0,
-            "betas": (change.betas[0], change.embedding_beta2),
-        }
+        {"params": rest, "lr": config.embedding_lr * scale, "betas": embedding_betas},
+        *(group for group in own if group["params"]),
     ]
-    if model.scalars:
-        groups.append({"params": model.scalars, "lr": SCALAR_RATE, "weight_decay": 0.0})
+    for group in groups:
+        group["weight_decay"] = 0.0
     groups.append(
         {"params": [model.head.weight], "lr": config.unembedding_lr * scale, "weight_decay": 0.0}
     )

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.tasks.gpt.model import ROPE_BASE, SOFTCAP, norm, rotate, rotations, stream
+from training.tasks.gpt.model import ROPE_BASE, SOFTCAP, norm, offset, rotate, rotations, stream
 from training.tasks.gpt.model_dims import HEAD_DIM, ModelDims
 
 VALUE_GATE, SMEAR_GATE = 12, 24  # channels that the gates see
@@ -19,6 +19,7 @@ VALUE_GATE, SMEAR_GATE = 12, 24  # channels that the gates see
 class Choices:
     head_dim: int = HEAD_DIM
     separate_qkv: bool = True
+    key_offset: bool = True
     qk_norm: bool = True
     positions: str = "rotary"  # or learned
     layer_norm: bool = False  # with weights and biases, instead of RMSNorm without
@@ -84,17 +85,16 @@ class Block(nn.Module):
             else None
         )
         place = number / max(1, shape.depth - 1)
-        self.stream = (
-            nn.Parameter(torch.tensor([1.15 - 0.1 * place, 0.2 - 0.15 * place]))
-            if choices.scaled_stream
-            else None
-        )
+        self.stream_scale = self.start_share = None
+        if choices.scaled_stream:
+            self.stream_scale = nn.Parameter(torch.tensor(1.15 - 0.1 * place))
+            self.start_share = nn.Parameter(torch.tensor(0.2 - 0.15 * place))
 
     def forward(self, x: Tensor, start: Tensor, inputs: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.mixing is not None:
             x = self.mixing[0] * x + self.mixing[1] * start
-        if self.stream is not None:
-            x = self.stream[0] * x + self.stream[1] * start
+        if self.stream_scale is not None:
+            x = self.stream_scale * x + self.start_share * start
         batch, length, width = x.shape
         y = self.norms[0](x)
         parts = (
@@ -109,6 +109,8 @@ class Block(nn.Module):
                 extra = (extra.view(batch, length, self.heads, -1) * gate[..., None]).flatten(2)
             parts[2] = parts[2] + extra
         q, k, v = (p.view(batch, length, self.heads, -1).transpose(1, 2) for p in parts)
+        if self.choices.key_offset:
+            k = offset(k, torch.cat((k[:, :, :1], k[:, :, :-1]), dim=2))
         if self.choices.positions == "rotary":
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.choices.qk_norm:
@@ -181,14 +183,13 @@ class Variant(nn.Module):
     def matrices(self) -> list[nn.Parameter]:
         """Parameters that Muon updates."""
         return [
-            p for name, p in self.blocks.named_parameters() if p.ndim == 2 and "value" not in name
+            p
+            for name, p in self.blocks.named_parameters()
+            if p.ndim == 2 and not name.endswith("values.weight")
         ]
 
-    @property
-    def scalars(self) -> list[nn.Parameter]:
-        """Parameters of nanochat's ideas whose rates do not depend on the width."""
-        names = ("_gate.weight", "smear_share", "backout", "stream")
-        return [p for name, p in self.named_parameters() if name.endswith(names)]
+    def named(self, *ends: str) -> list[nn.Parameter]:
+        return [p for name, p in self.named_parameters() if name.endswith(ends)]
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         x = self.embedding(inputs)

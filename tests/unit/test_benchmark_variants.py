@@ -13,10 +13,17 @@ from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
 
 
-@each("shape", [ModelDims(2, 64, 16), Slice(1, 64, 16, full_depth=7)])
+@each(
+    "shape",
+    [
+        ModelDims(2, 64, 16),
+        ModelDims(2, 64, 16, key_offset=False),
+        Slice(1, 64, 16, full_depth=7),
+    ],
+)
 def test_the_default_variant_is_the_gpt_model(shape: ModelDims) -> None:
     torch.manual_seed(0)
-    gpt, variant = GPT(shape), Variant(shape, Choices())
+    gpt, variant = GPT(shape), Variant(shape, Choices(key_offset=shape.key_offset))
     with torch.no_grad():
         for parameter in gpt.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))

@@ -24,7 +24,7 @@ SURFACE = """
     run_name out_dir log_dir save_every keep_checkpoints resume hang_timeout retries min_ranks rejoin use_dummy_wandb wandb_mode
     wandb_project wandb_run tensorboard report notify launcher nnodes node_rank master_addr master_port rendezvous_timeout hosts hostfile ssh_args libuv numa show_ranks
     communication_test gradient_compression debug profile inject init_from
-    init_weights ema keep_best
+    init_weights ema keep_best key_offset
 """
 ACTIONS = [
     "config",

@@ -231,7 +231,8 @@ def test_transformers_compute_the_same(kind: str, tmp_path: Path) -> None:
         pytest.skip("transformers is not there: make peers")
     file = bpe_file(tmp_path) if kind == "bpe" else None
     rows = tokenizer.load(str(file)).padded_vocab if file else 320
-    run = made(tmp_path / "run", gpt(2, vocab=rows, length=64), file)
+    model = gpt(2, vocab=rows, length=64, key_offset=kind == "bpe")
+    run = made(tmp_path / "run", model, file)
     out, answer = tmp_path / "model", tmp_path / "answer"
     assert export.main([str(run.path), "--format=hf", f"--out={out}"]) == 0
     texts = ["The plan of", "naïve 训练"]

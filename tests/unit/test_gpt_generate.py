@@ -42,7 +42,7 @@ def test_cached_tokens_equal_those_of_whole_passes(
     depth: int, length: int, prompt: int, count: int
 ) -> None:
     """Within the context, and with a context that becomes full several times."""
-    model = gpt(depth, length=length)
+    model = gpt(depth, length=length, key_offset=depth > 1)
     given = torch.randint(0, 320, (prompt,)).tolist()
     assert first(model, given, Sampling(count, temperature=0)) == naive(model, given, count)
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.cases import each
 from training.tasks.gpt.fake_memory import Slice
 from training.tasks.gpt.generate import Sampling, generate
-from training.tasks.gpt.model import GPT, MemorySavings, rotate, rotations
+from training.tasks.gpt.model import GPT, MemorySavings, offset, rotate, rotations
 from training.tasks.gpt.model_dims import ModelDims
 from training.tasks.gpt.recompute import ATTENTION, PRODUCTS
 
@@ -46,6 +46,22 @@ def test_heads_divide_the_width_at_every_depth() -> None:
             assert shape.heads == max(1, shape.width // 128), depth
         else:
             assert size % 8 == 0, depth
+
+
+@each(("size", "taken"), [(8, [2, 3, 6, 7]), (6, [2, 5])])
+def test_half_of_a_key_is_that_of_the_token_before(size: int, taken: list[int]) -> None:
+    keys = torch.zeros(1, 3, 2, size)
+    found = offset(keys, keys + 1)
+    assert {tuple(row.nonzero().flatten().tolist()) for row in found.flatten(0, 2)} == {
+        tuple(taken)
+    }
+
+
+def test_no_key_is_that_of_a_later_token() -> None:
+    model, tokens = gpt(), torch.randint(0, 64, (1, 16))
+    other = tokens.clone()
+    other[0, -1] = (tokens[0, -1] + 1) % 64
+    torch.testing.assert_close(model(other)[:, :-1], model(tokens)[:, :-1], rtol=0, atol=0)
 
 
 @each(("depth", "heads"), [(7, 4), (11, 8)])

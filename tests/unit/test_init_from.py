@@ -45,6 +45,19 @@ def test_the_model_follows_from_the_weights(tmp_path: Path) -> None:
     assert any(str(newest) in line for line in plan["text"])
 
 
+def test_weights_of_earlier_versions_keep_their_keys(tmp_path: Path) -> None:
+    run, size = stored(tmp_path), "--total_batch_size=512"
+    assert "key_offset" not in manifest.newest(run.checkpoints)["shape"]  # type: ignore[index]
+    assert not ask(*CPU, f"--init_from={run.path}", size, script=LAUNCH).config.key_offset
+    text = tmp_path / "manual.txt"
+    text.write_text("some text " * 999)
+    resumed = ask(*CPU, f"--resume={run.path}", f"--data={text}", script=LAUNCH)
+    assert not resumed.config.key_offset and training_plan.build(resumed, {})
+    problem = only(wrong(*CPU, f"--init_from={run.path}", "--key_offset", size, script=LAUNCH))
+    assert (problem.code, problem.field) == ("init.differs", "key_offset")
+    assert ask(*CPU, script=LAUNCH).config.key_offset
+
+
 def test_a_longer_context_is_accepted(tmp_path: Path) -> None:
     words = (f"--init_from={stored(tmp_path).path}", "--max_seq_len=128", "--total_batch_size=1024")
     assert ask(*CPU, *words, script=LAUNCH).config.max_seq_len == 128

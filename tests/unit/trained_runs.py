@@ -25,10 +25,12 @@ def stored(folder: Path) -> rundir.RunDir:
     return rundir.RunDir(folder / "tiny")
 
 
-def gpt(depth: int = 2, vocab: int = 320, length: int = 16, seed: int = 0) -> GPT:
+def gpt(
+    depth: int = 2, vocab: int = 320, length: int = 16, seed: int = 0, key_offset: bool = True
+) -> GPT:
     """Without the zero initial weights, which hide errors."""
     torch.manual_seed(seed)
-    model = GPT(ModelDims(depth, vocab, length))
+    model = GPT(ModelDims(depth, vocab, length, key_offset))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -40,7 +42,9 @@ def made(folder: Path, model: GPT, tokenizer: Path | None = None, step: int = 7)
     run = rundir.RunDir(folder)
     run.create()
     plan: dict[str, Any] = json.loads((stored(folder / "stored").plan).read_text())
-    plan["config"] |= {"depth": model.shape.depth, "max_seq_len": model.shape.max_seq_len}
+    plan["config"] |= {
+        name: getattr(model.shape, name) for name in ("depth", "max_seq_len", "key_offset")
+    }
     rundir.write_json(run.plan, plan)
     if tokenizer:
         run.tokenizer.mkdir()

@@ -127,6 +127,12 @@ class Config:
         high=0.9,
         own=True,
     )
+    key_offset: bool = option(
+        True,
+        "model",
+        "half of each key is that of the token before: copying from the context is learned sooner",
+        own=True,
+    )
 
     init_from: str = option(
         "",

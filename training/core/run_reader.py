@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # The version of the run directory, stored in plan.json; increased by changes that break readers.
 PLAN_VERSION = 1
 RENAMED = {"meeting_timeout": "rendezvous_timeout"}  # configuration fields of early 0.1
+# Configuration fields of a model that early 0.1 lacks, where its runs had another value than the
+# default.
+ADDED = {"key_offset": False}
 
 
 def read_plan(path: Path) -> Plan | None:
@@ -65,6 +68,8 @@ def as_plan(found: Mapping[str, Any], path: Path) -> Plan:
         for part in ("config", "origins")
         if isinstance(found.get(part), dict)
     }
+    if "depth" in renamed.get("config", {}):
+        renamed["config"] = {**ADDED, **renamed["config"]}
     return cast("Plan", {**found, **renamed})
 
 

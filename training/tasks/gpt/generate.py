@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.tasks.gpt.model import GPT, norm, rotate
+from training.tasks.gpt.model import GPT, norm, offset, rotate
 
 COLDEST = 1e-6  # smaller temperatures overflow in fp32
 DRAWN = 256  # uniform numbers per sample drawn at once
@@ -45,6 +45,7 @@ class Decoder:
         self.dtype = model.head.weight.dtype  # of the products; sums are fp32
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self.last: list[Tensor] = []  # keys of the last token, before offset and rotation
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits after the last of these tokens, (samples, vocab) fp32. tokens: (samples, n), or
@@ -67,7 +68,10 @@ class Decoder:
         y = norm(x).to(self.dtype)
         v = part.value(y).view(rows, count, self.heads, -1).transpose(1, 2)
         # Together: for one token the number of operations counts, not their size.
-        both = torch.stack((part.query(y), part.key(y))).view(2, rows, count, self.heads, -1)
+        key = part.key(y).view(rows, count, self.heads, -1)
+        if self.model.shape.key_offset:
+            key = self._offset(number, key)
+        both = torch.stack((part.query(y).view_as(key), key))
         q, k = norm(rotate(both.transpose(2, 3), cos, sin)).to(v.dtype)
         if not self.used:
             self._keep(number, k, v)
@@ -77,6 +81,12 @@ class Decoder:
             k, v = (kept[number][:, :, : self.used + 1] for kept in (self.keys, self.values))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=not self.used)
         return out.transpose(1, 2).reshape(rows, count, width)
+
+    def _offset(self, number: int, key: Tensor) -> Tensor:
+        first = self.last[number].expand(len(key), -1, -1, -1) if self.used else key[:, :1]
+        before = torch.cat((first, key[:, :-1]), dim=1)
+        self.last[number : number + 1] = [key[:, -1:]]
+        return offset(key, before)
 
     def _keep(self, number: int, k: Tensor, v: Tensor) -> None:
         """The beginning of all samples; memory is allocated at the first one."""

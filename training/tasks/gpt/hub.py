@@ -73,5 +73,6 @@ def _config(shape: ModelDims) -> Record:
         "max_position_embeddings": shape.max_seq_len,
         "rope_base": ROPE_BASE,
         "softcap": SOFTCAP,
+        "key_offset": shape.key_offset,
         "tie_word_embeddings": False,
     }

@@ -55,6 +55,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + x.roll(x.size(-1) // 2, -1) * sin
 
 
+def offset(keys: Tensor, before: Tensor) -> Tensor:
+    """`keys` (…, head_dim), in which the half of the rotated pairs that turns slowest is that of
+    `before`, the keys of the token before each. A query then finds what followed a token in one
+    layer; otherwise two layers must learn that together, which may take hundreds of steps
+    (modded-nanogpt; docs/model.md)."""
+    half = keys.size(-1) // 2
+    pair = torch.arange(2 * half, device=keys.device) % half
+    return torch.where(pair >= half - half // 2, before, keys)
+
+
 def products(x: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
     """Outputs of linear layers with the same input. Compiled for a GPU, they are one product: each
     of several small ones leaves a part of the GPU idle. Layers in fp8 have products of their
@@ -78,7 +88,7 @@ def stream(x: Tensor) -> Tensor:
 class Attention(nn.Module):
     def __init__(self, shape: ModelDims) -> None:
         super().__init__()
-        self.heads = shape.heads
+        self.heads, self.key_offset = shape.heads, shape.key_offset
         # Three matrices instead of one: Muon makes each of them orthogonal separately.
         self.query = nn.Linear(shape.width, shape.width, bias=False)
         self.key = nn.Linear(shape.width, shape.width, bias=False)
@@ -91,6 +101,8 @@ class Attention(nn.Module):
             part.view(batch, length, self.heads, width // self.heads)
             for part in products(x, self.query, self.key, self.value)
         )
+        if self.key_offset:
+            k = offset(k, torch.cat((k[:, :1], k[:, :-1]), dim=1))
         # In this layout and order a compiled block needs one kernel for both. A rotation keeps the
         # norm, so the order does not matter otherwise.
         cos, sin = cos[:, None], sin[:, None]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from training.core.run_reader import ADDED
 
 WIDTH_PER_LAYER = 64
 HEAD_DIM = 128
@@ -27,6 +31,7 @@ class ModelDims:
     depth: int
     vocab: int  # rows of the embedding
     max_seq_len: int
+    key_offset: bool = True
 
     @property
     def width(self) -> int:
@@ -57,6 +62,11 @@ class ModelDims:
     @property
     def weights(self) -> int:
         return self.depth * self.block_weights + 2 * self.vocab * self.width
+
+
+def of_checkpoint(facts: Mapping[str, Any]) -> ModelDims:
+    """Raises TypeError if the model has dimensions that this version does not know."""
+    return ModelDims(**{**ADDED, **facts["shape"]})
 
 
 def muon_share(update_bytes: int, ranks: int, device: str) -> int:

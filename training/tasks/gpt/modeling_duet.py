@@ -30,6 +30,7 @@ class DuetConfig(PretrainedConfig):
         max_position_embeddings: int = 64,
         rope_base: float = 10000.0,
         softcap: float = 15.0,
+        key_offset: bool = False,
         **more: Any,
     ) -> None:
         self.vocab_size, self.hidden_size = vocab_size, hidden_size
@@ -37,6 +38,7 @@ class DuetConfig(PretrainedConfig):
         self.num_attention_heads = num_attention_heads
         self.max_position_embeddings = max_position_embeddings
         self.rope_base, self.softcap = rope_base, softcap
+        self.key_offset = key_offset
         super().__init__(**{"tie_word_embeddings": False, **more})
 
 
@@ -49,24 +51,48 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)
 
 
+def offset(keys: Tensor, places: Tensor) -> Tensor:
+    """In the half of the rotated pairs that turns slowest, keys (batch, heads, length, head_dim)
+    of the token before. `places` (batch, length): the first token, 0, has none."""
+    half = keys.size(-1) // 2
+    slow = torch.arange(2 * half, device=keys.device) % half >= half - half // 2
+    before = torch.cat((keys[:, :, :1], keys[:, :, :-1]), dim=2)
+    return torch.where(slow & (places > 0)[:, None, :, None], before, keys)
+
+
+def _angles(config: DuetConfig, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, (batch, 1, length, head_dim / 2) each."""
+    half = config.hidden_size // config.num_attention_heads // 2
+    exponents = torch.arange(half, device=places.device, dtype=torch.float32) / half
+    angles = places[:, None, :, None].float() * config.rope_base**-exponents
+    return angles.cos(), angles.sin()
+
+
 class Attention(nn.Module):
     def __init__(self, config: DuetConfig, layer: int) -> None:
         super().__init__()
         self.heads, self.layer, width = config.num_attention_heads, layer, config.hidden_size
+        self.config = config
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width, bias=False)
         self.proj = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, past: Any) -> Tensor:
+    def forward(self, x: Tensor, places: Tensor, mask: Tensor, past: Any) -> Tensor:
+        """`places` (batch, total): of all tokens, of which x has the last ones. `past` has keys
+        before offset and rotation, since the next token needs them."""
         batch, length, width = x.shape
         q, k, v = (
             part(x).view(batch, length, self.heads, -1).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        q, k = norm(rotate(q, *angles)).to(v.dtype), norm(rotate(k, *angles)).to(v.dtype)
         if past is not None:
             k, v = past.update(k, v, self.layer)
+        if self.config.key_offset:
+            k = offset(k, places)
+        cos, sin = _angles(self.config, places)
+        q = norm(rotate(q, cos[:, :, -length:], sin[:, :, -length:])).to(v.dtype)
+        k = norm(rotate(k, cos, sin)).to(v.dtype)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.proj(out.transpose(1, 2).reshape(batch, length, width))
 
@@ -79,8 +105,8 @@ class Block(nn.Module):
         self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, past: Any) -> Tensor:
-        x = x + self.attention(norm(x), angles, mask, past)
+    def forward(self, x: Tensor, places: Tensor, mask: Tensor, past: Any) -> Tensor:
+        x = x + self.attention(norm(x), places, mask, past)
         y = norm(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
@@ -125,15 +151,14 @@ class DuetForCausalLM(PreTrainedModel, GenerationMixin):
         if attention_mask is None:
             attention_mask = torch.ones(batch, total, dtype=torch.long, device=input_ids.device)
         real = attention_mask.bool()
-        places = (real.long().cumsum(-1) - 1).clamp(min=0)[:, before:]
+        places = (real.long().cumsum(-1) - 1).clamp(min=0)
         order = torch.arange(total, device=input_ids.device)
         mask = (order <= order[before:, None]) & real[:, None, None, :]
         # padding sees itself: a row without any key would be NaN
         mask = mask | (order == order[before:, None])
-        angles = self._angles(places)
         x = norm(self.embedding(input_ids))
         for block in self.blocks:
-            x = block(x, angles, mask, past_key_values)
+            x = block(x, places, mask, past_key_values)
         cap = self.config.softcap
         logits = cap * torch.tanh(self.head(norm(x)).float() / cap)
         loss = None
@@ -143,10 +168,3 @@ class DuetForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=past_key_values if use_cache else None
         )
-
-    def _angles(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, (batch, 1, length, head_dim / 2) each."""
-        half = self.config.hidden_size // self.config.num_attention_heads // 2
-        exponents = torch.arange(half, device=places.device, dtype=torch.float32) / half
-        angles = places[:, None, :, None].float() * self.config.rope_base**-exponents
-        return angles.cos(), angles.sin()

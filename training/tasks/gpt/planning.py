@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,7 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
     config, ranks = request.config, request.ranks
     fp8 = machine.precision.value == "fp8"
     vocab = _vocab(request)
-    shape = {"depth": config.depth, "vocab": vocab, "max_seq_len": config.max_seq_len}
+    shape = asdict(ModelDims(config.depth, vocab, config.max_seq_len, config.key_offset))
     asked = memory.StepWorkload(
         config.depth,
         0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +16,7 @@ from training.data import encoding as text_encoding
 from training.data.corpus import CorpusSource
 from training.data.tokenizer import vocab_of
 from training.tasks.gpt import validation
+from training.tasks.gpt.model_dims import ModelDims, of_checkpoint
 from training.tasks.planning import Decided, PlanRequest, Situation
 from training.tasks.spec import TaskSpec
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from training.tasks.weights import Weights
 
 NAME = "gpt"
+OF_WEIGHTS = ("depth", "key_offset")  # fields that weights determine
 
 
 def _tokenizer(weights: Weights) -> str | None:
@@ -97,8 +99,6 @@ class GptSpec(TaskSpec):
         return validation.check(config, origins, installed)
 
     def parameters(self, config: Config) -> int | None:
-        from training.tasks.gpt.model_dims import ModelDims
-
         try:
             vocab = vocab_of(config.tokenizer, config.vocab_size)
         except (OSError, UserError, ValueError):  # reported by check()
@@ -117,7 +117,7 @@ class GptSpec(TaskSpec):
         return GptStep(StepWorkload(**load))
 
     def saved_model(self, saved: Mapping[str, Any]) -> FieldValues:
-        return {**saved["shape"], "optimizer": saved["optimizer"]}
+        return {**asdict(of_checkpoint(saved)), "optimizer": saved["optimizer"]}
 
     def make(self, plan: Plan, device: torch.device, data: PreparedCorpus | None) -> Task:
         from training.tasks.gpt.model import MemorySavings
@@ -144,8 +144,8 @@ class GptSpec(TaskSpec):
         return TrainedGpt(weights, state, device)
 
     def fields_of(self, weights: Weights) -> FieldValues:
-        shape, words = weights.facts["shape"], _tokenizer(weights)
-        found: FieldValues = {"depth": shape["depth"], "max_seq_len": shape["max_seq_len"]}
+        shape, words = of_checkpoint(weights.facts), _tokenizer(weights)
+        found: FieldValues = {name: getattr(shape, name) for name in (*OF_WEIGHTS, "max_seq_len")}
         return found | ({"tokenizer": words} if words else {})
 
     def differences(
@@ -156,10 +156,12 @@ class GptSpec(TaskSpec):
         origins: Mapping[str, str],
     ) -> list[Problem]:
         """The context may differ: rotary positions have no weights."""
-        depth, words = weights.facts["shape"]["depth"], _tokenizer(weights)
-        out = []
-        if config.depth != depth:
-            out.append(self.differs(weights, "depth", depth, config.depth, origins["depth"]))
+        shape, words = of_checkpoint(weights.facts), _tokenizer(weights)
+        out = [
+            self.differs(weights, name, theirs, value, origins[name])
+            for name in OF_WEIGHTS
+            if (value := getattr(config, name)) != (theirs := getattr(shape, name))
+        ]
         if words is None:
             out.append(
                 Problem(

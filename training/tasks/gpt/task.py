@@ -54,7 +54,7 @@ class LanguageModel(Task):
         super().__init__(None, config, device)
         self.fp8, self.blocks_per_graph = fp8, blocks_per_graph
         self.data, self.frugal, self.tokenizer = data, frugal, tokenizer_of(data)
-        self.shape = ModelDims(config.depth, data.vocab, config.max_seq_len)
+        self.shape = ModelDims(config.depth, data.vocab, config.max_seq_len, config.key_offset)
         self.random = config.dropout > 0
 
     def model(self) -> GPT:

@@ -27,7 +27,7 @@ from training.tasks.gpt import generate, scores
 from training.tasks.gpt import hub as hub_files
 from training.tasks.gpt.generate import Sampling
 from training.tasks.gpt.model import GPT, MemorySavings
-from training.tasks.gpt.model_dims import ModelDims
+from training.tasks.gpt.model_dims import of_checkpoint
 from training.tasks.gpt.passages import Passages
 from training.tasks.trained import Progress, TextModel, TextStep, silent
 from training.tasks.weights import HUB
@@ -66,7 +66,7 @@ class TrainedGpt(TextModel):
         self, weights: Weights, state: Mapping[str, torch.Tensor], device: torch.device
     ) -> None:
         try:
-            shape = ModelDims(**weights.facts["shape"])
+            shape = of_checkpoint(weights.facts)
         except TypeError as error:
             raise RuntimeError(str(error)) from None
         with Uninitialized():
