@@ -4,9 +4,10 @@ each choice.
     python -m benchmarks.ablation [--only=muon,qk_norm] [--steps=300] [--seeds=1,2] [--jobs=2]
 
 Each row of the table changes one thing; everything else is as in training.trainer. Depth 4 (width
-256), 8 × 256 tokens per step, the embedded corpus, bf16, one thread. Losses do not depend on the
-machine's speed, so runs may share it; `ms` is the processor time of a step. A complete run is a
-file in `--results`, which is not repeated: delete it when Duet's model or optimizer has changed.
+256), 8 × 256 tokens per step (`--sequences`), the embedded corpus, bf16, one thread. Losses do not
+depend on the machine's speed, so runs may share it; `ms` is the processor time of a step. A
+complete run is a file in `--results`, which is not repeated: delete it when Duet's model or
+optimizer has changed.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from training.tasks.gpt.model_dims import ModelDims
 
 DEPTH, LENGTH, SEQUENCES = 4, 256, 8
 VALIDATION = 512  # sequences
+SIZES = ("steps", "depth", "precision", "sequences")  # flags that a result depends on
 OUT = ROOT / "experiments/ablation"
 
 
@@ -175,11 +177,11 @@ def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
     )
 
 
-def run(name: str, steps: int, seed: int, depth: int, bf16: bool) -> dict[str, Any]:
-    """Train one variant in this process."""
+def run(name: str, steps: int, seed: int, depth: int, bf16: bool, sequences: int) -> dict[str, Any]:
+    """Train one variant in this process. `sequences`: of a step."""
     change = CHANGES[name]
     config = Config(
-        **{"depth": depth, "max_seq_len": LENGTH, "device_batch_size": SEQUENCES, "seed": seed}
+        **{"depth": depth, "max_seq_len": LENGTH, "device_batch_size": sequences, "seed": seed}
         | change.config
     )
     optim.MOMENTUM_STEPS = change.momentum_steps
@@ -187,7 +189,7 @@ def run(name: str, steps: int, seed: int, depth: int, bf16: bool) -> dict[str, A
     data = prepared()
     model = Variant(ModelDims(depth, data.vocab, LENGTH), Choices(**change.model))
     optimizer = build(model, change, config)
-    batch = Batch(SEQUENCES, LENGTH, 1, 1)
+    batch = Batch(sequences, LENGTH, 1, 1)
     train = dataset(data, "train", LENGTH)
     batches = Batches(
         train, batch, rank=0, seed=seed, workers=0, persistent=False, arrive=pair
@@ -245,12 +247,12 @@ def table(found: Found) -> list[str]:
 
 def child(args: argparse.Namespace, name: str, seed: int) -> dict[str, Any] | None:
     """The kept result, or a process's."""
-    kind = f"depth{args.depth}-{args.precision}-{args.steps}"
+    kind = f"depth{args.depth}-{args.precision}-{args.steps}x{args.sequences}"
     kept: Path = args.results / f"{name}-{kind}-seed{seed}.json"
     if (before := read_json(kept)) is not None:
         return before
     argv = [sys.executable, "-m", "benchmarks.ablation", f"--one={name}", f"--seeds={seed}"]
-    argv += [f"--{flag}={getattr(args, flag)}" for flag in ("steps", "depth", "precision")]
+    argv += [f"--{flag}={getattr(args, flag)}" for flag in SIZES]
     done = subprocess.run(
         argv, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
     )
@@ -275,6 +277,7 @@ def main() -> None:
     )
     parser.add_argument("--jobs", type=int, default=2, help="concurrent runs")
     parser.add_argument("--depth", type=int, default=DEPTH)
+    parser.add_argument("--sequences", type=int, default=SEQUENCES, help="of a step")
     parser.add_argument("--precision", default="bf16", choices=("bf16", "fp32"))
     parser.add_argument(
         "--results", type=Path, default=OUT, help="folder with one file for each complete run"
@@ -284,7 +287,7 @@ def main() -> None:
     seeds = [int(s) for s in args.seeds.split(",")]
     if args.one:
         bf16 = args.precision == "bf16"
-        print(json.dumps(run(args.one, args.steps, seeds[0], args.depth, bf16)))
+        print(json.dumps(run(args.one, args.steps, seeds[0], args.depth, bf16, args.sequences)))
         return
     names = list(dict.fromkeys(["duet", *args.only.split(",")]))
     if unknown := [n for n in names if n not in CHANGES]:
