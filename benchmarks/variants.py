@@ -109,12 +109,12 @@ class Block(nn.Module):
                 extra = (extra.view(batch, length, self.heads, -1) * gate[..., None]).flatten(2)
             parts[2] = parts[2] + extra
         q, k, v = (p.view(batch, length, self.heads, -1).transpose(1, 2) for p in parts)
-        if self.choices.key_offset:
-            k = offset(k, torch.cat((k[:, :, :1], k[:, :, :-1]), dim=2))
         if self.choices.positions == "rotary":
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.choices.qk_norm:
             q, k = norm(q), norm(k)
+        if self.choices.key_offset:
+            k = offset(k, torch.cat((k[:, :, :1], k[:, :, :-1]), dim=2))
         if self.choices.attention_scale != 1.0:
             q, k = q * self.choices.attention_scale, k * self.choices.attention_scale
         out = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, is_causal=True)

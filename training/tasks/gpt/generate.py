@@ -45,7 +45,7 @@ class Decoder:
         self.dtype = model.head.weight.dtype  # of the products; sums are fp32
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        self.last: list[Tensor] = []  # keys of the last token, before offset and rotation
+        self.last: list[Tensor] = []  # keys of the last token, before the offset
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits after the last of these tokens, (samples, vocab) fp32. tokens: (samples, n), or
@@ -68,11 +68,10 @@ class Decoder:
         y = norm(x).to(self.dtype)
         v = part.value(y).view(rows, count, self.heads, -1).transpose(1, 2)
         # Together: for one token the number of operations counts, not their size.
-        key = part.key(y).view(rows, count, self.heads, -1)
-        if self.model.shape.key_offset:
-            key = self._offset(number, key)
-        both = torch.stack((part.query(y).view_as(key), key))
+        both = torch.stack((part.query(y), part.key(y))).view(2, rows, count, self.heads, -1)
         q, k = norm(rotate(both.transpose(2, 3), cos, sin)).to(v.dtype)
+        if self.model.shape.key_offset:
+            k = self._offset(number, k)
         if not self.used:
             self._keep(number, k, v)
         else:
@@ -82,11 +81,11 @@ class Decoder:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=not self.used)
         return out.transpose(1, 2).reshape(rows, count, width)
 
-    def _offset(self, number: int, key: Tensor) -> Tensor:
-        first = self.last[number].expand(len(key), -1, -1, -1) if self.used else key[:, :1]
-        before = torch.cat((first, key[:, :-1]), dim=1)
-        self.last[number : number + 1] = [key[:, -1:]]
-        return offset(key, before)
+    def _offset(self, number: int, k: Tensor) -> Tensor:
+        first = self.last[number].expand(len(k), -1, -1, -1) if self.used else k[:, :, :1]
+        before = torch.cat((first, k[:, :, :-1]), dim=2)
+        self.last[number : number + 1] = [k[:, :, -1:]]
+        return offset(k, before)
 
     def _keep(self, number: int, k: Tensor, v: Tensor) -> None:
         """The beginning of all samples; memory is allocated at the first one."""

@@ -56,7 +56,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def offset(keys: Tensor, before: Tensor) -> Tensor:
-    """`keys` (…, head_dim), in which the half of the rotated pairs that turns slowest is that of
+    """Rotated `keys` (…, head_dim), in which the half of the pairs that turns slowest is that of
     `before`, the keys of the token before each. A query then finds what followed a token in one
     layer; otherwise two layers must learn that together, which may take hundreds of steps
     (modded-nanogpt; docs/model.md)."""
@@ -101,12 +101,12 @@ class Attention(nn.Module):
             part.view(batch, length, self.heads, width // self.heads)
             for part in products(x, self.query, self.key, self.value)
         )
-        if self.key_offset:
-            k = offset(k, torch.cat((k[:, :1], k[:, :-1]), dim=1))
         # In this layout and order a compiled block needs one kernel for both. A rotation keeps the
         # norm, so the order does not matter otherwise.
         cos, sin = cos[:, None], sin[:, None]
         q, k = rotate(norm(q), cos, sin).to(v.dtype), rotate(norm(k), cos, sin).to(v.dtype)
+        if self.key_offset:
+            k = offset(k, torch.cat((k[:, :1], k[:, :-1]), dim=1))
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.proj(out.transpose(1, 2).reshape(batch, length, width))

@@ -80,19 +80,18 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, places: Tensor, mask: Tensor, past: Any) -> Tensor:
         """`places` (batch, total): of all tokens, of which x has the last ones. `past` has keys
-        before offset and rotation, since the next token needs them."""
+        before the offset, since the next token needs them."""
         batch, length, width = x.shape
         q, k, v = (
             part(x).view(batch, length, self.heads, -1).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
+        angles = _angles(self.config, places[:, -length:])
+        q, k = norm(rotate(q, *angles)).to(v.dtype), norm(rotate(k, *angles)).to(v.dtype)
         if past is not None:
             k, v = past.update(k, v, self.layer)
         if self.config.key_offset:
             k = offset(k, places)
-        cos, sin = _angles(self.config, places)
-        q = norm(rotate(q, cos[:, :, -length:], sin[:, :, -length:])).to(v.dtype)
-        k = norm(rotate(k, cos, sin)).to(v.dtype)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.proj(out.transpose(1, 2).reshape(batch, length, width))
 
