@@ -108,7 +108,6 @@ LATER = {
     ],
     "only for an archived run: tar and gzip": ["core.archive"],
     "only for runs without a recorded end": ["monitor.host_stats", "monitor.rank_states"],
-    "only for a request or advice about the model": ["tasks.gpt.model_dims"],
     "only with W&B": ["host.wandb_login"],
     "not needed to list runs, which takes less time than these imports": [
         *("config.schema", "core.heartbeat", "host.packages"),
