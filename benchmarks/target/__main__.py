@@ -31,7 +31,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--shares", default="0.5,0.6,0.7,0.8,0.9,1,1.25,1.5", help="Duet's steps; ascending"
     )
-    parser.add_argument("--share", type=float, default=0.8, help="the first of them to try")
+    parser.add_argument("--share", type=float, default=0.6, help="the first of them to try")
     parser.add_argument("--precision", default="fp32", choices=("bf16", "fp32"), help="of both")
     parser.add_argument("--eval_every", type=int, default=100, help="steps")
     parser.add_argument("--parallel", type=int, default=1, help="trainings at a time")
