@@ -142,7 +142,7 @@ def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
         else config.matrix_lr
     )
     embedding_betas = (change.betas[0], change.embedding_beta2)
-    own: list[dict[str, Any]] = [
+    own: list[dict[str, Any]] = [  # with nanochat's rates
         {"params": model.named("values.weight"), "lr": config.embedding_lr * scale / 2}
         | {"betas": embedding_betas},
         {"params": model.named("smear_gate.weight", "smear_share", "backout"), "lr": 0.2},

@@ -60,25 +60,19 @@ def offset(keys: Tensor, places: Tensor) -> Tensor:
     return torch.where(slow & (places > 0)[:, None, :, None], before, keys)
 
 
-def _angles(config: DuetConfig, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, (batch, 1, length, head_dim / 2) each."""
-    half = config.hidden_size // config.num_attention_heads // 2
-    exponents = torch.arange(half, device=places.device, dtype=torch.float32) / half
-    angles = places[:, None, :, None].float() * config.rope_base**-exponents
-    return angles.cos(), angles.sin()
-
-
 class Attention(nn.Module):
     def __init__(self, config: DuetConfig, layer: int) -> None:
         super().__init__()
         self.heads, self.layer, width = config.num_attention_heads, layer, config.hidden_size
-        self.config = config
+        self.key_offset = config.key_offset
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width, bias=False)
         self.proj = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor, places: Tensor, mask: Tensor, past: Any) -> Tensor:
+    def forward(
+        self, x: Tensor, angles: tuple[Tensor, Tensor], places: Tensor, mask: Tensor, past: Any
+    ) -> Tensor:
         """`places` (batch, total): of all tokens, of which x has the last ones. `past` has keys
         before the offset, since the next token needs them."""
         batch, length, width = x.shape
@@ -86,11 +80,10 @@ class Attention(nn.Module):
             part(x).view(batch, length, self.heads, -1).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        angles = _angles(self.config, places[:, -length:])
         q, k = norm(rotate(q, *angles)).to(v.dtype), norm(rotate(k, *angles)).to(v.dtype)
         if past is not None:
             k, v = past.update(k, v, self.layer)
-        if self.config.key_offset:
+        if self.key_offset:
             k = offset(k, places)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.proj(out.transpose(1, 2).reshape(batch, length, width))
@@ -104,8 +97,10 @@ class Block(nn.Module):
         self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, places: Tensor, mask: Tensor, past: Any) -> Tensor:
-        x = x + self.attention(norm(x), places, mask, past)
+    def forward(
+        self, x: Tensor, angles: tuple[Tensor, Tensor], places: Tensor, mask: Tensor, past: Any
+    ) -> Tensor:
+        x = x + self.attention(norm(x), angles, places, mask, past)
         y = norm(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
@@ -155,9 +150,10 @@ class DuetForCausalLM(PreTrainedModel, GenerationMixin):
         mask = (order <= order[before:, None]) & real[:, None, None, :]
         # padding sees itself: a row without any key would be NaN
         mask = mask | (order == order[before:, None])
+        angles = self._angles(places[:, before:])
         x = norm(self.embedding(input_ids))
         for block in self.blocks:
-            x = block(x, places, mask, past_key_values)
+            x = block(x, angles, places, mask, past_key_values)
         cap = self.config.softcap
         logits = cap * torch.tanh(self.head(norm(x)).float() / cap)
         loss = None
@@ -167,3 +163,10 @@ class DuetForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=past_key_values if use_cache else None
         )
+
+    def _angles(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, (batch, 1, length, head_dim / 2) each."""
+        half = self.config.hidden_size // self.config.num_attention_heads // 2
+        exponents = torch.arange(half, device=places.device, dtype=torch.float32) / half
+        angles = places[:, None, :, None].float() * self.config.rope_base**-exponents
+        return angles.cos(), angles.sin()
