@@ -195,7 +195,7 @@ CARDS = [
     {"index": n, "uuid": f"GPU-000000a{n}-0000-4000-8000-000000000000", "name": "Card"}
     for n in (0, 1)
 ]
-SHOWN = {"uuids": [CARDS[0]["uuid"]], "reason": "1 on this machine"}
+SHOWN = {"answers": True, "uuids": [CARDS[0]["uuid"]], "reason": "1 on this machine"}
 
 
 def test_a_lost_gpu_is_the_cause(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,6 +219,19 @@ def test_the_driver_is_queried_in_a_separate_process(
     monkeypatch.setenv("FAKE_NVML_COUNT", "1")
     text, places = exception_cause.lost_gpus(plan("cuda", gpus=CARDS))
     assert text.startswith("GPU 1 (Card) ") and places == (1,)
+
+
+def test_a_driver_that_was_updated_during_the_run_does_not_make_its_gpus_faulty(
+    run: RunDir, fake_driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver))
+    monkeypatch.setenv("FAKE_NVML_COUNT", "2")
+    monkeypatch.setenv("FAKE_NVML_INIT", "18")  # its library and its kernel module differ
+    report_error(run, 1, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB")
+    outcome = Outcome(guilty=(1, 1), here=(1, 1))
+    record = failure_report.failure(outcome, run, plan("cuda", gpus=CARDS))
+    assert verdict(record) == ("gpu_oom", "error", 1)
+    assert not record.get("lost_ranks")
 
 
 def test_a_driver_that_does_not_answer_has_a_time_limit(

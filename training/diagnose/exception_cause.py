@@ -30,7 +30,8 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from training.host import gpus
 machine = gpus.inventory({})
-print(json.dumps({"uuids": [gpu.uuid for gpu in machine.gpus], "reason": machine.reason}))
+uuids = [gpu.uuid for gpu in machine.gpus]
+print(json.dumps({"answers": machine.driver is not None, "uuids": uuids, "reason": machine.reason}))
 """
 UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = (
     signatures.UNKNOWN,
@@ -56,6 +57,7 @@ BY_TYPE = {
 class _DriverAnswer(TypedDict):
     """Output of ASK."""
 
+    answers: bool
     uuids: list[str]
     reason: str
 
@@ -127,6 +129,11 @@ def lost_gpus(plan: Plan) -> tuple[str, tuple[int, ...]]:
         return msg("diagnose.gpus.no_answer", limit_s=DRIVER_S), ()
     except (OSError, ValueError) as error:
         console.warning(msg("diagnose.gpus.query_failed", error=error))
+        return "", ()
+    if not machine["answers"]:
+        # Its files were replaced by an update, or a container lost its access to the devices: what
+        # already computes goes on, so this says nothing about a GPU.
+        console.warning(msg("diagnose.gpus.query_failed", error=machine["reason"]))
         return "", ()
     lost = {
         place: f"GPU {gpu['index']} ({gpu['name']})"

@@ -11,15 +11,15 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from training.core.messages import msg
+from training.host.nvml import ask
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import GpuRecord
 
 
-T = TypeVar("T")
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive process", "prohibited"
 COMPUTE_MODES = {0: DEFAULT, 1: EXCLUSIVE, 2: PROHIBITED, 3: EXCLUSIVE}
 # Abnormal clock event reasons of the driver; idle, power cap and fixed clocks are normal.
@@ -31,6 +31,7 @@ SLOWDOWNS = {
     0x80: "slowed down by the power supply's brake",
 }
 
+TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
@@ -93,11 +94,11 @@ def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
     except pynvml.NVMLError as error:
         return GpuInventory((), msg("host.gpus.driver_error", error=error))
     try:
-        driver = ask(pynvml.nvmlSystemGetDriverVersion)
-        version = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+        driver = ask("nvmlSystemGetDriverVersion")
+        version = ask("nvmlSystemGetCudaDriverVersion_v2")
         cuda = _cuda_version(version)
-        count = ask(pynvml.nvmlDeviceGetCount) or 0
-        every = [gpu for gpu in (_read(pynvml, index) for index in range(count)) if gpu]
+        count = ask("nvmlDeviceGetCount") or 0
+        every = [gpu for gpu in (_read(index) for index in range(count)) if gpu]
     finally:
         pynvml.nvmlShutdown()
     chosen, reason = visible(every, environ.get(VISIBLE))
@@ -182,53 +183,42 @@ def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:
     )
 
 
-def ask(query: Callable[..., T], *args: Any) -> T | None:
-    """The result of a driver query; None if unsupported (old driver, MIG, many workstation
-    cards)."""
-    import pynvml
-
-    try:
-        return query(*args)
-    except pynvml.NVMLError:
-        return None
-
-
-def _read(pynvml: Any, index: int) -> Gpu | None:
-    handle = ask(pynvml.nvmlDeviceGetHandleByIndex, index)
+def _read(index: int) -> Gpu | None:
+    handle = ask("nvmlDeviceGetHandleByIndex", index)
     if handle is None:
         return None
-    memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    load = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    power = ask(pynvml.nvmlDeviceGetPowerUsage, handle)
-    limit = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    running = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    memory = ask("nvmlDeviceGetMemoryInfo", handle)
+    load = ask("nvmlDeviceGetUtilizationRates", handle)
+    power = ask("nvmlDeviceGetPowerUsage", handle)
+    limit = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+    running = ask("nvmlDeviceGetComputeRunningProcesses", handle) or []
     mode, mig = (
-        ask(pynvml.nvmlDeviceGetComputeMode, handle),
-        ask(pynvml.nvmlDeviceGetMigMode, handle),
+        ask("nvmlDeviceGetComputeMode", handle),
+        ask("nvmlDeviceGetMigMode", handle),
     )
     return Gpu(
         index=index,
-        uuid=ask(pynvml.nvmlDeviceGetUUID, handle) or "-",
-        name=ask(pynvml.nvmlDeviceGetName, handle) or "-",
+        uuid=ask("nvmlDeviceGetUUID", handle) or "-",
+        name=ask("nvmlDeviceGetName", handle) or "-",
         total_bytes=memory.total if memory else None,
         free_bytes=memory.free if memory else None,
         use_percent=load.gpu if load else None,
-        temperature_c=ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        temperature_c=ask("nvmlDeviceGetTemperature", handle, TEMPERATURE_GPU),
         power_w=power / 1000 if power is not None else None,
-        capability=ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle),
+        capability=ask("nvmlDeviceGetCudaComputeCapability", handle),
         processes=tuple(_process(p.pid, p.usedGpuMemory) for p in running),
         compute_mode=None if mode is None else COMPUTE_MODES.get(mode),
         mig=None if mig is None else bool(mig[0]),
         power_limit_w=limit / 1000 if limit is not None else None,
-        fan_percent=ask(pynvml.nvmlDeviceGetFanSpeed, handle),
-        slowdowns=_slowdowns(pynvml, handle),
-        numa_node=_numa_node(pynvml, handle),
+        fan_percent=ask("nvmlDeviceGetFanSpeed", handle),
+        slowdowns=_slowdowns(handle),
+        numa_node=_numa_node(handle),
     )
 
 
-def pci_folder(pynvml: Any, handle: Any) -> Path | None:
+def pci_folder(handle: Any) -> Path | None:
     """What the kernel knows about a GPU; None: the driver does not report its address."""
-    facts = ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    facts = ask("nvmlDeviceGetPciInfo", handle)
     if facts is None:
         return None
     bus = facts.busId.decode() if isinstance(facts.busId, bytes) else str(facts.busId)
@@ -245,15 +235,15 @@ def kernel_number(file: Path) -> int | None:
     return found if found >= 0 else None
 
 
-def _numa_node(pynvml: Any, handle: Any) -> int | None:
-    folder = pci_folder(pynvml, handle)
+def _numa_node(handle: Any) -> int | None:
+    folder = pci_folder(handle)
     return kernel_number(folder / "numa_node") if folder else None
 
 
-def _slowdowns(pynvml: Any, handle: Any) -> tuple[str, ...] | None:
-    reasons = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-    if reasons is None:  # name before driver 535
-        reasons = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+def _slowdowns(handle: Any) -> tuple[str, ...] | None:
+    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+    if reasons is None:  # its name before driver 535
+        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     return None if reasons is None else slowdowns(reasons)
 
 

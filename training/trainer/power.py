@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from training.host.gpus import ask
+from training.host.nvml import ask
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -51,8 +51,8 @@ class PowerMeter:
             pynvml.nvmlInit()
         except Exception:  # no driver or no package: the figure is optional
             return
-        handles = [ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in self._indices]
-        meters = [_Gpu(pynvml, handle) for handle in handles if handle is not None]
+        handles = [ask("nvmlDeviceGetHandleByIndex", index) for index in self._indices]
+        meters = [_Gpu(handle) for handle in handles if handle is not None]
         while len(meters) == len(self._indices) and not self._ended.wait(EVERY_S):
             found = [gpu.watts() for gpu in meters]
             known = [watts for watts in found if watts is not None]
@@ -61,13 +61,13 @@ class PowerMeter:
 
 
 class _Gpu:
-    def __init__(self, nvml: Any, handle: Any) -> None:
-        self._nvml, self._handle = nvml, handle
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
         self._before = self._energy()
 
     def _energy(self) -> tuple[float, float] | None:
         """(seconds, joules since the driver was loaded)."""
-        millijoules = ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        millijoules = ask("nvmlDeviceGetTotalEnergyConsumption", self._handle)
         return None if millijoules is None else (time.monotonic(), millijoules / 1000)
 
     def watts(self) -> float | None:
@@ -75,5 +75,5 @@ class _Gpu:
         self._before = now
         if before and now and now[0] > before[0] and now[1] >= before[1]:
             return (now[1] - before[1]) / (now[0] - before[0])
-        milliwatts = ask(self._nvml.nvmlDeviceGetPowerUsage, self._handle)
+        milliwatts = ask("nvmlDeviceGetPowerUsage", self._handle)
         return None if milliwatts is None else milliwatts / 1000

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.core.messages import msg
-from training.host.gpus import Gpu, ask, kernel_number, pci_folder
+from training.host.gpus import Gpu, kernel_number, pci_folder
+from training.host.nvml import ask
 
 WHERE = {
     0: msg("plan.link.board"),
@@ -33,6 +34,9 @@ LIMITS = {
     0x10: msg("plan.gpu.clocks.sync"),
     0x100: msg("plan.gpu.clocks.display"),
 }
+# Of nvml.h; pynvml's constant for reading is a tuple by mistake.
+UNCORRECTED, VOLATILE, NVLINKS = 1, 0, 36
+P2P_READ, P2P_NVLINK, P2P_OK = 0, 2, 0
 
 
 @dataclass(frozen=True)
@@ -98,12 +102,12 @@ def read_state(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:
         handles = {
             g: handle
             for g in gpus
-            if (handle := ask(pynvml.nvmlDeviceGetHandleByIndex, g.index)) is not None
+            if (handle := ask("nvmlDeviceGetHandleByIndex", g.index)) is not None
         }
-        states = [_state(pynvml, gpu, handle) for gpu, handle in handles.items()]
+        states = [_state(gpu, handle) for gpu, handle in handles.items()]
         order = list(handles)
         pairs = [
-            _pair(pynvml, a.index, b.index, handles[a], handles[b])
+            _pair(a.index, b.index, handles[a], handles[b])
             for n, a in enumerate(order)
             for b in order[n + 1 :]
         ]
@@ -112,70 +116,69 @@ def read_state(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:
     return states, pairs
 
 
-def _state(pynvml: Any, gpu: Gpu, handle: Any) -> State:
-    rows = ask(pynvml.nvmlDeviceGetRemappedRows, handle)
+def _state(gpu: Gpu, handle: Any) -> State:
+    rows = ask("nvmlDeviceGetRemappedRows", handle)
     # cards before Ampere
-    pages = ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) if rows is None else None
-    persistent = ask(pynvml.nvmlDeviceGetPersistenceMode, handle)
-    default = ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
-    ecc = ask(pynvml.nvmlDeviceGetEccMode, handle)
-    slot = pci_folder(pynvml, handle)
+    pages = ask("nvmlDeviceGetRetiredPagesPendingStatus", handle) if rows is None else None
+    persistent = ask("nvmlDeviceGetPersistenceMode", handle)
+    default = ask("nvmlDeviceGetPowerManagementDefaultLimit", handle)
+    ecc = ask("nvmlDeviceGetEccMode", handle)
+    slot = pci_folder(handle)
     return State(
         index=gpu.index,
         slowdowns=gpu.slowdowns,
         uncorrected_errors=ask(
-            pynvml.nvmlDeviceGetTotalEccErrors,
+            "nvmlDeviceGetTotalEccErrors",
             handle,
-            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-            pynvml.NVML_VOLATILE_ECC,
+            UNCORRECTED,
+            VOLATILE,
         ),
         remap_pending=bool(rows[2]) if rows else None if pages is None else bool(pages),
         remap_failed=bool(rows[3]) if rows else None,
-        link_width=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        link_width_most=ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        link_generation=ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        link_generation_most=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        link_width=ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
+        link_width_most=ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+        link_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        link_generation_most=ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
         persistent=None if persistent is None else bool(persistent),
-        nvlinks=_nvlinks(pynvml, handle),
-        limits=_limits(pynvml, handle),
+        nvlinks=_nvlinks(handle),
+        limits=_limits(handle),
         use_percent=gpu.use_percent,
         power_limit_w=gpu.power_limit_w,
         power_default_w=None if default is None else default / 1000,
         ecc=None if ecc is None else bool(ecc[0]),
         # the driver reports only what card and slot have in common
         card_width=kernel_number(slot / "max_link_width") if slot else None,
-        card_generation=ask(pynvml.nvmlDeviceGetGpuMaxPcieLinkGeneration, handle),
+        card_generation=ask("nvmlDeviceGetGpuMaxPcieLinkGeneration", handle),
         numa=gpu.numa_node,
     )
 
 
-def _limits(pynvml: Any, handle: Any) -> tuple[str, ...] | None:
-    reasons = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+def _limits(handle: Any) -> tuple[str, ...] | None:
+    reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     if reasons is None:
         return None
     return tuple(text for bit, text in LIMITS.items() if reasons & bit)
 
 
-def _nvlinks(pynvml: Any, handle: Any) -> int | None:
+def _nvlinks(handle: Any) -> int | None:
     up = []
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        active = ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)
+    for link in range(NVLINKS):
+        active = ask("nvmlDeviceGetNvLinkState", handle, link)
         if active is None:  # past the last one
             break
         up.append(bool(active))
     return sum(up) if up else None
 
 
-def _pair(pynvml: Any, first: int, second: int, one: Any, other: Any) -> Pair:
-    level = ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
-    nvlink = ask(pynvml.nvmlDeviceGetP2PStatus, one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    # 0: pynvml's constant for reading is a tuple by mistake (a trailing comma)
-    direct = ask(pynvml.nvmlDeviceGetP2PStatus, one, other, 0)
+def _pair(first: int, second: int, one: Any, other: Any) -> Pair:
+    level = ask("nvmlDeviceGetTopologyCommonAncestor", one, other)
+    nvlink = ask("nvmlDeviceGetP2PStatus", one, other, P2P_NVLINK)
+    direct = ask("nvmlDeviceGetP2PStatus", one, other, P2P_READ)
     return Pair(
         first,
         second,
         None if level is None else WHERE.get(level),
-        None if nvlink is None else nvlink == pynvml.NVML_P2P_STATUS_OK,
-        None if direct is None else direct == pynvml.NVML_P2P_STATUS_OK,
+        None if nvlink is None else nvlink == P2P_OK,
+        None if direct is None else direct == P2P_OK,
         REFUSED.get(direct or 0, ""),
     )

@@ -1,0 +1,21 @@
+"""Queries of NVIDIA's driver, by the names of NVML's functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def ask(function: str, *args: Any) -> Any:
+    """The answer of the driver; None if it is unsupported (old driver, MIG, many workstation cards)
+    or the installed pynvml does not know the function. Bytes, of a pynvml before 11.5, become
+    text."""
+    import pynvml
+
+    query = getattr(pynvml, function, None)
+    if query is None:
+        return None
+    try:
+        found = query(*args)
+    except pynvml.NVMLError:
+        return None
+    return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
