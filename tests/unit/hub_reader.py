@@ -20,14 +20,19 @@ def main(folder: str, out: str, *texts: str) -> None:
         logits = [model(torch.tensor([one])).logits[0] for one in ids]
         padded = tokenizer(list(texts), return_tensors="pt", padding=True)
         together = model(**padded).logits
+        # A second turn after an answer that ended early: padding between real tokens.
+        gaps = [[*one[:2], *[tokenizer.eos_token_id] * 3, *one[2:]] for one in ids]
+        masks = [[1] * 2 + [0] * 3 + [1] * len(one[2:]) for one in ids]
+        apart = [
+            model(torch.tensor([one]), torch.tensor([mask])).logits[0, -1]
+            for one, mask in zip(gaps, masks, strict=True)
+        ]
         labels = torch.tensor(ids[:1])
         loss = model(labels, labels=labels).loss.item()
         made = model.generate(
             torch.tensor(ids[:1]), max_new_tokens=12, do_sample=False, eos_token_id=None
         )
-    torch.save(
-        {"logits": logits, "padded": [together[n, -1] for n in range(len(ids))]}, f"{out}.pt"
-    )
+    torch.save({"logits": logits, "padded": [together[:, -1], torch.stack(apart)]}, f"{out}.pt")
     record = {
         "ids": ids,
         "decoded": [tokenizer.decode(one, skip_special_tokens=True) for one in ids],

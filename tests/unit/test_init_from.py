@@ -58,6 +58,33 @@ def test_weights_of_earlier_versions_keep_their_keys(tmp_path: Path) -> None:
     assert ask(*CPU, script=LAUNCH).config.key_offset
 
 
+def test_a_file_of_tensors_does_not_say_which_keys_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "bare.safetensors"
+    safetensors.torch.save_file(gpt(1).state_dict(), file)
+    sizes = ("--depth=1", "--max_seq_len=16", "--total_batch_size=128")
+
+    def notes(*words: str) -> list[str]:
+        request = ask(*CPU, f"--init_from={file}", *sizes, *words, script=LAUNCH)
+        return [note for note in training_plan.build(request, {})[0]["notes"] if file.name in note]
+
+    assert len(notes()) == 1
+    assert not notes("--key_offset=false") and not notes("--key_offset")
+
+
+def test_a_model_of_a_later_version_is_rejected(tmp_path: Path) -> None:
+    run, size = stored(tmp_path), "--total_batch_size=512"
+    text = tmp_path / "manual.txt"
+    text.write_text("some text " * 999)
+    for folder in run.checkpoints.iterdir():
+        facts = rundir.read_json(folder / manifest.NAME) or {}
+        del facts["own_sha256"]
+        manifest.write(folder, facts | {"shape": {**facts["shape"], "smear": True}})
+    for words in ((f"--init_from={run.path}", size), (f"--resume={run.path}", f"--data={text}")):
+        with pytest.raises(UserError) as caught:
+            training_plan.build(ask(*CPU, *words, script=LAUNCH), {})
+        assert [problem.code for problem in caught.value.problems] == ["resume.other_model"]
+
+
 def test_a_longer_context_is_accepted(tmp_path: Path) -> None:
     words = (f"--init_from={stored(tmp_path).path}", "--max_seq_len=128", "--total_batch_size=1024")
     assert ask(*CPU, *words, script=LAUNCH).config.max_seq_len == 128

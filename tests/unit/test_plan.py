@@ -106,7 +106,7 @@ def test_everything_a_later_stage_needs_is_in_it(
 ) -> None:
     machine(31, 31)
     _, plan, checks = make(BALANCED, "--seed=7", env={"NCCL_TIMEOUT": "9"})
-    assert plan["schema_version"] == 1
+    assert plan["schema_version"] == 2
     assert plan["command"] == {"script": SIMPLE, "args": [BALANCED, "--seed=7"], "cwd": str(ROOT)}
     assert set(plan["config"]) == set(plan["origins"]) == set(FIELDS)
     assert (plan["config"]["seed"], plan["origins"]["seed"]) == (

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from training.core.contracts.verdict import FailureRecord, RankErrorRecord
 
 # The version of the run directory, stored in plan.json; increased by changes that break readers.
-PLAN_VERSION = 1
+PLAN_VERSION = 2  # 2: --key_offset, which version 1 would ignore
 RENAMED = {"meeting_timeout": "rendezvous_timeout"}  # configuration fields of early 0.1
 # Configuration fields of a model that early 0.1 lacks, where its runs had another value than the
 # default.

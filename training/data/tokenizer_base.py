@@ -103,7 +103,7 @@ class Bytes(Tokenizer):
             yield tokens
 
     def decode(self, ids: Sequence[int]) -> str:
-        return bytes(int(i) for i in ids if i < BOS).decode("utf-8", errors="replace")
+        return bytes(int(i) for i in ids if 0 <= i < BOS).decode("utf-8", errors="replace")
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
         import numpy as np

@@ -18,6 +18,7 @@ from training.tasks.memory import StepNeeds
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import TaskFields
+    from training.tasks.weights import Weights
 
 
 class PlanRequest(Protocol):
@@ -34,6 +35,7 @@ class PlanRequest(Protocol):
     resume_from: rundir.RunDir | None
     resumed: Values
     source: CorpusSource | None
+    start: Weights | None  # --init_from
 
     def values(self) -> FieldValues: ...
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import ExportRecord, ManifestRecord
 
-EXPORT, EXPORT_FORMAT = "duet.json", 1
+EXPORT, EXPORT_FORMAT = "duet.json", 2  # 1: before --key_offset
 SAFETENSORS, TORCH = "model.safetensors", "model.pt"
 TORCH_FORM, HUB = "torch", "hf"
 FORMATS = ("safetensors", TORCH_FORM, HUB)  # of an export
@@ -163,7 +163,7 @@ def _exported(folder: Path) -> Weights:
     file = folder / EXPORT
     read = rundir.read_json(file) or {}
     form = read.get("format")
-    if form != EXPORT_FORMAT or not _is_export(read):
+    if not (isinstance(form, int) and 0 < form <= EXPORT_FORMAT and _is_export(read)):
         what = (
             msg("tasks.weights.later_format", file=file, form=form, readable=EXPORT_FORMAT)
             if isinstance(form, int) and form > EXPORT_FORMAT

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.tasks.gpt.model import GPT, norm, offset, rotate
+from training.tasks.gpt.model import GPT, norm, rotate, slow_pairs
 
 COLDEST = 1e-6  # smaller temperatures overflow in fp32
 DRAWN = 256  # uniform numbers per sample drawn at once
@@ -46,6 +46,8 @@ class Decoder:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.last: list[Tensor] = []  # keys of the last token, before the offset
+        width = model.shape.width // self.heads
+        self.slow = slow_pairs(width, model.head.weight.device)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits after the last of these tokens, (samples, vocab) fp32. tokens: (samples, n), or
@@ -82,10 +84,13 @@ class Decoder:
         return out.transpose(1, 2).reshape(rows, count, width)
 
     def _offset(self, number: int, k: Tensor) -> Tensor:
-        first = self.last[number].expand(len(k), -1, -1, -1) if self.used else k[:, :, :1]
-        before = torch.cat((first, k[:, :, :-1]), dim=2)
-        self.last[number : number + 1] = [k[:, :, -1:]]
-        return offset(k, before)
+        if self.used:
+            before = self.last[number].expand_as(k)
+        else:
+            before = torch.cat((k[:, :, :1], k[:, :, :-1]), dim=2)
+        # A view would keep all keys and queries of the prompt.
+        self.last[number : number + 1] = [k[:, :, -1:].clone()]
+        return torch.where(self.slow, before, k)
 
     def _keep(self, number: int, k: Tensor, v: Tensor) -> None:
         """The beginning of all samples; memory is allocated at the first one."""

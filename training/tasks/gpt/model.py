@@ -60,9 +60,14 @@ def offset(keys: Tensor, before: Tensor) -> Tensor:
     `before`, the keys of the token before each. A query then finds what followed a token in one
     layer; otherwise two layers must learn that together, which may take hundreds of steps
     (modded-nanogpt; docs/model.md)."""
-    half = keys.size(-1) // 2
-    pair = torch.arange(2 * half, device=keys.device) % half
-    return torch.where(pair >= half - half // 2, before, keys)
+    return torch.where(slow_pairs(keys.size(-1), keys.device), before, keys)
+
+
+def slow_pairs(head_dim: int, device: torch.device) -> Tensor:
+    """Whether an element of a head belongs to the half of the rotated pairs that turns slowest,
+    (head_dim,)."""
+    half = head_dim // 2
+    return torch.arange(head_dim, device=device) % half >= half - half // 2
 
 
 def products(x: Tensor, *layers: nn.Module) -> Sequence[Tensor]:

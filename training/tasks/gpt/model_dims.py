@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.core.run_reader import ADDED
 
 WIDTH_PER_LAYER = 64
@@ -65,8 +67,14 @@ class ModelDims:
 
 
 def of_checkpoint(facts: Mapping[str, Any]) -> ModelDims:
-    """Raises TypeError if the model has dimensions that this version does not know."""
-    return ModelDims(**{**ADDED, **facts["shape"]})
+    """Raises UserError if the model has dimensions that this version does not know."""
+    shape = {**ADDED, **facts["shape"]}
+    known = [one.name for one in fields(ModelDims)]
+    if sorted(shape) != sorted(known):
+        what = msg("tasks.gpt.dims.other", theirs=", ".join(shape), known=", ".join(known))
+        fixes = [msg("core.run_reader.use_later")]
+        raise UserError(Problem("resume.other_model", what, msg("tasks.weights.allowed"), fixes))
+    return ModelDims(**shape)
 
 
 def muon_share(update_bytes: int, ranks: int, device: str) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.config import batch
+from training.config.origin import DEFAULT
 from training.core import manifest
 from training.core.messages import msg
 from training.data.tokenizer import vocab_of
@@ -102,5 +103,8 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
     if fp8:
         more, notes = _fp8(step.load.shape, step.load.tokens, machine.compiled.value)
         text += more
+    # Those of another program say nothing about their model.
+    if request.start and not request.start.plan and request.origins["key_offset"] == DEFAULT:
+        notes.append(msg("tasks.gpt.plan.keys_unknown", file=request.start.file.name))
     model = {**shape, "optimizer": config.optimizer}
     return Decided(split, text, notes, fields=fields, model=model, step=step)

@@ -65,10 +65,7 @@ class TrainedGpt(TextModel):
     def __init__(
         self, weights: Weights, state: Mapping[str, torch.Tensor], device: torch.device
     ) -> None:
-        try:
-            shape = of_checkpoint(weights.facts)
-        except TypeError as error:
-            raise RuntimeError(str(error)) from None
+        shape = of_checkpoint(weights.facts)
         with Uninitialized():
             model = GPT(shape)
         model.load_state_dict(state, assign=True)
