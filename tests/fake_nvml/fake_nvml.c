@@ -16,8 +16,10 @@
  * FAKE_NVML_FAN=40  %          FAKE_NVML_NAME=NVIDIA GeForce RTX 5090
  * FAKE_NVML_PROCESSES=4711:21.5,4712:0.5;4713:20     pid and GiB of processes: on GPU 0; on GPU 1; …
  *
+ * FAKE_NVML_MIG=0,1            in parts, one on each GPU: MIG-00000000, MIG-00000001 …      FAKE_NVML_MIG_GIB=10   their memory
+ *
  * What only `--check` asks; a list has a value for each GPU, the last one holds for the rest:
- * FAKE_NVML_COMPUTE_MODE=0,3   default, 2 prohibited, 3 exclusive process        FAKE_NVML_MIG=0,1
+ * FAKE_NVML_COMPUTE_MODE=0,3   default, 2 prohibited, 3 exclusive process
  * FAKE_NVML_REASONS=1,64       bits of why the clocks are low (1 idle, 4 power cap, 8/32/64/128 trouble)
  * FAKE_NVML_ECC=0,3            uncorrected memory errors                         FAKE_NVML_PERSISTENCE=1,0
  * FAKE_NVML_REMAP=0,1          rows to be remapped: 1 pending, 2 failed          FAKE_NVML_RETIRED=0,1   the same of older cards
@@ -34,14 +36,14 @@
 #include <string.h>
 #include <time.h>
 
-enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
+enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
 typedef struct { unsigned index; } Device;
 typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned gpu, memory; } Load;
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } Process;
 
-static Device devices[16];
+static Device devices[32];
 static const char *variable(const char *name, const char *otherwise) { return getenv(name) ? getenv(name) : otherwise; }
 static int number(const char *name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
 static int supported(void) { return number("FAKE_NVML_NOT_SUPPORTED", 0) ? NOT_SUPPORTED : OK; }
@@ -71,6 +73,27 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **out) {
   return *out = &devices[index], OK;
 }
 
+/* Parts of a GPU (MIG) are devices from 16 on. */
+enum { WHOLE = 16 };
+
+int nvmlDeviceGetMigDeviceHandleByIndex(Device *d, unsigned index, Device **out) {
+  if (index || !getenv("FAKE_NVML_MIG_GIB")) return NOT_FOUND;
+  devices[WHOLE + d->index].index = WHOLE + d->index;
+  return *out = &devices[WHOLE + d->index], OK;
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, Device **out) {
+  unsigned index;
+  if (sscanf(uuid, "MIG-%x", &index) != 1 || index >= (unsigned)number("FAKE_NVML_COUNT", 2)) return NOT_FOUND;
+  return nvmlDeviceGetMigDeviceHandleByIndex(&(Device){index}, 0, out);
+}
+
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Device *part, Device **out) {
+  return nvmlDeviceGetHandleByIndex_v2(part->index - WHOLE, out);
+}
+
+int nvmlDeviceGetIndex(Device *d, unsigned *out) { return *out = d->index, OK; }
+
 int nvmlDeviceGetUUID(Device *d, char *out, unsigned length) {
   return snprintf(out, length, "GPU-%08x-0000-4000-8000-000000000000", 0xa0 + d->index), OK;
 }
@@ -81,6 +104,10 @@ int nvmlDeviceGetName(Device *d, char *out, unsigned length) {
 }
 
 int nvmlDeviceGetMemoryInfo(Device *d, Memory *out) {
+  if (d->index >= WHOLE) {
+    out->total = out->free = gib(variable("FAKE_NVML_MIG_GIB", ""), 0);
+    return out->used = 0, OK;
+  }
   out->total = gib(variable("FAKE_NVML_TOTAL_GIB", "32"), 0);
   out->free = gib(variable("FAKE_NVML_FREE_GIB", "31"), d->index);
   return out->used = out->total - out->free, supported();

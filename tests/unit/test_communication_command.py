@@ -107,7 +107,7 @@ from training.host import p2p_cache
 def show():
     plan = command.plan(command.parse(["2"]))
     print(json.dumps([plan["device"]["value"], len(plan["gpus"]), {v["name"]: v["value"] for v in plan["variables"]}]))
-    return p2p_cache.key([g["uuid"] for g in plan["gpus"]], plan["driver"], plan["torch"])
+    return p2p_cache.key(map(p2p_cache.identity, plan["gpus"]), plan["driver"], plan["torch"])
 key = show()
 p2p_cache.remember(key, p2p_cache.verdict(key, p2p_cache.WITHOUT_P2P, gb_per_s=1, small_ms=1))
 show()

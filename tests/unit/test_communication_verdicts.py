@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -208,10 +209,19 @@ def test_an_unwritable_folder_is_reported(file: Path) -> None:
 
 
 def test_gpus_without_a_name_are_not_remembered(file: Path) -> None:
-    assert learn(key(("-", "-"))) == "not cached: the driver does not report GPU UUIDs"
+    assert learn(key(("", ""))) == "not cached: the driver does not report GPU UUIDs"
     assert learn(key(GPUS, None, "2.13.0")).startswith("not cached")
     assert learn(key(())).startswith("not cached")
     assert not file.exists()
+
+
+def test_another_slot_or_bridge_is_another_machine() -> None:
+    plain: Any = {"uuid": "GPU-a", "pci": "0000:01:00.0", "nvlinks": None}
+    names = [p2p_cache.identity(plain | facts) for facts in (
+        {}, {"pci": "0000:02:00.0"}, {"nvlinks": 0}, {"nvlinks": 4}
+    )]  # fmt: skip
+    assert len(set(names)) == 4
+    assert p2p_cache.identity(plain | {"uuid": "-"}) == ""
 
 
 def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def machine(
     """machine(ADA, ADA): GPUs with these compute capabilities, torch and torchao."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(planner.torch_build, "installed", lambda: TORCH)
-    monkeypatch.setattr(planner.toolchain, "missing", lambda device, environ: {})
+    monkeypatch.setattr(planner.toolchain, "missing", lambda *_: {})
     torchao("0.18.0")
 
     def has(*capabilities: tuple[int, int] | None) -> None:

@@ -182,10 +182,12 @@ def test_a_static_graph_is_used_only_where_it_works() -> None:
 def test_the_memory_budget_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decisions.budget("cuda", 2, machine(30, 20)) == 20 * GIB
     assert decisions.budget("cuda", 1, machine(30, 20)) == 30 * GIB
-    assert decisions.budget("cuda", 2, machine(None, 20)) == 20 * GIB
-    assert decisions.budget("cuda", 2, machine(None, None)) is None
     monkeypatch.setattr(decisions.cgroups, "available_memory", lambda: 12 * GIB)
     assert decisions.budget("cpu", 3, machine()) == 4 * GIB
+    assert decisions.budget("cuda", 1, machine(None)) == 12 * GIB, "that of the host: GB10, Jetson"
+    parts = machine(None, None)
+    parts = replace(parts, gpus=tuple(replace(gpu, mig=True) for gpu in parts.gpus))
+    assert decisions.budget("cuda", 2, parts) is None
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,32 @@ def test_a_gpu_in_exclusive_mode(nvidia: Nvidia) -> None:
     assert "or:  sudo nvidia-smi -i 0 -c DEFAULT" in done.stdout
 
 
+def test_mps_shares_a_gpu_in_exclusive_mode(nvidia: Nvidia) -> None:
+    with subprocess.Popen(
+        ["nvidia-cuda-mps-server", "-c", "import sys; sys.stdin.read()"],
+        executable=sys.executable,
+        stdin=subprocess.PIPE,
+    ) as other:
+        done = dry_run(nvidia(COMPUTE_MODE="3", PID=other.pid), BALANCED)
+        other.stdin.close()  # type: ignore[union-attr]
+    assert (done.returncode, f"kill {other.pid}" in done.stdout) == (0, False)
+
+
+def test_a_pid_of_the_host_is_not_looked_up_in_a_container(
+    nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code = (
+        "import sys; from pathlib import Path; from training.host import gpus;"
+        "gpus.PIDS = Path(sys.argv[1]); found = gpus.inventory().gpus[0].processes[0];"
+        "print(found.pid, found.user, found.command, found.known)"
+    )
+    (tmp_path / "pid").symlink_to("pid:[4026532193]")
+    seen = python("-c", code, str(tmp_path / "pid"), **nvidia(PID=os.getpid()))
+    assert seen.stdout == f"{os.getpid()} - - False\n"
+    seen = python("-c", code, "/proc/self/ns/pid", **nvidia(PID=os.getpid()))
+    assert seen.stdout.endswith(" True\n")
+
+
 def test_a_gpu_in_mig_mode_is_for_one_rank(nvidia: Nvidia) -> None:
     assert [g.mig for g in look(nvidia(MIG="0,1")).gpus] == [False, True]
     assert [g.mig for g in look(nvidia()).gpus] == [None, None], "most cards have no MIG"
@@ -134,6 +160,19 @@ def test_a_gpu_in_mig_mode_is_for_one_rank(nvidia: Nvidia) -> None:
     done = python(*one, cwd=ROOT, **nvidia(MIG="1,1"))
     assert done.returncode == 0
     assert "warning  GPU 0 parts  split by MIG: the rank gets one instance" in done.stdout
+
+
+def test_one_rank_trains_on_an_instance_that_a_scheduler_has_chosen(nvidia: Nvidia) -> None:
+    chosen = nvidia(MIG="1", MIG_GIB="9.5", CUDA_VISIBLE_DEVICES="MIG-00000001")
+    (part,) = look(chosen).gpus
+    assert (part.uuid, part.index, part.mig) == ("MIG-00000001", 1, True)
+    assert (part.free_bytes, part.capability) == (int(9.5 * 2**30), [12, 0])
+    first, _ = look(nvidia(MIG="1", MIG_GIB="9.5")).gpus
+    assert first.free_bytes == part.free_bytes, "a process sees the first instance"
+    one = ("-m", "training.cli.plan", "launch_train.sh", "1", QUICKSTART, "--dry_run")
+    done = python(*one, cwd=ROOT, **chosen)
+    assert (done.returncode, "expandable_segments:False" in done.stdout) == (0, True)
+    assert "parts" not in done.stdout
 
 
 def test_mig_instances_are_not_counted_as_gpus(nvidia: Nvidia) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.unit.conftest import ROOT, fake_torch, python
 from training.host import toolchain, torch_build
+from training.host.gpus import Gpu
 from training.host.torch_build import TorchBuild
 
 
@@ -54,3 +57,33 @@ def test_what_compiling_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert toolchain.missing("cpu", here | {"CXX": "clang++"}) == {}
     (tmp_path / "Python.h").unlink()
     assert toolchain.missing("cuda", here) == {"Python.h": f"{toolchain.INSTALL} python3-dev"}
+
+
+def test_compiled_code_needs_a_folder_whose_programs_may_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def lacks(**environ: str) -> list[str]:
+        path = os.environ["PATH"]
+        return list(
+            toolchain.missing("cpu", {"PATH": path, "TMPDIR": str(tmp_path)} | environ).values()
+        )
+
+    assert lacks() == lacks(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "new/folder")) == []
+    (tmp_path / "file").touch()
+    other = "export TORCHINDUCTOR_CACHE_DIR=~/.cache/torchinductor"
+    assert lacks(TMPDIR=str(tmp_path / "file")) == [other]
+    assert lacks(TRITON_CACHE_DIR=str(tmp_path / "file")) == ["unset TRITON_CACHE_DIR"]
+    flags = SimpleNamespace(f_flag=os.ST_NOEXEC)
+    monkeypatch.setattr(toolchain.os, "statvfs", lambda folder: flags)
+    assert lacks() == [other]
+    assert lacks(TORCHINDUCTOR_CACHE_DIR="/") == ["unset TORCHINDUCTOR_CACHE_DIR"]
+
+
+def test_inductor_needs_a_gpu_of_volta_or_later() -> None:
+    old, new = (
+        Gpu(0, "GPU-0", name, None, None, None, None, None, capability=capability)
+        for name, capability in (("Tesla P40", (6, 1)), ("V100", (7, 0)))
+    )
+    here = dict(os.environ)
+    assert toolchain.missing("cuda", here, [new]) == toolchain.missing("cuda", here)
+    assert any("Tesla P40" in what for what in toolchain.missing("cuda", here, [new, old]))

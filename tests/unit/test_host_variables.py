@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from training.host import env_vars
 from training.host.env_vars import FOUND, choose, useless
+from training.host.gpus import Gpu
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +52,24 @@ def test_two_ranks_on_gpus() -> None:
         "TORCH_NCCL_ENABLE_TIMING": "1",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     }
+
+
+def test_segments_are_not_expandable_where_that_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def segments(*gpus: Gpu) -> str:
+        found = choose({}, device="cuda", ranks=1, local_ranks=1, debug=False, gpus=gpus)
+        return next(v.value for v in found if v.name == "PYTORCH_ALLOC_CONF")
+
+    card = Gpu(0, "GPU-0", "-", None, None, None, None, None)
+    assert segments(card) == "expandable_segments:True"
+    assert segments(card, replace(card, mig=True)) == "expandable_segments:False"
+    monkeypatch.setattr(env_vars, "TEGRA", tmp_path)
+    assert segments(card) == "expandable_segments:False"
+    monkeypatch.undo()
+    release = os.uname_result(("Linux", "wsl", "6.6.87.2-microsoft-standard-WSL2", "#1", "x86_64"))
+    monkeypatch.setattr(env_vars.os, "uname", lambda: release)
+    assert segments(card) == "expandable_segments:False"
 
 
 def test_a_run_that_repeats_bit_for_bit_sets_its_variables_before_cuda_starts() -> None:

@@ -102,12 +102,12 @@ def test_heat_and_other_processes(healthy: dict[str, Any]) -> None:
         "used_bytes": 2 * GIB,
         "this_run": False,
     }
-    mine = gpu()["processes"]
+    mine, of_host = gpu()["processes"], other | {"pid": 2912345, "known": False}
     healthy["gpus"] = [
         gpu(
             throttle_reasons=[HOT],
             temperature_c=93,
-            processes=[*mine, other],
+            processes=[*mine, other, of_host],
         ),
         # not used by this run: no alert
         gpu(

@@ -32,7 +32,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     monkeypatch.setattr(planner.torch_build, "installed", lambda: TorchBuild("2.99.0", "13.0"))
     monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 8)
-    monkeypatch.setattr(planner.toolchain, "missing", lambda device, environ: {})
+    monkeypatch.setattr(planner.toolchain, "missing", lambda *_: {})
 
     def has(*free_gib: float, processes: tuple[GpuProcess, ...] = ()) -> None:
         cards = [
@@ -77,7 +77,7 @@ def test_compile_without_a_compiler_is_refused_only_if_asked_for(
     machine: Callable[..., None], in_project: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(31, 31)
-    monkeypatch.setattr(planner.toolchain, "missing", lambda device, environ: {"gcc": "install it"})
+    monkeypatch.setattr(planner.toolchain, "missing", lambda *_: {"gcc": "install it"})
     _, plan, _ = make(BALANCED)
     assert plan["compile"]["value"] is False
     (problem,) = lacking(BALANCED, "--compile=1")

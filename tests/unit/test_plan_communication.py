@@ -27,7 +27,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def key(**environ: str) -> p2p_cache.Key:
-    return p2p_cache.key(UUIDS, "580.65.06", "2.13.0", environ)
+    return p2p_cache.key([f"{uuid} - -" for uuid in UUIDS], "580.65.06", "2.13.0", environ)
 
 
 def verdict(variables: dict[str, str]) -> p2p_cache.P2PVerdict:

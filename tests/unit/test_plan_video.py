@@ -37,7 +37,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(planner.torch_build, "installed", lambda: TorchBuild("2.99.0", "13.0"))
     monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 8)
     monkeypatch.setattr(measurement, "ask", lambda question: Answer(None, "not in this test"))
-    monkeypatch.setattr(planner.toolchain, "missing", lambda device, environ: {})
+    monkeypatch.setattr(planner.toolchain, "missing", lambda *_: {})
     monkeypatch.chdir(ROOT)
 
 

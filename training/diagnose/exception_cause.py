@@ -16,7 +16,7 @@ from training.core import log as console
 from training.core.messages import msg
 from training.core.project import ROOT
 from training.diagnose import signatures
-from training.host.gpus import one_line
+from training.host.gpus import PART, one_line
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -138,7 +138,7 @@ def lost_gpus(plan: Plan) -> tuple[str, tuple[int, ...]]:
     lost = {
         place: f"GPU {gpu['index']} ({gpu['name']})"
         for place, gpu in enumerate(plan["gpus"])
-        if gpu["uuid"] not in machine["uuids"]
+        if gpu["uuid"] not in machine["uuids"] and not gpu["uuid"].startswith(PART)
     }
     if not lost:
         return "", ()

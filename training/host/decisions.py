@@ -153,9 +153,13 @@ def compiled(config: Config, on: str, missing: Iterable[str] = ()) -> Decision:
 def budget(on: str, ranks: int, machine: GpuInventory) -> int | None:
     """Free bytes for one rank: those of the fullest GPU, or its share of the host memory; None if
     unknown."""
+    share = cgroups.available_memory() // ranks
     if on == "cpu":
-        return cgroups.available_memory() // ranks
-    free = [g.free_bytes for g in machine.gpus[:ranks] if g.free_bytes is not None]
+        return share
+    gpus = machine.gpus[:ranks]
+    free = [g.free_bytes for g in gpus if g.free_bytes is not None]
+    # A whole GPU that reports none has the memory of the host (GB10, Jetson).
+    free += [share for g in gpus if g.free_bytes is None and not g.mig]
     return min(free) if free else None
 
 

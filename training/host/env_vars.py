@@ -6,14 +6,15 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from training.core import redact
 from training.core.messages import msg
 from training.host import cgroups, env_catalog, network
-from training.host.gpus import one_line
+from training.host.gpus import Gpu, one_line
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import VariableRecord
@@ -24,6 +25,7 @@ _ORIGINS = {
     KEPT: msg("host.variable.kept"),
     FOUND: msg("host.variable.found"),
 }
+TEGRA = Path("/etc/nv_tegra_release")
 SHOWN = 100  # characters of a value in a line
 
 
@@ -67,10 +69,11 @@ def choose(
     libuv: str = "auto",
     deterministic: bool = False,
     node_threads: int | None = None,
+    gpus: Sequence[Gpu] = (),
 ) -> list[Variable]:
     """The variables of the ranks, and others in the environment that affect them. `local_ranks` of
     `ranks` are on this machine; `rendezvous`: rendezvous address of several machines;
-    `node_threads`: cores for a rank that is bound to a NUMA node."""
+    `node_threads`: cores for a rank that is bound to a NUMA node; `gpus`: those of the ranks."""
     interface = _interface(ranks == local_ranks, rendezvous) if ranks > 1 else None
     wanted: list[tuple[str, str, str]] = [
         ("PYTHONUNBUFFERED", "1", msg("host.variable.unbuffered"))
@@ -92,13 +95,9 @@ def choose(
         if ranks > 1:
             wanted.append(("TORCH_NCCL_ENABLE_TIMING", "1", msg("host.variable.timing")))
         if "PYTORCH_CUDA_ALLOC_CONF" not in environ:  # the older name wins if both are set
-            wanted.append(
-                (
-                    "PYTORCH_ALLOC_CONF",
-                    "expandable_segments:True",
-                    msg("host.variable.segments"),
-                )
-            )
+            plain = _plain_segments(gpus)
+            value = f"expandable_segments:{not plain}"
+            wanted.append(("PYTORCH_ALLOC_CONF", value, plain or msg("host.variable.segments")))
         if deterministic:
             # read when CUDA starts, and when the compiler is imported
             wanted += [
@@ -135,6 +134,15 @@ def choose(
         Variable(n, redact.shown(n, environ[n]), explain(n, environ[n], device), FOUND)
         for n in found
     ]
+
+
+def _plain_segments(gpus: Sequence[Gpu]) -> str:
+    """Why the allocator should not map memory into expandable segments; '' if it should."""
+    if "microsoft" in os.uname().release.lower():
+        return msg("host.variable.plain_wsl")
+    if TEGRA.exists():
+        return msg("host.variable.plain_tegra")
+    return msg("host.variable.plain_mig") if any(gpu.mig for gpu in gpus) else ""
 
 
 def _interface(alone: bool, rendezvous: str) -> tuple[str, str] | None:

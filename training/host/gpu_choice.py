@@ -72,7 +72,8 @@ def emptiest(every: Sequence[Gpu], count: int) -> list[Gpu]:
 
 
 def _closed(gpu: Gpu) -> bool:
-    return gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and bool(gpu.processes))
+    taken = bool(gpu.processes) and not gpu.by_mps
+    return gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and taken)
 
 
 def _described(gpu: Gpu) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from training.core.messages import msg
+from training.host import bare_nvml
 from training.host.nvml import ask
 
 if TYPE_CHECKING:
@@ -31,9 +32,14 @@ SLOWDOWNS = {
     0x80: "slowed down by the power supply's brake",
 }
 
-TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
+TEMPERATURE_GPU, NVLINKS = 0, 36  # NVML_TEMPERATURE_GPU, NVML_NVLINK_MAX_LINKS
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+PIDS = Path("/proc/self/ns/pid")
+HOST_PIDS = "pid:[4026531836]"  # the first namespace of every kernel (PROC_PID_INIT_INO)
+MPS = "nvidia-cuda-mps-server"  # shares a GPU in exclusive mode
+PART = "MIG-"  # how the UUID of an instance begins
 PCI_DEVICES = Path("/sys/bus/pci/devices")
+DRIVER_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"))  # the second: Jetson
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class GpuProcess:
     used_bytes: int | None
     user: str = "-"
     command: str = "-"
+    known: bool = True  # False: the pid is one of the host, seen from a container
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,12 @@ class Gpu:
     fan_percent: int | None = None
     slowdowns: tuple[str, ...] | None = None  # current ones of SLOWDOWNS
     numa_node: int | None = None
+    pci: str | None = None  # address
+    nvlinks: int | None = None  # active ones; None: it has none
+
+    @property
+    def by_mps(self) -> bool:
+        return any(MPS in process.command for process in self.processes)
 
     def record(self) -> GpuRecord:
         return cast("GpuRecord", asdict(self))
@@ -82,9 +95,10 @@ class GpuInventory:
 def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
     """The GPUs visible to a process with this environment."""
     try:
-        ctypes.CDLL("libnvidia-ml.so.1")
+        ctypes.CDLL(bare_nvml.LIBRARY)
     except OSError:  # checked before the slow import of pynvml
-        return GpuInventory((), msg("host.gpus.no_driver"))
+        here = any(device.exists() for device in DRIVER_DEVICES)
+        return GpuInventory((), msg("host.gpus.no_nvml") if here else msg("host.gpus.no_driver"))
     try:
         import pynvml
     except ModuleNotFoundError:  # before the installation
@@ -99,64 +113,28 @@ def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
         cuda = _cuda_version(version)
         count = ask("nvmlDeviceGetCount") or 0
         every = [gpu for gpu in (_read(index) for index in range(count)) if gpu]
+        words = _words(environ.get(VISIBLE))
+        parts = [_part(word) for word in words if word.startswith(PART)]
     finally:
         pynvml.nvmlShutdown()
-    chosen, reason = visible(every, environ.get(VISIBLE))
+    chosen, reason = visible([*every, *filter(None, parts)], environ.get(VISIBLE))
     return GpuInventory(tuple(chosen), reason, driver, cuda)
 
 
-class _Memory(ctypes.Structure):
-    """nvmlMemory_t"""
-
-    _fields_ = (
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    )
-
-
 def _counted(environ: Mapping[str, str]) -> GpuInventory:
-    """The GPUs before pynvml is installed: UUID, name, memory and compute capability."""
-    nvml, count, every = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint(), list[Gpu]()
-    if nvml.nvmlInitWithFlags(0) != 0:
+    """The GPUs before pynvml is installed."""
+    found = bare_nvml.count()
+    if found is None:
         return GpuInventory((), msg("host.gpus.driver_silent"))
-    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    for index in range(count.value):
-        handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(96)
-        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
-            nvml.nvmlDeviceGetUUID(handle, uuid, len(uuid))
-            name = _text(nvml.nvmlDeviceGetName, handle)
-            major, minor = ctypes.c_int(), ctypes.c_int()
-            capability = nvml.nvmlDeviceGetCudaComputeCapability
-            known = capability(handle, ctypes.byref(major), ctypes.byref(minor)) == 0
-            memory = _Memory()
-            told = nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
-            every.append(
-                Gpu(
-                    index,
-                    uuid.value.decode() or "-",
-                    name or "-",
-                    memory.total if told else None,
-                    memory.free if told else None,
-                    None,
-                    None,
-                    None,
-                    capability=(major.value, minor.value) if known else None,
-                )
-            )
-    driver, version = _text(nvml.nvmlSystemGetDriverVersion), ctypes.c_int()
-    nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(version))
-    nvml.nvmlShutdown()
+    every = [
+        Gpu(
+            *(one.index, one.uuid, one.name, one.total_bytes, one.free_bytes, None, None, None),
+            capability=one.capability,
+        )
+        for one in found.gpus
+    ]
     chosen, reason = visible(every, environ.get(VISIBLE))
-    cuda = _cuda_version(version.value)
-    return GpuInventory(tuple(chosen), reason, driver or None, cuda)
-
-
-def _text(query: Callable[..., int], *of: Any) -> str:
-    """A text of NVML without pynvml; '' if it is not reported."""
-    text = ctypes.create_string_buffer(96)
-    query(*of, text, len(text))
-    return text.value.decode("utf-8", "replace")
+    return GpuInventory(tuple(chosen), reason, found.driver, _cuda_version(found.cuda))
 
 
 def _cuda_version(number: int | None) -> str | None:
@@ -166,36 +144,38 @@ def _cuda_version(number: int | None) -> str | None:
 def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:
     """(selected GPUs, reason) by CUDA_VISIBLE_DEVICES (indices or UUID prefixes); as in CUDA, the
     first invalid entry ends the list."""
+    whole = [gpu for gpu in every if not gpu.uuid.startswith(PART)]
     if selection is None:
-        return every, msg("host.gpus.on_machine", count=len(every))
+        return whole, msg("host.gpus.on_machine", count=len(whole))
     chosen: list[Gpu] = []
-    for word in filter(None, (w.strip() for w in selection.split(","))):
-        match = [
-            g
-            for g in every
-            if word == str(g.index) or (word.startswith("GPU-") and g.uuid.startswith(word))
+    for word in _words(selection):
+        match = [g for g in whole if word == str(g.index)] or [
+            g for g in every if word.startswith(("GPU-", PART)) and g.uuid.startswith(word)
         ]
         if not match or match[0] in chosen:
             break
         chosen.append(match[0])
     return chosen, msg(
-        "host.gpus.selected", chosen=len(chosen), every=len(every), selection=selection
+        "host.gpus.selected", chosen=len(chosen), every=len(whole), selection=selection
     )
+
+
+def _words(selection: str | None) -> list[str]:
+    return [word for part in (selection or "").split(",") if (word := part.strip())]
 
 
 def _read(index: int) -> Gpu | None:
     handle = ask("nvmlDeviceGetHandleByIndex", index)
     if handle is None:
         return None
-    memory = ask("nvmlDeviceGetMemoryInfo", handle)
+    mode, mig = ask("nvmlDeviceGetComputeMode", handle), ask("nvmlDeviceGetMigMode", handle)
+    first = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, 0) if mig and mig[0] else handle
+    # A process that sees a GPU in parts computes on the first one.
+    memory = ask("nvmlDeviceGetMemoryInfo", first) if first is not None else None
     load = ask("nvmlDeviceGetUtilizationRates", handle)
     power = ask("nvmlDeviceGetPowerUsage", handle)
     limit = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
     running = ask("nvmlDeviceGetComputeRunningProcesses", handle) or []
-    mode, mig = (
-        ask("nvmlDeviceGetComputeMode", handle),
-        ask("nvmlDeviceGetMigMode", handle),
-    )
     return Gpu(
         index=index,
         uuid=ask("nvmlDeviceGetUUID", handle) or "-",
@@ -213,6 +193,27 @@ def _read(index: int) -> Gpu | None:
         fan_percent=ask("nvmlDeviceGetFanSpeed", handle),
         slowdowns=_slowdowns(handle),
         numa_node=_numa_node(handle),
+        pci=folder.name if (folder := pci_folder(handle)) else None,
+        nvlinks=nvlinks(handle),
+    )
+
+
+def _part(uuid: str) -> Gpu | None:
+    """An instance of a GPU in parts (MIG)."""
+    handle = ask("nvmlDeviceGetHandleByUUID", uuid)
+    parent = None if handle is None else ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
+    index = None if parent is None else ask("nvmlDeviceGetIndex", parent)
+    whole = None if index is None else _read(index)
+    if whole is None:
+        return None
+    memory, name = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetName", handle)
+    return replace(
+        whole,
+        uuid=uuid,
+        name=name or whole.name,
+        total_bytes=memory.total if memory else None,
+        free_bytes=memory.free if memory else None,
+        mig=True,
     )
 
 
@@ -240,6 +241,17 @@ def _numa_node(handle: Any) -> int | None:
     return kernel_number(folder / "numa_node") if folder else None
 
 
+def nvlinks(handle: Any) -> int | None:
+    """Active links; None: the GPU has none."""
+    up = []
+    for link in range(NVLINKS):
+        active = ask("nvmlDeviceGetNvLinkState", handle, link)
+        if active is None:  # past the last one
+            break
+        up.append(bool(active))
+    return sum(up) if up else None
+
+
 def _slowdowns(handle: Any) -> tuple[str, ...] | None:
     reasons = ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
     if reasons is None:  # its name before driver 535
@@ -260,7 +272,17 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
+def _own_pids() -> bool:
+    """Whether the driver's pids are those of this process too: in a container they are not."""
+    try:
+        return str(PIDS.readlink()) == HOST_PIDS
+    except OSError:  # no /proc
+        return True
+
+
 def _process(pid: int, used: int | None) -> GpuProcess:
+    if not _own_pids():
+        return GpuProcess(pid, used, known=False)  # here it may be another process
     try:
         import psutil
     except ModuleNotFoundError:  # before the installation
@@ -269,5 +291,5 @@ def _process(pid: int, used: int | None) -> GpuProcess:
         process = psutil.Process(pid)
         words = process.cmdline() or [process.name()]
         return GpuProcess(pid, used, process.username(), one_line(" ".join(words))[:80])
-    except (psutil.Error, OSError):  # a PID of the host in a container, or an ended process
+    except (psutil.Error, OSError):  # it has ended
         return GpuProcess(pid, used)

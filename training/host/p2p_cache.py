@@ -1,8 +1,8 @@
 """Cache of communication test results per set of GPUs, in the user's cache folder.
 
-A result is valid for the same GPUs, driver, torch, NCCL, kernel, IOMMU and NCCL variables of the
-user. It saves a test and prevents a known hang, so a missing, damaged or unwritable file is not an
-error.
+A result is valid for the same GPUs in the same slots with the same NVLinks, driver, torch, NCCL,
+kernel, IOMMU and NCCL variables of the user. It saves a test and prevents a known hang, so a
+missing, damaged or unwritable file is not an error.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from training.core import file_lock, rundir
 from training.core.messages import msg
 from training.host import torch_build
 from training.host.env_vars import HERE, Variable
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import GpuRecord
 
 P2P = "NCCL_P2P_DISABLE"
 WITHOUT_P2P = {P2P: "1"}
@@ -29,7 +32,7 @@ _SILENT = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_SET_THREA
 
 
 class P2PVerdict(TypedDict):
-    gpus: list[str]  # uuids
+    gpus: list[str]  # by identity()
     driver: str | None
     torch: str | None  # version
     nccl: str | None  # version
@@ -43,7 +46,8 @@ class P2PVerdict(TypedDict):
 
 @dataclass(frozen=True)
 class Key:
-    """What a result depends on. `forced`: the user has demanded peer-to-peer copies."""
+    """What a result depends on. `gpus`: by identity(); `forced`: the user has demanded
+    peer-to-peer copies."""
 
     gpus: frozenset[str]
     driver: str | None
@@ -55,7 +59,7 @@ class Key:
 
     @property
     def complete(self) -> bool:
-        return bool(self.gpus and self.driver and self.torch) and not self.gpus & {"", "-"}
+        return bool(self.gpus and self.driver and self.torch) and "" not in self.gpus
 
     def _alike(self, verdict: P2PVerdict) -> bool:
         own = (self.driver, self.torch, self.nccl, self.machine, dict(self.settings))
@@ -73,8 +77,16 @@ class Key:
         return self._alike(verdict) and set(verdict["gpus"]) <= self.gpus
 
 
+def identity(gpu: GpuRecord) -> str:
+    """A GPU and how it is attached; '' if the driver does not report it."""
+    uuid, links = gpu["uuid"], gpu.get("nvlinks")
+    if uuid in ("", "-"):
+        return ""
+    return f"{uuid} {gpu.get('pci') or '-'} {'-' if links is None else links}"
+
+
 def key(
-    gpu_uuids: Iterable[str],
+    gpus: Iterable[str],
     driver: str | None,
     torch_version: str | None,
     environ: Mapping[str, str] = os.environ,
@@ -88,7 +100,7 @@ def key(
     if forced:  # as without the variable
         del settings[P2P]
     return Key(
-        *(frozenset(gpu_uuids), driver, torch_version, torch_build.nccl(), machine()),
+        *(frozenset(gpus), driver, torch_version, torch_build.nccl(), machine()),
         *(tuple(sorted(settings.items())), forced),
     )
 

@@ -118,6 +118,11 @@ def group(number: int) -> dict[int, str]:
     return _living(lambda pid: int(_stat(pid)[2]) == number)
 
 
+def children(parent: int) -> set[int]:
+    """PIDs of the running processes that this one has started."""
+    return set(_living(lambda pid: int(_stat(pid)[1]) == parent))
+
+
 def end_group(number: int) -> None:
     """Kill a process group except KEEPERS."""
     _kill(

@@ -167,7 +167,7 @@ def _gpus(state: RunState, silent: float | None) -> list[AlertState]:
                 )
             )
         for p in g["processes"]:
-            if not p["this_run"]:
+            if not p["this_run"] and p.get("known", True):
                 found.append(
                     _alert(
                         "foreign_process",

@@ -192,7 +192,11 @@ def gpu_records(machine: gpus.GpuInventory, family: set[int], planned: set[str])
                     "user": p.user,
                     "command": p.command,
                     "used_bytes": p.used_bytes,
-                    "this_run": belongs(p.pid, family),
+                    # In a container the only process on a GPU of the run is taken for its rank.
+                    "this_run": belongs(p.pid, family)
+                    if p.known
+                    else gpu.uuid in planned and len(gpu.processes) == 1,
+                    "known": p.known,
                 }
                 for p in gpu.processes
             ],

@@ -58,6 +58,7 @@ def start(
         libuv=config.libuv,
         deterministic=config.deterministic,
         node_threads=bound.threads,
+        gpus=used,
     )
     version = torch.version if torch else None
     counted, by, why = plural(ranks, "rank"), launcher.value, launcher.reason

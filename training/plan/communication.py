@@ -34,8 +34,8 @@ def settle(
     they need. Raises UserError (exit 3) if they cannot communicate."""
     if begun["device"]["value"] != "cuda" or begun["local_ranks"] == 1:
         return
-    uuids = [gpu["uuid"] for gpu in begun["gpus"]]
-    key = p2p_cache.key(uuids, begun["driver"], begun["torch"], environ)
+    gpus = map(p2p_cache.identity, begun["gpus"])
+    key = p2p_cache.key(gpus, begun["driver"], begun["torch"], environ)
     known = p2p_cache.known(key)
     needed = p2p_cache.remembered(key)
     if test and _wanted(request, begun, checks, known is not None, key.complete):

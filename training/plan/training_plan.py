@@ -55,7 +55,8 @@ def build(
         request.gpu_ranks = 1  # each rank sees a GPU of its own (srun --gpus-per-task=1)
     device = decisions.device(config, request.gpu_ranks, machine, torch)
     precision = decisions.precision(config, device.value, request.gpu_ranks, machine)
-    missing = toolchain.missing(device.value, environ)
+    used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
+    missing = toolchain.missing(device.value, environ, used)
     compiled = decisions.compiled(config, device.value, missing)
     room = decisions.budget(
         device.value, request.gpu_ranks if device.value == "cuda" else local, machine

@@ -77,6 +77,7 @@ class GpuProcessRecord(TypedDict):
     used_bytes: int | None
     user: str  # '-': unknown
     command: str
+    known: NotRequired[bool]  # False: a pid of the host, seen from a container
 
 
 class GpuRecord(TypedDict):
@@ -97,7 +98,9 @@ class GpuRecord(TypedDict):
     power_limit_w: float | None
     fan_percent: int | None  # 0 to 100
     slowdowns: Sequence[str] | None  # abnormal reasons for low clocks
-    numa_node: NotRequired[int | None]  # missing in early 0.1
+    numa_node: NotRequired[int | None]  # this and the next two are missing in early 0.1
+    pci: NotRequired[str | None]  # address
+    nvlinks: NotRequired[int | None]  # active ones
 
 
 class VariableRecord(TypedDict):

@@ -118,6 +118,7 @@ class GpuProcessState(TypedDict):
     command: str
     used_bytes: int | None
     this_run: bool
+    known: NotRequired[bool]  # False: a pid of the host, seen from a container
 
 
 class GpuState(TypedDict):

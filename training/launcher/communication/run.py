@@ -93,8 +93,8 @@ def _figures(outcome: runner.CommunicationOutcome, size: int) -> AllReduceTimes:
 
 
 def _key(plan: RanksPlan) -> p2p_cache.Key:
-    uuids = [gpu["uuid"] for gpu in plan["gpus"]]
-    return p2p_cache.key(uuids, plan.get("driver"), plan.get("torch"))
+    gpus = map(p2p_cache.identity, plan["gpus"])
+    return p2p_cache.key(gpus, plan.get("driver"), plan.get("torch"))
 
 
 def _learn(

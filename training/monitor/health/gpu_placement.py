@@ -30,7 +30,7 @@ def find_placement(target: Target, seen: GpuInventory) -> Places:
     """Ranks with a process on a GPU."""
     found: Places = {}
     for gpu in seen.gpus:
-        for process in gpu.processes:
+        for process in (one for one in gpu.processes if one.known):
             rank = next(
                 (r for r, pid in target.pids.items() if host_stats.belongs(process.pid, {pid})),
                 None,
@@ -151,7 +151,7 @@ def _placed(
     ]
     for gpu in seen.gpus:
         for process in gpu.processes if gpu.index in on.values() else ():
-            if not host_stats.belongs(process.pid, set(target.pids.values())):
+            if process.known and not host_stats.belongs(process.pid, set(target.pids.values())):
                 notes.append(
                     alerts.foreign_process(gpu.index, process.pid, process.user, process.used_bytes)
                 )
@@ -180,7 +180,7 @@ def _no_placement(target: Target, seen: GpuInventory, needed: bool, begun: bool)
             UNKNOWN,
             msg("monitor.health.gpus.no_list"),
         )
-    if visible and not any(procfs.read_process(process.pid) for process in visible):
+    if visible and not any(p.known and procfs.read_process(p.pid) for p in visible):
         return HealthCheck(
             NAME,
             UNKNOWN,

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from training.core import units
 from training.core.messages import msg
-from training.host.gpus import EXCLUSIVE, PROHIBITED, Gpu, GpuInventory
+from training.host import process
+from training.host.gpus import EXCLUSIVE, MPS, PART, PROHIBITED, Gpu, GpuInventory, GpuProcess
+from training.host.placement import RANK
 from training.host.torch_build import TorchBuild
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
 from training.plan.request import LaunchRequest
@@ -69,9 +71,12 @@ def gpus(
             cuda=machine.cuda or "-",
         ),
     )
+    ours = {os.getpid(), os.getppid()}
+    if request.place.kind == RANK:  # of torchrun or another launcher, which starts the others too
+        ours |= process.children(os.getppid())
     for gpu in machine.gpus[:ranks]:
-        yield from _gpu(gpu, estimate, smaller)
-        if gpu.mig:
+        yield from _gpu(gpu, estimate, smaller, ours)
+        if gpu.mig and not (gpu.uuid.startswith(PART) and ranks == 1):
             yield _split(gpu, request)
 
 
@@ -84,7 +89,9 @@ def _split(gpu: Gpu, request: LaunchRequest) -> Check:
     return Check(name, ERROR, msg("plan.gpus.mig_ranks"), [whole, request.command_with(1)])
 
 
-def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Check]:
+def _gpu(
+    gpu: Gpu, estimate: memory.Estimate, smaller: list[str], ours: set[int]
+) -> Iterable[Check]:
     name = f"GPU {gpu.index}"
     shown = msg(
         "plan.gpus.memory",
@@ -92,21 +99,14 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Ch
         free=memory.gib(gpu.free_bytes),
         total=memory.gib(gpu.total_bytes),
     )
-    others = [p for p in gpu.processes if p.pid not in (os.getpid(), os.getppid())]
-    listed = [
-        msg(
-            "plan.gpus.process",
-            pid=p.pid,
-            user=p.user,
-            used=memory.gib(p.used_bytes),
-            command=p.command,
-        )
-        for p in others
-    ]
+    others = [p for p in gpu.processes if not (p.known and p.pid in ours) and MPS not in p.command]
+    listed = [_described(p) for p in others]
     occupied = msg("plan.gpus.occupied", processes=", ".join(listed)) if others else ""
-    yours = [msg("plan.gpus.if_yours", command=p.command[:40]) for p in others]
-    kill = [f"kill {p.pid}   # {text}" for p, text in zip(others, yours, strict=True)]
-    if gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and others):
+    known = [p for p in others if p.known]
+    yours = [msg("plan.gpus.if_yours", command=p.command[:40]) for p in known]
+    kill = [f"kill {p.pid}   # {text}" for p, text in zip(known, yours, strict=True)]
+    taken = bool(others) and not gpu.by_mps
+    if gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and taken):
         why = (
             msg("plan.gpus.prohibited")
             if gpu.compute_mode == PROHIBITED
@@ -155,6 +155,13 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Ch
         yield Check(name, OK, text if small else shown)
 
 
+def _described(one: GpuProcess) -> str:
+    used = memory.gib(one.used_bytes)
+    if not one.known:
+        return msg("plan.gpus.host_process", pid=one.pid, used=used)
+    return msg("plan.gpus.process", pid=one.pid, user=one.user, used=used, command=one.command)
+
+
 def torch_fits(
     machine: GpuInventory,
     torch: TorchBuild | None,
@@ -201,7 +208,7 @@ def compile_works(
     eager = request.command(compile=0)
     if missing:
         text = msg("host.decision.compile_lacks", lacks=", ".join(missing))
-        yield Check("compile", ERROR, text, [*missing.values(), eager])
+        yield Check("compile", ERROR, text, [*filter(None, missing.values()), eager])
     # For CPUs torch.compile builds a shell command without quoting the path of torch.
     if device == "cpu" and torch is not None and re.search(r"[\s'\"]", torch.folder):
         text = msg("plan.torch.folder_quoted", folder=torch.folder)

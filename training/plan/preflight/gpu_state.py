@@ -35,7 +35,7 @@ LIMITS = {
     0x100: msg("plan.gpu.clocks.display"),
 }
 # Of nvml.h; pynvml's constant for reading is a tuple by mistake.
-UNCORRECTED, VOLATILE, NVLINKS = 1, 0, 36
+UNCORRECTED, VOLATILE = 1, 0
 P2P_READ, P2P_NVLINK, P2P_OK = 0, 2, 0
 
 
@@ -140,7 +140,7 @@ def _state(gpu: Gpu, handle: Any) -> State:
         link_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
         link_generation_most=ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
         persistent=None if persistent is None else bool(persistent),
-        nvlinks=_nvlinks(handle),
+        nvlinks=gpu.nvlinks,
         limits=_limits(handle),
         use_percent=gpu.use_percent,
         power_limit_w=gpu.power_limit_w,
@@ -158,16 +158,6 @@ def _limits(handle: Any) -> tuple[str, ...] | None:
     if reasons is None:
         return None
     return tuple(text for bit, text in LIMITS.items() if reasons & bit)
-
-
-def _nvlinks(handle: Any) -> int | None:
-    up = []
-    for link in range(NVLINKS):
-        active = ask("nvmlDeviceGetNvLinkState", handle, link)
-        if active is None:  # past the last one
-            break
-        up.append(bool(active))
-    return sum(up) if up else None
 
 
 def _pair(first: int, second: int, one: Any, other: Any) -> Pair:
