@@ -150,8 +150,34 @@ distributed.cleanup()
 """
 
 
-def test_a_script_of_the_user(gpus: NullGpus, project: Path, tmp_path: Path, token: str) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
+# As in PyTorch's DDP tutorial: the current GPU of every rank stays the first one.
+TUTORIAL = """
+import os
+from types import SimpleNamespace
+dist.init_process_group("nccl")
+world = SimpleNamespace(rank=dist.get_rank(), device=torch.device("cuda", dist.get_rank()))
+seen, record = set(), torch.cuda.Event.record
+def noted(event, stream=None):
+    seen.add((stream or torch.cuda.current_stream()).device)
+    return record(event, stream)
+torch.cuda.Event.record = noted
+"""
+
+
+@pytest.mark.parametrize(
+    ("setup", "end"),
+    [
+        ("world = distributed.setup()", ""),
+        (TUTORIAL, "assert torch.cuda.current_device() == 0 and seen == {world.device}, seen"),
+    ],
+)
+def test_a_script_of_the_user(
+    gpus: NullGpus, project: Path, tmp_path: Path, token: str, setup: str, end: str
+) -> None:
+    text = SCRIPT.replace("world = distributed.setup()", setup).replace(
+        "distributed.cleanup()", end
+    )
+    (tmp_path / "script.py").write_text(text)
     launcher = Launcher(project, tmp_path, token)
     own = {"run_name": "script", "out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"}
     words = [*(f"--{k}={v}" for k, v in own.items()), "--script", tmp_path / "script.py"]

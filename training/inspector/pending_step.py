@@ -16,12 +16,12 @@ from .reporting import joined, listed
 @dataclass
 class PendingStep:
     """A step whose loss may still be on its way from the GPU: tensors are in host memory once
-    `event` is complete."""
+    `events` are complete."""
 
     step: int
     size: int | None
     loss: torch.Tensor | float | None
-    event: Any
+    events: list[Any]
     place: tuple[int, int, list[int]] | None  # epoch, batch, indices
     batch: Any
     losses: torch.Tensor | None
@@ -40,27 +40,26 @@ class PendingStep:
         """loss: a tensor (mean of this rank, or one value per sample), a number, or None;
         parameters: their checksums are taken; None: they are not due."""
         own: torch.Tensor | float | None = None
-        event, losses, sums = None, None, None
+        losses, sums, gpus = None, None, set[torch.device]()
         if isinstance(loss, torch.Tensor):
             losses = loss.detach() if loss.dim() else None
             mean = loss if losses is None else losses.float().mean()
-            own = _on_its_way(mean.detach()) if mean.is_cuda else mean.item()
+            own = _on_its_way(mean.detach(), gpus) if mean.is_cuda else mean.item()
         elif loss is not None:
             own = float(loss)
         if parameters is not None:
-            sums = _on_its_way(checksum.of_tensors(parameters))
-        if isinstance(own, torch.Tensor) or (sums is not None and sums.is_pinned()):
-            event = torch.cuda.Event()
-            event.record()
-        return cls(step, size, own, event, place, batch, losses, sums)
+            sums = _on_its_way(checksum.of_tensors(parameters), gpus)
+        # Behind the copies, on their GPU, which may not be the current one.
+        events = [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
+        return cls(step, size, own, events, place, batch, losses, sums)
 
     def has_arrived(self) -> bool:
-        return self.event is None or self.event.query()
+        return all(event.query() for event in self.events)
 
     def value(self) -> float | None:
         """The loss; waits for it."""
-        if self.event is not None:
-            self.event.synchronize()
+        for event in self.events:
+            event.synchronize()
         return None if self.loss is None else float(self.loss)
 
     def samples(self) -> str:
@@ -86,10 +85,11 @@ class PendingStep:
         return joined(parts)
 
 
-def _on_its_way(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy to host memory without waiting for the GPU."""
+def _on_its_way(tensor: torch.Tensor, gpus: set[torch.device]) -> torch.Tensor:
+    """Copy to host memory without waiting for the GPU, which joins `gpus`."""
     if not tensor.is_cuda:
         return tensor
+    gpus.add(tensor.device)
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
         tensor, non_blocking=True
     )

@@ -38,12 +38,13 @@ class Lap:
         return self.data + sum(elapsed_s(begin, end) for begin, end in self.segments)
 
 
-def moment(cuda: bool) -> Any:
-    """Now: seconds, or an event that the GPU reaches when it has done its work so far."""
-    if not cuda:
+def moment(device: torch.device) -> Any:
+    """Now: seconds on a CPU, or an event that this GPU reaches when it has done its work so far. It
+    may differ from the current GPU, in scripts that select theirs by model.to(rank) alone."""
+    if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
-    event.record()
+    event.record(torch.cuda.current_stream(device))
     return event
 
 
@@ -58,7 +59,7 @@ class Clock:
     """Call `forward()`, `gradients()` and `step()` at these events; `medians()` from any thread."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device, self._cuda = device, device.type == "cuda"
         self._last: float | None = None
         self._data = 0.0
         self._begun: Any = None
@@ -71,11 +72,13 @@ class Clock:
     def forward(self) -> None:
         if self._begun is None and not self._segments and self._last is not None:
             self._data = time.perf_counter() - self._last
-        self._begun = moment(self._cuda)
+        # The events of a captured graph are not reached one by one.
+        captured = self._cuda and torch.cuda.is_current_stream_capturing()
+        self._begun = None if captured else moment(self._device)
 
     def gradients(self) -> None:
         if self._begun is not None:
-            now = moment(self._cuda)
+            now = moment(self._device)
             self._segments.append((self._begun, now) if self._cuda else elapsed_s(self._begun, now))
             self._begun = None
 

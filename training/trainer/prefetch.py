@@ -16,11 +16,12 @@ def ahead(
     copies = torch.cuda.Stream(device)
 
     def copied() -> Any:
+        # The memory of an earlier batch, which queued work may still read, is taken by this one, or
+        # returned to the driver behind the last one.
+        copies.wait_stream(torch.cuda.current_stream(device))
         one = next(batches, None)
         if one is None:
             return None
-        # It may take the memory of an earlier batch, which queued work may still read.
-        copies.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(copies):
             return arrive(one)
 

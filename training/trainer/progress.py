@@ -28,11 +28,11 @@ class Stopwatch:
     may read the figures of two steps at once."""
 
     def __init__(self, units: int, device: torch.device) -> None:
-        self.units, self._cuda = units, device.type == "cuda"
+        self.units, self._device = units, device
         self._last = self.now()
 
     def now(self) -> Any:
-        return moment(self._cuda)
+        return moment(self._device)
 
     def restart(self, since: Any) -> None:
         """The next step began at `since`, of now()."""

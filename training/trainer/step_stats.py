@@ -182,10 +182,10 @@ class StepAllReduce:
         self._wait()
         norm = norm.detach()
         if self.world.device.type != "cuda":
-            return PendingReport(self._values, norm, scale, moment(cuda=False))
+            return PendingReport(self._values, norm, scale, moment(self.world.device))
         values, norm = _pinned(self._values), _pinned(norm)
         scale = None if scale is None else _pinned(scale)
-        return PendingReport(values, norm, scale, moment(cuda=True))
+        return PendingReport(values, norm, scale, moment(self.world.device))
 
     def _wait(self) -> None:
         """On a GPU the stream waits, not the host."""
@@ -205,7 +205,7 @@ class OwnTime:
     from events and known when the GPU has come that far, one or two steps later."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device = device
         self._begun: Any = None
         self._parts: list[tuple[Any, Any]] = []
         self._queued: deque[list[tuple[Any, Any]]] = deque(maxlen=8)  # steps
@@ -213,16 +213,16 @@ class OwnTime:
 
     def begin(self) -> None:
         """Before the data of a micro-batch are read."""
-        self._begun = moment(self._cuda)
+        self._begun = moment(self._device)
 
     def end(self) -> None:
         """After its forward pass."""
-        self._parts.append((self._begun, moment(self._cuda)))
+        self._parts.append((self._begun, moment(self._device)))
 
     def step_ms(self) -> float:
         """Milliseconds of the newest step known; begins a new step."""
         parts, self._parts = self._parts, []
-        if not self._cuda:
+        if self._device.type != "cuda":
             return 1000 * sum(elapsed_s(begin, end) for begin, end in parts)
         self._queued.append(parts)
         while self._queued and all(end.query() for _, end in self._queued[0]):

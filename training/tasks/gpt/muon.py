@@ -164,8 +164,7 @@ class Muon(torch.optim.Optimizer):
         every = mine.new_empty((self.ranks * bucket.share, *shape))
         # As bytes: gloo has no bf16 in some versions of torch.
         received, sent = every.view(torch.uint8), mine.contiguous().view(torch.uint8)
-        parts = list(received.chunk(self.ranks))
-        return every, dist.all_gather(parts, sent, async_op=True)
+        return every, dist.all_gather_into_tensor(received, sent, async_op=True)
 
     def _updates(self, bucket: _Bucket, momentum: float) -> Tensor:
         """Updates of this rank's matrices, (own, rows, columns). Nesterov's momentum."""

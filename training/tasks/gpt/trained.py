@@ -72,7 +72,7 @@ class TrainedGpt(TextModel):
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         super().__init__(weights, model, device)
-        if device.type == "cuda" and torch.cuda.is_bf16_supported():
+        if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
             for parameter in model.parameters():
                 parameter.data = parameter.data.to(torch.bfloat16)
         self.tokenizer = tokenizer_of(weights)
