@@ -83,17 +83,17 @@ def ran(ranks: int, folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "collective"), [(2, "all_gather_into_tensor"), (3, "all_reduce")]
+    ("ranks", "module", "collective"), [(2, compression, "all_gather"), (3, dist, "all_reduce")]
 )
 def test_the_error_of_a_failed_exchange_is_raised(
-    monkeypatch: pytest.MonkeyPatch, ranks: int, collective: str
+    monkeypatch: pytest.MonkeyPatch, ranks: int, module: Any, collective: str
 ) -> None:
     failed: torch.futures.Future[Any] = torch.futures.Future()
     failed.set_exception(RuntimeError("connection closed by peer"))
     work = SimpleNamespace(get_future=lambda: failed)
     monkeypatch.setattr(dist, "get_world_size", lambda group: ranks)
     monkeypatch.setattr(dist, "get_rank", lambda group: 0)
-    monkeypatch.setattr(dist, collective, lambda *args, **how: work)
+    monkeypatch.setattr(module, collective, lambda *_, **__: work)
     bucket: Any = SimpleNamespace(buffer=lambda: torch.ones(4))
     with pytest.raises(RuntimeError, match="closed by peer"):
         compression.mean_in_bf16(None, bucket).wait()

@@ -35,6 +35,26 @@ BUSY = (GpuProcess(1, GIB),)
         ([gpu(0, 79, compute_mode=PROHIBITED), gpu(1, 5), gpu(2, 5)], [1, 2]),
         ([gpu(0, 79, compute_mode=EXCLUSIVE, processes=BUSY), gpu(1, 5), gpu(2, 5)], [1, 2]),
         ([gpu(0, 79, compute_mode=EXCLUSIVE), gpu(1, 5), gpu(2, 5)], [0, 1]),
+        # larger, but without matrix units: only if another one is more than half full
+        ([gpu(0, 79, capability=(6, 1)), gpu(1, 45, capability=(8, 9)), gpu(2, 5)], [0, 1]),
+        ([gpu(0, 79, capability=(6, 1)), gpu(1, 45, capability=(8, 9)), gpu(2, 44)], [1, 2]),
+        # a display on the newest one
+        (
+            [
+                gpu(0, 79, capability=(8, 6)),
+                gpu(1, 79, capability=(8, 6)),
+                gpu(2, 74, capability=(8, 9)),
+            ],
+            [0, 2],
+        ),
+        (
+            [
+                gpu(0, 79, capability=(8, 6)),
+                gpu(1, 79, capability=(8, 6)),
+                gpu(2, 60, capability=(8, 9)),
+            ],
+            [0, 1],
+        ),
     ],
 )
 def test_memory_then_utilisation_then_order(every: list[Gpu], chosen: list[int]) -> None:

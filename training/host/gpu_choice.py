@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 from training.core.messages import msg
 from training.core.units import gib
+from training.host.decisions import best_type
 from training.host.gpus import EXCLUSIVE, PROHIBITED, VISIBLE, Gpu, GpuInventory
 
 # Smaller differences do not count: of idle GPUs the first ones are used.
 NOISE_BYTES, NOISE_PERCENT = 1 << 30, 10
+DISPLAY_SHARE = 0.85
 ORDER, PCI = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # the order of NVML's indices
 
 
@@ -57,18 +59,37 @@ def numbering(machine: GpuInventory, environ: Mapping[str, str]) -> list[str]:
 
 
 def emptiest(every: Sequence[Gpu], count: int) -> list[Gpu]:
-    """In PCI order: by free memory, then by utilisation. A GPU that another process has for itself
-    comes last."""
+    """In PCI order: by free memory, then by utilisation, then the newest. A GPU that another
+    process has for itself comes last, and one with weaker matrix units after stronger ones that are
+    at least half empty."""
     left, chosen = list(every), list[Gpu]()
     while len(chosen) < count:
         usable = [gpu for gpu in left if not _closed(gpu)] or left
-        most = max(gpu.free_bytes or 0 for gpu in usable)
-        free = [gpu for gpu in usable if (gpu.free_bytes or 0) > most - NOISE_BYTES]
+        roomy = [gpu for gpu in usable if 2 * (gpu.free_bytes or 0) >= (gpu.total_bytes or 0)]
+        strongest = max(map(_strength, roomy or usable))
+        strong = [gpu for gpu in usable if _strength(gpu) >= strongest]
+        emptiest_one = max(strong, key=lambda gpu: gpu.free_bytes or 0)
+        free = [gpu for gpu in strong if _as_empty(gpu, emptiest_one)]
         least = min(gpu.use_percent or 0 for gpu in free)
         idle = [gpu for gpu in free if (gpu.use_percent or 0) < least + NOISE_PERCENT]
-        chosen.append(idle[0])
-        left.remove(idle[0])
+        chosen.append(max(idle, key=_capability))  # of equal ones the first
+        left.remove(chosen[-1])
     return sorted(chosen, key=lambda gpu: gpu.index)
+
+
+def _as_empty(gpu: Gpu, other: Gpu) -> bool:
+    """Has as much free memory as the other, or little less and is newer: a display on it."""
+    own, most = gpu.free_bytes or 0, other.free_bytes or 0
+    newer = _capability(gpu) > _capability(other)
+    return own > most - NOISE_BYTES or (newer and own >= DISPLAY_SHARE * most)
+
+
+def _capability(gpu: Gpu) -> tuple[int, ...]:
+    return tuple(gpu.capability or ())
+
+
+def _strength(gpu: Gpu) -> int:
+    return ("fp32", "fp16", "bf16").index(best_type(gpu.capability, gpu.name))
 
 
 def _closed(gpu: Gpu) -> bool:

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from training.tasks.collectives import all_gather
+
 PAIR = 2
 
 
@@ -39,10 +41,7 @@ def _pair(
     the mean in fp32: only the gradients are rounded, not the mean."""
     every = torch.empty(PAIR, len(gradients), dtype=torch.bfloat16, device=gradients.device)
     mine = every[dist.get_rank(group)].copy_(gradients)
-    # As bytes: gloo has no bf16 in some versions of torch.
-    work = dist.all_gather_into_tensor(
-        every.view(torch.uint8).flatten(), mine.view(torch.uint8), group=group, async_op=True
-    )
+    work = all_gather(every, mine, group)
 
     def mean(exchanged: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         exchanged.value()  # raises the error of a failed exchange

@@ -7,6 +7,7 @@ to measure them again: `python -m benchmarks.memory`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -34,9 +35,9 @@ ELEMENTWISE = 2000
 
 # Bytes per weight of Muon's updates: bf16 or fp16. (GPUs without tensor cores exchange fp32.)
 UPDATE = 2
-# Most that Muon's step keeps on a GPU, in batches of updates: fp32 gradients, products of the
-# iteration, the batch before, and what NCCL gathers into. 4.8 on one rank, 4.5 on two.
-BATCHES = 4.75
+# Most that Muon needs on a GPU to compute a batch of updates, in bytes of these: fp32 gradients and
+# products of the iteration. For square matrices, and for the MLP's of 8/3 of the width.
+SQUARE, OBLONG = 5.0, 3.375
 
 # Bytes of the residual stream's numbers: fp32, but bf16 under bf16 autocast. A checkpointed block
 # keeps one for each token and unit of width, its input.
@@ -110,14 +111,26 @@ class StepWorkload:
         """Temporary bytes of Muon's step on a GPU. Assumes updates of 16 bits."""
         if not self.muon or not self.cuda:
             return 0
-        square = self._muon_batch(4 * self.depth, self.width**2)  # query, key, value, projection
-        tall = self._muon_batch(2 * self.depth, self.width * self.shape.inner)  # gate and up
-        return int(BATCHES * max(square, tall))
+        most = before = 0.0
+        for own, factor in self._muon_batches():
+            most = max(most, before + factor * own)
+            # Applied after the next one is computed: what this rank has, and what all have.
+            before = own * (1 if self.ranks == 1 else 1 + self.ranks)
+        return int(most)
 
-    def _muon_batch(self, count: int, weights: int) -> int:
-        """Bytes of the updates in the first batch of `count` matrices: as many of each rank."""
-        share = min(muon_share(UPDATE * weights, self.ranks, "cuda"), -(-count // self.ranks))
-        return share * self.ranks * UPDATE * weights
+    def _muon_batches(self) -> Iterator[tuple[int, float]]:
+        """(bytes of this rank's updates, SQUARE or OBLONG) of each batch, in Muon's order."""
+        oblong, square = self.width * self.shape.inner, self.width**2
+        kinds = (
+            (2 * self.depth, oblong, OBLONG),  # gate and up
+            (4 * self.depth, square, SQUARE),  # query, key, value, projection
+            (self.depth, oblong, OBLONG),  # down
+        )
+        for count, weights, factor in kinds:
+            most = muon_share(UPDATE * weights, self.ranks, "cuda") * self.ranks
+            for at in range(0, count, most):
+                share = -(-min(most, count - at) // self.ranks)
+                yield share * UPDATE * weights, factor
 
     @property
     def saved(self) -> int:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from training.tasks.collectives import all_gather
 from training.tasks.gpt.model_dims import muon_share
 from training.tasks.gpt.newton_schulz import TORCH, iterate, norms, orthogonal
 from training.tasks.optim import Group
@@ -162,9 +163,7 @@ class Muon(torch.optim.Optimizer):
         if len(mine) < bucket.share:
             mine = torch.cat([mine, mine.new_zeros((bucket.share - len(mine), *shape))])
         every = mine.new_empty((self.ranks * bucket.share, *shape))
-        # As bytes: gloo has no bf16 in some versions of torch.
-        received, sent = every.view(torch.uint8), mine.contiguous().view(torch.uint8)
-        return every, dist.all_gather_into_tensor(received, sent, async_op=True)
+        return every, all_gather(every, mine.contiguous())
 
     def _updates(self, bucket: _Bucket, momentum: float) -> Tensor:
         """Updates of this rank's matrices, (own, rows, columns). Nesterov's momentum."""
