@@ -8,7 +8,7 @@
  * FAKE_NVML_TOTAL_GIB=32       memory of each            FAKE_NVML_CAPABILITY=12.0
  * FAKE_NVML_FREE_GIB=31,5      free, one per GPU; the last value holds for the rest
  * FAKE_NVML_NOT_SUPPORTED=1    "not supported" for all but handle, UUID and name (as under MIG)
- * FAKE_NVML_INIT=9             what nvmlInit returns (9: driver not loaded)
+ * FAKE_NVML_INIT=9             what nvmlInit returns (9: driver not loaded)      FAKE_NVML_SLEEP=60      seconds before
  *
  * What the monitor shows; a list has a value for each GPU, the last one holds for the rest:
  * FAKE_NVML_USE=97,100  %      FAKE_NVML_TEMPERATURE=71,64  °C      FAKE_NVML_POWER=431,70  W      FAKE_NVML_POWER_LIMIT=575  W
@@ -35,6 +35,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
 typedef struct { unsigned index; } Device;
@@ -61,7 +62,10 @@ static unsigned long long gib(const char *list, unsigned index) {
 }
 
 const char *nvmlErrorString(int code) { return code == 9 ? "Driver Not Loaded" : code == NOT_SUPPORTED ? "Not Supported" : "Error"; }
-int nvmlInitWithFlags(unsigned flags) { return (void)flags, number("FAKE_NVML_INIT", OK); }
+int nvmlInitWithFlags(unsigned flags) {
+  sleep((unsigned)number("FAKE_NVML_SLEEP", 0));
+  return (void)flags, number("FAKE_NVML_INIT", OK);
+}
 int nvmlShutdown(void) { return OK; }
 int nvmlSystemGetDriverVersion(char *out, unsigned length) { return snprintf(out, length, "580.65.06"), OK; }
 int nvmlSystemGetCudaDriverVersion_v2(int *out) { return *out = number("FAKE_NVML_CUDA", 13000), OK; }

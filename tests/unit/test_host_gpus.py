@@ -123,6 +123,17 @@ def test_a_driver_that_does_not_respond(nvidia: Nvidia) -> None:
     assert machine.reason == "the NVIDIA driver does not answer: Driver Not Loaded"
 
 
+def test_a_start_does_not_wait_for_a_driver_that_hangs(nvidia: Nvidia) -> None:
+    code = (
+        "import os; from training.host import gpus; gpus.SLOW_S, gpus.LIMIT_S = 0.1, 0.5;"
+        "machine = gpus.found(os.environ); print(len(machine.gpus), machine.reason)"
+    )
+    done = python("-c", code, **nvidia(SLEEP=60))
+    assert done.returncode == 0 and done.stdout.startswith("0 ") and "0 s" in done.stdout
+    assert "[WARNING]" in done.stderr
+    assert python("-c", code, **nvidia(COUNT=2)).stdout.startswith("2 ")
+
+
 def test_a_driver_without_gpus(nvidia: Nvidia) -> None:
     machine = look(nvidia(COUNT=0))
     assert (machine.gpus, machine.reason) == ((), "0 on this machine")

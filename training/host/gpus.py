@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from training.core import log
 from training.core.messages import msg
 from training.host import bare_nvml
 from training.host.nvml import ask
@@ -33,6 +35,7 @@ SLOWDOWNS = {
 }
 
 TEMPERATURE_GPU, NVLINKS = 0, 36  # NVML_TEMPERATURE_GPU, NVML_NVLINK_MAX_LINKS
+SLOW_S, LIMIT_S = 5.0, 120.0  # a driver that is not kept loaded takes seconds for each GPU
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PIDS = Path("/proc/self/ns/pid")
 HOST_PIDS = "pid:[4026531836]"  # the first namespace of every kernel (PROC_PID_INIT_INO)
@@ -119,6 +122,30 @@ def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
         pynvml.nvmlShutdown()
     chosen, reason = visible([*every, *filter(None, parts)], environ.get(VISIBLE))
     return GpuInventory(tuple(chosen), reason, driver, cuda)
+
+
+def found(environ: Mapping[str, str]) -> GpuInventory:
+    """inventory() at a start. A driver with a dead GPU may not answer: that is said after SLOW_S,
+    Ctrl-C works meanwhile, and after LIMIT_S there are no GPUs."""
+    answers: list[GpuInventory | Exception] = []
+
+    def look() -> None:
+        try:
+            answers.append(inventory(environ))
+        except Exception as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=look, name="driver", daemon=True)
+    thread.start()
+    thread.join(SLOW_S)
+    if thread.is_alive():
+        log.warning(msg("host.gpus.waits", seconds=SLOW_S, limit=LIMIT_S))
+        thread.join(LIMIT_S - SLOW_S)
+    if not answers:
+        return GpuInventory((), msg("host.gpus.no_answer", limit=LIMIT_S))
+    if isinstance(answers[0], Exception):
+        raise answers[0]
+    return answers[0]
 
 
 def _counted(environ: Mapping[str, str]) -> GpuInventory:

@@ -31,9 +31,7 @@ def build(
     checks."""
     config, local, script = request.config, request.local_ranks, request.runs
     machine = (
-        gpus.inventory(environ)
-        if config.device != "cpu"
-        else gpus.GpuInventory((), decisions.AS_ASKED)
+        gpus.found(environ) if config.device != "cpu" else gpus.GpuInventory((), decisions.AS_ASKED)
     )
     gpu_choice = (
         GpuChoice(machine) if request.watch else emptiest_gpus(machine, local, environ, hide=False)

@@ -41,7 +41,7 @@ def build(
     if own_gpu:
         environ = {**environ, gpus.VISIBLE: own_gpu}
     machine = (
-        gpus.inventory(environ)
+        gpus.found(environ)
         if config.device != "cpu"
         else gpus.GpuInventory((), msg("plan.device.not_asked"))
     )
@@ -297,7 +297,7 @@ def make(
     environ: Mapping[str, str],
     received: Received = nothing,
 ) -> tuple[Request, Plan, list[preflight.Check]]:
-    count = len(gpus.inventory(environ).gpus) if script == ENTRYPOINT else 0
+    count = len(gpus.found(environ).gpus) if script == ENTRYPOINT else 0
     request = read(script, args, environ, gpus=count, received=received)
     if request.save_config:
         if request.place.kind != RANK or request.place.rank == 0:
