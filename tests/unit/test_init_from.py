@@ -58,7 +58,7 @@ def test_weights_of_earlier_versions_keep_their_keys(tmp_path: Path) -> None:
     assert ask(*CPU, script=LAUNCH).config.key_offset
 
 
-def test_a_file_of_tensors_does_not_say_which_keys_it_has(tmp_path: Path) -> None:
+def test_the_keys_of_a_file_of_tensors_are_assumed(tmp_path: Path) -> None:
     file = tmp_path / "bare.safetensors"
     safetensors.torch.save_file(gpt(1).state_dict(), file)
     sizes = ("--depth=1", "--max_seq_len=16", "--total_batch_size=128")

@@ -125,8 +125,8 @@ def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
 
 
 def found(environ: Mapping[str, str]) -> GpuInventory:
-    """inventory() at a start. A driver with a dead GPU may not answer: that is said after SLOW_S,
-    Ctrl-C works meanwhile, and after LIMIT_S there are no GPUs."""
+    """inventory() at a start. A driver with a dead GPU may not answer: a warning follows after
+    SLOW_S, Ctrl-C works meanwhile, and after LIMIT_S there are no GPUs."""
     answers: list[GpuInventory | Exception] = []
 
     def look() -> None:

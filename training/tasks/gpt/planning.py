@@ -103,7 +103,7 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
     if fp8:
         more, notes = _fp8(step.load.shape, step.load.tokens, machine.compiled.value)
         text += more
-    # Those of another program say nothing about their model.
+    # A file of another program has no record of its model.
     if request.start and not request.start.plan and request.origins["key_offset"] == DEFAULT:
         notes.append(msg("tasks.gpt.plan.keys_unknown", file=request.start.file.name))
     model = {**shape, "optimizer": config.optimizer}
