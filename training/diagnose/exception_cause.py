@@ -132,7 +132,7 @@ def lost_gpus(plan: Plan) -> tuple[str, tuple[int, ...]]:
         return "", ()
     if not machine["answers"]:
         # Its files were replaced by an update, or a container lost its access to the devices: what
-        # already computes continues, so this is no sign of a lost GPU.
+        # already computes continues: the GPUs may be intact.
         console.warning(msg("diagnose.gpus.query_failed", error=machine["reason"]))
         return "", ()
     lost = {
