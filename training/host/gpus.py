@@ -150,18 +150,18 @@ def found(environ: Mapping[str, str]) -> GpuInventory:
 
 def _counted(environ: Mapping[str, str]) -> GpuInventory:
     """The GPUs before pynvml is installed."""
-    found = bare_nvml.count()
-    if found is None:
+    bare = bare_nvml.count()
+    if bare is None:
         return GpuInventory((), msg("host.gpus.driver_silent"))
     every = [
         Gpu(
             *(one.index, one.uuid, one.name, one.total_bytes, one.free_bytes, None, None, None),
             capability=one.capability,
         )
-        for one in found.gpus
+        for one in bare.gpus
     ]
     chosen, reason = visible(every, environ.get(VISIBLE))
-    return GpuInventory(tuple(chosen), reason, found.driver, _cuda_version(found.cuda))
+    return GpuInventory(tuple(chosen), reason, bare.driver, _cuda_version(bare.cuda))
 
 
 def _cuda_version(number: int | None) -> str | None:
