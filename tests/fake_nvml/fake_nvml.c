@@ -25,6 +25,7 @@
  * FAKE_NVML_REMAP=0,1          rows to be remapped: 1 pending, 2 failed          FAKE_NVML_RETIRED=0,1   the same of older cards
  * FAKE_NVML_WIDTH=16,8         PCIe lanes (of WIDTH_MOST=16)                     FAKE_NVML_GENERATION=4  (of GENERATION_MOST=4)
  * FAKE_NVML_NVLINKS=4          links that are up, of four; -1: no NVLink         FAKE_NVML_TOPOLOGY=30   between all GPUs
+ * FAKE_NVML_BRIDGES=1          they are bridges of two: 0 and 1, 2 and 3 …
  * FAKE_NVML_P2P=0              direct copies: 0 works, 1 to 5 the driver's reason why not
  * FAKE_NVML_POWER_DEFAULT=575  W                         FAKE_NVML_ECC_MODE=0,1 off, on
  * FAKE_NVML_BUS=0000:01:00.0   PCI address of GPU 0; missing as long as it is not set
@@ -242,7 +243,8 @@ int nvmlDeviceGetTopologyCommonAncestor(Device *a, Device *b, unsigned *out) {
 }
 
 int nvmlDeviceGetP2PStatus(Device *a, Device *b, unsigned what, unsigned *out) {
-  if (what == 2) *out = listed("FAKE_NVML_NVLINKS", a->index, "-1") > 0 && listed("FAKE_NVML_NVLINKS", b->index, "-1") > 0 ? 0 : 5;
+  int bridged = !getenv("FAKE_NVML_BRIDGES") || a->index / 2 == b->index / 2;
+  if (what == 2) *out = bridged && listed("FAKE_NVML_NVLINKS", a->index, "-1") > 0 && listed("FAKE_NVML_NVLINKS", b->index, "-1") > 0 ? 0 : 5;
   else *out = number("FAKE_NVML_P2P", 0);
   return supported();
 }

@@ -23,6 +23,12 @@ def test_the_emptiest_gpus_are_used_and_those_of_the_user_respected(nvidia: Nvid
     assert "2,3" not in own and "CUDA_VISIBLE_DEVICES=0,1,2" in own
 
 
+def test_of_equally_empty_gpus_a_bridged_pair_is_used(nvidia: Nvidia) -> None:
+    four = {"COUNT": 4, "FREE_GIB": "5,31,31,31", "USE": "0", "NVLINKS": "4"}
+    assert "CUDA_VISIBLE_DEVICES=2,3 " in dry_run(nvidia(**four, BRIDGES=1), QUICKSTART).stdout
+    assert "CUDA_VISIBLE_DEVICES=1,2 " in dry_run(nvidia(**four), QUICKSTART).stdout
+
+
 def test_a_plan_for_two_gpus(nvidia: Nvidia) -> None:
     done = dry_run(nvidia(COUNT=2), BALANCED)
     assert (done.returncode, done.stderr) == (0, "")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 
 from training.core.messages import msg
 from training.core.units import gib
+from training.host import nvlink
 from training.host.decisions import best_type
 from training.host.gpus import EXCLUSIVE, PROHIBITED, VISIBLE, Gpu, GpuInventory
 
@@ -38,7 +40,9 @@ def emptiest_gpus(
     known = all(gpu.free_bytes is not None and not gpu.mig for gpu in every)
     if VISIBLE in environ or environ.get(ORDER, PCI) != PCI or not known or len(every) <= ranks:
         return GpuChoice(machine)
-    chosen = emptiest(every, ranks)
+    bridged = ranks > 1 and sum(bool(gpu.nvlinks) for gpu in every) > 2
+    linked = nvlink.pairs(gpu.index for gpu in every) if bridged else set()
+    chosen = emptiest(every, ranks, linked)
     rest = [gpu for gpu in every if gpu not in chosen]
     if chosen == list(every[:ranks]):
         return GpuChoice(machine)
@@ -58,10 +62,12 @@ def numbering(machine: GpuInventory, environ: Mapping[str, str]) -> list[str]:
     return [msg("host.gpus.numbering", order=order)]
 
 
-def emptiest(every: Sequence[Gpu], count: int) -> list[Gpu]:
-    """In PCI order: by free memory, then by utilisation, then the newest. A GPU that another
-    process has for itself comes last, and one with weaker matrix units after stronger ones that are
-    at least half empty."""
+def emptiest(
+    every: Sequence[Gpu], count: int, linked: Set[frozenset[int]] = frozenset()
+) -> list[Gpu]:
+    """In PCI order: by free memory, then by utilisation, then the newest, then those that NVLink
+    connects (`linked`: pairs of indices). A GPU that another process has for itself comes last, and
+    one with weaker matrix units after stronger ones that are at least half empty."""
     left, chosen = list(every), list[Gpu]()
     while len(chosen) < count:
         usable = [gpu for gpu in left if not _closed(gpu)] or left
@@ -72,9 +78,17 @@ def emptiest(every: Sequence[Gpu], count: int) -> list[Gpu]:
         free = [gpu for gpu in strong if _as_empty(gpu, emptiest_one)]
         least = min(gpu.use_percent or 0 for gpu in free)
         idle = [gpu for gpu in free if (gpu.use_percent or 0) < least + NOISE_PERCENT]
-        chosen.append(max(idle, key=_capability))  # of equal ones the first
+        better = partial(_preference, partners=chosen or idle, linked=linked)
+        chosen.append(max(idle, key=better))  # of equal ones the first
         left.remove(chosen[-1])
     return sorted(chosen, key=lambda gpu: gpu.index)
+
+
+def _preference(
+    gpu: Gpu, partners: Sequence[Gpu], linked: Set[frozenset[int]]
+) -> tuple[tuple[int, ...], int]:
+    connected = sum(frozenset((gpu.index, other.index)) in linked for other in partners)
+    return _capability(gpu), connected
 
 
 def _as_empty(gpu: Gpu, other: Gpu) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from training.core import log
 from training.core.messages import msg
-from training.host import bare_nvml
+from training.host import bare_nvml, nvlink
 from training.host.nvml import ask
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ SLOWDOWNS = {
     0x80: "slowed down by the power supply's brake",
 }
 
-TEMPERATURE_GPU, NVLINKS = 0, 36  # NVML_TEMPERATURE_GPU, NVML_NVLINK_MAX_LINKS
+TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 SLOW_S, LIMIT_S = 5.0, 120.0  # a driver that is not kept loaded takes seconds for each GPU
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PIDS = Path("/proc/self/ns/pid")
@@ -221,7 +221,7 @@ def _read(index: int) -> Gpu | None:
         slowdowns=_slowdowns(handle),
         numa_node=_numa_node(handle),
         pci=folder.name if (folder := pci_folder(handle)) else None,
-        nvlinks=nvlinks(handle),
+        nvlinks=nvlink.active(handle),
     )
 
 
@@ -266,17 +266,6 @@ def kernel_number(file: Path) -> int | None:
 def _numa_node(handle: Any) -> int | None:
     folder = pci_folder(handle)
     return kernel_number(folder / "numa_node") if folder else None
-
-
-def nvlinks(handle: Any) -> int | None:
-    """Active links; None: the GPU has none."""
-    up = []
-    for link in range(NVLINKS):
-        active = ask("nvmlDeviceGetNvLinkState", handle, link)
-        if active is None:  # past the last one
-            break
-        up.append(bool(active))
-    return sum(up) if up else None
 
 
 def _slowdowns(handle: Any) -> tuple[str, ...] | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.core.messages import msg
+from training.host import nvlink
 from training.host.gpus import Gpu, kernel_number, pci_folder
 from training.host.nvml import ask
 
@@ -36,7 +37,7 @@ LIMITS = {
 }
 # Of nvml.h; pynvml's constant for reading is a tuple by mistake.
 UNCORRECTED, VOLATILE = 1, 0
-P2P_READ, P2P_NVLINK, P2P_OK = 0, 2, 0
+P2P_READ, P2P_OK = 0, 0
 
 
 @dataclass(frozen=True)
@@ -162,13 +163,12 @@ def _limits(handle: Any) -> tuple[str, ...] | None:
 
 def _pair(first: int, second: int, one: Any, other: Any) -> Pair:
     level = ask("nvmlDeviceGetTopologyCommonAncestor", one, other)
-    nvlink = ask("nvmlDeviceGetP2PStatus", one, other, P2P_NVLINK)
     direct = ask("nvmlDeviceGetP2PStatus", one, other, P2P_READ)
     return Pair(
         first,
         second,
         None if level is None else WHERE.get(level),
-        None if nvlink is None else nvlink == P2P_OK,
+        nvlink.connects(one, other),
         None if direct is None else direct == P2P_OK,
         REFUSED.get(direct or 0, ""),
     )
