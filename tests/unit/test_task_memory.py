@@ -38,7 +38,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         )
         monkeypatch.setattr(planner.torch_build, "installed", lambda: TorchBuild("2.99.0", "13.0"))
         monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 8)
-        monkeypatch.setattr(planner.toolchain, "missing", lambda device, environ: {})
+        monkeypatch.setattr(planner.toolchain, "missing", lambda *_: {})
 
     return with_free
 
