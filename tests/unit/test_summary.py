@@ -268,6 +268,15 @@ def test_the_resume_command_under_torchrun(run: RunDir) -> None:
     )
 
 
+def test_a_run_that_was_resumed_by_its_path_keeps_it(run: RunDir) -> None:
+    by_path = plan(LAUNCH, 2, resume=str(run.path))
+    assert next_command(by_path, run) == f"./launch_train.sh 2 --resume='{run.path}'"
+    assert f"--run='{run.path}'" in screen(run, by_path)
+    for word in ("latest", run.name, "experiments/other"):
+        named = plan(LAUNCH, 2, resume=word)
+        assert next_command(named, run) == f"./launch_train.sh 2 --resume='{run.name}'"
+
+
 def test_the_machines_are_kept(run: RunDir) -> None:
     made = plan(LAUNCH, 4, hosts="a,b")
     made["local_ranks"] = 2

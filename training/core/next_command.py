@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.core import rundir
@@ -40,7 +41,7 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
     if elastic and (order := elastic.get("hosts")):
         flags.pop("hostfile", None)
         flags["hosts"] = order
-    flags["resume"] = run.name
+    flags["resume"] = word(plan, run)
     if elastic and elastic["lost"]:
         flags |= _all_ranks(plan["config"], elastic)
     if by_hand and (place := plan["place"]).get("leader"):  # it has taken over the run
@@ -51,6 +52,14 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
             [program, *(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())]
         )
     )
+
+
+def word(plan: Plan, run: rundir.RunDir) -> str:
+    """What selects the run beside --out_dir: its name, or its path if a resume by path has left
+    that folder."""
+    resumed = str(plan["config"].get("resume", ""))
+    elsewhere = "/" in resumed and Path(resumed).absolute() == run.path.absolute()
+    return str(run.path.absolute()) if elsewhere else run.name
 
 
 def _all_ranks(config: FieldValues, elastic: ElasticRecord) -> FieldValues:
