@@ -12,6 +12,7 @@ import pytest
 from tests.cases import each
 from tests.unit.conftest import clean_environment, python
 from tests.unit.nvidia_machine import BALANCED, UUID, Nvidia, dry_run, look
+from training.host import nvml
 from training.host.gpus import Gpu, GpuInventory, visible
 from training.tasks.gpt import memory
 
@@ -121,6 +122,14 @@ def test_a_driver_that_does_not_respond(nvidia: Nvidia) -> None:
     machine = look(nvidia(INIT=9))
     assert machine.gpus == ()
     assert machine.reason == "the NVIDIA driver does not answer: Driver Not Loaded"
+
+
+def test_an_old_pynvml_lacks_functions_and_returns_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: b"Tesla V100")
+    assert nvml.ask("nvmlDeviceGetName", None) == "Tesla V100"
+    assert nvml.ask("nvmlOfALaterVersion", None) is None
 
 
 def test_a_start_does_not_wait_for_a_driver_that_hangs(nvidia: Nvidia) -> None:
