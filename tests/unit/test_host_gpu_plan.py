@@ -140,9 +140,7 @@ def test_mps_shares_a_gpu_in_exclusive_mode(nvidia: Nvidia) -> None:
     assert (done.returncode, f"kill {other.pid}" in done.stdout) == (0, False)
 
 
-def test_a_pid_of_the_host_is_not_looked_up_in_a_container(
-    nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_pid_of_the_host_is_not_looked_up_in_a_container(nvidia: Nvidia, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from training.host import gpus;"
         "gpus.PIDS = Path(sys.argv[1]); found = gpus.inventory().gpus[0].processes[0];"

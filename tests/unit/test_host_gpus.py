@@ -135,7 +135,7 @@ def test_an_old_pynvml_lacks_functions_and_returns_bytes(monkeypatch: pytest.Mon
 def test_a_start_does_not_wait_for_a_driver_that_hangs(nvidia: Nvidia) -> None:
     code = (
         "import os; from training.host import gpus; gpus.SLOW_S, gpus.LIMIT_S = 0.1, 0.5;"
-        "machine = gpus.found(os.environ); print(len(machine.gpus), machine.reason)"
+        "machine = gpus.inventory_at_start(os.environ); print(len(machine.gpus), machine.reason)"
     )
     done = python("-c", code, **nvidia(SLEEP=60))
     assert done.returncode == 0 and done.stdout.startswith("0 ") and "0 s" in done.stdout

@@ -219,6 +219,8 @@ def test_the_driver_is_queried_in_a_separate_process(
     monkeypatch.setenv("FAKE_NVML_COUNT", "1")
     text, places = exception_cause.lost_gpus(plan("cuda", gpus=CARDS))
     assert text.startswith("GPU 1 (Card) ") and places == (1,)
+    part = [{"index": 0, "uuid": "MIG-00000000", "name": "Card MIG 1g.10gb"}]
+    assert exception_cause.lost_gpus(plan("cuda", gpus=part)) == ("", ()), "listed by request only"
 
 
 def test_a_driver_that_was_updated_during_the_run_does_not_make_its_gpus_faulty(

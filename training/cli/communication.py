@@ -87,7 +87,9 @@ def parse(argv: list[str]) -> CommunicationOptions:
 def plan(options: CommunicationOptions) -> RanksPlan:
     """The parts of a plan that the test needs. Raises UserError if there are too few GPUs."""
     machine = (
-        gpus.found(os.environ) if options.device != "cpu" else gpus.GpuInventory((), "not asked")
+        gpus.inventory_at_start(os.environ)
+        if options.device != "cpu"
+        else gpus.GpuInventory((), "not asked")
     )
     torch = torch_build.installed()
     device = decisions.device(Config(device=options.device), options.ranks, machine, torch)

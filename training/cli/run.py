@@ -118,7 +118,7 @@ def processes(text: str, environ: Mapping[str, str], set_by: str = "") -> str:
     UserError for `gpu` without a GPU. `set_by`: the variable that has this text, '' for -n."""
     if text and text not in torchrun_nodes.COUNTS:
         return text
-    machine = gpus.found(environ) if text != "cpu" else None
+    machine = gpus.inventory_at_start(environ) if text != "cpu" else None
     found = len(machine.gpus) if machine else 0
     if text == "gpu" and machine and not found:
         asked = msg("cli.run.set_by", name=set_by, text=text) if set_by else "-n gpu"

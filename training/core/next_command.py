@@ -41,7 +41,7 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
     if elastic and (order := elastic.get("hosts")):
         flags.pop("hostfile", None)
         flags["hosts"] = order
-    flags["resume"] = word(plan, run)
+    flags["resume"] = known_as(plan, run)
     if elastic and elastic["lost"]:
         flags |= _all_ranks(plan["config"], elastic)
     if by_hand and (place := plan["place"]).get("leader"):  # it has taken over the run
@@ -54,7 +54,7 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
     )
 
 
-def word(plan: Plan, run: rundir.RunDir) -> str:
+def known_as(plan: Plan, run: rundir.RunDir) -> str:
     """What selects the run beside --out_dir: its name, or its path if a resume by path has left
     that folder."""
     resumed = str(plan["config"].get("resume", ""))

@@ -124,9 +124,9 @@ def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
     return GpuInventory(tuple(chosen), reason, driver, cuda)
 
 
-def found(environ: Mapping[str, str]) -> GpuInventory:
-    """inventory() at a start. A driver with a dead GPU may not answer: a warning follows after
-    SLOW_S, Ctrl-C works meanwhile, and after LIMIT_S there are no GPUs."""
+def inventory_at_start(environ: Mapping[str, str]) -> GpuInventory:
+    """inventory() with a limit. A driver with a dead GPU may not answer: a warning follows after
+    SLOW_S, Ctrl-C works meanwhile, and after LIMIT_S the machine counts as one without GPUs."""
     answers: list[GpuInventory | Exception] = []
 
     def look() -> None:

@@ -44,8 +44,9 @@ def missing(device: str, environ: Mapping[str, str], gpus: Iterable[Gpu] = ()) -
 
 
 def _cache(variable: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """A folder for compiled code that cannot be used, and a command. Programs in it are loaded, so
-    hardened machines with a /tmp mounted noexec end in the first step."""
+    """A folder for compiled code that cannot be used, and a command. Libraries in it are loaded,
+    which fails in the first step if its file system is mounted noexec, as /tmp of hardened
+    machines."""
     asked = environ.get(variable)
     if not asked and variable != CACHES[0]:
         return None  # below the other one

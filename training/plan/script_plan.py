@@ -31,7 +31,9 @@ def build(
     checks."""
     config, local, script = request.config, request.local_ranks, request.runs
     machine = (
-        gpus.found(environ) if config.device != "cpu" else gpus.GpuInventory((), decisions.AS_ASKED)
+        gpus.inventory_at_start(environ)
+        if config.device != "cpu"
+        else gpus.GpuInventory((), decisions.AS_ASKED)
     )
     gpu_choice = (
         GpuChoice(machine) if request.watch else emptiest_gpus(machine, local, environ, hide=False)

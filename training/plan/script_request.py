@@ -269,7 +269,7 @@ def _default(line: flags.CommandLine, environ: Mapping[str, str]) -> int:
     the same."""
     asked = other_launchers.listed(line)
     slots = [host.slots for host in hosts.read(asked)[0]] if hosts.given(asked) else []
-    return max(slots, default=0) or len(gpus.found(environ).gpus) or 1
+    return max(slots, default=0) or len(gpus.inventory_at_start(environ).gpus) or 1
 
 
 def _in_full(

@@ -41,7 +41,7 @@ def build(
     if own_gpu:
         environ = {**environ, gpus.VISIBLE: own_gpu}
     machine = (
-        gpus.found(environ)
+        gpus.inventory_at_start(environ)
         if config.device != "cpu"
         else gpus.GpuInventory((), msg("plan.device.not_asked"))
     )
@@ -297,7 +297,7 @@ def make(
     environ: Mapping[str, str],
     received: Received = nothing,
 ) -> tuple[Request, Plan, list[preflight.Check]]:
-    count = len(gpus.found(environ).gpus) if script == ENTRYPOINT else 0
+    count = len(gpus.inventory_at_start(environ).gpus) if script == ENTRYPOINT else 0
     request = read(script, args, environ, gpus=count, received=received)
     if request.save_config:
         if request.place.kind != RANK or request.place.rank == 0:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from training import tasks
 from training.core import metric_units, run_reader, rundir, units
 from training.core.messages import msg
-from training.core.next_command import next_command, word
+from training.core.next_command import known_as, next_command
 from training.core.project import typed
 from training.plan.finished import longer
 
@@ -42,7 +42,7 @@ def render(run: rundir.RunDir, plan: Plan) -> str:
         typed(
             msg(
                 "trainer.summary.monitor",
-                name=shlex.quote(word(plan, run) if _default_place(plan) else str(run.path)),
+                name=shlex.quote(known_as(plan, run) if _default_place(plan) else str(run.path)),
             )
         ),
         msg("trainer.summary.resume", command=next_command(plan, run, **more)),

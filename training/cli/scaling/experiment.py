@@ -239,7 +239,7 @@ def _fixed(spec: TaskSpec) -> dict[str, str]:
 
 
 def default_ranks(device: str, environ: Mapping[str, str]) -> tuple[int, ...]:
-    visible = len(gpus.found(environ).gpus) if device != "cpu" else 0
+    visible = len(gpus.inventory_at_start(environ).gpus) if device != "cpu" else 0
     return (1, 2, *(n for n in (4, 8) if n <= visible))
 
 

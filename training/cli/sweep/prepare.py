@@ -249,7 +249,7 @@ def _plans(
     GPUs, so that a GPU without enough free memory is found before anything starts: each run that it
     gets later would fail at once, until none is left."""
     wanted = any(request.config.device != "cpu" for request in requests)
-    machine = gpus.found(environ).gpus if wanted else ()
+    machine = gpus.inventory_at_start(environ).gpus if wanted else ()
     slots = gpu_slots(machine, options.gpus_per_run)
     plans: list[Plan] = []
     wrong = Collected(len(runs), own_words(options))
@@ -298,7 +298,7 @@ def jobs(options: SweepOptions, slots: Sequence[Slot], runs: int) -> list[Slot]:
 def resume(options: SweepOptions, environ: Mapping[str, str], experiments: Path) -> Sweep:
     """The sweep of --resume. Raises UserError."""
     folder, record = sweep_dir.find(options.resume, experiments, f"{COMMAND} --resume=")
-    machine = gpus.found(environ).gpus if record["device"] == "cuda" else ()
+    machine = gpus.inventory_at_start(environ).gpus if record["device"] == "cuda" else ()
     options = replace(options, gpus_per_run=record["ranks"])
     slots = jobs(options, gpu_slots(machine, record["ranks"]), len(record["runs"]))
     return Sweep(folder, record, slots, known=True)
