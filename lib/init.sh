@@ -35,7 +35,8 @@ export DUET_ROOT DUET_SCRIPT
 if [[ . -ef $DUET_ROOT || -f $DUET_ROOT.json ]]; then DUET_STARTED_AS=; else DUET_STARTED_AS=${DUET_STARTED_AS:-$0}; fi
 export DUET_STARTED_AS
 
-# `--lang=zh` before `--` sets the language of every message (training/core/messages.py), for each command alike.
+# `--lang=zh` before `--` sets the language of every message (training/core/messages.py), for each command alike. Only Python knows where
+# the program's own arguments begin (training/cli/run_words.py).
 DUET_WORDS=()
 while (($#)) && [[ $1 != -- ]]; do
   case $1 in
@@ -44,13 +45,21 @@ while (($#)) && [[ $1 != -- ]]; do
     case ${2-} in
     en | zh) export DUET_LANG=$2 ;;
     *)
-      printf "[ERROR] --lang is '%s'\n    allowed: en or zh\n    try:     %s --lang=zh …\n" "${2-}" "$0" >&2
+      printf "[ERROR] --lang is '%s'\n    allowed: en or zh\n    try:     --lang=zh\n" "${2-}" >&2
       exit 2
       ;;
     esac
     shift
     ;;
-  *) DUET_WORDS+=("$1") ;;
+  *)
+    DUET_WORDS+=("$1")
+    case $DUET_SCRIPT:${DUET_WORDS[*]} in
+    duet:run | duet:watch | duet:launch)
+      shift
+      break
+      ;;
+    esac
+    ;;
   esac
   shift
 done

@@ -133,3 +133,22 @@ bash_is() {
     has "$stderr" 'allowed: en or zh'
   done
 }
+
+@test "--lang after the program of duet run and duet watch belongs to the program" {
+  for words in 'run -n 1 --dry_run nowhere.py --lang=zh' 'watch nowhere --lang zh' 'launch -n 1 nowhere.py --lang=fr'; do
+    # shellcheck disable=SC2086 # words
+    run --separate-stderr ./duet $words
+    is "$status" 2
+    has_not "$stderr" '个问题'
+    has_not "$stderr" 'allowed: en or zh'
+  done
+  for words in '--lang=zh run nowhere.py' 'run --lang zh -n 1 nowhere.py' 'watch --lang=zh nowhere'; do
+    # shellcheck disable=SC2086 # words
+    run --separate-stderr ./duet $words
+    is "$status" 2
+    has "$stderr" '个问题'
+  done
+  run --separate-stderr ./duet run --lang=fr nowhere.py
+  is "$status" 2
+  has "$stderr" 'allowed: en or zh'
+}

@@ -14,7 +14,9 @@ import pytest
 
 from tests.cases import each
 from tests.conftest import wait_until
+from training.cli import doctor
 from training.core.errors import UserError
+from training.core.project import ROOT
 from training.host import hosts, network, topology
 from training.host.hosts import Host, Target
 from training.host.placement import LOCAL, LOOPBACK, NODE, LauncherOptions
@@ -22,6 +24,9 @@ from training.launcher import post_run
 from training.launcher.hosts import conductor, probe, ssh
 from training.launcher.hosts.console import ERROR_LINES, Console, Copy
 from training.launcher.hosts.node import passed_on
+from training.plan import preflight
+from training.plan.request import read
+from training.plan.training_plan import build
 
 AWAY = {"alpha": Target("192.0.2.7"), "beta": Target("192.0.2.8")}
 
@@ -125,6 +130,24 @@ def test_the_head_and_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     left = topology.find({hosts.VARIABLE: "1 2 x 23456"}, LauncherOptions(), starts_ranks=True)
     assert (left.kind, left.leftovers) == (LOCAL, (hosts.VARIABLE,))
     assert topology.clean({hosts.VARIABLE: "1 2 x 23456"}) == {}
+
+
+@each(
+    "first, names", [("alpha", {"machine", "data", "W&B"}), ("localhost", {"GPUs", "CPU", "data"})]
+)
+def test_a_machine_without_ranks_is_not_checked(
+    first: str, names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "target", lambda name, ssh_args: AWAY.get(name, Target(name)))
+    config = str(ROOT / "configs/dual_gpu/quickstart.py")
+    words = [f"--hosts={first},beta", "--total_batch_size=8192", "--device=cuda", "--check"]
+    request = read("launch_train.sh", ["2", config, *words], {})
+    plan, checks = build(request, {})
+    found = {check.name for check in checks}
+    assert found == names if first == "alpha" else found > names
+    assert preflight.worst(checks) == (preflight.OK if first == "alpha" else preflight.ERROR)
+    assert (plan["ranks"], plan["local_ranks"]) == (4, 2)
+    assert not doctor.communication(request, plan, checks) or first != "alpha"
 
 
 def test_this_machine_needs_no_ssh() -> None:

@@ -140,12 +140,13 @@ def sentence(total: int, room: int | None) -> str:
 def communication(
     request: LaunchRequest, plan: Plan, checks: list[preflight.Check]
 ) -> list[preflight.Check]:
-    """The communication test between the ranks of this machine. Skipped if `checks` found unusable
-    GPUs, and for ranks of another launcher or another Python."""
+    """The communication test between the ranks of this machine. Skipped if it has none, if `checks`
+    found unusable GPUs, and for ranks of another launcher or another Python."""
     from training.launcher.communication.run import run
 
     if (
-        preflight.unusable(checks)
+        not request.trains_here
+        or preflight.unusable(checks)
         or plan["config"]["communication_test"] == "0"
         or plan["place"]["kind"] == RANK
         or plan.get("script", {}).get("python", sys.executable) != sys.executable
@@ -262,6 +263,7 @@ def run(
     # first: it forks, and importing torch starts threads
     talk = tested.checks() if tested else communication(request, plan, checks)
     needs = tasks.step_of(plan)
-    step = memory(needs, plan["memory"]["free_bytes"]) if needs else None
+    room = plan["memory"]["free_bytes"] if needs and request.trains_here else None
+    step = memory(needs, room) if needs else None
     found = [*checks, *talk, *([step.check(request)] if step else [])]
     return DoctorReport(plan, found, step, seconds)

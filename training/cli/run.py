@@ -41,6 +41,7 @@ from training.cli.run_words import (
     TORCHRUN,
     Flag,
     parse,
+    set_language,
 )
 from training.config import flags
 from training.config.resolve import PREFIX
@@ -60,6 +61,7 @@ def main(argv: list[str]) -> int:
     if not argv or any(name in ("h", "help") for name, _, _ in flags_given):
         print(typed((__doc__ or "").strip()))
         return int(Exit.DONE if argv else Exit.CONFIG)
+    set_language(flags_given)
     words = translate(flags_given, rest, os.environ)
     os.environ["DUET_COMMAND"] = RUN
     os.execv(ROOT / SCRIPT, [str(ROOT / SCRIPT), *words])

@@ -11,6 +11,7 @@ from pathlib import Path
 from training.config import flags
 from training.config import program as config
 from training.config.schema import FIELDS, kind
+from training.core.messages import LANGUAGES, VARIABLE
 from training.core.project import shipped
 from training.plan import launcher_flags
 from training.plan.script_words import PROGRAM, SEPARATOR, USED, asked_for
@@ -120,6 +121,13 @@ def parse(argv: list[str]) -> tuple[list[Flag], list[str]]:
             value = rest.pop(0) if rest else ""
         found.append((name, value, word))
     return found, rest[1:] if rest[:1] == [SEPARATOR] else rest
+
+
+def set_language(given: list[Flag]) -> None:
+    """--lang of `given`, for the messages of this process; launch_train.sh rejects other values."""
+    for name, value, _ in given:
+        if name == "lang" and value in LANGUAGES:
+            os.environ[VARIABLE] = value
 
 
 def _whole(name: str) -> str:

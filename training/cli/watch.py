@@ -46,6 +46,7 @@ def main(argv: list[str]) -> int:
     if not argv or any(name in ("h", "help") for name, _, _ in given):
         print(typed((__doc__ or "").strip()))
         return int(Exit.DONE if argv else Exit.CONFIG)
+    run_words.set_language(given)
     words = translate(given, command)
     os.environ["DUET_COMMAND"] = RUN
     os.execv(ROOT / SCRIPT, [str(ROOT / SCRIPT), *words])

@@ -78,7 +78,8 @@ def precision(config: Config, on: str, ranks: int, machine: GpuInventory) -> Dec
                 return Decision("fp32", text)
             text = msg("host.decision.gpu_fp16", name=name, capability=capability)
             return Decision("fp16", text)
-        return Decision("bf16", msg("host.decision.gpu_bf16"))
+        known = msg("host.decision.gpu_bf16") if gpus else msg("host.decision.gpu_assumed")
+        return Decision("bf16", known)
     flags = cpu_bf16()
     if flags:
         return Decision("bf16", msg("host.decision.cpu_bf16", flags=", ".join(sorted(flags))))

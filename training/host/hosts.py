@@ -207,6 +207,10 @@ def find(environ: Mapping[str, str], asked: LauncherOptions, *, starts_ranks: bo
     return Topology(NODE, HEAD, reason, nnodes=count, master_addr=address, master_port=port)
 
 
+def include_this(asked: LauncherOptions) -> bool:
+    return any(target(host.name, asked.ssh_args).is_here() for host in read(asked)[0])
+
+
 def too_few_slots(asked: LauncherOptions, ranks: int) -> list[Problem]:
     """Machines with fewer slots than ranks."""
     return [

@@ -51,8 +51,8 @@ def candidates(plan: Plan) -> list[LostRank]:
 
 
 def wanted(plan: Plan) -> bool:
-    """Whether lost GPUs and machines are used again. A script has no such option."""
-    return "elastic" in plan and bool(plan["config"].get("rejoin", True))
+    """Whether lost GPUs and machines are used again."""
+    return "elastic" in plan and plan["config"]["rejoin"]
 
 
 def restart_text(label: str, *, script: bool) -> str:

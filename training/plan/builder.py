@@ -14,7 +14,7 @@ from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.run_reader import PLAN_VERSION
 from training.core.units import plural
-from training.host import decisions, env_vars, gpu_choice, numa, packages
+from training.host import decisions, env_vars, gpu_choice, hosts, numa, packages
 from training.host.gpu_choice import GpuChoice
 from training.host.gpus import VISIBLE, GpuInventory
 from training.host.placement import LOCAL, RANK
@@ -95,6 +95,8 @@ def start(
             place.sentence(),
             msg("plan.text.ranks", ranks=counted, launcher=by, reason=why)
             if local == ranks
+            else msg("plan.text.ranks_each", ranks=counted, local=local, launcher=by, reason=why)
+            if place.source == hosts.HEAD
             else msg("plan.text.ranks_here", ranks=counted, local=local, launcher=by, reason=why),
             *(
                 [bound.sentence(place.node_rank * local)]

@@ -70,7 +70,8 @@ def _wanted(
     nameable: bool,
 ) -> bool:
     wish = request.config.communication_test
-    if preflight.unusable(checks) or begun["torch"] is None or wish == "0":
+    testable = request.trains_here and begun["torch"] is not None
+    if not testable or preflight.unusable(checks) or wish == "0":
         return False
     if request.check or request.dry_run:
         return request.check

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as fields_of
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -55,6 +55,11 @@ class LaunchRequest(ABC):
 
     def __post_init__(self) -> None:
         self.gpu_ranks = self.gpu_ranks or self.local_ranks
+
+    @cached_property
+    def trains_here(self) -> bool:
+        """False if --hosts names other machines only: this one starts them and has no ranks."""
+        return self.place.source != hosts.HEAD or hosts.include_this(launcher_options(self.config))
 
     @property
     @abstractmethod

@@ -60,6 +60,7 @@ def build(
     checks += preflight.at_every_start(facts) + (
         preflight.only_in_check(facts) if request.check else []
     )
+    checks = preflight.of_ranks(request, checks)
     builder.refuse_errors(request, checks)
     communication.settle(request, begun, checks, environ, test)
     plan: Plan = {

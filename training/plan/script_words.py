@@ -19,7 +19,7 @@ USED = (
         if field.metadata["group"] == "launch" and name not in ("inject", "profile")
     ),
     *("run_name", "out_dir", "log_dir", "device", "hang_timeout", "report", "notify", "retries"),
-    "min_ranks",
+    *("min_ranks", "rejoin"),
 )
 
 

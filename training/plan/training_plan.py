@@ -70,6 +70,7 @@ def build(
     checks += preflight.precision_works(precision.value, machine, device.value, torch, request)
     if compiled.value:
         checks += preflight.compile_works(torch, device.value, missing, request)
+    checks = preflight.of_ranks(request, checks)
     builder.refuse_errors(request, checks)
 
     builder.set_gpus(begun, gpu_choice)

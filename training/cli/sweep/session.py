@@ -76,7 +76,7 @@ class Session:
             lives = known and known.get("host") == here and standing.lives(known)
             if known and lives and row.state != FINISHED:
                 what = msg("cli.sweep.run_alive", name=run["name"], pid=known["pid"])
-                fixes = [f"./duet monitor {run['name']}", f"kill {known['pid']}"]
+                fixes = [f"./duet monitor --run={run['name']}", f"kill {known['pid']}"]
                 problems.append(
                     Problem("sweep.running", what, msg("cli.sweep.one_at_a_time"), fixes)
                 )

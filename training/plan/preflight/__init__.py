@@ -10,13 +10,25 @@ import os
 from dataclasses import dataclass
 
 from training import tasks
+from training.core.messages import msg
 from training.host import cgroups
 from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight import torch_wheels
 from training.plan.preflight.gpu_checks import compile_works, gpus, torch_fits
 from training.plan.preflight.precision_checks import precision_works
-from training.plan.preflight.report import ERROR, OK, WARNING, Check, count, table, unusable, worst
+from training.plan.preflight.report import (
+    DATA,
+    ERROR,
+    OK,
+    WANDB,
+    WARNING,
+    Check,
+    count,
+    table,
+    unusable,
+    worst,
+)
 from training.plan.preflight.startup_checks import (
     cpu,
     folder,
@@ -33,8 +45,8 @@ from training.tasks.memory import Estimate, StepNeeds
 
 __all__ = [
     "ERROR", "OK", "WARNING", "Check", "PreflightContext", "at_every_start", "compile_works",
-    "count", "folder", "gpus", "host_memory", "not_running", "only_in_check", "port",
-    "precision_works", "shared_memory", "table", "torch_fits", "unusable",
+    "count", "folder", "gpus", "host_memory", "not_running", "of_ranks", "only_in_check",
+    "port", "precision_works", "shared_memory", "table", "torch_fits", "unusable",
     "worst",
 ]  # fmt: skip
 
@@ -113,6 +125,14 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
         launches = not (request.dry_run or request.check)
         checks += not_running(request.resume_from, waits=launches)
     return checks
+
+
+def of_ranks(request: LaunchRequest, checks: list[Check]) -> list[Check]:
+    """`checks` without those of a machine that has no ranks."""
+    if request.trains_here:
+        return checks
+    kept = [check for check in checks if check.name in (DATA, WANDB)]
+    return [Check("machine", OK, msg("plan.host.elsewhere")), *kept]
 
 
 def only_in_check(facts: PreflightContext) -> list[Check]:

@@ -13,7 +13,7 @@ from training.core.messages import msg
 from training.core.units import plural
 from training.host import packages
 from training.host.gpus import one_line
-from training.plan.preflight.report import ERROR, OK, WARNING, Check
+from training.plan.preflight.report import DATA, ERROR, OK, WANDB, WARNING, Check
 
 DATA_LIMIT_S = 0.4
 FIRST_BYTES = 4096
@@ -44,7 +44,7 @@ def data(files: Sequence[Path], asked: str) -> Check:
             else msg("plan.data.recreate", data=one_line(asked))
         )
         return Check(
-            "data",
+            DATA,
             ERROR,
             msg(
                 "plan.data.unreadable",
@@ -57,11 +57,11 @@ def data(files: Sequence[Path], asked: str) -> Check:
         )
     if looked < len(files):
         return Check(
-            "data",
+            DATA,
             OK,
             msg("plan.data.first_readable", looked=looked, files=much, limit=DATA_LIMIT_S),
         )
-    return Check("data", OK, msg("plan.data.readable", files=much))
+    return Check(DATA, OK, msg("plan.data.readable", files=much))
 
 
 def _problem(file: Path) -> str:
@@ -90,19 +90,19 @@ def wandb(config: Config, key: str | None = None) -> Check:
     by_file = msg("plan.wandb.key_in_config") if key else msg("plan.wandb.login_netrc")
     login = msg("plan.wandb.login_variable") if os.environ.get("WANDB_API_KEY") else by_file
     if mode == "disabled":
-        return Check("W&B", OK, msg("plan.wandb.not_used", reason=reason))
+        return Check(WANDB, OK, msg("plan.wandb.not_used", reason=reason))
     if packages.lacking(["wandb"]):
         fixes = [packages.install(["wandb"]), "--wandb_mode=disabled"]
         return Check(
-            "W&B", WARNING, msg("plan.wandb.not_installed", mode=mode, reason=reason), fixes
+            WANDB, WARNING, msg("plan.wandb.not_installed", mode=mode, reason=reason), fixes
         )
     if mode == "offline":
         return Check(
-            "W&B",
+            WANDB,
             OK,
             msg("plan.wandb.offline", reason=reason, project=config.wandb_project),
         )
     if not logged_in:
         text = msg("plan.wandb.no_login", reason=reason)
-        return Check("W&B", WARNING, text, ["wandb login", "--wandb_mode=offline"])
-    return Check("W&B", OK, msg("plan.wandb.online", project=config.wandb_project, login=login))
+        return Check(WANDB, WARNING, text, ["wandb login", "--wandb_mode=offline"])
+    return Check(WANDB, OK, msg("plan.wandb.online", project=config.wandb_project, login=login))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 OK: Final = "ok"
 WARNING: Final = "warning"
 ERROR: Final = "error"
+# Names of the checks that do not concern the machine.
+DATA, WANDB = "data", "W&B"
 SEVERITY = {OK: 0, WARNING: 1, ERROR: 2}
 MARKS = {
     OK: msg("plan.check.ok"),
@@ -84,4 +86,5 @@ def count(checks: list[Check]) -> str:
         *([plural(warnings, "warning")] if warnings else []),
         *([plural(errors, "error")] if errors else []),
     ]
-    return msg("plan.check.count", checks=len(checks), shown=msg("plan.word.comma").join(shown))
+    checked = plural(len(checks), "check")
+    return msg("plan.check.count", checks=checked, shown=msg("plan.word.comma").join(shown))
