@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from training.core import codes, failure_kinds
+from training.core.contracts import kinds
 from training.watchdog import hang_report
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +87,7 @@ def test_alerts() -> None:
 def test_verdicts() -> None:
     words = [*vars(hang_report).items(), *vars(failure_kinds).items()]
     used = {value for name, value in words if name.isupper() and isinstance(value, str)}
+    used |= {*get_args(kinds.ExitKind)}
     assert used == set(codes.VERDICTS)
 
 

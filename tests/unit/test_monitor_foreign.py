@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from training.monitor.log_watch import LogWatch
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "foreign"
@@ -301,3 +302,18 @@ def test_curve_over_the_log_without_steps(tmp_path: Path) -> None:
         "place in the log",
         [3.0, 2.9, 2.8, 2.7],
     )
+
+
+@each(
+    "name, best",
+    [
+        ("val_reward_loss", 0.5), ("eval_mape", 0.5), ("val_wer", 0.5), ("val_error", 0.5),
+        ("eval_reward", 0.9), ("val_map", 0.9), ("val_miou", 0.9), ("eval_top1_acc", 0.9),
+        ("val_power", None), ("val_remapped", None),
+    ],
+)  # fmt: skip
+def test_the_best_value_of_a_score(tmp_path: Path, name: str, best: float | None) -> None:
+    log = tmp_path / "run.log"
+    log.write_text(f"step 10 loss 2.0 {name} 0.9\nstep 20 loss 1.9 {name} 0.5\n")
+    seen = look(log)
+    assert parts(seen, "training", "eval_name", "eval_last", "eval_best") == (name, 0.5, best)

@@ -68,7 +68,7 @@ def test_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         code, out, _ = shown(capsys, "--json", "--pid", str(pids[1]))
     found = json.loads(out)
     place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'stuck_in_the_dataset')}"
-    assert code == 5 and found["stuck"] is True
+    assert code == 5 and found["stuck"] is True and found["reason"] is None
     assert (found["verdict"]["kind"], found["verdict"]["rank"], found["verdict"]["where"]) == (
         "hang",
         0,
@@ -129,6 +129,24 @@ def test_uncertain_states_are_not_a_hang(
         and out.splitlines()[-1].startswith(expected)
         and out.endswith("; rank 1 waits in all_reduce\n")
     )
+
+
+def test_the_reason_without_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with targets.ranks(tmp_path, "works", "waits") as (pids, _):
+        targets.stopped(pids[0])
+        targets.stopped(pids[1])
+        code, out, _ = shown(capsys, f"--pid={pids[1]}", "--json")
+    found = json.loads(out)
+    assert (code, found["stuck"], found["verdict"], found["reason"]) == (5, True, None, "paused")
+
+
+def test_a_process_of_another_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with targets.running(tmp_path, targets.LOCK) as (pid, _, _):
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+        code, _, err = shown(capsys, f"--pid={pid}")
+    assert code == 3 and f"sudo ./duet attach --pid={pid}" in err
 
 
 def test_a_single_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

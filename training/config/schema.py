@@ -601,7 +601,7 @@ class Config:
     inject: str = option(
         "",
         "launch",
-        "inject a fault (CONTRIBUTING.md); list: show all faults",
+        "inject a fault (docs/faults.md); list: show all faults",
         unit="FAULT@key=value,…",
     )
 

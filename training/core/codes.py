@@ -279,6 +279,8 @@ ALERTS = {
 VERDICTS = {
     "blocked": "a rank is blocked in I/O",
     "desync": "the ranks call different collectives",
+    "died": "a rank has ended, by a signal or with a status",
+    "error": "a rank has failed with an exception",
     "gone": "a machine has disconnected",
     "hang": "a rank is stuck, or all ranks wait for each other",
     "silent": "a machine does not respond",
@@ -315,19 +317,20 @@ EVENTS = {
     "start": "the ranks begin to train",
     "submitted": "the job was submitted to SLURM",
     "takeover": "another machine coordinates the run from now on",
-    "verdict": "a hang was found; see `kind`",
+    "verdict": "the guilty rank of a hang or a failure; see `kind`",
     "warning": "a warning; see `code`",
 }
 TABLES = {
     "Problems": (
-        "Why a command was rejected or a run stopped itself (exit code 2 or 3; `run.folder_lost`: "
-        "4).",
+        "Why a command was rejected or a run stopped itself (exit code 2 or 3; "
+        "`run.folder_lost` and, during a run, `run.unwritable`: 4).",
         PROBLEMS,
     ),
     "Events": ("`event` in `events.jsonl`.", EVENTS),
     "Warnings": ("`code` of a `warning` event.", WARNINGS),
     "Verdicts": (
-        "`kind` of a `verdict` event and of the results of `attach` and `inspect`.",
+        "`kind` of a `verdict` event and of `verdict` in `attach --json`. The codes from "
+        "`collectives_advance` on are its `reason`, where it has no verdict.",
         VERDICTS,
     ),
     "Alerts": ("`code` of an entry in `alerts`, in the monitor's `--json`.", ALERTS),

@@ -29,6 +29,7 @@ PLAIN = "val_loss"  # compared only if there is no other score
 INPUT = "_input"  # suffix of a score of the model's input: the baseline of the same score
 SCORES = {"bpb": BITS, "psnr": "dB"}  # units, by part of the name
 HIGHER_IS_BETTER = ("psnr", "ssim", "acc")
+LOWER = ("loss", "error")  # endings
 FIRST, LAST = "_first", "_last"
 AVERAGED = {"weights": "ema"}  # in the record of an evaluation of the averaged weights (--ema)
 DATA = ("dataroot_gt", "data")  # task options that name the training data
@@ -122,7 +123,7 @@ def score_unit(key: str) -> str | None:
 
 
 def higher_is_better(key: str) -> bool:
-    return any(word in key for word in HIGHER_IS_BETTER) and not key.endswith(("loss", "error"))
+    return any(word in key for word in HIGHER_IS_BETTER) and not key.endswith(LOWER)
 
 
 def scores(keys: Iterable[str]) -> list[str]:

@@ -91,6 +91,7 @@ def main(argv: list[str]) -> int:
                     "ranks": facts,
                     "stuck": code == Exit.HANG,
                     "verdict": _record(verdict),
+                    "reason": verdict.code if isinstance(verdict, NoFinding) else None,
                     "text": text,
                 },
                 indent=1,

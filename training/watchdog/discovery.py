@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from training.core import heartbeat, rundir
-from training.core.errors import Problem, UserError
+from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host.process import LAUNCHERS
 from training.watchdog import spawned
@@ -117,7 +117,8 @@ def of_process(pid: int) -> dict[int, int]:
                 text,
                 msg("watchdog.find.own_process"),
                 [f"sudo {COMMAND} --pid={pid}"],
-            )
+            ),
+            Exit.RESOURCES,
         )
     top = _top(pid)
     if top is None:

@@ -4,16 +4,18 @@ history.History for logs."""
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from training.core import metric_units
 from training.core.course import CURVE_POINTS, RATE_STEPS, SPEED_STEPS, median, percentile, thin
 from training.core.jsonl import Record
 from training.core.metric_units import (
     BITS,
     EVALUATION,
-    HIGHER_IS_BETTER,
     NATS,
     SPEEDS,
     TOKENS,
@@ -27,8 +29,12 @@ if TYPE_CHECKING:
 
 LOGGED = ("time", "loss", "lr", "grad_norm", "step_ms", "mfu", *SPEEDS.values())
 KEPT = ("lr", "grad_norm", "tokens", "mfu", "memory_bytes")  # the last value of any line
-BETTER_HIGH = (*HIGHER_IS_BETTER, "core", "f1", "bleu", "auc", "iou", "map", "reward")
-BETTER_LOW = ("loss", "bpb", "ppl", "perplexity", "wer", "cer", "mse", "mae", "rmse", "fid")
+BETTER_HIGH = re.compile(
+    r"bleu|rouge|reward|(?<![a-z])(core|f1|auc|auroc|m?iou|m?ap|recall)(?![a-z])"
+)
+BETTER_LOW = re.compile(
+    r"loss|bpb|ppl|perplexity|error|(?<![a-z])(wer|cer|r?mse|mae|mape|fid)(?![a-z])"
+)
 EVALUATIONS = 4096
 PER_DEVICE = ("torchtitan",)  # frameworks that log tokens/s per GPU
 
@@ -368,13 +374,7 @@ class LogAggregator:
         )
         values = [(scores[name], step) for step, scores in evaluations if name in scores]
         finite = [pair for pair in values if math.isfinite(pair[0])]
-        choose = (
-            max
-            if any(w in name for w in BETTER_HIGH)
-            else min
-            if any(w in name for w in BETTER_LOW)
-            else None
-        )
+        choose = _better(name)
         best = choose(finite, key=lambda pair: pair[0]) if choose and finite else (None, None)
         return {
             "eval_name": name,
@@ -384,3 +384,12 @@ class LogAggregator:
             "eval_best_step": best[1],
             "eval_averaged": False,
         }
+
+
+def _better(name: str) -> Callable[..., Any] | None:
+    """min or max; None for an unknown score, which has no best value."""
+    if metric_units.higher_is_better(name):
+        return max
+    if BETTER_HIGH.search(name) and not name.endswith(metric_units.LOWER):
+        return max
+    return min if BETTER_LOW.search(name) else None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.core import rundir
-from training.core.errors import Exit, Problem, UserError
+from training.core.errors import Problem, UserError
 from training.core.jsonl import Record, dig, items, read_object, text, whole
 from training.core.rundir import RunDir
 from training.monitor.health.options import COMMAND
@@ -111,13 +110,7 @@ def of_process(pid: int) -> Target:
     try:
         pids = discovery.of_process(pid)
     except UserError as error:
-        protected = procfs.read_process(pid) is not None and not os.access(
-            f"/proc/{pid}/environ", os.R_OK
-        )
-        raise UserError(
-            [_for_inspect(problem) for problem in error.problems],
-            Exit.RESOURCES if protected else error.code,
-        ) from None
+        raise UserError([_for_inspect(one) for one in error.problems], error.code) from None
     for process in pids.values():
         if (run := _run_of(process)) is not None:
             return of_run(run)

@@ -107,7 +107,7 @@ def _find_sweep(options: ReportOptions, word: str, root: Path) -> list[Problem]:
 def _or_latest(problem: Problem, word: str) -> Problem:
     return (
         replace(problem, fixes=[f"{COMMAND} {LATEST}", *problem.fixes])
-        if suggest(word, [LATEST])
+        if word != LATEST and suggest(word, [LATEST])
         else problem
     )
 
