@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -93,3 +96,38 @@ def test_a_grid_is_stopped_continued_and_compared(sweep: Sweep, tmp_path: Path) 
         check=True,
     )
     assert sorted(run["name"] for run in json.loads(listed.stdout)["runs"]) == sorted(names)
+
+
+@pytest.mark.slow
+def test_a_sweep_survives_its_terminal(project: Path, tmp_path: Path, token: str) -> None:
+    values = [f"--{k}={v}" for k, v in TINY.items()]
+    words = ["configs/dual_gpu/quickstart.py", *values, "--seed=1,2", f"--log_dir={tmp_path}/logs"]
+    main, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = subprocess.Popen(
+        ["./duet", "sweep", *words, f"--out_dir={tmp_path}/runs"],
+        cwd=project,
+        env={k: v for k, v in os.environ.items() if not k.startswith(("DUET_", "WANDB_", "OMP_"))}
+        | {TOKEN: token, "TERM": "xterm"},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+    )
+    os.close(terminal)
+    runs = tmp_path / "runs"
+    try:
+        wait_until(
+            lambda: any(runs.glob("*/metrics.jsonl")) or process.poll() is not None,
+            60,
+            "the first run trains",
+        )
+        shown = os.read(main, 1 << 16)
+    finally:
+        os.close(main)  # the kernel sends SIGHUP
+    assert b"quickstart_sweep" in shown
+    process.wait(timeout=90)
+    ends = [RunDir(path).summary for path in runs.glob("quickstart_sweep*") if path.is_dir()]
+    assert [(read_json(file) or {}).get("status") for file in ends] == ["done", "done"]
+    assert process.returncode == Exit.DONE

@@ -167,3 +167,12 @@ def test_the_suggested_fix_works(home: Path, write: Write) -> None:
         ["bash", "-c", problem.fixes[0]], capture_output=True, text=True, check=True
     )
     assert done.stdout == "shakespeare.txt\n"
+
+
+def test_linked_folders_are_read_once(write: Write, home: Path) -> None:
+    write("corpus/a/x.txt", "x")
+    write("elsewhere/y.txt", "y")
+    (home / "corpus/books").symlink_to(home / "elsewhere")
+    (home / "corpus/again").symlink_to(home / "elsewhere")
+    (home / "corpus/a/loop").symlink_to(home / "corpus")
+    assert [f.name for f in found("corpus").files] == ["x.txt", "y.txt"]

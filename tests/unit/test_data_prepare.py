@@ -163,3 +163,8 @@ def test_a_file_name_of_maximum_length(write: Write, cache: Path) -> None:
 def test_a_file_name_that_is_not_utf8(write: Write, cache: Path) -> None:
     name = write(os.fsdecode(b"caf\xe9.txt"), "some text")
     assert made(name, cache).train_tokens == 10
+
+
+def test_records_with_empty_texts(write: Write, cache: Path) -> None:
+    problem = refused(write("a.jsonl", '{"text": ""}\n' * 600), cache)
+    assert problem.code == "data.no_text" and problem.fixes == ["--text_field=NAME"]

@@ -237,3 +237,12 @@ def test_nothing_is_reported_missing_before_the_installation(write: Write, home:
         "print(check_request.main())"
     )
     assert python("-S", "-c", code, cwd=home).stdout == "0\n"
+
+
+def test_a_frame_with_a_large_window(write: Write) -> None:
+    """As written by `zstd --long=28`."""
+    zstandard = import_module("zstandard")
+    parameters = zstandard.ZstdCompressionParameters(window_log=28)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    write("a.txt.zst", packer.compress(b"one two") + packer.flush())
+    assert b"".join(p.content for p in pieces("a.txt.zst")) == b"one two"

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +23,7 @@ from training.tasks import optim
 from training.tasks.gpt import optim as gpt_optim
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
-from training.trainer import checkpoint
+from training.trainer import async_checkpoint, checkpoint
 from training.trainer.checkpoint import TrainProgress
 
 SHAPE = ModelDims(1, 64, 8)
@@ -300,3 +301,24 @@ def test_a_new_checkpoint_is_kept_and_later_ones_are_pruned(tmp_path: Path, part
         save(tmp_path, step, parts)
     save(tmp_path, 5, parts, keep=1)
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000005"]
+
+
+def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
+    state = {"groups": [{"lr": np.float64(0.5), "steps": np.int32(3), "size": torch.Size([2])}]}
+    copied = async_checkpoint._copied(state, None, "")
+    assert [type(value) for value in copied["groups"][0].values()] == [float, int, torch.Size]
+    checkpoint.save(tmp_path, TrainProgress(1, 0, 0, 0), copied, FACTS)
+    assert checkpoint.latest(tmp_path)
+
+
+def test_a_state_that_could_not_be_read_again_is_refused_with_its_place() -> None:
+    with pytest.raises(TypeError, match=r"pathlib.*Path at \['extra'\]\[1\]"):
+        async_checkpoint._copied({"extra": [1, Path("x")]}, None, "")
+
+
+def test_a_checkpoint_with_foreign_objects_is_skipped(tmp_path: Path, parts: Parts) -> None:
+    save(tmp_path, 1, parts)
+    checkpoint.save(tmp_path, TrainProgress(2, 0, 0, 0), {"lr": np.float64(0.5)}, FACTS)  # type: ignore[dict-item]
+    found = checkpoint.latest(tmp_path)
+    assert found and found.position.step == 1
+    assert found.skipped[0].startswith("step_00000002: ")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+from tests.cases import each
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.inspector.distributed import World
@@ -123,3 +124,18 @@ def test_the_activations_of_a_batch_are_gone_before_the_next() -> None:
     made.task, made.compiled = Linear(made.task.options, made.config, CPU), True
     evaluate_alone(made)
     assert len(alive) == 5
+
+
+def test_a_frozen_part_stays_frozen() -> None:
+    made = session(10, 3)
+    made.raw.backbone = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)).eval()
+    evaluate(made)
+    assert made.raw.training and not any(m.training for m in made.raw.backbone.modules())
+
+
+@each("value", [torch.tensor(4.5), torch.ones(2, 3), 4.5])
+def test_a_score_that_is_not_one_value_per_sample_is_refused(value: Any) -> None:
+    made = session(10, 2)
+    made.task.metrics = lambda model, batch: {"mean": value}
+    with pytest.raises(TypeError, match=r"metrics\(\) of Square .*'mean' .*\(2,\)"):
+        evaluate(made)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
+import torch
 
 from training.config.schema import Config
 from training.tasks import optim
@@ -22,3 +24,20 @@ def test_the_schedule_warms_up_stays_constant_and_decays() -> None:
 @pytest.mark.parametrize("total", [1, 2, 7])
 def test_short_runs_have_a_rate_above_zero(total: int) -> None:
     assert all(0 < optim.multiplier(step, total, Config()) <= 1 for step in range(total))
+
+
+def test_a_users_optimizer_keeps_its_momentum() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    plain = torch.optim.SGD([weight], lr=0.1)
+    heavy = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    optim.Optimizers([plain, heavy]).schedule(100, 0.5)
+    assert [one.param_groups[0]["momentum"] for one in (plain, heavy)] == [0, 0.9]
+
+
+def test_rates_of_numpy_become_numbers() -> None:
+    rate = np.float64(0.1)
+    both = optim.Optimizers([torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=rate)])
+    both.schedule(1, np.float64(0.5))
+    group = both.param_groups[0]
+    assert (type(group["lr"]), type(group["initial_lr"])) == (float, float)
+    assert group["lr"] == pytest.approx(0.05)

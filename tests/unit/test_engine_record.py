@@ -215,3 +215,10 @@ def test_wandb_mode(
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     assert wandb_login.wandb_mode(config)[0] == expected
+
+
+def test_records_after_an_incomplete_line_are_whole(run: RunDir) -> None:
+    run.metrics.write_bytes(b'{"step": 1}\n{"st')
+    writer = MetricsWriter(run, Config(use_dummy_wandb=True, tensorboard=False))
+    writer.write({"step": 2})
+    assert [record["step"] for record in read_records(run.metrics)] == [1, 2]

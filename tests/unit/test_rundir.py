@@ -197,3 +197,11 @@ def test_the_newest_run_is_the_one_planned_last(tmp_path: Path) -> None:
     newest = rundir.newest(tmp_path)
     assert newest is not None
     assert newest.name == "b"
+
+
+def test_a_record_after_an_incomplete_line_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"event": 1}\n{"ev')
+    rundir.append_json(path, {"event": 2})
+    rundir.append_json(path, {"event": 3})
+    assert [record["event"] for record in rundir.read_records(path)] == [1, 2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,3 +97,16 @@ def test_save_config_is_rejected_for_a_script(write: Callable[..., str]) -> None
         write("main.py", ""),
     )
     assert done.returncode == 2 and "--save_config cannot be used with --script" in done.stderr
+
+
+def test_a_full_disk_leaves_no_half_of_a_config(home: Path) -> None:
+    found = ask(QUICKSTART, "--save_config=mine.py")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+    try:
+        with pytest.raises(UserError) as caught:
+            found.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert [problem.code for problem in caught.value.problems] == ["output.unwritable"]
+    assert not (home / "mine.py").exists()

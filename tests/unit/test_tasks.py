@@ -251,6 +251,12 @@ def test_a_file_may_not_have_the_name_of_a_built_in_task(name: str, write: Write
     assert f"{name}.py" in problem.what and "another name" in problem.allowed
 
 
+@pytest.mark.parametrize("name", ["training", "random", "torch"])
+def test_a_file_may_not_hide_a_module(name: str, write: Write) -> None:
+    problem = refused(write(f"{name}.py", LINE))
+    assert problem.code == "task.name_taken" and name in problem.what
+
+
 # ── the class
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 

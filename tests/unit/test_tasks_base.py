@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from tests.cases import each
 from training.config.batch import Batch
+from training.config.schema import Config
 from training.data.loader import Batches
 from training.tasks.base import Samples, Task, moved
 
@@ -113,3 +115,16 @@ def test_all_tensors_are_moved_and_types_kept() -> None:
 )
 def test_samples_of_a_batch(batch: Any, count: int) -> None:
     assert Task.count(SimpleNamespace(), batch) == count  # type: ignore[arg-type]
+
+
+@each("found", [torch.ones(1), torch.ones(2, 2), (torch.ones(()), None), 0.5])
+def test_a_loss_is_one_number(found: Any) -> None:
+    class Wrong(Task):
+        def model(self) -> Any: ...
+        def train_data(self) -> Any: ...
+        def loss(self, model: Any, batch: Any) -> Any:
+            return found
+
+    task = Wrong(SimpleNamespace(), Config(), torch.device("cpu"))
+    with pytest.raises(TypeError, match=r"loss\(\) of Wrong returned "):
+        task.checked_loss(torch.nn.Identity(), None)

@@ -330,3 +330,11 @@ def test_checks_import_neither_torch_nor_numpy(options: VideoOptions) -> None:
     )
     done = python("-c", code)
     assert (done.stdout.strip(), done.stderr) == ("[] []", "")
+
+
+def test_names_that_are_not_utf8(options: VideoOptions, tmp_path: Path) -> None:
+    before = folders.content(options)
+    for root in ("gt", "lq"):
+        for old in sorted((tmp_path / root / "c0").iterdir()):
+            old.rename(old.with_name(os.fsdecode(b"caf\xe9") + old.name))
+    assert folders.content(options) != before

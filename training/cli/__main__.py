@@ -14,6 +14,7 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import ROOT, by_name, typed
 from training.core.suggest import suggest
+from training.host import program
 
 EXAMPLES = """\
 Examples:
@@ -92,4 +93,13 @@ def run(command: Command, rest: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        program.require_output()
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except UserError as error:
+        log.report(error)
+        code = int(error.code)
+    except OSError as error:
+        code = program.unwritable(error)
+    sys.exit(code)

@@ -38,7 +38,7 @@ from training.core.find_run import LATEST, RunSelector
 from training.core.messages import msg
 from training.core.project import WORK, typed
 from training.core.rundir import RunDir
-from training.host import program
+from training.host import process, program
 from training.monitor.runs import facts
 
 if TYPE_CHECKING:
@@ -240,6 +240,7 @@ def main(argv: list[str]) -> int:
         if chosen.help:
             print(typed(__doc__.rstrip()))
             return int(Exit.DONE)
+        process.exit_on_stop()
         try:
             index = pack(chosen.run, chosen.out, checkpoints=chosen.checkpoints)
         except (OSError, archive.Unsafe) as error:

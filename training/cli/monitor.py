@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import signal
@@ -14,16 +13,15 @@ from typing import TYPE_CHECKING
 
 from training.core import find_run, messages, project
 from training.core import log as console
-from training.core.errors import Exit, Problem, UserError
+from training.core.errors import Exit, UserError
 from training.core.messages import msg
+from training.host import program
 from training.monitor import options, screen, state
 from training.monitor.options import MonitorOptions
 from training.monitor.state import StateSource
 
 if TYPE_CHECKING:
     from training.core.contracts.state import RunsState, RunState
-
-NO_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def main(argv: list[str]) -> int:
@@ -32,14 +30,7 @@ def main(argv: list[str]) -> int:
         if chosen.help:
             print(__doc__)
             return int(Exit.DONE)
-        if sys.stdout is None:
-            raise UserError(
-                Problem(
-                    "output.closed",
-                    msg("cli.monitor.output_closed"),
-                    msg("cli.monitor.output_allowed"),
-                )
-            )
+        program.require_output()
         return _show(chosen, _source(chosen))
     except UserError as error:
         console.report(error, closing=msg("cli.monitor.nothing_to_show"))
@@ -47,11 +38,7 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         return int(Exit.INTERRUPTED)
     except OSError as error:
-        if error.errno not in NO_OUTPUT:
-            raise
-        console.error(msg("cli.monitor.unwritable", error=error.strerror))
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the flush at exit
-        return int(Exit.RESOURCES)
+        return program.unwritable(error)
 
 
 def _source(chosen: MonitorOptions) -> StateSource:

@@ -30,7 +30,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import sys
 import time
 from collections import deque
@@ -50,7 +49,7 @@ from training.data.frames import output, source
 from training.data.frames.output import Target
 from training.data.frames.pictures import Unreadable
 from training.data.frames.source import Frame, Source
-from training.host import program
+from training.host import process, program
 from training.tasks.weights import Weights
 
 if TYPE_CHECKING:
@@ -140,9 +139,7 @@ def main(argv: list[str]) -> int:
     program.require(("torch", "numpy", "tqdm"))
     from training.tasks import trained
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
-            signal.signal(number, _stop)
+    process.exit_on_stop()
     model = trained.load(tasks.spec_of(chosen.weights.plan), chosen.weights, chosen.device)
     assert isinstance(model, trained.FrameModel), "checked with the command line"
     given = chosen.source
@@ -157,11 +154,6 @@ def main(argv: list[str]) -> int:
         return int(error.code)
     _report(model, chosen, pieces, frames, time.perf_counter() - begun)
     return int(Exit.DONE)
-
-
-def _stop(number: int, frame: object) -> None:
-    """Ends as Ctrl-C does: nothing half-written is left."""
-    raise SystemExit(128 + number)
 
 
 def _restore(model: FrameModel, chosen: RestoreOptions, pieces: Pieces) -> int:

@@ -195,8 +195,8 @@ def main(argv: list[str]) -> int:
         return int(Exit.DONE)
     assert chosen.weights
     if sys.stdout is None:
-        what = msg("cli.monitor.output_closed")
-        raise UserError(Problem("output.closed", what, msg("cli.monitor.output_allowed")))
+        what = msg("host.program.output_closed")
+        raise UserError(Problem("output.closed", what, msg("host.program.output_allowed")))
     program.require(("torch", "numpy"))
     from training.tasks import trained
 

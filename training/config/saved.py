@@ -59,7 +59,12 @@ def write(path: Path, values: Mapping[str, Any], origins: Mapping[str, str]) -> 
     text = _json(values, origins) if path.suffix == ".json" else _python(values, origins)
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+            try:
+                file.write(text)
+                file.flush()
+            except OSError:
+                path.unlink()  # half of a config is a valid one
+                raise
     except FileExistsError:
         if not path.is_file() or path.read_text(encoding="utf-8", errors="replace") != text:
             free = next(

@@ -20,6 +20,7 @@ import stat
 import tarfile
 import tempfile
 import time
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -130,6 +131,8 @@ def _cache() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     for own in (Path(home) / "duet", Path(tempfile.gettempdir()) / f"duet-{os.getuid()}"):
         folder = own / "archives"
+        if not own.is_absolute():  # `~` of a user without a home
+            continue
         try:
             own.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder.mkdir(exist_ok=True, mode=0o700)
@@ -220,7 +223,8 @@ def _index(tar: tarfile.TarFile) -> ArchiveIndex:
         raise OSError(msg("core.archive.foreign"))
     if version > VERSION:
         raise OSError(msg("core.archive.later", version=version, readable=VERSION))
-    if not _is_plain(name) or "/" in name:
+    # a name with control characters would reach the terminal wherever the run is shown
+    if not _is_plain(name) or "/" in name or any(unicodedata.category(c) == "Cc" for c in name):
         raise Unsafe(name)
     found: ArchiveIndex = index
     return found

@@ -259,6 +259,7 @@ WARNINGS = {
     "warning.profile": "a rank could not be profiled, or only in part; the training continues",
     "warning.rank_missing": "ranks are waiting for one that has not arrived",
     "warning.replica": "the second machine has no copy of the newest checkpoint",
+    "warning.sample": "the sample at the end of the training has failed; the training is complete",
     "warning.slow_rank": "the other ranks of a script wait for one rank again and again",
     "warning.still_reading": "a rank is overdue and still reading from disk",
     "warning.thread_exception": "an exception in a thread of a rank that continues to run",

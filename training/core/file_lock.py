@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Hold the lock file, after waiting for other processes, and remove it afterwards. Raises
-    OSError where it cannot be created."""
+def alone(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock file, after waiting for other processes, and remove it afterwards. `waits()`
+    is called before a wait. Raises OSError where it cannot be created."""
     while True:
         with open(path, "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waits()
+                fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 same = os.path.samestat(os.fstat(lock.fileno()), path.stat())
             except FileNotFoundError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import string
@@ -138,11 +140,11 @@ class RunDir:
             return isinstance(error, FileNotFoundError)
         return False
 
-    def forget_before(self, created: float) -> None:
+    def forget_before(self, created: float, own: Path) -> None:
         """Delete the results of earlier starts, once the start planned at `created` (unix s) has
-        its own."""
+        its `own`, whose time may be earlier if the clock was set back."""
         for old in (self.summary, self.failure):
-            if not written_since(old, created):
+            if old != own and not written_since(old, created):
                 discard(old)
         for old in (self.plan_before, self.data_before):
             discard(old)
@@ -304,11 +306,19 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def append_json(path: Path, record: Mapping[str, object]) -> None:
     line = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(handle, line)
+        line = b"\n" + line if torn(handle) else line
+        if os.write(handle, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(handle)
+
+
+def torn(handle: int) -> bool:
+    """Whether the last line of an open file is incomplete, as after a full disk."""
+    size = os.fstat(handle).st_size
+    return size > 0 and os.pread(handle, 1, size - 1) != b"\n"
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -332,5 +342,27 @@ def is_archive(path: Path) -> bool:
 
 def newest(experiments: Path) -> RunDir | None:
     """The most recently planned run in `experiments`."""
-    plans = [(plan.stat().st_mtime_ns, plan.parent) for plan in experiments.glob("*/plan.json")]
-    return RunDir(max(plans)[1]) if plans else None
+    return RunDir(max(found)[1]) if (found := planned(experiments)) else None
+
+
+def folders(experiments: Path) -> list[Path]:
+    """Its folders that can be examined, without hidden ones. Raises OSError if it cannot be
+    read."""
+    found = []
+    with os.scandir(experiments) as entries:
+        for entry in entries:
+            # a link in a circle, or into a folder of another user
+            with contextlib.suppress(OSError):
+                if not entry.name.startswith(".") and entry.is_dir():
+                    found.append(Path(entry.path))
+    return found
+
+
+def planned(experiments: Path) -> list[tuple[int, Path]]:
+    """(time of its plan in ns, folder) of every run; [] without such a folder."""
+    found = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for folder in folders(experiments):
+            with contextlib.suppress(OSError):
+                found.append((RunDir(folder).plan.stat().st_mtime_ns, folder))
+    return found

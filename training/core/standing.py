@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from training.core.contracts.verdict import FailureRecord
 
 STARTED_WITHIN_S = 60.0  # a supervisor writes its PID soon after its start
+TICKS = 19  # starttime in proc_pid_stat(5), without the first two fields
 TAIL = 1 << 16  # bytes of metrics.jsonl
 
 
@@ -66,16 +67,27 @@ def runs_here(known: Mapping[str, object], since: float) -> bool:
         return True
     try:
         pid = int(str(known["pid"]))
-        state = (
-            Path(f"/proc/{pid}/stat")
-            .read_text(encoding="utf-8", errors="replace")
-            .rpartition(")")[2]
-            .split()[0]
-        )
+        fields = _fields(pid)
+        if fields[0] in ("Z", "X"):
+            return False
+        if "ticks" in known:
+            return int(fields[TICKS]) == known["ticks"]
         began = Path(f"/proc/{pid}").stat().st_ctime
     except (OSError, KeyError, ValueError, IndexError):
         return False
-    return state not in "ZX" and began <= since + STARTED_WITHIN_S
+    return began <= since + STARTED_WITHIN_S
+
+
+def ticks(pid: int) -> int:
+    """When a process was started, in clock ticks since boot: unlike a time, it does not move with
+    the clock. Raises OSError."""
+    return int(_fields(pid)[TICKS])
+
+
+def _fields(pid: int) -> list[str]:
+    """Of /proc/PID/stat, from the state on."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return text.rpartition(")")[2].split()
 
 
 def stepped_since(run: rundir.RunDir, since: float) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from training.core import rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.data import tokenizer_base
@@ -131,7 +132,7 @@ class Learned(_Batched):
         return lengths
 
     def save(self, folder: Path) -> str:
-        self.inner.save(str(folder / tokenizer_base.JSON))
+        save(self.inner, folder / tokenizer_base.JSON)
         return tokenizer_base.JSON
 
 
@@ -221,12 +222,18 @@ def train(
         show_progress=False,
     )
     _interruptible(lambda: inner.train_from_iterator(iter(texts), trainer), waiting)
-    inner.save(str(folder / tokenizer_base.JSON))
+    save(inner, folder / tokenizer_base.JSON)
     # fewer than requested if the text is too short for that many merges
     found = inner.get_vocab_size(with_added_tokens=True)
     return Learned(
         folder / tokenizer_base.JSON, f"bpe, {found} tokens, trained on the data", padded(found)
     )
+
+
+def save(inner: Any, file: Path) -> None:
+    """As the library writes it, which raises a plain Exception on a full disk; this raises
+    OSError."""
+    rundir.write_bytes(file, inner.to_str(pretty=True).encode())
 
 
 def _interruptible(work: Callable[[], None], waiting: Callable[[], None]) -> None:

@@ -171,12 +171,29 @@ def _stdlib() -> tuple[CorpusSource | None, Problem | None]:
 
 
 def _walk(root: Path, suffixes: tuple[str, ...], without: set[str]) -> list[Path]:
-    found = []
-    for folder, inner, names in os.walk(root):
+    """The files below `root`, also through links to folders, each folder once."""
+    found, visited = [], {_identity(root)}
+    for folder, inner, names in os.walk(root, followlinks=True):
         inner[:] = sorted(d for d in inner if d not in without and not d.startswith("."))
+        inner[:] = [d for d in inner if _new(Path(folder, d), visited)]
         found += [
             Path(folder, n)
             for n in sorted(names)
             if n.lower().endswith(suffixes) and not n.startswith(".")
         ]
     return found
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    try:
+        status = folder.stat()
+    except OSError:  # removed meanwhile
+        return 0, 0
+    return status.st_dev, status.st_ino
+
+
+def _new(folder: Path, visited: set[tuple[int, int]]) -> bool:
+    identity = _identity(folder)
+    new = identity not in visited
+    visited.add(identity)
+    return new

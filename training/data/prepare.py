@@ -17,6 +17,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from training.core import file_lock, log, rundir, units
@@ -140,7 +141,8 @@ def ensure(
         return found
     cache.mkdir(parents=True, exist_ok=True)
     # of two runs at once, the second waits and finds the corpus prepared
-    with file_lock.alone(cache / f".{folder.name}.lock"):
+    waits = partial(log.info, msg("data.prepare.waits", name=source.name))
+    with file_lock.alone(cache / f".{folder.name}.lock", waits):
         found, damage = _existing(folder, progress)
         if found:
             return found
@@ -207,7 +209,8 @@ def _write(
     train, val = (Writer(work, part, words.token_bytes, SHARD_TOKENS) for part in ("train", "val"))
     try:
         count, text = _tokenize(source, text_field, words, train, val, progress)
-        if not train.tokens + val.tokens:
+        if not text:
+            records = any(file.suffix not in (".txt", ".py") for file in source.files)
             raise UserError(
                 Problem(
                     "data.no_text",
@@ -217,6 +220,7 @@ def _write(
                         files=units.plural(len(source.files), "file"),
                     ),
                     msg("data.corpus.some_text"),
+                    ["--text_field=NAME"] if records else [],
                 )
             )
         if not SENSIBLE_SHARE[0] <= val.tokens / (train.tokens + val.tokens) <= SENSIBLE_SHARE[1]:

@@ -211,7 +211,9 @@ class _Zstandard(io.RawIOBase):
                     raise _Damaged(msg("data.reader.too_early"))
                 return 0
             if self.frame is None or self.frame.eof:
-                self.frame = self.zstandard.ZstdDecompressor().decompressobj()
+                # also frames of `zstd --long=31`
+                reader = self.zstandard.ZstdDecompressor(max_window_size=1 << 31)
+                self.frame = reader.decompressobj()
             try:
                 self.ready = memoryview(self.frame.decompress(block))
             except self.zstandard.ZstdError as error:

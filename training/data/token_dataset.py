@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,7 +122,7 @@ def to_device(rows: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _open(path: Path, kind: np.dtype[Any], tokens: int | None) -> npt.NDArray[Any]:
-    fixes = [f"rm -r {path.parent}"]
+    fixes = [f"rm -r {shlex.quote(str(path.parent))}"]
     try:
         size = path.stat().st_size
     except OSError as error:

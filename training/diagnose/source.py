@@ -118,6 +118,8 @@ class LogSource:
 def _opened(path: Path | None) -> IO[bytes]:
     """A seekable text file with lines that end in \\n: the log itself if it is one, else a
     temporary copy. Raises OSError."""
+    if path is None and sys.stdin is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     file: IO[bytes] = path.open("rb") if path else sys.stdin.buffer
     if path and path.is_file():
         head = file.read(HEAD)

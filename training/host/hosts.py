@@ -12,9 +12,9 @@ import socket
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from training.core.errors import Problem, UserError
+from training.core.find_run import path_of
 from training.core.messages import msg
 from training.host import network
 from training.host.placement import LOCAL, LOOPBACK, NODE, LauncherOptions, Topology
@@ -133,7 +133,7 @@ def _plain(name: str) -> str:
 def _of_file(path: str) -> tuple[list[Host], list[Problem]]:
     """`host slots=N` lines, as deepspeed and Open MPI write them; slots may be missing."""
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8-sig").splitlines()
+        lines = path_of(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or msg("host.hosts.no_text")
         text = msg("host.hosts.file", path=path, why=why)

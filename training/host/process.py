@@ -82,6 +82,18 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def exit_on_stop() -> None:
+    """From now on TERM and a closed terminal end this process as Ctrl-C does: nothing half-written
+    is left."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, _exit)
+
+
+def _exit(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
 def allow_tracing() -> None:
     """Allow all processes of the user to read the stacks of this one and of its forked children
     (data-loader workers). With Yama (default on Ubuntu) only ancestors may, and py-spy is a

@@ -3,6 +3,7 @@ packages."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from training.core import log, project
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
+
+NO_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def run(
@@ -32,8 +35,13 @@ def run(
         print(project.typed((doc or "").strip()))
         return int(Exit.DONE if argv else Exit.CONFIG)
     try:
+        if not internal:
+            require_output()
         require(() if helps else needs)
-        return int(main(argv))
+        code = int(main(argv))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except UserError as error:
         log.report(error)
         return int(error.code)
@@ -42,9 +50,32 @@ def run(
     except BrokenPipeError:
         if not pipe:
             raise
-        # for the flush when the interpreter ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return int(Exit.DONE)
+    except OSError as error:
+        return unwritable(error)
+
+
+def require_output() -> None:
+    """Raises UserError if the standard output is closed."""
+    if sys.stdout is None:
+        what, allowed = msg("host.program.output_closed"), msg("host.program.output_allowed")
+        raise UserError(Problem("output.closed", what, allowed))
+
+
+def unwritable(error: OSError) -> int:
+    """Exit status after output that cannot be written; raises any other error. What is written
+    elsewhere has a file name."""
+    if error.errno not in NO_OUTPUT or error.filename is not None:
+        raise error
+    log.error(msg("host.program.unwritable", error=error.strerror))
+    _discard_output()
+    return int(Exit.RESOURCES)
+
+
+def _discard_output() -> None:
+    """For the flush when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def require(names: tuple[str, ...], said_by_another: bool = False) -> None:

@@ -87,7 +87,7 @@ def report_end(
 def keep_failure(run: rundir.RunDir, record: FailureRecord, created: float) -> None:
     rundir.keep_json(run.failure, record)
     if run.own == run.path:
-        run.forget_before(created)
+        run.forget_before(created, run.failure)
 
 
 def node_end(run: rundir.RunDir, code: int, outcome: Outcome) -> int:

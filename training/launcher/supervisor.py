@@ -78,7 +78,13 @@ def _supervise(argv: list[str]) -> int:
     planner.announce(plan)
     rundir.keep_json(
         run.supervisor,
-        {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time(), "ranks": []},
+        {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started": time.time(),
+            "ticks": standing.ticks(os.getpid()),
+            "ranks": [],
+        },
     )
     ending = PostRun(run, plan)
     code, why = _run(run, plan, stages, ending)

@@ -219,6 +219,8 @@ def lines(
         )
         if last or not ended:
             shown = living or runs
+            if not shown:
+                print(msg("monitor.live.no_run"), flush=True)
             for one in shown:
                 line = one_line(one)
                 print(term_text.to_ascii(line) if ascii_only else line, flush=True)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import metric_units, units
+from training.core import metric_units, rundir, units
 from training.core import units as amounts
 from training.core.cells import pad
 from training.core.jsonl import dig, items, mtime, read_object, whole
@@ -38,13 +38,7 @@ class RunTable:
 
     def read(self, patience_s: float = GPU_PATIENCE_S) -> RunsState:
         """Active runs first, then the newest. `patience_s`: longest wait for the GPU driver."""
-        plans = []
-        for plan in self.experiments.glob("*/plan.json"):
-            try:
-                plans.append((plan.stat().st_mtime_ns, plan.parent))
-            except OSError:  # removed meanwhile
-                continue
-        plans.sort(reverse=True)
+        plans = sorted(rundir.planned(self.experiments), reverse=True)
         shown = plans[:MOST] + [pair for pair in plans[MOST:] if self._lives(*pair)]
         runs = [self._look(planned, path, patience_s) for planned, path in shown]
         runs.sort(key=lambda run: run["run"]["state"] in ENDED)

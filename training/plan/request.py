@@ -16,6 +16,7 @@ from training.config import batch, flags, loader, origin, resolve, saved
 from training.config.schema import Config
 from training.core import log, rundir, standing
 from training.core.errors import NothingToDo, Problem, UserError
+from training.core.find_run import path_of
 from training.core.messages import msg
 from training.core.project import ENTRYPOINT
 from training.data import corpus
@@ -201,7 +202,7 @@ def read(
         config, origins, asked.experiments, resume_from, place, partial(command, script, args)
     )
     if "save_config" in asked.line.flags:
-        problems += saved.problems(Path(asked.line.flags["save_config"][0]).expanduser())
+        problems += saved.problems(path_of(asked.line.flags["save_config"][0]))
     if config.inject:
         from training.config import fault_spec
 
@@ -311,7 +312,7 @@ def common(
         "dry_run": line.on("dry_run") or line.on("explain"),
         "check": line.on("check"),
         "json": line.on("json"),
-        "save_config": Path(line.flags["save_config"][0]).expanduser()
+        "save_config": path_of(line.flags["save_config"][0])
         if "save_config" in line.flags
         else None,
         "experiments": folder("out_dir", resolved),

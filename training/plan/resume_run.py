@@ -184,13 +184,8 @@ def _runs(
 ) -> Iterator[tuple[rundir.RunDir, Plan]]:
     """Newest first, without user scripts, which cannot be resumed. Raises UserError on reaching a
     run of a later version, since it may be the one meant."""
-    plans = []
-    for path in experiments.glob("*/plan.json"):
-        try:
-            plans.append((path.stat().st_mtime_ns, rundir.RunDir(path.parent)))
-        except OSError:  # removed meanwhile
-            continue
-    for _, run in sorted(plans, key=lambda one: one[0], reverse=True):
+    for _, folder in sorted(rundir.planned(experiments), reverse=True):
+        run = rundir.RunDir(folder)
         plan = read(run)
         if plan and isinstance(plan.get("config"), dict) and not plan.get("script"):
             yield run, plan

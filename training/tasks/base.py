@@ -115,10 +115,29 @@ class Task(ABC):
     def measure(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
         """Sums over a validation batch, one number each; the trainer adds those of all batches and
         ranks."""
-        found = self.metrics(model, batch)
+        found, count = self.metrics(model, batch), self.count(batch)
+        for name, values in found.items():
+            shape = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values)
+            if shape != (count,):
+                raise TypeError(
+                    f"metrics() of {type(self).__name__} returned {shape} as {name!r} for {count} "
+                    "samples; "
+                    f"it must be a tensor with one value per sample: ({count},)"
+                )
         return {name: values.double().sum() for name, values in found.items()} | {
-            "": torch.tensor(float(self.count(batch)))
+            "": torch.tensor(float(count))
         }
+
+    def checked_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """loss(), if it is one number. Raises TypeError."""
+        found = self.loss(model, batch)
+        if not isinstance(found, torch.Tensor) or found.dim():
+            shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found)
+            raise TypeError(
+                f"loss() of {type(self).__name__} returned {shape}; it must be a tensor without "
+                "dimensions"
+            )
+        return found
 
     def part(self, model: nn.Module, index: int, batch: Any, pictured: bool) -> Part | None:
         """Name, and pictures if wanted, of the validation sample `index`, the only one in `batch`;

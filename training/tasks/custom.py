@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import training
 from training.config.flags import ACTIONS, ALIASES
 from training.config.schema import FIELDS, Config, option, shared
 from training.core.errors import Problem, UserError
@@ -76,6 +77,14 @@ def read(
             Problem(
                 "task.name_taken",
                 msg("tasks.custom.built_in", shown=shown, stem=path.stem),
+                msg("tasks.custom.other_name"),
+            )
+        ]
+    if hides := _hidden(path):
+        return {}, [
+            Problem(
+                "task.name_taken",
+                msg("tasks.custom.hides", shown=shown, stem=path.stem, hides=hides),
                 msg("tasks.custom.other_name"),
             )
         ]
@@ -238,6 +247,17 @@ def _problem(where: str, name: Any, value: Any) -> Problem | None:
         )
         return Problem("task.option_value", what, msg("tasks.custom.option_values"))
     return None
+
+
+def _hidden(path: Path) -> str:
+    """The module that a file of this name would replace for everything in the process, or ""."""
+    name = path.stem
+    if name in sys.stdlib_module_names or name == training.__name__:
+        return name
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    origin = Path(spec.origin) if spec and spec.origin else path
+    installed = {"site-packages", "dist-packages"} & {*origin.parts}
+    return str(origin) if installed and not origin.samefile(path) else ""
 
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Field[Any]]:

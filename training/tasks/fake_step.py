@@ -131,7 +131,7 @@ class FakeTraining:
                 model,
                 optimizer,
                 tensors,
-                lambda: self.task.loss(model, batch),
+                lambda: self.task.checked_loss(model, batch),
                 autocast=torch.bfloat16 if self.question.bf16 else None,
             )
             average = _average(model) if self.task.config.ema else []

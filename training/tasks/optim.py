@@ -10,7 +10,9 @@ from torch import Tensor
 
 from training.config.schema import Config
 
-MOMENTUM = (0.85, 0.95)  # Muon's, at the first step and from step MOMENTUM_STEPS
+# Of optimizers with the attribute `momentum_follows_step` (Muon): at the first step and from step
+# MOMENTUM_STEPS.
+MOMENTUM = (0.85, 0.95)
 MOMENTUM_STEPS = 300
 
 # torch's name for: reads found_inf and skips the step on the device
@@ -26,7 +28,10 @@ class Optimizers:
     def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
         self.parts = parts
         for group in self.param_groups:
-            group["initial_lr"] = group["lr"]
+            # a number of numpy would make the checkpoints unreadable
+            group["initial_lr"] = (
+                group["lr"] if isinstance(group["lr"], Tensor) else float(group["lr"])
+            )
 
     @property
     def param_groups(self) -> list[Group]:
@@ -35,11 +40,12 @@ class Optimizers:
     def schedule(self, step: int, share: float) -> float:
         """Set the rates for step `step` (0-based) to `share` of their peak. Returns the first
         group's rate, which is recorded."""
-        for group in self.param_groups:
-            group["lr"] = group["initial_lr"] * share
-            if "momentum" in group:
-                done = min(1.0, step / MOMENTUM_STEPS)
-                group["momentum"] = MOMENTUM[0] + (MOMENTUM[1] - MOMENTUM[0]) * done
+        done = min(1.0, step / MOMENTUM_STEPS)
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = group["initial_lr"] * float(share)
+                if getattr(part, "momentum_follows_step", False):
+                    group["momentum"] = MOMENTUM[0] + (MOMENTUM[1] - MOMENTUM[0]) * done
         return float(self.param_groups[0]["lr"])
 
     def skip_on_device(self) -> None:

@@ -7,6 +7,7 @@ warning; a second in a row stops the run, which would otherwise train on without
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from training.core import checkpoint_folder, heartbeat, log, manifest, units
@@ -86,7 +88,7 @@ class AsyncCheckpointer:
         OSError if `required`, and RunStopped after two failures in a row.
         """
         self._finish()
-        self._copy = _copied(state, self._copy)
+        self._copy = _copied(state, self._copy, "")
         if torch.cuda.is_initialized():  # not in a CPU run: it would create a context
             torch.cuda.synchronize()  # the copies above are asynchronous
         self._thread = threading.Thread(
@@ -216,8 +218,9 @@ def _bytes(value: Any) -> int:
     return sum(map(_bytes, parts))
 
 
-def _copied(value: Any, buffer: Any) -> Any:
-    """`value` with every tensor copied to host memory, reusing `buffer`'s tensors if they fit."""
+def _copied(value: Any, buffer: Any, name: str) -> Any:
+    """`value` with every tensor copied to host memory, reusing `buffer`'s tensors if they fit.
+    Raises TypeError for an object that no checkpoint can be read with; `name`: its keys."""
     if isinstance(value, torch.Tensor):
         fits = (
             isinstance(buffer, torch.Tensor)
@@ -228,12 +231,38 @@ def _copied(value: Any, buffer: Any) -> Any:
         return target.copy_(value.detach(), non_blocking=True)
     if isinstance(value, dict):
         have = buffer if isinstance(buffer, dict) else {}
-        return {key: _copied(item, have.get(key)) for key, item in value.items()}
+        return {
+            key: _copied(item, have.get(key), f"{name}[{key!r}]") for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
         old = (
             buffer
             if isinstance(buffer, (list, tuple)) and len(buffer) == len(value)
             else [None] * len(value)
         )
-        return type(value)(_copied(item, there) for item, there in zip(value, old, strict=True))
+        return type(value)(
+            _copied(item, there, f"{name}[{number}]")
+            for number, (item, there) in enumerate(zip(value, old, strict=True))
+        )
+    return _readable(value, name)
+
+
+def _readable(value: Any, name: str) -> Any:
+    """`value`, a number of numpy as one of Python. Raises TypeError for what torch.load with
+    weights_only refuses."""
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    copy = io.BytesIO()
+    try:
+        torch.save(value, copy)
+        copy.seek(0)
+        torch.load(copy, weights_only=True)
+    except Exception as error:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise TypeError(
+            f"the state of model or optimizer contains a {kind} at {name.lstrip()}, which a "
+            "checkpoint cannot be read with; use tensors, numbers, text, lists and dicts"
+        ) from error
     return value

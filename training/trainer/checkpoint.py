@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Collection
@@ -170,7 +171,11 @@ def latest(folder: Path, moved: Callable[[], None] = lambda: None) -> LoadedChec
         position = TrainProgress(
             facts["step"], facts["epoch"], facts["used"], facts.get("tokens", 0)
         )
-        state = torch.load(path / manifest.STATE, map_location="cpu", weights_only=True)
+        try:
+            state = torch.load(path / manifest.STATE, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            skipped.append(f"{path.name}: {str(error).splitlines()[0]}")
+            continue
         return LoadedCheckpoint(position, state, facts, path, skipped)
     if skipped:
         raise UserError(

@@ -78,7 +78,7 @@ def settle_buckets(
     kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
     some = task.arrive(train.rows([0] * batch.device_sequences))
     with autocast:
-        loss = task.loss(model, some)
+        loss = task.checked_loss(model, some)
     loss.backward()
     optimizer.zero_grad()
     with torch.no_grad():

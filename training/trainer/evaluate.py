@@ -33,6 +33,7 @@ def evaluate(session: TrainState) -> Scores | None:
     mine = task.share(len(data), world.rank, world.world_size)
     size = task.eval_batch or session.batch.device_sequences
     sums: dict[str, torch.Tensor] = {}
+    modes = [(module, module.training) for module in session.raw.modules()]
     session.raw.eval()
     for start in range(0, max(1, len(mine)), size):
         heartbeat.current.again()  # the phase begins in loop.validate()
@@ -52,7 +53,8 @@ def evaluate(session: TrainState) -> Scores | None:
             sums[name] = sums.get(
                 name, torch.zeros((), dtype=torch.float64, device=world.device)
             ) + value * bool(mine)
-    session.raw.train()
+    for module, trains in modes:  # a task may have frozen some
+        module.training = trains
     total = torch.stack(list(sums.values()))
     if world.world_size > 1:
         dist.all_reduce(total)

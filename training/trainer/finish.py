@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 import time
+import traceback
 from typing import TYPE_CHECKING, cast
 
 import torch
 
-from training.core import heartbeat, metric_units, run_reader, rundir
+from training.core import heartbeat, log, metric_units, run_reader, rundir
 from training.core.cells import cells
-from training.core.errors import Exit
+from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.units import duration, plural
 from training.data.duration import UNLIMITED
@@ -117,7 +118,7 @@ def write_summary(
     }
     summary = cast("SummaryRecord", {**summary, **named})
     rundir.write_json(session.run.summary, summary)
-    session.run.forget_before(started)
+    session.run.forget_before(started, session.run.summary)
     session.run.event("end", step=position.step, exit_code=int(code))
     return summary
 
@@ -139,8 +140,18 @@ def sample(session: TrainState) -> str | None:
     folder = session.run.samples
     folder.mkdir(exist_ok=True)
     heartbeat.current.beat("sample")
-    with session.averaged(), session.autocast, torch.no_grad():
-        text = session.task.sample(session.raw, folder)
-    if not any(folder.iterdir()):
-        folder.rmdir()
-    return text
+    try:
+        with session.averaged(), session.autocast, torch.no_grad():
+            return session.task.sample(session.raw, folder)
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of the user's task, after everything has been trained and saved
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place, what = f"{last.filename}:{last.lineno}", f"{type(error).__name__}: {error}"
+        warning = msg("trainer.finish.no_sample", place=place, error=what)
+        log.warning(warning)
+        session.run.event("warning", code="warning.sample", text=warning)
+        return None
+    finally:
+        if not any(folder.iterdir()):
+            folder.rmdir()

@@ -177,7 +177,7 @@ def forward_backward(
         with session.accumulate(last=micro == steps - 1):
             pulse.beat("forward")
             with session.autocast:
-                loss = task.loss(session.model, batch)
+                loss = task.checked_loss(session.model, batch)
             own.end()
             pulse.beat("backward")
             loss = loss / steps if steps > 1 else loss

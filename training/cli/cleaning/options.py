@@ -83,7 +83,7 @@ def parse(argv: list[str], root: Path = WORK) -> CleanOptions:
     problems += wrong
     if values.get("keep"):
         problems += _keep(options, values["keep"])
-        options.what = options.what or (CHECKPOINTS,)
+        options.what = tuple({**dict.fromkeys(options.what), CHECKPOINTS: None})
     problems += _incomplete(options, values)
     if values.get("dir") and not options.dir.is_dir():
         what = msg("cli.clean.no_folder", folder=options.dir)

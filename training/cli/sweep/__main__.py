@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +74,10 @@ def main(argv: list[str]) -> int:
         if chosen.dry_run:
             _print_plan(sweep, ascii_only=chosen.ascii)
             return int(Exit.DONE)
+        log.of_launcher()
+        # A closed terminal does not end the trainings; a handler is not inherited by them.
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, lambda *_: None)
         return _train(sweep, chosen)
     except UserError as error:
         log.report(error, closing=msg("cli.sweep.nothing_started"))
@@ -87,7 +92,10 @@ def _train(sweep: Sweep, chosen: SweepOptions) -> int:
         what = msg("cli.sweep.unwritable", file=file, error=error.strerror)
         allowed = msg("config.saved.writable_file")
         raise UserError(Problem("output.unwritable", what, allowed), Exit.RESOURCES) from None
-    results.show(sweep.folder, sweep.record, ascii_only=chosen.ascii)
+    try:
+        results.show(sweep.folder, sweep.record, ascii_only=chosen.ascii)
+    except OSError as error:  # the terminal was closed; `--show` has the table
+        program.unwritable(error)
     if code != Exit.DONE:
         log.warning(msg("cli.sweep.continue", command=again(sweep), code=code))
     return code

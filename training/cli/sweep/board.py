@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from training.cli.sweep.prepare import Sweep
-from training.core import log, units
+from training.core import console, log, units
 from training.core.jsonl import Record, number, read_object
 from training.core.messages import msg
 from training.core.rundir import RunDir
@@ -80,6 +80,7 @@ class Board:
         self.sweep, self.ascii_only = sweep, ascii_only
         self.runs: Sequence[SweepRun] = sweep.record["runs"]
         self.live = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._screen = console.of(1)
         self._rows = sweep_runs.read(sweep.folder, sweep.record)
         self._watches: dict[int, _Watch] = {}
         self._took: list[float] = []  # s, of runs that have finished here
@@ -149,7 +150,15 @@ class Board:
         rows = list(self._rows)
         for index, watch in self._watches.items():
             rows[index] = watch.row(self.runs[index])
-        width, height = os.get_terminal_size(sys.stdout.fileno())
+        try:
+            width, height = os.get_terminal_size(sys.stdout.fileno())
+        except OSError:  # the terminal was closed
+            self.live = False
+            return
+        if self._screen.frozen:
+            self._write("")  # shows what it has missed, if it can
+            self._drawn = 0
+            return
         lines = self._lines(rows, states, width or 80, height or 24)
         colour = log.colourful(sys.stdout)
         text = [
@@ -159,16 +168,21 @@ class Board:
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
         body = "".join(f"{line}\x1b[K\n" for line in text)
         # synchronized output: a terminal that supports it shows only complete tables
-        sys.stdout.write(f"\x1b[?2026h{up}\r{body}\x1b[J\x1b[?2026l")
-        sys.stdout.flush()
+        self._write(f"\x1b[?2026h{up}\r{body}\x1b[J\x1b[?2026l")
         self._drawn = len(text)
 
     def clear(self) -> None:
         """Remove the table from the terminal, before a line of the log or the final table."""
         if self._drawn:
-            sys.stdout.write(f"\x1b[{self._drawn}A\r\x1b[J")
-            sys.stdout.flush()
+            self._write(f"\x1b[{self._drawn}A\r\x1b[J")
             self._drawn = 0
+
+    def _write(self, text: str) -> None:
+        """To a terminal, which may have been closed or show nothing."""
+        try:
+            self._screen.write(text.encode(sys.stdout.encoding, "replace"))
+        except OSError:
+            self.live = False
 
     def _lines(
         self, rows: list[SweepRow], states: Sequence[str], width: int, height: int

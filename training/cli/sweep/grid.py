@@ -17,6 +17,7 @@ from training.config import flags, loader, resolve
 from training.config.convert import as_text
 from training.config.schema import Known
 from training.core.errors import Problem
+from training.core.find_run import path_of
 from training.core.messages import msg
 from training.core.project import shipped
 from training.core.sweep_dir import COMMAND
@@ -60,7 +61,7 @@ def combinations(
     words: list[str], listed: str, environ: Mapping[str, str], problems: list[Problem]
 ) -> list[Combination]:
     """All runs in the order in which they start; [] with problems."""
-    lines = _lines(Path(listed).expanduser(), problems) if listed else [[]]
+    lines = _lines(path_of(listed), problems) if listed else [[]]
     out, count = list[Combination](), 0
     for line in lines:
         both = _merged(words, line)
@@ -134,7 +135,7 @@ def _fields(words: list[str], environ: Mapping[str, str]) -> Known:
     name = line.flags.get("task", (environ.get(f"{resolve.PREFIX}TASK", ""), ""))[0]
     given = line.flags.get("config", ("", ""))[0] or next(iter(line.positional), "")
     if not name and given:
-        path = shipped(Path(given).expanduser())
+        path = shipped(path_of(given))
         values = loader.read(path, tasks.CONFIG_READERS, 0).values
         name = str(values.get("task", ("", ""))[0])
     found, problems = tasks.find(COMMA.split(name)[0] or tasks.DEFAULT.name, "")

@@ -42,7 +42,8 @@ Values = TypeVar("Values")
 # Each run has its own: set by the sweep, or without meaning for several runs.
 REFUSED = {
     *("run_name", "resume", "master_port", "node_rank", "nnodes", "hosts", "hostfile"),
-    *("save_config", "check", "json", "explain", "script", "module", "no_python", "watch"),
+    *("save_config", "dry_run", "check", "json", "explain"),
+    *("script", "module", "no_python", "watch"),
 }
 INSTEAD = {"run_name": "--name=NAME", "resume": "--resume=NAME"}
 FOLDERS = ("out_dir", "log_dir")

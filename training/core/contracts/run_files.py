@@ -45,6 +45,7 @@ class SupervisorRecord(TypedDict, total=False):
     pid: int
     host: str
     started: float  # unix s
+    ticks: int  # of its start, since boot: identifies the process
     ranks: list[ProcessRecord]  # of this machine; [] before they are started
 
 

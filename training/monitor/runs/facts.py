@@ -91,9 +91,7 @@ def word(state: str) -> str:
 def read_all(experiments: Path) -> list[RunFacts]:
     """Every folder of `experiments`, the newest first; hidden ones and files are not runs. Raises
     OSError if the folder cannot be read."""
-    with os.scandir(experiments) as entries:
-        found = [Path(e.path) for e in entries if not e.name.startswith(".") and e.is_dir()]
-    runs = [run for run in map(read, found) if not _is_sweeps(run)]
+    runs = [run for run in map(read, rundir.folders(experiments)) if not _is_sweeps(run)]
     return sorted(runs, key=lambda r: (-(r.started or 0.0), r.name))
 
 

@@ -40,10 +40,18 @@ def not_running(run: rundir.RunDir, *, waits: bool) -> list[Check]:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return []
-    if os.fsencode(run.path) not in words:
+    if not any(_is_folder(word, run.path) for word in words):
         return []  # the pid belongs to another process now
     text = msg("plan.run.still_running", name=run.name, pid=pid)
     return [Check("run", ERROR, text, [_watch(run), f"kill {pid}"])]
+
+
+def _is_folder(word: bytes, folder: Path) -> bool:
+    """Whether an argument names this folder, in any spelling."""
+    try:
+        return folder.samefile(os.fsdecode(word))
+    except (OSError, ValueError):
+        return False
 
 
 def _not_elsewhere(run: rundir.RunDir, host: str, *, waits: bool) -> list[Check]:

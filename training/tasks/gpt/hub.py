@@ -8,7 +8,7 @@ from pathlib import Path
 
 from training.core import rundir
 from training.core.jsonl import Record
-from training.data import hugging_face
+from training.data import bpe, hugging_face
 from training.data.tokenizer_base import JSON, Tokenizer
 from training.host import packages
 from training.tasks.gpt.model import ROPE_BASE, SOFTCAP
@@ -53,7 +53,7 @@ def _save(vocabulary: Record, file: Path) -> None:
     """As the library writes it, so that a later run with this file has the same tokenizer."""
     rundir.write_json(file, vocabulary)
     if packages.found("tokenizers"):
-        import_module("tokenizers").Tokenizer.from_file(str(file)).save(str(file))
+        bpe.save(import_module("tokenizers").Tokenizer.from_file(str(file)), file)
 
 
 def _config(shape: ModelDims) -> Record:

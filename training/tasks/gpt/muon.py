@@ -53,6 +53,7 @@ class Muon(torch.optim.Optimizer):
 
     # torch's name for: reads found_inf and skips the step on the device
     _step_supports_amp_scaling = True
+    momentum_follows_step = True  # training.tasks.optim
 
     def __init__(
         self,

@@ -105,9 +105,9 @@ def content(options: Any) -> str:
         for clip in clips(options, part):
             for kind in (clip.gt, clip.lq, clip.spike):
                 for file in kind:
-                    digest.update(
-                        f"{part}\0{clip.name}\0{os.path.basename(file)}\0{pictures.length(file)}\n".encode()
-                    )
+                    name = os.path.basename(file)
+                    row = f"{part}\0{clip.name}\0{name}\0{pictures.length(file)}\n"
+                    digest.update(row.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:16]
 
 
