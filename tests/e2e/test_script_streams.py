@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.conftest import TOKEN, wait_until
 from tests.e2e.conftest import Script, wait_for_both
+from tests.unit.conftest import clean_environment
 
 
 def test_signals_reach_the_script(script: Script) -> None:
@@ -112,3 +113,20 @@ def test_a_killed_script_is_started_again_and_loads_its_snapshot(
         "restart",
         "given_up",
     ]
+
+
+def test_a_launcher_without_any_standard_stream(tmp_path: Path, project: Path, token: str) -> None:
+    """As a daemon starts it: the next file would get the number of a closed descriptor."""
+    script, done = tmp_path / "train.py", tmp_path / "done"
+    script.write_text(f"print('step 1 loss 2.0')\nopen({str(done)!r}, 'w').close()\n")
+    folders = f"--out_dir={tmp_path}/runs --log_dir={tmp_path}/logs"
+    line = f"exec ./duet run -n 1 {folders} {script} <&- >&- 2>&-"
+    ended = subprocess.run(
+        ["bash", "-c", line],
+        cwd=project,
+        env={**clean_environment(), TOKEN: token},
+        timeout=60,
+        check=False,
+    )
+    (log,) = (tmp_path / "logs").glob("*.log")
+    assert (ended.returncode, done.exists()) == (0, True), log.read_text()

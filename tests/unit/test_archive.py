@@ -311,3 +311,21 @@ def test_two_readers_unpack_at_once(run: RunDir, tmp_path: Path, cache: Path) ->
     assert len(paths) == 1
     assert RunDir(paths.pop()).metrics.read_bytes() == run.metrics.read_bytes()
     assert len(list(cache.iterdir())) == 1
+
+
+def test_secrets_of_a_command_line_are_left_out(run: RunDir, tmp_path: Path) -> None:
+    plan = rundir.read_json(run.plan) or {}
+    args = ["--api_key=abc", "--hf-token", "def", "--epochs", "3"]
+    rundir.write_json(run.plan, plan | {"script": {"path": "s.py", "args": args}})
+    opened = archive.opened(packed(run, tmp_path / "file.tar.gz"))
+    kept = (rundir.read_json(opened.plan) or {})["script"]["args"]
+    assert kept == ["--api_key=…", "--hf-token", "…", "--epochs", "3"]
+    assert (rundir.read_json(run.plan) or {})["script"]["args"] == args
+
+
+def test_a_name_with_control_characters_is_unsafe(tmp_path: Path) -> None:
+    index = {"version": 1, "duet_version": "", "name": "a\x1b[31m", "created": 0.0, "files": {}}
+    out = _crafted(tmp_path / "file.tar.gz", index | {"left_out": []})
+    with pytest.raises(UserError) as caught:
+        archive.opened(out)
+    assert [problem.code for problem in caught.value.problems] == ["archive.unsafe"]

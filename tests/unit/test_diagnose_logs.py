@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cases import each
+from training.diagnose import log_line
 from training.diagnose.result import diagnose
 from training.diagnose.source import logs_in
 
@@ -129,3 +130,17 @@ def test_the_logs_of_a_folder_are_one_run(tmp_path: Path) -> None:
     record = diagnose([tmp_path])
     assert (record["cause"], record["rank"], record["line"]) == ("gpu_oom", 1, 2)
     assert record["file"] == str(tmp_path / "rank1.log") and record["also"] == ["peer_died"]
+
+
+@each(
+    "raw, text",
+    [
+        ('│ File "a.py", line 3   │', 'File "a.py", line 3'),
+        ("[rank1]: | x |", "x"),
+        ("| " + "wide" + " " * 50_000 + "|", "wide"),
+        ("|" + " " * 50_000 + "x", "|" + " " * 50_000 + "x"),
+        ("|", "|"),
+    ],
+)
+def test_a_frame_around_a_line(raw: str, text: str) -> None:
+    assert log_line.split(raw)[0] == text

@@ -118,3 +118,10 @@ def test_a_log_line_without_a_space_takes_no_time() -> None:
     for part in ("QUJD-1_a", "a.b+c-", "key-", "a@b."):
         redact.masked(part * 8192)
     assert time.process_time() - begun < 10
+
+
+def test_the_word_after_the_name_of_a_secret() -> None:
+    words = ["--hf-token", "abc", "x", "--auth", "--password", "p", "--tokenizer", "bpe"]
+    assert redact.words(words) == [
+        *("--hf-token", "…", "x", "--auth", "--password", "…", "--tokenizer", "bpe")
+    ]

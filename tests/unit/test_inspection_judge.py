@@ -35,6 +35,7 @@ class Reports:
                 "in_step": False,
                 "ended": "",
                 "broken": False,
+                "waits": False,
                 "laps": 0,
                 "times": None,
             }
@@ -93,7 +94,7 @@ def test_differences_that_are_not_reported(
 
 
 WAITS = {"step": 48, "in_step": True}
-ENDED = {"step": 48, "ended": "its loader ended"}
+ENDED = {"step": 48, "ended": "its loader ended", "waits": True}
 
 
 def test_a_rank_without_data_is_named_while_others_wait() -> None:
@@ -117,6 +118,7 @@ def test_a_failed_step_is_reported_at_once() -> None:
 @pytest.mark.parametrize(
     ("why", "first", "second"),
     [
+        ("it evaluates between two epochs", ENDED | {"waits": False}, WAITS),
         ("it has come as far", ENDED | {"step": 49}, WAITS),
         ("it is in the step too", WAITS, WAITS),
         ("it evaluates, for all that is known", {"step": 48}, WAITS),

@@ -309,6 +309,14 @@ def test_the_end_of_one_stream_during_the_last_drain_loses_nothing_of_another(
     assert run.rank_log(1).read_bytes() == LINES
 
 
+def test_a_line_about_a_thread_is_not_its_exception(through: Callable[..., RankOutput]) -> None:
+    made = through(
+        b"INFO caught Exception in thread pool, retrying\nepoch 1 done\n", shown=False, still=True
+    )
+    assert made.thread() == made.thread(ended=True) == ""
+    made.close()
+
+
 @pytest.mark.parametrize("cut", [5, 40, 70, len(TRACEBACK) - 3])
 def test_an_exception_in_a_thread_is_reported_once_and_whole(
     through: Callable[..., RankOutput], cut: int

@@ -143,6 +143,10 @@ def test_a_run_that_is_still_running_is_not_resumed(folders: list[str], tmp_path
         assert problem.what == f"mine is still running (pid {supervisor.pid})"
         assert shlex.split(problem.fixes[0]) == ["./monitor_training.sh", f"--run={run.path}"]
         assert problem.fixes[1] == f"kill {supervisor.pid}"
+        (tmp_path / "link").symlink_to(run.path.parent)
+        for other_name in (f"{tmp_path}/link/mine", f"{tmp_path}/my runs/../my runs/mine"):
+            again = lacking("--device=cpu", *place, f"--resume={other_name}", script=ENHANCED)
+            assert [one.code for one in again] == [problem.code]
         for harmless in ({"pid": stranger.pid}, {"host": "another"}):
             write_json(run.supervisor, facts | harmless)
             make(*asked, script=ENHANCED)

@@ -345,7 +345,7 @@ def test_a_new_end_replaces_the_old_one(made: Made) -> None:
     created = time.time() - 3
     resume(ended(made), created)
     made.failure()
-    made.run.forget_before(created)
+    made.run.forget_before(created, made.run.failure)
     assert (
         made.run.failure.exists()
         and not made.run.summary.exists()
@@ -377,3 +377,11 @@ def test_a_run_of_a_later_version_is_refused_by_name_and_by_latest(
     assert "no such run" in only(wrong("--resume=oldr", script=SIMPLE)).what, (
         "other errors are not hidden by it"
     )
+
+
+def test_a_process_is_identified_by_the_ticks_of_its_start() -> None:
+    own = {"pid": os.getpid(), "host": os.uname().nodename, "started": 0.0}
+    ticks = standing.ticks(os.getpid())
+    assert standing.lives({**own, "ticks": ticks}), "whatever the clock shows"  # type: ignore[typeddict-item]
+    assert not standing.lives({**own, "started": time.time(), "ticks": ticks + 1})  # type: ignore[typeddict-item]
+    assert not standing.lives(own), "of an earlier version, by the time"  # type: ignore[arg-type]

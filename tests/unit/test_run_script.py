@@ -9,6 +9,7 @@ import stat
 import sys
 import textwrap
 import types
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,8 @@ except Odd as error:
 """
 BAD_FILE = """
 import io, sys, types
-sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+distributed = sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+distributed.is_initialized = lambda: True
 class Upload(io.RawIOBase):
     def writable(self):
         return True
@@ -127,6 +129,27 @@ def test_odd_objects_of_a_script_change_nothing(tmp_path: Path, text: str, statu
     assert (run.returncode, run.stdout, run.stderr) == (status, plain.stdout, plain.stderr)
     record = rundir.read_json(tmp_path / "rank0.error.json")
     assert (record["type"] if record else "") == ("Odd" if status else "")
+
+
+LEFT_OPEN = """
+import os, sys, zipfile
+import torch.distributed as dist
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+if "group" in sys.argv:
+    dist.init_process_group("gloo")
+archive = zipfile.ZipFile(sys.argv[1], "w")
+archive.writestr("result", "done")
+"""
+
+
+@pytest.mark.parametrize("group", ["group", ""])
+def test_an_archive_that_was_left_open_is_complete(tmp_path: Path, group: str) -> None:
+    script, archive = tmp_path / "train.py", tmp_path / "result.zip"
+    script.write_text(LEFT_OPEN)
+    run = python(str(RUN_SCRIPT), str(tmp_path), str(script), str(archive), group)
+    assert run.returncode == 0, run.stderr
+    with zipfile.ZipFile(archive) as made:
+        assert made.read("result") == b"done"
 
 
 FORKS = """

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -205,3 +206,25 @@ def test_a_record_after_an_incomplete_line_is_whole(tmp_path: Path) -> None:
     rundir.append_json(path, {"event": 2})
     rundir.append_json(path, {"event": 3})
     assert [record["event"] for record in rundir.read_records(path)] == [1, 2, 3]
+
+
+def test_a_folder_that_cannot_be_examined_hides_no_run(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        rundir.write_json(RunDir(tmp_path / name).plan, {})
+    os.utime(RunDir(tmp_path / "b").plan, (1, 1))
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "through").symlink_to("file/x")
+    assert sorted(path.name for path in rundir.folders(tmp_path)) == ["a", "b"]
+    newest = rundir.newest(tmp_path)
+    assert newest and newest.name == "a"
+    assert rundir.planned(tmp_path / "missing") == []
+
+
+def test_a_result_of_a_clock_that_was_set_back_is_kept(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for file in (run.summary, run.failure):
+        rundir.write_json(file, {})
+    run.forget_before(time.time() + 3600, run.summary)
+    assert (run.summary.exists(), run.failure.exists()) == (True, False)

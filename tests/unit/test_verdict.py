@@ -11,7 +11,7 @@ import pytest
 from tests.cases import each
 from tests.unit.verdicts import TRACEBACK, failed, new_run, plan, report_error, verdict
 from training.core.rundir import RunDir, write_json
-from training.diagnose import exception_cause
+from training.diagnose import error_reports, exception_cause
 from training.host import cgroups
 from training.launcher import failure_report
 from training.launcher.outcome import Outcome
@@ -137,6 +137,18 @@ def test_an_own_failure_is_not_excused_by_an_earlier_exit(run: RunDir) -> None:
     assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) is None, (
         "another rank failed before the loss"
     )
+
+
+def test_a_connection_of_the_script_itself_is_not_a_lost_peer(run: RunDir) -> None:
+    left_at(run, 1, 1.0)
+    refused = ("ConnectionRefusedError", "[Errno 111] Connection refused")
+    own = ['  File "main.py", line 9, in upload\n']
+    report_error(run, 0, *refused, time=2.0, traceback=own)
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) is None
+    assert exception_cause.of_error(error_reports.of_rank(run, 0)) == exception_cause.RAISED  # type: ignore[arg-type]
+    of_torch = ['  File "…/site-packages/torch/distributed/rendezvous.py", line 9, in f\n']
+    report_error(run, 0, *refused, time=2.0, traceback=of_torch)
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == (1, 0)
 
 
 def test_a_lost_peer_is_recognised_behind_sys_exit_and_in_a_log(run: RunDir) -> None:

@@ -94,12 +94,9 @@ def run(command: Command, rest: list[str]) -> int:
 
 if __name__ == "__main__":
     try:
-        program.require_output()
         code = main(sys.argv[1:])
-        sys.stdout.flush()
-    except UserError as error:
-        log.report(error)
-        code = int(error.code)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError as error:
         code = program.unwritable(error)
     sys.exit(code)

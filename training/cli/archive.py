@@ -19,6 +19,7 @@ Exit codes: 0 written; 2 no such run, or it is running; 3 not writable.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shlex
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import training
-from training.core import archive, args, find_run, log, rundir, units
+from training.core import archive, args, find_run, log, redact, rundir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import LATEST, RunSelector
 from training.core.messages import msg
@@ -53,6 +54,7 @@ FLAGS = {
 }
 # Of this machine and start only; hidden files are being written or deleted.
 LEFT_OUT = ("launch.argv", "launch.env", "archive.json")
+PLANS = ("plan.json", "plan.before.json")
 
 
 @dataclass(frozen=True)
@@ -158,8 +160,12 @@ def pack(run: RunDir, out: Path, *, checkpoints: bool) -> ArchiveIndex:
     OSError."""
     files, left_out = members(run, checkpoints=checkpoints)
     listed: dict[str, ArchivedFile] = {}
+    plans = {path: _redacted(run.path / path) for path in files if path.name in PLANS}
     for path in files:
-        digest, size = _sha256(run.path / path)
+        if content := plans.get(path):
+            digest, size = hashlib.sha256(content).hexdigest(), len(content)
+        else:
+            digest, size = _sha256(run.path / path)
         listed[f"{run.name}/{path}"] = {"bytes": size, "sha256": digest}
     index: ArchiveIndex = {
         "version": archive.VERSION,
@@ -180,7 +186,7 @@ def pack(run: RunDir, out: Path, *, checkpoints: bool) -> ArchiveIndex:
             ):
                 _add_index(tar, index)
                 for path in files:
-                    _add(tar, run, path, listed)
+                    _add(tar, run, path, listed, plans.get(path))
             file.flush()
             os.fsync(file.fileno())
         archive.verify(temporary)
@@ -210,11 +216,31 @@ def _add_index(tar: tarfile.TarFile, index: ArchiveIndex) -> None:
         tar.addfile(member, file)
 
 
-def _add(tar: tarfile.TarFile, run: RunDir, path: Path, listed: dict[str, ArchivedFile]) -> None:
-    """One file, without its owner. What changes meanwhile is found by the verification."""
+def _redacted(plan: Path) -> bytes | None:
+    """A plan without the secrets in the arguments of a script; None for a damaged one, which is
+    kept as it is."""
+    record = rundir.read_json(plan)
+    if record is None:
+        return None
+    for name in ("command", "script"):
+        if isinstance(part := record.get(name), dict) and isinstance(part.get("args"), list):
+            part["args"] = redact.words(map(str, part["args"]))
+    return json.dumps(record, indent=1).encode()
+
+
+def _add(
+    tar: tarfile.TarFile,
+    run: RunDir,
+    path: Path,
+    listed: dict[str, ArchivedFile],
+    content: bytes | None,
+) -> None:
+    """One file, without its owner. What changes meanwhile is found by the verification. `content`:
+    instead of that of the file."""
     name = f"{run.name}/{path}"
-    with (run.path / path).open("rb") as file:
-        found = os.fstat(file.fileno())
+    with (run.path / path).open("rb") as opened:
+        found = os.fstat(opened.fileno())
+        file = opened if content is None else io.BytesIO(content)
         member = tarfile.TarInfo(name)
         member.size, member.mtime = listed[name]["bytes"], found.st_mtime
         tar.addfile(member, _Exactly(file, member.size))  # type: ignore[arg-type]

@@ -63,6 +63,16 @@ def word(text: str) -> str:
     return f"{name}=…" if is_secret(name.lstrip("-"), value) else text
 
 
+def words(texts: Iterable[str]) -> list[str]:
+    """Redact a command line; also the word after `--name`, if the name is that of a secret."""
+    found, secret = [], False
+    for text in texts:
+        flag = text.startswith("-")
+        found.append("…" if secret and not flag else word(text))
+        secret = flag and "=" not in text and bool(SECRET_NAME.search(text.lstrip("-")))
+    return found
+
+
 def masked(text: str) -> str:
     """Redact a log line: anything that looks like a key by name or form, email and IP addresses."""
     text = NAMED_SECRET.sub(r"\1…", LOGIN_IN_ADDRESS.sub("://…@", WEBHOOK.sub(r"\1…", text)))

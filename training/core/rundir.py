@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 VARIABLE = "DUET_RUN_DIR"
 # A kind of failure besides exits and hangs (training.watchdog): the user asked for it.
 ASKED: Final = "asked"
+WRITING_S = 0.05  # for the rest of a line that another process is appending
 MTIME_SLACK_S = 0.05  # file times come from a coarser clock than time.time()
 
 # Suffixes of an archived run (training.core.archive).
@@ -316,9 +317,13 @@ def append_json(path: Path, record: Mapping[str, object]) -> None:
 
 
 def torn(handle: int) -> bool:
-    """Whether the last line of an open file is incomplete, as after a full disk."""
+    """Whether the last line of an open file is incomplete, as after a full disk, and no other
+    process is writing it."""
     size = os.fstat(handle).st_size
-    return size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+    if size == 0 or os.pread(handle, 1, size - 1) == b"\n":
+        return False
+    time.sleep(WRITING_S)
+    return os.fstat(handle).st_size == size
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:

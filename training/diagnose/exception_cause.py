@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -45,6 +45,10 @@ CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 VAGUE = {UNKNOWN, RAISED, EXIT_STATUS}  # the rank's log may be more specific
 LEFT = "SystemExit"  # type in the error file of a script that called sys.exit
 BUFFER = 16 << 10  # bytes that a process may still print after the traceback that ended it
+OF_SOCKETS = (
+    *("ConnectionRefusedError", "ConnectionResetError", "ConnectionAbortedError"),
+    *("BrokenPipeError", "TimeoutError"),
+)
 BY_TYPE = {
     "NotFinite": "nan_loss",
     "ParametersDiffer": "ddp_params_mismatch",
@@ -66,6 +70,8 @@ def of_error(error: ReportedError) -> str:
     """Cause of the error that a rank reported (training.trainer.error_file)."""
     chain = [_known(one) for one in (error, *error.get("before", ()))]
     own, role = chain[0]
+    if own == PEER_DIED and _of_another_connection(error):
+        own, role = UNKNOWN, ""
     if own == UNKNOWN or role == signatures.WEAK:
         own = next((cause for cause, role in chain if role == signatures.ROOT), own)
     return BY_TYPE.get(error["type"]) or (
@@ -178,13 +184,37 @@ def left(error: ReportedError) -> str:
 
 
 def is_victim(error: ReportedError) -> bool:
-    return error["type"] not in BY_TYPE and _known(error)[1] == signatures.CASCADE
+    return (
+        error["type"] not in BY_TYPE
+        and _known(error)[1] == signatures.CASCADE
+        and not _of_another_connection(error)
+    )
+
+
+def _of_another_connection(error: ReportedError) -> bool:
+    """Whether an exception of a socket was not raised in torch.distributed: the connection was the
+    script's own, such as an upload."""
+    trace = error.get("traceback")
+    if trace is None or error["type"] not in OF_SOCKETS:
+        return False
+    return not _in_torch_distributed(trace)
+
+
+def _in_torch_distributed(trace: Iterable[str]) -> bool:
+    return any("torch/distributed/" in text for text in trace)
 
 
 def lost_peer(error: ReportedError) -> bool:
     """A victim, or an error raised from one: `raise … from error`, sys.exit(1). Weaker evidence: it
     may be any connection."""
-    return is_victim(error) or any(_known(one)[0] == PEER_DIED for one in error.get("before", ()))
+    if is_victim(error):
+        return True
+    trace = error.get("traceback")
+    of_peers = trace is None or _in_torch_distributed(trace)
+    return any(
+        _known(one)[0] == PEER_DIED and (of_peers or one["type"] not in OF_SOCKETS)
+        for one in error.get("before", ())
+    )
 
 
 def root(errors: Sequence[RankErrorRecord], rank: int | None) -> RankErrorRecord | None:

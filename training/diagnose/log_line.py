@@ -53,7 +53,7 @@ TIMES = (
     ),
 )
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-BOX = re.compile(r"^[│|┃] ?(.*?) *[│|┃]$")
+SIDES = ("│", "|", "┃")
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,9 @@ def split(raw: str) -> tuple[str, int | None]:
         if rank is None and "rank" in prefix.groupindex:
             rank = int(found["rank"])
         text = text[found.end() :]
-    if boxed := BOX.match(text):  # a traceback in a frame (rich)
-        text = boxed[1]
+    if len(text) > 1 and text.startswith(SIDES) and text.endswith(SIDES):
+        # a traceback in a frame (rich)
+        text = text[1:-1].removeprefix(" ").rstrip(" ")
     return text, rank
 
 

@@ -167,7 +167,8 @@ def _kill(find: Callable[[], dict[int, str]]) -> dict[int, str]:
     killed: dict[int, str] = {}
     while left := {pid: command for pid, command in find().items() if pid not in killed}:
         for pid in left:
-            with contextlib.suppress(ProcessLookupError):
+            # PermissionError: a process of another user, as of sudo
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         killed |= left
     return killed

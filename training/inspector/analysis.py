@@ -307,7 +307,9 @@ class Judge:
             return [], []
         ahead = [state["step"] + state["in_step"] for state in states]
         gone = [
-            rank for rank, state in enumerate(states) if state["ended"] and ahead[rank] < max(ahead)
+            rank
+            for rank, state in enumerate(states)
+            if state["ended"] and state["waits"] and ahead[rank] < max(ahead)
         ]
         least = max((ahead[rank] for rank in gone), default=0)
         waiting = (
@@ -323,7 +325,7 @@ class Judge:
 
 
 def _place(state: RankProgress) -> tuple[object, ...]:
-    return state["step"], state["in_step"], state["ended"], state["broken"]
+    return state["step"], state["in_step"], state["ended"], state["broken"], state["waits"]
 
 
 def _data(r: StartReport) -> str:

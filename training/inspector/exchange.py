@@ -54,5 +54,8 @@ class RankProgress(TypedDict):
     in_step: bool
     ended: str  # reason for the end of its steps; ''
     broken: bool  # ended in the middle of a step
+    # Nothing but another rank can make it continue: it has left its loop, or its main thread is in
+    # a collective. Otherwise it may evaluate between two epochs.
+    waits: bool
     laps: int  # number of steps in `times`
     times: Sequence[float] | None  # ms, medians per step: own, data, total; None: too few steps

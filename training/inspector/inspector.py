@@ -7,6 +7,8 @@ import atexit
 import hashlib
 import math
 import os
+import sys
+import threading
 from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ FATAL = {"not_finite", "empty_batch", "parameters_differ", "no_data"}
 MODES = ("auto", "warn", "raise")
 KEPT = 2  # batches, until their loss is known
 CLOSE_S = 10.0
+_DISTRIBUTED = os.path.join("torch", "distributed", "")
 _made = 0  # inspectors in this process; equal on every rank
 
 
@@ -181,6 +184,7 @@ class DDPInspector:
             "in_step": self._in_step,
             "ended": self._ended or (msg("inspector.ended.loader") if exhausted else ""),
             "broken": self._broken,
+            "waits": self._closed or _in_collective(),
             "laps": self._clock.count // step_timer.WINDOW * step_timer.WINDOW,
             "times": self._clock.medians(),
         }
@@ -336,3 +340,13 @@ def _is_wrapped(model: nn.Module) -> bool:
     return any(type(m).__name__ in known for m in (inner, *inner.modules())) or any(
         hasattr(p, "placements") for p in inner.parameters()
     )
+
+
+def _in_collective() -> bool:
+    """Whether the main thread is in a call of torch.distributed."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if _DISTRIBUTED in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False

@@ -125,7 +125,8 @@ class SamplerTrace:
                 indices = _whole(drawn)
                 if self.epoch == 1 and number < PROVEN_STEPS:
                     self.first.append(indices)
-                self._queue.append((self.epoch, number + 1, indices))
+                if self._trusted:
+                    self._queue.append((self.epoch, number + 1, indices))
                 yield drawn
         except GeneratorExit:  # the loop has ended early, or the dataset is exhausted
             if self.epoch == mine:
@@ -158,7 +159,10 @@ class SamplerTrace:
         self._trusted &= len(self._queue) <= max(self._ahead, PROVEN_STEPS) and (
             count is None or not taken[2] or count == len(taken[2])
         )
-        return taken if self._trusted else None
+        if not self._trusted:  # steps of several batches: they would pile up
+            self._queue.clear()
+            return None
+        return taken
 
     @property
     def exhausted(self) -> bool:

@@ -43,7 +43,11 @@ class AttemptLimits:
         if outcome.failed_at is not None and now - outcome.failed_at > timeouts.grace_s(
             outcome.guilty
         ):
-            self._children.kill()
+            asked_at = self._stop.asked_at
+            if asked_at is not None and outcome.failed_at < asked_at:
+                self._children.kill_finished()  # the failure came before the request to stop
+            else:
+                self._children.kill()
         beats = state.beats()
         if self._all_finished(beats):
             self._end_finished(beats)

@@ -147,7 +147,7 @@ class ChildProcesses:
         self.kill_finished()
 
     def kill_finished(self) -> None:
-        """SIGKILL to the process groups of ranks whose work is complete."""
+        """SIGKILL to the process groups, for another reason than a request to stop."""
         self.killing = True
         self._killed_at = self._killed_at or time.monotonic()
         for child in self.alive.values():

@@ -178,9 +178,11 @@ class RankOutput:
         if self._thread_at is None:
             return ""
         found = in_thread(self.path, self._thread_at, ended)
-        if found:
+        if found is None:
+            self._thread_at = None
+        elif found:
             self._thread_at, self._thread_found = None, True
-        return found
+        return found or ""
 
     def close(self) -> None:
         if self._line and self._console:
@@ -197,9 +199,9 @@ def _last_state(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
-def in_thread(path: Path, at: int, ended: bool) -> str:
+def in_thread(path: Path, at: int, ended: bool) -> str | None:
     """`Exception in thread NAME: TYPE: MESSAGE; at FILE:LINE`, found in a log after the byte `at`;
-    '' while it is incomplete."""
+    '' while it is incomplete, None if the text is not that of Python's threading module."""
     try:
         with path.open("rb") as file:
             file.seek(at)
@@ -210,6 +212,11 @@ def in_thread(path: Path, at: int, ended: bool) -> str:
     first = next((i for i, line in enumerate(lines) if mark in line), len(lines))
     head = "".join(lines[first : first + 1]).strip().rstrip(":")
     head = head[head.find(mark) :]
+    after = "".join(lines[first + 1 : first + 2])
+    if "\n" in after and not (
+        lines[first].rstrip().endswith(":") and after.startswith("Traceback")
+    ):
+        return None
     for number, line in enumerate(lines[first + 1 :], first + 1):
         whole = line.endswith("\n") or ended
         if whole and line.strip() and not line.startswith((" ", "\t", "Traceback")):

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.core import redact
 from training.core.messages import msg
 from training.host import decisions, gpus, numa, torch_build
 from training.host.gpu_choice import GpuChoice, emptiest_gpus
@@ -94,7 +95,7 @@ def build(
     )
     plan["headline"] += [*own, *elastic.sentence(plan)]
     plan["text"] += [
-        msg("plan.script.command", command=shlex.join([script.path, *script.args])),
+        msg("plan.script.command", command=shlex.join([script.path, *redact.words(script.args)])),
         *own,
         *elastic.sentence(plan),
     ]

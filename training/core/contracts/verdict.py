@@ -34,6 +34,7 @@ class ReportedError(ChainedError):
     """An exception and its causes."""
 
     before: NotRequired[list[ChainedError]]  # only in a script
+    traceback: NotRequired[list[str]]
 
 
 class BlockRecord(TypedDict):
@@ -64,7 +65,6 @@ class RankErrorRecord(ReportedError):
     code: str | None  # that line
     phase: str | None
     disk_full: bool
-    traceback: list[str]
     stopped: NotRequired[str]  # message of a run that stopped itself
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU had none left
 

@@ -140,7 +140,7 @@ def _command(run: Run) -> Html | None:
     script = text(dig(run.plan, "command", "script"))
     if script is None:
         return None
-    args = [redact.word(str(arg)) for arg in items(dig(run.plan, "command", "args"))]
+    args = redact.words(map(str, items(dig(run.plan, "command", "args"))))
     return tag("p", msg("monitor.report.sections.started_by"), code(command(script, args)))
 
 
