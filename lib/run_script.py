@@ -22,6 +22,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 import types
@@ -139,6 +140,8 @@ def _leave(pid: int) -> None:
     distributed = sys.modules.get("torch.distributed")
     if os.getpid() != pid or _status is None or not _has_group(distributed):
         return
+    # a daemon thread that still runs would fail for want of its globals
+    threading.excepthook = lambda args: None
     names = sys.modules["__main__"].__dict__
     names.update(dict.fromkeys([name for name in names if not name.startswith("__")]))
     gc.collect()

@@ -114,6 +114,28 @@ def test_a_script_after_a_stop_request_has_not_failed(
     assert failure_report.statuses(outcome) == statuses
 
 
+def test_a_stop_request_after_a_failure_does_not_hide_it(
+    run: RunDir, handlers: None, pair: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 waits for the lost rank in code that no signal interrupts."""
+    monkeypatch.setattr(timeouts, "PEER_GRACE_S", 2.0)
+    body = f"""
+    signal.signal({int(signal.SIGINT)}, signal.SIG_IGN)
+    if rank:
+        os._exit(1)
+    events = Path(sys.argv[1], "events.jsonl")
+    while not events.exists() or "verdict" not in events.read_text():
+        time.sleep(0.02)
+    for name in ("ready0", "ready1"):
+        Path(sys.argv[1], name).touch()
+    sleep()
+    """
+    outcome = pair(body, script=True, stop=signal.SIGINT)
+    assert (outcome.guilty, outcome.killed) == ((1, 1), False)
+    assert outcome.asked == Exit.INTERRUPTED
+    assert failure_report.exit_code(outcome) == Exit.TRAINING
+
+
 def test_a_stop_status_of_one_rank_of_a_script_alone_is_a_failure(
     pair: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:

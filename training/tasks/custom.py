@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib.machinery
 import importlib.util
 import inspect
 import keyword
@@ -254,10 +255,10 @@ def _hidden(path: Path) -> str:
     name = path.stem
     if name in sys.stdlib_module_names or name == training.__name__:
         return name
-    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    spec = importlib.machinery.PathFinder.find_spec(name) if name.isidentifier() else None
     origin = Path(spec.origin) if spec and spec.origin else path
     installed = {"site-packages", "dist-packages"} & {*origin.parts}
-    return str(origin) if installed and not origin.samefile(path) else ""
+    return str(origin) if installed and origin.resolve() != path.resolve() else ""
 
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Field[Any]]:

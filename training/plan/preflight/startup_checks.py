@@ -47,9 +47,9 @@ def not_running(run: rundir.RunDir, *, waits: bool) -> list[Check]:
 
 
 def _is_folder(word: bytes, folder: Path) -> bool:
-    """Whether an argument names this folder, in any spelling."""
+    """Whether an argument, an absolute path, names this folder in any spelling."""
     try:
-        return folder.samefile(os.fsdecode(word))
+        return word.startswith(b"/") and folder.samefile(os.fsdecode(word))
     except (OSError, ValueError):
         return False
 
