@@ -189,3 +189,34 @@ def test_a_shipped_config_is_found_from_any_folder(
     config.parent.mkdir(parents=True)
     config.touch()
     assert project.shipped(config) == config
+
+
+@each(
+    "words, status",
+    [
+        (("runs", f"--dir=/tmp/{'x' * 300}"), 2),
+        (("clean", "--keep=last", f"--dir=/tmp/{'x' * 300}"), 2),
+        (("archive", "latest", f"--out=/tmp/{'x' * 300}/run.tar.gz"), 2),
+        (("report", f"--out=/tmp/{'x' * 300}/page.html"), 2),
+        (("sweep", "~nobody-has-this-name/c.py", "--depth=1,2"), 2),
+        (("diagnose", "x" * 300), 2),
+    ],
+)
+def test_odd_paths_are_answered(words: tuple[str, ...], status: int) -> None:
+    done = duet(*words)
+    assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
+
+
+@each("words", [("help",), ("--version",), ("runs",), ("clean", "--help")])
+def test_output_that_cannot_be_written(words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [str(ROOT / "duet"), *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            cwd=ROOT,
+            env=clean_environment(),
+        )
+    assert done.returncode == 3 and len(done.stderr.splitlines()) == 1, done.stderr

@@ -111,10 +111,10 @@ def _not_writable(out: Path, run: str) -> list[Problem]:
         fixes = [f"{COMMAND} {shlex.quote(run)} --out={shlex.quote(other)}"]
         what = msg("cli.archive.no_zstandard", out=out)
         return [Problem("archive.zstandard", what, rundir.GZIP, fixes, "out")]
-    if out.exists():
+    if find_run.exists(out):
         what = msg("cli.archive.exists", out=out)
         return [Problem("output.exists", what, allowed, [f"rm {shlex.quote(str(out))}"], "out")]
-    if not out.parent.is_dir():
+    if not find_run.is_folder(out.parent):
         what = msg("monitor.report.options.no_folder", folder=str(out.parent))
         fix = f"mkdir -p {shlex.quote(str(out.parent))}"
         return [

@@ -33,7 +33,7 @@ from pathlib import Path
 from training.cli.cleaning import deletion, options, selection
 from training.cli.cleaning.options import CleanOptions
 from training.cli.cleaning.selection import Item, Selection
-from training.core import log, units
+from training.core import find_run, log, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import typed
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
             return int(Exit.DONE)
         try:
             # before the first run there is no folder
-            found = selection.select(chosen) if chosen.dir.is_dir() else Selection()
+            found = selection.select(chosen) if find_run.is_folder(chosen.dir) else Selection()
         except OSError as error:
             what = msg("cli.runs.unreadable", folder=chosen.dir, error=error.strerror)
             raise UserError(

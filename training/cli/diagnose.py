@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
             print(typed(__doc__.rstrip()))
             return int(Exit.DONE)
         # `--report-issue RUN`
-        if wanted.report_issue and Path(wanted.report_issue).exists() and not wanted.logs:
+        if wanted.report_issue and find_run.exists(Path(wanted.report_issue)) and not wanted.logs:
             wanted.logs, wanted.report_issue = [wanted.report_issue], ""
         paths = _logs(wanted)
         record = diagnose(paths)
@@ -141,7 +141,7 @@ def _run(word: str) -> str:
     if rundir.is_archive(Path(word)):
         return str(find_run.find(word, EXPERIMENTS, ASKER).path)
     run = rundir.RunDir(EXPERIMENTS / word)
-    plain = word == Path(word).name and not Path(word).exists()
+    plain = word == Path(word).name and not find_run.exists(Path(word))
     return str(run.path) if plain and find_run.is_run(run) else word
 
 

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.cli import weights_argument
-from training.core import args, rundir, units
+from training.core import args, find_run, rundir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import LATEST, RunSelector, path_of
 from training.core.messages import msg
@@ -116,10 +116,10 @@ def _not_writable(out: Path) -> list[Problem]:
     if out.suffix not in (".html", ".htm"):
         fixes = [f"--out={shlex.quote(str(out.with_suffix('.html')))}"]
         return [Problem("output.suffix", msg("cli.evaluate.out_suffix", out=out), allowed, fixes)]
-    if out.is_dir():
+    if find_run.is_folder(out):
         what = msg("monitor.report.options.out_is_folder", out=str(out))
         return [Problem("output.is_folder", what, allowed)]
-    if not out.parent.is_dir():
+    if not find_run.is_folder(out.parent):
         what = msg("monitor.report.options.no_folder", folder=str(out.parent))
         fixes = [f"mkdir -p {shlex.quote(str(out.parent))}"]
         return [Problem("output.no_folder", what, allowed, fixes)]

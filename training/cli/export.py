@@ -29,7 +29,7 @@ from pathlib import Path
 
 from training import tasks
 from training.cli import weights_argument
-from training.core import args
+from training.core import args, find_run
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import RunSelector, path_of
 from training.core.messages import msg
@@ -100,9 +100,9 @@ def parse(argv: list[str]) -> ExportOptions:
 
 def _not_writable(out: Path) -> list[Problem]:
     allowed = msg("cli.export.out_wanted")
-    if out.is_dir() and os.access(out, os.R_OK) and not any(out.iterdir()):
+    if find_run.is_folder(out) and os.access(out, os.R_OK) and not any(out.iterdir()):
         return []
-    if out.is_dir() or out.exists() or out.is_symlink():
+    if os.path.lexists(out):
         free = next(
             place
             for n in itertools.count(2)
@@ -110,7 +110,7 @@ def _not_writable(out: Path) -> list[Problem]:
         )
         fixes = [f"{COMMAND} … --out={shlex.quote(str(free))}"]
         return [Problem("output.not_empty", msg("cli.export.not_empty", out=out), allowed, fixes)]
-    if not out.parent.is_dir():
+    if not find_run.is_folder(out.parent):
         fixes = [f"mkdir -p {shlex.quote(str(out.parent))}"]
         what = msg("monitor.report.options.no_folder", folder=out.parent)
         return [Problem("output.no_folder", what, allowed, fixes)]

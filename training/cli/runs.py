@@ -83,7 +83,7 @@ def options(argv: list[str], root: Path = WORK) -> RunsOptions:
     if values.get("sort"):
         chosen.sort = values["sort"]
         problems += terms.wrong_column(chosen.sort, COMMAND)
-    if values.get("dir") and not chosen.dir.is_dir():
+    if values.get("dir") and not find_run.is_folder(chosen.dir):
         problems.append(
             Problem(
                 "runs.no_folder",

@@ -66,6 +66,16 @@ def path_of(typed: str) -> Path:
     return Path(os.path.expanduser(typed))  # noqa: PTH111 – Path.expanduser raises for an unknown user
 
 
+def is_folder(path: Path) -> bool:
+    """False also where Path.is_dir raises: a name that is too long, or a place that may not be
+    examined."""
+    return os.path.isdir(path)
+
+
+def exists(path: Path) -> bool:
+    return os.path.exists(path)
+
+
 def newest(experiments: Path) -> RunDir | None:
     try:
         return rundir.newest(experiments)

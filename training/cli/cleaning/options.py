@@ -85,7 +85,7 @@ def parse(argv: list[str], root: Path = WORK) -> CleanOptions:
         problems += _keep(options, values["keep"])
         options.what = tuple({**dict.fromkeys(options.what), CHECKPOINTS: None})
     problems += _incomplete(options, values)
-    if values.get("dir") and not options.dir.is_dir():
+    if values.get("dir") and not find_run.is_folder(options.dir):
         what = msg("cli.clean.no_folder", folder=options.dir)
         problems.append(Problem("runs.no_folder", what, msg("cli.runs.folder_allowed"), [], "dir"))
     if problems:

@@ -132,7 +132,7 @@ def _place(options: ReportOptions, root: Path) -> Path:
 
 def _not_writable(options: ReportOptions) -> list[Problem]:
     folder = options.out.parent
-    if options.out.is_dir():
+    if find_run.is_folder(options.out):
         there = [options.sweep[0].path] if options.sweep else [run.path for run in options.runs]
         again = shlex.join([*map(str, there), f"--out={options.out / 'report.html'}"])
         return [
@@ -143,7 +143,7 @@ def _not_writable(options: ReportOptions) -> list[Problem]:
                 [f"{COMMAND} {again}"],
             )
         ]
-    if not folder.is_dir():
+    if not find_run.is_folder(folder):
         fix = f"mkdir -p {shlex.quote(str(folder))}"
         return [
             Problem(
