@@ -198,7 +198,7 @@ def test_a_shipped_config_is_found_from_any_folder(
         (("clean", "--keep=last", f"--dir=/tmp/{'x' * 300}"), 2),
         (("archive", "latest", f"--out=/tmp/{'x' * 300}/run.tar.gz"), 2),
         (("report", f"--out=/tmp/{'x' * 300}/page.html"), 2),
-        (("sweep", "~nobody-has-this-name/c.py", "--depth=1,2"), 2),
+        (("sweep", "~unknown-user/c.py", "--depth=1,2"), 2),
         (("diagnose", "x" * 300), 2),
     ],
 )

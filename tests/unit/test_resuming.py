@@ -19,6 +19,7 @@ from training.diagnose import run_files
 from training.monitor.report import run as report_run
 from training.monitor.report import run_page
 from training.plan import writer
+from training.watchdog.probes import procfs
 
 Write = Callable[..., str]
 
@@ -381,7 +382,7 @@ def test_a_run_of_a_later_version_is_refused_by_name_and_by_latest(
 
 def test_a_process_is_identified_by_the_ticks_of_its_start() -> None:
     own = {"pid": os.getpid(), "host": os.uname().nodename, "started": 0.0}
-    ticks = standing.ticks(os.getpid())
+    ticks = procfs.began(os.getpid())
     assert standing.lives({**own, "ticks": ticks}), "whatever the clock shows"  # type: ignore[typeddict-item]
     assert not standing.lives({**own, "started": time.time(), "ticks": ticks + 1})  # type: ignore[typeddict-item]
     assert not standing.lives(own), "of an earlier version, by the time"  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from training import tasks
@@ -31,6 +30,7 @@ from training.tasks.memory import (
     with_ample_margin,
     with_margin,
 )
+from training.watchdog.probes import procfs
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import CheckStatus
@@ -246,10 +246,8 @@ def essentials(plan: Plan) -> dict[str, object]:
 
 def since_start() -> float:
     """Age of this process in seconds; psutil's start times are only exact to the second."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    return max(
-        0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    )
+    began = procfs.began(os.getpid()) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
 
 
 def run(

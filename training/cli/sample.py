@@ -194,9 +194,6 @@ def main(argv: list[str]) -> int:
         print(typed((__doc__ or "").strip()))
         return int(Exit.DONE)
     assert chosen.weights
-    if sys.stdout is None:
-        what = msg("host.program.output_closed")
-        raise UserError(Problem("output.closed", what, msg("host.program.output_allowed")))
     program.require(("torch", "numpy"))
     from training.tasks import trained
 

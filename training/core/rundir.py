@@ -364,9 +364,9 @@ def folders(experiments: Path) -> list[Path]:
 
 
 def planned(experiments: Path) -> list[tuple[int, Path]]:
-    """(time of its plan in ns, folder) of every run; [] without such a folder."""
+    """(time of its plan in ns, folder) of every run; [] if the folder cannot be read."""
     found = []
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    with contextlib.suppress(OSError):
         for folder in folders(experiments):
             with contextlib.suppress(OSError):
                 found.append((RunDir(folder).plan.stat().st_mtime_ns, folder))

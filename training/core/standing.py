@@ -70,18 +70,12 @@ def runs_here(known: Mapping[str, object], since: float) -> bool:
         fields = _fields(pid)
         if fields[0] in ("Z", "X"):
             return False
-        if "ticks" in known:
+        if "ticks" in known:  # unlike a time, they do not move with the clock
             return int(fields[TICKS]) == known["ticks"]
         began = Path(f"/proc/{pid}").stat().st_ctime
     except (OSError, KeyError, ValueError, IndexError):
         return False
     return began <= since + STARTED_WITHIN_S
-
-
-def ticks(pid: int) -> int:
-    """When a process was started, in clock ticks since boot: unlike a time, it does not move with
-    the clock. Raises OSError."""
-    return int(_fields(pid)[TICKS])
 
 
 def _fields(pid: int) -> list[str]:

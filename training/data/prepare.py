@@ -210,7 +210,7 @@ def _write(
     try:
         count, text = _tokenize(source, text_field, words, train, val, progress)
         if not text:
-            records = any(file.suffix not in (".txt", ".py") for file in source.files)
+            records = any({".jsonl", ".parquet"} & {*file.suffixes} for file in source.files)
             raise UserError(
                 Problem(
                     "data.no_text",

@@ -82,6 +82,12 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def outlive_terminal() -> None:
+    """A closed terminal does not end this process; a handler is not inherited by its children."""
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
+
+
 def exit_on_stop() -> None:
     """From now on TERM and a closed terminal end this process as Ctrl-C does: nothing half-written
     is left."""

@@ -166,8 +166,8 @@ class SamplerTrace:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the last batch of the epoch is done."""
-        return self.ended and not self._queue
+        """Whether the last batch of the epoch is done; False for steps of several batches."""
+        return self.ended and self._trusted and not self._queue
 
 
 def watch(loader: Any) -> SamplerTrace | None:

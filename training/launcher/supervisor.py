@@ -45,6 +45,7 @@ from training.launcher.stop_signals import StopSignals
 from training.plan import training_plan as planner
 from training.plan import writer
 from training.trainer import prepared_cache
+from training.watchdog.probes import procfs
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -69,9 +70,7 @@ def _supervise(argv: list[str]) -> int:
     if plan is None:
         console.error(msg("core.manifest.damaged", file=run.own_plan))
         return Exit.CONFIG
-    # A closed terminal does not end the training; a handler is not inherited by the ranks.
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, lambda *_: None)
+    process.outlive_terminal()
     os.environ["DUET_SUPERVISED"] = "1"
     console.of_launcher()
     console.open_log(plan["log_file"])
@@ -82,7 +81,7 @@ def _supervise(argv: list[str]) -> int:
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "started": time.time(),
-            "ticks": standing.ticks(os.getpid()),
+            "ticks": procfs.began(os.getpid()),
             "ranks": [],
         },
     )

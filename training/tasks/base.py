@@ -121,8 +121,7 @@ class Task(ABC):
             if shape != (count,):
                 raise TypeError(
                     f"metrics() of {type(self).__name__} returned {shape} as {name!r} for {count} "
-                    "samples; "
-                    f"it must be a tensor with one value per sample: ({count},)"
+                    f"samples; it must be a tensor with one value per sample: ({count},)"
                 )
         return {name: values.double().sum() for name, values in found.items()} | {
             "": torch.tensor(float(count))

@@ -262,7 +262,7 @@ def _readable(value: Any, name: str) -> Any:
     except Exception as error:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise TypeError(
-            f"the state of model or optimizer contains a {kind} at {name.lstrip()}, which a "
+            f"the state of model or optimizer contains a {kind} at {name}, which a "
             "checkpoint cannot be read with; use tensors, numbers, text, lists and dicts"
         ) from error
     return value

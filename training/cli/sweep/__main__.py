@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +45,7 @@ from training.core.messages import msg
 from training.core.project import typed
 from training.core.sweep_dir import COMMAND
 from training.core.units import plural
-from training.host import program
+from training.host import process, program
 from training.monitor import print_table
 from training.monitor.run_status import FINISHED
 from training.monitor.runs import sweep as sweep_runs
@@ -75,9 +74,7 @@ def main(argv: list[str]) -> int:
             _print_plan(sweep, ascii_only=chosen.ascii)
             return int(Exit.DONE)
         log.of_launcher()
-        # A closed terminal does not end the trainings; a handler is not inherited by them.
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-            signal.signal(signal.SIGHUP, lambda *_: None)
+        process.outlive_terminal()
         return _train(sweep, chosen)
     except UserError as error:
         log.report(error, closing=msg("cli.sweep.nothing_started"))

@@ -68,9 +68,7 @@ class Conductor:
 
     def __enter__(self) -> Conductor:
         signal.pthread_sigmask(signal.SIG_BLOCK, process.STOP_SIGNALS)
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-            # a closed terminal does not end the training
-            signal.signal(signal.SIGHUP, lambda *_: None)
+        process.outlive_terminal()
         return self
 
     def __exit__(self, *failure: object) -> None:
