@@ -19,6 +19,7 @@ from training.host import gpus
 from training.monitor import host_stats, run_list, screen, state
 from training.monitor.runs import facts
 from training.monitor.screen import View
+from training.watchdog.probes import procfs
 
 # States
 
@@ -202,9 +203,9 @@ def test_failed_query_does_not_mark_a_process_dead(monkeypatch: pytest.MonkeyPat
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr("psutil.Process", fails)
-    assert host_stats.alive(os.getpid(), time.time()) and not host_stats.alive(
-        2**22 + 1, time.time()
-    )
+    now = time.time()
+    assert host_stats.alive({"pid": os.getpid()}, now)
+    assert not host_stats.alive({"pid": 2**22 + 1}, now)
 
 
 def test_zombie_is_not_alive(made: Made) -> None:
@@ -221,6 +222,18 @@ def test_reused_pid_is_not_alive(made: Made) -> None:
     made.supervisor(os.getpid())
     old(made.run.supervisor, 10**6)  # written long before this process started
     assert look(made.run)["run"]["state"] == "died"
+
+
+def test_a_clock_that_was_set_forward_ends_no_run(made: Made) -> None:
+    """After a virtual machine was suspended, its files are older than its processes."""
+    own = {"pid": os.getpid(), "ticks": procfs.began(os.getpid())}
+    known = own | {"started": made.at + 1, "ranks": [own | {"rank": rank} for rank in (0, 1)]}
+    rundir.write_json(made.run.supervisor, known)
+    old(made.run.supervisor, 10**6)
+    seen = look(made.run)
+    assert seen["run"]["state"] == "starting" and all(rank["alive"] for rank in seen["ranks"])
+    rundir.write_json(made.run.supervisor, known | {"ticks": own["ticks"] - 1, "ranks": []})
+    assert look(made.run)["run"]["state"] == "died", "a later process with the same pid"
 
 
 def test_resumed_run_has_not_ended(made: Made) -> None:

@@ -111,6 +111,10 @@ def test_pictures_are_checked_before_the_start(run: str, tmp_path: Path) -> None
     Image.fromarray(deep).save(folder / "im5.png")  # 16 bits: Pillow would cut it at 255
     (unreadable,) = problems(run, folder, out, "--frames=5:", "--overwrite")
     assert unreadable.code == "input.unreadable" and "im5.png" in unreadable.what
+    (folder / "im3.jpg").write_bytes(b"a preview")
+    (twice,) = problems(run, folder, out, "--frames=0:3", "--overwrite")
+    assert twice.code == "input.unreadable" and "im3.jpg and im3.png" in twice.what
+    (folder / "im3.jpg").unlink()
     text = tmp_path / "notes.txt"
     text.write_text("a line of text\n" * 100)  # FFmpeg would draw it
     assert [p.code for p in problems(run, text, f"--out={tmp_path}/new")] == ["input.unreadable"]

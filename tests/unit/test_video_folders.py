@@ -150,6 +150,19 @@ def test_frames_without_a_partner(options: VideoOptions, tmp_path: Path) -> None
         folders.clips(options, "train")
 
 
+def test_two_files_of_one_frame(options: VideoOptions, tmp_path: Path) -> None:
+    preview = tmp_path / "gt" / "c0" / "000003.jpg"
+    preview.write_bytes(b"")
+    (tmp_path / "lq" / "c1" / "000003.png").unlink()
+    found = shown(options)
+    assert f"{preview.parent}: 000003.jpg and 000003.png have the same name" in found
+    assert "not in both: 000003" in found  # both at once
+    # a suggestion needs only the name of the clip
+    assert f"--dataroot_gt={tmp_path}/gt" in shown(
+        options, dataroot_gt=str(tmp_path), dataroot_lq=""
+    )
+
+
 def test_clips_that_are_too_short(options: VideoOptions) -> None:
     assert "a sample needs 6 frames, but 1 of 2 clips have fewer: c0 (5)" in shown(
         options, num_frame=6

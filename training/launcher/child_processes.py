@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from training.core import log, rundir
 from training.core.errors import Exit
@@ -20,6 +21,10 @@ from training.launcher import local_ranks, spawn, timeouts
 from training.launcher.attempt_state import AttemptState
 from training.launcher.outputs import Outputs
 from training.trainer import flight_recorder_server
+from training.watchdog.probes import procfs
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import ProcessRecord
 
 
 class ChildProcesses:
@@ -80,7 +85,7 @@ class ChildProcesses:
         known = rundir.read_json(state.run.supervisor) or {}
         rundir.keep_json(
             state.run.supervisor,
-            known | {"ranks": [{"rank": c.rank, "pid": c.popen.pid} for c in children]},
+            known | {"ranks": [_record(c.rank, c.popen.pid) for c in children]},
         )
 
     def _stale(self, rank: int) -> bool:
@@ -96,7 +101,7 @@ class ChildProcesses:
         self._adopted = dict(ranks)
         known = rundir.read_json(self._state.run.supervisor) or {}
         own = [entry for entry in known.get("ranks", []) if entry["rank"] is None]
-        found = [{"rank": rank, "pid": pid} for rank, pid in sorted(ranks.items())]
+        found = [_record(rank, pid) for rank, pid in sorted(ranks.items())]
         rundir.keep_json(self._state.run.supervisor, known | {"ranks": [*own, *found]})
 
     def _variables(self, rank: int) -> dict[str, str]:
@@ -189,3 +194,7 @@ class ChildProcesses:
         """Sockets of the ranks: a run directory that contains one cannot be copied."""
         for rank in self._state.team.ranks:
             flight_recorder_server.address(self._state.run.ranks, rank).unlink(missing_ok=True)
+
+
+def _record(rank: int | None, pid: int) -> ProcessRecord:
+    return {"rank": rank, "pid": pid, "ticks": procfs.began(pid)}

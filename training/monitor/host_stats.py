@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.core.jsonl import whole
 from training.core.messages import msg
 from training.host import gpus
+from training.watchdog.probes import procfs
 
 if TYPE_CHECKING:
     from training.core.contracts.state import GpuState, HostState
+    from training.core.jsonl import Record
 
 try:
     import psutil
@@ -25,19 +28,22 @@ CLOCK_SLACK_S = (
 )
 
 
-def alive(pid: int | None, seen: float) -> bool:
-    """Whether the process that had this pid at `seen` (unix s) still runs; False for a zombie and
-    for a later process with the same pid."""
+def alive(known: Record, seen: float) -> bool:
+    """Whether the process with this `pid` still runs; False for a zombie and for a later process
+    with the same pid: one with other `ticks`, or begun after `seen` (unix s) where they are not
+    recorded."""
+    pid, ticks = whole(known.get("pid")), known.get("ticks")
     if pid is None or pid <= 0:
         return False
     if psutil is None:
         return Path(f"/proc/{pid}").exists()
     try:
         process = psutil.Process(pid)
-        return (
-            process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-            and process.create_time() <= seen + CLOCK_SLACK_S
-        )
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return False
+        if ticks:  # unlike times, they do not move with the clock
+            return procfs.began(pid) == ticks
+        return process.create_time() <= seen + CLOCK_SLACK_S
     except (psutil.NoSuchProcess, OverflowError):
         return False
     except (

@@ -30,20 +30,21 @@ class RankStates:
         # A rank whose heartbeat cannot be read now keeps its last one.
         self._beats |= {b.rank: b for b in heartbeat.read_all(self.run.heartbeats)}
         beats = {rank: beat for rank, beat in self._beats.items() if beat.wall_time >= since}
-        pids = {whole(dig(r, "rank")): whole(dig(r, "pid")) for r in items(supervisor.get("ranks"))}
+        started = {whole(known.get("rank")): known for known in processes(supervisor)[1:]}
         numbers = {
             *range(min(whole(dig(plan, "ranks")) or 0, MOST_RANKS)),
             *beats,
-            *(r for r in pids if r is not None),
+            *(r for r in started if r is not None),
         }
         out: list[RankState] = []
         archived = self.run.is_archived
         for rank in sorted(numbers):
-            beat, pid = beats.get(rank), pids.get(rank)
-            if beat and pid is None:
-                pid = beat.pid
-            seen = mtime(self.run.supervisor) if rank in pids else beat.wall_time if beat else None
-            living = not archived and host_stats.alive(pid, seen or time.time())
+            beat, known = beats.get(rank), started.get(rank)
+            seen = mtime(self.run.supervisor) if known else beat.wall_time if beat else None
+            if beat and whole(dig(known, "pid")) is None:
+                known = {"pid": beat.pid}
+            pid = whole(dig(known, "pid"))
+            living = not archived and host_stats.alive(known or {}, seen or time.time())
             age = None
             # The monotonic clock restarts at boot: it cannot date a run from before the last boot.
             if beat:
@@ -66,6 +67,13 @@ class RankStates:
                 }
             )
         return out
+
+
+def processes(supervisor: Record) -> list[Record]:
+    """Those of supervisor.json, the supervisor first. With torchrun, only torchrun itself is listed
+    besides: an entry without a rank."""
+    listed = [supervisor, *items(supervisor.get("ranks"))]
+    return [known for known in listed if isinstance(known, dict)]
 
 
 def mark_late(ranks: list[RankState], *, active: bool) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from training.core import metric_units, rundir, units
 from training.core import units as amounts
 from training.core.cells import pad
-from training.core.jsonl import dig, items, mtime, read_object, whole
+from training.core.jsonl import mtime, read_object
 from training.core.messages import msg
 from training.core.rundir import RunDir
-from training.monitor import host_stats, tables, term_text
+from training.monitor import host_stats, rank_states, tables, term_text
 from training.monitor.run_status import ENDED, state_word
 from training.monitor.screen import View, finish
 from training.monitor.sections import BADGES, loss
@@ -59,12 +59,8 @@ class RunTable:
         if self._gone.get(path) == planned:
             return False
         run = RunDir(path)
-        known = read_object(run.supervisor) or {}
-        pids = [
-            whole(known.get("pid")),
-            *(whole(dig(rank, "pid")) for rank in items(known.get("ranks"))),
-        ]
-        if any(host_stats.alive(pid, mtime(run.supervisor) or 0.0) for pid in pids):
+        listed = rank_states.processes(read_object(run.supervisor) or {})
+        if any(host_stats.alive(known, mtime(run.supervisor) or 0.0) for known in listed):
             return True
         self._gone[path] = planned
         return False

@@ -93,13 +93,9 @@ class RunWatch:
         if (number(supervisor.get("started")) or 0.0) < since:  # of an earlier start of this run
             supervisor = {}
         ranks = self._ranks.read(plan, supervisor, since)
-        # With torchrun it lists only torchrun itself: an entry without a rank.
-        listed = [
-            whole(supervisor.get("pid")),
-            *(whole(dig(r, "pid")) for r in items(supervisor.get("ranks"))),
-        ]
+        listed = rank_states.processes(supervisor)
         begun = mtime(run.supervisor) or now
-        alive = [not run.is_archived and host_stats.alive(pid, begun) for pid in listed]
+        alive = [not run.is_archived and host_stats.alive(known, begun) for known in listed]
         self._history.update()
         self._read_events()
         printed = self._printed(plan)
@@ -131,7 +127,8 @@ class RunWatch:
         end = failure if state == FAILED or (state == STOPPED and not summary) else summary
         ended = ended_at(state, evidence, end) if state in ENDED else None
         log = self.log or (Path(name) if (name := text(dig(plan, "log_file"))) else None)
-        family = {pid for pid in (*listed, *(r["pid"] for r in ranks)) if pid}
+        own = (whole(known.get("pid")) for known in listed)
+        family = {pid for pid in (*own, *(r["pid"] for r in ranks)) if pid}
         gpus, host = self._machine.answer(patience_s, run.path)
         on_gpus = host_stats.gpu_records(gpus, family, _planned(plan))
         if script_of(plan):

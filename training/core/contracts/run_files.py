@@ -37,6 +37,7 @@ class DataRecord(TypedDict, total=False):
 class ProcessRecord(TypedDict):
     rank: int | None  # None: torchrun, which starts the ranks
     pid: int
+    ticks: int  # of its start, since boot: identifies the process
 
 
 class SupervisorRecord(TypedDict, total=False):

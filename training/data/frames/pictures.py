@@ -34,16 +34,30 @@ class Unreadable(RuntimeError):
 
 
 def in_folder(folder: str | Path, suffixes: tuple[str, ...] = SUFFIXES) -> dict[str, str]:
-    """The frames of a folder in order: name without suffix → file. Raises OSError."""
-    with os.scandir(folder) as entries:
-        names = [e.name for e in entries if not e.name.startswith(".") and not e.is_dir()]
-    parts = (name.rpartition(".") for name in names)
-    found = {
-        stem: f"{folder}/{stem}.{suffix}"
-        for stem, _, suffix in parts
-        if f".{suffix.lower()}" in suffixes
-    }
+    """The frames of a folder in order: name without suffix → file. Raises OSError, and Unreadable
+    for two files of one name, such as a picture and its preview."""
+    found: dict[str, str] = {}
+    for stem, file in _in_folder(folder, suffixes):
+        if stem in found:
+            first, second = sorted(map(os.path.basename, (found[stem], file)))
+            what = msg("data.frames.one_name", folder=folder, first=first, second=second)
+            raise Unreadable(what)
+        found[stem] = file
     return {stem: found[stem] for stem in in_order(found)}
+
+
+def any_in_folder(folder: str | Path, suffixes: tuple[str, ...] = SUFFIXES) -> bool:
+    """Raises OSError."""
+    return any(_in_folder(folder, suffixes))
+
+
+def _in_folder(folder: str | Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """(name without suffix, file)."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            stem, _, suffix = entry.name.rpartition(".")
+            if stem and stem[0] != "." and f".{suffix.lower()}" in suffixes and not entry.is_dir():
+                yield stem, f"{folder}/{entry.name}"
 
 
 def in_order(stems: Iterable[str]) -> list[str]:

@@ -130,7 +130,7 @@ def find(path: Path, command: str, problems: list[Problem]) -> Source | None:
 def _inside(folder: Path, most: int = 2) -> list[Path]:
     """Folders of pictures at the next two levels."""
     levels = (sorted(folder.glob("*/")), sorted(folder.glob("*/*/")))
-    inner = (p for level in levels for p in level if p.is_dir() and pictures.in_folder(p))
+    inner = (p for level in levels for p in level if p.is_dir() and pictures.any_in_folder(p))
     return list(islice(inner, most))
 
 

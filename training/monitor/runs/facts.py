@@ -172,9 +172,10 @@ def _state(
         from training.monitor import host_stats, rank_states
 
         ranks = rank_states.RankStates(run).read(plan, supervisor, since)
-        pids = [supervisor.get("pid"), *(dig(r, "pid") for r in items(supervisor.get("ranks")))]
         seen = mtime(run.supervisor) or time.time()
-        alive = not run.is_archived and any(host_stats.alive(whole(pid), seen) for pid in pids)
+        alive = not run.is_archived and any(
+            host_stats.alive(known, seen) for known in rank_states.processes(supervisor)
+        )
     evidence = RunEvidence(
         run=run,
         plan=plan,

@@ -20,6 +20,7 @@ from typing import Any
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.data.frames import lmdb_folder, pictures
+from training.data.frames.pictures import Unreadable
 from training.tasks.video_restoration import roots as clip_roots
 from training.tasks.video_restoration.roots import INNER, LAYOUT, MAKE, expanded
 
@@ -93,8 +94,13 @@ class Scan:
         names = sorted(wanted, key=pictures.natural) if wanted else clip_roots.clips(roots["gt"])
         alone: dict[str, list[str]] = {"gt": [], "lq": [], "spike": []}
         uneven: dict[str, list[str]] = {"lq": [], "spike": []}
+        same_name: list[str] = []
         for name in names:
-            found = {kind: clip_roots.frames(root, name, kind) for kind, root in roots.items()}
+            try:
+                found = {kind: clip_roots.frames(root, name, kind) for kind, root in roots.items()}
+            except Unreadable as error:
+                same_name.append(str(error))
+                continue
             if not found["gt"]:
                 alone["gt"] += [name] if wanted else []  # not a clip folder
                 continue
@@ -151,6 +157,9 @@ class Scan:
                     spikes,
                 )
             )
+        if same_name:
+            wanted_files = msg("tasks.video.clips.one_file")
+            self.problems.append(Problem("video.no_clips", some(same_name), wanted_files))
         self._report(roots, alone, uneven)
 
     def _report(
@@ -174,7 +183,7 @@ class Scan:
                     self._near(roots["gt"], alone["gt"][0]),
                 )
             )
-        elif not self.clips and not uneven.get("meta"):
+        elif not self.clips and not uneven.get("meta") and not self.problems:
             self.problems.append(
                 Problem(
                     "video.no_clips",
@@ -242,7 +251,7 @@ class Scan:
         return [
             f"--{self.prefix}dataroot_gt={shlex.quote(str(f))}"
             for f in inner
-            if any(clip_roots.frames(f, n, "gt") for n in clip_roots.folders(f)[:3])
+            if any(clip_roots.has_sharp_frames(f, n) for n in clip_roots.folders(f)[:3])
         ][:2]
 
     def _near(self, root: Path, name: str) -> list[str]:

@@ -36,13 +36,14 @@ def clips(root: Path) -> list[str]:
 
 
 def frames(root: Path, clip: str, kind: str) -> Frames:
-    """The frames of a clip: in its folder or, if it exists, in its inner folder."""
+    """The frames of a clip: in its folder or, if it exists, in its inner folder. Raises
+    Unreadable."""
     if lmdb_folder.is_packed(root):
         listed = lmdb_folder.clips(root)
         found = listed.get(f"{clip}/{INNER[kind]}") or listed.get(clip, {})
         return {stem: found[stem] for stem in pictures.in_order(found)}
     suffixes = SPIKES if kind == "spike" else pictures.SUFFIXES
-    for folder in (root / clip / INNER[kind], root / clip):
+    for folder in _places(root, clip, kind):
         try:
             found = pictures.in_folder(folder, suffixes)
         except OSError:  # not a folder
@@ -50,6 +51,16 @@ def frames(root: Path, clip: str, kind: str) -> Frames:
         if found:
             return found
     return {}
+
+
+def has_sharp_frames(root: Path, clip: str) -> bool:
+    """Of a root that is not packed."""
+    places = (place for place in _places(root, clip, "gt") if place.is_dir())
+    return any(map(pictures.any_in_folder, places))
+
+
+def _places(root: Path, clip: str, kind: str) -> tuple[Path, Path]:
+    return root / clip / INNER[kind], root / clip
 
 
 def _outer(name: str) -> str:
