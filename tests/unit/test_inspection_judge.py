@@ -35,6 +35,7 @@ class Reports:
                 "in_step": False,
                 "ended": "",
                 "broken": False,
+                "epoch": 0,
                 "waits": False,
                 "laps": 0,
                 "times": None,
@@ -110,6 +111,14 @@ def test_a_rank_without_data_is_named_while_others_wait() -> None:
     )
 
 
+def test_a_rank_that_works_on_after_its_data_ended() -> None:
+    reports = Reports()
+    ended = ENDED | {"epoch": 1, "waits": False}
+    assert reports.after(0, WAITS | {"epoch": 1}, ended) == []
+    (found,) = reports.after(6, WAITS | {"epoch": 1}, ended)
+    assert (found.kind, found.rank, found.step) == ("no_data", 1, 48)
+
+
 def test_a_failed_step_is_reported_at_once() -> None:
     (found,) = Reports().after(0, WAITS | {"broken": True}, ENDED)
     assert found.rank == 1
@@ -118,7 +127,12 @@ def test_a_failed_step_is_reported_at_once() -> None:
 @pytest.mark.parametrize(
     ("why", "first", "second"),
     [
-        ("it evaluates between two epochs", ENDED | {"waits": False}, WAITS),
+        (
+            "it evaluates between two epochs",
+            ENDED | {"epoch": 3, "waits": False},
+            WAITS | {"epoch": 4},
+        ),
+        ("it evaluates, or the epoch is unknown", ENDED | {"waits": False}, WAITS),
         ("it has come as far", ENDED | {"step": 49}, WAITS),
         ("it is in the step too", WAITS, WAITS),
         ("it evaluates, for all that is known", {"step": 48}, WAITS),

@@ -306,22 +306,18 @@ class Judge:
         if len(states) < self._board.world:
             return [], []
         ahead = [state["step"] + state["in_step"] for state in states]
-        gone = [
-            rank
-            for rank, state in enumerate(states)
-            if state["ended"] and state["waits"] and ahead[rank] < max(ahead)
-        ]
+        training = [rank for rank, state in enumerate(states) if not state["ended"]]
+
+        def blocks(rank: int) -> bool:
+            """Whether it will not join the steps of those before it. One that has ended may still
+            evaluate while they wait in the next epoch, but not while they are in the same one."""
+            before = [states[other] for other in training if ahead[other] > ahead[rank]]
+            same_epoch = any(0 < other["epoch"] <= states[rank]["epoch"] for other in before)
+            return bool(before) and (states[rank]["waits"] or same_epoch)
+
+        gone = [rank for rank, state in enumerate(states) if state["ended"] and blocks(rank)]
         least = max((ahead[rank] for rank in gone), default=0)
-        waiting = (
-            [
-                rank
-                for rank, state in enumerate(states)
-                if not state["ended"] and ahead[rank] > least
-            ]
-            if gone
-            else []
-        )
-        return waiting, gone if waiting else []
+        return [rank for rank in training if gone and ahead[rank] > least], gone
 
 
 def _place(state: RankProgress) -> tuple[object, ...]:

@@ -184,6 +184,7 @@ class DDPInspector:
             "in_step": self._in_step,
             "ended": self._ended or (msg("inspector.ended.loader") if exhausted else ""),
             "broken": self._broken,
+            "epoch": self._drawn.epoch if self._drawn is not None else 0,
             "waits": self._closed or _in_collective(),
             "laps": self._clock.count // step_timer.WINDOW * step_timer.WINDOW,
             "times": self._clock.medians(),
