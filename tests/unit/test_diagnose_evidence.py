@@ -181,3 +181,27 @@ def test_a_full_disk_causes_no_traceback() -> None:
         and "No space left on device" in done.stderr
         and "Traceback" not in done.stderr
     )
+
+
+@each(
+    ("line", "signature"),
+    [
+        ("train.py: error: unrecognized arguments: --local-rank=0", "distributed.local_rank_flag"),
+        (
+            "Loss.cu:186: nll_loss_forward_no_reduce_cuda_kernel: block: [0,0,0], thread: [32,0,0] "
+            "Assertion `cur_target >= 0 && cur_target < n_classes` failed.",
+            "gpu.assert.label",
+        ),
+        (
+            "[ERROR] [launch.py:324:sigkill_handler] ['python', 'train.py'] exits with return code "
+            "= -11",
+            "distributed.launcher.sigsegv",
+        ),
+    ],
+)
+def test_the_specific_entry_precedes_the_general_one(
+    line: str, signature: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(f"{line}\n")
+    assert result.diagnose([path])["signature"] == signature

@@ -16,7 +16,7 @@ from training.diagnose.source import logs_in
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((LOGS / "expected.json").read_text())
 FILES = sorted(name for name in EXPECTED if name.endswith(".log"))
-FAILING = [name for name in FILES if not name.startswith("none/")]
+FAILING = [name for name in FILES if not name.startswith("none/") and (LOGS / name).stat().st_size]
 
 
 def diagnosed(name: str) -> dict[str, Any]:
@@ -96,6 +96,8 @@ def test_a_truncated_log_is_read(name: str, tmp_path: Path) -> None:
         *whole["also"],
         *EXPECTED[name].get("or_cause", []),
     }
+    if b" nan," in data:
+        right.add("nan_loss")  # a part may end before the loss recovers
     path = tmp_path / "log.txt"
     for part in range(1, 12):
         end = len(data) * part // 12

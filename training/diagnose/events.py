@@ -52,7 +52,7 @@ class Event:
 
     @property
     def length(self) -> int:
-        """Characters of the match; the longer of two matches in a line is more specific."""
+        """Fixed characters of the match; the longer of two matches in a line is more specific."""
         return self.hit.length if self.hit else 0
 
     @property

@@ -34,6 +34,8 @@ def guilty_rank(
         return min(near, key=lambda r: abs(r.line.number - best.line.number)).rank
     if best.role in (VICTIM, CASCADE, LOST):
         return _missing(best, events, analyses)
+    if best.hit and "against" in best.hit.groups:
+        return _odd_one_out(best, events)
     if best.rank is not None or analysis is None:
         return best.rank
     if analysis.source.rank is not None:
@@ -53,6 +55,14 @@ def guilty_rank(
     if same:
         return min(same, key=lambda e: e.line.offset).rank
     return _of_table(best, analysis, waiting_ranks(events))
+
+
+def _odd_one_out(best: Event, events: Sequence[Event]) -> int | None:
+    """The rank with which several others disagree. Of two that differ, either may be wrong."""
+    reports = [e for e in events if e.cause == best.cause and e.hit and "against" in e.hit.groups]
+    reporters = {e.rank for e in reports}
+    others = {int(e.hit.groups["against"]) for e in reports if e.hit} - reporters
+    return next(iter(others)) if len(reporters) > 1 and len(others) == 1 else None
 
 
 def waiting_ranks(events: Sequence[Event]) -> set[int]:

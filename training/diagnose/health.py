@@ -31,7 +31,8 @@ SCORE = re.compile(
     re.I,
 )
 END = re.compile(  # beside progress.FINISHED
-    r"^wandb: .*\(success\)|^Early stopping\b|\bexited "
+    r"^wandb: .*\(success\)|^Early stopping\b|torchelastic\.worker\.status\.SUCCEEDED"
+    r"|[Ww]orker group successfully finished|[Ww]orker group finished \(SUCCEEDED\)|\bexited "
     r"(?:normally|successfully)\b|^\{'train_runtime': ",
     re.I,
 )
@@ -100,7 +101,7 @@ def _finished(analysis: LogAnalysis) -> bool:
 
 def _counted(marks: Sequence[ProgressMark]) -> bool:
     """Whether a count of one rank rose several times in a row."""
-    last: dict[tuple[str, int | None], tuple[int, int]] = {}
+    last: dict[tuple[str, int | None], tuple[float, int]] = {}
     for mark in marks:
         number, row = last.get((mark.name, mark.rank), (mark.number, 0))
         row = row + 1 if mark.number > number else row if mark.number == number else 0
@@ -153,8 +154,9 @@ def _cut_bar(analysis: LogAnalysis) -> LogLine | None:
 
 
 def _telling(analysis: LogAnalysis) -> LogLine | None:
-    """The last line with an error word, else the last line."""
+    """The last line with an error word, else the last line that is more than a prefix."""
+    lines = [line for line in analysis.lines if line.text.strip()] or analysis.lines
     return next(
-        (line for line in reversed(analysis.lines) if TROUBLE.search(line.text)),
-        analysis.lines[-1] if analysis.lines else None,
+        (line for line in reversed(lines) if TROUBLE.search(line.text)),
+        lines[-1] if lines else None,
     )

@@ -33,6 +33,13 @@ WORLD = re.compile(
     re.I,
 )
 REPORTED = re.compile(r"rank {1,10}: (\d+) \(local_rank: (\d+)\)")
+# Other launchers have no table, but a line: Composer, Paddle, Lightning.
+REPORTS = re.compile(
+    r"\bRank (?P<rank>\d+) crashed with exit code (?P<status>-?\d+)"
+    r"|trainer process with rank=\[(?P<paddle>\d+)\] was aborted"
+    r"|\[rank: (?P<lightning>\d+)\] Child process with PID (?P<pid>\d+) "
+    r"terminated with code (?P<code>-?\d+)"
+)
 STATUS = re.compile(r"exitcode {1,10}: (-?\d+)(?: \(pid: (\d+)\))?")
 ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d+)|last enqueued: (\d+)")
 SPAWNED = re.compile(r"-- Process (\d+) terminated")
@@ -51,6 +58,7 @@ FAILED_END = re.compile(
     r"-?[1-9]|ProcessRaisedException|ProcessExitedException"
     r"|[Ee]xited with (?:exit )?code -?[1-9]|Segmentation fault|core dumped|Root Cause \(first "
     r"observed failure\)"
+    r"|torchelastic\.worker\.status\.FAILED|[Ww]orker group finished \(FAILED\)"
     r"|failed \(exitcode: -?[1-9]|returned non-zero exit status|Sending process \d+ closing signal"
     r"|(?:^|: |\d )(?:Aborted|Terminated|Killed)\s*(?:\(core dumped\)\s*)?(?:$| {2})"
 )
@@ -64,7 +72,7 @@ class SignatureMatch:
     line: LogLine
     groups: dict[str, str]
     start: int  # character in the line
-    length: int  # of the match
+    length: int  # of the match, without the values that it captures
     rank: int | None
     time: float | None
     thrown: Traceback | None = None
@@ -72,7 +80,7 @@ class SignatureMatch:
 
 @dataclass
 class Reported:
-    """A rank in torchrun's own table."""
+    """A rank in torchrun's own table, or in the report of another launcher."""
 
     rank: int
     local: int
@@ -154,7 +162,9 @@ def read(source: LogSource, places: Places) -> LogAnalysis:
 def _is_error(text: str) -> bool:
     found = EXCEPTION.match(text)
     return (
-        found is not None and bool(found["text"]) and found["type"].endswith(("Error", "Exception"))
+        found is not None
+        and bool(found["text"])
+        and found["type"].endswith(("Error", "Exception", "Failure", "Invalid", "NotFound"))
     )
 
 
@@ -220,7 +230,7 @@ def _hit(analysis: LogAnalysis, line: LogLine, key: str) -> SignatureMatch | Non
                     line,
                     groups,
                     start,
-                    found.end() - found.start(),
+                    found.end() - found.start() - sum(map(len, groups.values())),
                     rank,
                     analysis.time_at(line.offset),
                     thrown,
@@ -290,6 +300,19 @@ def _reported(lines: Sequence[LogLine]) -> list[Reported]:
                 (int(ended[1]), int(ended[2]) if ended[2] else None) if ended else (None, None)
             )
             found.append(Reported(int(rank[1]), int(rank[2]), status, pid, line, root))
+        elif one := REPORTS.search(line.text):
+            number = int(one["rank"] or one["paddle"] or one["lightning"])
+            code = one["status"] or one["code"]
+            found.append(
+                Reported(
+                    number,
+                    number,
+                    int(code) if code else None,
+                    int(one["pid"]) if one["pid"] else None,
+                    line,
+                    not any(r.root for r in found),
+                )
+            )
     return found
 
 

@@ -23,9 +23,12 @@ PREFIXES = tuple(
         r"\[(?:node|host|worker)[-_ ]?\d+\][: ] ?",
         # pdsh, docker compose
         r"(?:node|host|worker|gpu|compute|ip|trainer|master|launcher)[\w.-]{0,40} *(?::|\|) ",
+        r"[A-Za-z][\w.-]{1,60}: (?=\[(?:rank|default|local_rank) ?\d)",  # any host before a rank
         r"\d{1,3}(?:\.\d{1,3}){3}: ",
         r"\[(?:pod|container)/[^\]]{1,120}\] ",
         r"\((?:[A-Za-z_]\w{0,40}) (?:pid=\d+)(?:, ip=[\d.]+)?\) ",  # Ray
+        # torchx, NeMo-Run: role/replica; not `step/100`
+        r"(?!(?:global_?)?(?:step|iter|ep|batch|it/|update))[a-z][\w.-]{1,40}/\d{1,4} (?!\||/|\d)",
         # containers
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? "
         r"(?:std(?:out|err) [FP] )?",
@@ -36,6 +39,8 @@ SPEAKER = re.compile(
     r"^(?:\[[^\]]{0,60}\] ?:?){0,2}\[(?:Rank|rank|RANK)[ :=]*(\d{1,5})\]"
     r"|^\S+:\d+:\d+ \[(\d{1,3})\] NCCL"  # host:pid:thread [device]
     r"|error: \S+: tasks? (\d{1,5}): "  # srun
+    # [2024-04-18 15:55:06] CRITICAL [olmo.util:158, rank=6]
+    r"|^\[[^\]]{0,60}\] {1,4}[A-Z]{4,8} {1,9}\[[\w.:]{1,60}, rank=(\d{1,5})\]"
 )
 TIMES = (
     re.compile(

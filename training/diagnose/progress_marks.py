@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 COUNTED = re.compile(
-    r"(?P<name>\b(?:global[_ "
+    r"\bepochs?\b[\"']?\W{0,4}(?P<part>\d+\.\d+)\b"  # of an epoch: Hugging Face's Trainer
+    r"|(?P<name>\b(?:global[_ "
     r"]step|steps?|iter(?:ation)?s?|it|updates?|num_updates|batch|epochs?|ep|train_step)(?:\b|(?=\d)))"
     r"[\"']?(?: {5,12}|\W{0,4})(?P<number>\d[\d,]*)"
     r"|(?P<bar>\d+)%\|[^|]*\| *(?P<done>\d+)/|[\[ ](?P<of>\d+) ?/ ?\d+\b",
     re.I,
 )
 LONG = 2000  # characters
+SOON = 4096  # bytes
+AT_ONCE = 0.5  # s, for a whole buffer
+BLOCK = 8192  # bytes that Python collects before it writes them to a file
+PART = "part of an epoch"  # name of a count
 # `it 450 | 2.100`
 ALONE = re.compile(r"[\[(]?(?:it|iter|step|epoch|ep)[ :=_]*\d+\b.{0,80}\d", re.I)
 LOOKS_LIKE_TRAINING = re.compile(
@@ -41,7 +46,7 @@ NOT_FINISHED = re.compile(
 class ProgressMark:
     offset: int
     name: str
-    number: int
+    number: float
     time: float | None
     rank: int | None
 
@@ -54,7 +59,9 @@ def marks(text: str, offset: int, time: float | None, rank: int | None) -> list[
         return []
     found = []
     for one in COUNTED.finditer(text):
-        if one["bar"] is not None:
+        if one["part"] is not None:
+            found.append(ProgressMark(offset, PART, float(one["part"]), time, rank))
+        elif one["bar"] is not None:
             found.append(ProgressMark(offset, "bar", int(one["done"]), time, rank))
         elif one["of"] is not None:
             found.append(ProgressMark(offset, "of", int(one["of"]), time, rank))
@@ -79,7 +86,7 @@ def rises_after(
     an earlier timestamp are late output of a buffer and do not count."""
     if rank is not None and any(m.rank == rank for m in marks):
         marks = [m for m in marks if m.rank == rank]
-    highest: dict[str, int] = {}
+    highest: dict[str, float] = {}
     grown: dict[str, int] = {}
     for m in marks:
         if m.offset < offset:
@@ -95,16 +102,34 @@ def rises_after(
     return max(grown.values(), default=0)
 
 
-def may_be_late(marks: Sequence[ProgressMark], offset: int, most: int) -> bool:
+def may_be_late(marks: Sequence[ProgressMark], offset: int, time: float | None, most: int) -> bool:
     """Whether all marks after `offset` may be late output of a buffer: no bars (unbuffered), no
-    timestamps, at most `most` bytes."""
+    later timestamps, at most `most` bytes."""
     after = [m for m in marks if m.offset >= offset]
     return (
-        all(m.name != "bar" and m.time is None for m in after)
+        all(
+            m.name != "bar" and (m.time is None or (time is not None and m.time - time < AT_ONCE))
+            for m in after
+        )
         and bool(after)
         and after[-1].offset - offset < most
     )
 
 
-def began_before(marks: Sequence[ProgressMark], offset: int) -> bool:
-    return any(m.offset < offset for m in marks)
+def continues(marks: Sequence[ProgressMark], offset: int) -> bool:
+    """Whether the counts after `offset` soon continue those before it: none of them starts at a
+    lower number. A new start prints more before its first step."""
+    last = {m.name: m.number for m in marks if m.offset < offset}
+    first: dict[str, ProgressMark] = {}
+    for m in marks:
+        if m.offset > offset and m.name in last:
+            first.setdefault(m.name, m)
+    return any(m.offset - offset < SOON for m in first.values()) and all(
+        m.number >= last[name] and m.number > 0 for name, m in first.items()
+    )
+
+
+def buffered(marks: Sequence[ProgressMark], offset: int) -> bool:
+    """Whether the output may be written in blocks, as to a file: no count before `offset`, or at
+    least a whole block."""
+    return offset >= BLOCK or not any(m.name != "bar" and m.offset < offset for m in marks)

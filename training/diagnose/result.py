@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import run_reader
+from training.core import exit_status, run_reader
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.core.units import plural
 from training.diagnose import run_files, signatures
 from training.diagnose.advice import advice, filled, of_end, values
-from training.diagnose.events import OWN, Event
+from training.diagnose.events import LOST, OWN, Event
 from training.diagnose.health import BROKEN_OFF, NO_SIGN
 from training.diagnose.log_analysis import LogAnalysis, read
 from training.diagnose.log_line import LogLine, shown
 from training.diagnose.root_cause import RootCause, find_root_cause
 from training.diagnose.scan import scan
-from training.diagnose.signatures import NONE, RAISED, UNKNOWN
+from training.diagnose.signatures import EXIT_STATUS, NONE, RAISED, UNKNOWN
 from training.diagnose.source import LogSource, logs_in, rank_of
 from training.diagnose.survived import NAN
 
@@ -167,6 +167,13 @@ def _summary(found: RootCause, groups: dict[str, str]) -> str:
         return says[0]
     if found.event and found.event.text and found.event.role == OWN:
         return shown(found.event.text.splitlines()[0])
+    if (
+        found.event
+        and found.event.role == LOST
+        and found.cause in (UNKNOWN, EXIT_STATUS)
+        and found.status is not None
+    ):
+        return exit_status.how(found.status)  # of the rank that failed first
     if found.event and found.event.role == BROKEN_OFF:
         return msg("diagnose.broken_off")
     if found.event and found.event.role == NO_SIGN:

@@ -28,14 +28,13 @@ from training.diagnose.signatures import (
     VICTIM,
     WEAK,
 )
-from training.diagnose.survived import NAN, survived
+from training.diagnose.survived import NAN, OUTSIDE, survived
 
 # a SIGKILL counts as out of memory only if the logs show a lack of memory
 KILLED, MEMORY = (
     "killed",
     "host_oom_killed",
 )
-OUTSIDE = {"interrupted", "preempted"}  # stopped from outside
 VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # not listed beside another cause
 CONFIDENCE = (
     dict.fromkeys(ORDER, "low")
@@ -204,6 +203,8 @@ def _follows(event: Event, root: Event) -> bool:
 def _first(events: Sequence[Event]) -> Event:
     role = min((e.role for e in events), key=ORDER.index)
     same = [e for e in events if e.role == role]
+    if role == CUT:  # a whole exception contains more than the head of a traceback
+        same = [e for e in same if e.cause == RAISED] or same
     firsts: dict[int, Event] = {}
     for event in same:
         first = firsts.setdefault(id(event.analysis), event)

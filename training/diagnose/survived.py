@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 from training.diagnose import progress_marks
 from training.diagnose.events import Event
 from training.diagnose.log_analysis import LogAnalysis
 from training.diagnose.traceback import EXCEPTION
 
 NAN = "nan_loss"  # training on NaN may well finish
+OUTSIDE = {"interrupted", "preempted"}  # stopped from outside
 # How often a step count must grow after an apparent failure before it counts as survived. A program
 # that dies of an exception may still flush a buffer (8 KiB), so a mere log message needs less.
 GROWN_LOGGED, GROWN_THROWN = 2, 3
 BUFFER = 16 << 10
+# A scheduler that stops a job grants it some time: a training that ignores the signal counts
+# until it is killed.
+GRACE_STEPS, GRACE_S = 100, 150.0
+BEGINS = re.compile(
+    r"\b(?:resum|restor|restart|requeu)|\bload(?:ed|ing)?\b.{0,60}\b(?:checkpoint|ckpt|state)"
+    r"|\bstart(?:ed|ing)?\b.{0,30}\b(?:train|job|run|attempt)",
+    re.I,
+)
 
 
 def survived(analysis: LogAnalysis, event: Event) -> bool:
@@ -22,11 +33,13 @@ def survived(analysis: LogAnalysis, event: Event) -> bool:
     if event.line.offset < analysis.started:
         return True  # from an earlier start in the same log
     grown = progress_marks.rises_after(analysis.marks, offset, event.time, event.line.rank)
+    if event.cause in OUTSIDE and event.thrown is None and _in_grace(analysis, event, grown):
+        return False
     if event.thrown is None and not EXCEPTION.match(event.line.text):
         return grown >= GROWN_LOGGED
-    if not progress_marks.began_before(
-        analysis.marks, event.line.offset
-    ) and progress_marks.may_be_late(analysis.marks, offset, BUFFER):
+    if progress_marks.buffered(analysis.marks, event.line.offset) and progress_marks.may_be_late(
+        analysis.marks, offset, event.time, BUFFER
+    ):
         # its launcher would have reported the failure
         return event.line.rank is not None and analysis.failed < offset
     timed = event.time is not None and any(
@@ -36,3 +49,15 @@ def survived(analysis: LogAnalysis, event: Event) -> bool:
         grown >= (GROWN_LOGGED if timed else GROWN_THROWN)
         and analysis.failed < analysis.marks[-1].offset
     )
+
+
+def _in_grace(analysis: LogAnalysis, event: Event, grown: int) -> bool:
+    """Whether the counts after a stop from outside only continue where they were, for a short time.
+    A job that was requeued starts again at a checkpoint."""
+    offset = event.line.offset
+    first = min((m.offset for m in analysis.marks if m.offset > offset), default=offset)
+    if any(BEGINS.search(x.text) for x in analysis.lines if offset < x.offset <= first):
+        return False
+    last = max((m.time for m in analysis.marks if m.time is not None), default=None)
+    long = event.time is not None and last is not None and last - event.time > GRACE_S
+    return not long and grown <= GRACE_STEPS and progress_marks.continues(analysis.marks, offset)

@@ -54,7 +54,7 @@ def frames(root: Path, clip: str, kind: str) -> Frames:
 
 
 def has_sharp_frames(root: Path, clip: str) -> bool:
-    """Of a root that is not packed."""
+    """`root` is not packed."""
     places = (place for place in _places(root, clip, "gt") if place.is_dir())
     return any(map(pictures.any_in_folder, places))
 
