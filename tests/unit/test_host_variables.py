@@ -42,6 +42,16 @@ def test_two_ranks_on_the_cpu_share_the_cores() -> None:
     assert names(ranks=16, local=16)["OMP_NUM_THREADS"] == "1"
 
 
+def test_sets_have_one_order_in_all_ranks_of_a_task_but_not_of_a_script() -> None:
+    def seeds(environ: dict[str, str], task: bool) -> list[tuple[str, str]]:
+        found = choose(environ, device="cpu", ranks=2, local_ranks=2, debug=False, task=task)
+        return [(v.value, v.origin) for v in found if v.name == "PYTHONHASHSEED"]
+
+    assert seeds({}, task=True) == [("0", env_vars.HERE)]
+    assert seeds({"PYTHONHASHSEED": "random"}, task=True) == [("random", env_vars.KEPT)]
+    assert seeds({}, task=False) == []
+
+
 def test_two_ranks_on_gpus() -> None:
     assert names(device="cuda") == {
         "PYTHONUNBUFFERED": "1",

@@ -82,7 +82,7 @@ def test_the_command_survives_any_character(home: Path, tmp_path: Path) -> None:
     variables = dict(v.split("=", 1) for v in nul(run / "launch.env"))
     assert variables["DUET_RUN_DIR"] == str(run)
     assert variables["DUET_LOG_FILE"] == json.loads((run / "plan.json").read_text())["log_file"]
-    assert variables["OMP_NUM_THREADS"]
+    assert variables["OMP_NUM_THREADS"] and variables["PYTHONHASHSEED"] == "0"
 
 
 def test_only_variables_that_we_set_are_exported(home: Path, tmp_path: Path) -> None:

@@ -70,14 +70,18 @@ def choose(
     deterministic: bool = False,
     node_threads: int | None = None,
     gpus: Sequence[Gpu] = (),
+    task: bool = False,
 ) -> list[Variable]:
     """The variables of the ranks, and others in the environment that affect them. `local_ranks` of
     `ranks` are on this machine; `rendezvous`: rendezvous address of several machines;
-    `node_threads`: cores for a rank that is bound to a NUMA node; `gpus`: those of the ranks."""
+    `node_threads`: cores for a rank that is bound to a NUMA node; `gpus`: those of the ranks;
+    `task`: Duet starts them, and they run no user's script."""
     interface = _interface(ranks == local_ranks, rendezvous) if ranks > 1 else None
     wanted: list[tuple[str, str, str]] = [
         ("PYTHONUNBUFFERED", "1", msg("host.variable.unbuffered"))
     ]
+    if task:
+        wanted.append(("PYTHONHASHSEED", "0", msg("host.variable.same_sets")))
     if ranks > 1:
         threads = max(1, cpu_count() // local_ranks)
         why = msg("host.variable.threads", cores=cpu_count(), local_ranks=local_ranks)

@@ -44,7 +44,8 @@ class Task(ABC):
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """The model with initial weights, on the CPU; torch is seeded with the configured seed."""
+        """The model with initial weights, on the CPU. torch, numpy and random start from the
+        configured seed."""
 
     @abstractmethod
     def train_data(self) -> Dataset[Any]:

@@ -133,12 +133,18 @@ class TaskSpec(ABC):
         self, weights: Weights, state: Mapping[str, torch.Tensor], device: torch.device
     ) -> Trained:
         """The model with these tensors. Raises RuntimeError if they are of another model."""
+        from training.tasks import randomness
         from training.tasks.trained import Trained
 
-        task = self.make(weights.plan, device, None)
-        model = task.model()
+        seed = Config(**weights.plan["config"]).seed
+        with randomness.apart():  # in the order of a training, so that a task's split is the same
+            randomness.seed(seed)
+            task = self.make(weights.plan, device, None)
+            randomness.seed(seed)
+            model = task.model()
+            drawn = randomness.state()
         model.load_state_dict(state)
-        return Trained(weights, model, device, task)
+        return Trained(weights, model, device, task, drawn)
 
     def aim(self, plan: Plan, given: Mapping[str, str]) -> tuple[Plan, list[Problem]]:
         """The plan of trained weights with other validation data: `given` has the fields data,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from training.tasks.base import Task
     from training.tasks.evaluation import Part
+    from training.tasks.randomness import RandomState
     from training.tasks.spec import TaskSpec
 
 
@@ -42,12 +43,18 @@ def silent(done: int, total: int) -> None:
 
 
 class Trained:
-    """`model`: in eval mode, on `device`; `task`: None if the model needs none."""
+    """`model`: in eval mode, on `device`; `task`: None if the model needs none. `drawn`: the random
+    numbers after the model was made, from which the task makes its data; None: it draws none."""
 
     def __init__(
-        self, weights: Weights, model: nn.Module, device: torch.device, task: Task | None = None
+        self,
+        weights: Weights,
+        model: nn.Module,
+        device: torch.device,
+        task: Task | None = None,
+        drawn: RandomState | None = None,
     ) -> None:
-        self.weights, self.device, self.task = weights, device, task
+        self.weights, self.device, self.task, self._drawn = weights, device, task, drawn
         self.model = model.to(device).eval()
 
     def evaluate(
@@ -56,18 +63,29 @@ class Trained:
         """Scores on the data of TaskSpec.aim(), by name. Parts of the data that are worth looking
         at are appended to `parts`. Raises UserError."""
         assert self.task
-        data = self.task.rows("val")
+        if self._drawn is None:
+            return self._evaluate(self.task, progress, parts)
+        from training.tasks import randomness
+
+        with randomness.apart():
+            randomness.restore(self._drawn)
+            return self._evaluate(self.task, progress, parts)
+
+    def _evaluate(
+        self, task: Task, progress: Progress, parts: list[Part] | None
+    ) -> dict[str, float]:
+        data = task.rows("val")
         if data is None or not len(data):
-            raise UserError(Problem("data.empty", self.task.why_not(0, 1)))
+            raise UserError(Problem("data.empty", task.why_not(0, 1)))
         import torch
 
         sums: dict[str, float] = {}
-        size = self.task.eval_batch or EVALUATED
+        size = task.eval_batch or EVALUATED
         for start in range(0, len(data), size):
             stop = min(start + size, len(data))
-            batch = self.task.arrive(data.rows(range(start, stop)))
+            batch = task.arrive(data.rows(range(start, stop)))
             with torch.no_grad():
-                found = self.task.measure(self.model, batch)
+                found = task.measure(self.model, batch)
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
             if parts is not None and stop - start == 1:
@@ -75,12 +93,12 @@ class Trained:
                     round(n * (len(data) - 1) / (PICTURED - 1)) for n in range(PICTURED)
                 }
                 with torch.no_grad():
-                    part = self.task.part(self.model, start, batch, pictured)
+                    part = task.part(self.model, start, batch, pictured)
                 if part:
-                    part.scores = self.task.scores({n: float(v) for n, v in found.items()})
+                    part.scores = task.scores({n: float(v) for n, v in found.items()})
                     parts.append(part)
             progress(stop, len(data))
-        return self.task.scores(sums)
+        return task.scores(sums)
 
     def describe(self) -> str:
         """The model in words."""

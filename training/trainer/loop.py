@@ -22,6 +22,7 @@ from training.core.errors import Exit
 from training.data.permutation import mix
 from training.inspector.checksum import checksum as checksum_of
 from training.inspector.distributed import barrier
+from training.tasks import randomness
 from training.trainer import profiler, sanity_checks
 from training.trainer.best_score import score_of
 from training.trainer.checkpoint import TrainProgress
@@ -167,7 +168,7 @@ def forward_backward(
     pulse, task, steps = heartbeat.current, session.task, session.batch.accumulation
     if task.random:
         # Depends only on (seed, step, rank): a resumed run drops the same; ranks drop differently.
-        torch.manual_seed(mix(mix(session.config.seed + position.step) + session.world.rank))
+        randomness.seed(mix(mix(session.config.seed + position.step) + session.world.rank))
     total, sequences = torch.zeros(()), 0
     for micro in range(steps):
         pulse.beat("fetch")

@@ -21,7 +21,7 @@ from training.data.duration import TrainingLength, plan_length
 from training.data.loader import Batches, as_it_is
 from training.host import placement
 from training.inspector.distributed import World
-from training.tasks import optim, trained
+from training.tasks import optim, randomness, trained
 from training.tasks.base import Task
 from training.trainer import (
     checkpoint,
@@ -135,7 +135,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     config, batch = task.config, Batch(**plan["batch"])
     if config.deterministic:
         _repeatable()
-    torch.manual_seed(config.seed)
+    randomness.seed(config.seed)
     precision = plan["precision"]["value"]
     math_modes(plan, world.device)
     raw = task.model().to(world.device)

@@ -68,6 +68,7 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
     """Train and, on rank 0, write the summary. `ending`: on rank 0 without a supervisor."""
     from training import tasks
     from training.inspector.distributed import barrier, cleanup
+    from training.tasks import randomness
     from training.trainer import (
         error_file,
         evaluate,
@@ -93,6 +94,7 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
         ending.begun = True
     stop.listen()  # before this there is nothing to save, and a signal ends the rank
     heartbeat.current.beat("building the model")
+    randomness.seed(plan["config"]["seed"])  # a user's file may draw when it is run
     setup = train_state.begin(plan, run, world, tasks.make(plan, world.device, data))
     recorder = None
     if world.rank == 0:
