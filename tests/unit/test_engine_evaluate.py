@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -16,6 +20,7 @@ from training.config.batch import Batch
 from training.config.schema import Config
 from training.inspector.distributed import World
 from training.tasks.base import Task
+from training.trainer import evaluate as evaluation
 from training.trainer.evaluate import Scores, evaluate, why_not
 
 CPU = torch.device("cpu")
@@ -72,14 +77,15 @@ def test_ranks_share_samples_and_a_rank_without_any_adds_nothing(
     """All ranks sum the same number of figures, since the reduction is a collective."""
     sent: list[torch.Tensor] = []
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: sent.append(total.clone()))
+    monkeypatch.setattr(evaluation, "_agree", lambda names, world, task: None)
     for rank in range(ranks):
         evaluate_alone(session(count, 2, rank, ranks))
     numbers = torch.arange(count, dtype=torch.float64)
     assert [len(sums) for sums in sent] == [3] * ranks
     assert torch.stack(sent).sum(0).tolist() == [
+        count,
         numbers.sum().item(),
         (numbers**2).sum().item(),
-        count,
     ]
 
 
@@ -139,3 +145,65 @@ def test_a_score_that_is_not_one_value_per_sample_is_refused(value: Any) -> None
     made.task.metrics = lambda model, batch: {"mean": value}
     with pytest.raises(TypeError, match=r"metrics\(\) of Square .*'mean' .*\(2,\)"):
         evaluate(made)
+
+
+def test_a_batch_with_other_names_is_refused() -> None:
+    made = session(10, 4)
+    made.task.metrics = lambda model, batch: (
+        {"plain": batch[0]} if len(batch[0]) == 4 else {"square": batch[0]}
+    )
+    with pytest.raises(TypeError, match=r"'square', but 'plain' for the batches before"):
+        evaluate(made)
+
+
+class Named(Square):
+    """`names`: of this rank's figures, in its order."""
+
+    names: tuple[str, ...] = ()
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        both = super().metrics(model, batch)
+        return {name: both[name.strip("+")] for name in self.names}
+
+
+BOTH = ("plain", "square")
+# names of the two ranks → what each gets: its figures in its order, or part of the error
+NAMES: list[tuple[list[tuple[str, ...]], list[Any]]] = [
+    (
+        [BOTH, ("square", "plain")],
+        [[["plain", 4.5], ["square", 28.5]], [["square", 28.5], ["plain", 4.5]]],
+    ),
+    (
+        [BOTH, ("plain",)],
+        ["'plain', 'square', but 'plain' for rank 1", "'plain', but 'plain', 'square' for rank 0"],
+    ),
+    (
+        [BOTH, ("plain", "square+")],
+        ["but 'plain', 'square+' for rank 1", "but 'plain', 'square' for rank 0"],
+    ),
+]
+
+
+def _rank(rank: int, folder: str) -> None:
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    answers: list[Any] = []
+    for names, _ in NAMES:
+        made = session(10, 2, rank, 2)
+        made.task = Named(made.task.options, made.config, CPU)
+        made.task.names = names[rank]
+        try:
+            answers.append(list((evaluate(made) or {}).items()))
+        except TypeError as error:
+            answers.append(str(error))
+    Path(folder, str(rank)).write_text(json.dumps(answers))
+    dist.destroy_process_group()
+
+
+def test_ranks_add_figures_of_the_same_name(tmp_path: Path) -> None:
+    """A set has another order in each process; the first name of a rank stays its main score."""
+    mp.spawn(_rank, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    for rank in range(2):
+        answers = json.loads((tmp_path / str(rank)).read_text())
+        for (_, wanted), answer in zip(NAMES, answers, strict=True):
+            assert answer == wanted[rank] or wanted[rank] in answer

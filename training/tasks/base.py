@@ -8,7 +8,7 @@ better.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +128,14 @@ class Task(ABC):
             "": torch.tensor(float(count))
         }
 
+    def check_names(self, found: Iterable[str], others: Iterable[str], where: str) -> None:
+        """Raises TypeError if the sums of a batch have other names than those of `where`."""
+        if set(found) != set(others):
+            raise TypeError(
+                f"metrics() of {type(self).__name__} returned {_names(found)}, but "
+                f"{_names(others)} for {where}; it must return the same names for every batch"
+            )
+
     def checked_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """loss(), if it is one number. Raises TypeError."""
         found = self.loss(model, batch)
@@ -229,6 +237,10 @@ def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         # a namedtuple takes separate arguments
         return type(batch)(*found) if hasattr(batch, "_fields") else type(batch)(found)
     return batch
+
+
+def _names(found: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(found) if name) or "nothing"
 
 
 def _first(batch: Any) -> torch.Tensor:

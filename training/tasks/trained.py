@@ -86,6 +86,7 @@ class Trained:
             batch = task.arrive(data.rows(range(start, stop)))
             with torch.no_grad():
                 found = task.measure(self.model, batch)
+            task.check_names(found, sums or found, "the batches before")
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
             if parts is not None and stop - start == 1:

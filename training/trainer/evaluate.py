@@ -3,6 +3,7 @@ over all ranks."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,8 @@ import torch.distributed as dist
 from training.core import heartbeat
 
 if TYPE_CHECKING:
+    from training.inspector.distributed import World
+    from training.tasks.base import Task
     from training.trainer.train_state import TrainState
 
 PHASE = "evaluation"  # heartbeat phase
@@ -49,13 +52,33 @@ def evaluate(session: TrainState) -> Scores | None:
         # Its graph holds all activations: none may live on beside those of the next batch.
         found = {name: value.detach() for name, value in measured.items()}
         del measured
+        task.check_names(found, sums or found, "the batches before")
         for name, value in found.items():
             sums[name] = sums.get(
                 name, torch.zeros((), dtype=torch.float64, device=world.device)
             ) + value * bool(mine)
     for module, trains in modes:  # a task may have frozen some
         module.training = trains
-    total = torch.stack(list(sums.values()))
+    names = sorted(sums)  # ranks may have them in another order
+    total = torch.stack([sums[name] for name in names])
     if world.world_size > 1:
+        _agree(names, world, task)
         dist.all_reduce(total)
-    return task.scores(dict(zip(sums, total.tolist(), strict=True)))
+    totals = dict(zip(names, total.tolist(), strict=True))
+    return task.scores({name: totals[name] for name in sums})
+
+
+def _agree(names: list[str], world: World, task: Task) -> None:
+    """Raises TypeError if a rank has other names: their sums would be added to different ones, or
+    the ranks would wait for each other forever. A collective."""
+    digest = hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).digest()
+    number = int.from_bytes(digest[:7], "big")
+    range_of = torch.tensor([number, -number], device=world.device)
+    dist.all_reduce(range_of, op=dist.ReduceOp.MAX)
+    largest, smallest = range_of.tolist()
+    if largest == -smallest:
+        return
+    every: list[list[str]] = [[] for _ in range(world.world_size)]
+    dist.all_gather_object(every, names)
+    for rank, others in enumerate(every):
+        task.check_names(names, others, f"rank {rank}")
