@@ -1,15 +1,21 @@
-"""The learning-rate schedule."""
+"""The learning-rate schedule, and the weights that an optimizer changes."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from training.config.schema import Config
+from training.core.errors import UserError
 from training.tasks import optim
+from training.trainer import loop
+from training.trainer.loss_scale import LossScale
 
 
 def test_the_schedule_warms_up_stays_constant_and_decays() -> None:
@@ -41,3 +47,55 @@ def test_rates_of_numpy_become_numbers() -> None:
     group = both.param_groups[0]
     assert (type(group["lr"]), type(group["initial_lr"])) == (float, float)
     assert group["lr"] == pytest.approx(0.05)
+
+
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
+        self.again = self.head  # tied
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.body(x))
+        return found
+
+
+def heads(steps: int, *, frozen: bool) -> tuple[list[torch.Tensor], list[float]]:
+    """The head after some steps of the loop, and the norms of its gradients."""
+    model = Body()
+    model.body.requires_grad_(not frozen)
+    made = optim.Optimizers([torch.optim.SGD(model.head.parameters(), lr=0.1, momentum=0.9)])
+    session: Any = SimpleNamespace(
+        weights=made.trained(model), optimizer=made, config=Config(grad_clip=0.1), average=None
+    )
+    session.loss_scale, norms, exchange = LossScale(torch.device("cpu")), [], SimpleNamespace()
+    for step in range(steps):
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+        session.loss_scale.scaled(model(x).square().mean()).backward()
+        overflow = session.loss_scale.unscale(session.weights)
+        exchange.overflow = lambda found=overflow: found
+        norms.append(float(loop.clip(session)))
+        loop.update(session, exchange, step)  # type: ignore[arg-type]
+        assert all(weight.grad is None for weight in model.parameters())
+    return [weight.detach() for weight in model.head.parameters()], norms
+
+
+def test_a_body_that_the_optimizer_leaves_out_trains_like_a_frozen_one() -> None:
+    (left_out, norms), (frozen, wanted) = heads(5, frozen=False), heads(5, frozen=True)
+    assert norms == wanted and all(map(torch.equal, left_out, frozen))
+
+
+def test_parameters_outside_of_the_model_are_refused() -> None:
+    model = Body()
+    own = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, 5))]
+    still = nn.Parameter(torch.zeros(1), requires_grad=False)
+    one = torch.optim.SGD([*model.head.parameters(), own[0], still], lr=0.1)
+    made = optim.Optimizers([one, torch.optim.SGD([own[1]], lr=0.1)])
+    with pytest.raises(UserError) as caught:
+        made.trained(model)
+    (problem,) = caught.value.problems
+    assert problem.code == "task.optimizer"
+    assert "2 parameters" in problem.what and "(3,), (2, 5)" in problem.what
+    whole = optim.Optimizers([torch.optim.SGD([*model.parameters(), still], lr=0.1)])
+    assert list(map(id, whole.trained(model))) == list(map(id, model.parameters()))

@@ -206,6 +206,7 @@ PROBLEMS = {
     "task.name_taken": "the task file has the name of a built-in task",
     "task.no_class": "the task file has no Task class",
     "task.not_python": "the task is neither built in nor a Python file",
+    "task.optimizer": "the optimizer of the task has parameters that are not in its model",
     "task.option_name": "invalid or reserved name of a task option",
     "task.option_value": "unsupported type of a task option",
     "task.options": "the options of the task cannot be read",

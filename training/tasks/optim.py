@@ -7,13 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module, Parameter
 
 from training.config.schema import Config
+from training.core.errors import Problem, UserError
+from training.core.messages import msg
+from training.core.units import plural
 
 # Of optimizers with the attribute `momentum_follows_step` (Muon): at the first step and from step
 # MOMENTUM_STEPS.
 MOMENTUM = (0.85, 0.95)
 MOMENTUM_STEPS = 300
+SHOWN = 3  # parameters in a message
 
 # torch's name for: reads found_inf and skips the step on the device
 ON_DEVICE = "_step_supports_amp_scaling"
@@ -27,6 +32,7 @@ class Optimizers:
 
     def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
         self.parts = parts
+        self._untrained: list[Parameter] = []
         for group in self.param_groups:
             # a number of numpy would make the checkpoints unreadable
             group["initial_lr"] = (
@@ -36,6 +42,28 @@ class Optimizers:
     @property
     def param_groups(self) -> list[Group]:
         return [group for part in self.parts for group in part.param_groups]
+
+    def trained(self, model: Module, *, said_by_another: bool = False) -> list[Parameter]:
+        """The weights of `model` that the optimizers change, in its order. From now on, gradients
+        of the others are discarded, which autograd would add up over the whole training. Raises
+        UserError if the optimizers change anything else."""
+        own = {id(one): one for group in self.param_groups for one in group["params"]}
+        weights = list(model.parameters())
+        inside = {id(weight) for weight in weights}
+        outside = [w for key, w in own.items() if key not in inside and w.requires_grad]
+        if outside:
+            shapes = ", ".join(str(tuple(weight.shape)) for weight in outside[:SHOWN])
+            what = msg(
+                "tasks.optim.outside",
+                parameters=plural(len(outside), "parameter"),
+                shapes=shapes + (", …" if len(outside) > SHOWN else ""),
+            )
+            raise UserError(
+                Problem("task.optimizer", what, msg("tasks.optim.inside")),
+                said_by_another=said_by_another,
+            )
+        self._untrained = [weight for weight in weights if id(weight) not in own]
+        return [weight for weight in weights if id(weight) in own]
 
     def schedule(self, step: int, share: float) -> float:
         """Set the rates for step `step` (0-based) to `share` of their peak. Returns the first
@@ -71,6 +99,8 @@ class Optimizers:
     def zero_grad(self) -> None:
         for part in self.parts:
             part.zero_grad(set_to_none=True)
+        for weight in self._untrained:
+            weight.grad = None
 
     def gather(self) -> None:
         """Collect the state of all ranks on rank 0 for state_dict(). A collective."""

@@ -54,7 +54,8 @@ class TrainState:
     length: TrainingLength
     task: Task
     raw: torch.nn.Module
-    # of raw: collecting them from its modules in each step would take as long as a small kernel
+    # of raw, those in the optimizer: collecting them in each step would take as long as a small
+    # kernel
     weights: list[torch.nn.Parameter]
     model: torch.nn.Module
     optimizer: optim.Optimizers
@@ -73,7 +74,7 @@ class TrainState:
 
     @property
     def parameters(self) -> int:
-        return sum(p.numel() for p in self.weights)
+        return sum(p.numel() for p in self.raw.parameters())
 
     @property
     def barrier_s(self) -> float:
@@ -140,6 +141,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     math_modes(plan, world.device)
     raw = task.model().to(world.device)
     optimizer = task.optimizers(raw)
+    weights = optimizer.trained(raw, said_by_another=world.rank != 0)
     scale = LossScale(world.device) if precision == "fp16" else None
     if scale:
         optimizer.skip_on_device()
@@ -215,7 +217,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         length=length,
         task=task,
         raw=raw,
-        weights=list(raw.parameters()),
+        weights=weights,
         model=model,
         optimizer=optimizer,
         batches=batches,
