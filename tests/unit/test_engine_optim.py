@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,3 +100,52 @@ def test_parameters_outside_of_the_model_are_refused() -> None:
     assert "2 parameters" in problem.what and "(3,), (2, 5)" in problem.what
     whole = optim.Optimizers([torch.optim.SGD([*model.parameters(), still], lr=0.1)])
     assert list(map(id, whole.trained(model))) == list(map(id, model.parameters()))
+
+
+class Adaptive(torch.optim.SGD):
+    """Keeps its progress in its group, as Prodigy and schedule-free optimizers do."""
+
+    def __init__(self, params: Any, d0: float = 1e-6, **settings: Any) -> None:
+        super().__init__(params, **settings)
+        for group in self.param_groups:
+            group |= {"d0": d0, "d": d0, "k": 0, "seen": torch.zeros(2), "safe": False}
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["d"] *= 2.0
+            group["k"] += 1
+            group["seen"] += 1
+            group["late"] = "since the first step"
+        return super().step(closure)
+
+
+def resumed(state: Any, **settings: Any) -> dict[str, Any]:
+    weight = nn.Parameter(torch.ones(2))
+    made = optim.Optimizers([Adaptive([weight], **{"lr": 0.1, "momentum": 0.9} | settings)])
+    made.load_state_dict(state)
+    assert made.parts[0].state[weight]["momentum_buffer"].tolist() == [2.0, 2.0]
+    made.schedule(3, 0.5)
+    return made.param_groups[0]
+
+
+def test_progress_in_the_settings_of_an_optimizer_survives_a_resume(tmp_path: Path) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    made = optim.Optimizers([Adaptive([weight], lr=0.1, momentum=0.9)])
+    weight.grad = torch.ones(2)
+    made.schedule(0, 0.25)
+    made.step()
+    weight.grad = torch.full((2,), 1.1)
+    made.step()
+    torch.save(made.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    group = resumed(state)
+    assert (group["d"], group["k"], group["seen"].tolist()) == (4e-6, 2, [2.0, 2.0])
+    assert (group["lr"], group["momentum"], group["late"]) == (0.05, 0.9, "since the first step")
+    group = resumed(state, lr=0.4, momentum=0.5, d0=1e-4)
+    assert (group["lr"], group["momentum"], group["d"], group["k"]) == (0.2, 0.5, 1e-4, 2)
+    del state[0]["built"]  # of an earlier version
+    group = resumed(state)
+    assert (group["d"], group["k"], group["momentum"]) == (1e-6, 0, 0.9)
+    state[0]["param_groups"].append(state[0]["param_groups"][0])
+    with pytest.raises(ValueError, match="zip"):
+        resumed(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any
 
@@ -18,6 +19,8 @@ from training.core.units import plural
 # MOMENTUM_STEPS.
 MOMENTUM = (0.85, 0.95)
 MOMENTUM_STEPS = 300
+SCHEDULED = ("lr", "initial_lr")
+BUILT = "built"  # in a saved state: the settings as built
 SHOWN = 3  # parameters in a message
 
 # torch's name for: reads found_inf and skips the step on the device
@@ -33,11 +36,13 @@ class Optimizers:
     def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
         self.parts = parts
         self._untrained: list[Parameter] = []
+        self._built: list[list[Group]] = []  # settings of each group before the first step
         for group in self.param_groups:
             # a number of numpy would make the checkpoints unreadable
             group["initial_lr"] = (
                 group["lr"] if isinstance(group["lr"], Tensor) else float(group["lr"])
             )
+        self._note_settings()
 
     @property
     def param_groups(self) -> list[Group]:
@@ -87,6 +92,10 @@ class Optimizers:
                 for group in part.param_groups:
                     group["fused"] = True
                 setattr(part, ON_DEVICE, True)
+        self._note_settings()
+
+    def _note_settings(self) -> None:
+        self._built = [[_settings(group) for group in part.param_groups] for part in self.parts]
 
     def step(self, overflow: Tensor | None = None) -> None:
         """Change nothing, neither weights nor state, if `overflow` is 1.0."""
@@ -109,20 +118,33 @@ class Optimizers:
                 part.gather()
 
     def state_dict(self) -> list[Group]:
-        """Moments of all parameters, the same for any number of ranks. On rank 0, after
-        gather()."""
-        return [_interned(part.state_dict()) for part in self.parts]
+        """Moments of all parameters, the same for any number of ranks, and the settings, now and as
+        built. On rank 0, after gather()."""
+        return [
+            _interned({**part.state_dict(), BUILT: built})
+            for part, built in zip(self.parts, self._built, strict=True)
+        ]
 
     def load_state_dict(self, states: list[Group]) -> None:
-        """Load moments only: rates and decay come from the configuration, which a resumed run may
-        have changed, and whether a step is one kernel from the precision."""
-        for part, state in zip(self.parts, states, strict=True):
-            settings = [
-                {name: value for name, value in group.items() if name != "params"}
-                for group in part.param_groups
+        """Load moments, and settings in which an optimizer keeps its progress (Prodigy's `d`, the
+        counters of schedule-free ones). A setting comes from the configuration where a resumed run
+        has changed it, such as rates and decay; whether a step is one kernel, from the
+        precision."""
+        for part, state, built in zip(self.parts, states, self._built, strict=True):
+            saved, before = state["param_groups"], state.get(BUILT)
+            groups = [
+                old | _changed(own, old, then, now)
+                for own, old, then, now in zip(
+                    map(_settings, part.param_groups),
+                    saved,
+                    # a checkpoint of an earlier version
+                    [None] * len(saved) if before is None else before,
+                    built,
+                    strict=True,
+                )
             ]
-            groups = zip(state["param_groups"], settings, strict=True)
-            part.load_state_dict({**state, "param_groups": [old | own for old, own in groups]})
+            rest = {name: value for name, value in state.items() if name != BUILT}
+            part.load_state_dict({**rest, "param_groups": groups})
 
 
 def _step_unless(overflow: Tensor, part: torch.optim.Optimizer) -> None:
@@ -139,6 +161,32 @@ def _step_unless(overflow: Tensor, part: torch.optim.Optimizer) -> None:
         part.step()
     finally:
         del own.grad_scale, own.found_inf
+
+
+def _settings(group: Group) -> Group:
+    """A copy of a group without its parameters."""
+    return {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+
+
+def _changed(own: Group, old: Group, then: Group | None, now: Group) -> Group:
+    """The settings of a new group, `own`, that replace those saved, `old`. `then`, `now`: as built
+    by the run that saved them and by this one."""
+    if then is None:
+        return own
+
+    def kept(name: str) -> bool:
+        if name in SCHEDULED or name not in old:
+            return False
+        return name in then and name in now and _same(then[name], now[name])
+
+    return {name: value for name, value in own.items() if not kept(name)}
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        both = isinstance(one, Tensor) and isinstance(other, Tensor)
+        return both and one.shape == other.shape and torch.equal(one.cpu(), other.cpu())
+    return bool(one == other)
 
 
 def _interned(value: Any) -> Any:
