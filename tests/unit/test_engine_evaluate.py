@@ -196,14 +196,23 @@ def _rank(rank: int, folder: str) -> None:
             answers.append(list((evaluate(made) or {}).items()))
         except TypeError as error:
             answers.append(str(error))
+    made = session(10, 2, rank, 2)
+    made.raw.register_buffer("factor", torch.tensor(rank + 1.0))
+    made.raw.register_buffer("own", torch.tensor(rank + 1.0))
+    made.raw._ddp_params_and_buffers_to_ignore = ["own"]
+    made.raw.register_buffer("constant", torch.tensor(rank + 1.0), persistent=False)
+    made.task.metrics = lambda model, batch: {"scaled": batch[0] * model.factor}
+    answers.append([evaluate(made), [b.item() for b in made.raw.buffers()]])
     Path(folder, str(rank)).write_text(json.dumps(answers))
     dist.destroy_process_group()
 
 
-def test_ranks_add_figures_of_the_same_name(tmp_path: Path) -> None:
-    """A set has another order in each process; the first name of a rank stays its main score."""
+def test_ranks_add_figures_of_the_same_name_and_model(tmp_path: Path) -> None:
+    """A set has another order in each process; the first name of a rank stays its main score. All
+    measure with the buffers of rank 0, which a checkpoint contains."""
     mp.spawn(_rank, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
     for rank in range(2):
         answers = json.loads((tmp_path / str(rank)).read_text())
-        for (_, wanted), answer in zip(NAMES, answers, strict=True):
+        for (_, wanted), answer in zip(NAMES, answers[:-1], strict=True):
             assert answer == wanted[rank] or wanted[rank] in answer
+        assert answers[-1] == [{"scaled": 4.5}, [1.0, rank + 1.0, rank + 1.0]]

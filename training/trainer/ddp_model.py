@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from training.config.batch import Batch
@@ -54,12 +55,31 @@ def _buffers(raw: torch.nn.Module) -> dict[str, bool]:
     """Broadcast rank 0's buffers if they are state changed by a step (batch norm), not constants.
     torch 2.13 renamed the argument and warns about the old name."""
     names = inspect.signature(DistributedDataParallel.__init__).parameters
-    state = raw.state_dict().keys() & {name for name, _ in raw.named_buffers()}
     return {
         "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": bool(
-            state
+            saved_buffers(raw)
         )
     }
+
+
+def saved_buffers(raw: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Those in a checkpoint, which has rank 0's, by name."""
+    saved = raw.state_dict().keys()
+    return {name: buffer for name, buffer in raw.named_buffers() if name in saved}
+
+
+def share_buffers(raw: torch.nn.Module, world: World) -> None:
+    """All ranks get the buffers that a checkpoint would have. DDP does the same before the next
+    step, so training is not affected. A collective."""
+    if world.world_size == 1:
+        return
+    excluded = getattr(raw, "_ddp_params_and_buffers_to_ignore", ())  # from DDP, by the task
+    for name, buffer in saved_buffers(raw).items():
+        if name not in excluded:
+            sent = buffer.contiguous()
+            dist.broadcast(sent, 0)
+            if sent is not buffer:
+                buffer.copy_(sent)
 
 
 def settle_buckets(

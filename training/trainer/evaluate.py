@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from training.core import heartbeat
+from training.trainer import ddp_model
 
 if TYPE_CHECKING:
     from training.inspector.distributed import World
@@ -35,6 +36,8 @@ def evaluate(session: TrainState) -> Scores | None:
         return None
     mine = task.share(len(data), world.rank, world.world_size)
     size = task.eval_batch or session.batch.device_sequences
+    # The score is that of the checkpoint; running statistics of batch norm differ between ranks.
+    ddp_model.share_buffers(session.raw, world)
     sums: dict[str, torch.Tensor] = {}
     modes = [(module, module.training) for module in session.raw.modules()]
     session.raw.eval()
