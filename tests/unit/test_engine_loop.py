@@ -1,4 +1,5 @@
-"""The loop with a profiler: times of the steps, and what is outside of the profile."""
+"""The loop with a profiler: times of the steps, what is outside of the profile, and the order of
+evaluation and checkpoint."""
 
 from __future__ import annotations
 
@@ -74,9 +75,16 @@ class Lagging(StepQueue):
 
 
 def trained(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, stop: Exit = Exit.DONE
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: Exit = Exit.DONE,
+    *,
+    every: int = STEPS,
+    facts: dict[str, Any] | None = None,
+    **state: Any,
 ) -> tuple[list[str], list[dict[str, Any]]]:
-    """What happened in order, and the records of the steps."""
+    """What happened in order, and the records of the steps. `every`: steps per evaluation; `facts`:
+    receives those of the last checkpoint; `state`: further fields of the train state."""
     clock, seen, records = Clock(), list[str](), list[dict[str, Any]]()
     monkeypatch.setattr(step_timer, "time", clock)
     monkeypatch.setattr(loop, "StepQueue", Lagging)
@@ -85,10 +93,15 @@ def trained(
     monkeypatch.setattr(loop, "evaluate", lambda session: seen.append("validation"))
     run = rundir.RunDir(folder)
     run.create()
-    config = Config(eval_every=STEPS, save_every=STEPS, num_workers=0)
+    config = Config(eval_every=every, save_every=STEPS, num_workers=0)
     task, batch = Line(SimpleNamespace(clock=clock), config, CPU), Batch(1, 1, 1, 1)
     rows, raw, saver = task.rows("train"), task.model(), SimpleNamespace()
-    saver.save = lambda *state, required: seen.append("checkpoint")
+
+    def save(position: TrainProgress, state: Any, found: dict[str, Any], *, required: bool) -> None:
+        seen.append("checkpoint")
+        (facts if facts is not None else {}).update(found)
+
+    saver.save = save
     assert rows
     session = TrainState(
         config=config,
@@ -102,14 +115,14 @@ def trained(
         model=raw,
         optimizer=task.optimizers(raw),
         batches=Batches(rows, batch, rank=0, seed=1, workers=0, persistent=False),
-        validation=None,
+        validation=rows,
         autocast=torch.autocast("cpu", torch.bfloat16, enabled=False),
         precision="fp32",
         compiled=False,
         loss_scale=None,
-        position=TrainProgress(),
         saver=saver,
         facts={},  # type: ignore[typeddict-item]
+        **({"position": TrainProgress()} | state),
     )
     request = StopRequest()
     request.code = stop
@@ -133,3 +146,24 @@ def test_a_profile_ends_before_the_last_validation_and_a_stopped_run_s_after_its
     assert seen == ["profile", "validation", "checkpoint"]
     seen, _ = trained(tmp_path / "stopped", monkeypatch, Exit.PREEMPTED)
     assert seen == ["checkpoint", "profile"]
+
+
+def test_an_evaluation_that_a_stop_prevents_is_the_first_work_of_the_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts: dict[str, Any] = {}
+    seen, records = trained(tmp_path / "stopped", monkeypatch, Exit.PREEMPTED, every=1, facts=facts)
+    assert (seen, len(records)) == (["checkpoint", "profile"], 1)
+    assert facts == {"score": None, "unevaluated": True}
+    facts.clear()
+    seen, records = trained(
+        tmp_path / "resumed",
+        monkeypatch,
+        every=2,
+        facts=facts,
+        position=TrainProgress(1, 0, 1, 1),
+        unevaluated=True,
+    )
+    assert seen == ["validation", "validation", "profile", "validation", "checkpoint"]
+    assert [record["step"] for record in records] == [2, 3, 4]
+    assert facts == {"score": None}

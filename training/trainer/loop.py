@@ -61,6 +61,9 @@ def train(
         batches = begin_epoch(session, position)
         pulse.beat("progress bar")
         with Progress(session, recorder, position) as progress:
+            if session.unevaluated:
+                catch_up(session, progress)
+                watch.restart(watch.now())
             while (
                 position.step < session.length.total_steps
                 and session.steps_left(position)
@@ -93,15 +96,14 @@ def train(
                     code = Exit.DONE
                     if profiled:  # its last step has neither validation nor checkpoint
                         profiled.close()
-                # Before the checkpoint: after a kill between the two, a resumed run would skip this
-                # validation.
-                score, better = None, False
-                if evaluates and code == Exit.DONE:
-                    score, better = validate(session, progress, position)
-                    watch.restart(watch.now())
-                if saves or better or code != Exit.DONE:
-                    pulse.beat("gather state")
-                    session.save(position, score, required=done or code != Exit.DONE)
+                if evaluate_and_save(
+                    session,
+                    progress,
+                    position,
+                    stopped=code != Exit.DONE,
+                    evaluates=evaluates,
+                    saves=saves,
+                ):
                     watch.restart(watch.now())
         if not session.steps_left(position):
             position = replace(position, epoch=position.epoch + 1, used=0)
@@ -207,6 +209,33 @@ def update(session: TrainState, exchange: StepAllReduce, step: int) -> torch.Ten
     return used
 
 
+def evaluate_and_save(
+    session: TrainState,
+    progress: Progress,
+    position: TrainProgress,
+    *,
+    stopped: bool,
+    evaluates: bool,
+    saves: bool,
+) -> bool:
+    """What follows a step; after a stop request only the checkpoint. Returns whether there was
+    anything."""
+    # Before the checkpoint: after a kill between the two, a resumed run would skip this validation.
+    score, better = None, False
+    if evaluates and not stopped:
+        score, better = validate(session, progress, position)
+    saves = saves or better or stopped
+    if saves:
+        heartbeat.current.beat("gather state")
+        session.save(
+            position,
+            score,
+            required=stopped or position.step == session.length.total_steps,
+            unevaluated=evaluates and stopped and session.validation is not None,
+        )
+    return evaluates or saves
+
+
 def validate(
     session: TrainState, progress: Progress, position: TrainProgress
 ) -> tuple[ScoreRecord | None, bool]:
@@ -222,3 +251,11 @@ def validate(
     score, best = score_of(scores), session.best
     better = best is not None and best.improves(score, position.step, session.saver.lost)
     return score, better
+
+
+def catch_up(session: TrainState, progress: Progress) -> None:
+    """The evaluation that a stop request prevented at the step of the loaded checkpoint."""
+    session.unevaluated = False
+    evaluate_and_save(
+        session, progress, session.position, stopped=False, evaluates=True, saves=False
+    )

@@ -71,6 +71,7 @@ class TrainState:
     time_limit: TimeLimit | None = None  # of --max_time
     average: WeightAverage | None = None  # of --ema
     best: BestScore | None = None  # of --keep_best
+    unevaluated: bool = False  # the evaluation at `position` is still to be made
 
     @property
     def parameters(self) -> int:
@@ -108,10 +109,16 @@ class TrainState:
         return self.average.applied() if self.average else nullcontext()
 
     def save(
-        self, position: checkpoint.TrainProgress, score: ScoreRecord | None, *, required: bool
+        self,
+        position: checkpoint.TrainProgress,
+        score: ScoreRecord | None,
+        *,
+        required: bool,
+        unevaluated: bool = False,
     ) -> None:
         """Copy the state on rank 0 and start writing it; if `required`, return when it is on disk
-        (OSError). `score`: of the evaluation at this step, if there was one. A collective."""
+        (OSError). `score`: of the evaluation at this step, if there was one; `unevaluated`: a
+        resume makes it. A collective."""
         self.optimizer.gather()
         heartbeat.current.beat(PHASE)
         if self.world.rank != 0:
@@ -125,6 +132,8 @@ class TrainState:
         if self.average:
             state[trained.AVERAGE] = self.average.state_dict()
         facts: ManifestRecord = {**self.facts, "score": score}
+        if unevaluated:
+            facts = {**facts, "unevaluated": True}
         if self.time_limit:
             facts = {**facts, "used_s": self.time_limit.used_s}
         self.saver.save(position, state, facts, required=required)
@@ -238,6 +247,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         ),
         average=average,
         best=BestScore(run.checkpoints, position.step, world) if config.keep_best else None,
+        unevaluated=bool(loaded and loaded.manifest.get("unevaluated") and config.eval_every),
     )
 
 

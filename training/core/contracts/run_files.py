@@ -190,6 +190,7 @@ class ManifestRecord(TypedDict, total=False):
     run: str
     # of the evaluation at this step; None: there was none; missing in early 0.1
     score: ScoreRecord | None
+    unevaluated: bool  # a stop request came before the evaluation at this step; else missing
     ema: float  # decay of the average in state.pt; only with --ema
     used_s: float  # of --max_time, over all starts; only with such a limit
     bytes: int  # of state.pt
