@@ -12,7 +12,7 @@ import pytest
 from tests.cases import each
 from tests.unit.conftest import clean_environment, python
 from tests.unit.nvidia_machine import BALANCED, UUID, Nvidia, dry_run, look
-from training.host import nvml
+from training.host import nvml, visible_devices
 from training.host.gpus import Gpu, GpuInventory, visible
 from training.tasks.gpt import memory
 
@@ -62,7 +62,14 @@ def test_the_numa_node_of_a_gpu_is_the_kernel_s(nvidia: Nvidia, tmp_path: Path) 
         (" 1 , 0 ", [1, 0]),
         (UUID.format(1), [1]),
         ("GPU-000000a2", [2]),
-        (f"{UUID.format(2)},0", [2, 0]),
+        (f"{UUID.format(2)},0", [2]),
+        (f"0,{UUID.format(2)}", [0]),
+        (f"{UUID.format(2)},{UUID.format(0)}", [2, 0]),
+        (f"{UUID.format(2)},MIG-0", [2]),
+        ("GPU-000000a", []),
+        ("0,,1", [0]),
+        ("01,+0", [1, 0]),
+        ("1gpu2,-1,0", [1]),
         ("", []),
         ("-1", []),
         ("NoDevFiles", []),
@@ -70,7 +77,6 @@ def test_the_numa_node_of_a_gpu_is_the_kernel_s(nvidia: Nvidia, tmp_path: Path) 
         ("0,7,1", [0]),
         ("1,x", [1]),
         ("GPU-nosuch", []),
-        ("0,0,1", [0]),
     ],
 )
 def test_cuda_visible_devices_as_cuda_reads_it(selection: str, indices: list[int]) -> None:
@@ -79,6 +85,49 @@ def test_cuda_visible_devices_as_cuda_reads_it(selection: str, indices: list[int
     assert [g.index for g in chosen] == indices
     assert reason == f"{len(indices)} of 3 by CUDA_VISIBLE_DEVICES={selection!r}"
     assert visible(every, None) == (every, "3 on this machine")
+
+
+@each("selection", ["0,0", "0,1,1", "0,00", "7,7", f"{UUID.format(1)},{UUID.format(1)}"])
+def test_a_gpu_that_is_named_twice_hides_all(selection: str) -> None:
+    every = [Gpu(n, UUID.format(n), "x", None, None, None, None, None) for n in range(3)]
+    chosen, reason = visible(every, selection)
+    assert chosen == []
+    assert reason == (
+        f"0 of 3 by CUDA_VISIBLE_DEVICES={selection!r}: CUDA shows none if the list names a GPU twice"
+    )
+    assert visible(every, f"{UUID.format(1)},GPU-000000a1")[0] == [], "by a part of its UUID"
+
+
+@each(
+    "selection",
+    [
+        *(
+            "0",
+            "0,1",
+            " 1 , 0 ",
+            "2,0,1",
+            "0,,1",
+            ",0",
+            "",
+            "-1",
+            "0,-1,0",
+            "x",
+            "1,x,0",
+            "NoDevFiles",
+        ),
+        *("01,+2", "1gpu2,2ampere", "-0", "0,0", "0,1,1", "0,00", "7,7", "0,7,0", "0,GPU-a1"),
+        *("GPU-a", "GPU-a,GPU-b", "GPU-a, GPU-b", "GPU-a,0", "GPU-a,MIG-b", "GPU-a,GPU-a", "GPU-"),
+        *("MIG-a", "MIG-a,MIG-b", "MIG-a,GPU-b", "MIG-a,0", "MIG-a,MIG-a", " GPU-a", "gpu-a"),
+    ],
+)
+def test_cuda_visible_devices_as_torch_reads_it(
+    selection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", selection)
+    named = visible_devices.entries(selection)
+    assert (named if len(set(named)) == len(named) else []) == torch.cuda._parse_visible_devices()
 
 
 @pytest.mark.parametrize(

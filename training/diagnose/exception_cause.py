@@ -16,7 +16,8 @@ from training.core import log as console
 from training.core.messages import msg
 from training.core.project import ROOT
 from training.diagnose import signatures
-from training.host.gpus import PART, one_line
+from training.host.gpus import one_line
+from training.host.visible_devices import PART
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan

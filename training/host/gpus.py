@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from training.core import log
 from training.core.messages import msg
-from training.host import bare_nvml, nvlink
+from training.host import bare_nvml, nvlink, visible_devices
 from training.host.nvml import ask
+from training.host.visible_devices import PART
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import GpuRecord
@@ -40,7 +41,6 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 PIDS = Path("/proc/self/ns/pid")
 HOST_PIDS = "pid:[4026531836]"  # the first namespace of every kernel (PROC_PID_INIT_INO)
 MPS = "nvidia-cuda-mps-server"  # shares a GPU in exclusive mode
-PART = "MIG-"  # how the UUID of an instance begins
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 DRIVER_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"))  # the second: Jetson
 
@@ -116,8 +116,8 @@ def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
         cuda = _cuda_version(version)
         count = ask("nvmlDeviceGetCount") or 0
         every = [gpu for gpu in (_read(index) for index in range(count)) if gpu]
-        words = _words(environ.get(VISIBLE))
-        parts = [_part(word) for word in words if word.startswith(PART)]
+        named = visible_devices.entries(environ.get(VISIBLE, ""))
+        parts = [_part(uuid) for uuid in named if isinstance(uuid, str) and uuid.startswith(PART)]
     finally:
         pynvml.nvmlShutdown()
     chosen, reason = visible([*every, *filter(None, parts)], environ.get(VISIBLE))
@@ -169,26 +169,21 @@ def _cuda_version(number: int | None) -> str | None:
 
 
 def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:
-    """(selected GPUs, reason) by CUDA_VISIBLE_DEVICES (indices or UUID prefixes); as in CUDA, the
-    first invalid entry ends the list."""
+    """(selected GPUs, reason) by CUDA_VISIBLE_DEVICES, as CUDA reads it."""
     whole = [gpu for gpu in every if not gpu.uuid.startswith(PART)]
     if selection is None:
         return whole, msg("host.gpus.on_machine", count=len(whole))
-    chosen: list[Gpu] = []
-    for word in _words(selection):
-        match = [g for g in whole if word == str(g.index)] or [
-            g for g in every if word.startswith(("GPU-", PART)) and g.uuid.startswith(word)
-        ]
-        if not match or match[0] in chosen:
-            break
-        chosen.append(match[0])
-    return chosen, msg(
-        "host.gpus.selected", chosen=len(chosen), every=len(whole), selection=selection
-    )
 
+    def places(entry: int | str) -> list[int]:
+        if isinstance(entry, int):
+            return [at for at, gpu in enumerate(every) if gpu.index == entry and gpu in whole]
+        return [at for at, gpu in enumerate(every) if gpu.uuid.startswith(entry)]
 
-def _words(selection: str | None) -> list[str]:
-    return [word for part in (selection or "").split(",") if (word := part.strip())]
+    found, twice = visible_devices.choose(selection, places)
+    reason = msg("host.gpus.selected", chosen=len(found), every=len(whole), selection=selection)
+    if twice:
+        reason = msg("host.gpus.twice", selected=reason)
+    return [every[at] for at in found], reason
 
 
 def _read(index: int) -> Gpu | None:

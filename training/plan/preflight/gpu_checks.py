@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from training.core import units
 from training.core.messages import msg
 from training.host import process
-from training.host.gpus import EXCLUSIVE, MPS, PART, PROHIBITED, Gpu, GpuInventory, GpuProcess
+from training.host.gpus import EXCLUSIVE, MPS, PROHIBITED, Gpu, GpuInventory, GpuProcess
 from training.host.placement import RANK
 from training.host.torch_build import TorchBuild
+from training.host.visible_devices import PART
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
 from training.plan.request import LaunchRequest
 from training.tasks import memory
