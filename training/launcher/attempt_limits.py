@@ -30,6 +30,7 @@ class AttemptLimits:
         stop: StopRequests,
     ) -> None:
         self._state, self._children, self._failure, self._stop = state, children, failure, stop
+        self._raised: dict[int, float] = {}  # rank → when its exception was first seen
         self._gone = timeouts.Gone(float(state.plan["config"]["hang_timeout"]))
 
     def check(self) -> None:
@@ -40,6 +41,8 @@ class AttemptLimits:
             return
         if exited := self._overdue_stop_exit(now):
             self._failure.of_rank(*exited)
+        if outcome.guilty is None and self._stop.asked_at is None:
+            self._end_after_exception(now)
         if outcome.failed_at is not None and now - outcome.failed_at > timeouts.grace_s(
             outcome.guilty
         ):
@@ -88,6 +91,15 @@ class AttemptLimits:
         at, child, status = self._failure.stop_exit
         others_run = self._children.alive or self._state.others.running()
         return (child, status) if now - at > timeouts.PEER_GRACE_S and others_run else None
+
+    def _end_after_exception(self, now: float) -> None:
+        """A thread or an atexit function may keep the process of a script that has raised, and the
+        other ranks need not wait for it."""
+        for rank in self._children.pids():
+            if rank is not None and self._state.run.rank_error(rank).exists():
+                since = self._raised.setdefault(rank, now)
+                if now - since > timeouts.RAISED_S and self._failure.of_raised(rank):
+                    return
 
     def _all_finished(self, beats: Beats) -> bool:
         """Have all ranks of Duet's training finished? A script has no heartbeat."""

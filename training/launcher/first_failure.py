@@ -10,6 +10,8 @@ from training.core import exit_status, log
 from training.core.errors import Exit
 from training.core.failure_kinds import SILENT
 from training.core.messages import msg
+from training.diagnose import error_reports
+from training.diagnose.exception_cause import LEFT
 from training.launcher import seats, spawn
 from training.launcher.attempt_state import AttemptState
 from training.launcher.child_processes import ChildProcesses
@@ -83,6 +85,8 @@ class FirstFailure:
     def of_hang(self, found: HangFinding) -> None:
         """Logged while the ranks are still alive; then they are killed."""
         outcome = self._state.outcome
+        if found.rank is not None and self.of_raised(found.rank):
+            return
         outcome.finding = found
         outcome.phases = self._state.phases()
         outcome.guilty = (found.rank, 0)
@@ -92,6 +96,22 @@ class FirstFailure:
         )
         self._record()
         self._children.kill()
+
+    def of_raised(self, rank: int) -> bool:
+        """Has this rank of a script reported an exception? It has failed then, although a thread or
+        an atexit function keeps its process. Duet's own ranks exit at once."""
+        outcome = self._state.outcome
+        error = None if outcome.ours else error_reports.of_rank(self._state.run, rank)
+        if error is None:
+            return False
+        left = error["type"] == LEFT and error["message"].isdecimal()
+        outcome.guilty = outcome.here = (rank, int(error["message"]) & 0xFF if left else 1)
+        outcome.phases = self._state.phases()
+        self._state.best_effort(
+            msg("launcher.effort.report"), functools.partial(self._explain, *outcome.guilty)
+        )
+        self._record()
+        return True
 
     def _blame_earlier_exit(self, child: spawn.Child) -> None:
         """A script's rank that lost a peer is the victim of the rank that exited before it."""
@@ -104,7 +124,7 @@ class FirstFailure:
 
     def _report_exit(self, child: spawn.Child, status: int) -> None:
         """Logged at once: the failure card follows when all ranks have exited."""
-        outcome, alive = self._state.outcome, self._children.alive
+        outcome = self._state.outcome
         if (
             outcome.torn_down
             or outcome.asked != Exit.DONE
@@ -114,11 +134,15 @@ class FirstFailure:
         if child.rank is None:
             self._error(f"{child.name} {exit_status.how(status)}")
             return
-        others = [c.rank for c in alive.values() if c.rank is not None]
-        rank = child.rank
         # another rank, which exited before
         if outcome.guilty and outcome.guilty[0] is not None:
-            rank, status = outcome.guilty[0], outcome.guilty[1]
+            self._explain(*outcome.guilty)
+        else:
+            self._explain(child.rank, status)
+
+    def _explain(self, rank: int, status: int) -> None:
+        outcome, alive = self._state.outcome, self._children.alive
+        others = [c.rank for c in alive.values() if c.rank is not None]
         known = outcome.death = rank_exit.explain(
             self._state.run, rank, status, others, outcome.log_from
         )

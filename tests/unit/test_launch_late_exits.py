@@ -1,0 +1,96 @@
+"""Ranks of a script that raise and do not exit."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import textwrap
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_launch_attempt import PLAN, RANK
+from training.core.errors import Exit
+from training.core.rundir import RunDir, write_json
+from training.launcher import failure_report, local_ranks, timeouts
+from training.launcher.attempt import Attempt
+from training.launcher.local_ranks import LocalRanks
+from training.watchdog.hang_report import HANG, HangFinding
+
+SCRIPT = {"path": "main.py", "args": [], "python": "python3"}
+ERROR = {
+    "rank": 1,
+    "guilty_rank": 1,
+    "time": 1.0,
+    "type": "ValueError",
+    "message": "bad sample 17",
+    "where": "main.py:3",
+    "code": None,
+    "before": [],
+    "phase": None,
+    "disk_full": False,
+    "traceback": [],
+}
+Start = Callable[[str], Attempt]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "run")
+    made.create()
+    return made
+
+
+@pytest.fixture
+def start(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Two ranks whose code has `rank` and `folder`, of the run."""
+    for name in ("PEER_GRACE_S", "SHORT_GRACE_S"):
+        monkeypatch.setattr(timeouts, name, 0.0)
+
+    def make(code: str) -> Attempt:
+        begin = f"{RANK}rank, folder = int(os.environ['RANK']), Path(sys.argv[1])\n"
+        command = [sys.executable, "-c", begin + textwrap.dedent(code), str(run.path)]
+        monkeypatch.setattr(local_ranks, "command", lambda *_: command)
+        plan = PLAN | {"ranks": 2, "script": SCRIPT}
+        return Attempt(run, plan, LocalRanks(range(2), 2, "127.0.0.1", 1), uuid.uuid4().hex)
+
+    return make
+
+
+# ── an exception, but no exit
+
+
+def test_the_exception_of_a_rank_that_hangs_at_its_exit_is_the_failure(
+    run: RunDir, start: Start
+) -> None:
+    tried = start("")
+    write_json(run.rank_error(1), ERROR)
+    waiting = {0: "all_reduce"}
+    tried.failure.of_hang(HangFinding(HANG, 1, "threading.py:1", "is stuck", waiting, {}, 9.0, ""))
+    outcome = tried.outcome
+    assert (outcome.finding, outcome.guilty) == (None, (1, 1))
+    record = failure_report.failure(outcome, run, PLAN)
+    assert (record["kind"], record["summary"]) == ("error", "ValueError: bad sample 17")
+    assert (record["where"], record["exit_code"]) == ("main.py:3", Exit.TRAINING)
+
+
+def test_a_hang_without_an_exception_stays_one(run: RunDir, start: Start) -> None:
+    tried = start("")
+    write_json(run.rank_error(0), ERROR | {"rank": 0, "guilty_rank": 0})
+    tried.failure.of_hang(HangFinding(HANG, 1, "main.py:1", "is stuck", {}, {}, 9.0, ""))
+    assert tried.outcome.finding and failure_report.exit_code(tried.outcome) == Exit.HANG
+
+
+def test_a_rank_that_has_raised_must_exit_within_a_limit(
+    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one waits for nothing: there is no hang to find."""
+    monkeypatch.setattr(timeouts, "RAISED_S", 0.1)
+    report = f"(folder / 'ranks' / 'rank1.error.json').write_text({json.dumps(ERROR)!r})"
+    outcome = start(f"if rank:\n    {report}\n    time.sleep(600)").go()
+    assert outcome.guilty == (1, 1) and dict(outcome.ended) == {0: 0, 1: -signal.SIGKILL}
+    assert outcome.death and "ValueError: bad sample 17" in outcome.death.how
+    assert failure_report.exit_code(outcome) == Exit.TRAINING
