@@ -1,4 +1,4 @@
-"""Ranks of a script that raise and do not exit."""
+"""Ranks of a script that crash after its end, or raise and do not exit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.unit.test_launch_attempt import PLAN, RANK
 from training.core.errors import Exit
 from training.core.rundir import RunDir, write_json
-from training.launcher import failure_report, local_ranks, timeouts
+from training.launcher import endings, failure_report, local_ranks, timeouts
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
 from training.watchdog.hang_report import HANG, HangFinding
@@ -58,6 +58,57 @@ def start(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Start:
         return Attempt(run, plan, LocalRanks(range(2), 2, "127.0.0.1", 1), uuid.uuid4().hex)
 
     return make
+
+
+# ── a crash after the end
+
+CRASH = """
+if rank:
+    (folder / "ranks" / "rank1.ended").write_text("{}")
+    os.kill(os.getpid(), int(%d))
+while not (folder / "go").exists():
+    time.sleep(0.01)
+%s
+"""
+
+
+def let_go(tried: Attempt, run: RunDir) -> None:
+    """Rank 0 continues when the limits have been checked a few times after the exit of rank 1."""
+    passes = []
+
+    def count() -> None:
+        passes.append(bool(tried.outcome.ended))
+        if sum(passes) > 3:
+            (run.path / "go").touch()
+
+    tried.each_pass = count
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGABRT, 134), (signal.SIGSEGV, 139)], ids=["SIGABRT", "SIGSEGV"]
+)
+def test_a_crash_after_the_end_of_a_script_does_not_end_the_other_ranks(
+    run: RunDir, start: Start, number: signal.Signals, code: int
+) -> None:
+    tried = start(CRASH % (number, "(folder / 'saved').touch()"))
+    let_go(tried, run)
+    outcome = tried.go()
+    assert (run.path / "saved").exists() and outcome.ended == [(1, -number), (0, 0)]
+    assert outcome.torn_down and failure_report.exit_code(outcome) == code
+    record = failure_report.failure(outcome, run, PLAN)
+    assert (record["rank"], record["exit_code"], record["torn_down"]) == (1, code, True)
+    assert f"killed by {number.name} during teardown" in record["summary"]
+    assert not endings.may_help(run, outcome, record), "a restart would train again"
+
+
+def test_a_failure_after_such_a_crash_is_the_one_that_is_reported(
+    run: RunDir, start: Start
+) -> None:
+    tried = start(CRASH % (signal.SIGABRT, "sys.exit(7)"))
+    let_go(tried, run)
+    outcome = tried.go()
+    assert (outcome.guilty, outcome.torn_down) == ((0, 7), False)
+    assert failure_report.exit_code(outcome) == Exit.TRAINING
 
 
 # ── an exception, but no exit

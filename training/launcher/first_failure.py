@@ -27,6 +27,7 @@ class FirstFailure:
     def __init__(self, state: AttemptState, children: ChildProcesses) -> None:
         self._state, self._children = state, children
         self.stop_exit: tuple[float, spawn.Child, int] | None = None
+        self._late: tuple[spawn.Child, int] | None = None  # the first that crashed at its exit
 
     def of_rank(self, child: spawn.Child, status: int) -> None:
         """A child has exited unexpectedly."""
@@ -34,21 +35,36 @@ class FirstFailure:
         self.stop_exit = None
         if outcome.left is not None:
             return
+        if self._children.alive and self._at_exit(child, status):
+            self._late = self._late or (child, status)  # the others may still work
+            return
         outcome.here = outcome.here or (child.rank, status)
         if outcome.guilty is None:
             outcome.guilty = outcome.here
-            state.best_effort(
-                msg("launcher.effort.earlier_exit"),
-                functools.partial(self._blame_earlier_exit, child),
-            )
+            outcome.torn_down = self._at_exit(child, status)
+            if not outcome.torn_down:
+                state.best_effort(
+                    msg("launcher.effort.earlier_exit"),
+                    functools.partial(self._blame_earlier_exit, child),
+                )
             outcome.phases = state.phases()
-            outcome.torn_down = (
-                status == -signal.SIGABRT and (state.run.ranks / f"rank{child.rank}.ended").exists()
-            )
             state.best_effort(
                 msg("launcher.effort.report"), functools.partial(self._report_exit, child, status)
             )
             self._record()
+
+    def of_late_exit(self) -> None:
+        """No rank of this machine is left: report a crash that came after the end of a script, if
+        there is nothing else to report."""
+        outcome = self._state.outcome
+        if self._late and outcome.asked == Exit.DONE and not outcome.resized:
+            late, self._late = self._late, None
+            self.of_rank(*late)
+
+    def _at_exit(self, child: spawn.Child, status: int) -> bool:
+        """Has its script ended, and then threads or libraries have crashed?"""
+        ended = self._state.run.ranks / f"rank{child.rank}.ended"
+        return -status in (signal.SIGABRT, signal.SIGSEGV) and ended.exists()
 
     def of_stop_exit(self, child: spawn.Child, status: int) -> None:
         """A rank of a script has exited with the status of a stop request, without one."""
