@@ -68,6 +68,23 @@ def raise_stop(number: int, frame: object) -> None:
     raise StopAsked(number)
 
 
+def remember_stops() -> list[int]:
+    """From now on stop signals only enter the list returned, while modules are imported. A second
+    Ctrl-C ends this process at once."""
+    asked: list[int] = []
+
+    def remember(number: int, frame: object) -> None:
+        if number == signal.SIGINT and number in asked:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        asked.append(number)
+
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, remember)
+    return asked
+
+
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
     """While a launch script waits for this process: TERM and USR1 raise StopAsked, and so does the
