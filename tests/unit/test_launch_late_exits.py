@@ -1,14 +1,16 @@
-"""Ranks of a script that crash after its end, or raise and do not exit."""
+"""Ranks of a script that crash after its end, or do not exit after an exception or a stop request."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import textwrap
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from training.launcher import endings, failure_report, local_ranks, timeouts
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
 from training.watchdog.hang_report import HANG, HangFinding
+from training.watchdog.start import RanksWatch
 
 SCRIPT = {"path": "main.py", "args": [], "python": "python3"}
 ERROR = {
@@ -145,3 +148,46 @@ def test_a_rank_that_has_raised_must_exit_within_a_limit(
     assert outcome.guilty == (1, 1) and dict(outcome.ended) == {0: 0, 1: -signal.SIGKILL}
     assert outcome.death and "ValueError: bad sample 17" in outcome.death.how
     assert failure_report.exit_code(outcome) == Exit.TRAINING
+
+
+# ── a stop request, but no exit
+
+
+def test_a_script_that_hangs_after_a_stop_request_is_stopped_at_once(
+    run: RunDir,
+    handlers: None,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(timeouts, "STALL_S", 0.1)
+    found = HangFinding(HANG, 0, "main.py:3", "waits", {}, {}, 9.0)
+    looked: list[bool] = []
+
+    def look(watch: RanksWatch, started: Any, ended: Any) -> HangFinding | None:
+        looked.append(len(list(run.path.glob("asked*"))) == 2)
+        return found if looked[-1] else None
+
+    monkeypatch.setattr(RanksWatch, "look", look)
+    tried = start(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: (folder / f"asked{rank}").touch())
+        (folder / f"ready{rank}").touch()
+        time.sleep(600)
+        """
+    )
+
+    def ask() -> None:
+        if len(list(run.path.glob("ready*"))) == 2:
+            tried.each_pass = lambda: None
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    tried.each_pass = ask
+    outcome = tried.go()
+    assert (outcome.killed, outcome.finding, outcome.guilty) == (True, None, None)
+    assert sorted(outcome.ended) == [(0, -signal.SIGKILL), (1, -signal.SIGKILL)]
+    assert looked.count(True) == 1, "the ranks are on their way out"
+    assert failure_report.exit_code(outcome) == Exit.PREEMPTED
+    assert failure_report.failure(outcome, run, PLAN)["kind"] == "asked"
+    text = "HANG rank 0 waits, at main.py:3, for 9.0 s: stopping the ranks now (again: kill them)"
+    assert text in capfd.readouterr().err

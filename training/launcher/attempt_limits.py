@@ -66,11 +66,14 @@ class AttemptLimits:
         answered = state.link is None or not state.link.overdue()
         if (
             outcome.guilty is None
-            and self._stop.asked_at is None
+            and (self._stop.asked_at is None or self._stops_by_itself())
             and answered
             and (found := self._find_hang())
         ):
-            self._failure.of_hang(found)
+            if self._stop.asked_at is None:
+                self._failure.of_hang(found)
+            else:
+                self._stop.after_hang(found.sentence())
 
     def _lose_folder(self) -> None:
         """Ranks of Duet's training could save nothing more. A script has its files elsewhere and
@@ -134,9 +137,14 @@ class AttemptLimits:
         known = rundir.read_json(self._state.run.summary) or {}
         return Exit(known.get("exit_code", self._state.outcome.asked))
 
+    def _stops_by_itself(self) -> bool:
+        """Is this a script after its first stop request? It may save for as long as it needs, and
+        can only be judged by a hang."""
+        return not self._state.outcome.ours and self._stop.count == 1 and not self._children.killing
+
     def _ignores_stop(self, beats: Beats) -> bool:
         """Do the ranks make no progress after a stop request? A script has no heartbeat: it has no
-        limit until the second request."""
+        limit until the second request, or a hang."""
         outcome, working = self._state.outcome, [b for b in beats if b.phase != heartbeat.FINISHED]
         if (
             outcome.ours
