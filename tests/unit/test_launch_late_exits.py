@@ -150,6 +150,29 @@ def test_a_rank_that_has_raised_must_exit_within_a_limit(
     assert failure_report.exit_code(outcome) == Exit.TRAINING
 
 
+# ── processes that outlive their rank
+
+
+def test_a_process_of_a_script_that_outlives_it_is_named(
+    run: RunDir, start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An upload in the background is cut off; a failed rank's processes are not worth a word."""
+    tried = start(
+        """
+        import subprocess
+        subprocess.Popen(["sleep", str(1000 + rank)])
+        while rank and not (folder / "go").exists():
+            time.sleep(0.01)
+        sys.exit(rank)
+        """
+    )
+    let_go(tried, run)
+    assert tried.go().ended == [(0, 0), (1, 1)]
+    err = capfd.readouterr().err
+    assert err.count("killed a process left behind by a rank: pid ") == 1
+    assert ": sleep 1000\n" in err
+
+
 # ── a stop request, but no exit
 
 

@@ -158,13 +158,14 @@ def children(parent: int) -> set[int]:
     return set(_living(lambda pid: int(_stat(pid)[1]) == parent))
 
 
-def end_group(number: int) -> None:
-    """Kill a process group except KEEPERS."""
-    _kill(
+def end_group(number: int) -> dict[int, str]:
+    """Kill a process group except KEEPERS. Returns the killed processes except HELPERS."""
+    killed = _kill(
         lambda: {
             pid: command for pid, command in group(number).items() if not _named(command, KEEPERS)
         }
     )
+    return {pid: command for pid, command in killed.items() if not _named(command, HELPERS)}
 
 
 def sweep(token: str) -> dict[int, str]:
