@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from training.core.errors import Exit
-from training.host.process import STOP_SIGNALS
-from training.launcher import stop_signals
+from training.core.project import ROOT
+from training.core.rundir import RunDir
+from training.host.process import STOP_SIGNALS, remember_stops
+from training.launcher import stop_signals, supervisor
+from training.launcher.post_run import PostRun
 from training.launcher.stop_signals import StopSignals
 
 pytestmark = pytest.mark.usefixtures("handlers")
@@ -34,6 +41,54 @@ def test_without_a_signal_the_handlers_are_restored() -> None:
     with StopSignals():
         assert signal.getsignal(signal.SIGTERM) not in before
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+
+
+def test_a_signal_after_the_end_of_the_ranks_changes_nothing() -> None:
+    """While the report is written and the notification sent."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    stop_signals.raise_before_start()
+    with StopSignals():
+        pass
+    for number in STOP_SIGNALS:
+        assert signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler)
+        os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "how"),
+    [
+        (signal.SIGTERM, Exit.PREEMPTED, "stopped by SIGTERM before the start"),
+        (signal.SIGINT, Exit.INTERRUPTED, "interrupted before the start"),
+    ],
+)
+def test_a_signal_while_the_supervisor_is_imported_withdraws_the_run(
+    tmp_path: Path, number: signal.Signals, code: Exit, how: str
+) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    run = RunDir(tmp_path / "run")
+    run.create()
+    plan: Any = {"place": {"nnodes": 1}, "resume": None, "launch": "a1b2", "config": {}}
+    early = remember_stops()
+    os.kill(os.getpid(), number)
+    found = supervisor._run(run, plan, set(), PostRun(run, plan), early)
+    assert found == (code, f"{how}; {run.path} was removed") and not run.path.exists()
+
+
+def test_a_second_ctrl_c_ends_the_import() -> None:
+    code = f"""
+import os, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+from training.host.process import remember_stops
+asked = remember_stops()
+for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+    os.kill(os.getpid(), number)
+print(*map(int, asked), flush=True)
+os.kill(os.getpid(), signal.SIGINT)
+print("not reached")
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "15 15 2\n")
 
 
 def test_long_work_is_interrupted_by_a_signal_that_still_counts() -> None:

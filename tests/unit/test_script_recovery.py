@@ -56,6 +56,17 @@ def test_which_failures_are_tried_again() -> None:
     assert remedy(KILL, none, []) == GiveUp("")
 
 
+def test_the_same_exception_is_tried_again_after_a_newer_checkpoint() -> None:
+    plan = cast("Plan", {"retries": {"value": 3, "reason": "as asked"}})
+    third, sixth = (Snapshot(Path("last.pt"), n, f"epoch {n}") for n in (3.0, 6.0))
+    none, first, second = (replace(RAISE, snapshot=s) for s in (None, third, sixth))
+    assert remedy(second, plan, [none, first]) == Restart(3)
+    again = GiveUp("the same failure for the second time")
+    assert remedy(second, plan, [none, first, second]) == again
+    rewritten = replace(second, snapshot=replace(sixth, written=7.0))
+    assert remedy(rewritten, plan, [second]) == again, "the same epoch"
+
+
 def test_a_script_continues_without_a_lost_gpu() -> None:
     gpus = [{"index": n, "uuid": f"GPU-000000a{n}", "name": "Card"} for n in range(4)]
     elastic = ELASTIC | {"gpus": gpus}  # one without a rank

@@ -7,19 +7,29 @@ python lib/run_module.py training.cli.supervise RUN_DIR [--node=1] [--analyse]
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from training.host import program
+from training.host import process
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], asked: Sequence[int] = ()) -> int:
+    """`asked`: gets the stop signals of the time before the supervisor handles them."""
     if argv[:1] == ["attach"]:
         from training.monitor import attach
 
         return attach.main(argv[1:])
     from training.launcher import supervisor
 
-    return supervisor.main(argv)
+    try:
+        return supervisor.main(argv, asked)
+    finally:
+        process.ignore_stop_signals()  # Python restores their default action when it exits
 
 
 if __name__ == "__main__":
-    sys.exit(program.run(main, __doc__, internal=True, pipe=sys.argv[1:2] == ["attach"]))
+    attaches = sys.argv[1:2] == ["attach"]
+    # before the other imports, which take half a second
+    early = [] if attaches else process.remember_stops()
+    from training.host import program
+
+    sys.exit(program.run(lambda argv: main(argv, early), __doc__, internal=True, pipe=attaches))

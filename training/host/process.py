@@ -68,6 +68,23 @@ def raise_stop(number: int, frame: object) -> None:
     raise StopAsked(number)
 
 
+def remember_stops() -> list[int]:
+    """From now on stop signals only enter the list returned, while modules are imported. A second
+    Ctrl-C ends this process at once."""
+    asked: list[int] = []
+
+    def remember(number: int, frame: object) -> None:
+        if number == signal.SIGINT and number in asked:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        asked.append(number)
+
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, remember)
+    return asked
+
+
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
     """While a launch script waits for this process: TERM and USR1 raise StopAsked, and so does the
@@ -141,13 +158,14 @@ def children(parent: int) -> set[int]:
     return set(_living(lambda pid: int(_stat(pid)[1]) == parent))
 
 
-def end_group(number: int) -> None:
-    """Kill a process group except KEEPERS."""
-    _kill(
+def end_group(number: int) -> dict[int, str]:
+    """Kill a process group except KEEPERS. Returns the killed processes except HELPERS."""
+    killed = _kill(
         lambda: {
             pid: command for pid, command in group(number).items() if not _named(command, KEEPERS)
         }
     )
+    return {pid: command for pid, command in killed.items() if not _named(command, HELPERS)}
 
 
 def sweep(token: str) -> dict[int, str]:

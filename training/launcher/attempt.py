@@ -115,6 +115,7 @@ class Attempt:
     def _continues(self) -> bool:
         if self.children.alive:
             return not self.children.blocked()
+        self.failure.of_late_exit()
         alone = self.state.link is None
         if alone or self.outcome.failed_at is not None or self.outcome.killed:
             return False

@@ -30,6 +30,7 @@ class AttemptLimits:
         stop: StopRequests,
     ) -> None:
         self._state, self._children, self._failure, self._stop = state, children, failure, stop
+        self._raised: dict[int, float] = {}  # rank → when its exception was first seen
         self._gone = timeouts.Gone(float(state.plan["config"]["hang_timeout"]))
 
     def check(self) -> None:
@@ -40,6 +41,8 @@ class AttemptLimits:
             return
         if exited := self._overdue_stop_exit(now):
             self._failure.of_rank(*exited)
+        if outcome.guilty is None and self._stop.asked_at is None:
+            self._end_after_exception(now)
         if outcome.failed_at is not None and now - outcome.failed_at > timeouts.grace_s(
             outcome.guilty
         ):
@@ -63,11 +66,14 @@ class AttemptLimits:
         answered = state.link is None or not state.link.overdue()
         if (
             outcome.guilty is None
-            and self._stop.asked_at is None
+            and (self._stop.asked_at is None or self._stops_by_itself())
             and answered
             and (found := self._find_hang())
         ):
-            self._failure.of_hang(found)
+            if self._stop.asked_at is None:
+                self._failure.of_hang(found)
+            else:
+                self._stop.after_hang(found.sentence())
 
     def _lose_folder(self) -> None:
         """Ranks of Duet's training could save nothing more. A script has its files elsewhere and
@@ -88,6 +94,15 @@ class AttemptLimits:
         at, child, status = self._failure.stop_exit
         others_run = self._children.alive or self._state.others.running()
         return (child, status) if now - at > timeouts.PEER_GRACE_S and others_run else None
+
+    def _end_after_exception(self, now: float) -> None:
+        """A thread or an atexit function may keep the process of a script that has raised, and the
+        other ranks need not wait for it."""
+        for rank in self._children.pids():
+            if rank is not None and self._state.run.rank_error(rank).exists():
+                since = self._raised.setdefault(rank, now)
+                if now - since > timeouts.RAISED_S and self._failure.of_raised(rank):
+                    return
 
     def _all_finished(self, beats: Beats) -> bool:
         """Have all ranks of Duet's training finished? A script has no heartbeat."""
@@ -122,9 +137,14 @@ class AttemptLimits:
         known = rundir.read_json(self._state.run.summary) or {}
         return Exit(known.get("exit_code", self._state.outcome.asked))
 
+    def _stops_by_itself(self) -> bool:
+        """Is this a script after its first stop request? It may save for as long as it needs, and
+        can only be judged by a hang."""
+        return not self._state.outcome.ours and self._stop.count == 1 and not self._children.killing
+
     def _ignores_stop(self, beats: Beats) -> bool:
         """Do the ranks make no progress after a stop request? A script has no heartbeat: it has no
-        limit until the second request."""
+        limit until the second request, or a hang."""
         outcome, working = self._state.outcome, [b for b in beats if b.phase != heartbeat.FINISHED]
         if (
             outcome.ours

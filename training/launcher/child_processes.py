@@ -111,12 +111,16 @@ class ChildProcesses:
         return local_ranks.torchelastic(self._state.run, self._state.plan, rank)
 
     def _on_pidfd(self, pidfd: int) -> None:
-        """Reap one child; its process group (data-loader workers, helpers) is killed."""
+        """Reap one child; its process group (data-loader workers, helpers) is killed. After the
+        regular end of a script that may cut off its work, such as an upload in the background."""
         child = self.alive.pop(pidfd)
         self._selector.unregister(pidfd)
         os.close(pidfd)
         status = child.popen.wait()
-        child.signal_group(signal.SIGKILL)
+        left = process.end_group(child.popen.pid)
+        if status == 0 and not self._state.outcome.ours and not self.killing:
+            for pid, command in left.items():
+                self._warn_of_left(pid, command)
         self._state.outcome.ended.append((child.rank, status))
         if not self.killing:
             self._on_exit(child, status)
@@ -186,9 +190,10 @@ class ChildProcesses:
             # ranks of a watched command have sessions of their own
             killed = self._state.outcome.watched and self._killed_at is not None
             if pid not in blocked and not killed:
-                log.warning(
-                    msg("launcher.limits.left_behind", pid=pid, command=one_line(command)[:100])
-                )
+                self._warn_of_left(pid, command)
+
+    def _warn_of_left(self, pid: int, command: str) -> None:
+        log.warning(msg("launcher.limits.left_behind", pid=pid, command=one_line(command)[:100]))
 
     def remove_sockets(self) -> None:
         """Sockets of the ranks: a run directory that contains one cannot be copied."""

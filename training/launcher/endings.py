@@ -7,7 +7,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
-from training.core import heartbeat, run_reader, rundir
+from training.core import exit_status, heartbeat, run_reader, rundir
 from training.core import log as console
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
@@ -68,7 +68,8 @@ def report_end(
     restarts were requested."""
     code, lost = record["exit_code"], fewer_ranks.at_end(plan)
     if outcome.torn_down:
-        console.warning(msg("launcher.end.torn_down", code=code, card=card.of_run(record)))
+        how = exit_status.how(record["status"])
+        console.warning(msg("launcher.end.torn_down", how=how, code=code, card=card.of_run(record)))
         return
     if record["kind"] == rundir.ASKED:
         console.warning(msg("launcher.end.exit", text=record["summary"] + lost, code=code))

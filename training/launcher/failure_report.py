@@ -46,9 +46,8 @@ def exit_code(outcome: Outcome) -> int:
     if outcome.watched and outcome.asked == Exit.DONE and outcome.ended:
         status = outcome.ended[0][1]  # passed on, as a shell shows it
         return status if status >= 0 else 128 - status
-    if outcome.torn_down:
-        # the script's own status, as a shell shows it: its work is complete
-        return 128 + signal.SIGABRT
+    if outcome.torn_down and outcome.here:
+        return 128 - outcome.here[1]  # as a shell shows it: the script's work is complete
     if outcome.killed:
         honoured = outcome.left is not None or not outcome.ours or outcome.asked == Exit.INTERRUPTED
         return outcome.asked if honoured else Exit.TRAINING
@@ -260,7 +259,7 @@ def _what(
         return (
             causes.UNKNOWN,
             DIED,
-            msg("launcher.failure.torn_down"),
+            msg("launcher.failure.torn_down", how=exit_status.how(status)),
         )
     if outcome.ours and status == Exit.RESOURCES and own and "stopped" in own:
         return "disk_full" if own["disk_full"] else causes.of_error(own), ERROR, str(own["stopped"])

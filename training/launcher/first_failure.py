@@ -10,6 +10,8 @@ from training.core import exit_status, log
 from training.core.errors import Exit
 from training.core.failure_kinds import SILENT
 from training.core.messages import msg
+from training.diagnose import error_reports
+from training.diagnose.exception_cause import LEFT
 from training.launcher import seats, spawn
 from training.launcher.attempt_state import AttemptState
 from training.launcher.child_processes import ChildProcesses
@@ -25,6 +27,7 @@ class FirstFailure:
     def __init__(self, state: AttemptState, children: ChildProcesses) -> None:
         self._state, self._children = state, children
         self.stop_exit: tuple[float, spawn.Child, int] | None = None
+        self._late: tuple[spawn.Child, int] | None = None  # the first that crashed at its exit
 
     def of_rank(self, child: spawn.Child, status: int) -> None:
         """A child has exited unexpectedly."""
@@ -32,21 +35,36 @@ class FirstFailure:
         self.stop_exit = None
         if outcome.left is not None:
             return
+        if self._children.alive and self._at_exit(child, status):
+            self._late = self._late or (child, status)  # the others may still work
+            return
         outcome.here = outcome.here or (child.rank, status)
         if outcome.guilty is None:
             outcome.guilty = outcome.here
-            state.best_effort(
-                msg("launcher.effort.earlier_exit"),
-                functools.partial(self._blame_earlier_exit, child),
-            )
+            outcome.torn_down = self._at_exit(child, status)
+            if not outcome.torn_down:
+                state.best_effort(
+                    msg("launcher.effort.earlier_exit"),
+                    functools.partial(self._blame_earlier_exit, child),
+                )
             outcome.phases = state.phases()
-            outcome.torn_down = (
-                status == -signal.SIGABRT and (state.run.ranks / f"rank{child.rank}.ended").exists()
-            )
             state.best_effort(
                 msg("launcher.effort.report"), functools.partial(self._report_exit, child, status)
             )
             self._record()
+
+    def of_late_exit(self) -> None:
+        """No rank of this machine is left: report a crash that came after the end of a script, if
+        there is nothing else to report."""
+        outcome = self._state.outcome
+        if self._late and outcome.asked == Exit.DONE and not outcome.resized:
+            late, self._late = self._late, None
+            self.of_rank(*late)
+
+    def _at_exit(self, child: spawn.Child, status: int) -> bool:
+        """Has its script ended, and then threads or libraries have crashed?"""
+        ended = self._state.run.ranks / f"rank{child.rank}.ended"
+        return -status in (signal.SIGABRT, signal.SIGSEGV) and ended.exists()
 
     def of_stop_exit(self, child: spawn.Child, status: int) -> None:
         """A rank of a script has exited with the status of a stop request, without one."""
@@ -83,6 +101,8 @@ class FirstFailure:
     def of_hang(self, found: HangFinding) -> None:
         """Logged while the ranks are still alive; then they are killed."""
         outcome = self._state.outcome
+        if found.rank is not None and self.of_raised(found.rank):
+            return
         outcome.finding = found
         outcome.phases = self._state.phases()
         outcome.guilty = (found.rank, 0)
@@ -92,6 +112,22 @@ class FirstFailure:
         )
         self._record()
         self._children.kill()
+
+    def of_raised(self, rank: int) -> bool:
+        """Has this rank of a script reported an exception? It has failed then, although a thread or
+        an atexit function keeps its process. Duet's own ranks exit at once."""
+        outcome = self._state.outcome
+        error = None if outcome.ours else error_reports.of_rank(self._state.run, rank)
+        if error is None:
+            return False
+        left = error["type"] == LEFT and error["message"].isdecimal()
+        outcome.guilty = outcome.here = (rank, int(error["message"]) & 0xFF if left else 1)
+        outcome.phases = self._state.phases()
+        self._state.best_effort(
+            msg("launcher.effort.report"), functools.partial(self._explain, *outcome.guilty)
+        )
+        self._record()
+        return True
 
     def _blame_earlier_exit(self, child: spawn.Child) -> None:
         """A script's rank that lost a peer is the victim of the rank that exited before it."""
@@ -104,7 +140,7 @@ class FirstFailure:
 
     def _report_exit(self, child: spawn.Child, status: int) -> None:
         """Logged at once: the failure card follows when all ranks have exited."""
-        outcome, alive = self._state.outcome, self._children.alive
+        outcome = self._state.outcome
         if (
             outcome.torn_down
             or outcome.asked != Exit.DONE
@@ -114,11 +150,15 @@ class FirstFailure:
         if child.rank is None:
             self._error(f"{child.name} {exit_status.how(status)}")
             return
-        others = [c.rank for c in alive.values() if c.rank is not None]
-        rank = child.rank
         # another rank, which exited before
         if outcome.guilty and outcome.guilty[0] is not None:
-            rank, status = outcome.guilty[0], outcome.guilty[1]
+            self._explain(*outcome.guilty)
+        else:
+            self._explain(child.rank, status)
+
+    def _explain(self, rank: int, status: int) -> None:
+        outcome, alive = self._state.outcome, self._children.alive
+        others = [c.rank for c in alive.values() if c.rank is not None]
         known = outcome.death = rank_exit.explain(
             self._state.run, rank, status, others, outcome.log_from
         )

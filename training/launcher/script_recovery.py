@@ -1,8 +1,8 @@
 """Restarts of a user script, with torchrun's contract: the script loads its own snapshot, and
 TORCHELASTIC_RESTART_COUNT is the number of restarts.
 
-Unlike under torchrun, the same exception is not tried a second time, and what a restart cannot
-remove (a full disk, a faulty GPU) ends the run at once.
+Unlike under torchrun, the same exception is not tried a second time without a newer checkpoint in
+between, and what a restart cannot remove (a full disk, a faulty GPU) ends the run at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from training.core.units import plural
 from training.launcher import fewer_ranks
 from training.launcher.recovery_policy import NETWORK, NEVER, network_pause
 from training.launcher.restart import Failure, GiveUp, Restart, killed
+from training.launcher.script_snapshot import moved
 from training.watchdog.hang_report import DESYNC, UNEVEN
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return GiveUp(NEVER[failure.cause])
     passing = killed(failure) or failure.cause in NETWORK
     passing |= failure.cause == "hang" and failure.kind not in (DESYNC, UNEVEN)
-    again = any((f.cause, f.summary) == (failure.cause, failure.summary) for f in before)
+    since = [f for f in before if not moved(f.snapshot, failure.snapshot)]
+    again = any((f.cause, f.summary) == (failure.cause, failure.summary) for f in since)
     if again and not passing:
         return GiveUp(msg("launcher.retry.same_exception"))
     before = [f for f in before if not f.changed]  # the loss of a GPU does not count

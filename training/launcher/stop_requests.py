@@ -86,13 +86,25 @@ class StopRequests:
         log.warning(msg("launcher.stop.first", name=name, will=will))
         self._children.ask_to_stop(number)
 
+    def after_hang(self, found: str) -> None:
+        """The ranks of a script hang after the first request: as after a second one."""
+        number = stop_signals.SIGNALS[int(self._state.outcome.asked)]
+        self.count += 1
+        self._state.others.pass_on(number, self.count, None)
+        self._terminate(msg("launcher.stop.no_progress", found=found))
+
     def _insist(self, name: str) -> None:
-        """The second or third request: a script gets time for its own clean-up once."""
-        self._state.outcome.killed = True
+        """The second or third request."""
         if self._state.outcome.ours or self.count > 2:
+            self._state.outcome.killed = True
             log.warning(msg("launcher.stop.kill", name=name))
             self._children.kill()
             return
-        log.warning(msg("launcher.stop.second", name=name))
+        self._terminate(msg("launcher.stop.second", name=name))
+
+    def _terminate(self, why: str) -> None:
+        """A script gets time for its own clean-up once."""
+        self._state.outcome.killed = True
+        log.warning(why)
         self.asked_at = time.monotonic()
         self._children.terminate()

@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from training.core import console
 from training.core.errors import Exit
@@ -28,10 +28,15 @@ def number_of(request: KeyboardInterrupt) -> int:
     return request.number if isinstance(request, process.StopAsked) else int(signal.SIGINT)
 
 
-def raise_before_start() -> None:
-    """Until StopSignals are entered, TERM and USR1 raise like Ctrl-C."""
+def raise_before_start(asked: Sequence[int] = ()) -> None:
+    """Until StopSignals are entered, TERM and USR1 raise like Ctrl-C. `asked`: those remembered so
+    far (process.remember_stops), which raise now."""
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, process.raise_stop)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if asked:
+        raise process.StopAsked(asked[0])
 
 
 def name(number: int) -> str:
@@ -55,9 +60,15 @@ def show_the_rest() -> None:
             signal.signal(number, handler)
 
 
+def _too_late(number: int, frame: object) -> None:
+    """Of a signal after the end: the result of the run stands."""
+    console.hurry()
+
+
 class StopSignals:
     """While entered, stop signals become bytes in a pipe (`fd`): none is lost, none interrupts an
-    action. Re-entrant. After the first one, they are ignored on exit."""
+    action. Re-entrant. After the first one, they are ignored on exit; in the launcher (see
+    raise_before_start) they change nothing after it."""
 
     def __init__(self) -> None:
         self.fd = self._writer = self._previous = -1
@@ -81,9 +92,10 @@ class StopSignals:
         self._depth -= 1
         if self._depth:
             return
+        in_launcher = process.raise_stop in self._before.values()
         for number, handler in self._before.items():
             ignored = self._asked or number in PASSED_ON
-            after = signal.SIG_DFL if handler is process.raise_stop else handler
+            after = _too_late if in_launcher else handler
             signal.signal(number, signal.SIG_IGN if ignored else after)
         signal.set_wakeup_fd(self._previous)
         os.close(self.fd)

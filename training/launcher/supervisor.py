@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -53,14 +54,15 @@ if TYPE_CHECKING:
 SEARCHED_LINES = 200  # at the end of each rank's log
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], asked: Sequence[int] = ()) -> int:
+    """`asked`: the stop signals that have arrived already (process.remember_stops)."""
     try:
-        return _supervise(argv)
+        return _supervise(argv, asked)
     finally:
         stop_signals.show_the_rest()
 
 
-def _supervise(argv: list[str]) -> int:
+def _supervise(argv: list[str], asked: Sequence[int]) -> int:
     node = next(
         (int(word.removeprefix("--node=")) for word in argv if word.startswith("--node=")), None
     )
@@ -86,16 +88,19 @@ def _supervise(argv: list[str]) -> int:
         },
     )
     ending = PostRun(run, plan)
-    code, why = _run(run, plan, stages, ending)
+    code, why = _run(run, plan, stages, ending, asked)
     ending.close(code, why)
     return code
 
 
-def _run(run: rundir.RunDir, plan: Plan, stages: set[str], ending: PostRun) -> tuple[int, str]:
-    """(exit status, the text shown to the user where no rank has ended the run)."""
+def _run(
+    run: rundir.RunDir, plan: Plan, stages: set[str], ending: PostRun, early: Sequence[int]
+) -> tuple[int, str]:
+    """(exit status, the text shown to the user where no rank has ended the run). `early`: stop
+    signals before this call."""
     line: PeerLink | None = None
     try:
-        stop_signals.raise_before_start()
+        stop_signals.raise_before_start(early)
         with _line(run, plan) if plan["place"]["nnodes"] > 1 else nullcontext() as line:
             _prepare(run, plan, line)
             ending.begun = line is None  # else once all machines are ready

@@ -37,6 +37,7 @@ SAVING = (
     "checkpoint",
 )
 CLOSING_S = 30.0  # between the last rank's regular end and the exit of its process
+RAISED_S = 30.0  # between the exception that ends a rank's script and the exit of its process
 UNKILLABLE_S = 20.0  # after SIGKILL; a process with much GPU memory needs some seconds
 GONE_S = 5.0  # torchrun reports a failed rank within a second
 
