@@ -11,11 +11,9 @@ from training.watchdog import hang_report
 from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding, NoFinding
 from training.watchdog.probes import procfs, stacks
 from training.watchdog.probes.sampling import IDLE_SHARE, RankTrace, Sample, courses
-from training.watchdog.probes.stacks import (
-    Frame,
-    Stack,
+from training.watchdog.probes.stacks import Frame, Stack, own
+from training.watchdog.probes.waits import (
     in_collective,
-    own,
     saves,
     waits_for_device,
     waits_for_worker,
