@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -157,6 +158,16 @@ def test_a_polling_process_goes_to_sleep_repeatedly(tmp_path: Path) -> None:
         before = procfs.turns(pid)
         wait_until(lambda: procfs.turns(pid) > before + 3, 20, "it polls")
     assert procfs.turns(pid) == 0
+
+
+def test_who_holds_the_lock_of_a_file(tmp_path: Path) -> None:
+    code = f"import fcntl\nfcntl.flock(open({str(tmp_path / 'lock')!r}, 'w'), fcntl.LOCK_EX)"
+    with (tmp_path / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with subprocess.Popen([sys.executable, "-c", code]) as waits:
+            wait_until(lambda: procfs.lock_holders().get(waits.pid) == os.getpid(), 20)
+            fcntl.flock(held, fcntl.LOCK_UN)
+    assert waits.returncode == 0 and waits.pid not in procfs.lock_holders()
 
 
 EVENT_LOOP = """

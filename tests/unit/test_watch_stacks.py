@@ -263,12 +263,15 @@ def test_a_thread_between_two_dumps_belongs_to_the_second(tmp_path: Path) -> Non
 
 def test_a_wait_without_a_frame_of_its_own(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("work.wait()\nos.wait()\nlock.acquire()\n")
+    script.write_text(
+        "work.wait()\nos.wait()\nlock.acquire()\n\n"
+        "store.get('a')\nc10d._get_default_store().get('a')\nself.tcp_store.wait(['a'])\nqueue.get()\n"
+    )
     found = [
         waits.in_collective(Thread("", True, False, False, (Frame(str(script), line, "f"),)))
-        for line in (1, 2, 3, 4)
+        for line in range(1, 9)
     ]
-    assert found == ["wait", None, None, None]
+    assert found == ["wait", None, None, None, "store.get", "store.get", "wait", None]
 
 
 def test_waits_in_other_parts_of_torch_distributed(tmp_path: Path) -> None:

@@ -185,6 +185,21 @@ def written_back() -> int:
     return int(found[1]) * os.sysconf("SC_PAGE_SIZE") if found else 0
 
 
+def lock_holders() -> dict[int, int]:
+    """Process that waits for the lock of a file → the one that holds it."""
+    holders: dict[str, int] = {}
+    found: dict[int, int] = {}
+    for line in _text("/proc/locks").splitlines():
+        number, *words = line.split()
+        waits = words[0] == "->"
+        pid = int(words[waits + 3])
+        if waits and number in holders:
+            found[pid] = holders[number]
+        elif not waits:
+            holders[number] = pid
+    return found
+
+
 def environment(pid: int) -> dict[str, str]:
     """Environment of a process at its start; {} without permission."""
     words = _bytes(f"/proc/{pid}/environ").split(b"\0")

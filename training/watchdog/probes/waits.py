@@ -31,6 +31,7 @@ _SAVES = re.compile(
     r"/torch/serialization\.py$|/torch/distributed/checkpoint/|/safetensors/|/shutil\.py$"
 )
 # `with` closes the file
+_SLEEP = re.compile(r"\bsleep\(")
 _SAVING = re.compile(r"\bfsync\(|\.(close|flush|write)\(|\bwith open\(")
 
 
@@ -53,7 +54,7 @@ def in_collective(thread: Thread) -> str | None:
     if _waits_in_operator(thread.frames):
         return "wait_tensor"
     if not _COLLECTIVES.search(inner.file):
-        return "wait" if _waits_in_c(inner) else None
+        return _waits_in_c(inner)
     name = None
     for frame in thread.frames:
         if frame.file.endswith(_DDP):
@@ -91,6 +92,17 @@ def saves(frames: Sequence[Frame]) -> bool:
     )
 
 
+def sleeps(thread: Thread, waits_in: str) -> bool:
+    """Is it in time.sleep(), which ends by itself? `waits_in`: its kernel function, "" if unknown;
+    Python before 3.11 sleeps in select()."""
+    if not thread.frames:
+        return False
+    inner = thread.frames[0]
+    return "nanosleep" in waits_in or (
+        _SLEEP.search(linecache.getline(inner.file, inner.line)) is not None
+    )
+
+
 def _method(frame: Frame) -> str:
     return "__init__" if frame.name in ("__init__", "_ddp_init_helper") else "forward"
 
@@ -107,11 +119,15 @@ def _waits_in_operator(frames: Sequence[Frame]) -> bool:
     )
 
 
-def _waits_in_c(frame: Frame) -> bool:
-    """`work.wait()` of a collective is C++ and has no frame: the calling line shows it, in a script
-    or in a part of torch.distributed such as ZeRO and pipelining. All other common kinds of wait()
-    are Python, and would be the innermost frame themselves."""
+def _waits_in_c(frame: Frame) -> str | None:
+    """`work.wait()` of a collective and the calls of torch's store are C++ and have no frame: the
+    calling line shows them, in a script or in a part of torch.distributed such as ZeRO and
+    pipelining. All other common kinds of wait() are Python, and would be the innermost frame
+    themselves."""
     distributed = "/torch/distributed/" in frame.file and not _OWN_WAITS.search(frame.file)
-    return (distributed or not NOT_OURS.search(frame.file)) and re.search(
-        r"(?<!\bos)\.wait\(", linecache.getline(frame.file, frame.line)
-    ) is not None
+    if NOT_OURS.search(frame.file) and not distributed:
+        return None
+    line = linecache.getline(frame.file, frame.line)
+    if re.search(r"(?i:store)\w*(\(\))?\.get\(", line):
+        return "store.get"
+    return "wait" if re.search(r"(?<!\bos)\.wait\(", line) else None
