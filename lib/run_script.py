@@ -32,6 +32,11 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PROGRAM = os.path.join(_ROOT, "lib", "main_program.py")
 STOPPED = (75, 130)  # exit statuses of a stop on request (training/core/errors.py)
 _status = None  # type: int | None # exit status of a finished script
+# They hold nothing that must be closed
+_USED = (
+    *(types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType),
+    *(str, bytes, int, float, Path),
+)
 CHAIN = 10  # most exceptions of a recorded chain
 
 
@@ -56,8 +61,9 @@ def main() -> None:
         program.execute(words)
     except SystemExit as leaving:
         if os.getpid() == own:
-            status = leaving.code or 0
-            if status == 0 or status in STOPPED:
+            # Python ends with 1 for any other object, also an empty one
+            status = 0 if leaving.code is None else leaving.code
+            if isinstance(status, int) and status in (0, *STOPPED):
                 _end(base + ".ended", script, leaving)
             else:
                 _keep(base + ".error.json", int(rank), script, leaving)
@@ -143,7 +149,10 @@ def _leave(pid: int) -> None:
     # a daemon thread that still runs would fail for want of its globals
     threading.excepthook = lambda args: None
     names = sys.modules["__main__"].__dict__
-    names.update(dict.fromkeys([name for name in names if not name.startswith("__")]))
+    # A destructor may use modules, functions, constants, and what was defined before its object.
+    for name in reversed(list(names)):
+        if not name.startswith("__") and not isinstance(names[name], _USED):
+            names[name] = None
     gc.collect()
     for thing in gc.get_objects():
         if issubclass(type(thing), io.IOBase):

@@ -58,13 +58,13 @@ def test_a_hung_rank_of_torchrun_is_named(watch: Watch, token: str) -> None:
 
 # The ranks get their variables inside their process.
 SPAWN = """
-import os, sys, tempfile, time
+import os, signal, sys, tempfile
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 
 def main(rank, file):
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     if rank == 1:
-        time.sleep(1000)
+        signal.pause()
     dist.all_reduce(torch.ones(1))
 
 if __name__ == "__main__":

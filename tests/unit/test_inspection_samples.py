@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from training.inspector import checksum, sample_tracker
+from training.inspector import DDPInspector, checksum, sample_tracker
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -116,6 +116,43 @@ def test_loaders_of_other_libraries() -> None:
 )
 def test_the_number_of_samples_of_a_batch(batch: Any, size: int | None) -> None:
     assert sample_tracker.size(batch) == size
+
+
+def kinds() -> list[torch.Tensor]:
+    """Four samples, in tensors that lack most operations."""
+    table = torch.eye(4)
+    rows = [torch.ones(length, 2) for length in (1, 2, 3, 4)]
+    return [
+        table.to_sparse(),
+        table.to_sparse_csr(),
+        torch.nested.nested_tensor(rows),
+        torch.nested.nested_tensor(rows, layout=torch.jagged),
+        torch.ones(4, 2, device="meta"),
+        torch.quantize_per_tensor(table, 0.1, 0, torch.quint8),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # prototypes, deprecated
+def test_batches_whose_values_cannot_be_examined() -> None:
+    for odd in kinds():
+        assert sample_tracker.size(odd) == 4 and sample_tracker.size([odd, torch.ones(9)]) == 4
+        assert sample_tracker.digests(odd, 4) == []
+        assert len(sample_tracker.digests({"a": odd, "b": torch.arange(4)}, 4)) == 4
+        assert sample_tracker.not_finite(odd, None, 4) == ([], [])
+        assert sample_tracker.fingerprint([odd]) != sample_tracker.fingerprint([torch.ones(4)])
+
+
+def test_an_inspection_that_failed_in_its_first_step_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(batch: object) -> int:
+        raise RuntimeError("of a batch")
+
+    inspected = DDPInspector(torch.nn.Linear(2, 2))
+    monkeypatch.setattr(sample_tracker, "size", fails)
+    with pytest.raises(RuntimeError, match="of a batch"):
+        inspected.step(batch=torch.ones(2, 2))
+    inspected.close()
 
 
 def test_digests_are_of_the_content() -> None:

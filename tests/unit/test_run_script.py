@@ -95,6 +95,11 @@ def test_other_users_may_not_connect(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert stat.S_IMODE(flight_recorder_server.address(tmp_path, 0).stat().st_mode) == 0o600
 
 
+GROUP = """
+import sys, types
+distributed = sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+distributed.is_initialized = lambda: True
+"""
 UNPRINTABLE = """
 class Odd(Exception):
     def __str__(self):
@@ -150,6 +155,43 @@ def test_an_archive_that_was_left_open_is_complete(tmp_path: Path, group: str) -
     assert run.returncode == 0, run.stderr
     with zipfile.ZipFile(archive) as made:
         assert made.read("result") == b"done"
+
+
+DESTRUCTOR = """
+import json, os, sys
+import torch.distributed as dist
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+dist.init_process_group("gloo")
+TARGET, ROUND = sys.argv[1], {"ndigits": 2}
+
+class Results:
+    def __init__(self):
+        self.losses = [0.123]
+    def __del__(self):
+        with open(TARGET, "w") as file:
+            json.dump([round(loss, **ROUND) for loss in self.losses], file)
+
+results = Results()
+"""
+
+
+def test_a_destructor_finds_what_it_uses(tmp_path: Path) -> None:
+    script, target = tmp_path / "train.py", tmp_path / "result"
+    script.write_text(DESTRUCTOR)
+    run = python(str(RUN_SCRIPT), str(tmp_path), str(script), str(target))
+    assert (run.returncode, run.stderr) == (0, "")
+    assert target.read_text() == "[0.12]"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("None", 0), ("0", 0), ("{}", 1), ("''", 1), ("7", 7), ("75", 75)]
+)
+def test_the_status_of_sys_exit(tmp_path: Path, code: str, status: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import sys\n{GROUP}sys.exit({code})\n")
+    run = python(str(RUN_SCRIPT), str(tmp_path), str(script))
+    assert run.returncode == status
+    assert (tmp_path / "rank0.ended").exists() == (status in (0, 75))
 
 
 FORKS = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases import each
-from training.watchdog.probes import stacks
+from training.watchdog.probes import stacks, waits
 from training.watchdog.probes.stacks import Frame, Thread
 
 ENV = "/u/.venv/lib/python3.11/site-packages"
@@ -109,20 +109,20 @@ MINE = ("/home/me/train.py", "main")
     ],
 )
 def test_frames_that_wait_for_other_ranks(frames: list[tuple[str, str]], name: str | None) -> None:
-    assert stacks.in_collective(thread(*frames)) == name
+    assert waits.in_collective(thread(*frames)) == name
 
 
 def test_waiting_for_a_worker() -> None:
     loader = f"{ENV}/torch/utils/data/dataloader.py"
     poll = ("/usr/lib/python3.11/multiprocessing/connection.py", "wait")
-    assert stacks.waits_for_worker(
+    assert waits.waits_for_worker(
         thread(poll, (loader, "_MultiProcessingDataLoaderIter._try_get_data"), MINE)
     )
-    assert stacks.waits_for_worker(thread(poll, (loader, "_shutdown_workers"), MINE))
-    assert not stacks.waits_for_worker(
+    assert waits.waits_for_worker(thread(poll, (loader, "_shutdown_workers"), MINE))
+    assert not waits.waits_for_worker(
         thread(MINE, (loader, "_SingleProcessDataLoaderIter._next_data"), MINE)
     )
-    assert not stacks.waits_for_worker(thread(MINE))
+    assert not waits.waits_for_worker(thread(MINE))
 
 
 @pytest.mark.parametrize(
@@ -143,16 +143,16 @@ def test_frames_that_write_a_file(tmp_path: Path, file: str, code: str, so: bool
     script = tmp_path / "train.py"
     script.write_text(code + "\n")
     outer = Frame("/home/me/train.py", 3, "main")
-    assert stacks.saves([Frame(str(script) if file == "train.py" else file, 1, "f"), outer]) is so
-    assert not stacks.saves([outer]) and not stacks.saves([])
+    assert waits.saves([Frame(str(script) if file == "train.py" else file, 1, "f"), outer]) is so
+    assert not waits.saves([outer]) and not waits.saves([])
 
 
 def test_frames_that_wait_for_a_gpu(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("total += loss.item()\nlock.acquire()\n")
-    assert stacks.waits_for_device(Frame(str(script), 1, "step")) and not stacks.waits_for_device(
+    assert waits.waits_for_device(Frame(str(script), 1, "step")) and not waits.waits_for_device(
         Frame(str(script), 2, "step")
     )
-    assert stacks.waits_for_device(
+    assert waits.waits_for_device(
         Frame("/u/site-packages/torch/cuda/__init__.py", 900, "synchronize")
     )

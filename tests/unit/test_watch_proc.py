@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -157,6 +158,58 @@ def test_a_polling_process_goes_to_sleep_repeatedly(tmp_path: Path) -> None:
         before = procfs.turns(pid)
         wait_until(lambda: procfs.turns(pid) > before + 3, 20, "it polls")
     assert procfs.turns(pid) == 0
+
+
+def test_who_holds_the_lock_of_a_file(tmp_path: Path) -> None:
+    code = f"import fcntl\nfcntl.flock(open({str(tmp_path / 'lock')!r}, 'w'), fcntl.LOCK_EX)"
+    with (tmp_path / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with subprocess.Popen([sys.executable, "-c", code]) as waits:
+            wait_until(lambda: procfs.lock_holders().get(waits.pid) == os.getpid(), 20)
+            fcntl.flock(held, fcntl.LOCK_UN)
+    assert waits.returncode == 0 and waits.pid not in procfs.lock_holders()
+
+
+EVENT_LOOP = """
+import asyncio, os, sys, threading
+def prompt():
+    loop = asyncio.new_event_loop()
+    loop.add_reader(int(sys.argv[1]), print)
+    loop.run_forever()
+threading.Thread(target=prompt).start()
+"""
+
+
+def polls_in(pid: int, calls: list[str]) -> bool:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return any((task / "syscall").read_text().split()[0] in calls for task in tasks)
+
+
+@pytest.mark.parametrize(
+    ("program", "word", "so"),
+    [("input()", "", True), (EVENT_LOOP, "0", True), (EVENT_LOOP, "3", False)],
+)
+def test_waiting_for_input(program: str, word: str, so: bool) -> None:
+    """Also in a thread with an event loop, as in the prompt of ipdb."""
+    end, other = os.pipe()
+    code = f"import os\nos.dup2({end}, 3)\nprint('ready', flush=True)\n{program}"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, word],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[end],
+    ) as process:
+        try:
+            assert process.stdout and process.stdout.readline() == b"ready\n"
+            polls = [str(number) for number in procfs._READS[os.uname().machine][2]]
+            wait_until(
+                lambda: procfs.reads_input(process.pid) or (not so and polls_in(process.pid, polls))
+            )
+            assert procfs.reads_input(process.pid) is so
+        finally:
+            process.kill()
+            os.close(end)
+            os.close(other)
 
 
 def test_environment(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.conftest import ROOT, wait_until
 from tests.unit import targets
 from tests.unit.conftest import clean_environment
 from training.host import packages
-from training.watchdog.probes import procfs, stacks
+from training.watchdog.probes import procfs, stacks, waits
 from training.watchdog.probes.stacks import Frame, Stack, Thread
 
 
@@ -263,12 +263,45 @@ def test_a_thread_between_two_dumps_belongs_to_the_second(tmp_path: Path) -> Non
 
 def test_a_wait_without_a_frame_of_its_own(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("work.wait()\nos.wait()\nlock.acquire()\n")
+    script.write_text(
+        "work.wait()\nos.wait()\nlock.acquire()\n\n"
+        "store.get('a')\nc10d._get_default_store().get('a')\nself.tcp_store.wait(['a'])\nqueue.get()\n"
+    )
     found = [
-        stacks.in_collective(Thread("", True, False, False, (Frame(str(script), line, "f"),)))
-        for line in (1, 2, 3, 4)
+        waits.in_collective(Thread("", True, False, False, (Frame(str(script), line, "f"),)))
+        for line in range(1, 9)
     ]
-    assert found == ["wait", None, None, None]
+    assert found == ["wait", None, None, None, "store.get", "store.get", "wait", None]
+
+
+def test_waits_in_other_parts_of_torch_distributed(tmp_path: Path) -> None:
+    """ZeRO and pipelining wait for their handles; DTensor and compiled code in an operator."""
+    torch = tmp_path / "site-packages/torch"
+    lines = {
+        "distributed/optim/zero_redundancy_optimizer.py": "_ = [x.wait() for x in handles]",
+        "distributed/pipelining/schedules.py": "w.wait()",
+        "distributed/checkpoint/state_dict_saver.py": "all_writes.wait()",
+        "utils/data/reader.py": "event.wait()",
+    }
+    for name, line in lines.items():
+        (torch / name).parent.mkdir(parents=True, exist_ok=True)
+        (torch / name).write_text(f"{line}\n")
+    compiled = tmp_path / "compiled.py"
+    compiled.write_text("wait_tensor.default(buffer)\nmm.default(a, b)\n")
+    operator = str(torch / "_ops.py")
+    functional = str(torch / "distributed/_functional_collectives.py")
+    found = [
+        waits.in_collective(
+            Thread("", True, False, False, tuple(Frame(file, line, "f") for file, line in frames))
+        )
+        for frames in (
+            *([(str(torch / name), 1)] for name in lines),
+            [(operator, 1279), (functional, 142)],
+            [(operator, 1279), (str(compiled), 1)],
+            [(operator, 1279), (str(compiled), 2)],
+        )
+    ]
+    assert found == ["wait", "wait", None, None, "wait_tensor", "wait_tensor", None]
 
 
 def test_frames_of_the_launcher_around_a_script_are_not_shown(tmp_path: Path) -> None:

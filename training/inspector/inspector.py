@@ -89,6 +89,7 @@ class DDPInspector:
         self._noted: deque[PendingStep] = deque()
         self._digests: list[str] = []
         self._seen_told = False
+        self._facts: StartReport | None = None  # from the first step on
         self._pid, self._output = os.getpid(), FindingsOutput()
         self._parameters, self._left_out = checksum.comparable(model)
         self._drawn = sample_tracker.watch(loader)
@@ -269,7 +270,7 @@ class DDPInspector:
     ) -> None:
         """Collect digests of the first samples, without the last batch of an epoch, which may be
         padded with the first samples."""
-        batches = self._facts["batches"]
+        batches = self._facts["batches"] if self._facts else None
         last = batches is not None and self._steps >= batches
         fresh = (
             sample_tracker.digests(batch, size)
@@ -283,7 +284,7 @@ class DDPInspector:
             self._tell_seen()
 
     def _tell_seen(self) -> None:
-        if self._seen_told or not self._steps:
+        if self._seen_told or self._facts is None:
             return
         self._seen_told = True
         first, batches = self._first(), self._facts["batches"]

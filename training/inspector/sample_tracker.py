@@ -24,28 +24,40 @@ DEPTH = 4
 REPLAYED = 1 << 22
 
 
-def tensors(batch: Any, depth: int = DEPTH) -> Iterator[torch.Tensor]:
-    """All tensors in lists, dictionaries and objects with attributes, in their order."""
+def tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """The tensors whose values can be examined, in lists, dictionaries and objects with attributes,
+    in their order."""
+    return (tensor for tensor in _every(batch, DEPTH) if _plain(tensor))
+
+
+def _every(batch: Any, depth: int) -> Iterator[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
         yield batch
     elif depth and isinstance(batch, Mapping):
         for value in batch.values():
-            yield from tensors(value, depth - 1)
+            yield from _every(value, depth - 1)
     elif depth and isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
         for value in batch:
-            yield from tensors(value, depth - 1)
+            yield from _every(value, depth - 1)
     elif depth and hasattr(batch, "__dict__"):
-        yield from tensors(vars(batch), depth - 1)
+        yield from _every(vars(batch), depth - 1)
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Not sparse, nested, without values (meta) or quantized: those lack the operations below."""
+    return tensor.layout == torch.strided and not (
+        tensor.is_nested or tensor.is_meta or tensor.is_quantized
+    )
 
 
 def size(batch: Any) -> int | None:
     """The number of samples; None: unknown."""
     # Fast path: called in every step.
     if isinstance(batch, torch.Tensor) and batch.dim():
-        return batch.shape[0]
-    for tensor in tensors(batch):
+        return batch.size(0)  # also of a nested tensor, which has no shape
+    for tensor in _every(batch, DEPTH):
         if tensor.dim():
-            return len(tensor)
+            return tensor.size(0)
     return (
         len(batch) if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)) else None
     )
@@ -83,7 +95,7 @@ def not_finite(batch: Any, loss: torch.Tensor | None, count: int) -> tuple[list[
         if tensor.dim() and len(tensor) == count and tensor.is_floating_point():
             bad |= ~tensor.detach().isfinite().reshape(count, -1).all(1).cpu()
     own: list[int] = []
-    if loss is not None and loss.dim() and len(loss) == count:
+    if loss is not None and _plain(loss) and loss.dim() and len(loss) == count:
         own = (
             torch.nonzero(~loss.detach().isfinite().reshape(count, -1).all(1).cpu())
             .flatten()
@@ -265,8 +277,8 @@ def _facts(thing: Any, depth: int) -> Any:
     if isinstance(thing, torch.Tensor):
         return (
             [str(thing.dtype), *thing.shape, *thing.detach().flatten()[:PROBES].tolist()]
-            if thing.numel()
-            else []
+            if _plain(thing) and thing.numel()
+            else [str(thing.dtype), str(thing.layout)]
         )
     if depth and isinstance(thing, range):
         return repr(thing)

@@ -14,7 +14,8 @@ from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, HangFi
 from training.watchdog.probes import flight_recorder
 from training.watchdog.probes.flight_recorder import Call
 from training.watchdog.probes.snapshot import ProcessActivity, RankSnapshot
-from training.watchdog.probes.stacks import Frame, Stack, own, waits_for_worker
+from training.watchdog.probes.stacks import Frame, Stack, own
+from training.watchdog.probes.waits import waits_for_worker
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import HangKind

@@ -16,7 +16,7 @@ from training.core.tail import tail
 from training.diagnose import error_reports, exception_cause
 from training.host.gpus import one_line
 from training.watchdog.hang_report import DESYNC
-from training.watchdog.probes import flight_recorder, stacks
+from training.watchdog.probes import flight_recorder, stacks, waits
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import ExitKind
@@ -100,7 +100,7 @@ def explain(
     log = run.rank_log(rank)
     sizes = MIXED_UP.search("\n".join(tail(log, LINES, log_from.get(log, 0))))
     if status < 0 and sizes:
-        inside = stacks.in_collective(stack.main) if stack and stack.main else None
+        inside = waits.in_collective(stack.main) if stack and stack.main else None
         how = msg(
             "watchdog.exit.mixed_up",
             rank=rank,

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from training.core.messages import msg
 from training.watchdog.probes import stacks
 from training.watchdog.probes.flight_recorder import CallKey
-from training.watchdog.probes.stacks import Frame, Stack, in_collective, own
+from training.watchdog.probes.stacks import Frame, Stack, own
+from training.watchdog.probes.waits import in_collective
 
 EVERY_S = 60.0
 TIMES = 2  # of --hang_timeout, where that is shorter

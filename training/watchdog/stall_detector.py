@@ -11,12 +11,11 @@ from training.watchdog import hang_report
 from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding, NoFinding
 from training.watchdog.probes import procfs, stacks
 from training.watchdog.probes.sampling import IDLE_SHARE, RankTrace, Sample, courses
-from training.watchdog.probes.stacks import (
-    Frame,
-    Stack,
+from training.watchdog.probes.stacks import Frame, Stack, own
+from training.watchdog.probes.waits import (
     in_collective,
-    own,
     saves,
+    sleeps,
     waits_for_device,
     waits_for_worker,
 )
@@ -43,7 +42,7 @@ def detect_stall(
     `elsewhere`: the ranks may be waiting for other machines. `burst`: takes many consecutive stacks
     of a PID; without it an endless loop is never distinguished from a long computation. `alone`:
     the samples span so much time that an idle data loader counts as a hang even where no rank waits
-    for another, and writing a file no longer counts as work."""
+    for another, and neither writing a file nor sleeping counts as work any longer."""
     seen = courses(samples)
     if not seen or (samples and seen.keys() != samples[-1].looks.keys()):
         return NoFinding(hang_report.SHORT, msg("watchdog.stall.too_few_samples"))
@@ -86,11 +85,23 @@ def detect_stall(
                 return NoFinding(hang_report.LOOPS, text)
             return NoFinding(hang_report.WORKS, msg("watchdog.stall.one_works", shown=shown))
         guilty.append((c, how))
+    guilty = _not_for_a_lock(guilty)
+    if len(guilty) > 1:  # one of them may wait for another, in a way that is unknown here
+        shown = ", ".join(f"rank {o.rank} {text}" for o, text in guilty)
+        how = msg("watchdog.stall.several_stuck", shown=shown)
+        stuck = {o.rank for o, _ in guilty}
+        places = {rank: place for rank, place in _places(seen).items() if rank not in stuck}
+        return HangFinding(HANG, None, None, how, places, _stacks(seen), _since(seen))
     c, how = guilty[0]
-    if len(guilty) > 1:
-        also = ", ".join(f"rank {o.rank} {text}" for o, text in guilty[1:])
-        how = msg("watchdog.stall.also", how=how, others=also)
     return _finding(BLOCKED if c.always("D") else HANG, c, how, seen)
+
+
+def _not_for_a_lock(guilty: list[tuple[RankTrace, str]]) -> list[tuple[RankTrace, str]]:
+    """Without those that wait for the lock of a file that another one of them holds."""
+    if len(guilty) < 2:
+        return guilty
+    holders, pids = procfs.lock_holders(), {c.pid for c, _ in guilty}
+    return [(c, how) for c, how in guilty if holders.get(c.pid) not in pids - {c.pid}] or guilty
 
 
 def waits(c: RankTrace) -> str | None:
@@ -170,7 +181,7 @@ def _stuck(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
     if main is None:
         return None
     frame = own(main.frames)
-    if c.writes_back or (saves(main.frames) and not alone):
+    if c.writes_back or ((saves(main.frames) or _sleeps(c)) and not alone):
         return None
     if c.always("D") and not c.moves_data:
         return msg(
@@ -189,6 +200,14 @@ def _stuck(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
     if burst and spins(c) and _still_spins(c, burst(c.pid)):
         return msg("watchdog.spins_with_gil", frame=frame)
     return None
+
+
+def _sleeps(c: RankTrace) -> bool:
+    """time.sleep() releases the GIL; a C call that sleeps with it blocks all threads."""
+    return all(
+        look.main and not look.main.holds_gil and sleeps(look.main, look.process.waits_in)
+        for look in c.looks
+    )
 
 
 def spins(c: RankTrace) -> bool:

@@ -53,19 +53,31 @@ def read_process(pid: int) -> Process | None:
     )
 
 
-# read, and select or pselect, by machine; readline waits in the second
-_READS = {"x86_64": (0, (23, 270)), "aarch64": (63, (72,))}
+# read; select and pselect, where readline waits; epoll_wait and epoll_pwait, where event loops
+# wait; by machine
+_READS = {"x86_64": (0, (23, 270), (232, 281, 441)), "aarch64": (63, (72,), (22, 441))}
 
 
 def reads_input(pid: int) -> bool:
-    """Whether its main thread waits for standard input, as in input() and breakpoint(); False where
-    that is unknown."""
-    words = _text(f"/proc/{pid}/task/{pid}/syscall").split()
-    if os.uname().machine not in _READS or len(words) < 2 or not words[0].isdecimal():
+    """Whether one of its threads waits for standard input: the main thread in input() and
+    breakpoint(), another one in the event loop of ipdb's prompt. False where that is unknown."""
+    if os.uname().machine not in _READS:
         return False
-    read, selects = _READS[os.uname().machine]
-    call, first = int(words[0]), int(words[1], 16)  # a descriptor, or the number of them
-    return (call == read and first == 0) or (call in selects and first == 1)
+    read, selects, polls = _READS[os.uname().machine]
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # gone
+        return False
+    for thread in threads:
+        words = _text(f"/proc/{pid}/task/{thread}/syscall").split()
+        if len(words) < 2 or not words[0].isdecimal():
+            continue
+        call, first = int(words[0]), int(words[1], 16)  # a descriptor, or the number of them
+        if (call == read and first == 0) or (call in selects and first == 1):
+            return True
+        if call in polls and re.search(r"^tfd:\s+0 ", _text(f"/proc/{pid}/fdinfo/{first}"), re.M):
+            return True
+    return False
 
 
 def command(pid: int) -> str:
@@ -171,6 +183,21 @@ def written_back() -> int:
     """Bytes that the whole machine has written to its disks, since an arbitrary time."""
     found = re.search(r"^nr_written (\d+)", _text("/proc/vmstat"), re.MULTILINE)
     return int(found[1]) * os.sysconf("SC_PAGE_SIZE") if found else 0
+
+
+def lock_holders() -> dict[int, int]:
+    """Process that waits for the lock of a file → the one that holds it."""
+    holders: dict[str, int] = {}
+    found: dict[int, int] = {}
+    for line in _text("/proc/locks").splitlines():
+        number, *words = line.split()
+        waits = words[0] == "->"
+        pid = int(words[waits + 3])
+        if waits and number in holders:
+            found[pid] = holders[number]
+        elif not waits:
+            holders[number] = pid
+    return found
 
 
 def environment(pid: int) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from training.core import phases, rundir
 from training.core.heartbeat import HeartbeatRecord
 from training.core.messages import msg
-from training.watchdog.probes import flight_recorder, procfs, stacks
+from training.watchdog.probes import flight_recorder, procfs, stacks, waits
 from training.watchdog.probes.flight_recorder import Call
 from training.watchdog.probes.stacks import Frame, Stack, Thread
 
@@ -80,7 +80,7 @@ class RankSnapshot:
         """The collective in which it waits for other ranks, according to its stack. A computing
         backward pass waits for none."""
         main = self.process.main
-        name = stacks.in_collective(main) if main else None
+        name = waits.in_collective(main) if main else None
         if (
             name is None
             and main
@@ -89,7 +89,7 @@ class RankSnapshot:
             and not main.holds_gil
         ):
             # NCCL: a rank waits where it needs the result.
-            name = msg("watchdog.gpu") if stacks.waits_for_device(main.frames[0]) else None
+            name = msg("watchdog.gpu") if waits.waits_for_device(main.frames[0]) else None
         return None if name == "backward" and (self.process.busy > 0.5 or self.in_hook) else name
 
     @property

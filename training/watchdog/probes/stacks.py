@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import linecache
 import os
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,36 +34,16 @@ _HEADER = re.compile(
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 _HERE = Path(__file__).resolve().parents[3]
-_BARRIERS = str(_HERE / "training/inspector/distributed.py")
+BARRIERS = str(_HERE / "training/inspector/distributed.py")
 _STARTERS = tuple(
     str(_HERE / "lib" / name) for name in ("run_script.py", "main_program.py", "run_module.py")
 )
-_PLUMBING = (_BARRIERS, *_STARTERS)
+_PLUMBING = (BARRIERS, *_STARTERS)
 # also a torch that was built locally, outside the environment's packages
-_NOT_OURS = re.compile(
+NOT_OURS = re.compile(
     r"^<|/(site|dist)-packages/|/lib/python\d+(\.\d+)?/|/python\d+\.zip/"
     r"|/torch/((nn|distributed|utils|autograd|optim|multiprocessing|cuda|amp|fx|jit|_\w+)/|\w+\.py$)"
 )
-# Where the call into C++ waits for other ranks. Much else in torch/distributed computes, or reads
-# files.
-_COLLECTIVES = re.compile(
-    r"/torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives|rendezvous|utils|device_mesh|collective_utils)\.py$"
-    r"|/torch/distributed/(nn|elastic/utils|algorithms|fsdp|_composable|tensor)/"
-)
-_DDP = "/torch/nn/parallel/distributed.py"
-_DDP_SYNCS = re.compile(
-    r"__init__|_ddp_init_helper|_pre_forward|_sync_.*|_check_sync_bufs_.*|_\w+_broadcast_coalesced|_match_.*|_find_common_rank"
-)
-_LOADER_WAITS = {"_get_data", "_try_get_data", "_shutdown_workers"}
-# A call that waits for the GPU: with NCCL an innocent rank is found here.
-_DEVICE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|nonzero)\(|\bfloat\(|\bprint\(")
-# Where a checkpoint is written: bytes of a system call are counted when it returns, which takes
-# minutes on a slow disk.
-_SAVES = re.compile(
-    r"/torch/serialization\.py$|/torch/distributed/checkpoint/|/safetensors/|/shutil\.py$"
-)
-# `with` closes the file
-_SAVING = re.compile(r"\bfsync\(|\.(close|flush|write)\(|\bwith open\(")
 
 
 @dataclass(frozen=True)
@@ -309,74 +288,6 @@ def own(frames: Iterable[Frame]) -> Frame | None:
     """The innermost frame of the user's code; the innermost of all without one."""
     listed = list(frames)
     return next(
-        (f for f in listed if not _NOT_OURS.search(f.file) and f.file not in _PLUMBING),
+        (f for f in listed if not NOT_OURS.search(f.file) and f.file not in _PLUMBING),
         listed[0] if listed else None,
-    )
-
-
-def in_collective(thread: Thread) -> str | None:
-    """The collective in which this thread waits for other ranks, or None. 'backward' may also
-    compute: its CPU time decides."""
-    if not thread.frames:
-        return None
-    inner = thread.frames[0]
-    if inner.file.endswith("/torch/autograd/graph.py") and inner.name == "_engine_run_backward":
-        return "backward"
-    if inner.file == _BARRIERS:
-        return inner.name
-    if inner.file.endswith(_DDP):
-        return (
-            f"DistributedDataParallel.{_method(inner)}"
-            if _DDP_SYNCS.fullmatch(inner.name)
-            else None
-        )
-    if not _COLLECTIVES.search(inner.file):
-        return "wait" if _waits_in_c(inner) else None
-    name = None
-    for frame in thread.frames:
-        if frame.file.endswith(_DDP):
-            return f"DistributedDataParallel.{_method(frame)}"
-        if not _COLLECTIVES.search(frame.file):
-            break
-        # torch's logging of collectives wraps all of them
-        if not frame.name.startswith("_") and frame.name != "wrapper":
-            name = frame.name
-    return name or inner.name
-
-
-def waits_for_worker(thread: Thread) -> bool:
-    """Is it in torch's data loader, waiting for a batch or for the exit of its worker processes?"""
-    return any(
-        f.file.endswith("/torch/utils/data/dataloader.py") and f.name in _LOADER_WAITS
-        for f in thread.frames
-    )
-
-
-def waits_for_device(frame: Frame) -> bool:
-    """The innermost frame of a process that uses a GPU: does it wait for the GPU?"""
-    if frame.file.endswith(("/torch/cuda/__init__.py", "/torch/cuda/streams.py")):
-        return frame.name == "synchronize"
-    return _DEVICE.search(linecache.getline(frame.file, frame.line)) is not None
-
-
-def saves(frames: Sequence[Frame]) -> bool:
-    """Does it write or copy a file? Innermost frame first."""
-    if any(_SAVES.search(frame.file) for frame in frames):
-        return True
-    return (
-        bool(frames)
-        and _SAVING.search(linecache.getline(frames[0].file, frames[0].line)) is not None
-    )
-
-
-def _method(frame: Frame) -> str:
-    return "__init__" if frame.name in ("__init__", "_ddp_init_helper") else "forward"
-
-
-def _waits_in_c(frame: Frame) -> bool:
-    """`work.wait()` of a collective is C++ and has no frame: the calling line shows it. All other
-    common kinds of wait() are Python, and would be the innermost frame themselves."""
-    return (
-        not _NOT_OURS.search(frame.file)
-        and re.search(r"(?<!\bos)\.wait\(", linecache.getline(frame.file, frame.line)) is not None
     )

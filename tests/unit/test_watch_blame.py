@@ -1,0 +1,63 @@
+"""Which of several idle ranks is stuck, on synthetic samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_watch_samples import judged, look, reduce
+from training.watchdog.hang_report import WORKS, HangFinding, NoFinding
+from training.watchdog.probes import procfs
+from training.watchdog.probes.stacks import Frame
+
+LOCKS, READS = Frame("/home/me/train.py", 9, "locks"), Frame("/home/me/train.py", 7, "reads")
+
+
+def test_of_several_stuck_ranks_none_is_blamed() -> None:
+    """The one with the lowest number may wait for another in a way that is unknown."""
+    reads, locks = look(READS, pid=11), look(LOCKS, pid=12)
+    found = judged((reduce(), reduce()), (reads, reads), (locks, locks))
+    assert isinstance(found, HangFinding) and (found.kind, found.rank) == ("hang", None)
+    assert found.how == (
+        "several ranks are stuck, and one of them may wait for another: rank 1 is stuck at "
+        "/home/me/train.py:7 (reads), rank 2 is stuck at /home/me/train.py:9 (locks)"
+    )
+    assert set(found.waiting) == {0}
+
+
+def test_the_rank_that_holds_the_lock_of_a_file_is_to_blame(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads, locks = look(READS, pid=11), look(LOCKS, pid=12)
+    monkeypatch.setattr(procfs, "lock_holders", lambda: {11: 12, 5: 6})
+    found = judged((reduce(), reduce()), (reads, reads), (locks, locks))
+    assert isinstance(found, HangFinding) and (found.rank, found.where) == (
+        2,
+        "/home/me/train.py:9",
+    )
+    assert found.waiting[1].startswith("is at /home/me/train.py:7 (reads)")
+    monkeypatch.setattr(procfs, "lock_holders", lambda: {11: 12, 12: 11})
+    found = judged((reduce(), reduce()), (reads, reads), (locks, locks))
+    assert isinstance(found, HangFinding) and found.rank is None, "each waits for the other"
+
+
+def test_a_rank_that_reads_the_store_waits_for_another(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text('result = store.get("result")\n')
+    reads, locks = look(Frame(str(script), 1, "main")), look(LOCKS)
+    found = judged((reduce(), reduce()), (reads, reads), (locks, locks))
+    assert isinstance(found, HangFinding) and found.rank == 2
+    assert found.waiting[1] == f"waits in store.get at {script}:1 (main)"
+
+
+@pytest.mark.parametrize("waits_in", ["hrtimer_nanosleep", ""])
+def test_a_rank_that_sleeps_is_not_a_hang_for_a_long_time(tmp_path: Path, waits_in: str) -> None:
+    """It waits to repeat a request, or looks for a file once a second."""
+    script = tmp_path / "train.py"
+    script.write_text("time.sleep(20)\n")
+    sleeps = look(Frame(str(script), 1, "main"), waits_in=waits_in)
+    found = judged((reduce(), reduce()), (sleeps, sleeps))
+    assert isinstance(found, NoFinding) and found.code == WORKS
+    found = judged((reduce(), reduce()), (sleeps, sleeps), alone=True)
+    assert isinstance(found, HangFinding) and (found.rank, found.where) == (1, f"{script}:1")

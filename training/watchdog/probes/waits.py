@@ -1,0 +1,133 @@
+"""What a thread of a rank waits for or does, by the frames of its stack."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Sequence
+
+from training.watchdog.probes.stacks import BARRIERS, NOT_OURS, Frame, Thread
+
+# Where the call into C++ waits for other ranks. Much else in torch/distributed computes, or reads
+# files.
+_COLLECTIVES = re.compile(
+    r"/torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives|rendezvous|utils|device_mesh|collective_utils)\.py$"
+    r"|/torch/distributed/(nn|elastic/utils|algorithms|fsdp|_composable|tensor)/"
+)
+# Below torch/distributed, but not for other ranks: files of a checkpoint, calls of torch's RPC,
+# whose ranks serve each other, and child processes.
+_OWN_WAITS = re.compile(r"/torch/distributed/(checkpoint|rpc|elastic)/")
+_FUNCTIONAL = re.compile(r"/torch/distributed/_functional_collectives\w*\.py$")
+_DDP = "/torch/nn/parallel/distributed.py"
+_DDP_SYNCS = re.compile(
+    r"__init__|_ddp_init_helper|_pre_forward|_sync_.*|_check_sync_bufs_.*|_\w+_broadcast_coalesced|_match_.*|_find_common_rank"
+)
+_LOADER_WAITS = {"_get_data", "_try_get_data", "_shutdown_workers"}
+# A call that waits for the GPU: with NCCL an innocent rank is found here.
+_DEVICE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|nonzero)\(|\bfloat\(|\bprint\(")
+# Where a checkpoint is written: bytes of a system call are counted when it returns, which takes
+# minutes on a slow disk.
+_SAVES = re.compile(
+    r"/torch/serialization\.py$|/torch/distributed/checkpoint/|/safetensors/|/shutil\.py$"
+)
+# `with` closes the file
+_SLEEP = re.compile(r"\bsleep\(")
+_SAVING = re.compile(r"\bfsync\(|\.(close|flush|write)\(|\bwith open\(")
+
+
+def in_collective(thread: Thread) -> str | None:
+    """The collective in which this thread waits for other ranks, or None. 'backward' may also
+    compute: its CPU time decides."""
+    if not thread.frames:
+        return None
+    inner = thread.frames[0]
+    if inner.file.endswith("/torch/autograd/graph.py") and inner.name == "_engine_run_backward":
+        return "backward"
+    if inner.file == BARRIERS:
+        return inner.name
+    if inner.file.endswith(_DDP):
+        return (
+            f"DistributedDataParallel.{_method(inner)}"
+            if _DDP_SYNCS.fullmatch(inner.name)
+            else None
+        )
+    if _waits_in_operator(thread.frames):
+        return "wait_tensor"
+    if not _COLLECTIVES.search(inner.file):
+        return _waits_in_c(inner)
+    name = None
+    for frame in thread.frames:
+        if frame.file.endswith(_DDP):
+            return f"DistributedDataParallel.{_method(frame)}"
+        if not _COLLECTIVES.search(frame.file):
+            break
+        # torch's logging of collectives wraps all of them
+        if not frame.name.startswith("_") and frame.name != "wrapper":
+            name = frame.name
+    return name or inner.name
+
+
+def waits_for_worker(thread: Thread) -> bool:
+    """Is it in torch's data loader, waiting for a batch or for the exit of its worker processes?"""
+    return any(
+        f.file.endswith("/torch/utils/data/dataloader.py") and f.name in _LOADER_WAITS
+        for f in thread.frames
+    )
+
+
+def waits_for_device(frame: Frame) -> bool:
+    """The innermost frame of a process that uses a GPU: does it wait for the GPU?"""
+    if frame.file.endswith(("/torch/cuda/__init__.py", "/torch/cuda/streams.py")):
+        return frame.name == "synchronize"
+    return _DEVICE.search(linecache.getline(frame.file, frame.line)) is not None
+
+
+def saves(frames: Sequence[Frame]) -> bool:
+    """Does it write or copy a file? Innermost frame first."""
+    if any(_SAVES.search(frame.file) for frame in frames):
+        return True
+    return (
+        bool(frames)
+        and _SAVING.search(linecache.getline(frames[0].file, frames[0].line)) is not None
+    )
+
+
+def sleeps(thread: Thread, waits_in: str) -> bool:
+    """Is it in time.sleep(), which ends by itself? `waits_in`: its kernel function, "" if unknown;
+    Python before 3.11 sleeps in select()."""
+    if not thread.frames:
+        return False
+    inner = thread.frames[0]
+    return "nanosleep" in waits_in or (
+        _SLEEP.search(linecache.getline(inner.file, inner.line)) is not None
+    )
+
+
+def _method(frame: Frame) -> str:
+    return "__init__" if frame.name in ("__init__", "_ddp_init_helper") else "forward"
+
+
+def _waits_in_operator(frames: Sequence[Frame]) -> bool:
+    """A functional collective, as of DTensor and compiled code, waits in an operator of torch."""
+    return (
+        len(frames) > 1
+        and frames[0].file.endswith("/torch/_ops.py")
+        and (
+            _FUNCTIONAL.search(frames[1].file) is not None
+            or "wait_tensor" in linecache.getline(frames[1].file, frames[1].line)
+        )
+    )
+
+
+def _waits_in_c(frame: Frame) -> str | None:
+    """`work.wait()` of a collective and the calls of torch's store are C++ and have no frame: the
+    calling line shows them, in a script or in a part of torch.distributed such as ZeRO and
+    pipelining. All other common kinds of wait() are Python, and would be the innermost frame
+    themselves."""
+    distributed = "/torch/distributed/" in frame.file and not _OWN_WAITS.search(frame.file)
+    if NOT_OURS.search(frame.file) and not distributed:
+        return None
+    line = linecache.getline(frame.file, frame.line)
+    if re.search(r"(?i:store)\w*(\(\))?\.get\(", line):
+        return "store.get"
+    return "wait" if re.search(r"(?<!\bos)\.wait\(", line) else None
