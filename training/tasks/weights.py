@@ -15,6 +15,7 @@ from training.core.find_run import RunSelector
 from training.core.jsonl import Record
 from training.core.messages import msg
 from training.core.rundir import RunDir
+from training.core.suggest import suggest
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -94,6 +95,10 @@ def find(
     checkpoint, an exported folder or a file in one of these; None: the newest run. `kind`: one of
     KINDS, given by `flag`; None: the moving average if there is one. Reads manifests only, not the
     weights. Raises UserError."""
+    if kind not in (None, *KINDS):  # of load_model(); the commands check theirs before
+        near = next(iter(suggest(str(kind).lower(), list(KINDS), most=1)), EMA)
+        what, fixes = msg("tasks.weights.kind", kind=kind), [f'kind="{near}"']
+        raise UserError(Problem("flag.value", what, f"{EMA}, {RAW}, None", fixes))
     found = _at(find_run.path_of(word)) if word is not None else None
     if found is None and word is not None and _asks_for_best(word, experiments):
         name = os.path.dirname(word.rstrip("/"))
