@@ -99,7 +99,9 @@ def find(
         near = next(iter(suggest(str(kind).lower(), list(KINDS), most=1)), EMA)
         what, fixes = msg("tasks.weights.kind", kind=kind), [f'kind="{near}"']
         raise UserError(Problem("flag.value", what, f"{EMA}, {RAW}, None", fixes))
-    found = _at(find_run.path_of(word)) if word is not None else None
+    found = None
+    if word is not None:
+        found = _at(find_run.path_of(word))
     if found is None and word is not None and _asks_for_best(word, experiments):
         name = os.path.dirname(word.rstrip("/"))
         found = _best(find_run.find(None if name == find_run.LATEST else name, experiments, asker))
@@ -147,19 +149,21 @@ def _of_kind(found: Weights, kind: str | None, again: str) -> Weights:
 def is_weights(path: Path) -> bool:
     """Whether this is a checkpoint, an exported folder or a file in one of them."""
     return any(
-        (place / name).is_file() for place in _places(path) for name in (EXPORT, manifest.NAME)
+        find_run.is_file(place / name)
+        for place in _places(path)
+        for name in (EXPORT, manifest.NAME)
     )
 
 
 def _places(path: Path) -> list[Path]:
-    return [path, *([path.parent] if path.is_file() else [])]
+    return [path, *([path.parent] if find_run.is_file(path) else [])]
 
 
 def _at(path: Path) -> Weights | None:
     for place in _places(path):
-        if (place / EXPORT).is_file():
+        if find_run.is_file(place / EXPORT):
             return _exported(place.absolute())
-        if (place / manifest.NAME).is_file():
+        if find_run.is_file(place / manifest.NAME):
             return _checkpoint(place.absolute())
     return None
 
