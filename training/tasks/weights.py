@@ -101,7 +101,7 @@ def find(
         raise UserError(Problem("flag.value", what, f"{EMA}, {RAW}, None", fixes))
     found = None
     if word is not None:
-        found = _at(find_run.path_of(word))
+        found = _at(find_run.path_of(word)) or _at(experiments / word)
     if found is None and word is not None and _asks_for_best(word, experiments):
         name = os.path.dirname(word.rstrip("/"))
         found = _best(find_run.find(None if name == find_run.LATEST else name, experiments, asker))
