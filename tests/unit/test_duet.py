@@ -207,6 +207,18 @@ def test_odd_paths_are_answered(words: tuple[str, ...], status: int) -> None:
     assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
 
 
+@each("words", [("help",), ("runs", "--help")])
+def test_characters_that_the_encoding_lacks(words: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [str(ROOT / "duet"), *words],
+        capture_output=True,
+        check=False,
+        cwd=ROOT,
+        env=clean_environment() | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @each("words", [("help",), ("--version",), ("runs",), ("clean", "--help")])
 def test_output_that_cannot_be_written(words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
