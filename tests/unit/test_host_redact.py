@@ -123,6 +123,9 @@ def test_a_command_line(clean: redact.Anonymous) -> None:
         clean.command("train_dual_gpu.sh", args)
         == "train_dual_gpu.sh ~/c.py --wandb_api_key=… --data=~/texts …"
     )
+    args = ["--notify=curl -d $X; a", "--run_name=", "--hf-token", "abc", "--data=/home/alice/a b"]
+    command = clean.command("train.sh", args)
+    assert command == "train.sh '--notify=curl -d $X; a' --run_name= --hf-token … '--data=~/a b'"
 
 
 def test_a_user_without_an_entry_and_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:

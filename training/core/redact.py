@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shlex
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -91,6 +92,17 @@ def words(texts: Iterable[str]) -> list[str]:
     return found
 
 
+def joined(texts: Iterable[str]) -> str:
+    """A command line to paste, redacted; an omitted value needs no quotes."""
+    return " ".join(
+        one if _is_plain(one.replace("…", "x")) else shlex.quote(one) for one in words(texts)
+    )
+
+
+def _is_plain(text: str) -> bool:
+    return shlex.quote(text) == text
+
+
 def masked(text: str) -> str:
     """Redact a log line: anything that looks like a key by name or form, email and IP addresses."""
     text = NAMED_SECRET.sub(r"\1…", LOGIN_IN_ADDRESS.sub("://…@", WEBHOOK.sub(r"\1…", text)))
@@ -148,4 +160,4 @@ class Anonymous:
         return LOGIN_IN_ADDRESS.sub("://…@", text)
 
     def command(self, script: str, args: Iterable[str]) -> str:
-        return self(" ".join([script, *map(word, args)]))
+        return self(joined([script, *args]))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -259,7 +258,7 @@ def _config(plan: Record) -> Record:
     }
     if script_of(plan) is not None:
         words = items(dig(plan, "script", "args"))
-        found["args"] = shlex.join(redact.words(word for word in words if isinstance(word, str)))
+        found["args"] = redact.joined(word for word in words if isinstance(word, str))
     return found
 
 
