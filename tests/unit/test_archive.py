@@ -110,6 +110,11 @@ def test_the_weights_of_an_archive_must_be_unpacked(run: RunDir, tmp_path: Path)
         weights.find(str(out), tmp_path, command.ASKER)
     (problem,) = error.value.problems
     assert (problem.code, problem.fixes) == ("run.archived", [f"tar -xf {out}"])
+    small = packed(run, tmp_path / "small.tar.gz", "--without_checkpoints")
+    with pytest.raises(UserError) as error:
+        weights.find(str(small), tmp_path, command.ASKER)
+    (problem,) = error.value.problems
+    assert problem.fixes == ["./duet archive 'a run'"] and "--without_checkpoints" in problem.what
 
 
 @each("name", ["metrics.jsonl", "checkpoints"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from training.core import evaluations, find_run, log, manifest, run_reader, rundir
 from training.core.errors import Problem, UserError
 from training.core.find_run import RunSelector
-from training.core.jsonl import Record
+from training.core.jsonl import Record, items, text
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.core.suggest import suggest
@@ -244,9 +244,12 @@ def _best(run: RunDir) -> Weights:
 def _not_archived(run: RunDir) -> None:
     """Raises UserError for an archived run."""
     if run.is_archived:
-        file = (rundir.read_json(run.archived) or {}).get("file", "")
+        record = rundir.read_json(run.archived) or {}
         what = msg("tasks.weights.archived", name=run.name)
-        fix = f"tar -xf {shlex.quote(file)}"
+        fix = f"tar -xf {shlex.quote(text(record.get('file')) or '')}"
+        if any(str(name).endswith(f"/{manifest.STATE}") for name in items(record.get("left_out"))):
+            what = msg("tasks.weights.archived_without", name=run.name)
+            fix = f"./duet archive {shlex.quote(run.name)}"  # where the run is
         raise UserError(Problem("run.archived", what, msg("tasks.weights.allowed"), [fix]))
 
 
