@@ -34,6 +34,8 @@ help::print() {
   [[ ${HELP_OPTIONS-} != 0 ]] || return 0
   any=$(python::any) || return
   # -I -S: loads no packages, so help is fast. Default SIGPIPE: `--help | head` is not an error.
+  # UTF-8 in any locale, as the lines above.
   "$any" -I -S -c 'import signal, sys; signal.signal(signal.SIGPIPE, signal.SIG_DFL); sys.path.insert(0, sys.argv[1])
+sys.stdout.reconfigure(encoding="utf-8")
 import training.plan.option_help as h; print("\n".join(h.option_lines()))' "$DUET_ROOT"
 }

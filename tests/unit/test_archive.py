@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -12,9 +13,11 @@ import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.monitor_runs import Made
 from tests.unit.test_clean import save
 from tests.unit.test_runs_table import ended
@@ -107,6 +110,37 @@ def test_the_weights_of_an_archive_must_be_unpacked(run: RunDir, tmp_path: Path)
         weights.find(str(out), tmp_path, command.ASKER)
     (problem,) = error.value.problems
     assert (problem.code, problem.fixes) == ("run.archived", [f"tar -xf {out}"])
+    small = packed(run, tmp_path / "small.tar.gz", "--without_checkpoints")
+    with pytest.raises(UserError) as error:
+        weights.find(str(small), tmp_path, command.ASKER)
+    (problem,) = error.value.problems
+    assert problem.fixes == ["./duet archive 'a run'"] and "--without_checkpoints" in problem.what
+
+
+@each("name", ["metrics.jsonl", "checkpoints"])
+def test_a_file_of_the_run_that_cannot_be_read(
+    name: str, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output was blamed."""
+    denied = run.path / name
+
+    def walk(top: Path, onerror: Callable[[OSError], None]) -> list[object]:
+        onerror(PermissionError(errno.EACCES, "Permission denied", str(denied)))
+        return []
+
+    def opened(path: Path, *args: Any, **more: Any) -> Any:
+        if path == denied:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open(path, *args, **more)
+
+    if name == "checkpoints":
+        monkeypatch.setattr(os, "walk", walk)
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(UserError) as error:
+        command.pack(run, tmp_path / "file.tar.gz", checkpoints=True)
+    (problem,) = error.value.problems
+    assert error.value.code == Exit.RESOURCES and str(denied) in problem.what
+    assert problem.fixes == [f"chmod u+rX '{denied}'"]
 
 
 def test_the_processes_of_an_archived_run_are_not_those_of_this_machine(tmp_path: Path) -> None:

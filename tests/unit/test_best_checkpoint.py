@@ -155,6 +155,7 @@ def test_the_best_checkpoint_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for word in (f"{run.path}/best", "tiny/best/"):
         assert weights.find(word, tmp_path, ASKER).step == 150
     assert weights.find("tiny", tmp_path, ASKER).step == 300
+    assert weights.find("tiny/checkpoints/step_00000150", tmp_path, ASKER).step == 150
     run.events.unlink()
     with pytest.raises(UserError) as raised:
         weights.find("tiny/best", tmp_path, ASKER)

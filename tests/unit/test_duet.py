@@ -5,13 +5,16 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import training
 from tests.cases import each
 from tests.unit.conftest import ROOT, clean_environment
+from training.cli import completion
 from training.cli.commands import COMMANDS
 from training.core import project
 
@@ -103,6 +106,30 @@ def test_bash_completes(words: str, expected: list[str]) -> None:
         timeout=60,
     )
     assert done.stdout.split() == expected, done.stderr
+
+
+MODULES = [c.module for c in COMMANDS.values() if c.module and not c.first]
+WITH_FLAGS = [
+    m for m in (import_module(f"training.cli.{n}") for n in MODULES) if "FLAGS" in vars(m)
+]
+
+
+@each("module", WITH_FLAGS, ids=lambda module: module.__name__)
+def test_completed_flags_are_those_of_the_command(module: ModuleType) -> None:
+    found = {f.strip("-=").replace("-", "_") for f in completion.described(module.__doc__ or "")}
+    known = {name.replace("-", "_") for name in module.FLAGS}
+    assert found <= known and known - found <= {"help", "dir", "ascii", "run"}
+
+
+def test_flags_of_a_help_text() -> None:
+    text = """Usage: x [--no] --key=value
+  --a=1,2|all, --b=F  as --c, or
+                --d=X of another
+  -m, --module  text
+  --watch[=S]   text
+  --key=value   any field
+--out="a b"   text, as --no"""
+    assert completion.described(text) == {"--a=", "--b=", "--module", "--watch", "--out="}
 
 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
@@ -205,6 +232,18 @@ def test_a_shipped_config_is_found_from_any_folder(
 def test_odd_paths_are_answered(words: tuple[str, ...], status: int) -> None:
     done = duet(*words)
     assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
+
+
+@each("words", [("help",), ("runs", "--help")])
+def test_characters_that_the_encoding_lacks(words: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [str(ROOT / "duet"), *words],
+        capture_output=True,
+        check=False,
+        cwd=ROOT,
+        env=clean_environment() | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @each("words", [("help",), ("--version",), ("runs",), ("clean", "--help")])

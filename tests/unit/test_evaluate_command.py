@@ -24,7 +24,7 @@ from tests.unit.video_data import rendered
 from training import tasks
 from training.cli import evaluate
 from training.core import manifest, rundir
-from training.core.errors import UserError
+from training.core.errors import Problem, UserError
 from training.data.tokenizer_base import BOS, Bytes
 from training.tasks.gpt import trained
 from training.tasks.gpt.model import GPT
@@ -40,10 +40,14 @@ def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, Any
     return found
 
 
-def codes(*argv: str) -> list[str]:
+def problems(*argv: str) -> list[Problem]:
     with pytest.raises(UserError) as caught:
         evaluate.parse(list(argv))
-    return [problem.code for problem in caught.value.problems]
+    return caught.value.problems
+
+
+def codes(*argv: str) -> list[str]:
+    return [problem.code for problem in problems(*argv)]
 
 
 @torch.no_grad()
@@ -161,7 +165,17 @@ def test_video_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert page.rows[-1][0] == "clip_000" and page.rows[-1][1] == f"{found['psnr_input']:.2f}"
     assert codes(str(run.path)) == ["video.no_data"]
     assert codes(str(run.path), f"--data={frames}", "--encoding=gbk") == ["flag.unknown"]
-    assert codes(str(run.path), f"--data={tmp_path / 'none'}") == ["video.folder_missing"]
+    (problem,) = problems(str(run.path), f"--data={tmp_path / 'clips/tset'}")
+    assert problem.fixes == [f"--data={frames}"] and "--data" in problem.what
+    # the validation frames of the run, relative to where it was started
+    options["test_dataroot_gt"] = "clips/test"
+    plan["command"] = {"script": "train.py", "args": [], "cwd": str(tmp_path)}
+    rundir.write_json(run.plan, plan)
+    (chosen,) = evaluate.parse([str(run.path)]).weights
+    assert chosen.plan["task"]["options"]["test_dataroot_gt"] == str(frames)
+    shutil.rmtree(tmp_path / "clips")
+    (problem,) = problems(str(run.path))
+    assert problem.code == "video.folder_missing" and "--data" not in problem.what
 
 
 def test_a_users_task_measures_its_own_data(

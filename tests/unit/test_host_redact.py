@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from training import tasks
 from training.core import redact
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -19,6 +20,12 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
         ("MY_SECRET", "x"),
         ("DB_PASSWORD", "x"),
         ("WANDB_IDENTITY_TOKEN_FILE", "/run/token"),
+        ("WANDB_KEY", "abc"),
+        ("ssh_key", "/home/me/.ssh/id"),
+        ("key", "abc123"),
+        ("key_password", "1234"),
+        ("client_secret", "default"),
+        ("token", "123456"),
         ("WANDB_NOTES", KEY),
         ("WANDB_NOTES", "wandb_v1_" + "Ab3" * 20),
         ("ANYTHING", "hf_abcdefghijklmnopqrst"),
@@ -41,11 +48,26 @@ def test_secrets(name: str, value: str) -> None:
         ("NCCL_DEBUG_SUBSYS", "INIT,NET"),
         ("WANDB_API_KEY", ""),
         ("TORCHELASTIC_RUN_ID", "none"),
+        ("key_offset", "from the config file"),
+        ("num_key_value_heads", "8"),
+        ("key_dim", "sixty-four"),
+        ("key-size", "large"),
+        ("pad_token_id", "50257"),
+        ("use_auth_token", "True"),
+        ("key", "auto"),
     ],
 )
 def test_values_that_are_not_secrets(name: str, value: str) -> None:
     assert redact.shown(name, value) == value
     assert redact.word(f"--{name.lower()}={value}") == f"--{name.lower()}={value}"
+
+
+def test_no_field_of_a_task_is_a_secret() -> None:
+    """A report hid the origin and the value of key_offset."""
+    assert [name for name in tasks.everything() if redact.is_secret(name, "words")] == []
+    assert redact.masked_values({"key_offset": "default"}) == {"key_offset": "default"}
+    assert redact.masked("key_offset: from --key_offset") == "key_offset: from --key_offset"
+    assert redact.masked("my_key: abcdef1") == "my_key: …"
 
 
 def test_a_key_alone_on_the_command_line() -> None:
@@ -101,6 +123,9 @@ def test_a_command_line(clean: redact.Anonymous) -> None:
         clean.command("train_dual_gpu.sh", args)
         == "train_dual_gpu.sh ~/c.py --wandb_api_key=… --data=~/texts …"
     )
+    args = ["--notify=curl -d $X; a", "--run_name=", "--hf-token", "abc", "--data=/home/alice/a b"]
+    command = clean.command("train.sh", args)
+    assert command == "train.sh '--notify=curl -d $X; a' --run_name= --hf-token … '--data=~/a b'"
 
 
 def test_a_user_without_an_entry_and_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,3 +150,5 @@ def test_the_word_after_the_name_of_a_secret() -> None:
     assert redact.words(words) == [
         *("--hf-token", "…", "x", "--auth", "--password", "…", "--tokenizer", "bpe")
     ]
+    settings = ["--num_key_value_heads", "8", "--key_offset", "false", "--pad_token_id", "0"]
+    assert redact.words(settings) == settings

@@ -184,3 +184,17 @@ def test_restored_frames_of_a_window_fit_into_memory(
     assert model.pieces((640, 480), None, None, None).window == video_trained.WINDOW
     assert model.pieces((3840, 2160), None, 24, None).window == 24  # as asked
     assert network().scale == model.scale == 1
+
+
+def test_an_output_that_cannot_be_examined(run: str, tmp_path: Path) -> None:
+    given = pictures(tmp_path / "in", 2)
+    long = tmp_path / ("x" * 300)
+    for out in (long / "out", long / "out.mp4"):
+        (problem,) = problems(run, given, f"--out={out}")
+        assert problem.code == "output.no_folder"
+    assert [p.code for p in problems(run, given, f"--out={long}.gif")] == ["output.suffix"]
+    found: list[Problem] = []
+    output.find(long, None, False, None, found)  # the system rejects it when it is written
+    assert found == []
+    (problem,) = problems(long, given, f"--out={tmp_path / 'out'}")
+    assert problem.code == "run.missing"

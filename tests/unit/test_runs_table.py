@@ -179,12 +179,33 @@ def test_differences_are_those_of_the_listed_runs(folder: Path) -> None:
     assert table.differences(found) == ["depth"]
 
 
+def test_options_of_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two video runs that differed only in a field of their task could not be told apart."""
+    for name, dim in (("small", 8), ("large", 16)):
+        made = ended(Made(tmp_path / name))
+        options = {"embed_dim": dim, "G_optimizer_lr": 2e-3 * dim}
+        made.plan["task"] = {"name": "video_restoration", "unit": "samples", "file": None}
+        made.plan["task"]["options"] = options
+        rundir.write_json(made.run.plan, made.plan)
+    assert table.differences(facts.read_all(tmp_path)) == ["embed_dim", "G_optimizer_lr"]
+    assert listed(tmp_path, capsys, "embed_dim=8") == ["small"]
+    assert listed(tmp_path, capsys, "--filter=G_optimizer_lr=1.6e-2") == ["small"]
+    assert listed(tmp_path, capsys, "--sort=-embed_dim") == ["large", "small"]
+
+
+def test_secrets_of_a_user_script_are_not_shown(tmp_path: Path) -> None:
+    made = Made(tmp_path / "run")
+    made.plan["script"] = {"path": "a.py", "args": ["--hf_token", "hidden", "--api_key=hidden2"]}
+    rundir.write_json(made.run.plan, made.plan)
+    assert facts.read(made.run.path).config["args"] == "--hf_token … --api_key=…"
+
+
 def test_a_piped_table_needs_no_torch(folder: Path) -> None:
     code = (
         "import sys; from training.cli import runs; runs.main(sys.argv[1:]); "
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
-    argv = [sys.executable, "-c", code, f"--dir={folder}", "--filter=state=finished"]
+    argv = [sys.executable, "-c", code, f"--dir={folder}", "--filter=state=finished,depth>1"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split()[0] for line in done.stdout.splitlines()[1:3]] == ["new", "old"]

@@ -15,7 +15,7 @@ from tests.cases import each
 from tests.unit.conftest import ROOT, clean_environment
 from tests.unit.trained_runs import flip_a_bit, gpt, made, stored
 from training import tasks
-from training.cli import evaluate, sample, weights_argument
+from training.cli import evaluate, export, sample, weights_argument
 from training.core import log, manifest, rundir
 from training.core.errors import UserError
 from training.tasks.gpt import trained as gpt_trained
@@ -239,3 +239,11 @@ def test_a_conversation_on_a_terminal(tmp_path: Path) -> None:
         assert terminal.exitstatus == 0
     finally:
         terminal.close(force=True)
+
+
+@each("command", [sample, evaluate, export])
+def test_a_path_that_cannot_be_examined(command: Any) -> None:
+    long = f"/tmp/{'x' * 300}"
+    with pytest.raises(UserError) as caught:
+        command.parse([long, *(["--out=model"] if command is export else [])])
+    assert [problem.code for problem in caught.value.problems] == ["run.missing"]

@@ -114,6 +114,10 @@ def test_the_average_is_the_default_of_every_reader(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         weights.find(str(old), tmp_path, ASKER, "ema")
     assert [p.code for p in raised.value.problems] == ["weights.other_kind"]
+    with pytest.raises(UserError) as raised:
+        load_model(run.path, kind="Raw")
+    (problem,) = raised.value.problems
+    assert (problem.allowed, problem.fixes) == ("ema, raw, None", ['kind="raw"'])
     # of a damaged checkpoint an earlier one replaces, raw only where that is allowed
     (place / manifest.STATE).write_bytes(b"")
     assert load_model(run.path).weights.kind == "raw"

@@ -93,6 +93,7 @@ def run(command: Command, rest: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    program.replace_unknown()
     try:
         code = main(sys.argv[1:])
         if sys.stdout is not None:

@@ -13,7 +13,8 @@ Usage: ./duet archive [RUN] [--out=FILE] [--without_checkpoints]
 
 The file begins with the checksums of all its members, which are verified after
 writing and whenever it is opened.
-Exit codes: 0 written; 2 no such run, or it is running; 3 not writable.
+Exit codes: 0 written; 2 no such run, or it is running; 3 a file cannot be read or
+written.
 """
 
 from __future__ import annotations
@@ -155,10 +156,20 @@ def _raise(error: OSError) -> None:
     raise error
 
 
+def _unreadable(file: str | Path, error: OSError) -> UserError:
+    what = msg("cli.archive.unreadable", file=file, error=error.strerror or error)
+    denied = isinstance(error, PermissionError)
+    fixes = [f"chmod u+rX {shlex.quote(str(file))}"] if denied else []
+    return UserError(Problem("archive.unreadable", what, "", fixes), Exit.RESOURCES)
+
+
 def pack(run: RunDir, out: Path, *, checkpoints: bool) -> ArchiveIndex:
     """Write the archive, read it back, and give it its name: complete or not at all. Raises
-    OSError."""
-    files, left_out = members(run, checkpoints=checkpoints)
+    OSError, and UserError for a file of the run."""
+    try:
+        files, left_out = members(run, checkpoints=checkpoints)
+    except OSError as error:
+        raise _unreadable(error.filename or run.path, error) from None
     listed: dict[str, ArchivedFile] = {}
     plans = {path: _redacted(run.path / path) for path in files if path.name in PLANS}
     for path in files:
@@ -198,11 +209,15 @@ def pack(run: RunDir, out: Path, *, checkpoints: bool) -> ArchiveIndex:
 
 
 def _sha256(path: Path) -> tuple[str, int]:
+    """Digest and size of a file of the run. Raises UserError."""
     digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(archive.CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(archive.CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+    except OSError as error:
+        raise _unreadable(path, error) from None
     return digest.hexdigest(), size
 
 

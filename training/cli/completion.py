@@ -11,7 +11,10 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.project import ROOT
 
-FLAG = re.compile(r"--[a-z][\w-]*=?")
+# A line of the help that describes flags begins with them: '-m, --module', '--a=N, --b  text'.
+# Other lines mention flags of other commands.
+OPTIONS = re.compile(r"^ {0,4}(?:-\w, )?(--[a-z].*)", re.MULTILINE)
+OPTION = re.compile(r"(--[a-z][\w-]*=?)\S*?(, (?=--)|\s|$)")
 # $1: the command as typed: ./duet, a path, or a name on PATH.
 BASH = """\
 _duet() {
@@ -56,7 +59,7 @@ def text(words: list[str]) -> str:
 
 
 def flags(command: Command) -> list[str]:
-    """The flags in a command's help; flags with a value end in `=`."""
+    """The flags that a command's help describes; flags with a value end in `=`."""
     if command.script:
         argv = [str(ROOT / command.script), "--help"]
     else:
@@ -70,4 +73,15 @@ def flags(command: Command) -> list[str]:
     text = subprocess.run(
         argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     ).stdout
-    return sorted({"--lang=", *FLAG.findall(text)})
+    return sorted({"--help", "--lang=", *described(text)})
+
+
+def described(text: str) -> set[str]:
+    """The flags described in a help text."""
+    found = set[str]()
+    for line in OPTIONS.findall(text):
+        at = 0
+        while option := OPTION.match(line, at):
+            found.add(option[1])
+            at = option.end() if option[2].startswith(",") else len(line)
+    return found - {"--key="}  # --key=value: any field

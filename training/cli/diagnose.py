@@ -34,6 +34,7 @@ from training.core.messages import msg
 from training.core.project import WORK, typed
 from training.diagnose import bundle, card, source
 from training.diagnose.result import diagnose
+from training.host import program
 
 EXPERIMENTS = WORK / "experiments"
 COMMAND = "./duet diagnose"
@@ -146,6 +147,6 @@ def _run(word: str) -> str:
 
 
 if __name__ == "__main__":
+    program.replace_unknown()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.exit(main(sys.argv[1:]))

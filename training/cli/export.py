@@ -106,7 +106,7 @@ def _not_writable(out: Path) -> list[Problem]:
         free = next(
             place
             for n in itertools.count(2)
-            if not (place := out.parent / f"{out.name or 'model'}_{n}").exists()
+            if not find_run.exists(place := out.parent / f"{out.name or 'model'}_{n}")
         )
         fixes = [f"{COMMAND} … --out={shlex.quote(str(free))}"]
         return [Problem("output.not_empty", msg("cli.export.not_empty", out=out), allowed, fixes)]

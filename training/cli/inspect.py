@@ -27,6 +27,7 @@ from training.core import log
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.project import typed
+from training.host import program
 from training.monitor.health import health, options, render
 from training.monitor.health.health import HAS_ENDED, HealthReport
 from training.monitor.health.options import HealthOptions
@@ -56,7 +57,6 @@ def _print(report: HealthReport, chosen: HealthOptions) -> None:
     if chosen.json:
         print(json.dumps(render.record(report), indent=None if chosen.every_s else 1), flush=True)
         return
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     colour = log.colourful(sys.stdout)
     if chosen.every_s is not None:
         print("\x1b[H\x1b[2J" if colour else "", end="" if colour else "\n")
@@ -64,5 +64,6 @@ def _print(report: HealthReport, chosen: HealthOptions) -> None:
 
 
 if __name__ == "__main__":
+    program.replace_unknown()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
     sys.exit(main(sys.argv[1:]))

@@ -57,7 +57,6 @@ def _source(chosen: MonitorOptions) -> StateSource:
 
 
 def _show(chosen: MonitorOptions, source: StateSource) -> int:
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     ascii_only = chosen.ascii or (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     if ascii_only:
         os.environ[messages.VARIABLE] = "en"  # Chinese would be question marks
@@ -149,6 +148,7 @@ def _variable(name: str, otherwise: int) -> int:
 
 
 if __name__ == "__main__":
+    program.replace_unknown()
     if sys.stdout is not None and not sys.stdout.isatty():
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
     sys.exit(main(sys.argv[1:]))

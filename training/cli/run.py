@@ -12,14 +12,18 @@ Usage:
   --show_ranks=0,1|all   show the output of these ranks of this machine, each line with its rank
   --retries=N            restarts after failures of a rank or of the machine
   --min_ranks=K          after the loss of a GPU or a machine, continue with the others, at least K
-  --hosts=a,b            start it on these machines by ssh (a:2: 2 processes); or --hostfile=FILE
+  --hosts=a,b, --hostfile=FILE
+                         start it on these machines by ssh (a:2: 2 processes)
 
-torchrun's flags have the same meaning here: --nproc-per-node, --nnodes, --node-rank, --master-addr,
---master-port, --rdzv-endpoint, --max-restarts, --log-dir, --tee, --redirects, --local-ranks-filter,
---standalone. --nnodes=1:4 starts on 4 machines, or on fewer 30 s after one is ready, and continues
-with those that are left.
-The other flags of ./duet launch apply as well, such as --run_name, --hang_timeout, --numa,
---dry_run and --check.
+torchrun's flags have the same meaning here:
+  --nproc-per-node=N, --nnodes=N, --node-rank=N, --master-addr=HOST, --master-port=N,
+  --rdzv-endpoint=HOST:PORT, --max-restarts=N, --log-dir=DIR, --tee=3, --redirects=3,
+  --local-ranks-filter=0,1, --standalone
+With --nnodes=1:4 it starts on 4 machines, or on fewer 30 s after one is ready, and continues with
+those that are left.
+
+The other flags of ./duet launch apply as well, such as
+  --run_name=NAME, --hang_timeout=S, --numa=auto, --dry_run, --check
 
 Examples:
   ./duet run -n 2 train.py --epochs=3

@@ -10,6 +10,7 @@ import re
 
 PROBLEMS = {
     "archive.damaged": "the archive cannot be read",
+    "archive.unreadable": "a file of the run cannot be read",
     "archive.unsafe": "a member of the archive would be written outside of the run directory",
     "archive.zstandard": "the package zstandard is missing",
     "attach.target": "`attach` needs either a run or a process, not both",

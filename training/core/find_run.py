@@ -72,6 +72,11 @@ def is_folder(path: Path) -> bool:
     return os.path.isdir(path)
 
 
+def is_file(path: Path) -> bool:
+    """As is_folder."""
+    return os.path.isfile(path)  # noqa: PTH113 – see above
+
+
 def exists(path: Path) -> bool:
     return os.path.exists(path)
 

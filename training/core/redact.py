@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shlex
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,8 +15,18 @@ from typing import Any
 from training.core.messages import msg
 
 HIDDEN = msg("core.redact.hidden")
+# keys of attention: key_offset, num_key_value_heads
+_OF_A_MODEL = (
+    r"(?![_-](?:offset|values?|dims?|size|heads?|bias|norm|len|length|proj|padding)(?:[_-]|\b))"
+)
 SECRET_NAME = re.compile(
-    r"(^|[_-])(api_?key|key|token|secret|passwd|password|credentials?|auth)([_-]|$)", re.IGNORECASE
+    rf"(^|[_-])(api_?key|key{_OF_A_MODEL}|token|secret|passwd|password|credentials?|auth)([_-]|$)",
+    re.IGNORECASE,
+)
+# Never shown, unlike --pad_token_id=0 and --auth=auto.
+PASSWORD = re.compile(r"secret|passw|credential", re.IGNORECASE)
+SETTING = re.compile(
+    r"true|false|auto|default|[+-]?\d{1,5}(\.\d{1,4})?(e[+-]?\d{1,2})?", re.IGNORECASE
 )
 SECRET_VALUE = re.compile(
     r"""^[0-9a-f]{40}$                                        # a W&B key of the older form
@@ -26,7 +37,9 @@ SECRET_VALUE = re.compile(
 )
 LOGIN_IN_ADDRESS = re.compile(r"://[^/\s@]*:[^/\s@]*@")
 NAMED_SECRET = re.compile(
-    r"""((?:^|[^A-Za-z])(?:[\w-]{0,64}[_-])?(?:api[_-]?key|key|token|secret|passwd|password|credential|auth|authorization)(?:[_-]\w{1,20})?
+    r"""((?:^|[^A-Za-z])(?:[\w-]{0,64}[_-])?(?:api[_-]?key|key"""
+    + _OF_A_MODEL
+    + r"""|token|secret|passwd|password|credential|auth|authorization)(?:[_-]\w{1,20})?
         ["']?\s*(?:=|:|\ (?=\S+$)|\ (?=\S+\ ))\s*)            # its name and the separator
     ("[^"]*"|'[^']*'|(?:Bearer\s+|Basic\s+)?[^\s"',;]{6,})""",
     re.IGNORECASE | re.VERBOSE,
@@ -46,8 +59,14 @@ STRANGER = re.compile(r"(\bpid \d+)(?: \(|\uff08).*", re.DOTALL)
 
 def is_secret(name: str, value: str) -> bool:
     return bool(value) and bool(
-        SECRET_NAME.search(name) or SECRET_VALUE.search(value) or LOGIN_IN_ADDRESS.search(value)
+        _is_named(name, value) or SECRET_VALUE.search(value) or LOGIN_IN_ADDRESS.search(value)
     )
+
+
+def _is_named(name: str, value: str) -> bool:
+    """Whether this is the name of a secret, and the value not that of a setting."""
+    setting = SETTING.fullmatch(value) and not PASSWORD.search(name)
+    return bool(SECRET_NAME.search(name)) and not setting
 
 
 def shown(name: str, value: str) -> str:
@@ -65,12 +84,23 @@ def word(text: str) -> str:
 
 def words(texts: Iterable[str]) -> list[str]:
     """Redact a command line; also the word after `--name`, if the name is that of a secret."""
-    found, secret = [], False
+    found, name = [], ""
     for text in texts:
         flag = text.startswith("-")
-        found.append("…" if secret and not flag else word(text))
-        secret = flag and "=" not in text and bool(SECRET_NAME.search(text.lstrip("-")))
+        found.append("…" if not flag and text and _is_named(name, text) else word(text))
+        name = text.lstrip("-") if flag and "=" not in text else ""
     return found
+
+
+def joined(texts: Iterable[str]) -> str:
+    """A command line to paste, redacted; an omitted value needs no quotes."""
+    return " ".join(
+        one if _is_plain(one.replace("…", "x")) else shlex.quote(one) for one in words(texts)
+    )
+
+
+def _is_plain(text: str) -> bool:
+    return shlex.quote(text) == text
 
 
 def masked(text: str) -> str:
@@ -88,7 +118,7 @@ def masked_values(value: Any, name: str = "") -> Any:
         return [masked_values(one, name) for one in value]
     if not isinstance(value, str):
         return value
-    return "…" if value and SECRET_NAME.search(name) and len(value.split()) == 1 else masked(value)
+    return "…" if len(value.split()) == 1 and _is_named(name, value) else masked(value)
 
 
 class Anonymous:
@@ -130,4 +160,4 @@ class Anonymous:
         return LOGIN_IN_ADDRESS.sub("://…@", text)
 
     def command(self, script: str, args: Iterable[str]) -> str:
-        return self(" ".join([script, *map(word, args)]))
+        return self(joined([script, *args]))

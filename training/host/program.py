@@ -4,6 +4,7 @@ packages."""
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ def run(
     its --help. `needs`: required packages. `pipe`: a closed pipe ends the process silently; False
     if it must continue."""
     argv = sys.argv[1:]
+    replace_unknown()
     if pipe:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends it silently
     helps = any(word in ("-h", "--help") for word in (argv[:1] if internal else argv))
@@ -54,6 +56,13 @@ def run(
         return int(Exit.DONE)
     except OSError as error:
         return unwritable(error)
+
+
+def replace_unknown() -> None:
+    """Print characters that the encoding of the output lacks as '?', before any output."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def require_output() -> None:

@@ -21,8 +21,7 @@ def columns() -> int | None:
 
 
 def print_lines(lines: Sequence[Line], width: int | None, *, ascii_only: bool) -> None:
-    """`width`: of `columns()`. Characters that the encoding of the output lacks become '?'."""
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    """`width`: of `columns()`."""
     colour = log.colourful(sys.stdout)
     for line in lines:
         wide = term_text.width_of(line) if width is None else width

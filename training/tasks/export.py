@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import training
+from training import tasks
 from training.config.schema import FIELDS
 from training.core import manifest, rundir
 from training.core.work_folder import WorkFolder
@@ -77,7 +78,7 @@ def _save(state: Mapping[str, torch.Tensor], file: Path) -> None:
 
 def _record(model: Trained, folder: Path, file: Path, words: str | None) -> ExportRecord:
     weights = model.weights
-    task: TaskRecord = {**weights.plan["task"]}
+    task: TaskRecord = {**tasks.task_of(weights.plan)}
     if task["file"]:  # the class of a user's task belongs to its weights
         source = Path(task["file"])
         shutil.copyfile(source, folder / source.name)

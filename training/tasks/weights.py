@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, cast
 from training.core import evaluations, find_run, log, manifest, run_reader, rundir
 from training.core.errors import Problem, UserError
 from training.core.find_run import RunSelector
-from training.core.jsonl import Record
+from training.core.jsonl import Record, items, text
 from training.core.messages import msg
 from training.core.rundir import RunDir
+from training.core.suggest import suggest
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -94,7 +95,13 @@ def find(
     checkpoint, an exported folder or a file in one of these; None: the newest run. `kind`: one of
     KINDS, given by `flag`; None: the moving average if there is one. Reads manifests only, not the
     weights. Raises UserError."""
-    found = _at(find_run.path_of(word)) if word is not None else None
+    if kind not in (None, *KINDS):  # of load_model(); the commands check theirs before
+        near = next(iter(suggest(str(kind).lower(), list(KINDS), most=1)), EMA)
+        what, fixes = msg("tasks.weights.kind", kind=kind), [f'kind="{near}"']
+        raise UserError(Problem("flag.value", what, f"{EMA}, {RAW}, None", fixes))
+    found = None
+    if word is not None:
+        found = _at(find_run.path_of(word)) or _at(experiments / word)
     if found is None and word is not None and _asks_for_best(word, experiments):
         name = os.path.dirname(word.rstrip("/"))
         found = _best(find_run.find(None if name == find_run.LATEST else name, experiments, asker))
@@ -142,19 +149,21 @@ def _of_kind(found: Weights, kind: str | None, again: str) -> Weights:
 def is_weights(path: Path) -> bool:
     """Whether this is a checkpoint, an exported folder or a file in one of them."""
     return any(
-        (place / name).is_file() for place in _places(path) for name in (EXPORT, manifest.NAME)
+        find_run.is_file(place / name)
+        for place in _places(path)
+        for name in (EXPORT, manifest.NAME)
     )
 
 
 def _places(path: Path) -> list[Path]:
-    return [path, *([path.parent] if path.is_file() else [])]
+    return [path, *([path.parent] if find_run.is_file(path) else [])]
 
 
 def _at(path: Path) -> Weights | None:
     for place in _places(path):
-        if (place / EXPORT).is_file():
+        if find_run.is_file(place / EXPORT):
             return _exported(place.absolute())
-        if (place / manifest.NAME).is_file():
+        if find_run.is_file(place / manifest.NAME):
             return _checkpoint(place.absolute())
     return None
 
@@ -235,9 +244,12 @@ def _best(run: RunDir) -> Weights:
 def _not_archived(run: RunDir) -> None:
     """Raises UserError for an archived run."""
     if run.is_archived:
-        file = (rundir.read_json(run.archived) or {}).get("file", "")
+        record = rundir.read_json(run.archived) or {}
         what = msg("tasks.weights.archived", name=run.name)
-        fix = f"tar -xf {shlex.quote(file)}"
+        fix = f"tar -xf {shlex.quote(text(record.get('file')) or '')}"
+        if any(str(name).endswith(f"/{manifest.STATE}") for name in items(record.get("left_out"))):
+            what = msg("tasks.weights.archived_without", name=run.name)
+            fix = f"./duet archive {shlex.quote(run.name)}"  # where the run is
         raise UserError(Problem("run.archived", what, msg("tasks.weights.allowed"), [fix]))
 
 

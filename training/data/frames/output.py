@@ -41,7 +41,8 @@ def find(
     suffix = path.suffix.lower()
     kind = FILM if suffix in pyav.CODECS else PICTURE if suffix == PNG else FOLDER
     allowed = msg("data.frames.target_wanted")
-    if suffix and kind == FOLDER and not path.is_dir():
+    # os.path: Path.is_dir and Path.exists raise for a place that may not be examined
+    if suffix and kind == FOLDER and not os.path.isdir(path):
         usual = PNG if source and source.total == 1 else ".mp4"
         fixes = [f"--out={shlex.quote(str(path.with_suffix(usual)))}"]
         what = msg("data.frames.suffix", path=path, suffix=path.suffix)
@@ -50,14 +51,14 @@ def find(
         fixes = [f"--out={shlex.quote(str(path.with_suffix('')))}"]
         what = msg("data.frames.one_picture", path=path)
         problems.append(Problem("output.suffix", what, allowed, fixes, "out"))
-    elif not path.parent.is_dir():
+    elif not os.path.isdir(path.parent):
         fixes = [f"mkdir -p {shlex.quote(str(path.parent))}"]
         what = msg("data.frames.missing", path=path.parent)
         problems.append(Problem("output.no_folder", what, allowed, fixes, "out"))
     elif source and _inside(path, source):
         what = msg("data.frames.inside", path=path, source=source.path)
         problems.append(Problem("output.exists", what, allowed, field="out"))
-    elif path.exists() or path.is_symlink():
+    elif os.path.lexists(path):
         problems += _existing(path, kind, overwrite, allowed)
     if kind == FILM and not packages.found("av") and not (source and source.kind == FILM):
         what = msg("data.frames.needs_package", path=path, package="av")
@@ -77,16 +78,20 @@ def _inside(path: Path, source: Source) -> bool:
 def _existing(path: Path, kind: str, overwrite: bool, allowed: str) -> list[Problem]:
     replace = ["--overwrite"]
     if kind != FOLDER:
-        if path.is_dir():
+        if os.path.isdir(path):
             what = msg("data.frames.is_folder", path=path)
             return [Problem("output.is_folder", what, allowed, field="out")]
         what = msg("data.frames.exists", path=path)
         return [] if overwrite else [Problem("output.exists", what, allowed, replace, "out")]
-    if not path.is_dir():
+    if not os.path.isdir(path):
         what = msg("data.frames.no_folder", path=path)
         return [Problem("output.exists", what, allowed, field="out")]
-    names = [entry.name for entry in path.iterdir()]
-    others = [n for n in names if not n.lower().endswith(PNG) or (path / n).is_dir()]
+    try:
+        names = os.listdir(path)
+    except OSError as error:
+        what = msg("cli.report.unwritable", out=path, error=error.strerror)
+        return [Problem("output.unwritable", what, allowed, field="out")]
+    others = [n for n in names if not n.lower().endswith(PNG) or os.path.isdir(path / n)]
     if others:  # never deleted, whatever the flags
         what = msg("data.frames.other_files", path=path, name=min(others))
         return [Problem("output.not_empty", what, allowed, field="out")]

@@ -6,13 +6,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from training.core import evaluations, find_run, jsonl, metric_units, rundir, standing
+from training.core import evaluations, find_run, jsonl, metric_units, redact, rundir, standing
 from training.core.jsonl import Record, dig, items, mtime, number, read_object, text, whole
 from training.core.messages import msg
 from training.core.rundir import RunDir
@@ -252,12 +251,14 @@ def _task(plan: Record) -> str | None:
 
 
 def _config(plan: Record) -> Record:
-    """The configuration; of a user script its arguments."""
-    config = plan.get("config")
-    found = dict(config) if isinstance(config, dict) else {}
+    """The configuration with the options of the task; of a user script its arguments."""
+    parts = (plan.get("config"), dig(plan, "task", "options"))
+    found = {
+        name: value for part in parts if isinstance(part, dict) for name, value in part.items()
+    }
     if script_of(plan) is not None:
         words = items(dig(plan, "script", "args"))
-        found["args"] = shlex.join(word for word in words if isinstance(word, str))
+        found["args"] = redact.joined(word for word in words if isinstance(word, str))
     return found
 
 

@@ -94,9 +94,8 @@ def read(texts: Sequence[str], again: str) -> tuple[list[Term], list[Problem]]:
 def _wrong(term: Term, text: str, again: str) -> list[Problem]:
     if not term.compare:
         return []
-    known = _known()
     key, compare, value = term.key, term.compare, term.value
-    if key not in known and key != "args":
+    if key not in COLUMNS and key != "args" and key not in (known := _known()):
         fixes = [f"{again} --filter='{near}{compare}{value}'" for near in suggest(key, known)[:1]]
         allowed = msg("monitor.runs.keys", columns=", ".join(COLUMNS))
         return [
@@ -123,10 +122,10 @@ def _wrong(term: Term, text: str, again: str) -> list[Problem]:
 
 
 def _known() -> list[str]:
-    """Columns and fields."""
-    from training.config.schema import FIELDS
+    """Columns and fields, also of the tasks."""
+    from training import tasks
 
-    return [*COLUMNS, *FIELDS]
+    return [*COLUMNS, *tasks.everything()]
 
 
 def _glob(pattern: str) -> Callable[[str], bool]:
@@ -153,10 +152,10 @@ def _order(value: object) -> tuple[int, float, str]:
 
 def wrong_column(column: str, again: str) -> list[Problem]:
     """The problem with an unknown --sort."""
-    known = _known()
-    if column.removeprefix("-") in known:
+    key = column.removeprefix("-")
+    if key in COLUMNS or key in (known := _known()):
         return []
-    near = suggest(column.removeprefix("-"), known)[:1] or ["age"]
+    near = suggest(key, known)[:1] or ["age"]
     return [
         Problem(
             "flag.value",

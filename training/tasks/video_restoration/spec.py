@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,23 @@ if TYPE_CHECKING:
     from training.tasks.base import Task
     from training.tasks.trained import Trained
     from training.tasks.weights import Weights
+
+
+FLAG = "--test_dataroot_gt="
+
+
+def _roots(plan: Plan, options: Mapping[str, Any]) -> dict[str, str]:
+    """The validation roots as the command of the run meant them, where it was started."""
+    folder = (plan.get("command") or {}).get("cwd") or ""
+    given = {n: v for n, v in options.items() if n.startswith("test_dataroot_") and v}
+    paths = {name: os.path.join(folder, os.path.expanduser(v)) for name, v in given.items()}  # noqa: PTH111
+    return {name: path for name, path in paths.items() if os.path.exists(path)}
+
+
+def _by_data(fixes: Iterable[str]) -> list[str]:
+    """Advice of a training as `./duet evaluate` accepts it."""
+    found = [f"--data={fix.removeprefix(FLAG)}" if fix.startswith(FLAG) else fix for fix in fixes]
+    return [fix for fix in found if not fix.startswith("--test_")]
 
 
 @dataclass(frozen=True)
@@ -87,14 +105,19 @@ class VideoSpec(SampleSpec):
                 Problem("flag.unknown", msg("tasks.video.no_text", flags=", ".join(others)))
             ]
         options = dict(plan["task"]["options"])
+        origins = dict.fromkeys(options, msg("tasks.video.of_the_run"))
         if "data" in given:
             options |= {"test_dataroot_gt": given["data"], "test_dataroot_lq": ""}
+            origins["test_dataroot_gt"] = "--data"
+        else:
+            options |= _roots(plan, options)
         if not options.get("test_dataroot_gt"):
             return plan, [Problem("video.no_data", msg("tasks.video.no_evaluation"))]
-        origins = dict.fromkeys(options, msg("tasks.video.of_the_run"))
-        video, origins = VideoOptions(**options), origins | {"test_dataroot_gt": "--data"}
+        video = VideoOptions(**options)
         problems = Scan(video, "val", origins).problems or folders.needs_lmdb(video, ["val"])
         problems = problems or folders.damage(video, "val", origins)
+        for problem in problems:
+            problem.fixes[:] = _by_data(problem.fixes)
         return {**plan, "task": {**plan["task"], "options": options}}, problems
 
     def restores(self, weights: Weights) -> list[Problem]:
