@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import subprocess
 from pathlib import Path
@@ -22,6 +23,7 @@ from training.core import manifest, rundir
 from training.core.errors import UserError
 from training.plan import training_plan
 from training.tasks import trained
+from training.tasks.gpt.model_dims import ModelDims
 from training.trainer import start_weights
 
 CPU = ("1", "--device=cpu")
@@ -43,6 +45,16 @@ def test_the_model_follows_from_the_weights(tmp_path: Path) -> None:
     newest = run.checkpoints / "step_00000007" / manifest.STATE
     assert plan["init_from"]["file"] == str(newest)
     assert any(str(newest) in line for line in plan["text"])
+
+
+@each("length", [["--tokens_per_param=2"], ["--num_iterations=auto"]])
+def test_the_steps_follow_from_the_model_of_the_weights(length: list[str], tmp_path: Path) -> None:
+    run = made(tmp_path / "run", gpt(2, length=32))
+    words = (f"--init_from={run.path}", "--total_batch_size=256", *length)
+    config = ask(*CPU, *words, script=LAUNCH).config
+    assert config.depth == 2
+    tokens = (config.tokens_per_param or 20) * ModelDims(2, 320, 32).weights
+    assert config.num_iterations == math.ceil(tokens / 256)
 
 
 def test_weights_of_earlier_versions_keep_their_keys(tmp_path: Path) -> None:
