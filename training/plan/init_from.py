@@ -49,7 +49,8 @@ def find(
         return None
     word = config.init_from
     kind = None if config.init_weights == "auto" else config.init_weights
-    before = (standing.read_plan(resumed) or {}).get("init_from") if resumed else None
+    plan = standing.read_plan(resumed) if resumed else None
+    before = plan.get("init_from") if plan else None
     try:
         if resumed and before and not asked:
             return _again(before, resumed, experiments, kind)
