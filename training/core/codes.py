@@ -256,12 +256,15 @@ WARNINGS = {
     "warning.inspector": "a finding of DDPInspector; see `kind`",
     "warning.machine_overloaded": "a rank is waiting for a CPU core",
     "warning.no_heartbeat": "the heartbeat of a rank is overdue, but its process is still working",
+    "warning.optimizer_changed": "a user's task has another optimizer than at the checkpoint; its "
+    "state begins anew",
     "warning.profile": "a rank could not be profiled, or only in part; the training continues",
     "warning.rank_missing": "ranks are waiting for one that has not arrived",
     "warning.replica": "the second machine has no copy of the newest checkpoint",
     "warning.sample": "the sample at the end of the training has failed; the training is complete",
     "warning.slow_rank": "the other ranks of a script wait for one rank again and again",
     "warning.still_reading": "a rank is overdue and still reading from disk",
+    "warning.task_changed": "the file of a user's task has changed since the checkpoint",
     "warning.thread_exception": "an exception in a thread of a rank that continues to run",
 }
 ALERTS = {

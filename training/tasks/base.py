@@ -38,6 +38,8 @@ class Task(ABC):
     random = True  # whether the model uses random numbers in training (dropout)
     eval_batch: int | None = None  # samples per validation batch; None: the training micro-batch
 
+    file_sha256 = ""  # of the user's file that defines the task
+
     def __init__(self, options: Any, config: Config, device: torch.device) -> None:
         self.options, self.config, self.device = options, config, device
 
@@ -199,6 +201,7 @@ class Samples(BatchDataset):
         return default_collate([self._one(int(index), epoch) for index in indices])
 
     def _one(self, index: int, epoch: int) -> Any:
+        data: Any
         data, place = _innermost(self.data, index) if self.drawn else (None, index)
         if not hasattr(data, "draw"):
             return self.data[index]

@@ -155,6 +155,8 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     }
     if config.ema:
         facts["ema"] = config.ema
+    if task.file_sha256:
+        facts["task_sha256"] = task.file_sha256
     position = checkpoint.TrainProgress()
     one_machine = placement.on_one_machine(plan["place"])
     if not one_machine:
@@ -166,10 +168,10 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
             position = replace(position, tokens=position.step * batch.total_tokens)
         if not task.same_data(loaded.manifest):  # reported when the data was prepared
             position = replace(position, used=0)
-        start_weights.load(raw, optimizer, loaded)
+        start_weights.load(raw, optimizer, loaded, facts)
         if scale and "loss_scale" in loaded.state:  # else it was trained in another precision
             scale.load_state_dict(loaded.state["loss_scale"])
-        start_weights.report_resume(loaded, run, world)
+        start_weights.report_resume(loaded, run, world, facts, plan)
     elif "init_from" in plan and world.rank == 0:  # DDP copies them to the other ranks
         start_weights.init_from(raw, plan["init_from"])
     train = task.rows("train")
