@@ -187,10 +187,9 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
             total=batch.total_tokens,
             batch=batch.sentence(task.unit),
         )
+        fixes = ["--device_batch_size=1"] if len(train) else []
         raise UserError(
-            Problem(
-                "data.too_short", what, msg("trainer.state.more_data"), ["--device_batch_size=1"]
-            ),
+            Problem("data.too_short", what, msg("trainer.state.more_data"), fixes),
             said_by_another=world.rank != 0,
         )
     batches = Batches(
