@@ -1,4 +1,4 @@
-"""A user's task file that was edited after a checkpoint: what a resume and other commands say."""
+"""A user's task file that was edited after a checkpoint: warnings of a resume and of other commands."""
 
 from __future__ import annotations
 
