@@ -215,6 +215,7 @@ PROBLEMS = {
     "task.syntax": "the task file cannot be parsed",
     "task.unreadable": "the task file cannot be read",
     "task.unsupported": "the task does not do what the command needs",
+    "task.val_data": "val_data() of a user's task has failed",
     "tokenizer.changed": "the number of token ids differs from the one the tokenizer file states",
     "tokenizer.invalid": "the tokenizer file is damaged or in another format",
     "tokenizer.is_folder": "the tokenizer path is a folder",

@@ -1,4 +1,5 @@
-"""A user's task file that was edited after a checkpoint: warnings of a resume and of other commands."""
+"""A user's task file outside of its own training: edited since a checkpoint, or with a val_data()
+that needs more."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import torch
 from training import tasks
 from training.config.schema import Config
 from training.core import rundir
+from training.core.errors import UserError
 from training.core.rundir import RunDir
 from training.inspector.distributed import World
 from training.tasks import custom
@@ -79,6 +81,29 @@ def test_an_edited_file_is_reported_by_a_resume(
     assert loaded
     start_weights.report_resume(loaded, run, WORLD, facts, plan)
     assert CHANGED not in capsys.readouterr().err, "of an earlier version"
+
+
+SPLIT = """
+    def val_data(self):
+        return self.left_by_train_data
+"""
+
+
+def test_val_data_that_needs_train_data_is_named(home: Path, line: str, imports: None) -> None:
+    run, options = RunDir(home / "run"), {"width": 4, "bias": True}
+    run.create()
+    with (home / line).open("a") as file:
+        file.write(SPLIT)
+    saved_by(custom.load(home / line, options, Config(), CPU), run)
+    kind = custom.CustomSpec("my line", {}, home / line)
+    rundir.write_json(run.plan, {"config": {}, "task": kind.record(options)})
+    trained = tasks.load_model(run.path)
+    with pytest.raises(UserError) as caught:
+        trained.evaluate()
+    (problem,) = caught.value.problems
+    place = len((home / line).read_text().splitlines())
+    assert problem.code == "task.val_data" and "left_by_train_data" in problem.what
+    assert problem.what.startswith(f"{home / line}:{place}: ")
 
 
 def test_an_edited_file_is_reported_by_commands_that_use_the_weights(
