@@ -183,6 +183,17 @@ def line(write: Write) -> str:
 
 
 @pytest.fixture
+def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restores Python's import state after a file was loaded."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name in ("my line", "beside", "lacking"):
+            del sys.modules[name]
+
+
+@pytest.fixture
 def handlers() -> Iterator[None]:
     """Restore signal handlers, since a process that is stopping ignores further signals."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}

@@ -12,6 +12,9 @@ import pytest
 
 from tests.unit.conftest import ENHANCED, Shell, ask
 from tests.unit.corpora import documents, made, refused, shard
+from training.core.errors import UserError
+from training.data.corpus import find
+from training.data.prepare import ensure
 
 Write = Callable[..., str]
 
@@ -50,6 +53,26 @@ def test_every_byte_of_every_document_is_in_one_of_the_two_shards(
 def test_one_unusual_file(text: bytes, write: Write, cache: Path) -> None:
     data = made(write("a.txt", text * 20), cache)
     assert documents(shard(data.train) + shard(data.val)) == [text * 20]
+
+
+def test_files_that_grow_while_they_are_read_are_refused(write: Write, cache: Path) -> None:
+    write("corpus/a.txt", "one " * 500)
+    growing = Path(write("corpus/b.txt", "two " * 500))
+    source, _ = find("corpus")
+    assert source
+
+    def read(what: str, done: int, total: int) -> None:
+        if done == total:
+            with growing.open("a") as file:
+                file.write("two ")
+
+    with pytest.raises(UserError) as caught:
+        ensure(source, "text", cache, read)
+    (problem,) = caught.value.problems
+    assert problem.code == "data.changed"
+    assert problem.what.startswith(f"{growing} ") and "2000 bytes" in problem.what
+    assert not [path for path in cache.iterdir() if path.is_dir()]
+    assert ensure(source, "text", cache).documents == 2
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 1000])
@@ -91,14 +114,14 @@ def test_a_very_short_text(write: Write, cache: Path) -> None:
 
 
 def test_json_lines(write: Write, cache: Path) -> None:
-    lines = [{"text": "one", "id": 1}, {"text": ""}, {"text": "zwölf\n\0"}, {"text": "\ud800"}]
+    lines = [{"text": "one", "id": 1}, {"text": ""}, {"text": "zwölf\n\0"}, {"text": "🙂"}]
     name = write("a.jsonl", "\n\n".join(json.dumps(x) for x in lines) + "\n  \n")
     data = made(name, cache)
     assert documents(shard(data.train) + shard(data.val)) == [
         b"one",
         b"",
         "zwölf\n\0".encode(),
-        b"?",
+        "🙂".encode(),
     ]
     assert data.documents == 4
 

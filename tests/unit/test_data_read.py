@@ -97,6 +97,26 @@ def test_a_folder_of_all_forms(write: Write, home: Path, tmp_path: Path) -> None
     assert data.train_tokens + data.val_tokens == 10 * data.documents
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.zst", "a.jsonl"])
+def test_a_byte_order_mark_is_not_text(name: str, write: Write) -> None:
+    long = "line 🙂\n" * 60_000
+    for text in (long, "", "\ufeffkept", "x"):
+        content = json.dumps({"text": text}) if "jsonl" in name else text
+        write(name, squeeze(name, f"\ufeff{content}".encode()))
+        marked = [p.content for p in pieces(name)]
+        assert b"".join(marked) == text.encode(), text[:9]
+        if len(marked) > 1:  # cut at the same places as without the mark
+            assert marked == [p.content for p in pieces(write("plain.txt", text))]
+
+
+def test_half_of_a_character_is_named(write: Write) -> None:
+    problem = refused(write("a.jsonl", '{"text": "ok 🙂"}\n{"text": "\\ud83d lone"}\n'))
+    assert problem.code == "data.not_unicode"
+    assert problem.what.startswith("a.jsonl:2: ") and "\\ud83d" in problem.what
+    write("a.jsonl", '{"text": "\\ud83d\\ude42"}\n')
+    assert [p.content.decode() for p in pieces("a.jsonl")] == ["🙂"]
+
+
 def test_consecutive_frames(write: Write) -> None:
     for name in ("a.txt.gz", "a.txt.zst"):
         write(name, squeeze(name, b"one ") + squeeze(name, b"two"))

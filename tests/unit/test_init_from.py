@@ -4,8 +4,12 @@ them."""
 from __future__ import annotations
 
 import json
+import math
 import pickle
+import shlex
+import shutil
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import safetensors.torch
 import torch
 
 from tests.cases import each
+from tests.unit import trained_runs
 from tests.unit.conftest import LAUNCH, ROOT, ask, clean_environment, only, wrong
 from tests.unit.test_export import bpe_file
 from tests.unit.trained_runs import flip_a_bit, gpt, made, stored
@@ -22,6 +27,7 @@ from training.core import manifest, rundir
 from training.core.errors import UserError
 from training.plan import training_plan
 from training.tasks import trained
+from training.tasks.gpt.model_dims import ModelDims
 from training.trainer import start_weights
 
 CPU = ("1", "--device=cpu")
@@ -43,6 +49,52 @@ def test_the_model_follows_from_the_weights(tmp_path: Path) -> None:
     newest = run.checkpoints / "step_00000007" / manifest.STATE
     assert plan["init_from"]["file"] == str(newest)
     assert any(str(newest) in line for line in plan["text"])
+
+
+@each("length", [["--tokens_per_param=2"], ["--num_iterations=auto"]])
+def test_the_steps_follow_from_the_model_of_the_weights(length: list[str], tmp_path: Path) -> None:
+    run = made(tmp_path / "run", gpt(2, length=32))
+    words = (f"--init_from={run.path}", "--total_batch_size=256", *length)
+    config = ask(*CPU, *words, script=LAUNCH).config
+    assert config.depth == 2
+    tokens = (config.tokens_per_param or 20) * ModelDims(2, 320, 32).weights
+    assert config.num_iterations == math.ceil(tokens / 256)
+
+
+def begun_from(folder: Path, word: str) -> rundir.RunDir:
+    """A run that ended before its first checkpoint."""
+    words = (f"--init_from={word}", "--total_batch_size=256", f"--out_dir={folder}")
+    request = ask(*CPU, *words, script=LAUNCH)
+    new = rundir.RunDir(folder / "tune")
+    new.create()
+    rundir.write_json(new.plan, training_plan.build(request, {})[0])
+    return new
+
+
+def test_a_run_without_a_checkpoint_starts_from_the_same_weights_again(tmp_path: Path) -> None:
+    model = gpt(2, length=32)
+    run = made(tmp_path / "base", model)
+    for number, word in enumerate(("latest", str(run.path))):
+        new = begun_from(tmp_path, word)
+        trained_runs.checkpoint(run, model.state_dict(), asdict(model.shape), 8 + number)
+        asked = ask(*CPU, "--resume=tune", f"--out_dir={tmp_path}", script=LAUNCH)
+        assert asked.start and asked.start.step == 7 + number, word
+        plan, _ = training_plan.build(asked, {})
+        assert plan["init_from"]["file"] == str(asked.start.file)
+        shutil.rmtree(new.path)
+
+
+def test_lost_weights_of_a_run_without_a_checkpoint_can_be_replaced(tmp_path: Path) -> None:
+    model = gpt(2, length=32)
+    run = made(tmp_path / "base", model)
+    begun_from(tmp_path, "base")
+    trained_runs.checkpoint(run, model.state_dict(), asdict(model.shape), 9)
+    shutil.rmtree(run.checkpoints / "step_00000007")
+    problem = only(wrong(*CPU, "--resume=tune", f"--out_dir={tmp_path}", script=LAUNCH))
+    assert problem.code == "weights.unreadable" and "step 7" in problem.what
+    (fix,) = problem.fixes
+    asked = ask(*shlex.split(fix)[1:], script=LAUNCH)
+    assert asked.resume_from and asked.start and asked.start.step == 9
 
 
 def test_weights_of_earlier_versions_keep_their_keys(tmp_path: Path) -> None:

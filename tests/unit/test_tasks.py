@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,17 +21,6 @@ from training.tasks.video_restoration.options import NAME as VIDEO
 
 Write = Callable[..., str]
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restores Python's import state after a file was loaded."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if name in ("my line", "beside", "lacking"):
-            del sys.modules[name]
 
 
 def refused(path: str) -> Problem:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from tests.cases import each
 from training.config.batch import Batch
@@ -51,6 +51,23 @@ def test_validation_is_never_drawn() -> None:
     assert found["value"].tolist() == [5.0, 2.0] and found["name"] == ["sample 5", "sample 2"]
     plain = Samples(TensorDataset(torch.arange(4)), 1, drawn=True)
     assert plain.rows([2, 0])[0].tolist() == [2, 0], "a dataset without random draws"
+
+
+def test_samples_behind_a_subset_or_a_concatenation_are_drawn() -> None:
+    first = drawn()
+    for data, inner in (
+        (Subset(Drawn(), [5, 3]), [5, 3]),
+        (ConcatDataset([Drawn(), Subset(Drawn(), [7])]), [*range(24), 7]),
+        (Subset(ConcatDataset([TensorDataset(torch.arange(2)), Drawn()]), [25, 4]), [23, 2]),
+    ):
+        count = len(inner)
+        found = Samples(data, 1, drawn=True).rows(range(count))
+        assert found["index"].tolist() == inner
+        assert found["value"].tolist()[:24] == first[:count], "by the index in the whole data set"
+        plain = Samples(data, 1, drawn=False).rows(range(count))
+        assert plain["value"].tolist() == inner
+    mixed = ConcatDataset([TensorDataset(torch.arange(2)), Drawn()])
+    assert Samples(mixed, 1, drawn=True).rows([1])[0].tolist() == [1]
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 import torch
 
+from tests.unit.conftest import LAUNCH, ask
 from tests.unit.monitor_runs import Made
 from tests.unit.own_task import LINE
+from tests.unit.trained_runs import gpt, made
 from training.config.batch import Batch
 from training.config.convert import convert
 from training.config.schema import Config
-from training.core import read_backwards
+from training.core import manifest, read_backwards, rundir
 from training.data.duration import UNLIMITED, plan_length
 from training.inspector.distributed import World
 from training.monitor.state import RunWatch
-from training.plan import cli_args, finished
+from training.plan import cli_args, finished, request, training_plan
 from training.tasks import optim
 from training.tasks.gpt.model_dims import ModelDims
 from training.trainer import forecast, time_limit
@@ -202,6 +204,30 @@ def test_tokens_for_each_parameter_give_the_steps(
     assert (found.resolved.config.num_iterations, found.resolved.config.tokens_per_param) == (7, 0)
     config.write_text("num_iterations = 7\n")
     assert look(str(config), *model, "--tokens_per_param=5").resolved.config.num_iterations > 7
+
+
+def test_tokens_before_a_change_of_the_batch_count(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", gpt(1), step=4)
+    folder, plan = run.checkpoints / manifest.folder_name(4), json.loads(run.plan.read_text())
+    share = 1884 / ModelDims(1, 320, 16).weights
+    plan["config"] |= {"total_batch_size": 256, "num_iterations": 8, "tokens_per_param": share}
+    rundir.write_json(run.plan, plan)
+    (tmp_path / "a.txt").write_text("some text " * 999)
+    own = ("1", "--device=cpu", f"--data={tmp_path / 'a.txt'}", "--device_batch_size=1")
+    facts: Any = manifest.read(folder)[0]
+    del facts["own_sha256"]
+
+    def resumed(size: int, tokens: int) -> request.Request:
+        manifest.write(folder, {**facts, "tokens": tokens})
+        words = (f"--resume={run.path}", f"--total_batch_size={size}")
+        return ask(*own, *words, script=LAUNCH)
+
+    for size, steps, text in ((256, 8, "2,048"), (512, 6, "2,048"), (128, 11, "1,920")):
+        found = resumed(size, 1024)
+        assert found.config.num_iterations == steps, size
+        shown = training_plan.build(found, {})[0]["text"]
+        assert any(f"{steps} steps ({text} tokens)" in line for line in shown), shown
+    assert resumed(512, 1900).config.num_iterations == 4
 
 
 def test_lengths_that_cannot_be_are_answered(

@@ -3,6 +3,7 @@ reads the text."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sysconfig
@@ -197,3 +198,29 @@ def _new(folder: Path, visited: set[tuple[int, int]]) -> bool:
     new = identity not in visited
     visited.add(identity)
     return new
+
+
+def states(source: CorpusSource) -> dict[Path, tuple[int, int]]:
+    """Size and time of the last change (ns) of each file; a file that is gone is missing."""
+    found = {}
+    for file in source.files:
+        with contextlib.suppress(OSError):
+            facts = file.stat()
+            found[file] = (facts.st_size, facts.st_mtime_ns)
+    return found
+
+
+def changed(
+    before: dict[Path, tuple[int, int]], after: dict[Path, tuple[int, int]]
+) -> list[Problem]:
+    """A problem for files that were written while they were read: only a part of them may have been
+    read."""
+    files = [file for file in before if before[file] != after.get(file)]
+    if not files:
+        return []
+    first = files[0]
+    size = after[first][0] if first in after else 0
+    what = msg("data.corpus.changed", file=first, before=before[first][0], after=size)
+    if len(files) > 1:
+        what += msg("data.corpus.changed_too", count=len(files) - 1)
+    return [Problem("data.changed", what, msg("data.corpus.complete"))]

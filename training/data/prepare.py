@@ -23,7 +23,7 @@ from pathlib import Path
 from training.core import file_lock, log, rundir, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.data import shards, tokenizer, tokenizer_base
+from training.data import corpus, shards, tokenizer, tokenizer_base
 from training.data.corpus import CorpusSource
 from training.data.readers import DocumentPart, documents
 from training.data.shards import Writer
@@ -135,6 +135,7 @@ def ensure(
     """
     # leaves room for the rest within the 255 bytes of a file name
     short = os.fsdecode(os.fsencode(source.name)[:100])
+    before = corpus.states(source)
     folder = cache / f"{short}-{fingerprint(source, text_field, chosen, vocab_size)}"
     found, _ = _existing(folder, progress)
     if found:
@@ -153,6 +154,8 @@ def ensure(
         work.mkdir()
         try:
             made = _write(source, text_field, work, folder, progress, chosen, vocab_size)
+            if problems := corpus.changed(before, corpus.states(source)):
+                raise UserError(problems)
             shutil.rmtree(folder, ignore_errors=True)  # a damaged one
             work.rename(folder)
         finally:

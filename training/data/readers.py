@@ -6,6 +6,7 @@ a problem with file and line; nothing is skipped or guessed.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
 import io
@@ -21,6 +22,7 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.data import encoding
 from training.data.corpus import CorpusSource
+from training.data.zstandard_file import Damaged, Decompressed
 
 PIECE = 1 << 18  # maximum bytes of a piece; longer documents are split
 MAX_LINE = 1 << 30  # a longer line is not valid .jsonl
@@ -34,10 +36,6 @@ class DocumentPart(NamedTuple):
     content: bytes
     first: bool = True  # begins a document
     done: int = 0  # bytes read so far of all files of the source
-
-
-class _Damaged(Exception):
-    """A compressed file that ends too early or does not have the format of its suffix."""
 
 
 def documents(source: CorpusSource, text_field: str) -> Iterator[DocumentPart]:
@@ -95,11 +93,18 @@ def _pieces_of(file: Path, size: int, text_field: str, name: str) -> Iterator[Do
 def _text(file: Path, name: str) -> Iterator[DocumentPart]:
     done = 0
     with _opened(file, name) as (text, raw):
-        for number, piece in enumerate(_checked(pieces(text), file)):
+        for number, piece in enumerate(_checked(_without_mark(text), file)):
             if not encoding.is_utf8(piece):
                 raise encoding.NotUtf8(file, str(file), piece)
             done = done + len(piece) if raw is text else raw.tell()
             yield DocumentPart(piece, number == 0, done)
+
+
+def _without_mark(file: BinaryIO) -> Iterator[bytes]:
+    """The pieces of a text file without its byte-order mark, as Notepad writes it: the mark is not
+    text, and the readers of other formats drop it too."""
+    begun = file.read(len(codecs.BOM_UTF8))
+    yield from pieces(file, b"" if begun == codecs.BOM_UTF8 else begun)
 
 
 def _also_not_utf8(files: Sequence[Path]) -> Iterator[encoding.NotUtf8]:
@@ -108,21 +113,21 @@ def _also_not_utf8(files: Sequence[Path]) -> Iterator[encoding.NotUtf8]:
         if _form(file) == ".parquet":
             continue
         with (
-            contextlib.suppress(OSError, EOFError, zlib.error, _Damaged),
+            contextlib.suppress(OSError, EOFError, zlib.error, Damaged),
             _opened(file) as (text, _),
         ):
             if not encoding.is_utf8(piece := next(pieces(text))):
                 yield encoding.NotUtf8(file, str(file), piece)
 
 
-def pieces(file: BinaryIO) -> Iterator[bytes]:
+def pieces(file: BinaryIO, begun: bytes = b"") -> Iterator[bytes]:
     """A text in pieces of at most PIECE bytes, cut at line ends or, in a huge line, between
-    characters.
+    characters. `begun`: bytes that were read already.
 
     The cuts depend only on the text, so a text gives the same pieces from any file. At least one
     piece.
     """
-    text, first = b"", True
+    text, first = begun, True
     while True:
         block = file.read(PIECE - len(text))
         text += block
@@ -171,7 +176,7 @@ class _opened:
         if file.suffix.lower() == ".gz":
             self.content = gzip.GzipFile(fileobj=self.raw)  # type: ignore[assignment]
         elif file.suffix.lower() == ".zst":
-            self.content = io.BufferedReader(_Zstandard(self.raw), 1 << 16)
+            self.content = io.BufferedReader(Decompressed(self.raw), 1 << 16)
         if decode:
             self.content = io.BufferedReader(encoding.Decoded(self.content, name), 1 << 16)
 
@@ -188,42 +193,6 @@ def _is_utf8(file: Path) -> bool:
         return all(map(encoding.is_utf8, _checked(pieces(text), file)))
 
 
-class _Zstandard(io.RawIOBase):
-    """Zstandard stream that rejects a truncated file; the library's own reader accepts one."""
-
-    INPUT = 1 << 14  # small, since it may expand a thousandfold
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self.zstandard: Any = import_module("zstandard")
-        self.raw = raw
-        self.frame: Any = None
-        self.ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self.ready:
-            block = self.frame.unused_data if self.frame and self.frame.eof else b""
-            block = block or self.raw.read(self.INPUT)
-            if not block:
-                if self.frame and not self.frame.eof:
-                    raise _Damaged(msg("data.reader.too_early"))
-                return 0
-            if self.frame is None or self.frame.eof:
-                # also frames of `zstd --long=31`
-                reader = self.zstandard.ZstdDecompressor(max_window_size=1 << 31)
-                self.frame = reader.decompressobj()
-            try:
-                self.ready = memoryview(self.frame.decompress(block))
-            except self.zstandard.ZstdError as error:
-                raise _Damaged(str(error)) from None
-        count = min(len(buffer), len(self.ready))
-        buffer[:count] = self.ready[:count]
-        self.ready = self.ready[count:]
-        return count
-
-
 def _checked(items: Iterator[Any], file: Path) -> Iterator[Any]:
     """Pass on `items`; a damaged file becomes a problem with the last readable position."""
     count = 0
@@ -231,7 +200,7 @@ def _checked(items: Iterator[Any], file: Path) -> Iterator[Any]:
         for item in items:
             count += 1
             yield item
-    except (gzip.BadGzipFile, EOFError, zlib.error, _Damaged) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error, Damaged) as error:
         what = "Zstandard" if file.suffix.lower() == ".zst" else "gzip"
         where = msg("data.reader.after_line", count=count) if _form(file) == ".jsonl" else ""
         raise UserError(
@@ -303,7 +272,14 @@ def _record_text(where: str, line: bytes, text_field: str) -> bytes:
                 _fields(keys),
             )
         )
-    return str(record[text_field]).encode("utf-8", "replace")
+    try:
+        return str(record[text_field]).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])[1:-1]
+        what = msg("data.reader.half_character", where=where, text_field=text_field, half=half)
+        raise UserError(
+            Problem("data.not_unicode", what, msg("data.reader.whole_characters"))
+        ) from None
 
 
 def _fields(names: list[str]) -> list[str]:

@@ -144,11 +144,11 @@ def _look(
     found = resume_run.Found()
     if resolved.config.resume:
 
-        def merged(known: loader.Values, having: Known) -> resolve.Resolved:
+        def merged(known: loader.Values, having: Known, run: rundir.RunDir) -> resolve.Resolved:
             found = resolve.resolve(
                 line, file.values, environ, {n: v for n, v in known.items() if n in having}, having
             )
-            length.settle(found)
+            length.settle(found, run)
             return found
 
         starts = not any(line.on(name) for name in ("dry_run", "explain", "check"))
@@ -170,6 +170,7 @@ def _look(
     if start:
         below = {n: v for n, v in init_from.values(start).items() if n in fields}
         resolved = resolve.resolve(line, {**below, **file.values}, environ, found.known, fields)
+        length.settle(resolved, found.run)
     problems += resolved.problems
     return ParsedArgs(
         line,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config import loader, origin, resolve
-from training.core import find_run, manifest, rundir
+from training.core import find_run, manifest, rundir, standing
 from training.core.errors import Problem, UserError
 from training.core.find_run import RunSelector
 from training.core.messages import msg
@@ -28,11 +29,13 @@ def find(
     problems: list[Problem],
 ) -> Weights | None:
     """The weights; None without --init_from, with a problem, or if a run with a checkpoint is
-    resumed."""
+    resumed. One without a checkpoint starts from the same file as before."""
     config, origins = resolved.config, resolved.origins
     if not config.init_from:
         return None
-    if config.resume and origin.asked_for(origins["init_from"]):
+    begun = bool(resumed and manifest.newest(resumed.checkpoints))
+    asked = origin.asked_for(origins["init_from"])
+    if config.resume and asked and (begun or not resumed):
         problems.append(
             Problem(
                 "flag.contradiction",
@@ -42,11 +45,15 @@ def find(
             )
         )
         return None
-    if resumed and manifest.newest(resumed.checkpoints):
+    if begun:
         return None
     word = config.init_from
     kind = None if config.init_weights == "auto" else config.init_weights
+    plan = standing.read_plan(resumed) if resumed else None
+    before = plan.get("init_from") if plan else None
     try:
+        if resumed and before and not asked:
+            return _again(before, resumed, experiments, kind)
         bare = find_run.path_of(word)
         if bare.suffix in weights.BARE and not weights.is_weights(bare):
             if bare.is_file():
@@ -62,6 +69,29 @@ def find(
         if word == "resume":  # of nanoGPT
             problems[-1].fixes.insert(0, "--resume=latest")
         return None
+
+
+def _again(
+    before: InitRecord, resumed: rundir.RunDir, experiments: Path, kind: str | None
+) -> Weights:
+    """The weights of the first start: the word may mean other ones by now. Raises UserError if they
+    no longer exist."""
+    file = Path(before["file"])
+    if weights.is_weights(file) and file.is_file():
+        found = weights.find(str(file), experiments, ASKER, kind, "init_weights")
+        if found.facts.get("sha256") == before["sha256"]:
+            return found
+    elif before["sha256"] is None and file.is_file():
+        return weights.bare(file, kind)
+    source = rundir.RunDir(file.parent.parent.parent)
+    name = source.name if source.path.parent == experiments else str(source.path)
+    fixes = [f"--init_from={shlex.quote(name)}"] if manifest.newest(source.checkpoints) else []
+    what = msg("plan.init.gone", name=resumed.name, title=before["title"], file=file)
+    raise UserError(
+        Problem(
+            "weights.unreadable", what, msg("plan.init.other_weights"), fixes, field="init_from"
+        )
+    )
 
 
 def values(start: Weights) -> loader.Values:

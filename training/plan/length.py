@@ -8,15 +8,18 @@ from training import tasks
 from training.config.origin import asked_for
 from training.config.resolve import Resolved
 from training.config.schema import AUTO
+from training.core import manifest
 from training.core.errors import Problem
 from training.core.messages import msg
+from training.core.rundir import RunDir
 
 # Compute-optimal for a transformer on text: Hoffmann et al., arXiv:2203.15556.
 TOKENS_PER_PARAM = 20.0
 
 
-def settle(resolved: Resolved) -> None:
-    """Replace num_iterations by the steps that follow from the model; with problems."""
+def settle(resolved: Resolved, resumed: RunDir | None = None) -> None:
+    """Replace num_iterations by the steps that follow from the model; with problems. `resumed`: the
+    tokens that its newest checkpoint has trained on count, in whatever batches they were."""
     config, origins = resolved.config, resolved.origins
     auto = str(config.num_iterations) in AUTO
     share = config.tokens_per_param or (TOKENS_PER_PARAM if auto else 0.0)
@@ -41,6 +44,16 @@ def settle(resolved: Resolved) -> None:
                 Problem("config.no_parameters", what, allowed, [], "num_iterations")
             )
         return
-    config.num_iterations = max(1, math.ceil(share * parameters / config.total_batch_size))
+    size, (step, tokens) = config.total_batch_size, done(resumed, config.total_batch_size)
+    more = math.ceil(max(0.0, share * parameters - tokens) / size)
+    config.num_iterations = max(1, step + more)
     if not auto:
         origins["num_iterations"] = origins["tokens_per_param"]
+
+
+def done(resumed: RunDir | None, size: int) -> tuple[int, int]:
+    """(steps, tokens or samples) of the newest checkpoint, which counts only steps if an early
+    version has written it; `size`: of a batch, for those."""
+    saved = manifest.newest(resumed.checkpoints) if resumed else None
+    step = saved["step"] if saved else 0
+    return step, (saved.get("tokens") if saved else 0) or step * size

@@ -37,7 +37,7 @@ class ResumeRequest:
     config_file: Path | None
     resolved: resolve.Resolved
     experiments: Path
-    merged: Callable[[loader.Values, Known], resolve.Resolved]
+    merged: Callable[[loader.Values, Known, rundir.RunDir], resolve.Resolved]
     fields: Known
     again: Callable[..., str]
     received: rundir.RunDir | None = None
@@ -203,14 +203,14 @@ def _merge(wish: ResumeRequest, run: rundir.RunDir, plan: Plan) -> Found:
     origin = msg("plan.resume.origin", name=run.name)
     known = {n: (v, origin) for n, v in plan["config"].items() if n in FIELDS and of_the_run(n)}
     known |= {n: (v, origin) for n, v in tasks.task_of(plan)["options"].items()}
-    return Found(known, run, wish.merged(known, wish.fields))
+    return Found(known, run, wish.merged(known, wish.fields, run))
 
 
 def _finished(wish: ResumeRequest, found: Found) -> finished.Finished | None:
     """Checked with the fields of the run's own task."""
     assert found.run
     kind, _ = tasks.find(*found.known.get("task", (tasks.DEFAULT.name, "")))
-    resolved = wish.merged(found.known, kind.fields)
+    resolved = wish.merged(found.known, kind.fields, found.run)
     return finished.find(found.run, resolved.config, resolved.options)
 
 

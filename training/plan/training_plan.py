@@ -19,6 +19,7 @@ from training.plan import (
     elastic,
     gradients,
     init_from,
+    length,
     preflight,
     resume_checks,
 )
@@ -115,7 +116,8 @@ def build(
     plan["notes"] += elastic.note(plan)
     plan["headline"] += [_device(plan), *_average(plan), *_recovery(plan), *elastic.sentence(plan)]
     chosen = isinstance(request.config.device_batch_size, str)  # auto
-    plan["text"] += [*sentences(plan, split, decided, chosen), *exchanged.text]
+    done = length.done(request.resume_from, split.total_tokens)
+    plan["text"] += [*sentences(plan, split, decided, chosen, done), *exchanged.text]
     return plan, checks
 
 
@@ -148,12 +150,13 @@ def _amount(data: CorpusRecord) -> str:
     )
 
 
-def _length(plan: Plan, split: batch.Batch) -> str:
-    config = plan["config"]
+def _length(plan: Plan, split: batch.Batch, done: tuple[int, int]) -> str:
+    config, (step, amount_done) = plan["config"], done
     steps = config["num_iterations"]
     limits = []
     if steps:
-        unit, amount = plan["task"]["unit"], units.count(steps * split.total_tokens)
+        unit = plan["task"]["unit"]
+        amount = units.count(amount_done + max(0, steps - step) * split.total_tokens)
         shown = units.plural(steps, "step")
         limits.append(msg("plan.length.steps", steps=shown, amount=amount, unit=unit))
     if config["num_epochs"] or not (steps or config["max_time"]):
@@ -165,9 +168,11 @@ def _length(plan: Plan, split: batch.Batch) -> str:
     return msg("plan.length.one", length=limits[0])
 
 
-def sentences(plan: Plan, split: batch.Batch, decided: Decided, chosen: bool) -> list[str]:
+def sentences(
+    plan: Plan, split: batch.Batch, decided: Decided, chosen: bool, done: tuple[int, int]
+) -> list[str]:
     """The plan as sentences, each decision with its reason. `chosen`: device_batch_size is not the
-    user's."""
+    user's; `done`: steps and tokens or samples of the checkpoint that a resume continues."""
     data = (
         msg("plan.length.data", name=plan["data"]["name"], amount=_amount(plan["data"]))
         if "data" in plan
@@ -185,7 +190,7 @@ def sentences(plan: Plan, split: batch.Batch, decided: Decided, chosen: bool) ->
         *_math(plan),
         *_deterministic(plan),
         msg("plan.text.batch", sentence=split.sentence(plan["task"]["unit"])),
-        _length(plan, split) + data,
+        _length(plan, split, done) + data,
         *_average(plan),
         *decided.text,
         *_recovery(plan),

@@ -8,13 +8,14 @@ better.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 from training.config.schema import Config
 from training.core import heartbeat, units
@@ -36,6 +37,8 @@ class Task(ABC):
     pieces = "samples"  # unit of dataset size
     random = True  # whether the model uses random numbers in training (dropout)
     eval_batch: int | None = None  # samples per validation batch; None: the training micro-batch
+
+    file_sha256 = ""  # of the user's file that defines the task
 
     def __init__(self, options: Any, config: Config, device: torch.device) -> None:
         self.options, self.config, self.device = options, config, device
@@ -198,7 +201,7 @@ class Samples(BatchDataset):
     """Wraps a map-style dataset to return whole batches."""
 
     def __init__(self, data: Dataset[Any], seed: int, *, drawn: bool) -> None:
-        self.data, self.seed, self.drawn = data, seed, drawn and hasattr(data, "draw")
+        self.data, self.seed, self.drawn = data, seed, drawn
 
     def __len__(self) -> int:
         return len(self.data)  # type: ignore[arg-type]
@@ -207,12 +210,29 @@ class Samples(BatchDataset):
         return default_collate([self._one(int(index), epoch) for index in indices])
 
     def _one(self, index: int, epoch: int) -> Any:
-        if not self.drawn:
+        data: Any
+        data, place = _innermost(self.data, index) if self.drawn else (None, index)
+        if not hasattr(data, "draw"):
             return self.data[index]
         import numpy as np
 
-        random = np.random.default_rng([mix(self.seed), epoch, index])
-        return self.data.draw(index, random)  # type: ignore[attr-defined]
+        return data.draw(place, np.random.default_rng([mix(self.seed), epoch, index]))
+
+
+def _innermost(data: Any, index: Any) -> tuple[Any, Any]:
+    """The dataset that has draw(), and the index in it, behind torch's Subset (of random_split) and
+    ConcatDataset. One with a [index] of its own does more than select: it needs its own draw()."""
+    while not hasattr(data, "draw"):
+        read = getattr(type(data), "__getitem__", None)
+        if read is Subset.__getitem__:
+            data, index = data.dataset, data.indices[index]
+        elif read is ConcatDataset.__getitem__:
+            part = bisect_right(data.cumulative_sizes, index)
+            index -= data.cumulative_sizes[part - 1] if part else 0
+            data = data.datasets[part]
+        else:
+            break
+    return data, index
 
 
 def moved(batch: Any, device: torch.device) -> Any:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import training
 from training.config.flags import ACTIONS, ALIASES
 from training.config.schema import FIELDS, Config, option, shared
+from training.core import log, manifest
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.phases import EVALUATION
@@ -52,6 +53,10 @@ class CustomSpec(SampleSpec):
         if self.file is None or not self.file.is_file():
             what = msg("tasks.custom.lost", name=self.name, file=self.file or "-")
             raise UserError(Problem("task.unreadable", what, msg("tasks.custom.lost_wanted")))
+        then = weights.facts.get("task_sha256")
+        if then and then != manifest.sha256(self.file):
+            folder = weights.file.parent
+            log.warning(msg("tasks.custom.changed", file=self.file, checkpoint=folder))
         return super().trained(weights, state, device)
 
     def lighter_in(self, phase: str) -> str | None:
@@ -299,6 +304,7 @@ def load(path: Path, options: Mapping[str, Any], config: Config, device: torch.d
 
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader
+    checksum = manifest.sha256(path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent))  # modules beside the file, as for a script
@@ -316,4 +322,6 @@ def load(path: Path, options: Mapping[str, Any], config: Config, device: torch.d
         raise TypeError(
             f"{path} has no class that is a complete Task{f': {lacks}' if lacks else ''}"
         )
-    return whole[-1](SimpleNamespace(**options), config, device)
+    task = whole[-1](SimpleNamespace(**options), config, device)
+    task.file_sha256 = checksum
+    return task

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from training.core import log, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
+from training.tasks import own_error
 from training.tasks.weights import Weights, damaged
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from training.data.batch_dataset import BatchDataset
     from training.tasks.base import Task
     from training.tasks.evaluation import Part
     from training.tasks.randomness import RandomState
@@ -74,7 +76,7 @@ class Trained:
     def _evaluate(
         self, task: Task, progress: Progress, parts: list[Part] | None
     ) -> dict[str, float]:
-        data = task.rows("val")
+        data = self._validation(task)
         if data is None or not len(data):
             raise UserError(Problem("data.empty", task.why_not(0, 1)))
         import torch
@@ -100,6 +102,16 @@ class Trained:
                     parts.append(part)
             progress(stop, len(data))
         return task.scores(sums)
+
+    def _validation(self, task: Task) -> BatchDataset | None:
+        """Raises UserError, also where val_data() of a user's file raises another error."""
+        try:
+            return task.rows("val")
+        except Exception as error:
+            file = self.weights.plan["task"]["file"]
+            if isinstance(error, UserError) or not file:
+                raise
+            raise own_error.of_val_data(Path(file), error) from error
 
     def describe(self) -> str:
         """The model in words."""

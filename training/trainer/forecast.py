@@ -49,7 +49,9 @@ class Forecast:
             if world.device.type == "cuda"
             else msg("trainer.forecast.rank_hours", hours=hours)
         )
-        amount = units.count((step + steps) * self._session.batch.total_tokens)
+        begun = self._session.position  # its steps may have had another batch
+        more = (step + steps - begun.step) * self._session.batch.total_tokens
+        amount = units.count(begun.tokens + more)
         end = units.clock(time.time() + seconds, "%Y-%m-%d %H:%M")
         left = units.duration(seconds)
         text = msg("trainer.forecast.text", end=end, left=left, cost=cost, amount=amount, unit=unit)

@@ -17,16 +17,24 @@ from training.trainer import checkpoint
 from training.trainer.weight_average import WeightAverage
 
 if TYPE_CHECKING:
-    from training.core.contracts.plan import InitRecord
+    from training.core.contracts.plan import InitRecord, Plan
+    from training.core.contracts.run_files import ManifestRecord
+
+SAME_STATE = {"Adam", "AdamW"}
 
 
 def load(
-    raw: torch.nn.Module, optimizer: optim.Optimizers, loaded: checkpoint.LoadedCheckpoint
+    raw: torch.nn.Module,
+    optimizer: optim.Optimizers,
+    loaded: checkpoint.LoadedCheckpoint,
+    facts: ManifestRecord,
 ) -> None:
-    """Load a checkpoint. Raises UserError if it is of another model."""
+    """Load a checkpoint. `facts`: those of this run's checkpoints. Raises UserError if it is of
+    another model."""
     try:
         raw.load_state_dict(loaded.state["model"])
-        optimizer.load_state_dict(loaded.state["optimizer"])
+        if not _other_optimizer(loaded, facts):
+            optimizer.load_state_dict(loaded.state["optimizer"])
     except (RuntimeError, ValueError) as error:
         raise _other_model(loaded, error) from error
 
@@ -65,17 +73,41 @@ def init_from(raw: torch.nn.Module, start: InitRecord) -> None:
     log.info(msg("trainer.state.starts_from", title=start["title"]))
 
 
-def report_resume(loaded: checkpoint.LoadedCheckpoint, run: rundir.RunDir, world: World) -> None:
+def _other_optimizer(loaded: checkpoint.LoadedCheckpoint, facts: ManifestRecord) -> bool:
+    """Whether a user's task has another kind of optimizer by now: most ignore each other's state or
+    fail with it."""
+    kinds = {loaded.manifest["optimizer"], facts["optimizer"]}
+    return "task_sha256" in facts and len(kinds) > 1 and not kinds <= SAME_STATE
+
+
+def report_resume(
+    loaded: checkpoint.LoadedCheckpoint,
+    run: rundir.RunDir,
+    world: World,
+    facts: ManifestRecord,
+    plan: Plan,
+) -> None:
     if world.rank != 0:
         return
-    saved_ranks = loaded.manifest["world_size"]
+
+    def warn(code: str, text: str) -> None:
+        log.warning(text)
+        run.event("warning", code=code, text=text)
+
+    saved_ranks, then = loaded.manifest["world_size"], loaded.manifest.get("task_sha256")
     for text in loaded.skipped:
-        log.warning(msg("trainer.state.skipped", text=text))
-        run.event(
-            "warning",
-            code="warning.checkpoint_skipped",
-            text=msg("trainer.state.skipped", text=text),
+        warn("warning.checkpoint_skipped", msg("trainer.state.skipped", text=text))
+    if then and then != facts.get("task_sha256"):
+        file, saved = plan["task"]["file"], loaded.path.name
+        warn("warning.task_changed", msg("trainer.state.task_changed", file=file, checkpoint=saved))
+    if _other_optimizer(loaded, facts):
+        text = msg(
+            "trainer.state.other_optimizer",
+            checkpoint=loaded.path.name,
+            then=loaded.manifest["optimizer"],
+            now=facts["optimizer"],
         )
+        warn("warning.optimizer_changed", text)
     log.info(msg("trainer.state.resumed", name=loaded.path.name, epoch=loaded.position.epoch + 1))
     if saved_ranks != world.world_size:
         by = units.plural(saved_ranks, "rank")

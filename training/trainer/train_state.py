@@ -166,6 +166,8 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     }
     if config.ema:
         facts["ema"] = config.ema
+    if task.file_sha256:
+        facts["task_sha256"] = task.file_sha256
     position = checkpoint.TrainProgress()
     one_machine = placement.on_one_machine(plan["place"])
     if not one_machine:
@@ -177,10 +179,10 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
             position = replace(position, tokens=position.step * batch.total_tokens)
         if not task.same_data(loaded.manifest):  # reported when the data was prepared
             position = replace(position, used=0)
-        start_weights.load(raw, optimizer, loaded)
+        start_weights.load(raw, optimizer, loaded, facts)
         if scale and "loss_scale" in loaded.state:  # else it was trained in another precision
             scale.load_state_dict(loaded.state["loss_scale"])
-        start_weights.report_resume(loaded, run, world)
+        start_weights.report_resume(loaded, run, world, facts, plan)
     elif "init_from" in plan and world.rank == 0:  # DDP copies them to the other ranks
         start_weights.init_from(raw, plan["init_from"])
     train = task.rows("train")
@@ -196,10 +198,9 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
             total=batch.total_tokens,
             batch=batch.sentence(task.unit),
         )
+        fixes = ["--device_batch_size=1"] if len(train) else []
         raise UserError(
-            Problem(
-                "data.too_short", what, msg("trainer.state.more_data"), ["--device_batch_size=1"]
-            ),
+            Problem("data.too_short", what, msg("trainer.state.more_data"), fixes),
             said_by_another=world.rank != 0,
         )
     batches = Batches(

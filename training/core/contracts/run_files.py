@@ -187,6 +187,7 @@ class ManifestRecord(TypedDict, total=False):
     data: Any  # training data, task-specific; gpt: {folder, tokens_sha256}
     tokenizer: str | None
     task: str  # missing in checkpoints that predate tasks: gpt
+    task_sha256: str  # of a user's task file, as it was run
     run: str
     # of the evaluation at this step; None: there was none; missing in early 0.1
     score: ScoreRecord | None

@@ -1,0 +1,124 @@
+"""A user's task file outside of its own training: edited since a checkpoint, or with a val_data()
+that needs more."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import torch
+
+from training import tasks
+from training.config.schema import Config
+from training.core import rundir
+from training.core.errors import UserError
+from training.core.rundir import RunDir
+from training.inspector.distributed import World
+from training.tasks import custom
+from training.tasks.base import Task
+from training.tasks.optim import Optimizers
+from training.trainer import checkpoint, start_weights
+from training.trainer.checkpoint import TrainProgress
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import ManifestRecord
+
+CPU = torch.device("cpu")
+WORLD = World(0, 0, 1, CPU, "none", "-")
+CHANGED = "has changed since"
+
+
+def saved_by(task: Task, run: RunDir, step: int = 3) -> tuple[Path, ManifestRecord]:
+    """A checkpoint of the task, and its facts."""
+    model = task.model()
+    optimizer = task.optimizers(model)
+    for part in optimizer.parts:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        part.step()
+    facts: ManifestRecord = {
+        "shape": {}, "data": {}, "tokenizer": None, "task": "my line", "world_size": 1,
+        "optimizer": type(optimizer.parts[0]).__name__, "task_sha256": task.file_sha256,
+    }  # fmt: skip
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    return checkpoint.save(run.checkpoints, TrainProgress(step), state, facts), facts
+
+
+def test_an_edited_file_is_reported_by_a_resume(
+    home: Path, line: str, imports: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, options = RunDir(home / "run"), {"width": 4, "bias": True}
+    run.create()
+    made = custom.load(home / line, options, Config(), CPU)
+    _, facts = saved_by(made, run)
+    plan: Any = {"task": {"file": str(home / line)}}
+
+    def resumed(facts: ManifestRecord, chosen: torch.optim.Optimizer) -> list[str]:
+        loaded, optimizer = checkpoint.latest(run.checkpoints), Optimizers([chosen])
+        assert loaded
+        start_weights.load(model, optimizer, loaded, facts)
+        start_weights.report_resume(loaded, run, WORLD, facts, plan)
+        texts = [r["text"] for r in rundir.read_records(run.events) if r["event"] == "warning"]
+        assert all(text in capsys.readouterr().err for text in texts[-1:])
+        run.events.unlink()
+        return texts
+
+    model = made.model()
+    adam = torch.optim.AdamW(model.parameters())
+    assert resumed(facts, adam) == [] and len(adam.state) == 2
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    changed: ManifestRecord = {**facts, "task_sha256": "other", "optimizer": "SGD"}
+    file, optimizer = resumed(changed, sgd)
+    assert CHANGED in file and line in file and "step_00000003" in file
+    assert "AdamW" in optimizer and "SGD" in optimizer and not sgd.state
+    adam = torch.optim.AdamW(model.parameters())
+    early = {k: v for k, v in facts.items() if k != "task_sha256"}
+    shutil.rmtree(run.checkpoints / "step_00000003")
+    checkpoint.save(run.checkpoints, TrainProgress(4), {"model": {}}, cast("ManifestRecord", early))
+    loaded = checkpoint.latest(run.checkpoints)
+    assert loaded
+    start_weights.report_resume(loaded, run, WORLD, facts, plan)
+    assert CHANGED not in capsys.readouterr().err, "of an earlier version"
+
+
+SPLIT = """
+    def val_data(self):
+        return self.left_by_train_data
+"""
+
+
+def test_val_data_that_needs_train_data_is_named(home: Path, line: str, imports: None) -> None:
+    run, options = RunDir(home / "run"), {"width": 4, "bias": True}
+    run.create()
+    with (home / line).open("a") as file:
+        file.write(SPLIT)
+    saved_by(custom.load(home / line, options, Config(), CPU), run)
+    kind = custom.CustomSpec("my line", {}, home / line)
+    rundir.write_json(run.plan, {"config": {}, "task": kind.record(options)})
+    trained = tasks.load_model(run.path)
+    with pytest.raises(UserError) as caught:
+        trained.evaluate()
+    (problem,) = caught.value.problems
+    place = len((home / line).read_text().splitlines())
+    assert problem.code == "task.val_data" and "left_by_train_data" in problem.what
+    assert problem.what.startswith(f"{home / line}:{place}: ")
+
+
+def test_an_edited_file_is_reported_by_commands_that_use_the_weights(
+    home: Path, line: str, imports: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, options = RunDir(home / "run"), {"width": 4, "bias": True}
+    run.create()
+    kind = custom.CustomSpec("my line", {}, home / line)
+    made = custom.load(home / line, options, Config(), CPU)
+    folder, _ = saved_by(made, run)
+    rundir.write_json(run.plan, {"config": {}, "task": kind.record(options)})
+    tasks.load_model(run.path)
+    assert CHANGED not in capsys.readouterr().err
+    with (home / line).open("a") as file:
+        file.write("# edited\n")
+    tasks.load_model(run.path)
+    text = capsys.readouterr().err
+    assert CHANGED in text and line in text and str(folder) in text
