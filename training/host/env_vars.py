@@ -136,9 +136,14 @@ def choose(
     ]
 
 
+def under_wsl() -> bool:
+    """Whether this is Linux in Windows (WSL), where the driver offers less."""
+    return "microsoft" in os.uname().release.lower()
+
+
 def _plain_segments(gpus: Sequence[Gpu]) -> str:
     """Why the allocator should not map memory into expandable segments; '' if it should."""
-    if "microsoft" in os.uname().release.lower():
+    if under_wsl():
         return msg("host.variable.plain_wsl")
     if TEGRA.exists():
         return msg("host.variable.plain_tegra")
