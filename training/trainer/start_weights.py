@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 def load(
     raw: torch.nn.Module, optimizer: optim.Optimizers, loaded: checkpoint.LoadedCheckpoint
 ) -> None:
-    """Load a checkpoint. Raises UserError if it is of another model."""
+    """Load a checkpoint. Raises UserError if it is of another model, RuntimeError for the GPU."""
     try:
         raw.load_state_dict(loaded.state["model"])
         optimizer.load_state_dict(loaded.state["optimizer"])
     except (RuntimeError, ValueError) as error:
+        if trained.of_gpu(error):
+            raise
         raise _other_model(loaded, error) from error
 
 
@@ -48,7 +50,8 @@ def weight_average(
 
 
 def init_from(raw: torch.nn.Module, start: InitRecord) -> None:
-    """Load the weights of --init_from. Raises UserError if they are damaged or of another model."""
+    """Load the weights of --init_from. Raises UserError if they are damaged or of another model,
+    RuntimeError for the GPU."""
     file = Path(start["file"])
     size, checksum = start["bytes"], start["sha256"]
     if size is not None and checksum is not None:  # else it is a file of another program
@@ -59,6 +62,8 @@ def init_from(raw: torch.nn.Module, start: InitRecord) -> None:
         found = trained.tensors(file, averaged=start.get("averaged", False))
         raw.load_state_dict(trained.fitted(found, raw.state_dict()))
     except RuntimeError as error:
+        if trained.of_gpu(error):
+            raise
         reasons = " ".join(str(error).split())[:600]
         what = msg("trainer.state.other_weights", title=start["title"], reasons=reasons)
         raise UserError(Problem("init.differs", what, msg("tasks.spec.same_model"))) from None
