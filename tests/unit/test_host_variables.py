@@ -64,6 +64,7 @@ def test_segments_are_not_expandable_where_that_fails(
     card = Gpu(0, "GPU-0", "-", None, None, None, None, None)
     assert segments(card) == "expandable_segments:True"
     assert segments(card, replace(card, mig=True)) == "expandable_segments:False"
+    assert segments(card, replace(card, virtual=True)) == "expandable_segments:False"
     monkeypatch.setattr(env_vars, "TEGRA", tmp_path)
     assert segments(card) == "expandable_segments:False"
     monkeypatch.undo()

@@ -147,6 +147,8 @@ def _plain_segments(gpus: Sequence[Gpu]) -> str:
         return msg("host.variable.plain_wsl")
     if TEGRA.exists():
         return msg("host.variable.plain_tegra")
+    if any(gpu.virtual for gpu in gpus):
+        return msg("host.variable.plain_vgpu")
     return msg("host.variable.plain_mig") if any(gpu.mig for gpu in gpus) else ""
 
 
