@@ -70,10 +70,12 @@ def choose(
     deterministic: bool = False,
     node_threads: int | None = None,
     gpus: Sequence[Gpu] = (),
+    script: bool = False,
 ) -> list[Variable]:
     """The variables of the ranks, and others in the environment that affect them. `local_ranks` of
     `ranks` are on this machine; `rendezvous`: rendezvous address of several machines;
-    `node_threads`: cores for a rank that is bound to a NUMA node; `gpus`: those of the ranks."""
+    `node_threads`: cores for a rank that is bound to a NUMA node; `gpus`: those of the ranks;
+    `script`: of a user, whose allocator stays as under torchrun."""
     interface = _interface(ranks == local_ranks, rendezvous) if ranks > 1 else None
     wanted: list[tuple[str, str, str]] = [
         ("PYTHONUNBUFFERED", "1", msg("host.variable.unbuffered"))
@@ -94,7 +96,9 @@ def choose(
             wanted.append(("NCCL_SOCKET_IFNAME", *interface))
         if ranks > 1:
             wanted.append(("TORCH_NCCL_ENABLE_TIMING", "1", msg("host.variable.timing")))
-        if "PYTORCH_CUDA_ALLOC_CONF" not in environ:  # the older name wins if both are set
+        # Processes that share tensors on a GPU cannot map each other's segments in most containers;
+        # the older name wins if both are set.
+        if not script and "PYTORCH_CUDA_ALLOC_CONF" not in environ:
             plain = _plain_segments(gpus)
             value = f"expandable_segments:{not plain}"
             wanted.append(("PYTORCH_ALLOC_CONF", value, plain or msg("host.variable.segments")))

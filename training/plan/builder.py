@@ -59,6 +59,7 @@ def start(
         deterministic=config.deterministic,
         node_threads=bound.threads,
         gpus=used,
+        script=not isinstance(request, Request),
     )
     version = torch.version if torch else None
     counted, by, why = plural(ranks, "rank"), launcher.value, launcher.reason
