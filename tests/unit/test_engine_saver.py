@@ -200,7 +200,7 @@ def test_the_memory_of_the_copy_is_reused(saver: AsyncCheckpointer) -> None:
 
 
 class OnGpu(torch.Tensor):
-    """A tensor that says it is on a GPU: this build of torch refuses to pin memory for it."""
+    """A tensor that seems to be on a GPU: this build of torch refuses to pin memory for it."""
 
     is_cuda = True
     __torch_function__ = torch._C._disabled_torch_function_impl

@@ -118,12 +118,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         if outcome.death and outcome.death.kind == DESYNC
         else rank
     )
-    # with torchrun.log, a rank's own log is from a start without torchrun
-    of_all = run.launcher_log(outcome.watched or "torchrun")
-    ranks = (
-        run.rank_log(r) for r in (source, rank) if r is not None and of_all not in outcome.log_from
-    )
-    log = next((f for f in ranks if f.exists()), of_all)
+    log = _log(outcome, run, source, rank)
     since = outcome.log_from.get(log, 0)
     gone, places = _lost_gpus(outcome, plan, own)
     cause, kind, summary = _what(outcome, run, plan, rank, status, own, gone if places else "")
@@ -205,6 +200,15 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     }
 
 
+def _log(outcome: Outcome, run: rundir.RunDir, *ranks: int | None) -> Path:
+    """The log of the first of these ranks that has one, else of all ranks."""
+    of_all = run.launcher_log(outcome.watched or "torchrun")
+    if of_all in outcome.log_from:
+        return of_all  # a rank's own log is from a start without torchrun
+    own = (run.rank_log(rank) for rank in ranks if rank is not None)
+    return next((file for file in own if file.exists()), of_all)
+
+
 def _last_lines(log: Path, since: int) -> list[str]:
     """Last lines of the rank's output, without those of Python's resource tracker."""
     lines = (line for line in tail(log, 2 * SHOWN_LINES, since) if not UNDERLINE.fullmatch(line))
@@ -257,8 +261,8 @@ def _what(
     own: RankErrorRecord | None,
     gone: str,
 ) -> tuple[str, FailureKind, str]:
-    """(cause, kind, summary); `own`: the rank's own error report; `gone`: GPUs that the driver no longer
-    lists."""
+    """(cause, kind, summary); `own`: the rank's own error report; `gone`: GPUs that the driver no
+    longer lists."""
     if outcome.killed or stopped_early(outcome):
         return (
             "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from training.core.messages import msg
 
-LIMIT_S = 20.0  # of one attempt, from the last rank's import of torch or start of its GPU to the end
+LIMIT_S = 20.0  # of one attempt, from when the last rank can communicate to the exit of the last
 # A driver that is not kept loaded takes seconds for each GPU of the machine.
 GPU_S = 120.0
 # At a start, where caches are cold: a rank that has been in one stage of the communication for
