@@ -18,6 +18,8 @@
  *
  * FAKE_NVML_MIG=0,1            in parts, one on each GPU: MIG-00000000, MIG-00000001 …      FAKE_NVML_MIG_GIB=10   their memory
  *
+ * FAKE_NVML_VIRTUAL=0,2        1 passed through, 2 vGPU
+ *
  * What only `--check` asks; a list has a value for each GPU, the last one holds for the rest:
  * FAKE_NVML_COMPUTE_MODE=0,3   default, 2 prohibited, 3 exclusive process
  * FAKE_NVML_REASONS=1,64       bits of why the clocks are low (1 idle, 4 power cap, 8/32/64/128 trouble)
@@ -206,6 +208,8 @@ int nvmlDeviceGetMigMode(Device *d, unsigned *current, unsigned *pending) {
   if (!getenv("FAKE_NVML_MIG")) return NOT_SUPPORTED; /* most cards */
   return *current = *pending = listed("FAKE_NVML_MIG", d->index, "0"), supported();
 }
+
+int nvmlDeviceGetVirtualizationMode(Device *d, unsigned *out) { return *out = listed("FAKE_NVML_VIRTUAL", d->index, "0"), supported(); }
 
 static int reasons(Device *d, unsigned long long *out) { return *out = listed("FAKE_NVML_REASONS", d->index, "1"), supported(); }
 int nvmlDeviceGetCurrentClocksThrottleReasons(Device *d, unsigned long long *out) { return reasons(d, out); }

@@ -204,7 +204,7 @@ folder = Path(sys.argv[1])
 device = torch.device("cuda", 1)
 torch.cuda.set_device(device)
 facts = {"shape": {}, "optimizer": "", "world_size": 1, "data": {}, "tokenizer": None}
-weights = torch.zeros(4, device=device)
+weights, large = torch.zeros(4, device=device), torch.empty(1 << 20, device=device)
 numbers = [torch.full((4,), float(n)).pin_memory() for n in range(4)]
 saver = AsyncCheckpointer(folder / "saved", 5, lambda step, path: None, lambda code, text: print(text))
 (folder / "saved").mkdir()
@@ -215,14 +215,16 @@ with saver:
             time.sleep(0.01)
         weights.copy_(numbers[step], non_blocking=True)
         (folder / f"saving{step}").touch()
-        saver.save(TrainProgress(step, 0, 8), {"model": {"w": weights}, "optimizer": []}, facts, required=False)
+        saver.save(TrainProgress(step, 0, 8), {"model": {"w": weights, "large": large}, "optimizer": []}, facts, required=False)
         weights.copy_(numbers[3], non_blocking=True)
 """
 
 
+@pytest.mark.parametrize("pinned_mib", [16, 1], ids=["pinned", "not pinned"])
 def test_a_checkpoint_has_what_was_queued_before_it(
-    gpus: NullGpus, tmp_path: Path, token: str
+    pinned_mib: int, gpus: NullGpus, tmp_path: Path, token: str
 ) -> None:
+    gpus.environ["NULL_GPU_PINNED_MIB"] = str(pinned_mib)
     with started(gpus, token, tmp_path, COPIED, 1, tmp_path) as (program,):
         for step in (1, 2):
             reached(program, tmp_path, f"stall{step}")
@@ -236,6 +238,8 @@ def test_a_checkpoint_has_what_was_queued_before_it(
             gpus.go_on(1)
         assert program.wait(LIMIT_S) == 0, (tmp_path / "0.txt").read_text()
         assert not gpus.processes(0), "nothing is on the first GPU"
+    without = (tmp_path / "0.txt").read_text().count("no pinned host memory")
+    assert without == (pinned_mib < 4)  # once for both
     for step in (1, 2):
         state = torch.load(tmp_path / f"saved/step_{step:08d}" / manifest.STATE, weights_only=True)
         assert state["model"]["w"].tolist() == [step] * 4

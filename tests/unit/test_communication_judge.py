@@ -30,6 +30,7 @@ def test_every_stage_of_a_rank_is_known() -> None:
         *(
             "start of Python",
             "import of torch",
+            "start of the GPU",
             "rendezvous",
             "warm-up",
             "all_reduce of 1 KiB",
@@ -118,6 +119,17 @@ def test_no_verdict_while_all_ranks_import() -> None:
     assert CommunicationResult(2, "cpu", "gloo", found).checks()[0].fixes == [
         f"{command(2, 'cpu')} --limit=60   # if the machine is only slow"
     ]
+
+
+def test_a_gpu_that_does_not_start_is_not_a_hang_of_peer_to_peer_copies() -> None:
+    found = analysis.analyze(hung(stages.GPU, stages.GPU), "cuda")
+    assert found.text == "after 20 s no rank had started its GPU: the driver does not answer"
+    assert not p2p_may_help(found)
+    first, _ = CommunicationResult(2, "cuda", "nccl", found).checks()[0].fixes
+    assert first.startswith("sudo dmesg | grep -i nvrm")
+    found = analysis.analyze(hung(stages.GPU, stages.RENDEZVOUS), "cuda")
+    assert found.text.startswith("rank 0 never reached the rendezvous: after 20 s it was in the ")
+    assert "start of the GPU; rank 1" in found.text and not p2p_may_help(found)
 
 
 def test_ranks_that_still_move_do_not_hang() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from training.core.heartbeat import HeartbeatRecord
 from training.host import p2p_cache
-from training.launcher.communication import run, runner
+from training.launcher.communication import run, runner, stages
 from training.launcher.communication.result import CommunicationResult
 from training.launcher.communication.runner import CommunicationOutcome
 
@@ -80,6 +81,29 @@ def test_the_limit_of_the_start_includes_the_patience(programs: Callable[..., No
     programs("sleep 20", "sleep 20")
     outcome = runner.run(2, "cpu", {}, limit_s=0.1, patience_s=0.2)
     assert outcome.timed_out and outcome.limit_s == pytest.approx(0.5)
+
+
+@pytest.fixture
+def gpu_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks are starting their GPU."""
+    beat = HeartbeatRecord(0, 1, 2, 0, 0, 0, 0, 0, 0.0, stages.GPU)
+    monkeypatch.setattr(runner.heartbeat, "read", lambda file: beat)
+
+
+def test_a_slow_driver_is_waited_for(programs: Callable[..., None], gpu_starts: None) -> None:
+    programs("sleep 20", "sleep 0.5; exit 3")
+    outcome = runner.run(2, "cuda", {}, limit_s=0.05)
+    assert (outcome.statuses, outcome.timed_out) == ({1: 3}, False)
+
+
+def test_a_driver_that_hangs_ends_the_test(
+    programs: Callable[..., None], gpu_starts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "GPU_S", 0.2)
+    programs("sleep 20", "sleep 20")
+    outcome = runner.run(2, "cuda", {}, limit_s=20)
+    assert outcome.timed_out and outcome.limit_s == 0.2
+    assert outcome.reached == {0: stages.GPU, 1: stages.GPU}
 
 
 def test_gpus_that_hang_now_are_tested_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,6 +199,51 @@ def test_the_memory_of_the_copy_is_reused(saver: AsyncCheckpointer) -> None:
         assert saver._copy["w"].data_ptr() == first
 
 
+class OnGpu(torch.Tensor):
+    """A tensor that seems to be on a GPU: this build of torch refuses to pin memory for it."""
+
+    is_cuda = True
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+def test_without_pinned_memory_a_checkpoint_is_copied_into_ordinary_memory(
+    tmp_path: Path, saver: AsyncCheckpointer, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may pin little under WSL, in containers and under a limit of the driver."""
+    said: list[str] = []
+    monkeypatch.setattr("training.core.log.info", said.append)
+    tried: list[bool] = []
+    real = torch.empty_like
+
+    def empty_like(like: torch.Tensor, *, device: str, pin_memory: bool) -> torch.Tensor:
+        tried.append(pin_memory)
+        return real(like, device=device, pin_memory=pin_memory)
+
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    state = {"plain": torch.zeros(2), "w": torch.full((3,), 5.0).as_subclass(OnGpu)}
+    more = {**state, "new": torch.ones(3).as_subclass(OnGpu)}
+    with saver:
+        saver.save(TrainProgress(1), state, FACTS, required=True)
+        saver.save(TrainProgress(2), more, FACTS, required=True)
+    assert log.saved == [1, 2] and not log.missed
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.state["w"].tolist() == [5.0, 5.0, 5.0]
+    assert tried == [False, True, False, False, False]  # once
+    assert len(said) == 1 and "pin_memory=True requires a CUDA" in said[0]
+
+
+def test_under_wsl_no_copy_of_a_checkpoint_is_pinned(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("training.core.log.info", said.append)
+    monkeypatch.setattr("training.host.env_vars.under_wsl", lambda: True)
+    state = {"w": torch.ones(3).as_subclass(OnGpu)}
+    with AsyncCheckpointer(tmp_path, 2, lambda step, _: log.saved.append(step), log.miss) as saver:
+        saver.save(TrainProgress(1), state, FACTS, required=True)
+    assert log.saved == [1] and not said
+
+
 def test_a_really_full_disk_is_reported_and_training_continues(
     tmp_path: Path, saver: AsyncCheckpointer, log: Log
 ) -> None:

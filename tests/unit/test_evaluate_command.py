@@ -24,7 +24,7 @@ from tests.unit.video_data import rendered
 from training import tasks
 from training.cli import evaluate
 from training.core import manifest, rundir
-from training.core.errors import Problem, UserError
+from training.core.errors import Exit, Problem, UserError
 from training.data.tokenizer_base import BOS, Bytes
 from training.tasks.gpt import trained
 from training.tasks.gpt.model import GPT
@@ -38,6 +38,33 @@ def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, Any
     assert evaluate.main([*argv, "--json", "--device=cpu"]) == 0
     found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["evaluations"]
     return found
+
+
+def test_a_gpu_without_free_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """auto uses the CPU; the weights are not to blame."""
+    data = tmp_path / "text.txt"
+    data.write_text(TEXT)
+    run = made(tmp_path / "run", gpt(1))
+    (found,) = evaluate.parse([str(run.path), f"--data={data}"]).weights
+    spec, real = tasks.spec_of(found.plan), trained.TrainedGpt
+
+    def loaded(weights: Any, state: Any, device: torch.device) -> trained.TrainedGpt:
+        if device.type == "cuda":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.\nMore")
+        return real(weights, state, device)
+
+    monkeypatch.setattr(trained, "TrainedGpt", loaded)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert tasks.trained.load(spec, found, "auto").device.type == "cpu"
+    said = capsys.readouterr().err
+    assert "(CUDA out of memory. Tried to allocate 2.00 MiB.): the CPU is used" in said
+    with pytest.raises(UserError) as caught:
+        tasks.trained.load(spec, found, "cuda")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.fixes) == ("gpu.memory", ["--device=cpu"])
+    assert caught.value.code == Exit.RESOURCES
 
 
 def problems(*argv: str) -> list[Problem]:

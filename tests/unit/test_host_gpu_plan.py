@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.conftest import ROOT, SIMPLE, clean_environment, python
+from tests.unit.conftest import LAUNCH, ROOT, SIMPLE, clean_environment, python
 from tests.unit.nvidia_machine import BALANCED, QUICKSTART, UUID, Nvidia, dry_run, look
 from training.host import packages
 from training.tasks.gpt import memory
@@ -50,6 +50,15 @@ def test_an_old_gpu_gets_fp16(nvidia: Nvidia) -> None:
         "precision fp16: Fake GPU 0 (compute capability 7.5) has fp16 matrix units and no bf16"
         in dry_run(nvidia(CAPABILITY="7.5", TOTAL_GIB=128, FREE_GIB=127), BALANCED).stdout
     )
+
+
+def test_segments_of_the_allocator_by_gpu_and_program(nvidia: Nvidia) -> None:
+    name = "PYTORCH_ALLOC_CONF=expandable_segments"
+    assert f"{name}:True " in dry_run(nvidia(COUNT=2), QUICKSTART).stdout
+    assert f"{name}:False " in dry_run(nvidia(COUNT=2, VIRTUAL=2), QUICKSTART).stdout
+    words = (LAUNCH, "1", "--script", "train.py", "--dry_run")
+    script = python("-m", "training.cli.plan", *words, cwd=ROOT, **nvidia(COUNT=2)).stdout
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in script and name not in script
 
 
 def test_auto_takes_two_gpus_and_falls_back_to_the_cpu_with_the_reason(nvidia: Nvidia) -> None:

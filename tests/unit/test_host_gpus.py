@@ -53,6 +53,13 @@ def test_the_numa_node_of_a_gpu_is_the_kernel_s(nvidia: Nvidia, tmp_path: Path) 
     assert unsupported.stdout == "[None]\n"
 
 
+def test_a_virtual_gpu_differs_from_one_that_is_passed_through(nvidia: Nvidia) -> None:
+    found = look(nvidia(COUNT=3, VIRTUAL="0,1,2"))
+    assert [gpu.virtual for gpu in found.gpus] == [False, False, True]
+    (unknown,) = look(nvidia(COUNT=1, VIRTUAL=2, NOT_SUPPORTED=1)).gpus
+    assert not unknown.virtual
+
+
 @each(
     ("selection", "indices"),
     [

@@ -64,6 +64,16 @@ def test_two_ranks_on_gpus() -> None:
     }
 
 
+def test_the_allocator_of_a_script_is_as_under_torchrun() -> None:
+    environ = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}
+    for own in ({}, environ):
+        found = choose(own, device="cuda", ranks=1, local_ranks=1, debug=False, script=True)
+        chosen = [v for v in found if "ALLOC_CONF" in v.name]
+        assert {v.name: (v.value, v.origin) for v in chosen} == {
+            name: (value, FOUND) for name, value in own.items()
+        }
+
+
 def test_segments_are_not_expandable_where_that_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -74,6 +84,7 @@ def test_segments_are_not_expandable_where_that_fails(
     card = Gpu(0, "GPU-0", "-", None, None, None, None, None)
     assert segments(card) == "expandable_segments:True"
     assert segments(card, replace(card, mig=True)) == "expandable_segments:False"
+    assert segments(card, replace(card, virtual=True)) == "expandable_segments:False"
     monkeypatch.setattr(env_vars, "TEGRA", tmp_path)
     assert segments(card) == "expandable_segments:False"
     monkeypatch.undo()

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -205,6 +206,32 @@ def test_weights_are_verified_and_compared_when_they_are_loaded(tmp_path: Path) 
     (tmp_path / "text.pt").write_text("no tensors")
     with pytest.raises(UserError):
         trained.tensors(tmp_path / "text.pt")
+
+
+@each("error", [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB"),
+    RuntimeError("Error(s) in loading state_dict …: ('CUDA error: out of memory\n…',)."),
+])  # fmt: skip
+def test_a_full_gpu_is_not_a_wrong_model(
+    error: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a rank is restarted, with a smaller batch if that helps."""
+    model = gpt(1)
+    torch.save(model.state_dict(), tmp_path / "a.pt")
+
+    def full(self: object, *args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torch.nn.Module, "load_state_dict", full)
+    with pytest.raises(type(error)):
+        loaded(tmp_path / "a.pt", model)
+    saved: Any = SimpleNamespace(state={"model": {}, "optimizer": []}, path=tmp_path)
+    optimizer: Any = None
+    with pytest.raises(type(error)):
+        start_weights.load(model, optimizer, saved)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="Missing key"):
+        start_weights.load(model, optimizer, saved)
 
 
 @each("wrapped", [

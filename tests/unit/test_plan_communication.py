@@ -177,6 +177,11 @@ def test_a_run_that_would_hang_or_be_wrong_is_refused(
     assert started(monkeypatch, kind, "all_reduce of 64 MiB", check=True) is None
 
 
+def test_a_run_whose_gpus_do_not_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError):
+        started(monkeypatch, "hang", "start of the GPU", check=False)
+
+
 @pytest.mark.parametrize("kind", ["not finished", "failed"])
 def test_a_run_starts_when_the_test_itself_fails(
     kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cases import each
 from tests.unit.verdicts import TRACEBACK, failed, new_run, plan, report_error, verdict
+from training.core.contracts.verdict import FailureRecord
 from training.core.rundir import RunDir, write_json
 from training.diagnose import error_reports, exception_cause
 from training.host import cgroups
@@ -227,12 +229,13 @@ def test_the_driver_is_queried_in_a_separate_process(
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver))
     monkeypatch.setenv("FAKE_NVML_COUNT", "2")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)) == ("", ())
+    assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS), 30) == ("", ())
     monkeypatch.setenv("FAKE_NVML_COUNT", "1")
-    text, places = exception_cause.lost_gpus(plan("cuda", gpus=CARDS))
+    text, places = exception_cause.lost_gpus(plan("cuda", gpus=CARDS), 30)
     assert text.startswith("GPU 1 (Card) ") and places == (1,)
     part = [{"index": 0, "uuid": "MIG-00000000", "name": "Card MIG 1g.10gb"}]
-    assert exception_cause.lost_gpus(plan("cuda", gpus=part)) == ("", ()), "listed by request only"
+    by_request_only = exception_cause.lost_gpus(plan("cuda", gpus=part), 30)
+    assert by_request_only == ("", ())
 
 
 def test_a_driver_that_was_updated_during_the_run_does_not_make_its_gpus_faulty(
@@ -248,23 +251,50 @@ def test_a_driver_that_was_updated_during_the_run_does_not_make_its_gpus_faulty(
     assert not record.get("lost_ranks")
 
 
-def test_a_driver_that_does_not_answer_has_a_time_limit(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def silent_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exception_cause, "DRIVER_S", 0.2)
+    monkeypatch.setattr(exception_cause, "PATIENT_S", 0.3)
     monkeypatch.setattr(exception_cause, "ASK", "import time; time.sleep(3600)")
-    record = failure_report.failure(
-        Outcome(guilty=(1, 1), here=(1, 1)), run, plan("cuda", gpus=CARDS)
-    )
+
+
+def ended(run: RunDir, status: int, **more: Any) -> FailureRecord:
+    outcome = Outcome(guilty=(1, status), here=(1, status))
+    return failure_report.failure(outcome, run, plan("cuda", gpus=CARDS, **more))
+
+
+def test_a_driver_that_does_not_answer_has_a_time_limit(run: RunDir, silent_driver: None) -> None:
+    record = ended(run, 1)
     assert verdict(record) == ("gpu_hardware", "died", 1)
-    assert "0.2 s (NVML)" in record["summary"]
+    assert "0.3 s (NVML)" in record["summary"]
+    place = {"node_rank": 0, "nnodes": 2}  # another machine waits for an answer
+    assert "0.2 s (NVML)" in ended(run, -signal.SIGSEGV, place=place)["summary"]
+
+
+def test_a_slow_driver_does_not_hide_what_a_rank_has_reported(
+    run: RunDir, silent_driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report_error(run, 1, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB")
+    record = ended(run, 1)
+    assert verdict(record) == ("gpu_oom", "error", 1) and "lost_ranks" not in record
+    assert record["summary"].startswith("OutOfMemoryError: CUDA out of memory")
+    report_error(run, 1, "RuntimeError", "something went wrong")
+    assert verdict(ended(run, 1)) == ("gpu_hardware", "error", 1)
+
+
+def test_a_slow_driver_does_not_hide_what_a_rank_has_printed(
+    run: RunDir, silent_driver: None
+) -> None:
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    run.rank_log(1).write_text(TRACEBACK.replace("ValueError: planted", error))
+    assert verdict(ended(run, 1)) == ("gpu_oom", "died", 1)
 
 
 def test_without_an_answer_from_nvml_no_gpu_is_reported_lost(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(exception_cause, "ASK", "raise SystemExit('no room for a process')")
-    assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)) == ("", ())
+    assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS), 30) == ("", ())
     assert "no room for a process" in capfd.readouterr().err
 
 

@@ -26,6 +26,8 @@ def run(tmp_path: Path) -> RunDir:
         ("ParametersDiffer", "weights", "ddp_params_mismatch"),
         ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.50 GiB.", "gpu_oom"),
         ("AcceleratorError", "CUDA error: out of memory\nCUDA kernel errors might be …", "gpu_oom"),
+        ("RuntimeError", "Triton Error [CUDA]: out of memory", "gpu_oom"),
+        ("RuntimeError", "CUDA driver error: operation not supported", "config_error"),
         ("DistBackendError", "NCCL error … Cuda failure 2 'out of memory'", "gpu_oom"),
         (
             "AcceleratorError",

@@ -16,7 +16,7 @@ from training.core import log as console
 from training.core.messages import msg
 from training.core.project import ROOT
 from training.diagnose import signatures
-from training.host.gpus import one_line
+from training.host.gpus import LIMIT_S, one_line
 from training.host.visible_devices import PART
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from training.diagnose.root_cause import RootCause
 
 SEARCHED_BYTES = 64 << 20  # of a log: a second
-DRIVER_S = 10.0  # NVML answers within a second, but may block forever if a GPU fell off the bus
+# NVML answers within a second, or within seconds per GPU if the driver is not kept loaded, as when
+# all ranks have died; it may block forever if a GPU fell off the bus.
+DRIVER_S, PATIENT_S = 10.0, LIMIT_S
 ASK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -125,15 +127,16 @@ def end_of(found: RootCause) -> str:
     return exit_status.how(status)
 
 
-def lost_gpus(plan: Plan) -> tuple[str, tuple[int, ...]]:
+def lost_gpus(plan: Plan, limit_s: float) -> tuple[str, tuple[int, ...]]:
     """Planned GPUs of this machine that the driver no longer lists, of all that it lists: message,
-    '' if none, and their positions in the plan, () if the driver does not answer."""
+    '' if none, and their positions in the plan, () if the driver does not answer in time, which
+    proves nothing."""
     if plan["device"]["value"] != "cuda" or not plan["gpus"]:
         return "", ()
     try:
-        machine = _ask_driver()
+        machine = _ask_driver(limit_s)
     except subprocess.TimeoutExpired:
-        return msg("diagnose.gpus.no_answer", limit_s=DRIVER_S), ()
+        return msg("diagnose.gpus.no_answer", limit_s=limit_s), ()
     except (OSError, ValueError) as error:
         console.warning(msg("diagnose.gpus.query_failed", error=error))
         return "", ()
@@ -153,7 +156,7 @@ def lost_gpus(plan: Plan) -> tuple[str, tuple[int, ...]]:
     return msg("diagnose.gpus.lost", lost=names, reason=machine["reason"]), tuple(lost)
 
 
-def _ask_driver() -> _DriverAnswer:
+def _ask_driver(limit_s: float) -> _DriverAnswer:
     """In a separate process: a process that waits for a dead GPU cannot be interrupted or killed,
     so it is abandoned. Raises subprocess.TimeoutExpired, OSError or ValueError."""
     command = [sys.executable, "-c", ASK, str(ROOT)]
@@ -161,7 +164,7 @@ def _ask_driver() -> _DriverAnswer:
         command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
-        answer, complaint = asked.communicate(timeout=DRIVER_S)
+        answer, complaint = asked.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         asked.kill()
         raise

@@ -71,11 +71,13 @@ def choose(
     node_threads: int | None = None,
     gpus: Sequence[Gpu] = (),
     task: bool = False,
+    script: bool = False,
 ) -> list[Variable]:
     """The variables of the ranks, and others in the environment that affect them. `local_ranks` of
     `ranks` are on this machine; `rendezvous`: rendezvous address of several machines;
     `node_threads`: cores for a rank that is bound to a NUMA node; `gpus`: those of the ranks;
-    `task`: Duet starts them, and they run no user's script."""
+    `task`: Duet starts them, and they run no user's script; `script`: of a user,
+    whose allocator stays as under torchrun."""
     interface = _interface(ranks == local_ranks, rendezvous) if ranks > 1 else None
     wanted: list[tuple[str, str, str]] = [
         ("PYTHONUNBUFFERED", "1", msg("host.variable.unbuffered"))
@@ -98,7 +100,9 @@ def choose(
             wanted.append(("NCCL_SOCKET_IFNAME", *interface))
         if ranks > 1:
             wanted.append(("TORCH_NCCL_ENABLE_TIMING", "1", msg("host.variable.timing")))
-        if "PYTORCH_CUDA_ALLOC_CONF" not in environ:  # the older name wins if both are set
+        # Processes that share tensors on a GPU cannot map each other's segments in most containers;
+        # the older name wins if both are set.
+        if not script and "PYTORCH_CUDA_ALLOC_CONF" not in environ:
             plain = _plain_segments(gpus)
             value = f"expandable_segments:{not plain}"
             wanted.append(("PYTORCH_ALLOC_CONF", value, plain or msg("host.variable.segments")))
@@ -140,12 +144,19 @@ def choose(
     ]
 
 
+def under_wsl() -> bool:
+    """Whether this is Linux in Windows (WSL), where the driver offers less."""
+    return "microsoft" in os.uname().release.lower()
+
+
 def _plain_segments(gpus: Sequence[Gpu]) -> str:
     """Why the allocator should not map memory into expandable segments; '' if it should."""
-    if "microsoft" in os.uname().release.lower():
+    if under_wsl():
         return msg("host.variable.plain_wsl")
     if TEGRA.exists():
         return msg("host.variable.plain_tegra")
+    if any(gpu.virtual for gpu in gpus):
+        return msg("host.variable.plain_vgpu")
     return msg("host.variable.plain_mig") if any(gpu.mig for gpu in gpus) else ""
 
 

@@ -41,6 +41,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 PIDS = Path("/proc/self/ns/pid")
 HOST_PIDS = "pid:[4026531836]"  # the first namespace of every kernel (PROC_PID_INIT_INO)
 MPS = "nvidia-cuda-mps-server"  # shares a GPU in exclusive mode
+VIRTUAL = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 DRIVER_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"))  # the second: Jetson
 
@@ -76,6 +77,7 @@ class Gpu:
     numa_node: int | None = None
     pci: str | None = None  # address
     nvlinks: int | None = None  # active ones; None: it has none
+    virtual: bool = False  # a share of a GPU that the hypervisor gives to this machine (vGPU)
 
     @property
     def by_mps(self) -> bool:
@@ -217,6 +219,7 @@ def _read(index: int) -> Gpu | None:
         numa_node=_numa_node(handle),
         pci=folder.name if (folder := pci_folder(handle)) else None,
         nvlinks=nvlink.active(handle),
+        virtual=ask("nvmlDeviceGetVirtualizationMode", handle) == VIRTUAL,
     )
 
 

@@ -77,8 +77,7 @@ def setup(device: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S) -> World:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
-        # With SLURM's --gpus-per-task each rank sees one GPU, but LOCAL_RANK still counts.
-        index = 0 if torch.cuda.device_count() == 1 else local_rank
+        index = gpu_index()
         torch.cuda.set_device(index)
         where = torch.device("cuda", index)
     else:
@@ -101,6 +100,12 @@ def setup(device: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S) -> World:
     )
     _world = World(rank, local_rank, size, where, backend, f"{address}:{port}")
     return _world
+
+
+def gpu_index() -> int:
+    """The GPU of this rank. With SLURM's --gpus-per-task each rank sees one GPU, but LOCAL_RANK
+    still counts."""
+    return 0 if torch.cuda.device_count() == 1 else int(os.environ.get("LOCAL_RANK", 0))
 
 
 def _open_store(address: str, port: int, rank: int, size: int, limit: timedelta) -> dist.Store:

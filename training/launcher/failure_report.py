@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message
 KEPT_CHARACTERS = 2000  # of a line of the log
+UNCLEAR = {*causes.VAGUE, causes.SEGFAULT, causes.KILLED}
 UNDERLINE = re.compile(r"[\s^~]+")  # Python 3.11 marks the column below each line of a traceback
 
 
@@ -116,15 +117,10 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         if outcome.death and outcome.death.kind == DESYNC
         else rank
     )
-    # with torchrun.log, a rank's own log is from a start without torchrun
-    of_all = run.launcher_log(outcome.watched or "torchrun")
-    ranks = (
-        run.rank_log(r) for r in (source, rank) if r is not None and of_all not in outcome.log_from
-    )
-    log = next((f for f in ranks if f.exists()), of_all)
+    log = _log(outcome, run, source, rank)
     since = outcome.log_from.get(log, 0)
-    gone = _lost_gpus(outcome, plan)
-    cause, kind, summary = _what(outcome, run, plan, rank, status, own, gone[0])
+    gone, places = _lost_gpus(outcome, plan, own)
+    cause, kind, summary = _what(outcome, run, plan, rank, status, own, gone if places else "")
     by_itself = (
         kind in (DIED, ERROR)
         and not outcome.torn_down
@@ -152,6 +148,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
             cause, kind, summary = logged.cause, ERROR, line
     elif logged and logged.cause not in (causes.UNKNOWN, causes.RAISED, causes.PEER_DIED):
         cause = logged.cause
+    if gone and kind in (DIED, ERROR) and cause in UNCLEAR:
+        cause, summary = "gpu_hardware", gone  # its driver does not answer
     lost = (
         outcome.lost
         if kind != rundir.ASKED and (outcome.here is None or (own and causes.is_victim(own)))
@@ -182,9 +180,9 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     }
     if outcome.in_threads:
         record["threads"] = {str(r): text for r, text in sorted(outcome.in_threads.items())}
-    if gone[1]:
+    if places:
         first = seats.ranks(plan).start
-        record["lost_ranks"] = [first + place for place in gone[1]]
+        record["lost_ranks"] = [first + place for place in places]
     if "elastic" in plan and plan["elastic"]["lost"]:
         record["lost"] = plan["elastic"]["lost"]
     event = logged.event if logged else None
@@ -199,6 +197,15 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         **record,
         "advice": of_end(record, event.signature if event else None, groups, values(run, plan)),
     }
+
+
+def _log(outcome: Outcome, run: rundir.RunDir, *ranks: int | None) -> Path:
+    """The log of the first of these ranks that has one, else of all ranks."""
+    of_all = run.launcher_log(outcome.watched or "torchrun")
+    if of_all in outcome.log_from:
+        return of_all  # a rank's own log is from a start without torchrun
+    own = (run.rank_log(rank) for rank in ranks if rank is not None)
+    return next((file for file in own if file.exists()), of_all)
 
 
 def _last_lines(log: Path, since: int) -> list[str]:
@@ -228,7 +235,9 @@ def of_node(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     return record
 
 
-def _lost_gpus(outcome: Outcome, plan: Plan) -> tuple[str, tuple[int, ...]]:
+def _lost_gpus(
+    outcome: Outcome, plan: Plan, own: RankErrorRecord | None
+) -> tuple[str, tuple[int, ...]]:
     """Message and positions of GPUs that the driver no longer lists. It is not asked about ends
     that have another explanation."""
     status = outcome.guilty[1] if outcome.guilty else 0
@@ -236,7 +245,10 @@ def _lost_gpus(outcome: Outcome, plan: Plan) -> tuple[str, tuple[int, ...]]:
     rejected = outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES)
     if explained or rejected or (outcome.elsewhere and outcome.here is None):
         return "", ()
-    return causes.lost_gpus(plan)
+    # A slow driver delays neither the card of a clear failure nor the answers to other machines.
+    clear = own is not None and causes.of_error(own) not in causes.VAGUE
+    hurry = clear or outcome.finding or plan["place"]["nnodes"] > 1
+    return causes.lost_gpus(plan, causes.DRIVER_S if hurry else causes.PATIENT_S)
 
 
 def _what(
@@ -248,7 +260,8 @@ def _what(
     own: RankErrorRecord | None,
     gone: str,
 ) -> tuple[str, FailureKind, str]:
-    """(cause, kind, summary); `own`: the rank's own error report; `gone`: lost GPUs."""
+    """(cause, kind, summary); `own`: the rank's own error report; `gone`: GPUs that the driver no
+    longer lists."""
     if outcome.killed or stopped_early(outcome):
         return (
             "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted",

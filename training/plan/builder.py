@@ -60,6 +60,7 @@ def start(
         node_threads=bound.threads,
         gpus=used,
         task=isinstance(request, Request) and launcher.value != "env",
+        script=not isinstance(request, Request),
     )
     version = torch.version if torch else None
     counted, by, why = plural(ranks, "rank"), launcher.value, launcher.reason

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.core import log, units
-from training.core.errors import Problem, UserError
+from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.tasks import own_error
 from training.tasks.weights import Weights, damaged
@@ -36,6 +36,7 @@ EVALUATED = 16  # samples per batch
 INNER = ("model", "model_state_dict", "state_dict", "net", "params", "params_ema", "module")
 AVERAGE = "ema"  # the moving average of the weights in a checkpoint, by name of the parameter
 COMPILED = "_orig_mod."  # of torch.compile, anywhere in a name
+GPU_ERROR = re.compile(r"(?:CUDA|HIP)(?: driver)? (?:error|out of memory)")
 UNSAFE = re.compile(r"GLOBAL (\S+)")  # in the error of torch.load(weights_only=True)
 Progress = Callable[[int, int], None]  # done, of total
 
@@ -228,18 +229,41 @@ def load(spec: TaskSpec, weights: Weights, device: str = "cpu") -> Trained:
         )
     try:
         return spec.trained(weights, state, torch.device(name))
-    except RuntimeError as error:  # of load_state_dict()
-        raise UserError(
-            Problem(
-                "resume.other_model",
-                msg(
-                    "tasks.trained.other_model",
-                    path=weights.file,
-                    error=" ".join(str(error).split())[:300],
-                ),
-                msg("tasks.weights.allowed"),
-            )
-        ) from None
+    except RuntimeError as error:  # of load_state_dict(), or of the GPU
+        reason = error
+    full = name == "cuda" and of_gpu(reason)
+    if full and device == "auto":
+        log.warning(msg("tasks.trained.gpu_full", error=_first_line(reason)))
+        return load(spec, weights, "cpu")
+    if full:
+        what = msg("tasks.trained.not_on_gpu", error=_first_line(reason))
+        allowed = msg("tasks.trained.devices")
+        raise UserError(Problem("gpu.memory", what, allowed, ["--device=cpu"]), Exit.RESOURCES)
+    raise UserError(
+        Problem(
+            "resume.other_model",
+            msg(
+                "tasks.trained.other_model",
+                path=weights.file,
+                error=" ".join(str(reason).split())[:300],
+            ),
+            msg("tasks.weights.allowed"),
+        )
+    )
+
+
+def of_gpu(error: Exception) -> bool:
+    """Is this an error of the GPU, such as a lack of memory, and not of the weights?
+    load_state_dict() repeats some in an error of its own."""
+    import torch
+
+    names = ("OutOfMemoryError", "AcceleratorError")  # the second: since torch 2.8
+    kinds = tuple(getattr(torch, name) for name in names if hasattr(torch, name))
+    return isinstance(error, kinds) or GPU_ERROR.search(str(error)) is not None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]
 
 
 def read_state(weights: Weights) -> tuple[Weights, Mapping[str, torch.Tensor]]:

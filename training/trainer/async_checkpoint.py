@@ -24,6 +24,7 @@ import torch
 from training.core import checkpoint_folder, heartbeat, log, manifest, units
 from training.core.errors import Problem, RunStopped
 from training.core.messages import msg
+from training.host import env_vars
 from training.trainer import checkpoint
 from training.trainer.checkpoint import TensorTree, TrainProgress
 
@@ -34,6 +35,10 @@ PHASE = "checkpoint"  # heartbeat phase
 POLL_S = 0.1
 SAY_AFTER_S = 2.0
 LEAVE_S = 10.0  # time limit after a failure for a checkpoint already being written
+
+
+class _NotPinned(Exception):
+    """The driver gives no pinned memory."""
 
 
 class AsyncCheckpointer:
@@ -62,6 +67,7 @@ class AsyncCheckpointer:
         self.lost: int | None = None  # step of the last failed save
         self._discarded = set(discarded)
         self._copy: TensorTree = {}  # its memory is reused by the next save
+        self._pin = not env_vars.under_wsl()  # where a process may pin 0.5 to 2 GB in all
 
     def __enter__(self) -> AsyncCheckpointer:
         checkpoint_folder.remove_leftovers(self.folder)
@@ -88,7 +94,7 @@ class AsyncCheckpointer:
         OSError if `required`, and RunStopped after two failures in a row.
         """
         self._finish()
-        self._copy = _copied(state, self._copy, "")
+        self._copy = self._copied(state)
         if torch.cuda.is_initialized():  # not in a CPU run: it would create a context
             torch.cuda.synchronize()  # the copies above are asynchronous
         self._thread = threading.Thread(
@@ -97,6 +103,22 @@ class AsyncCheckpointer:
         self._thread.start()
         if required or self._missed is not None:
             self._finish()
+
+    def _copied(self, state: TensorTree) -> TensorTree:
+        """The state in host memory: pinned, unless the driver has refused that once."""
+        if self._pin:
+            try:
+                copy: TensorTree = _copied(state, self._copy, "", pin=True)
+                return copy
+            except _NotPinned as error:
+                reason = str(error)
+            # What is pinned so far is given back: NCCL and the batches need pinned memory, too.
+            self._pin, self._copy = False, {}
+            if torch.cuda.is_initialized():
+                torch.accelerator.empty_host_cache()
+            log.info(msg("trainer.checkpoint.not_pinned", error=reason))
+        plain: TensorTree = _copied(state, self._copy, "", pin=False)
+        return plain
 
     def _write(self, position: TrainProgress, facts: ManifestRecord, required: bool) -> None:
         try:
@@ -218,21 +240,24 @@ def _bytes(value: Any) -> int:
     return sum(map(_bytes, parts))
 
 
-def _copied(value: Any, buffer: Any, name: str) -> Any:
+def _copied(value: Any, buffer: Any, name: str, *, pin: bool) -> Any:
     """`value` with every tensor copied to host memory, reusing `buffer`'s tensors if they fit.
-    Raises TypeError for an object that no checkpoint can be read with; `name`: its keys."""
+    `pin`: copies of tensors on a GPU are pinned. Raises TypeError for an object that no checkpoint
+    can be read with, `name`: its keys; and _NotPinned."""
     if isinstance(value, torch.Tensor):
         fits = (
             isinstance(buffer, torch.Tensor)
             and buffer.shape == value.shape
             and buffer.dtype == value.dtype
         )
-        target = buffer if fits else torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+        target = buffer if fits else _host_memory(value, pin=pin and value.is_cuda)
+        # into memory that is not pinned, CUDA copies in the same order, and waits for the copy
         return target.copy_(value.detach(), non_blocking=True)
     if isinstance(value, dict):
         have = buffer if isinstance(buffer, dict) else {}
         return {
-            key: _copied(item, have.get(key), f"{name}[{key!r}]") for key, item in value.items()
+            key: _copied(item, have.get(key), f"{name}[{key!r}]", pin=pin)
+            for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
         old = (
@@ -241,10 +266,20 @@ def _copied(value: Any, buffer: Any, name: str) -> Any:
             else [None] * len(value)
         )
         return type(value)(
-            _copied(item, there, f"{name}[{number}]")
+            _copied(item, there, f"{name}[{number}]", pin=pin)
             for number, (item, there) in enumerate(zip(value, old, strict=True))
         )
     return _readable(value, name)
+
+
+def _host_memory(like: torch.Tensor, *, pin: bool) -> torch.Tensor:
+    """Memory for a copy of this tensor. Raises _NotPinned."""
+    try:
+        return torch.empty_like(like, device="cpu", pin_memory=pin)
+    except RuntimeError as error:  # AcceleratorError and OutOfMemoryError, too
+        if pin:
+            raise _NotPinned(str(error).partition("\n")[0]) from None
+        raise
 
 
 def _readable(value: Any, name: str) -> Any:

@@ -30,12 +30,14 @@ def load(
     facts: ManifestRecord,
 ) -> None:
     """Load a checkpoint. `facts`: those of this run's checkpoints. Raises UserError if it is of
-    another model."""
+    another model, RuntimeError for the GPU."""
     try:
         raw.load_state_dict(loaded.state["model"])
         if not _other_optimizer(loaded, facts):
             optimizer.load_state_dict(loaded.state["optimizer"])
     except (RuntimeError, ValueError) as error:
+        if trained.of_gpu(error):
+            raise
         raise _other_model(loaded, error) from error
 
 
@@ -56,7 +58,8 @@ def weight_average(
 
 
 def init_from(raw: torch.nn.Module, start: InitRecord) -> None:
-    """Load the weights of --init_from. Raises UserError if they are damaged or of another model."""
+    """Load the weights of --init_from. Raises UserError if they are damaged or of another model,
+    RuntimeError for the GPU."""
     file = Path(start["file"])
     size, checksum = start["bytes"], start["sha256"]
     if size is not None and checksum is not None:  # else it is a file of another program
@@ -67,6 +70,8 @@ def init_from(raw: torch.nn.Module, start: InitRecord) -> None:
         found = trained.tensors(file, averaged=start.get("averaged", False))
         raw.load_state_dict(trained.fitted(found, raw.state_dict()))
     except RuntimeError as error:
+        if trained.of_gpu(error):
+            raise
         reasons = " ".join(str(error).split())[:600]
         what = msg("trainer.state.other_weights", title=start["title"], reasons=reasons)
         raise UserError(Problem("init.differs", what, msg("tasks.spec.same_model"))) from None

@@ -101,6 +101,7 @@ class GpuRecord(TypedDict):
     numa_node: NotRequired[int | None]  # this and the next two are missing in early 0.1
     pci: NotRequired[str | None]  # address
     nvlinks: NotRequired[int | None]  # active ones
+    virtual: NotRequired[bool]  # vGPU; missing in early 0.1
 
 
 class VariableRecord(TypedDict):

@@ -101,6 +101,8 @@ def _hang(outcome: CommunicationOutcome, order: list[str]) -> CommunicationFindi
                 reached=reached,
             )
         )
+    elif stage == stages.GPU:
+        text = msg("launcher.communication.no_gpu", limit_s=limit_s)
     elif not stages.is_communication(stage):
         text = msg("launcher.communication.all_slow", limit_s=limit_s, title=title)
     else:

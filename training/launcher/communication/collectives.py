@@ -11,7 +11,7 @@ from typing import TypedDict
 import torch
 import torch.distributed as dist
 
-from training.inspector.distributed import World
+from training.inspector.distributed import World, gpu_index
 from training.launcher.communication.stages import SMALL_BYTES
 
 # Prime: no piece that a collective moves as a whole is a multiple of it, so a misplaced piece is
@@ -30,6 +30,12 @@ class Wrong(TypedDict):
     got: float
     expected: float
     count: int  # of elements that differ
+
+
+def start_gpu() -> None:
+    """Create the context and run a kernel, before any rank waits for another."""
+    torch.cuda.set_device(gpu_index())
+    torch.ones(1, device="cuda").sum().item()
 
 
 def warm_up(world: World) -> None:

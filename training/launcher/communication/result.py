@@ -30,6 +30,11 @@ def p2p_may_help(finding: CommunicationFinding) -> bool:
     )
 
 
+def gpu_hangs(finding: CommunicationFinding) -> bool:
+    """Does the driver of a GPU not answer?"""
+    return finding.kind == analysis.HANG and finding.stage == stages.GPU
+
+
 @dataclass(frozen=True)
 class AllReduceTimes:
     """Times of an all_reduce, of the slowest rank."""
@@ -119,6 +124,8 @@ class CommunicationResult:
             return [msg("launcher.communication.fix.oom"), again]
         if finding.kind == analysis.FAILED and not finding.guilty:
             return [f"TMPDIR=/another/folder {again}"]
+        if gpu_hangs(finding):
+            return [msg("launcher.communication.fix.driver"), again]
         if finding.kind == analysis.SLOW or (
             finding.kind == analysis.HANG and not stages.is_communication(finding.stage)
         ):

@@ -30,8 +30,8 @@ PEER_GRACE_S = 0.3  # after the first failure: others may have failed before and
 STACK_S = 1.0  # for the stacks of ranks that hang
 KILL_S = 5.0  # a process blocked in a driver cannot be killed
 POLL_S = 0.02
-# The limit of the start of Python and the import of torch, which a busy machine slows down; only
-# then the limit of the test begins.
+# The limit of the start of Python and the import of torch, which a busy machine slows down; that of
+# the GPUs' start follows, and only then the limit of the test begins.
 START_FACTOR = 3
 READY_S = 0.1  # between looks at the ranks that start
 MEETING_FACTOR = 10  # the launcher's limit is shorter, so that hanging ranks are seen to hang
@@ -173,7 +173,7 @@ class _Trial:
     def _start_one(
         self, rank: int, env: dict[str, str], inherited: tuple[int, ...]
     ) -> subprocess.Popen[bytes]:
-        timeout = str(MEETING_FACTOR * self.outcome.limit_s)
+        timeout = str(MEETING_FACTOR * self.outcome.limit_s + stages.GPU_S)
         program = [
             sys.executable,
             str(ROOT / "lib/run_module.py"),
@@ -195,13 +195,17 @@ class _Trial:
     def _watch(self, begin: float, patience_s: float) -> None:
         """Wait until all have exited; a failure, a signal or the limit ends the wait sooner. Ranks
         that move get up to `patience_s` more."""
-        ready, failed = False, False
+        ready, imported, failed = False, False, False
         start_s = START_FACTOR * self.outcome.limit_s + patience_s
         end = longest = begin + start_s
         while self._alive and not self._arrived:
-            if not ready and not failed and self._ready():
+            starting = set() if ready or failed else self._starting()
+            if not ready and not failed and not starting:
                 ready, end = True, time.monotonic() + self.outcome.limit_s
                 longest = end + patience_s
+            elif not imported and starting == {stages.GPU}:
+                imported, start_s = True, stages.GPU_S
+                end = time.monotonic() + start_s
             left = end - time.monotonic()
             pause = left if ready else min(left, READY_S)
             # also past the limit: this process may have been stopped itself
@@ -228,10 +232,11 @@ class _Trial:
             self._note_stages()
             self._take_stacks()
 
-    def _ready(self) -> bool:
-        """Have all ranks imported torch?"""
+    def _starting(self) -> set[str]:
+        """Stages of the ranks that have not imported torch or started their GPU yet."""
         beats = [heartbeat.read(self.files.heartbeat(r)) for r in range(self.outcome.ranks)]
-        return all(beat is not None and beat.phase not in stages.STARTING for beat in beats)
+        reached = {beat.phase if beat else stages.START for beat in beats}
+        return reached.intersection(stages.STARTING)
 
     def _reap(self, pidfd: int) -> None:
         rank = self._alive.pop(pidfd)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from training.core.messages import msg
 
-LIMIT_S = 20.0  # of one attempt, from the last rank's import of torch to the exit of the last
+LIMIT_S = 20.0  # of one attempt, from when the last rank can communicate to the exit of the last
+# A driver that is not kept loaded takes seconds for each GPU of the machine.
+GPU_S = 120.0
 # At a start, where caches are cold: a rank that has been in one stage of the communication for
 # STILL_S hangs; others get up to PATIENCE_S more.
 STILL_S, PATIENCE_S = 15.0, 100.0
@@ -16,7 +18,8 @@ LARGE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 # A rank is in one of these; two sizes of each collective are between the warm-up and the
 # measurement.
 START, IMPORT, RENDEZVOUS, WARM_UP = "start of Python", "import of torch", "rendezvous", "warm-up"
-STARTING = (START, IMPORT, "")  # "": before its first stage
+GPU = "start of the GPU"
+STARTING = (START, IMPORT, GPU, "")  # "": before its first stage
 MEASUREMENT, END, EXIT = "measurement", "end of the test", "exit"
 
 
@@ -35,6 +38,7 @@ def title(stage: str) -> str:
     titles = {
         START: msg("launcher.communication.stage.start"),
         IMPORT: msg("launcher.communication.stage.import"),
+        GPU: msg("launcher.communication.stage.gpu"),
         RENDEZVOUS: msg("launcher.communication.stage.rendezvous"),
         WARM_UP: msg("launcher.communication.stage.warm_up"),
         MEASUREMENT: msg("launcher.communication.stage.measurement"),
@@ -51,12 +55,13 @@ def stages_for(device: str) -> list[str]:
     """All stages, in order."""
     sizes = (SMALL_BYTES, LARGE_BYTES[device])
     checked = [collective(name, count) for count in sizes for name in ("all_reduce", "broadcast")]
-    return [START, IMPORT, RENDEZVOUS, WARM_UP, *checked, MEASUREMENT, END, EXIT]
+    gpu = [GPU] if device == "cuda" else []
+    return [START, IMPORT, *gpu, RENDEZVOUS, WARM_UP, *checked, MEASUREMENT, END, EXIT]
 
 
 def is_communication(stage: str) -> bool:
     """From the rendezvous on, ranks depend on each other and on their connection."""
-    return stage not in (START, IMPORT)
+    return stage not in (START, IMPORT, GPU)
 
 
 class Files:

@@ -27,7 +27,7 @@ class StartTest:
     def __call__(self, plan: RanksPlan) -> P2PVerdict | None:
         """None if the test has come to no result. Raises UserError (exit 3) where the run would
         hang or train on wrong data."""
-        from training.launcher.communication.result import p2p_may_help
+        from training.launcher.communication.result import gpu_hangs, p2p_may_help
         from training.launcher.communication.run import run
 
         ranks = plural(plan["local_ranks"], "rank")
@@ -40,7 +40,7 @@ class StartTest:
         if not result.ok and not self.only_check:
             (check,) = result.checks()
             assert result.finding
-            if p2p_may_help(result.finding):
+            if p2p_may_help(result.finding) or gpu_hangs(result.finding):
                 without = msg("launcher.communication.not_tested")
                 fixes = [*check.fixes, f"--communication_test=0   # {without}"]
                 raise UserError(Problem(check.code, check.text, "", fixes), Exit.RESOURCES)

@@ -52,6 +52,9 @@ def _test(device: str, timeout_s: float) -> dict[str, object]:
     from training.inspector import distributed
     from training.launcher.communication import collectives
 
+    if device == "cuda":
+        beat(stages.GPU)
+        collectives.start_gpu()
     beat(stages.RENDEZVOUS)
     world = distributed.setup(device, timeout_s)  # as a rank of a real run does
     beat(stages.WARM_UP)
