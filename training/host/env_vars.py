@@ -76,8 +76,8 @@ def choose(
     """The variables of the ranks, and others in the environment that affect them. `local_ranks` of
     `ranks` are on this machine; `rendezvous`: rendezvous address of several machines;
     `node_threads`: cores for a rank that is bound to a NUMA node; `gpus`: those of the ranks;
-    `task`: Duet starts them, and they run no user's script; `script`: of a user,
-    whose allocator stays as under torchrun."""
+    `task`: Duet starts them and they train a task; `script`: they run one of a user, whose
+    allocator stays as under torchrun."""
     interface = _interface(ranks == local_ranks, rendezvous) if ranks > 1 else None
     wanted: list[tuple[str, str, str]] = [
         ("PYTHONUNBUFFERED", "1", msg("host.variable.unbuffered"))
