@@ -209,6 +209,24 @@ def test_an_automatic_batch_is_decided_once() -> None:
     assert made.tokens_per_rank == 2048
 
 
+def test_memory_savings_stay_as_planned(nvidia: Callable[..., dict[str, Any]]) -> None:
+    """A mixture of whole and selectively checkpointed blocks has no value: it is found again."""
+    code = """
+import os, sys; from training.cli.scaling import options, experiment
+made = experiment.prepare(options.parse([*sys.argv[1:], "--ranks=2"]), os.environ)
+print(*(word for word in made.args if "checkpointing" in word or "chunks" in word))"""
+    for gib, args, pinned in (
+        ("21", ["configs/dual_gpu/balanced.py"], "auto"),
+        ("79", [QUICKSTART, "--activation_checkpointing=selective"], "selective"),
+        ("79", [QUICKSTART, "--activation_checkpointing=2"], "2"),
+        ("79", [QUICKSTART], "none"),
+    ):
+        done = python(
+            "-c", code, *args, cwd=ROOT, **nvidia(COUNT=2, FREE_GIB=gib, CAPABILITY="9.0")
+        )
+        assert done.stdout == f"--activation_checkpointing={pinned} --loss_chunks=1\n", done.stderr
+
+
 def test_without_a_config_it_is_the_quickstart() -> None:
     made = ready("--device=cpu")
     assert (

@@ -107,6 +107,11 @@ class TaskSpec(ABC):
     def step(self, load: Mapping[str, Any]) -> StepNeeds:
         """The step of a plan's memory.load."""
 
+    def memory_fields(self, plan: Plan) -> FieldValues:
+        """Fields whose values repeat what the plan has decided to save memory, apart from the
+        micro-batch."""
+        return {}
+
     def saved_model(self, saved: Mapping[str, Any]) -> FieldValues:
         """Model fields in a checkpoint's manifest."""
         return dict(saved["shape"])

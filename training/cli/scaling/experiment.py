@@ -53,8 +53,6 @@ PINNED: tuple[DecisionName, ...] = (
     "precision",
     "compile",
     "device_batch_size",
-    "activation_checkpointing",
-    "loss_chunks",
 )
 
 
@@ -188,13 +186,12 @@ def _experiment(
     environ: Mapping[str, str],
 ) -> Experiment:
     args = flags.without(args, "total_batch_size")
-    for name in PINNED:
-        if isinstance(plan.get(name), dict):
-            value = plan[name]["value"]
-            args = [
-                *flags.without(args, name),
-                f"--{name}={int(value) if isinstance(value, bool) else value}",
-            ]
+    decided = {name: plan[name]["value"] for name in PINNED if isinstance(plan.get(name), dict)}
+    for name, value in (decided | tasks.spec_of(plan).memory_fields(plan)).items():
+        args = [
+            *flags.without(args, name),
+            f"--{name}={int(value) if isinstance(value, bool) else value}",
+        ]
     own_threads = environ.get(THREADS, "")
     return Experiment(
         config=config,

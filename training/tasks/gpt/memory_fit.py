@@ -208,17 +208,15 @@ def suggestions(load: StepWorkload, config: Config, ranks: int, room: int) -> li
 
 def _settings(found: StepWorkload, config: Config) -> FieldValues:
     """Flags for `found`, for the values that the user set; the rest stays `auto`."""
-    blocks, chunks = config.activation_checkpointing, config.loss_chunks
-    out: FieldValues = {}
-    if blocks != AUTO:
-        out["activation_checkpointing"] = _value(found)
-    if chunks != AUTO:
-        out["loss_chunks"] = found.chunks
-    return out
+    return {name: value for name, value in settings(found).items() if getattr(config, name) != AUTO}
 
 
-def _value(found: StepWorkload) -> int | str:
-    """The value of `activation_checkpointing` for these savings; `auto` finds a mixture again."""
+def settings(found: StepWorkload) -> FieldValues:
+    """The fields that repeat these savings. A mixture of selective and whole blocks has no value:
+    `auto` finds it again."""
+    blocks: int | str = AUTO
     if not found.selective:
-        return found.blocks or "none"
-    return SELECTIVE if found.selective == found.depth else AUTO
+        blocks = found.blocks or "none"
+    elif found.selective == found.depth:
+        blocks = SELECTIVE
+    return {"activation_checkpointing": blocks, "loss_chunks": found.chunks}

@@ -116,6 +116,12 @@ class GptSpec(TaskSpec):
 
         return GptStep(StepWorkload(**load))
 
+    def memory_fields(self, plan: Plan) -> FieldValues:
+        from training.tasks.gpt import memory_fit
+        from training.tasks.gpt.memory import StepWorkload
+
+        return memory_fit.settings(StepWorkload(**plan["memory"]["load"]))
+
     def saved_model(self, saved: Mapping[str, Any]) -> FieldValues:
         return {**asdict(of_checkpoint(saved)), "optimizer": saved["optimizer"]}
 
