@@ -36,6 +36,28 @@ def test_advice_for_a_duet_run_has_its_values(run: RunDir) -> None:
     assert record["advice"][1] == "./launch_train.sh 2 --resume=run --device_batch_size=4"
 
 
+def test_advice_for_memory_that_a_smaller_batch_does_not_save(run: RunDir) -> None:
+    failure = {
+        "cause": "gpu_oom",
+        "rank": 1,
+        "summary": "OutOfMemoryError: CUDA out of memory",
+        "phase": "checkpoint",
+        "exit_code": 4,
+        "where": None,
+        "evidence": [],
+    }
+    write_json(run.failure, failure)
+    told = result.diagnose([run.path])["advice"]
+    assert told[0] == (
+        "the memory of 'checkpoint' does not depend on device_batch_size: "
+        "try ending other processes on the GPU (nvidia-smi), or a smaller model"
+    )
+    assert not any("--device_batch_size" in one or "is 8" in one for one in told)
+    write_json(run.failure, failure | {"phase": "evaluation"})
+    told = result.diagnose([run.path])["advice"]
+    assert told[1] == "./launch_train.sh 2 --resume=run --device_batch_size=4"
+
+
 def test_advice_for_a_log_of_a_duet_run_has_its_values(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

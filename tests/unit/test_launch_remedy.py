@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,6 +192,40 @@ def test_out_of_memory_goes_down_to_one_sequence_whatever_the_number_of_restarts
     assert chosen == GiveUp(
         "device_batch_size is already 1: try a smaller --max_seq_len or --depth"
     )
+
+
+def of_task(name: str, file: Path | None = None) -> dict[str, Any]:
+    task = {"name": name, "unit": "samples", "file": str(file) if file else None, "options": {}}
+    return plan() | {"task": task}
+
+
+def test_out_of_memory_where_the_batch_does_not_matter_is_not_cured_by_a_smaller_one(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "task.py"
+    file.write_text("class Mine(Task):\n    eval_batch = 2\n")
+    fixed = of_task("task", file)
+
+    def tried(phase: str, made: dict[str, Any]) -> str | None:
+        chosen = remedy(replace(error("gpu_oom"), phase=phase), made, [])
+        return chosen.reason if isinstance(chosen, GiveUp) else None
+
+    begin = "the memory of '{}' does not depend on device_batch_size: try {}"
+    smaller_model = "ending other processes on the GPU (nvidia-smi), or a smaller model"
+    for phase in ("gather state", "checkpoint", "sample"):
+        for made in (plan(), fixed, of_task("video_restoration")):
+            assert tried(phase, made) == begin.format(phase, smaller_model)
+    pieces = "restoring each clip in smaller pieces: --num_frame_testing (frames), "
+    assert tried("evaluation", of_task("video_restoration")) == begin.format(
+        "evaluation", f"{pieces}--size_patch_testing (pixels)"
+    )
+    assert tried("evaluation", fixed) == begin.format(
+        "evaluation", f"a smaller eval_batch in {file}, or smaller samples"
+    )
+    assert tried("step 23: forward", fixed) is None
+    file.write_text("class Mine(Task):\n    pass\n")
+    assert tried("evaluation", fixed) is None, "it uses the micro-batch"
+    assert tried("evaluation", plan()) is None
 
 
 @pytest.mark.parametrize(

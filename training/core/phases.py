@@ -12,9 +12,10 @@ STARTING = (
     "building the model",
     "first pass",
 )
+EVALUATION = "evaluation"
 # Phases between two series of steps, in order; numbers are replaced by '#' (heartbeat.kind).
 BETWEEN = (
-    "evaluation",
+    EVALUATION,
     "gather state",
     "checkpoint",
     "barrier: epoch #: synchronise",
@@ -33,17 +34,19 @@ _WAITING = (
     "reduce",
     "optimizer",
     "record",
-    "evaluation",
+    EVALUATION,
     "gather state",
     "waiting for data",
     "rendezvous with the other ranks",
 )
 # Phases after the last step of the run.
 AT_END = ("barrier: end of training", "closing trackers", FINISHED)
+# Phases between steps whose memory does not depend on the micro-batch.
+WITHOUT_BATCH = ("gather state", "checkpoint", "sample")
 DATA = ("fetch", "creating data iterator")
 # Phases longer than a step.
 LONG = (
-    "evaluation",
+    EVALUATION,
     "checkpoint",
     "gather state",
     "sample",

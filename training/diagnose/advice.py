@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config.batch import smaller
+from training.core import phases
 from training.core.failure_kinds import GONE, SILENT
 from training.core.next_command import next_command
 from training.core.rundir import RunDir
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 MOST = 6  # sentences: one screen
 OTHERWISE = " || "
+LIGHTER_IN = "lighter in "  # + phase
+# values about a smaller micro-batch
+SMALLER = {"size", "factor", "smaller_command", "fits_gib", "smallest"}
 FORMAT = string.Formatter()
 
 
@@ -77,7 +81,16 @@ def of_end(
         from training.diagnose import scan
 
         signature, groups = scan.named(end["summary"], cause)
-    return advice(cause, signature, groups, run_values)
+    return advice(cause, signature, groups, _in_phase(run_values, end.get("phase")))
+
+
+def _in_phase(run_values: Mapping[str, str], phase: object) -> Mapping[str, str]:
+    """Without the values of a smaller micro-batch if it does not lower the memory of the phase."""
+    lighter = run_values.get(f"{LIGHTER_IN}{phase}")
+    if not lighter:
+        return run_values
+    left = {name: value for name, value in run_values.items() if name not in SMALLER}
+    return left | {"phase": str(phase), "phase_lighter": lighter}
 
 
 def of_kind(kind: str, run_values: Mapping[str, str]) -> list[str]:
@@ -137,9 +150,15 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
         found["unused_command"] = command(find_unused_parameters="true")
     if "precision" in plan and plan["precision"]["value"] != "fp32":
         found["fp32_command"] = command(precision="fp32")
+    spec = tasks.spec_of(plan)
+    found |= {
+        f"{LIGHTER_IN}{phase}": lighter
+        for phase in phases.BETWEEN
+        if (lighter := spec.lighter_in(phase))
+    }
     size = smaller(now, batch["seq_len"], batch["world_size"], total)
     if size is None:
-        return found | {"smallest": now, "lighter": tasks.spec_of(plan).lighter}
+        return found | {"smallest": now, "lighter": spec.lighter}
     found |= {
         "size": size,
         "factor": f"{now / size:g}",

@@ -109,12 +109,13 @@ def _row(failures: Sequence[Failure]) -> Sequence[Failure]:
 def _smaller_batch(failure: Failure, plan: Plan) -> Restart | GiveUp | None:
     if failure.cause != OOM:
         return None
+    spec = tasks.spec_of(plan)
+    if lighter := spec.lighter_in(failure.phase):
+        return GiveUp(msg("launcher.retry.batch_not_used", phase=failure.phase, lighter=lighter))
     now, total = plan["config"]["device_batch_size"], plan["config"]["total_batch_size"]
     size = batch.smaller(now, plan["batch"]["seq_len"], plan["batch"]["world_size"], total)
     if size is None:
-        return GiveUp(
-            msg("launcher.retry.batch_too_small", now=now, lighter=tasks.spec_of(plan).lighter)
-        )
+        return GiveUp(msg("launcher.retry.batch_too_small", now=now, lighter=spec.lighter))
     unit = tasks.task_of(plan)["unit"]
     label = msg(
         "launcher.retry.smaller_batch",

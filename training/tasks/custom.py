@@ -22,6 +22,7 @@ from training.config.flags import ACTIONS, ALIASES
 from training.config.schema import FIELDS, Config, option, shared
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
+from training.core.phases import EVALUATION
 from training.core.suggest import suggest
 from training.tasks.sample_spec import SampleSpec
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 OPTIONS = "OPTIONS"
 NO_TASKS = ("torch", "torchvision", "numpy")
 REQUIRED = ("model", "train_data", "loss")  # abstract methods of training.tasks.base.Task
+EVAL_BATCH = "eval_batch"  # of training.tasks.base.Task
 KINDS = ("bool", "int", "float", "str")
 
 
@@ -51,6 +53,11 @@ class CustomSpec(SampleSpec):
             what = msg("tasks.custom.lost", name=self.name, file=self.file or "-")
             raise UserError(Problem("task.unreadable", what, msg("tasks.custom.lost_wanted")))
         return super().trained(weights, state, device)
+
+    def lighter_in(self, phase: str) -> str | None:
+        if phase == EVALUATION and self.file and _evaluates_alone(self.file):
+            return msg("tasks.custom.lighter_evaluation", file=self.file)
+        return super().lighter_in(phase)
 
     def make(self, plan: Plan, device: torch.device, data: PreparedCorpus | None) -> Task:
         assert self.file
@@ -165,6 +172,20 @@ def read(
         if not problems:
             found |= _fields(options)
     return found, problems
+
+
+def _evaluates_alone(file: Path) -> bool:
+    """Whether the file sets eval_batch, so that an evaluation does not use the micro-batch."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return False
+    return any(
+        isinstance(node, (ast.Name, ast.Attribute))
+        and isinstance(node.ctx, ast.Store)
+        and (node.id if isinstance(node, ast.Name) else node.attr) == EVAL_BATCH
+        for node in ast.walk(tree)
+    )
 
 
 def _lacking(tree: ast.Module) -> tuple[ast.ClassDef, list[str]] | None:

@@ -15,6 +15,7 @@ from training.config.loader import ConfigFile
 from training.config.schema import FIELDS, Config, Known, shared
 from training.core.errors import Problem
 from training.core.messages import msg
+from training.core.phases import WITHOUT_BATCH
 from training.data.corpus import CorpusSource
 from training.tasks.memory import StepNeeds
 from training.tasks.planning import Decided, PlanRequest, Situation
@@ -106,6 +107,10 @@ class TaskSpec(ABC):
     @abstractmethod
     def step(self, load: Mapping[str, Any]) -> StepNeeds:
         """The step of a plan's memory.load."""
+
+    def lighter_in(self, phase: str) -> str | None:
+        """What to try if this phase does not fit the memory; None: a smaller micro-batch."""
+        return msg("tasks.spec.lighter_model") if phase in WITHOUT_BATCH else None
 
     def memory_fields(self, plan: Plan) -> FieldValues:
         """Fields whose values repeat what the plan has decided to save memory, apart from the
