@@ -184,10 +184,14 @@ def test_the_memory_budget_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decisions.budget("cuda", 1, machine(30, 20)) == 30 * GIB
     monkeypatch.setattr(decisions.cgroups, "available_memory", lambda: 12 * GIB)
     assert decisions.budget("cpu", 3, machine()) == 4 * GIB
-    assert decisions.budget("cuda", 1, machine(None)) == 12 * GIB, "that of the host: GB10, Jetson"
+    own = decisions.RANK_RAM_BYTES
+    assert decisions.budget("cuda", 1, machine(None)) == 12 * GIB - own, "the host's: GB10, Jetson"
+    assert decisions.shares_host_memory("cuda", 1, machine(None))
+    assert not decisions.shares_host_memory("cuda", 1, machine(30, None)), "not used"
     parts = machine(None, None)
     parts = replace(parts, gpus=tuple(replace(gpu, mig=True) for gpu in parts.gpus))
     assert decisions.budget("cuda", 2, parts) is None
+    assert not decisions.shares_host_memory("cuda", 2, parts)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,9 @@ import pytest
 from tests.unit.conftest import ROOT, SIMPLE, clean_environment, python
 from tests.unit.nvidia_machine import BALANCED, QUICKSTART, UUID, Nvidia, dry_run, look
 from training.host import packages
+from training.tasks.gpt import memory
+
+GIB = 1 << 30
 
 
 def test_the_emptiest_gpus_are_used_and_those_of_the_user_respected(nvidia: Nvidia) -> None:
@@ -268,3 +272,36 @@ def test_a_rank_started_by_hand_names_a_missing_package(
     done = python("train.py", QUICKSTART, flag, cwd=ROOT, **variables)
     assert done.returncode == 3, done.stderr
     assert f"lacks {package}\n" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_memory_shared_with_the_host_counts_once(nvidia: Nvidia) -> None:
+    """GB10, Jetson: the step, the copy of a checkpoint and the rank's own memory are in one."""
+    code = """
+import json, os, sys; from training.host import cgroups
+cgroups.available_memory, cgroups.says_who = lambda: 20 << 30, lambda: ""
+from training.plan import training_plan
+args = ["1", "--device=cuda", sys.argv[1], "--max_seq_len=1024", "--device_batch_size=auto"]
+more = ["--total_batch_size=65536", "--tokenizer=bytes", "--out_dir=/tmp"]
+made, plan, checks = training_plan.make("launch_train.sh", [*args, *more, "--dry_run"], os.environ)
+found = [(check.status, check.text) for check in checks if check.name == "host memory"]
+print(json.dumps([plan["memory"], found]))"""
+
+    def planned(depth: int, **driver: int) -> tuple[dict[str, int], list[list[str]]]:
+        done = python(
+            "-c", code, f"--depth={depth}", cwd=ROOT, **nvidia(COUNT=1, CAPABILITY="9.0", **driver)
+        )
+        assert done.returncode == 0, done.stderr
+        estimate, found = json.loads(done.stdout)
+        return estimate, found
+
+    shared, (line,) = planned(14, NOT_SUPPORTED=1)
+    needed = shared["needed_bytes"]
+    assert shared["free_bytes"] == 18 * GIB >= needed
+    assert shared["saved_bytes"] > shared["parameters_bytes"]
+    assert line == ["ok", f"18.0 GiB free, {memory.gib(needed)} needed"]
+    # Without the copy of a checkpoint, 19.3 GiB.
+    large, ((status, text),) = planned(28, NOT_SUPPORTED=1)
+    assert status == "warning" and large["needed_bytes"] > 30 * GIB
+    assert text == f"18.0 GiB free: this run needs {memory.gib(large['needed_bytes'])} per rank"
+    own, ((_, text),) = planned(14, FREE_GIB=31)
+    assert own["saved_bytes"] == 0 and "beside the GPUs" in text

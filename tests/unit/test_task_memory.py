@@ -104,6 +104,8 @@ def test_the_estimate_includes_the_needs_of_several_ranks() -> None:
     assert SampleStep(replace(load, total=16, ranks=1)).estimate.gradients == 90
     cpu = SampleStep(replace(load, cuda=False)).estimate
     assert (cpu.context, cpu.saved) == (0, 300), "rank 0's checkpoint copy is in the same memory"
+    shared = SampleStep(replace(load, cuda=True, pinned=512, shared=True)).estimate
+    assert (shared.context, shared.saved) == (CONTEXT, 512), "of a GPU with the host's memory too"
 
 
 def test_a_constructor_that_needs_values_runs_with_real_tensors(sized: str) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 AS_ASKED = msg("host.decision.as_asked")  # reason of a value that the user has set
 TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"  # of torch
+RANK_RAM_BYTES = 2 << 30  # host memory of a rank on a GPU: torch with CUDA, an estimate
 FP8_CAPABILITY = (8, 9)  # compute capability of the first GPUs with matrix units for fp8
 # The script for which --retries=auto restarts, and the number of restarts.
 RECOVERS, RETRIES = (
@@ -157,11 +158,15 @@ def budget(on: str, ranks: int, machine: GpuInventory) -> int | None:
     share = cgroups.available_memory() // ranks
     if on == "cpu":
         return share
-    gpus = machine.gpus[:ranks]
-    free = [g.free_bytes for g in gpus if g.free_bytes is not None]
-    # A whole GPU that reports none has the memory of the host (GB10, Jetson).
-    free += [share for g in gpus if g.free_bytes is None and not g.mig]
+    free = [g.free_bytes for g in machine.gpus[:ranks] if g.free_bytes is not None]
+    if shares_host_memory(on, ranks, machine):
+        free.append(max(0, share - RANK_RAM_BYTES))
     return min(free) if free else None
+
+
+def shares_host_memory(on: str, ranks: int, machine: GpuInventory) -> bool:
+    """Whether a GPU has the memory of the host (GB10, Jetson): a whole one that reports none."""
+    return on == "cuda" and any(g.free_bytes is None and not g.mig for g in machine.gpus[:ranks])
 
 
 def static_graph(config: Config, accumulation: int) -> Decision:

@@ -61,7 +61,9 @@ def build(
     room = decisions.budget(
         device.value, request.gpu_ranks if device.value == "cuda" else local, machine
     )
-    decided = request.kind.decide(request, Situation(device.value, precision, compiled, room))
+    shared = decisions.shares_host_memory(device.value, request.gpu_ranks, machine)
+    situation = Situation(device.value, precision, compiled, room, shared)
+    decided = request.kind.decide(request, situation)
     resumed = resume_checks.check_model(request, decided.model) if request.resume_from else []
     split = decided.batch
     static_graph = decisions.static_graph(config, split.accumulation)

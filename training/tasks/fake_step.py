@@ -97,6 +97,7 @@ class FakeTraining:
             total=asked.total,
             average=here.average,
             pinned=here.pinned,
+            shared=asked.shared,
         )
 
     def fits(self, size: int) -> bool:
@@ -114,6 +115,7 @@ class FakeTraining:
             total=asked.total,
             average=here.average,
             pinned=here.pinned,
+            shared=asked.shared,
         )
         return asked.room is None or SampleStep(load).estimate.needed <= asked.room
 

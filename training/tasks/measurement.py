@@ -41,6 +41,7 @@ class Question:
     total: int  # samples per optimizer step; 0: one micro-batch per rank
     bf16: bool  # or fp16
     cuda: bool
+    shared: bool = False  # the GPU has the memory of the host
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,13 @@ class PlanRequest(Protocol):
 @dataclass(frozen=True)
 class Situation:
     """Decisions of the plan made before the task's. `room`: free bytes for one rank, None if
-    unknown."""
+    unknown; `shared`: those of a GPU with the memory of the host."""
 
     device: str
     precision: Decision
     compiled: Decision
     room: int | None
+    shared: bool = False
 
     @property
     def half(self) -> bool:

@@ -39,6 +39,7 @@ class SampleLoad:
     total: int = 0  # samples per optimizer step, all ranks; 0: one micro-batch each
     average: int = 0  # moving average of the weights
     pinned: int = 0  # copy of a checkpoint of a GPU training; 0: measured by an earlier version
+    shared: bool = False  # the GPU has the memory of the host
 
     @property
     def accumulates(self) -> bool:
@@ -56,7 +57,7 @@ class SampleEstimate:
     # including the batch; or the optimizer's temporary memory if that peak is higher
     activations: int
     context: int
-    saved: int  # checkpoint copy, on rank 0 of a CPU run
+    saved: int  # checkpoint copy, on rank 0, in the same memory
     average: int = 0  # of the weights
 
     @property
@@ -110,9 +111,16 @@ class SampleStep(StepNeeds):
             optimizer=load.optimizer,
             activations=max(0, load.fixed + load.per_sample * load.sequences),
             context=CONTEXT if load.cuda else 0,
-            saved=0 if load.cuda else load.parameters + load.optimizer + load.average,
+            saved=self._saved,
             average=load.average,
         )
+
+    @property
+    def _saved(self) -> int:
+        load = self.load
+        if load.cuda:
+            return load.pinned if load.shared else 0
+        return load.parameters + load.optimizer + load.average
 
     @property
     def saving(self) -> int:

@@ -45,6 +45,7 @@ def decide(request: PlanRequest, machine: Situation, task: TaskRecord) -> Decide
         total,
         machine.half,
         machine.device == "cuda",
+        machine.shared,
     )
     if auto and machine.room is None:
         question = replace(question, sizes=[_fallback(question)])

@@ -7,11 +7,11 @@ matter.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from training import tasks
 from training.core.messages import msg
-from training.host import cgroups
+from training.host import cgroups, decisions
 from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight import torch_wheels
@@ -107,8 +107,13 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
             *kernels(cards, facts.torch, request, step, other),
             *torch_wheels.before_install(facts.machine, facts.torch, request, os.environ),
         ]
-        resumes = request.resume_from is not None
-        checks.append(ram_beside_gpus(estimate, step, ranks, resumes=resumes))
+        if step and decisions.shares_host_memory(facts.device, request.gpu_ranks, facts.machine):
+            # Of a GPU that is silent for another reason, this is not the memory that counts.
+            beside = host_memory(room, estimate, request, smaller)
+            checks.append(beside if beside.status == OK else replace(beside, status=WARNING))
+        else:
+            resumes = request.resume_from is not None
+            checks.append(ram_beside_gpus(estimate, step, ranks, resumes=resumes))
     elif step:
         checks.append(host_memory(room, estimate, request, smaller))
     checks.append(cpu(facts.workers, ranks, request.command_with))

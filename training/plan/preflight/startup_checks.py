@@ -13,7 +13,7 @@ from pathlib import Path
 
 from training.core import log, rundir, standing, units
 from training.core.messages import msg
-from training.host import cgroups, env_vars, ports, process
+from training.host import cgroups, decisions, env_vars, ports, process
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
 from training.plan.request import LaunchRequest
 from training.tasks import memory
@@ -24,7 +24,6 @@ NCCL_SHM_BYTES = 256 << 20  # without peer-to-peer copies; containers get 64 MiB
 RANK_FILES, WORKER_FILES = 256, 32
 # A run that is running writes at least that often, unless its steps are longer.
 WRITTEN_S, POLL_S = 60.0, 0.5
-RANK_RAM_BYTES = 2 << 30  # torch with CUDA, an estimate
 
 
 def not_running(run: rundir.RunDir, *, waits: bool) -> list[Check]:
@@ -234,7 +233,7 @@ def ram_beside_gpus(
     free = cgroups.available_memory()
     whole = step.stored if step else estimate.parameters + estimate.optimizer
     copies = max(step.saving if step else whole, ranks * whole if resumes else 0)
-    needed = ranks * RANK_RAM_BYTES + copies
+    needed = ranks * decisions.RANK_RAM_BYTES + copies
     if free < needed:
         text = msg(
             "plan.memory.beside_limit",

@@ -65,7 +65,8 @@ class StepWorkload:
     fp8: bool = False  # products of the blocks
     fp16: bool = False  # instead of bf16: the residual stream stays fp32
     ema: bool = False  # a moving average of the weights
-    copy: bool = False  # rank 0's checkpoint copy is in the same memory, as on a CPU
+    # rank 0's checkpoint copy is in the same memory: on a CPU, and a GPU with the host's memory
+    copy: bool = False
 
     @property
     def shape(self) -> ModelDims:
@@ -136,8 +137,11 @@ class StepWorkload:
     def saved(self) -> int:
         """Bytes allocated and kept by checkpoints in the same memory: state gathered from other
         ranks, and a copy of everything."""
-        stored = 4 * self.shape.weights + self.optimizer_state + self.average
-        return self.elsewhere + stored if self.copy else 0
+        if not self.copy:
+            return 0
+        if self.cuda:
+            return self.saving
+        return self.elsewhere + 4 * self.shape.weights + self.optimizer_state + self.average
 
     @property
     def elsewhere(self) -> int:
@@ -179,7 +183,7 @@ class Estimate:
     # further memory of one block in its backward pass; 0 if the peak is at the loss
     block: int
     context: int
-    saved: int = 0  # for checkpoints, on rank 0 of a CPU run
+    saved: int = 0  # for checkpoints, on rank 0, in the same memory
     updates: int = 0  # Muon's, in its step; 0 unless the peak is there
     average: int = 0  # of the weights
 

@@ -69,7 +69,7 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         ranks=ranks,
         total_tokens=config.total_batch_size,
         ema=config.ema > 0,
-        copy=machine.device == "cpu",
+        copy=machine.device == "cpu" or machine.shared,
     )
     fitting = memory_fit.choose(asked, config, ranks, machine.room)
     split = (

@@ -77,7 +77,9 @@ class GptStep(StepNeeds):
         started = time.perf_counter()
         from training.tasks.gpt.fake_memory import peak
 
-        fake = peak(self.load)
+        # Pinned memory for checkpoints is none of the step's tensors.
+        load = replace(self.load, copy=self.load.copy and not self.load.cuda)
+        fake = peak(load)
         # fake tensors are of the bf16 model
-        same = memory.estimate(replace(self.load, compiled=False, cuda=False, fp8=False))
+        same = memory.estimate(replace(load, compiled=False, cuda=False, fp8=False))
         return Measured(fake, same.total, time.perf_counter() - started)
