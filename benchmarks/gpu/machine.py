@@ -17,6 +17,12 @@ from typing import Any
 from training.host.gpu_choice import ORDER, PCI
 
 ROOT = Path(__file__).resolve().parents[2]
+# What the stages run, and what they write.
+SOURCES = (
+    *("benchmarks", "configs", "lib", "tests", "training"),
+    *("launch_train.sh", "pyproject.toml", "train.py"),
+)
+RESULTS = "results"  # the folder of published results
 PROBE_S = 600.0  # importing torch from a cold disk of a busy machine
 OLDEST_PYTHON, OLDEST_TORCH = (3, 10), (2, 9)
 
@@ -91,15 +97,41 @@ def find(asked: str = "") -> Machine:
 
 
 def commit() -> str:
-    """Commit of the checkout, with '+' and a hash of the changes if files differ from it;
-    'unknown' without git."""
+    """Commit of the checkout, with '+' and a hash of the changes if files differ from it; without
+    a commit 'unknown', with '+' and a hash of all sources."""
+    git = ("git", "-C", str(ROOT))
     try:
-        name = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
-        command = ["git", "-C", str(ROOT), "diff", "HEAD"]
-        changes = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+        if Path(_output(*git, "rev-parse", "--show-toplevel")).resolve() != ROOT.resolve():
+            return _without_commit()  # an unpacked copy inside another checkout
+        name = _output(*git, "rev-parse", "--short=12", "HEAD")
+        changes = subprocess.run(
+            [*git, "diff", "HEAD"], check=True, capture_output=True, timeout=60
+        ).stdout
+        others = _output(*git, "ls-files", "-z", "--others", "--exclude-standard", *SOURCES)
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return name + (f"+{hashlib.sha256(changes).hexdigest()[:8]}" if changes else "")
+        return _without_commit()
+    new = [file for file in _sources() if str(file.relative_to(ROOT)) in others.split("\0")]
+    return name + (f"+{_hash(new, changes)}" if changes or new else "")
+
+
+def _without_commit() -> str:
+    return f"unknown+{_hash(_sources())}"
+
+
+def _sources() -> list[Path]:
+    """Every file of SOURCES that a measurement may depend on."""
+    places = [ROOT / name for name in SOURCES]
+    found = [file for place in places for file in (place, *place.rglob("*")) if file.is_file()]
+    left_out = {RESULTS, "__pycache__"}
+    return sorted(file for file in found if not left_out & {*file.relative_to(ROOT).parts})
+
+
+def _hash(files: list[Path], begin: bytes = b"") -> str:
+    found = hashlib.sha256(begin)
+    for file in files:
+        content = file.read_bytes()
+        found.update(f"{file.relative_to(ROOT)}\0{len(content)}\0".encode() + content)
+    return found.hexdigest()[:8]
 
 
 def _candidates() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 import sys
 import time
@@ -243,6 +244,39 @@ def test_other_changes_are_another_commit(tmp_path: Path, monkeypatch: pytest.Mo
         file.write_text(text)
         found.append(machine.commit())
     assert "+" not in found[0] and len(set(found)) == 3 and found[1] == found[3]
+    file.write_text("1")
+    for name in ("notes", "benchmarks/results/new.json", "training/__pycache__/new.pyc"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("not run")
+    assert machine.commit() == found[0]
+    (tmp_path / "training/new.py").write_text("1")
+    with_new = machine.commit()
+    assert with_new.startswith(f"{found[0]}+") and machine.commit() == with_new
+    (tmp_path / "training/new.py").write_text("2")
+    assert machine.commit() not in (with_new, found[0]), "not in git yet"
+
+
+@pytest.mark.parametrize("outer", [False, True], ids=["no git", "inside another checkout"])
+def test_without_a_commit_the_sources_count(
+    outer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    if outer:
+        git = ("git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org")
+        subprocess.run([*git, "init", "-q"], check=True)
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one"], check=True)
+    root = tmp_path / "duet"
+    (root / "training").mkdir(parents=True)
+    file = root / "training/a.py"
+    monkeypatch.setattr(machine, "ROOT", root)
+    found = []
+    for text in ("1", "2", "1"):
+        file.write_text(text)
+        found.append(machine.commit())
+    assert found[0] == found[2] != found[1]
+    assert all(re.fullmatch("unknown\\+[0-9a-f]{8}", name) for name in found)
+    (root / "training/b.py").write_text("")
+    assert machine.commit() != found[2]
 
 
 def test_the_page_has_pictures_and_needs_no_other_file() -> None:
