@@ -75,6 +75,13 @@ def test_the_others_are_hidden_or_follow() -> None:
     assert follow.machine.driver == "580"
 
 
+def test_beside_a_lost_gpu_the_chosen_ones_are_named_by_uuid() -> None:
+    """The driver counts GPU 1, which does not answer; CUDA may number the others without it."""
+    machine = GpuInventory((EVERY[0], *EVERY[2:]), "-")
+    assert emptiest_gpus(machine, 2, {}, hide=True).visible == "GPU-2,GPU-3"
+    assert emptiest_gpus(machine, 2, {}, hide=False).visible == "GPU-2,GPU-3,GPU-0"
+
+
 @pytest.mark.parametrize(
     ("environ", "every", "ranks"),
     [

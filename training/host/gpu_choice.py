@@ -11,6 +11,7 @@ from training.core.units import gib
 from training.host import nvlink
 from training.host.decisions import best_type
 from training.host.gpus import EXCLUSIVE, PROHIBITED, VISIBLE, Gpu, GpuInventory
+from training.host.visible_devices import WHOLE
 
 # Smaller differences do not count: of idle GPUs the first ones are used.
 NOISE_BYTES, NOISE_PERCENT = 1 << 30, 10
@@ -50,8 +51,16 @@ def emptiest_gpus(
     passed = msg("host.gpus.comma").join(map(_described, every[:ranks]))
     why = msg("host.gpus.emptiest", count=len(every), chosen=shown, first=passed)
     used = chosen if hide else [*chosen, *rest]
-    visible = ",".join(str(gpu.index) for gpu in used)
+    visible = _visible(used, every)
     return GpuChoice(replace(machine, gpus=tuple(used), reason=why), visible, why)
+
+
+def _visible(used: Sequence[Gpu], every: Sequence[Gpu]) -> str:
+    """CUDA_VISIBLE_DEVICES for the GPUs `used`. By UUID where the driver counts a GPU that does not
+    answer: CUDA may number the others without it."""
+    lost = [gpu.index for gpu in every] != list(range(len(every)))
+    by_uuid = lost and all(gpu.uuid.startswith(WHOLE) for gpu in used)
+    return ",".join(gpu.uuid if by_uuid else str(gpu.index) for gpu in used)
 
 
 def numbering(machine: GpuInventory, environ: Mapping[str, str]) -> list[str]:
