@@ -16,7 +16,8 @@ from tests.conftest import wait_until
 from tests.unit.test_launch_fewer_machines import Line, node_plan
 from tests.unit.test_launch_fewer_ranks import after, failed, figures, plan
 from training.core.rundir import RunDir
-from training.launcher import fewer_ranks, rejoin, replan
+from training.host import gpus
+from training.launcher import fewer_ranks, gpu_trial, rejoin, replan
 from training.launcher.rejoin import Rejoin, candidates
 from training.launcher.restart import Team
 from training.launcher.saved import Saved
@@ -209,3 +210,14 @@ def test_what_the_driver_reports_against_a_gpu(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == str(not fine), done.stderr
+
+
+@pytest.mark.parametrize(("listed", "found"), [(1, ""), (0, "the driver does not list it")])
+def test_a_driver_that_reports_no_state_is_not_against_a_gpu(
+    listed: int, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As before pynvml is installed."""
+    one = gpus.Gpu(0, "GPU-0", "-", None, None, None, None, None)
+    monkeypatch.setattr(gpus, "inventory", lambda environ: gpus.GpuInventory((one,) * listed, ""))
+    monkeypatch.setattr(gpu_trial.gpu_state, "read_state", lambda every: ([], []))
+    assert gpu_trial.wrong() == found

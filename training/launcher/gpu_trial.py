@@ -20,9 +20,10 @@ def wrong() -> str:
     machine = gpus.inventory(os.environ)
     if len(machine.gpus) != 1:
         return msg("launcher.rejoin.not_listed")
-    (state, *_), _ = gpu_state.read_state(machine.gpus)
-    if state.remap_pending or state.remap_failed or state.uncorrected_errors:
-        return msg("launcher.rejoin.errors", count=state.uncorrected_errors or 0)
+    states, _ = gpu_state.read_state(machine.gpus)  # empty without pynvml
+    for state in states:
+        if state.remap_pending or state.remap_failed or state.uncorrected_errors:
+            return msg("launcher.rejoin.errors", count=state.uncorrected_errors or 0)
     return ""
 
 
