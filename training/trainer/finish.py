@@ -143,9 +143,9 @@ def sample(session: TrainState) -> str | None:
     try:
         with session.averaged(), session.autocast, torch.no_grad():
             return session.task.sample(session.raw, folder)
-    except (UserError, torch.OutOfMemoryError):
+    except UserError:
         raise
-    except Exception as error:  # of the user's task, after everything has been trained and saved
+    except Exception as error:  # also of memory: everything has been trained and saved
         last = traceback.extract_tb(error.__traceback__)[-1]
         place, what = f"{last.filename}:{last.lineno}", f"{type(error).__name__}: {error}"
         warning = msg("trainer.finish.no_sample", place=place, error=what)
