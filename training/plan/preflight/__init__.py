@@ -108,7 +108,7 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
             *torch_wheels.before_install(facts.machine, facts.torch, request, os.environ),
         ]
         if step and decisions.shares_host_memory(facts.device, request.gpu_ranks, facts.machine):
-            # Of a GPU that is silent for another reason, this is not the memory that counts.
+            # A warning at most: a driver may report no memory for another reason.
             beside = host_memory(room, estimate, request, smaller)
             checks.append(beside if beside.status == OK else replace(beside, status=WARNING))
         else:
