@@ -1,5 +1,4 @@
-"""An error that a method of a user's task raises outside of a training: told with its place in the
-user's file."""
+"""An error in a method of a user's task outside of a training, with its place in the file."""
 
 from __future__ import annotations
 
