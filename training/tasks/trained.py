@@ -36,6 +36,7 @@ EVALUATED = 16  # samples per batch
 INNER = ("model", "model_state_dict", "state_dict", "net", "params", "params_ema", "module")
 AVERAGE = "ema"  # the moving average of the weights in a checkpoint, by name of the parameter
 COMPILED = "_orig_mod."  # of torch.compile, anywhere in a name
+SHOWN = 160  # characters of an error of the GPU
 GPU_ERROR = re.compile(r"(?:CUDA|HIP)(?: driver)? (?:error|out of memory)")
 UNSAFE = re.compile(r"GLOBAL (\S+)")  # in the error of torch.load(weights_only=True)
 Progress = Callable[[int, int], None]  # done, of total
@@ -237,7 +238,7 @@ def load(spec: TaskSpec, weights: Weights, device: str = "cpu") -> Trained:
         return load(spec, weights, "cpu")
     if full:
         what = msg("tasks.trained.not_on_gpu", error=_first_line(reason))
-        allowed = msg("tasks.trained.devices")
+        allowed = msg("tasks.trained.devices_free")
         raise UserError(Problem("gpu.memory", what, allowed, ["--device=cpu"]), Exit.RESOURCES)
     raise UserError(
         Problem(
@@ -263,7 +264,8 @@ def of_gpu(error: Exception) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:300]
+    line = str(error).partition("\n")[0]
+    return line if len(line) <= SHOWN else f"{line[: SHOWN - 1]}…"
 
 
 def read_state(weights: Weights) -> tuple[Weights, Mapping[str, torch.Tensor]]:
