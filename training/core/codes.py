@@ -77,6 +77,7 @@ PROBLEMS = {
     "flag.unexpected_value": "a value for a flag that takes none",
     "flag.unknown": "unknown flag",
     "flag.value": "invalid value of a flag",
+    "folder.removed": "the current directory was removed",
     "gpu.too_few": "fewer GPUs than the test needs",
     "hosts.denied": "ssh to a machine of --hosts needs a password",
     "hosts.entrypoint": "--hosts with train.py, which starts no machines",
