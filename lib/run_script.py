@@ -257,7 +257,10 @@ def _write(path: str, facts: "dict[str, object]") -> None:
             json.dump(facts, file, indent=1)
         os.replace(path + ".tmp", path)
     except OSError as problem:  # must not change how the script ends
-        print(f"{path} cannot be written: {problem.strerror}", file=sys.stderr)
+        # the launcher looks for it (training/launcher/output.py)
+        said = "; {type}: {message} at {where}".format(**facts) if "type" in facts else ""
+        said = " ".join(said.split())
+        print(f"{path} cannot be written: {problem.strerror}{said}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -48,6 +49,28 @@ def test_the_ranks_before_it_are_ended(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(UserError):
         start([sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"])
     assert [child.popen.returncode for child in started] == [-9]
+
+
+@pytest.mark.parametrize("call", ["pipe", "pidfd_open"])
+def test_too_few_open_files(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """For the output of the second rank, or to watch the first one."""
+    real, done = getattr(os, call), []
+
+    def fails(*args: int) -> Any:
+        done.append(args)
+        if len(done) > (3 if call == "pipe" else 0):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(*args)
+
+    before = descriptors()
+    monkeypatch.setattr(spawn.os, call, fails)
+    with pytest.raises(UserError) as caught:
+        start([sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"])
+    monkeypatch.undo()
+    (problem,) = caught.value.problems
+    assert problem.code == "rank.not_started" and problem.fixes == ["ulimit -n 1024"]
+    assert "output of a rank cannot be read: Too many open files" in str(caught.value)
+    assert descriptors() == before
 
 
 def test_a_pipe_where_the_system_has_no_terminals(monkeypatch: pytest.MonkeyPatch) -> None:

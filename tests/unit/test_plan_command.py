@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -33,3 +34,14 @@ def test_a_launch_script_that_was_killed_gets_no_plan(tmp_path: Path) -> None:
     os.close(writer)
     assert (done.returncode, done.stderr) == (130, "")
     assert not (tmp_path / "unused").exists()
+
+
+def test_a_current_directory_that_was_removed(tmp_path: Path) -> None:
+    program = f'cd {shlex.quote(str(tmp_path))}; mkdir gone; cd gone; rmdir ../gone; exec "$@"'
+    run_module = [sys.executable, str(ROOT / "lib/run_module.py"), "training.cli.plan"]
+    command = [*run_module, "train_dual_gpu.sh", "--device=cpu"]
+    done = subprocess.run(
+        ["sh", "-c", program, "sh", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"the current directory {tmp_path}/gone was removed" in done.stderr

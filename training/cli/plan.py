@@ -85,6 +85,7 @@ def main() -> int:
         return 0
     received = resumed_run.Received(os.environ, installed=installed)
     try:
+        command.require_folder()
         if script_words.asked_for(sys.argv[2:]):
             return _script(sys.argv[1], sys.argv[2:], os.environ, installed)
         request = read(sys.argv[1], sys.argv[2:], os.environ, installed, received=received)

@@ -80,6 +80,7 @@ PROBLEMS = {
     "flag.unexpected_value": "a value for a flag that takes none",
     "flag.unknown": "unknown flag",
     "flag.value": "invalid value of a flag",
+    "folder.removed": "the current directory was removed",
     "gpu.memory": "the GPU has too little free memory, or fails",
     "gpu.too_few": "fewer GPUs than the test needs",
     "hosts.denied": "ssh to a machine of --hosts needs a password",

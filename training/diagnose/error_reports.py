@@ -3,6 +3,9 @@ torch.distributed.elastic writes where that is missing or no more than an exit s
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from training.core import jsonl, run_reader, rundir
@@ -12,16 +15,39 @@ from training.diagnose.exception_cause import LEFT
 if TYPE_CHECKING:
     from training.core.contracts.verdict import RankErrorRecord
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+NONE: Mapping[int, str] = MappingProxyType({})
+
 
 def of_rank(run: rundir.RunDir, rank: int) -> RankErrorRecord | None:
     own = run_reader.read_rank_error(run.rank_error(rank))
     return own if own and own["type"] != LEFT else _recorded(run, rank) or own
 
 
-def of_all(run: rundir.RunDir) -> list[RankErrorRecord]:
+def of_all(run: rundir.RunDir, printed: Mapping[int, str] = NONE) -> list[RankErrorRecord]:
+    """`printed`: rank → `TYPE: MESSAGE at FILE:LINE` of ranks that could not write their file."""
     files = (*run.ranks.glob("rank*.error.json"), *run.ranks.glob("rank*.torchelastic.json"))
     ranks = {int(number) for p in files if (number := p.name[4:].partition(".")[0]).isdecimal()}
-    return [error for rank in sorted(ranks) if (error := of_rank(run, rank))]
+    written = [error for rank in sorted(ranks) if (error := of_rank(run, rank))]
+    known = {error["rank"] for error in written}
+    return written + [_printed(rank, text) for rank, text in printed.items() if rank not in known]
+
+
+def _printed(rank: int, text: str) -> RankErrorRecord:
+    said, at, where = text.rpartition(" at ")
+    kind, _, message = (said if at else text).partition(": ")
+    return {
+        "rank": rank,
+        "guilty_rank": rank,
+        "time": 0.0,  # unknown
+        "type": kind,
+        "message": message,
+        "where": where,
+        "code": None,
+        "phase": None,
+        "disk_full": any(f"[Errno {number}]" in message for number in FULL),
+        "traceback": [],
+    }
 
 
 def _recorded(run: rundir.RunDir, rank: int) -> RankErrorRecord | None:

@@ -72,6 +72,15 @@ def require_output() -> None:
         raise UserError(Problem("output.closed", what, allowed))
 
 
+def require_folder() -> None:
+    """Raises UserError if the current directory was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        what = msg("host.program.no_folder", folder=os.environ.get("PWD", "."))
+        raise UserError(Problem("folder.removed", what, "", ["cd /another/folder"])) from None
+
+
 def unwritable(error: OSError) -> int:
     """Exit status after output that cannot be written; raises any other error. What is written
     elsewhere has a file name."""

@@ -65,6 +65,7 @@ class Attempt:
             run, self._selector, self.state.watch.output, shown, team.ranks.start, others
         )
         self.outcome.in_threads = self._outputs.in_threads
+        self.outcome.unwritten = self._outputs.unwritten
         self.children = ChildProcesses(
             self.state, self._selector, self._outputs, token, self._on_exit
         )

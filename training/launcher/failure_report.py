@@ -105,7 +105,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     """Content of failure.json."""
     found = outcome.finding
     rank, status = (outcome.here if outcome.elsewhere else outcome.guilty) or (None, 0)
-    errors = error_reports.of_all(run)
+    errors = error_reports.of_all(run, outcome.unwritten)
     if rank is None and errors and not found:  # torchrun reports only that something failed
         rank = min(errors, key=lambda e: e["time"])["rank"]
     own = None if found else causes.root(errors, rank)

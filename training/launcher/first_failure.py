@@ -150,11 +150,11 @@ class FirstFailure:
         if child.rank is None:
             self._error(f"{child.name} {exit_status.how(status)}")
             return
+        rank = child.rank
         # another rank, which exited before
         if outcome.guilty and outcome.guilty[0] is not None:
-            self._explain(*outcome.guilty)
-        else:
-            self._explain(child.rank, status)
+            rank, status = outcome.guilty[0], outcome.guilty[1]
+        self._explain(rank, status)
 
     def _explain(self, rank: int, status: int) -> None:
         outcome, alive = self._state.outcome, self._children.alive

@@ -81,6 +81,7 @@ class Machine(ABC):
         """The ranks to start. Before the first start stop signals are the caller's, from then on
         none is lost."""
         launch = self.launch
+        launch.ending.failure = None
         if launch.begun:
             team = self.unless_asked(self.line.go)
         else:
@@ -102,4 +103,5 @@ class Machine(ABC):
         return self.line.settle(failure_report.of_node(outcome, launch.run, launch.plan))
 
     def _keep(self, record: FailureRecord) -> None:
+        self.launch.ending.failure = record
         endings.keep_failure(self.launch.run, record, self.launch.plan["created"])

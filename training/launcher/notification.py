@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import NotifyStatus
     from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import NotificationRecord, SummaryRecord
+    from training.core.contracts.verdict import FailureRecord
 
 FINISHED: Final = "finished"
 FAILED: Final = "failed"
@@ -47,12 +48,20 @@ TEXT = 500  # characters
 
 
 def payload(
-    run: rundir.RunDir, plan: Plan, code: int, *, begun: bool, why: str = ""
+    run: rundir.RunDir,
+    plan: Plan,
+    code: int,
+    *,
+    begun: bool,
+    why: str = "",
+    known: FailureRecord | None = None,
 ) -> NotificationRecord:
     """Facts without secrets, because they leave this machine. Unless `begun`, the run directory has
-    no records of this launch. `why`: the text shown to the user where no rank has ended the run."""
+    no records of this launch. `why`: the text shown to the user where no rank has ended the run.
+    `known`: the failure, whose file may be missing (a full disk) or seem to be from an earlier
+    start (a clock that was set back)."""
     done = _of_this_start(run.summary, plan) if begun else {}
-    failure = _failure(run, plan) if begun and not why else {}
+    failure = _failure(run, plan, known) if begun and not why else {}
     status: NotifyStatus = BY_CODE.get(Exit(code), FAILED) if code in EXIT_MEANING else FAILED
     if failure.get("kind") == rundir.ASKED:
         status = PREEMPTED if failure["cause"] == "preempted" else STOPPED
@@ -92,10 +101,10 @@ def _of_this_start(path: Path, plan: Plan) -> Record:
     return (rundir.read_json(path) or {}) if rundir.written_since(path, plan["created"]) else {}
 
 
-def _failure(run: rundir.RunDir, plan: Plan) -> Record:
+def _failure(run: rundir.RunDir, plan: Plan, known: FailureRecord | None) -> Record:
     """The supervisor's failure record; without one, the error report of rank 0."""
-    if known := _of_this_start(run.failure, plan):
-        return known
+    if failure := _of_this_start(run.failure, plan) or dict(known or {}):
+        return failure
     own = run_reader.read_rank_error(run.rank_error(0))
     if own is None:
         return {}

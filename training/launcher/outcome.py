@@ -42,6 +42,8 @@ class Outcome:
     gone: bool = False  # the run directory was removed while ranks ran: no file can be written
     # rank → exception that has ended a thread of it
     in_threads: dict[int, str] = field(default_factory=dict)
+    # rank → exception that it could not write to its file: TYPE: MESSAGE at FILE:LINE
+    unwritten: dict[int, str] = field(default_factory=dict)
     # log → offset of this attempt: logs span several attempts
     log_from: dict[Path, int] = field(default_factory=dict)
     oom_kills: int | None = None  # the kernel's OOM-kill count before this attempt

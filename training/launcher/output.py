@@ -25,6 +25,9 @@ OPEN_BYTES = 1 << 16  # of an unterminated line
 IN_THREAD = b"Exception in thread "  # printed by Python; the process continues without the thread
 THREAD_BYTES = 1 << 14  # of such a traceback
 MOST_FRAMES = 100  # lines of it
+# printed by lib/run_script.py, before the exception
+UNWRITTEN = b".error.json cannot be written: "
+REPORT_BYTES = 1 << 12
 _buffer = bytearray(READ_BYTES)  # of all outputs: a new one for each read costs more than the read
 # An unfinished line of a labelled rank: a prompt, when nothing more comes; or a progress bar
 PROMPT_S, BAR_S = 1.0, 10.0
@@ -63,6 +66,7 @@ class RankOutput:
             None  # offset of an exception in a thread that has not been reported
         )
         self._thread_found = False  # one per rank
+        self._report, self._end = b"", b""  # from UNWRITTEN on; end of the last chunk
         self._warned = False
         self._terminal = os.isatty(fd)  # a terminal holds 4 KiB: its reads must not be delayed
         self.trickles = False  # output comes in small pieces: after a short wait there is more
@@ -118,6 +122,7 @@ class RankOutput:
         """Search it, and show it: on the console, and as whole lines in the run's log. `begin`: its
         offset in the rank's log."""
         self.heard(chunk)
+        self._look_for_report(chunk)
         if not self._thread_found and self._thread_at is None:
             self._look_for_thread(chunk, begin)
         if self._console is None:
@@ -171,6 +176,24 @@ class RankOutput:
         elif (at := chunk.find(IN_THREAD)) >= 0:
             self._thread_at = begin + at
         self._seam = (self._seam + chunk[-len(IN_THREAD) :])[-len(IN_THREAD) :]
+
+    def _look_for_report(self, chunk: bytes) -> None:
+        if self._report:
+            self._report += chunk[: max(0, REPORT_BYTES - len(self._report))]
+            return
+        size = len(UNWRITTEN)
+        over = self._end + chunk[:size]
+        if (at := over.find(UNWRITTEN)) >= 0:
+            self._report = over[at:] + chunk[size : size + REPORT_BYTES]
+        elif (at := chunk.find(UNWRITTEN)) >= 0:
+            self._report = chunk[at : at + REPORT_BYTES]
+        self._end = (self._end + chunk[-size:])[-size:]
+
+    def unwritten(self) -> str:
+        """`TYPE: MESSAGE at FILE:LINE` of an exception that the rank could not write to its file;
+        '' without one."""
+        line = self._report.partition(b"\n")[0].decode("utf-8", "replace")
+        return line.partition("; ")[2].strip()
 
     def thread(self, ended: bool = False) -> str:
         """The first exception in a thread of the rank, once; '' while there is none or it is

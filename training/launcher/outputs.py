@@ -41,6 +41,8 @@ class Outputs:
         self._run, self._selector, self._heard = run, selector, heard
         self._shown, self._first, self._others = shown, first, others
         self.in_threads: dict[int, str] = {}  # rank → exception that has ended a thread of it
+        # rank → exception that it could not write to its file
+        self.unwritten: dict[int, str] = {}
         self._open: dict[int, RankOutput] = {}  # by descriptor
         self._told_of_more = False
         self._trickles = False  # output comes in small pieces
@@ -98,7 +100,13 @@ class Outputs:
 
     def _close(self, fd: int) -> None:
         self.show_threads(ended=True)
+        self._keep_unwritten()
         self._open.pop(fd).close()
+
+    def _keep_unwritten(self) -> None:
+        for output in self._open.values():
+            if (text := output.unwritten()) and (number := output.path.stem[4:]).isdecimal():
+                self.unwritten[int(number)] = text
 
     def show_threads(self, ended: bool = False) -> None:
         """Report exceptions in threads, which end neither the rank nor the run: as an event, and as
@@ -157,6 +165,7 @@ class Outputs:
                     pass
         self._backlog.show_all()
         self.show_threads(ended=True)
+        self._keep_unwritten()
         for output in self._open.values():
             output.close()
         self._open.clear()

@@ -20,6 +20,7 @@ from training.launcher.stop_signals import StopSignals
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import NotificationRecord
+    from training.core.contracts.verdict import FailureRecord
 
 REPORT_S, NOTIFY_S = 60.0, 30.0
 PREEMPTED_S = 10.0  # for the report: a preempted job has little time
@@ -37,6 +38,7 @@ class PostRun:
             # the data is accepted; before that the run directory has no records of this launch
             False
         )
+        self.failure: FailureRecord | None = None  # of the last start of the ranks
         self.left = False  # other machines continue the run, or may
         self._alone = ""  # why this machine must not continue it, if perhaps no other one does
 
@@ -74,7 +76,9 @@ class PostRun:
 
     def _empty(self) -> bool:
         """Was the run stopped before its first step, with nothing to show?"""
-        asked = (rundir.read_json(self.run.failure) or {}).get("kind") == rundir.ASKED
+        asked = (rundir.read_json(self.run.failure) or self.failure or {}).get(
+            "kind"
+        ) == rundir.ASKED
         return asked and not self.plan.get("script") and not self.run.metrics.exists()
 
     def _forget_old(self) -> None:
@@ -100,7 +104,12 @@ class PostRun:
                 self._notify(
                     command,
                     notification.payload(
-                        self.run, self.plan, code, begun=self.begun, why=self._alone or why
+                        self.run,
+                        self.plan,
+                        code,
+                        begun=self.begun,
+                        why=self._alone or why,
+                        known=self.failure,
                     ),
                 )
 

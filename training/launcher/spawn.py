@@ -4,6 +4,7 @@ supervisor dies."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import os
@@ -102,8 +103,8 @@ def start_ranks(
             env["DUET_STORE_FD"], inherited = str(team.store.fileno()), (team.store.fileno(),)
         binding = bound["value"][rank - team.ranks.start] if bound else None
         memory = bool(bound and bound["memory"])
-        streams = Streams(ours, rank == team.ranks.start, labelled)
         try:
+            streams = Streams(ours, rank == team.ranks.start, labelled)
             children.append(_start(command, env, rank, streams, inherited, binding, memory))
         except UserError:
             for child in children:
@@ -193,19 +194,39 @@ def _start(
             preexec_fn=functools.partial(_in_child, os.getpid(), binding, memory),  # noqa: PLW1509
         )
     except OSError as error:
-        for reader in streams.readers.values():
-            os.close(reader)
+        _close(streams.readers)
         what = msg("launcher.spawn.refused", program=argv[0], strerror=error.strerror)
-        raise UserError(Problem("rank.not_started", what), Exit.RESOURCES) from None
+        raise _not_started(what, error) from None
     finally:
-        for writer in streams.writers.values():
-            os.close(writer)
-    return Child(rank, popen, streams.readers, os.pidfd_open(popen.pid))
+        _close(streams.writers)
+    try:
+        pidfd = os.pidfd_open(popen.pid)
+    except OSError as error:
+        popen.kill()
+        popen.wait()
+        _close(streams.readers)
+        raise _not_started(_unread(error), error) from None
+    return Child(rank, popen, streams.readers, pidfd)
+
+
+def _close(descriptors: Mapping[int, int]) -> None:
+    for fd in descriptors.values():
+        os.close(fd)
+
+
+def _unread(error: OSError) -> str:
+    return msg("launcher.spawn.unread", strerror=error.strerror)
+
+
+def _not_started(what: str, error: OSError) -> UserError:
+    fixes = ["ulimit -n 1024"] if error.errno == errno.EMFILE else []
+    return UserError(Problem("rank.not_started", what, "", fixes), Exit.RESOURCES)
 
 
 class Streams:
     """Standard input, output and error of one child. The output of Duet's own training is joined; a
-    script keeps both, and its first rank reads the launcher's input."""
+    script keeps both, and its first rank reads the launcher's input. Raises UserError: this process
+    may open no more files."""
 
     def __init__(self, ours: bool, first: bool, labelled: bool = False) -> None:
         self._reads = first and not ours
@@ -216,10 +237,15 @@ class Streams:
         numbers = (2,) if ours else (1,) if len(terminals) == 2 else (1, 2)
         self.readers: dict[int, int] = {}
         self.writers: dict[int, int] = {}
-        for number in numbers:
-            self.readers[number], self.writers[number] = (
-                _terminal_like(number) if number in terminals else os.pipe()
-            )
+        try:
+            for number in numbers:
+                self.readers[number], self.writers[number] = (
+                    _terminal_like(number) if number in terminals else os.pipe()
+                )
+        except OSError as error:
+            _close(self.readers)
+            _close(self.writers)
+            raise _not_started(_unread(error), error) from None
 
     def stdin(self) -> int | None:
         """None: inherited. A job in the background would take what is typed for the shell."""

@@ -191,6 +191,7 @@ def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str],
     with StopSignals() as signals, Growth(Recovery(run, plan, signals)) as growth:
         recovery = growth.recovery
         while True:
+            ending.failure = None
             attempt = Attempt(run, plan, local_ranks.alone(plan), token, signals=signals)
             outcome = growth.attempt(attempt)
             if endings.folder_lost(run, plan, outcome):
@@ -212,7 +213,7 @@ def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str],
                     msg("launcher.end.before_first_step", name=run.name, code=int(outcome.asked))
                 )
                 return int(outcome.asked)
-            record = failure_report.failure(outcome, run, plan)
+            record = ending.failure = failure_report.failure(outcome, run, plan)
             endings.keep_failure(run, record, plan["created"])
             if not endings.may_help(run, outcome, record) or not recovery.again(record, outcome):
                 if recovery.stopped:
