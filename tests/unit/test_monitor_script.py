@@ -12,8 +12,10 @@ import pytest
 
 from tests.unit.monitor_runs import Made, dead_pid, look, program, text_of
 from training.core import rundir
+from training.core.errors import Exit
 from training.diagnose.log_parsers.log_metrics import LogMetrics
 from training.monitor import state
+from training.monitor.health import health
 
 KAIR = Path(__file__).parents[1] / "fixtures" / "foreign" / "kair.log"
 SCRIPT = {
@@ -181,3 +183,11 @@ def test_the_rank_table_has_the_process_and_the_output_of_each_rank(script: Made
     assert "rss_bytes" not in gone and here["gpu_bytes"] is None
     table = next(line for line in text_of(script.run).splitlines() if "LAST OUTPUT" in line)
     assert table.split()[:5] == ["RANK", "PID", "STEP", "CPU", "MEMORY"]
+
+
+def test_a_script_without_steps_that_has_ended(script: Made) -> None:
+    print_of(script, "rank0.log", "loading\n")
+    script.supervisor(dead_pid()).summary()
+    report = health.of_run(script.run)
+    assert (report.answer, report.code) == ("ended", Exit.DONE)
+    assert re.fullmatch(r"finished [^;]* ago; no step was recorded", report.text), report.text

@@ -128,6 +128,37 @@ def test_the_newest_checkpoint_of_a_script(tmp_path: Path, monkeypatch: pytest.M
     assert found and (found.path.name, found.progress) == ("checkpoint-40", "step 40")
 
 
+def test_a_checkpoint_beside_and_deep_below_crowded_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_snapshot, "CROWDED", 10)
+    monkeypatch.setattr(script_snapshot, "MOST_ENTRIES", 60)
+    for folder in ("data/train", "data", "more"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        for number in range(11):
+            (tmp_path / folder / f"{number}.pt").touch()
+    deep = tmp_path / "runs/a/b/c/d/e/f/checkpoints"
+    deep.mkdir(parents=True)
+    (deep / "last.pt").touch()
+    found = script_snapshot.newest(str(tmp_path), [], 0.0)
+    assert found and found.path == deep / "last.pt"
+
+
+def test_a_search_that_stops_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = cast(
+        "Plan",
+        {"command": {"cwd": str(tmp_path)}, "script": {"args": []}, "created": time.time() + 60},
+    )
+    (tmp_path / "notes.txt").touch()
+    assert script_snapshot.look(plan) == (None, "no checkpoint of this launch was found")
+    monkeypatch.setattr(script_snapshot, "MOST_ENTRIES", 1)
+    assert script_snapshot.look(plan) == (
+        None,
+        f"no checkpoint of this launch was found in the first 1 files below {tmp_path}, "
+        "where the search stopped",
+    )
+
+
 @pytest.mark.parametrize("first", ["optimizer", "step"])
 def test_the_step_of_a_script_is_not_that_of_its_optimizer(tmp_path: Path, first: str) -> None:
     """Adam has a tensor named `step` for each parameter. The second `step` in the file is a

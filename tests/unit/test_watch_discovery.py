@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -94,7 +96,7 @@ def test_a_launcher_is_not_a_rank(tmp_path: Path, itself: bool, platform: bool) 
     with targets.running(tmp_path, STARTS, env=env) as (pid, _, _):
         (child,) = started(pid, 1)
         expected = {0: pid, 1: child} if itself else {1: child}  # rank 0 has ended
-        assert discovery.started_by(pid) == (expected, 2, 2)
+        assert discovery.started_by(pid) == (expected, 2, 2, 0)
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver", "self"])
@@ -104,7 +106,7 @@ def test_ranks_without_variables_are_found_by_their_connections(
     env = {"METHOD": method, "STARTED": "2", "OTHERS": "pt_data_worker pt_data_worker"}
     with targets.running(tmp_path, SPAWNS, env=env) as (pid, _, output):
         expected = {rank: int(number) for rank, number in enumerate(output[1:])}
-        wait_until(lambda: discovery.started_by(pid) == (expected, 2, 2), 20)
+        wait_until(lambda: discovery.started_by(pid) == (expected, 2, 2, 0), 20)
         assert discovery.of_process(pid) == expected
 
 
@@ -112,9 +114,9 @@ def test_ranks_without_variables_are_found_by_their_connections(
 def test_unconnected_processes_are_left_out_after_a_while(tmp_path: Path, method: str) -> None:
     env = {"METHOD": method, "STARTED": "2", "OTHERS": "python"}
     with targets.running(tmp_path, SPAWNS, env=env) as (pid, _, output):
-        assert discovery.started_by(pid) == ({}, 0, 0)
+        assert discovery.started_by(pid) == ({}, 0, 0, 0)
         expected = {rank: int(number) for rank, number in enumerate(output[1:])}
-        assert discovery.started_by(pid, settled=True) == (expected, 2, 3)
+        assert discovery.started_by(pid, settled=True) == (expected, 2, 2, 1)
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -123,7 +125,34 @@ def test_processes_without_connections_are_not_ranks(tmp_path: Path, method: str
     with targets.running(tmp_path, SPAWNS, env=env) as (pid, _, output):
         targets.asleep(int(output[1]), "accept")
         for settled in (False, True):
-            assert discovery.started_by(pid, settled) == ({}, 0, 0)
+            assert discovery.started_by(pid, settled) == ({}, 0, 0, 0)
+
+
+def test_the_training_beside_a_helper_is_the_rank(tmp_path: Path) -> None:
+    """In a shell script; both are Python, and one has loaded torch."""
+    library = tmp_path / "libtorch_cpu.so"
+    library.write_bytes(bytes(4096))
+    (tmp_path / "helper.py").write_text("input()\n")
+    (tmp_path / "train.py").write_text(
+        f"import mmap\nfile = open({str(library)!r})\n"
+        "kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
+        "print('ready', flush=True)\ninput()\n"
+    )
+    python = f"'{sys.executable}' '{tmp_path}"
+    shell = f"exec 3<&0; {python}/helper.py' <&3 & {python}/train.py' <&3 & wait"
+    with subprocess.Popen(
+        ["sh", "-c", shell], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout and process.stdout.readline() == b"ready\n"
+            wait_until(lambda: sum(map(procfs.is_python, procfs.family(process.pid))) == 2, 20)
+            found = discovery.python_of(process.pid)
+            assert procfs.program(found) == "train.py"
+            (helper,) = {*procfs.family(process.pid)} - {found}
+            assert discovery.python_of(helper) == helper
+        finally:
+            for pid in (*procfs.family(process.pid), process.pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

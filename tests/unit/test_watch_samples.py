@@ -44,6 +44,7 @@ LONG_WORK = "in the same Python functions all the time, an endless loop or long 
 def judged(
     *pairs: tuple[ProcessSample, ProcessSample],
     elsewhere: bool = False,
+    joining: bool = False,
     alone: bool = False,
     written: int = 0,
 ) -> HangFinding | NoFinding:
@@ -51,7 +52,9 @@ def judged(
         Sample(float(at), {rank: pair[at] for rank, pair in enumerate(pairs)}, at * written)
         for at in (0, 1)
     ]
-    return stall_detector.detect_stall(samples, {}, elsewhere=elsewhere, alone=alone)
+    return stall_detector.detect_stall(
+        samples, {}, elsewhere=elsewhere, joining=joining, alone=alone
+    )
 
 
 def reduce(**facts: object) -> ProcessSample:
@@ -260,6 +263,14 @@ def test_ranks_may_be_waiting_for_other_machines() -> None:
     assert isinstance(result, NoFinding) and result.code == ELSEWHERE
     assert result.text.endswith(": rank 0 waits in all_reduce, rank 1 waits in all_reduce")
     assert isinstance(judged((reduce(), reduce()), (reduce(), reduce())), HangFinding)
+    begins = look(
+        Frame(f"{LIBRARY}/distributed/distributed_c10d.py", 1700, "init_process_group"), MINE
+    )
+    result = judged((begins, begins), (begins, begins), joining=True)
+    assert isinstance(result, NoFinding) and result.code == ELSEWHERE
+    assert isinstance(
+        judged((reduce(), reduce()), (reduce(), reduce()), joining=True), HangFinding
+    ), "all ranks are there when that has ended"
     lock = look(MINE)
     found = judged((reduce(), reduce()), (lock, lock), elsewhere=True)
     assert isinstance(found, HangFinding) and found.rank == 1, (

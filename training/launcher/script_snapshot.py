@@ -14,7 +14,8 @@ import re
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
 FOLDERS = ("trainer_state.json", ".metadata")  # a checkpoint is the folder of such a file
 SKIPPED = {"node_modules", "site-packages", "__pycache__", "wandb"}
-DEPTH = 4  # of folders below the working directory
-MOST_ENTRIES = 20_000
+DEPTH = 8  # of folders below the working directory
+CROWDED = 2_000  # files: data, not checkpoints
+MOST_ENTRIES = 50_000  # a crowded folder counts as CROWDED
 MOST_PICKLE = 1 << 20  # bytes; the tensors of a torch file are not in its pickle
 COUNTERS = re.compile(
     r"(epochs?(_run|s_run)?|current_epoch|global_step|steps?|iter(ation|_num)?s?)", re.IGNORECASE
@@ -74,22 +76,35 @@ def look(plan: Plan, since: float | None = None) -> tuple[Snapshot | None, str]:
     the text of that. No file of the script may prevent the restart."""
     command, script = plan["command"], plan["script"]
     try:
-        found = newest(command["cwd"], script["args"], plan["created"] if since is None else since)
+        since = plan["created"] if since is None else since
+        found, stopped = _search(command["cwd"], script["args"], since)
     except Exception as error:
         name = type(error).__name__
         return None, msg("launcher.snapshot.failed", name=name, error=error)
-    return found, str(found) if found else msg("launcher.snapshot.none")
+    if found:
+        return found, str(found)
+    if stopped:
+        return None, msg("launcher.snapshot.stopped", folder=stopped, most=MOST_ENTRIES)
+    return None, msg("launcher.snapshot.none")
 
 
 def newest(cwd: str, words: Sequence[str], since: float) -> Snapshot | None:
     """Below the working directory and the folders among the script's arguments; written after
     `since`."""
+    return _search(cwd, words, since)[0]
+
+
+def _search(cwd: str, words: Sequence[str], since: float) -> tuple[Snapshot | None, str]:
+    """Also the folder below which the search was stopped, as it has too many files; '' if none."""
     found: tuple[float, Path] | None = None
+    stopped = ""
     for folder in _folders(cwd, words):
-        for path, written in _checkpoints(folder):
-            if written >= since and (found is None or written > found[0]):
-                found = written, path
-    return Snapshot(found[1], found[0], progress(found[1])) if found else None
+        written, complete = _checkpoints(folder)
+        stopped = stopped or ("" if complete else str(folder))
+        for path, at in written:
+            if at >= since and (found is None or at > found[0]):
+                found = at, path
+    return Snapshot(found[1], found[0], progress(found[1])) if found else None, stopped
 
 
 def _folders(cwd: str, words: Sequence[str]) -> list[Path]:
@@ -100,23 +115,45 @@ def _folders(cwd: str, words: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys([Path(cwd).resolve(), *known]))
 
 
-def _checkpoints(top: Path) -> Iterator[tuple[Path, float]]:
-    seen = 0
-    for folder, folders, names in os.walk(top):
-        depth = len(Path(folder).relative_to(top).parts)
-        hidden = [n for n in folders if n.startswith(".") or n in SKIPPED]
-        folders[:] = [] if depth >= DEPTH else [n for n in folders if n not in hidden]
-        seen += len(names)
+def _checkpoints(top: Path) -> tuple[list[tuple[Path, float]], bool]:
+    """(path, time of writing) of those below this folder; whether all folders were searched. Upper
+    folders first; of a crowded one, which has the data, only the folders in it."""
+    found: list[tuple[Path, float]] = []
+    waiting, seen = deque([(top, 0)]), 0
+    while waiting:
+        folder, depth = waiting.popleft()
+        folders, names = _listed(folder)
+        seen += min(len(names), CROWDED) + 1
         if seen > MOST_ENTRIES:
-            return
-        for name in names:
-            path = Path(folder, name)
+            return found, False
+        if depth < DEPTH:
+            waiting += [
+                (folder / n, depth + 1) for n in folders if n[0] != "." and n not in SKIPPED
+            ]
+        for name in names if len(names) <= CROWDED else []:
+            path = folder / name
             if name.endswith(SUFFIXES) or name in FOLDERS:
                 try:
                     written = path.stat().st_mtime
                 except OSError:  # removed in the meantime
                     continue
-                yield (path.parent if name in FOLDERS else path), written
+                found.append((path.parent if name in FOLDERS else path, written))
+    return found, True
+
+
+def _listed(folder: Path) -> tuple[list[str], list[str]]:
+    """Names of the folders in it, without links, and of its files."""
+    folders, names = list[str](), list[str]()
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                else:
+                    names.append(entry.name)
+    except OSError:  # not permitted, or removed in the meantime
+        pass
+    return folders, names
 
 
 def progress(path: Path) -> str:

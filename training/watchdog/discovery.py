@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from training.core import heartbeat, rundir
 from training.core.errors import Exit, Problem, UserError
@@ -17,6 +17,7 @@ from training.watchdog import spawned
 from training.watchdog.probes import procfs
 
 COMMAND = "./duet attach"
+TORCH = "libtorch"  # in the names of torch's libraries
 # ranks with the same values train together
 RENDEZVOUS = (
     "MASTER_ADDR",
@@ -58,7 +59,7 @@ def of_run(path: Path) -> dict[int, int]:
             found |= (
                 {entry["rank"]: entry["pid"]}
                 if entry["rank"] is not None
-                else started_by(entry["pid"], settled=True)[0]
+                else started_by(entry["pid"], settled=True).ranks
             )
     # started by the user's torchrun
     for beat in heartbeat.read_all(run.heartbeats) if not found else []:
@@ -168,10 +169,18 @@ def below(pid: int) -> dict[int, int]:
     return {rank: pids[0] for rank, pids in sorted(_below(pid).items())}
 
 
-def started_by(pid: int, settled: bool = False) -> tuple[dict[int, int], int, int]:
-    """(rank → PID, their number on this machine, on all machines) of the ranks that a command has
-    started; ({}, 0, 0) while it has started none. `settled`: see spawned.ranks; processes that
-    might be ranks count as ranks of another machine."""
+class Started(NamedTuple):
+    """The ranks that a command has started: rank → PID, their number on this machine, on all
+    machines. `maybe`: further processes of this machine that may still join them."""
+
+    ranks: dict[int, int]
+    local: int = 0
+    world: int = 0
+    maybe: int = 0
+
+
+def started_by(pid: int, settled: bool = False) -> Started:
+    """`settled`: see spawned.ranks."""
     found, main = below(pid), python_of(pid)
     if not found:
         tree = procfs.tree()
@@ -179,8 +188,8 @@ def started_by(pid: int, settled: bool = False) -> tuple[dict[int, int], int, in
         for one in pythons:
             found, possible = spawned.ranks(one, tree, settled)
             if found:
-                return found, len(found), possible
-        return {}, 0, 0
+                return Started(found, len(found), len(found), possible - len(found))
+        return Started({})
     one = next(iter(found.values()))
     world = procfs.environment(one).get("WORLD_SIZE", "")
     local = max(_world(one), len(found))
@@ -189,15 +198,25 @@ def started_by(pid: int, settled: bool = False) -> tuple[dict[int, int], int, in
     again = one in procfs.family(main) and procfs.program(one) == procfs.program(main) != ""
     if again and 0 not in found and len(found) == local - 1:
         found = {0: main, **found}
-    return found, local, max(local, int(world) if world.isdecimal() else 0)
+    return Started(found, local, max(local, int(world) if world.isdecimal() else 0))
 
 
 def python_of(pid: int) -> int:
     """The topmost Python process of a rank that a shell script or another program may have started;
-    the rank itself where there is none."""
+    the rank itself where there is none. Of several beside each other, such as a logger and the
+    training, the first one that has loaded torch, if one has."""
     if procfs.is_python(pid):
         return pid
-    return next((child for child in procfs.family(pid) if procfs.is_python(child)), pid)
+    tree = procfs.tree()
+    top: list[int] = []
+    below = set[int]()
+    for child in procfs.family(pid, tree):
+        if child not in below and procfs.is_python(child):
+            top.append(child)
+            below.update(procfs.family(child, tree))
+    if len(top) < 2:
+        return top[0] if top else pid
+    return next((one for one in top if procfs.maps(one, TORCH)), top[0])
 
 
 def _below(pid: int) -> dict[int, list[int]]:
@@ -268,9 +287,4 @@ def _rendezvous(pid: int) -> tuple[str | None, ...]:
 
 def _holds(pid: int, file: Path) -> bool:
     """Is this the process that writes the heartbeat, rather than one that reuses its PID?"""
-    maps: Iterable[str] = ()
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:
-        return False
-    return any(line.endswith(str(file.resolve())) for line in maps)
+    return procfs.maps(pid, f"{file.resolve()}\n")

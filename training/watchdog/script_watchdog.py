@@ -74,6 +74,7 @@ class ScriptWatch:
             warn,
         )
         self._trains, self._training = trains, False
+        self.joining = False  # see stall_detector
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._heard: float | None = None  # time of the last output
         self._quiet_since = self._looked = time.monotonic()
@@ -104,11 +105,11 @@ class ScriptWatch:
         return max(self.floor_s, TIMES * usual)
 
     def look(
-        self, pids: Mapping[int, int], ended: Mapping[int, int] | None = None
+        self, pids: Mapping[int, int], ended: Mapping[int, int | None] | None = None
     ) -> HangFinding | None:
         """Called a few times a second with the running ranks (rank → PID) and those that have
-        exited (rank → status). Samples are taken in a thread. A finding is certain: its run can be
-        ended."""
+        exited (rank → status, None: unknown). Samples are taken in a thread. A finding is certain:
+        its run can be ended."""
         now = time.monotonic()
         asleep, self._looked = now - self._looked > ASLEEP_S, now
         if not self.floor_s or not pids:
@@ -196,7 +197,7 @@ class ScriptWatch:
         self,
         samples: list[Sample],
         pids: dict[int, int],
-        ended: dict[int, int],
+        ended: dict[int, int | None],
         silent: float,
         patience: float,
         stopped: bool,
@@ -219,7 +220,7 @@ class ScriptWatch:
         self,
         samples: list[Sample],
         pids: dict[int, int],
-        ended: dict[int, int],
+        ended: dict[int, int | None],
         silent: float,
         patience: float,
         stopped: bool,
@@ -242,7 +243,12 @@ class ScriptWatch:
         for seconds, alone in windows:
             if isinstance(result, NoFinding) and (part := last(samples, seconds)):
                 result = stall_detector.detect_stall(
-                    part, ended, burst=burst, elsewhere=self.others_elsewhere, alone=alone
+                    part,
+                    ended,
+                    burst=burst,
+                    elsewhere=self.others_elsewhere,
+                    joining=self.joining,
+                    alone=alone,
                 )
                 result = self._doubted(result, alone)
         return result

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import HangKind
 
 GPU = msg("watchdog.gpu")  # waited for, possibly because it waits for other ranks
+RENDEZVOUS = "init_process_group"  # ends when all ranks of the training are there
 BURST = 20  # consecutive dumps of a rank that may spin: all must be the same
 BURST_GIL, BURST_LIMIT_S = 0.9, 10.0
 
@@ -32,14 +33,16 @@ Burst = Callable[[int], list[Stack | str]]
 
 def detect_stall(
     samples: Sequence[Sample],
-    ended: Mapping[int, int],
+    ended: Mapping[int, int | None],
     *,
     burst: Burst | None = None,
     elsewhere: bool = False,
+    joining: bool = False,
     alone: bool = False,
 ) -> HangFinding | NoFinding:
-    """`samples`: of at least two moments. `ended`: rank → status of those that have exited.
-    `elsewhere`: the ranks may be waiting for other machines. `burst`: takes many consecutive stacks
+    """`samples`: of at least two moments. `ended`: rank → status of those that have exited, None:
+    unknown. `elsewhere`: the ranks may be waiting for other machines. `joining`: a process of this
+    machine may be a rank that has not joined the others yet. `burst`: takes many consecutive stacks
     of a PID; without it an endless loop is never distinguished from a long computation. `alone`:
     the samples span so much time that an idle data loader counts as a hang even where no rank waits
     for another, and neither writing a file nor sleeping counts as work any longer."""
@@ -74,7 +77,9 @@ def detect_stall(
     if not waiting:
         return _none_waits(seen, alone)
     if not others:
-        return _all_wait(seen, waiting, ended, elsewhere)
+        return _all_wait(
+            seen, waiting, ended, elsewhere or (joining and RENDEZVOUS in waiting.values())
+        )
     guilty = []
     for c in others:
         how = _stuck(c, burst, alone)
@@ -119,7 +124,7 @@ def waits(c: RankTrace) -> str | None:
     ):
         name = GPU
     # A rank in the rendezvous polls repeatedly; every other wait is a single one.
-    if name is None or c.moves_data or (c.woken and name != "init_process_group"):
+    if name is None or c.moves_data or (c.woken and name != RENDEZVOUS):
         return None
     # On a CPU a waiting collective uses no CPU time; 'backward' may be the computation itself.
     # Waiting for a GPU is often a busy loop.
@@ -136,17 +141,28 @@ def on_gpu(found: HangFinding) -> list[int]:
 
 
 def _all_wait(
-    seen: dict[int, RankTrace], waiting: dict[int, str], ended: Mapping[int, int], elsewhere: bool
+    seen: dict[int, RankTrace],
+    waiting: dict[int, str],
+    ended: Mapping[int, int | None],
+    elsewhere: bool,
 ) -> HangFinding | NoFinding:
-    done = sorted(rank for rank, status in ended.items() if status == 0)
+    done = sorted(rank for rank, status in ended.items() if not status)
     since = _since(seen)
     if done:
+        unknown = any(ended[rank] is None for rank in done)
         ranks = ", ".join(map(str, done))
-        how = (
-            msg("watchdog.stall.finished")
-            if len(done) == 1
-            else msg("watchdog.stall.several_finished", ranks=ranks)
-        )
+        if unknown:
+            how = (
+                msg("watchdog.stall.ended")
+                if len(done) == 1
+                else msg("watchdog.stall.several_ended", ranks=ranks)
+            )
+        else:
+            how = (
+                msg("watchdog.stall.finished")
+                if len(done) == 1
+                else msg("watchdog.stall.several_finished", ranks=ranks)
+            )
         return HangFinding(UNEVEN, done[0], None, how, _places(seen), _stacks(seen), since)
     if elsewhere:  # a rank there may be evaluating; hang detection there names it if it is stuck
         text = msg("watchdog.stall.elsewhere", waiters=_waiters(waiting))

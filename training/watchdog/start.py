@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from training.core import heartbeat, log, rundir
 from training.core.messages import msg
 from training.core.units import plural
+from training.diagnose import exception_cause
+from training.diagnose.log_line import shown
 from training.plan.script_words import WATCH
 from training.watchdog import discovery, hang_dump
 from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, HangFinding
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 OFF_S, ERRORS = 60.0, 5  # after an internal error, doubled each time; this many turn it off
 NONE_S = 60.0  # a watched command has started no rank for that long: reported
+HELPERS_S = 10.0  # interval of the search for a rank's training beside a process without torch
+MAYBE_S = 5.0  # interval of the search for further ranks while a process may be one
 BELOW_S = 1.0  # interval of the search for the ranks of torchrun
 
 
@@ -41,13 +45,15 @@ class RanksWatch:
         self._errors, self._off_until = 0, 0.0
         self._below: dict[int, int] = {}  # rank → pid, under torchrun
         self._been_below: set[int] = set()  # ranks seen so far under torchrun
-        self._next_below = 0.0
+        self._next_below = self._next_helpers = 0.0
         self._wrapped = bool(plan.get("script")) and plan["script"]["python"] is None
         script = plan.get("script")
         self._watched = (
             Path(script["path"]).name if script and plan["launcher"]["value"] == WATCH else ""
         )
         self._since, self._warned_none = time.monotonic(), False
+        # of earlier attempts, in the log of a watched command
+        self._log_from = _size(run.launcher_log(self._watched)) if self._watched else 0
         self._expected: set[int] | None = None  # ranks of a watched command, once known
         if script:
             floor_s, elsewhere = float(plan["config"]["hang_timeout"]), len(ranks) < world_size
@@ -136,7 +142,7 @@ class RanksWatch:
             )
 
     def _look(
-        self, started: Mapping[int | None, int], ended: Mapping[int, int]
+        self, started: Mapping[int | None, int], ended: Mapping[int, int | None]
     ) -> HangFinding | None:
         pids = {rank: pid for rank, pid in started.items() if rank is not None}
         if self._heartbeats:
@@ -144,18 +150,34 @@ class RanksWatch:
         assert self._script
         if self._watched:
             pids = self._adopt(started[None])
-            ended = {**dict.fromkeys(self._been_below - pids.keys(), 0), **ended}
+            # only the launcher of the rank knows its status
+            ended = {**dict.fromkeys(self._been_below - pids.keys(), None), **ended}
         elif not pids:
             pids = self._torchruns(started[None])
+            # torchrun ends all ranks when one fails
             ended = {**dict.fromkeys(self._been_below - pids.keys(), 0), **ended}
         elif self._wrapped:
             pids = self._pythons(pids)
         if self._slow:
             self._slow.look(pids)
         found = self._script.look(pids, ended)
-        return (
-            hang_dump.keep(self.run, self._compared(found, pids), found.texts()) if found else None
-        )
+        if found is None:
+            return None
+        found = self._with_its_failure(found) if found.rank in ended else found
+        return hang_dump.keep(self.run, self._compared(found, pids), found.texts())
+
+    def _with_its_failure(self, found: HangFinding) -> HangFinding:
+        """A rank of a watched command has ended, and the others wait for it: it may have failed,
+        with a traceback in the output of the command."""
+        logged = None
+        if self._watched:
+            log_file = self.run.launcher_log(self._watched)
+            logged = exception_cause.of_log(log_file, found.rank, self._log_from)
+        if logged is None or logged.event is None:
+            return found
+        line = shown(logged.event.line.text.strip())
+        how = msg("watchdog.stall.has_logged", how=found.how, line=line)
+        return replace(found, kind=HANG, how=how)
 
     @property
     def adopted(self) -> dict[int, int]:
@@ -169,18 +191,20 @@ class RanksWatch:
         if self._below.keys() != self._expected and now >= self._next_below:
             self._next_below = now + BELOW_S
             settled = now - self._since > NONE_S
-            found, local, world = discovery.started_by(command, settled)
+            found, local, world, maybe = discovery.started_by(command, settled)
             if found and found != self._below and len(found) == local:
                 ranks, pids = plural(len(found), "rank"), ", ".join(map(str, found.values()))
                 log.info(msg("watchdog.adopted", ranks=ranks, command=self._watched, pids=pids))
             if self._script and found:
-                self._script.others_elsewhere = world > local
+                self._script.others_elsewhere, self._script.joining = world > local, maybe > 0
             self._below = found
-            self._expected = {*found} if found and len(found) == local else None
+            self._expected = {*found} if found and len(found) == local and not maybe else None
+            if maybe:
+                self._next_below = now + MAYBE_S
             self._been_below |= found.keys()
-        if not self._been_below and now - self._since > NONE_S and not self._warned_none:
-            self._warned_none = True
-            log.warning(msg("watchdog.no_ranks", command=self._watched, seconds=NONE_S))
+            if settled and not self._been_below and not self._warned_none:
+                self._warned_none = True
+                log.warning(msg("watchdog.no_ranks", command=self._watched, seconds=NONE_S))
         return self._below
 
     def _torchruns(self, launcher: int) -> dict[int, int]:
@@ -203,12 +227,18 @@ class RanksWatch:
 
     def _pythons(self, started: Mapping[int, int]) -> dict[int, int]:
         """Rank → its Python process, for ranks that are shell scripts or other programs."""
-        refresh = time.monotonic() >= self._next_below
+        now = time.monotonic()
+        refresh, helpers = now >= self._next_below, now >= self._next_helpers
         if refresh:
-            self._next_below = time.monotonic() + BELOW_S
+            self._next_below = now + BELOW_S
+        if helpers:
+            self._next_helpers = now + HELPERS_S
         for rank, pid in started.items():
             known = procfs.read_process(self._below.get(rank, pid))
-            if refresh and (known is None or known.state in "ZX" or known.pid == pid):
+            gone = known is None or known.state in "ZX" or known.pid == pid
+            # a helper, if another process has loaded torch since
+            helper = helpers and known and not procfs.maps(known.pid, discovery.TORCH)
+            if (refresh and gone) or helper:
                 self._below[rank] = discovery.python_of(pid)
         return {rank: self._below.get(rank, pid) for rank, pid in started.items()}
 
@@ -247,6 +277,10 @@ class RanksWatch:
             waiting=waiting,
             how=str(different),
         )
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _lives(pid: int) -> bool:

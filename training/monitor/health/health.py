@@ -235,11 +235,12 @@ def _ended(run: RunDir, state: RunState) -> HealthReport | None:
     step, total = progress["step"], progress["total_steps"]
     ago = state["time_unix_s"] - (state["run"]["ended_unix_s"] or state["time_unix_s"])
     word, past = state_word(how), run_checks.duration(max(0.0, ago))
-    text = (
-        msg("monitor.health.ended_of", state=word, step=step, total=total, duration=past)
-        if total
-        else msg("monitor.health.ended", state=word, step=step, duration=past)
-    )
+    if step is None:
+        text = msg("monitor.health.ended_without_steps", state=word, duration=past)
+    elif total:
+        text = msg("monitor.health.ended_of", state=word, step=step, total=total, duration=past)
+    else:
+        text = msg("monitor.health.ended", state=word, step=step, duration=past)
     if reason := state["run"]["reason"]:
         text = msg("monitor.health.ended_because", how=text, reason=reason)
     checks = [run_checks.loss(state)]

@@ -226,6 +226,11 @@ def open_files(pid: int) -> set[str]:
     return found
 
 
+def maps(pid: int, text: str) -> bool:
+    """Is this text in the list of the files that it has mapped, one a line?"""
+    return text.encode() in _bytes(f"/proc/{pid}/maps")
+
+
 def is_python(pid: int, parents_command: str = "") -> bool:
     """Does it run Python other than a helper of multiprocessing or torch.compile?"""
     words = command(pid)
