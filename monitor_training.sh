@@ -4,8 +4,8 @@
 # Usage:
 #   ./monitor_training.sh [--run=DIR | --log=FILE | --all] [OPTION…]
 #
-#   --run=DIR           a run directory, its name in experiments/, or a file of
-#                       ./duet archive; default: the newest run
+#   --run=DIR           a run directory, its name in experiments/, a file of
+#                       ./duet archive, or latest (default)
 #   --log=FILE          a log of Duet (shows its run) or of any other training
 #   --all               all runs side by side; Return opens the selected one
 #   --interval=S        seconds between refreshes, 0.2 to 3600 (default 3)

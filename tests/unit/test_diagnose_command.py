@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.diagnosed import KEY, LOGS, OOM, ROOT, asked, new_run
+from tests.unit.monitor_runs import Made, old
 from training.cli import diagnose as command
 from training.core.messages import LANGUAGES, msg
 from training.core.rundir import RunDir
@@ -235,3 +236,14 @@ def test_the_verdict_in_a_log_is_recognised(
         1,
         "duet.verdict.hang",
     )
+
+
+def test_the_newest_run_by_its_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "EXPERIMENTS", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    newest = Made(tmp_path / "second").run
+    old(Made(tmp_path / "first").run.plan)
+    for words in (["latest"], ["--run=latest"], []):
+        assert command._logs(command.options(words)) == [newest.path], words
+    (tmp_path / "latest").write_text("a log")
+    assert command._logs(command.options(["latest"])) == [Path("latest")]

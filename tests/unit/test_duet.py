@@ -70,8 +70,9 @@ def test_version() -> None:
 
 
 def test_an_unknown_command_gets_a_suggestion() -> None:
-    done = duet("mointor")
-    assert done.returncode == 2 and "./duet monitor\n" in done.stderr
+    for words in (("mointor",), ("help", "mointor")):
+        done = duet(*words)
+        assert (done.returncode, done.stdout) == (2, "") and "./duet monitor\n" in done.stderr
 
 
 def test_the_status_of_a_command_is_the_status_of_duet(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import math
+import os
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -232,10 +233,11 @@ def test_a_replaced_checkpoint_is_measured_on_the_same_data(
     (found,) = answer(capsys, str(run.path), f"--data={data}")
     assert found == wanted
     flip_a_bit(run.checkpoints / "step_00000150" / manifest.STATE)
-    with pytest.raises(UserError) as caught:
-        evaluate.main([str(run.path), str(other.path), f"--data={data}", "--json"])
-    assert [p.code for p in caught.value.problems] == ["checkpoint.damaged"]
-    (measured,) = json.loads(capsys.readouterr().out)["evaluations"]
+    words = [str(run.path), str(other.path), f"--data={data}", "--json"]
+    assert evaluate.main(words) == Exit.CONFIG
+    printed = capsys.readouterr()
+    assert "are intact" in printed.err and "1 of 2 models measured (exit 2)" in printed.err
+    (measured,) = json.loads(printed.out)["evaluations"]
     assert measured["step"] == 300
 
 
@@ -294,7 +296,7 @@ def test_the_page_of_all_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert page.sections == ["scores", "passages"] and page.rows[1][0].startswith(str(same))
 
 
-def test_problems_of_the_page(tmp_path: Path) -> None:
+def test_problems_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, data = str(stored(tmp_path).path), tmp_path / "a.txt"
     data.write_text(TEXT)
     words = (run, f"--data={data}")
@@ -304,6 +306,11 @@ def test_problems_of_the_page(tmp_path: Path) -> None:
     assert codes(*words, f"--out={tmp_path / 'x.html'}", "--checkpoints=some") == [
         "flag.value", "output.is_folder"
     ]  # fmt: skip
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UserError) as caught:
+        evaluate.parse([*words, f"--out={tmp_path / 'b.html'}"])
+    assert caught.value.code == Exit.RESOURCES
+    assert [problem.code for problem in caught.value.problems] == ["output.unwritable"]
 
 
 def test_passages_are_parts_of_one_document() -> None:

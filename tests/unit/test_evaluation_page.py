@@ -15,7 +15,7 @@ from tests.unit.report_runs import read
 from tests.unit.trained_runs import stored
 from training.cli import evaluate
 from training.core import manifest, rundir
-from training.core.errors import UserError
+from training.core.errors import Exit
 from training.data.tokenizer_base import BOS, Bytes
 from training.monitor.report import evaluation_page
 from training.tasks.evaluation import Evaluation, Part, Picture
@@ -36,10 +36,12 @@ def test_scores_are_printed_before_the_page_is_written(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(rundir, "write_bytes", full)
-    with pytest.raises(UserError) as caught:
-        evaluate.main([str(run.path), f"--data={data}", f"--out={out}", "--device=cpu"])
-    assert [p.code for p in caught.value.problems] == ["output.unwritable"]
-    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["tiny", "300"]
+    words = [str(run.path), f"--data={data}", f"--out={out}", "--device=cpu"]
+    assert evaluate.main(words) == Exit.RESOURCES
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[1].split()[:2] == ["tiny", "300"]
+    assert f"{out} cannot be written: No space left on device" in printed.err
+    assert "1 of 1 models measured (exit 3)" in printed.err
 
 
 def test_scores_of_a_diverged_model_fit_the_table_and_the_page(tmp_path: Path) -> None:

@@ -160,6 +160,9 @@ def test_bad_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     run = str(stored(tmp_path).path)
     assert codes(run, "--format=onnx") == ["flag.value", "flag.no_value"]
     assert codes(run, f"--out={tmp_path}/no/where") == ["output.no_folder"]
+    with pytest.raises(UserError) as caught:
+        export.parse([run, f"--out={tmp_path}/no/where"])
+    assert caught.value.problems[0].what == f"the directory '{tmp_path}/no' does not exist"
     assert codes(run, "--out=/") == ["output.not_empty"]
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")

@@ -316,6 +316,8 @@ def test_a_stopped_script_records_the_lost_gpu(
     assert endings.regular_end(run, own, PostRun(run, own), outcome, recovery) == Exit.PREEMPTED
     summary = read_json(run.summary) or {}
     assert [one["gpu"] for one in summary["lost"]] == [1] and len(summary["restarts"]) == 1
+    # the end of a run whose files were copied
+    assert summary["time"] == pytest.approx(own["created"] + summary["seconds"])
     assert f"stopped on request after 1 restart (lost){LACKS}: rank 0" in capfd.readouterr().err
 
 

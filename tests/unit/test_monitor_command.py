@@ -14,6 +14,7 @@ import pytest
 from tests.unit.monitor_runs import COMMAND, PATIENCE_S, ROOT, Made, dead_pid, old, program
 from training.cli import monitor
 from training.core import project
+from training.core.errors import UserError
 from training.monitor import options, state
 
 # Command line
@@ -195,6 +196,10 @@ def test_newest_run_and_run_by_name(home: Path) -> None:
     old(first.run.plan)
     assert options.find(options.parse([]), home)[0].path == second.run.path
     assert options.find(options.parse(["--run", "first"]), home)[0].path == first.run.path
+    assert options.find(options.parse(["--run=latest"]), home)[0].path == second.run.path
+    with pytest.raises(UserError) as caught:
+        options.parse(["latest"])
+    assert caught.value.problems[0].fixes == [f"{options.COMMAND} --run=latest"]
 
 
 # Program

@@ -45,6 +45,18 @@ def test_non_finite_losses_are_marked(whole: Made) -> None:
     ] == [121, 122]
 
 
+def test_a_chart_without_a_finite_value_has_no_zoom(tmp_path: Path) -> None:
+    """The browser found no scale for it: an error instead of the chart."""
+    made = planned(tmp_path / "experiments" / "quick")
+    for step in range(1, 4):
+        made.step(step, float("nan"))
+    chart = loss_of(made)
+    assert marked(chart, charts.NO_NUMBER) == [1, 2, 3]
+    assert not any("params" in layer for layer in chart.spec["layer"])
+    made.step(4, 2.0)
+    assert loss_of(made).spec["layer"][0]["params"] == [charts.zoom()]
+
+
 def test_restarts_on_the_timeline(whole: Made) -> None:
     event(whole, "failure", 15.0, cause="hang", rank=0, text="no step")
     event(

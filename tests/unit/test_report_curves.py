@@ -73,6 +73,14 @@ def test_long_run_keeps_its_extremes(tmp_path: Path) -> None:
     assert len(curve.smoothed()) == len(curve.means) <= POINTS // 2 + 1
 
 
+def test_values_whose_sum_is_infinite(tmp_path: Path) -> None:
+    huge = 1.7e308
+    metrics = written(tmp_path / "m.jsonl", [step(n, huge) for n in range(1, 5_001)])
+    curve = metrics.curves["loss"]
+    assert curve.bad == 0 and {value for _, value in curve.points} == {huge}
+    assert all(value == pytest.approx(huge) for _, value in curve.means)
+
+
 def test_later_records_win(tmp_path: Path) -> None:
     first = [step(n, 5.0) for n in range(1, 31)] + [
         {"time": 1.0, "step": 30, "val_bpb": 9.0, "eval_ms": 1.0}

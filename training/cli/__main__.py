@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         return int(Exit.DONE)
     if name in ("-h", "--help"):
         name = "help"
-    if name == "help" and rest and rest[0] in COMMANDS:
+    if name == "help" and rest and rest[0] not in OWN and not rest[0].startswith("-"):
         name, rest = rest[0], ["--help"]
     if name == "help":
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`

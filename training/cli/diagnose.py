@@ -5,9 +5,9 @@ Usage: ./duet diagnose [LOG…] [--json]
        ./duet diagnose RUN --report-issue[=FILE]
 
 LOG is a text file (any launcher, any encoding, also gzip, finished or still
-growing), a folder of per-rank logs, a run (its directory, or its name in
-experiments/; also --run=RUN), a file of `./duet archive`, or - for standard
-input.
+growing), a folder of per-rank logs, a run (its directory, its name in
+experiments/, or latest; also --run=RUN), a file of `./duet archive`, or - for
+standard input.
 Several logs are treated as one run. Default: the newest run in experiments/.
 
   --json               print one JSON object: cause, rank, line, evidence,
@@ -118,7 +118,8 @@ def main(argv: list[str]) -> int:
 def _logs(wanted: DiagnoseOptions) -> list[Path | None]:
     words = [_run(word) for word in wanted.logs]
     if wanted.run is not None:
-        words.append(str(find_run.find(wanted.run, EXPERIMENTS, ASKER).path))
+        named = None if wanted.run == find_run.LATEST else wanted.run
+        words.append(str(find_run.find(named, EXPERIMENTS, ASKER).path))
     if not words:
         newest = rundir.newest(EXPERIMENTS)
         if newest is None:
@@ -137,8 +138,10 @@ def _logs(wanted: DiagnoseOptions) -> list[Path | None]:
 
 
 def _run(word: str) -> str:
-    """The directory of a run in experiments/ where `word` is its name, or of an archived run, else
-    `word`. Raises UserError."""
+    """The directory of a run in experiments/ where `word` is its name or latest, or of an archived
+    run, else `word`. Raises UserError."""
+    if word == find_run.LATEST and not find_run.exists(Path(word)):
+        return str(find_run.find(None, EXPERIMENTS, ASKER).path)
     if rundir.is_archive(Path(word)):
         return str(find_run.find(word, EXPERIMENTS, ASKER).path)
     run = rundir.RunDir(EXPERIMENTS / word)

@@ -29,8 +29,10 @@ tokenizers) and perplexity per token.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import shlex
 import sys
 import time
@@ -40,7 +42,7 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.cli import weights_argument
-from training.core import args, find_run, rundir, units
+from training.core import args, find_run, log, rundir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import LATEST, RunSelector, path_of
 from training.core.messages import msg
@@ -105,7 +107,8 @@ def parse(argv: list[str]) -> EvaluateOptions:
     out = path_of(values["out"]).absolute() if values.get("out") else None
     problems += _not_writable(out) if out else []
     if problems:
-        raise UserError(problems)
+        denied = all(problem.code == "output.unwritable" for problem in problems)
+        raise UserError(problems, Exit.RESOURCES if denied else Exit.CONFIG)
     return EvaluateOptions(
         chosen, values.get("device", "auto"), given.get("data", ""), out, "json" in values
     )
@@ -123,7 +126,14 @@ def _not_writable(out: Path) -> list[Problem]:
         what = msg("monitor.report.options.no_folder", folder=str(out.parent))
         fixes = [f"mkdir -p {shlex.quote(str(out.parent))}"]
         return [Problem("output.no_folder", what, allowed, fixes)]
+    if not os.access(out.parent, os.W_OK):  # before hours of measuring
+        return [_unwritable(out, os.strerror(errno.EACCES))]
     return []
+
+
+def _unwritable(out: Path, error: str | None) -> Problem:
+    what = msg("cli.report.unwritable", out=out, error=error)
+    return Problem("output.unwritable", what, msg("config.saved.writable_file"))
 
 
 def main(argv: list[str]) -> int:
@@ -161,7 +171,10 @@ def main(argv: list[str]) -> int:
         except UserError as error:
             failed.append(error)
     if failed:
-        raise UserError([p for error in failed for p in error.problems], failed[0].code)
+        wrong = UserError([p for error in failed for p in error.problems], failed[0].code)
+        total = len(chosen.weights)
+        log.report(wrong, closing=msg("cli.evaluate.measured", count=len(done), total=total))
+        return int(wrong.code)
     if chosen.out and not chosen.json:
         print(chosen.out)
     return int(Exit.DONE)
@@ -176,9 +189,7 @@ def _write(out: Path, done: list[Evaluation], data: str, device: str) -> None:
     try:
         rundir.write_bytes(out, page.html().encode("utf-8", "replace"))
     except OSError as error:
-        what = msg("cli.report.unwritable", out=out, error=error.strerror)
-        allowed = msg("config.saved.writable_file")
-        raise UserError(Problem("output.unwritable", what, allowed)) from None
+        raise UserError(_unwritable(out, error.strerror), Exit.RESOURCES) from None
 
 
 def _forget_pictures(done: list[Evaluation]) -> None:

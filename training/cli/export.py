@@ -112,7 +112,7 @@ def _not_writable(out: Path) -> list[Problem]:
         return [Problem("output.not_empty", msg("cli.export.not_empty", out=out), allowed, fixes)]
     if not find_run.is_folder(out.parent):
         fixes = [f"mkdir -p {shlex.quote(str(out.parent))}"]
-        what = msg("monitor.report.options.no_folder", folder=out.parent)
+        what = msg("monitor.report.options.no_folder", folder=str(out.parent))
         return [Problem("output.no_folder", what, allowed, fixes)]
     return []
 

@@ -124,13 +124,15 @@ def regular_end(
 def _script_end(
     run: rundir.RunDir, plan: Plan, code: int, outcome: Outcome, recovery: Recovery
 ) -> int:
-    seconds = time.time() - plan["created"]
+    now = time.time()
+    seconds = now - plan["created"]
     ranks = plural(plan["ranks"], "rank")
     status: SummaryStatus = "finished" if code == Exit.DONE else "stopped"
     if not run.is_gone():
         done: ScriptSummary = {
             "status": status,
             "ranks": plan["ranks"],
+            "time": now,
             "seconds": seconds,
             "exit_code": int(code),
         }

@@ -121,7 +121,7 @@ def _without_flag(word: str) -> Problem:
     if os.path.isfile(word):  # noqa: PTH113 – Path.is_file raises for a name that no file system takes
         return Problem("flag.positional", what, allowed, [f"{COMMAND} --log={shlex.quote(word)}"])
     try:
-        find_run.find(word, experiments, ASKER)
+        find_run.find(None if word == find_run.LATEST else word, experiments, ASKER)
     except UserError as error:  # no run of that name: suggest similar ones
         wrong = error.problems[0]
         return Problem(
@@ -138,7 +138,8 @@ def find(options: MonitorOptions, root: Path) -> tuple[RunDir | None, Path | Non
     UserError."""
     experiments = root / find_run.EXPERIMENTS
     if options.run is not None:
-        return find_run.find(options.run, experiments, ASKER), None
+        named = None if options.run == find_run.LATEST else options.run
+        return find_run.find(named, experiments, ASKER), None
     if options.log is not None:
         log = find_run.path_of(options.log)
         return _by_log(log, experiments), log.absolute()

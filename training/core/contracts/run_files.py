@@ -116,6 +116,7 @@ class ScriptSummary(TypedDict):
 
     status: SummaryStatus
     ranks: int
+    time: NotRequired[float]  # unix s
     seconds: float
     exit_code: int
     restarts: NotRequired[list[RestartFacts]]

@@ -175,7 +175,8 @@ def lines(
             "zero": False,
             "padding": EDGE,
         }
-    layers[0]["params"] = [zoom()]
+    if values:  # without any, there is no scale to zoom
+        layers[0]["params"] = [zoom()]
     if any(shape == "triangle-up" for shape, _ in own.values()):
         note = joined([note, msg("monitor.report.charts.above", top=top)])
     return Chart(

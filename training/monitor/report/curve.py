@@ -100,10 +100,12 @@ def add_stretch(curve: Curve, group: list[Record], values: list[Any]) -> None:
         if not pairs:
             return
         group, values = [record for record, _ in pairs], [value for _, value in pairs]
-        total = math.fsum(values)
+        total = math.inf
+    # the sum of values near 1e308 is not finite
+    mean = total / len(group) if math.isfinite(total) else math.fsum(v / len(group) for v in values)
     least, most = values.index(min(values)), values.index(max(values))
     curve.points += [(_place(group[i]), values[i]) for i in sorted({least, most}, reverse=True)]
-    curve.means.append((_place(group[len(group) // 2]), total / len(group)))
+    curve.means.append((_place(group[len(group) // 2]), mean))
 
 
 def _place(record: Record) -> PointPosition:
