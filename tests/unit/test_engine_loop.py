@@ -126,7 +126,9 @@ def trained(
     )
     request = StopRequest()
     request.code = stop
-    recorder: Any = SimpleNamespace(power=None, forecast=None, write=records.append)
+    recorder: Any = SimpleNamespace(
+        power=None, forecast=None, write=records.append, checkpoint=lambda: None
+    )
     loop.train(session, recorder, request)
     return seen, [record for record in records if "step_ms" in record]
 

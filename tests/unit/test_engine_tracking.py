@@ -4,6 +4,7 @@ loopback."""
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import textwrap
@@ -48,6 +49,22 @@ for step in range(first, last + 1):
     recorder.write({"step": step, "loss": 10 / step, "mfu": None, "compute_ms": [1.0, 2.0 + step]})
     took.append(time.perf_counter() - begun)
 recorder.write({"step": last, "val_bpb": 1.25})
+"""
+# Killed in the moment in which the trackers have handled the checkpoint.
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from training.config.schema import Config
+from training.core.rundir import RunDir
+from training.trainer.metrics_writer import MetricsWriter
+run = RunDir({run!r})
+run.create()
+recorder = MetricsWriter(run, Config(use_dummy_wandb=True))
+for record in {records!r}:
+    recorder.write(record)
+recorder.checkpoint()
+recorder._trackers._put(lambda sink: os.kill(os.getpid(), signal.SIGKILL))
+recorder._trackers._thread.join()
 """
 FAILED = """
 while recorder._trackers._queue.qsize():  # it started long before
@@ -122,6 +139,25 @@ def test_lists_become_one_number_per_rank() -> None:
         "compute_ms/rank1": 2.5,
         "memory_bytes/rank0": 10,
     }
+
+
+def test_tensorboard_has_what_led_to_a_checkpoint_after_a_kill(run: RunDir) -> None:
+    """The second start is killed too; it begins with the evaluation of the checkpoint's step."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for records in (
+        [STEP | {"step": 1}, STEP | {"step": 2}],
+        [{"step": 2, "val_psnr": 30.0}, STEP | {"step": 3}],
+    ):
+        code = KILLED.format(root=str(ROOT), run=str(run.path), records=records)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=clean_environment(), timeout=120, check=False
+        )
+        assert done.returncode == -signal.SIGKILL
+    events = EventAccumulator(str(run.tensorboard))
+    events.Reload()
+    assert [e.step for e in events.Scalars("train/loss")] == [1, 2, 3]
+    assert [e.step for e in events.Scalars("eval/val_psnr")] == [2]
 
 
 def test_tensorboard_shows_each_number(run: RunDir) -> None:

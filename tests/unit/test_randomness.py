@@ -47,6 +47,7 @@ class Split(Task):
         return self.val_data()
 
     def val_data(self):
+        self.first = ord(next(iter({chr(number) for number in range(97, 123)})))
         drawn = [*self.mine, random.random(), np.random.rand(), torch.rand(()).item()]
         return TensorDataset(torch.tensor([drawn]))
 
@@ -54,7 +55,8 @@ class Split(Task):
         return model(batch[0][:, :1]).mean()
 
     def metrics(self, model, batch):
-        return {str(place): batch[0][:, place] for place in range(batch[0].shape[1])}
+        found = {str(place): batch[0][:, place] for place in range(batch[0].shape[1])}
+        return found | {"set": torch.full((1,), float(self.first))}
 """
 
 
@@ -114,7 +116,8 @@ def test_a_step_draws_by_seed_step_and_rank() -> None:
 
 
 def test_an_evaluation_draws_as_the_training_did(tmp_path: Path) -> None:
-    """Also in another process and for a task that draws when its file is run."""
+    """Also in another process, for a task that draws when its file is run, and with the same sets
+    as the ranks."""
     file = tmp_path / "split.py"
     file.write_text(SPLIT)
     run = rundir.RunDir(tmp_path / "run")
@@ -135,6 +138,14 @@ def test_an_evaluation_draws_as_the_training_did(tmp_path: Path) -> None:
             for _ in range(2)
         ]
         assert found[0] == found[1]
+        show = "print(ord(next(iter({chr(number) for number in range(97, 123)}))))"
+        shown = subprocess.run(
+            [sys.executable, "-c", show],
+            env=clean_environment(PYTHONHASHSEED="0"),
+            capture_output=True,
+            check=True,
+        )
+        assert found[0]["set"] == int(shown.stdout)
         # as training.trainer.worker and train_state do
         randomness.seed(5)
         made_task = tasks.make({"config": config, "task": task}, CPU, None)  # type: ignore[typeddict-item]

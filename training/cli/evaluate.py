@@ -47,7 +47,7 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import LATEST, RunSelector, path_of
 from training.core.messages import msg
 from training.core.project import typed
-from training.host import program
+from training.host import process, program
 from training.tasks.evaluation import Evaluation, Part
 from training.tasks.weights import RAW, Weights
 
@@ -258,4 +258,5 @@ def _cell(value: object) -> str:
 
 
 if __name__ == "__main__":
+    process.fix_sets()
     sys.exit(program.run(main, __doc__))

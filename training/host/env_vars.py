@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from training.core import redact
 from training.core.messages import msg
-from training.host import cgroups, env_catalog, network
+from training.host import cgroups, env_catalog, network, process
 from training.host.gpus import Gpu, one_line
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def choose(
         ("PYTHONUNBUFFERED", "1", msg("host.variable.unbuffered"))
     ]
     if task:
-        wanted.append(("PYTHONHASHSEED", "0", msg("host.variable.same_sets")))
+        wanted.append((*process.HASH_SEED, msg("host.variable.same_sets")))
     if ranks > 1:
         threads = max(1, cpu_count() // local_ranks)
         why = msg("host.variable.threads", cores=cpu_count(), local_ranks=local_ranks)

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -40,6 +41,8 @@ HELPERS = (
     "multiprocessing.forkserver",
     *COMPILERS,
 )
+# Sets of strings have the same order in every process of a task.
+HASH_SEED = ("PYTHONHASHSEED", "0")
 TIDYING_S = 2.0
 LOOK_S = 0.02
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -52,6 +55,14 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if parent is not None and os.getppid() != parent:  # it died before the call
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fix_sets() -> None:
+    """Start this program again with HASH_SEED, which Python reads at its start, unless the user has
+    chosen a value."""
+    name, value = HASH_SEED
+    if not os.environ.get(name):
+        os.execve(sys.executable, sys.orig_argv, os.environ | {name: value})
 
 
 class StopAsked(KeyboardInterrupt):

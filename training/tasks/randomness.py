@@ -22,7 +22,7 @@ def seed(value: int) -> None:
 
 @dataclass(frozen=True)
 class RandomState:
-    """Where the generators of the CPU stand."""
+    """Of the generators of the CPU."""
 
     torch: torch.Tensor
     python: Any

@@ -226,6 +226,7 @@ def evaluate_and_save(
         score, better = validate(session, progress, position)
     saves = saves or better or stopped
     if saves:
+        progress.checkpoint()
         heartbeat.current.beat("gather state")
         session.save(
             position,

@@ -89,6 +89,11 @@ class MetricsWriter:
                 )
             self._disk_warned = True
 
+    def checkpoint(self) -> None:
+        """A checkpoint is being saved: trackers keep what led to it, also if this process is
+        killed. Returns at once."""
+        self._trackers.flush()
+
     def close(self, summary: SummaryRecord, code: int) -> None:
         """Write everything, report the end to the trackers, and close or abandon them."""
         self._close(End(code, dict(summary)), tracking.CLOSE_S, tracking.STARTING_S)

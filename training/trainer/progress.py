@@ -156,6 +156,11 @@ class Progress:
         self.session.run.event("eval", step=position.step, **found)
         self._line(position, f"Validation: {self.session.task.shown(scores)}")
 
+    def checkpoint(self) -> None:
+        """Before a checkpoint is saved."""
+        if self.recorder:
+            self.recorder.checkpoint()
+
     def _line(self, position: TrainProgress, text: str) -> None:
         line = (
             f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] Epoch: {position.epoch + 1}, Iter: "

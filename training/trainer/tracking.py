@@ -23,6 +23,7 @@ from training.config.schema import Config
 from training.core import heartbeat, log, redact, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
+from training.core.metric_units import EVALUATION
 
 if TYPE_CHECKING:
     from training.core.contracts.metrics import Figures
@@ -48,6 +49,7 @@ class End:
 class Tracker(Protocol):
     def write(self, record: Figures) -> None: ...
     def note(self, text: str, step: int) -> None: ...  # an event: a restart
+    def flush(self) -> None: ...  # what was written survives a kill of this process
     def close(self, end: End) -> None: ...
 
 
@@ -61,6 +63,10 @@ def figures(record: Figures) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
+def of_evaluation(record: Figures) -> bool:
+    return any(name.startswith(EVALUATION) for name in record)
+
+
 class TensorBoard:
     """experiments/<run>/tb_logger/: one scalar per number. `first`: the first step of this start;
     later steps of an earlier start are hidden."""
@@ -72,12 +78,15 @@ class TensorBoard:
         self.writer: Any = SummaryWriter(str(run.tensorboard), purge_step=first if again else None)  # type: ignore[no-untyped-call]
 
     def write(self, record: Figures) -> None:
-        group = "eval" if any(name.startswith("val_") for name in record) else "train"
+        group = "eval" if of_evaluation(record) else "train"
         for name, value in figures(record):
             self.writer.add_scalar(f"{group}/{name}", value, record["step"])
 
     def note(self, text: str, step: int) -> None:
         self.writer.add_text("event", text, step)
+
+    def flush(self) -> None:
+        self.writer.flush()
 
     def close(self, end: End) -> None:
         step = int(end.summary.get("steps", 0))
@@ -143,6 +152,9 @@ class WandB:
     def note(self, text: str, step: int) -> None:
         self.run.log({"event": text, "step": step})
 
+    def flush(self) -> None:
+        """Its own process has every record already."""
+
     def close(self, end: End) -> None:
         self.run.summary.update(
             {name: value for name, value in end.summary.items() if value is not None}
@@ -195,7 +207,8 @@ class Trackers:
             return
         if not self._started:
             threading.excepthook = _thread_failed  # a tracker's own threads
-            self._first, self._started = record["step"], True
+            # A resume may begin with the evaluation of the last step before it.
+            self._first, self._started = record["step"] + of_evaluation(record), True
             self._thread.start()
         self._put(lambda sink: sink.write(record))
 
@@ -203,6 +216,11 @@ class Trackers:
         """Queue an event; ignored before the first record."""
         if self._started:
             self._put(lambda sink: sink.note(text, step))
+
+    def flush(self) -> None:
+        """Queue the flush of everything written so far."""
+        if self._started:
+            self._put(lambda sink: sink.flush())
 
     def _put(self, action: Callable[[Tracker], None]) -> None:
         try:
