@@ -22,7 +22,7 @@ def seed(value: int) -> None:
 
 @dataclass(frozen=True)
 class RandomState:
-    """Of the generators of the CPU."""
+    """What the generators on the CPU return next."""
 
     torch: torch.Tensor
     python: Any
