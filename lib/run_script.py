@@ -258,9 +258,9 @@ def _write(path: str, facts: "dict[str, object]") -> None:
         os.replace(path + ".tmp", path)
     except OSError as problem:  # must not change how the script ends
         # the launcher looks for it (training/launcher/output.py)
-        said = "; {type}: {message} at {where}".format(**facts) if "type" in facts else ""
-        said = " ".join(said.split())
-        print(f"{path} cannot be written: {problem.strerror}{said}", file=sys.stderr)
+        what = "; {type}: {message} at {where}".format(**facts) if "type" in facts else ""
+        what = " ".join(what.split())
+        print(f"{path} cannot be written: {problem.strerror}{what}", file=sys.stderr)
 
 
 if __name__ == "__main__":

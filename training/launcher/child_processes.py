@@ -45,6 +45,7 @@ class ChildProcesses:
         self.killing = False  # from now on exits are caused by this process
         self._killed_at: float | None = None
         self._adopted: dict[int, int] = {}
+        self._killed: set[int] = set()  # with their rank: they may take a moment to die
 
     def start(self) -> None:
         """Start all of them; their PIDs are written to supervisor.json. Raises UserError if the log
@@ -118,6 +119,7 @@ class ChildProcesses:
         os.close(pidfd)
         status = child.popen.wait()
         left = process.end_group(child.popen.pid)
+        self._killed |= left.keys()
         if status == 0 and not self._state.outcome.ours and not self.killing:
             for pid, command in left.items():
                 self._warn_of_left(pid, command)
@@ -189,7 +191,7 @@ class ChildProcesses:
         for pid, command in process.sweep(self._token).items():
             # ranks of a watched command have sessions of their own
             killed = self._state.outcome.watched and self._killed_at is not None
-            if pid not in blocked and not killed:
+            if pid not in blocked | self._killed and not killed:
                 self._warn_of_left(pid, command)
 
     def _warn_of_left(self, pid: int, command: str) -> None:

@@ -57,7 +57,8 @@ class FirstFailure:
         """No rank of this machine is left: report a crash that came after the end of a script, if
         there is nothing else to report."""
         outcome = self._state.outcome
-        if self._late and outcome.asked == Exit.DONE and not outcome.resized:
+        quiet = outcome.guilty is None and outcome.asked == Exit.DONE and not outcome.resized
+        if self._late and quiet:
             late, self._late = self._late, None
             self.of_rank(*late)
 

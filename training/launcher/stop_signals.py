@@ -61,7 +61,7 @@ def show_the_rest() -> None:
 
 
 def _too_late(number: int, frame: object) -> None:
-    """Of a signal after the end: the result of the run stands."""
+    """For signals after the end, which do not change the result of the run."""
     console.hurry()
 
 
