@@ -1,4 +1,4 @@
-"""Output that is no progress: torch reports every ten seconds that it still waits."""
+"""Output without progress: torch reports every ten seconds that it still waits."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-MOST = 1 << 16  # bytes: more is no such report
+MOST = 1 << 16  # bytes: such a report is shorter
 _WAITS = re.compile(rb"\[c10d\] (waitForInput|The client socket)\b")
 
 
