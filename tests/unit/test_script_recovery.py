@@ -144,7 +144,7 @@ def test_a_checkpoint_beside_and_deep_below_crowded_folders(
     assert found and found.path == deep / "last.pt"
 
 
-def test_a_search_that_stops_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_stops_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = cast(
         "Plan",
         {"command": {"cwd": str(tmp_path)}, "script": {"args": []}, "created": time.time() + 60},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,15 @@ def test_a_rank_that_reads_the_store_waits_for_another(tmp_path: Path) -> None:
     found = judged((reduce(), reduce()), (reads, reads), (locks, locks))
     assert isinstance(found, HangFinding) and found.rank == 2
     assert found.waiting[1] == f"waits in store.get at {script}:1 (main)"
+
+
+def test_a_barrier_of_the_store_is_polled() -> None:
+    """new_group with TORCH_DIST_INIT_BARRIER, which one rank has not called."""
+    c10d = "/u/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+    group = look(Frame(c10d, 1063, "_store_based_barrier"), Frame(c10d, 5863, "new_group"), LOCKS)
+    found = judged((group, dataclasses.replace(group, turns=2)), (reduce(), reduce()))
+    assert isinstance(found, HangFinding) and (found.kind, found.rank) == ("uneven", None)
+    assert found.waiting[0] == "waits in new_group at /home/me/train.py:9 (locks)"
 
 
 @pytest.mark.parametrize("waits_in", ["hrtimer_nanosleep", ""])

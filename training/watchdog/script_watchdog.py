@@ -87,9 +87,9 @@ class ScriptWatch:
         self._stopped: dict[int, float] = {}  # rank → since when
         self._reported: set[str] = set()
 
-    def output(self) -> None:
-        """A rank has printed something."""
-        now = time.monotonic()
+    def output(self, at: float | None = None) -> None:
+        """A rank has printed something; `at`: then, rather than now."""
+        now = time.monotonic() if at is None else at
         # The time before the first output is the start (imports), not a usual gap.
         if self._heard is not None and now - self._heard > BURST_S:
             self._gaps.append(now - self._heard)

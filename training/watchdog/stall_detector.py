@@ -123,8 +123,10 @@ def waits(c: RankTrace) -> str | None:
         and waits_for_device(main.frames[0])
     ):
         name = GPU
-    # A rank in the rendezvous polls repeatedly; every other wait is a single one.
-    if name is None or c.moves_data or (c.woken and name != RENDEZVOUS):
+    # A rank in the rendezvous or in a barrier of the store polls repeatedly; every other wait is a
+    # single one.
+    polls = name == RENDEZVOUS or main.frames[0].name == "_store_based_barrier"
+    if name is None or c.moves_data or (c.woken and not polls):
         return None
     # On a CPU a waiting collective uses no CPU time; 'backward' may be the computation itself.
     # Waiting for a GPU is often a busy loop.

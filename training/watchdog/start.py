@@ -25,12 +25,14 @@ from training.watchdog.heartbeat_watchdog import HeartbeatWatchdog
 from training.watchdog.probes import flight_recorder, procfs
 from training.watchdog.script_watchdog import ScriptWatch
 from training.watchdog.slow_rank import SlowRankWatch
+from training.watchdog.waiting_lines import WaitingLines
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 OFF_S, ERRORS = 60.0, 5  # after an internal error, doubled each time; this many turn it off
 NONE_S = 60.0  # a watched command has started no rank for that long: reported
+SILENT_S = 2.0  # what is printed after a silence of this length is read
 HELPERS_S = 10.0  # interval of the search for a rank's training beside a process without torch
 MAYBE_S = 5.0  # interval of the search for further ranks while a process may be one
 BELOW_S = 1.0  # interval of the search for the ranks of torchrun
@@ -43,6 +45,8 @@ class RanksWatch:
         self.run, self.ranks = run, ranks
         self._heartbeats = self._script = self._slow = None
         self._errors, self._off_until = 0, 0.0
+        self._lines, self._heard = WaitingLines(run.ranks), time.monotonic()
+        self._unread: float | None = None  # time of the first output that was not read yet
         self._below: dict[int, int] = {}  # rank → pid, under torchrun
         self._been_below: set[int] = set()  # ranks seen so far under torchrun
         self._next_below = self._next_helpers = 0.0
@@ -72,9 +76,12 @@ class RanksWatch:
             self._heartbeats = HeartbeatWatchdog(run, plan, ranks)
 
     def output(self) -> None:
-        """A rank has printed something."""
-        if self._script:
-            self._script.output()
+        """A rank has printed something. After a silence the next look reads what."""
+        self._heard = time.monotonic()
+        if self._script and self._lines.remembers:
+            self._unread = self._unread or self._heard
+        elif self._script:
+            self._script.output(self._heard)
 
     def close(self) -> None:
         """Wait for its threads: processes must be started from a process with one thread."""
@@ -148,6 +155,7 @@ class RanksWatch:
         if self._heartbeats:
             return self._heartbeats.look(pids)
         assert self._script
+        self._read_output(self._script)
         if self._watched:
             pids = self._adopt(started[None])
             # only the launcher of the rank knows its status
@@ -165,6 +173,15 @@ class RanksWatch:
             return None
         found = self._with_its_failure(found) if found.rank in ended else found
         return hang_dump.keep(self.run, self._compared(found, pids), found.texts())
+
+    def _read_output(self, script: ScriptWatch) -> None:
+        """Report output to the hang detection, except that torch waits."""
+        if self._unread is not None:
+            if not self._lines.only():
+                script.output(self._unread)
+            self._unread = None
+        elif time.monotonic() - self._heard > SILENT_S:
+            self._lines.remember()
 
     def _with_its_failure(self, found: HangFinding) -> HangFinding:
         """A rank of a watched command has ended, and the others wait for it: it may have failed,
