@@ -195,6 +195,8 @@ def test_video_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert codes(str(run.path), f"--data={frames}", "--encoding=gbk") == ["flag.unknown"]
     (problem,) = problems(str(run.path), f"--data={tmp_path / 'clips/tset'}")
     assert problem.fixes == [f"--data={frames}"] and "--data" in problem.what
+    for name in ("x" * 300, "x" * 300 + ".lmdb"):  # a place that cannot be examined
+        assert codes(str(run.path), f"--data={tmp_path / name}") == ["video.folder_missing"]
     # the validation frames of the run, relative to where it was started
     options["test_dataroot_gt"] = "clips/test"
     plan["command"] = {"script": "train.py", "args": [], "cwd": str(tmp_path)}

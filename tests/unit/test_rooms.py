@@ -110,7 +110,7 @@ LATER = {
     "only for runs without a recorded end": ["monitor.host_stats", "monitor.rank_states"],
     "only with W&B": ["host.wandb_login"],
     "not needed to list runs, which takes less time than these imports": [
-        *("core.heartbeat", "host.packages", "tasks"),
+        *("config.schema", "core.heartbeat", "core.redact", "host.packages", "tasks"),
     ],
     "only for a page: the chart package is searched": [
         *(f"monitor.report.{n}" for n in ("run", "sweep_page")),

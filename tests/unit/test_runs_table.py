@@ -180,7 +180,7 @@ def test_differences_are_those_of_the_listed_runs(folder: Path) -> None:
 
 
 def test_options_of_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two video runs that differed only in a field of their task could not be told apart."""
+    """Two video runs that differed only in a field of their task were shown as equal."""
     for name, dim in (("small", 8), ("large", 16)):
         made = ended(Made(tmp_path / name))
         options = {"embed_dim": dim, "G_optimizer_lr": 2e-3 * dim}

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.core import find_run
 from training.core.messages import msg
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def is_packed(root: Path) -> bool:
 
 def lacking(root: Path) -> list[str]:
     """Names of missing files."""
-    return [name for name in (DATA, META) if not (root / name).is_file()]
+    return [name for name in (DATA, META) if not find_run.is_file(root / name)]
 
 
 def clips(root: Path) -> dict[str, dict[str, str]]:

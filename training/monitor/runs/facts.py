@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from training.core import evaluations, find_run, jsonl, metric_units, redact, rundir, standing
+from training.core import evaluations, find_run, jsonl, metric_units, rundir, standing
 from training.core.jsonl import Record, dig, items, mtime, number, read_object, text, whole
 from training.core.messages import msg
 from training.core.rundir import RunDir
@@ -257,6 +257,8 @@ def _config(plan: Record) -> Record:
         name: value for part in parts if isinstance(part, dict) for name, value in part.items()
     }
     if script_of(plan) is not None:
+        from training.core import redact
+
         words = items(dig(plan, "script", "args"))
         found["args"] = redact.joined(word for word in words if isinstance(word, str))
     return found

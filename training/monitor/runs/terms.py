@@ -95,8 +95,9 @@ def _wrong(term: Term, text: str, again: str) -> list[Problem]:
     if not term.compare:
         return []
     key, compare, value = term.key, term.compare, term.value
-    if key not in COLUMNS and key != "args" and key not in (known := _known()):
-        fixes = [f"{again} --filter='{near}{compare}{value}'" for near in suggest(key, known)[:1]]
+    if not _is_known(key) and key != "args":
+        near = suggest(key, _known())[:1]
+        fixes = [f"{again} --filter='{one}{compare}{value}'" for one in near]
         allowed = msg("monitor.runs.keys", columns=", ".join(COLUMNS))
         return [
             Problem(
@@ -119,6 +120,14 @@ def _wrong(term: Term, text: str, again: str) -> list[Problem]:
         }.get(key, msg("monitor.runs.number"))
         return [Problem("runs.filter", what, allowed)]
     return []
+
+
+def _is_known(key: str) -> bool:
+    if key in COLUMNS:
+        return True
+    from training.config.schema import FIELDS
+
+    return key in FIELDS or key in _known()
 
 
 def _known() -> list[str]:
@@ -153,9 +162,9 @@ def _order(value: object) -> tuple[int, float, str]:
 def wrong_column(column: str, again: str) -> list[Problem]:
     """The problem with an unknown --sort."""
     key = column.removeprefix("-")
-    if key in COLUMNS or key in (known := _known()):
+    if _is_known(key):
         return []
-    near = suggest(key, known)[:1] or ["age"]
+    near = suggest(key, _known())[:1] or ["age"]
     return [
         Problem(
             "flag.value",

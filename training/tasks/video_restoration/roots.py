@@ -8,6 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from training.core import find_run
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.core.project import ROOT
@@ -55,7 +56,7 @@ def frames(root: Path, clip: str, kind: str) -> Frames:
 
 def has_sharp_frames(root: Path, clip: str) -> bool:
     """`root` is not packed."""
-    places = (place for place in _places(root, clip, "gt") if place.is_dir())
+    places = (place for place in _places(root, clip, "gt") if find_run.is_folder(place))
     return any(map(pictures.any_in_folder, places))
 
 
@@ -83,7 +84,7 @@ def folders(root: Path) -> list[str]:
 def missing(given: str, option: str, root: str) -> list[Problem]:
     """Problems of a root that contains no frames. `given`: the option as shown."""
     path = expanded(root)
-    if path.is_dir():
+    if find_run.is_folder(path):
         try:
             with os.scandir(path):
                 return _database(given, option, path) if lmdb_folder.is_packed(path) else []
@@ -122,22 +123,22 @@ def _database(given: str, option: str, path: Path) -> list[Problem]:
     if not what:
         return []
     plain = path.with_suffix("")
-    fixes = [f"--{option}={shlex.quote(str(plain))}"] if plain.is_dir() else []
+    fixes = [f"--{option}={shlex.quote(str(plain))}"] if find_run.is_folder(plain) else []
     return [Problem("video.lmdb", what, msg("tasks.video.clips.lmdb_wanted"), fixes)]
 
 
 def _nearest(option: str, path: Path) -> list[str]:
     """Folders with a similar path: one name along the path may be misspelled."""
     fixes = [MAKE] if "blur_video" in path.parts else []
-    if lmdb_folder.is_packed(path) and path.with_suffix("").is_dir():
+    if lmdb_folder.is_packed(path) and find_run.is_folder(path.with_suffix("")):
         return [f"--{option}={shlex.quote(str(path.with_suffix('')))}"]
     parent = path.absolute()
-    while not parent.parent.is_dir():
+    while not find_run.is_folder(parent.parent):
         parent = parent.parent
     near = difflib.get_close_matches(parent.name, folders(parent.parent), n=1, cutoff=0.6)
     if near:
         found = parent.parent / near[0] / path.absolute().relative_to(parent)
-        if found.is_dir():
+        if find_run.is_folder(found):
             shown = str(found) if path.is_absolute() else os.path.relpath(found)
             return [f"--{option}={shlex.quote(shown)}", *fixes]
     return fixes
