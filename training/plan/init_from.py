@@ -56,9 +56,9 @@ def find(
             return _again(before, resumed, experiments, kind)
         bare = find_run.path_of(word)
         if bare.suffix in weights.BARE and not weights.is_weights(bare):
-            if bare.is_file():
+            if find_run.is_file(bare):
                 return weights.bare(bare, kind)
-            if not bare.exists():
+            if not find_run.exists(bare):
                 what = msg("plan.init.no_file", word=word, origin=origins["init_from"])
                 allowed = msg("plan.init.file_wanted")
                 raise UserError(Problem("run.missing", what, allowed, field="init_from"))

@@ -115,7 +115,7 @@ class AsyncCheckpointer:
             # What is pinned so far is given back: NCCL and the batches need pinned memory, too.
             self._pin, self._copy = False, {}
             if torch.cuda.is_initialized():
-                torch.accelerator.empty_host_cache()
+                _empty_host_cache()
             log.info(msg("trainer.checkpoint.not_pinned", error=reason))
         plain: TensorTree = _copied(state, self._copy, "", pin=False)
         return plain
@@ -270,6 +270,13 @@ def _copied(value: Any, buffer: Any, name: str, *, pin: bool) -> Any:
             for number, (item, there) in enumerate(zip(value, old, strict=True))
         )
     return _readable(value, name)
+
+
+def _empty_host_cache() -> None:
+    if hasattr(torch.accelerator, "empty_host_cache"):
+        torch.accelerator.empty_host_cache()
+    else:  # an earlier torch
+        torch._C._host_emptyCache()  # type: ignore[attr-defined]
 
 
 def _host_memory(like: torch.Tensor, *, pin: bool) -> torch.Tensor:
