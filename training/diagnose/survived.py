@@ -19,7 +19,7 @@ BUFFER = 16 << 10
 # until it is killed.
 GRACE_STEPS, GRACE_S = 100, 150.0
 BEGINS = re.compile(
-    r"\b(?:resum|restor|restart|requeu)|\bload(?:ed|ing)?\b.{0,60}\b(?:checkpoint|ckpt|state)"
+    r"\b(?:resum|restore|restoring|restart|requeu)|\bload(?:ed|ing)?\b.{0,60}\b(?:checkpoint|ckpt|state)"
     r"|\bstart(?:ed|ing)?\b.{0,30}\b(?:train|job|run|attempt)",
     re.I,
 )
