@@ -225,13 +225,16 @@ def test_a_full_gpu_is_not_a_wrong_model(
     monkeypatch.setattr(torch.nn.Module, "load_state_dict", full)
     with pytest.raises(type(error)):
         loaded(tmp_path / "a.pt", model)
-    saved: Any = SimpleNamespace(state={"model": {}, "optimizer": []}, path=tmp_path)
+    facts: Any = {"optimizer": "AdamW"}
+    saved: Any = SimpleNamespace(
+        state={"model": {}, "optimizer": []}, path=tmp_path, manifest=facts
+    )
     optimizer: Any = None
     with pytest.raises(type(error)):
-        start_weights.load(model, optimizer, saved)
+        start_weights.load(model, optimizer, saved, facts)
     monkeypatch.undo()
     with pytest.raises(UserError, match="Missing key"):
-        start_weights.load(model, optimizer, saved)
+        start_weights.load(model, optimizer, saved, facts)
 
 
 @each("wrapped", [

@@ -32,6 +32,7 @@ PLAN: dict[str, Any] = {
     "device": {"value": "cpu"},
     "launcher": {"value": "spawn"},
     "ranks": 1,
+    "place": {"node_rank": 0, "nnodes": 1},
     "master_port": 0,
     "gpus": [],
     "retries": {"value": 0},
@@ -304,7 +305,7 @@ def test_a_rank_that_sigkill_does_not_end_is_left_behind(
 
 
 def test_no_restart_while_a_rank_cannot_be_killed(run: RunDir) -> None:
-    plan = PLAN | {"retries": {"value": 2, "reason": ""}, "place": {"node_rank": 0, "nnodes": 1}}
+    plan = PLAN | {"retries": {"value": 2, "reason": ""}}
     facts = {
         "cause": "unknown",
         "kind": "died",

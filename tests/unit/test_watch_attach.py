@@ -324,4 +324,8 @@ def test_a_process_that_is_not_python(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = shown(capsys, "--help")
-    assert (code, err) == (0, "") and "attach --pid=PID [--json]" in out and sys.argv[0] not in out
+    assert (
+        (code, err) == (0, "")
+        and "attach --pid=PID | --run=RUN [--json]" in out
+        and sys.argv[0] not in out
+    )
