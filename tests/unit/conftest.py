@@ -36,6 +36,14 @@ SIMPLE, ENHANCED, LAUNCH, TRAIN = (
 Write = Callable[..., str]
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run without contents; modules that need another one define it."""
+    made = RunDir(tmp_path / "run")
+    made.create()
+    return made
+
+
 def clean_environment(**more: str) -> dict[str, str]:
     """The environment of this process without variables that configure a run."""
     skip = (

@@ -53,13 +53,6 @@ Start = Callable[[str], Attempt]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    made = RunDir(tmp_path / "run")
-    made.create()
-    return made
-
-
-@pytest.fixture
 def start(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Start:
     def make(code: str) -> Attempt:
         monkeypatch.setattr(

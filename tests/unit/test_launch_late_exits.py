@@ -9,7 +9,6 @@ import sys
 import textwrap
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,13 +37,6 @@ ERROR = {
     "traceback": [],
 }
 Start = Callable[[str], Attempt]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    made = RunDir(tmp_path / "run")
-    made.create()
-    return made
 
 
 @pytest.fixture
@@ -141,7 +133,7 @@ def test_a_hang_without_an_exception_stays_one(run: RunDir, start: Start) -> Non
 def test_a_rank_that_has_raised_must_exit_within_a_limit(
     run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one waits for nothing: there is no hang to find."""
+    """The other one waits for nothing, so a hang is not found."""
     monkeypatch.setattr(timeouts, "RAISED_S", 0.1)
     report = f"(folder / 'ranks' / 'rank1.error.json').write_text({json.dumps(ERROR)!r})"
     outcome = start(f"if rank:\n    {report}\n    time.sleep(600)").go()

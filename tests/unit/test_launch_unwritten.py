@@ -31,13 +31,6 @@ raise ValueError("bad\\n  sample; 17")
 TEXT = "ValueError: bad sample; 17 at {}:3"
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    made = RunDir(tmp_path / "run")
-    made.create()
-    return made
-
-
 def read(path: Path, printed: bytes, pieces: int) -> RankOutput:
     reader, writer = os.pipe()
     output = RankOutput(reader, path, None, backlog=Backlog())
@@ -86,7 +79,7 @@ def test_an_exception_without_its_file_is_on_the_card(run: RunDir) -> None:
 def test_a_failure_that_seems_to_be_older_than_its_run_is_sent(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock was set back; on a full disk there is no file at all."""
+    """The clock was set back; a full disk has the same effect, without the file."""
 
     class Failed:
         def __init__(self, *_: Any, signals: StopSignals) -> None: ...

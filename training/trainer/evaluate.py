@@ -76,10 +76,10 @@ def _agree(names: list[str], world: World, task: Task) -> None:
     the ranks would wait for each other forever. A collective."""
     digest = hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).digest()
     number = int.from_bytes(digest[:7], "big")
-    range_of = torch.tensor([number, -number], device=world.device)
-    dist.all_reduce(range_of, op=dist.ReduceOp.MAX)
-    largest, smallest = range_of.tolist()
-    if largest == -smallest:
+    limits = torch.tensor([number, -number], device=world.device)
+    dist.all_reduce(limits, op=dist.ReduceOp.MAX)
+    largest, negated_smallest = limits.tolist()
+    if largest == -negated_smallest:
         return
     every: list[list[str]] = [[] for _ in range(world.world_size)]
     dist.all_gather_object(every, names)

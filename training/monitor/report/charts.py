@@ -175,7 +175,7 @@ def lines(
             "zero": False,
             "padding": EDGE,
         }
-    if values:  # without any, there is no scale to zoom
+    if values:  # an empty chart cannot be zoomed
         layers[0]["params"] = [zoom()]
     if any(shape == "triangle-up" for shape, _ in own.values()):
         note = joined([note, msg("monitor.report.charts.above", top=top)])

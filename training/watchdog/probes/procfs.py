@@ -64,11 +64,7 @@ def reads_input(pid: int) -> bool:
     if os.uname().machine not in _READS:
         return False
     read, selects, polls = _READS[os.uname().machine]
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:  # gone
-        return False
-    for thread in threads:
+    for thread in _threads(pid):
         words = _text(f"/proc/{pid}/task/{thread}/syscall").split()
         if len(words) < 2 or not words[0].isdecimal():
             continue
@@ -108,10 +104,7 @@ def name(pid: int) -> str:
 
 def threads(pid: int) -> set[str]:
     """Names of its threads."""
-    try:
-        return {_text(f"/proc/{pid}/task/{one}/comm") for one in os.listdir(f"/proc/{pid}/task")}
-    except OSError:  # gone
-        return set()
+    return {_text(f"/proc/{pid}/task/{thread}/comm") for thread in _threads(pid)}
 
 
 def began(pid: int) -> int:
@@ -149,11 +142,7 @@ def turns(pid: int) -> int:
     """How often the computing thread (the main thread, or torch's own for backward on a GPU) has
     gone to sleep: constant in a thread that waits for something that never arrives."""
     count = 0
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:  # gone
-        return count
-    for thread in threads:
+    for thread in _threads(pid):
         if thread == str(pid) or _text(f"/proc/{pid}/task/{thread}/comm").startswith("pt_autograd"):
             found = re.search(
                 r"^voluntary_ctxt_switches:\s*(\d+)",
@@ -168,11 +157,7 @@ def queued(pid: int) -> dict[int, float]:
     """Thread → seconds ready to run without a core, so far; {} where the kernel does not count
     that."""
     found: dict[int, float] = {}
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:  # gone
-        return found
-    for thread in threads:
+    for thread in _threads(pid):
         fields = _text(f"/proc/{pid}/task/{thread}/schedstat").split()
         if len(fields) == 3:
             found[int(thread)] = int(fields[1]) / 1e9
@@ -241,6 +226,14 @@ def is_python(pid: int, parents_command: str = "") -> bool:
     except OSError:  # another user's, or exited
         program = Path(words.partition(" ")[0])
     return program.name.startswith("python") or words == parents_command
+
+
+def _threads(pid: int) -> list[str]:
+    """Their numbers; [] when it has exited."""
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
 
 
 def _stat(path: str) -> list[str] | None:
