@@ -178,8 +178,9 @@ def test_a_run_that_would_hang_or_be_wrong_is_refused(
 
 
 def test_a_run_whose_gpus_do_not_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError):
+    with pytest.raises(UserError) as caught:
         started(monkeypatch, "hang", "start of the GPU", check=False)
+    assert caught.value.code == Exit.RESOURCES
 
 
 @pytest.mark.parametrize("kind", ["not finished", "failed"])
