@@ -32,8 +32,8 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PROGRAM = os.path.join(_ROOT, "lib", "main_program.py")
 STOPPED = (75, 130)  # exit statuses of a stop on request (training/core/errors.py)
 _status = None  # type: int | None # exit status of a finished script
-# They hold nothing that must be closed
-_USED = (
+# Types whose objects may stay until the end: a destructor may use them
+_NOTHING_TO_CLOSE = (
     *(types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType),
     *(str, bytes, int, float, Path),
 )
@@ -151,7 +151,7 @@ def _leave(pid: int) -> None:
     names = sys.modules["__main__"].__dict__
     # A destructor may use modules, functions, constants, and what was defined before its object.
     for name in reversed(list(names)):
-        if not name.startswith("__") and not isinstance(names[name], _USED):
+        if not name.startswith("__") and not isinstance(names[name], _NOTHING_TO_CLOSE):
             names[name] = None
     gc.collect()
     for thing in gc.get_objects():
