@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader
 from tests.unit.conftest import python
 from tests.unit.inspected_ranks import GOOD, SAME, Ranks, Samples, ranks
 from training.inspector import DDPInspector, InspectionError
+from training.inspector.inspector import _in_collective
 
 __all__ = ["ranks"]  # a fixture
 
@@ -149,3 +151,13 @@ def test_an_unwritable_run_directory(
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DDPInspector(torch.nn.Linear(6, 1), **options)
+
+
+@pytest.mark.parametrize(
+    ("file", "found"), [("/torch/distributed/distributed_c10d.py", True), ("/job/train.py", False)]
+)
+def test_a_collective_of_the_main_thread_is_seen_from_another_one(file: str, found: bool) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        names: dict[str, Any] = {"look": lambda: pool.submit(_in_collective).result()}
+        exec(compile("seen = look()", file, "exec"), names)
+    assert names["seen"] is found

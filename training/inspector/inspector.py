@@ -4,10 +4,10 @@ ranks."""
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import hashlib
 import math
 import os
-import sys
 import threading
 from collections import deque
 from types import TracebackType
@@ -180,13 +180,14 @@ class DDPInspector:
 
     def _state(self) -> RankProgress:
         exhausted = self._drawn is not None and self._drawn.exhausted and not self._in_step
+        ended = self._ended or (msg("inspector.ended.loader") if exhausted else "")
         return {
             "step": self._steps,
             "in_step": self._in_step,
-            "ended": self._ended or (msg("inspector.ended.loader") if exhausted else ""),
+            "ended": ended,
             "broken": self._broken,
             "epoch": self._drawn.epoch if self._drawn is not None else 0,
-            "waits": self._closed or _in_collective(),
+            "waits": bool(ended) and (self._closed or _in_collective()),
             "laps": self._clock.count // step_timer.WINDOW * step_timer.WINDOW,
             "times": self._clock.medians(),
         }
@@ -345,10 +346,16 @@ def _is_wrapped(model: nn.Module) -> bool:
 
 
 def _in_collective() -> bool:
-    """Whether the main thread is in a call of torch.distributed."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None:
-        if _DISTRIBUTED in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
+    """Whether the main thread is in a call of torch.distributed.
+
+    faulthandler reads the frames without creating objects for them. A frame object of a running
+    thread can outlive its frame, and reading it then ends the process with SIGSEGV (CPython 3.11).
+    """
+    file = os.memfd_create("stacks")
+    try:
+        faulthandler.dump_traceback(file, all_threads=True)
+        stacks = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+    finally:
+        os.close(file)
+    main = f"Thread 0x{threading.main_thread().ident:016x} "
+    return any(s.startswith(main) and _DISTRIBUTED in s for s in stacks.split("\n\n"))
