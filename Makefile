@@ -17,7 +17,8 @@ JOBS ?= 3
 BATS_VERSION := 1.13.0
 SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) duet .ci/run
 # Files in the given order, short ones last, so that no worker waits long for the other; exception: tests/conftest.py.
-PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# No worker is replaced after a crash or a timeout: with loadfile, pytest-xdist 3.8 would then wait forever.
+PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 .DEFAULT_GOAL := help
 
 .PHONY: help env extras check test soak gpu gpu-path lint unit shell e2e slurm bench peers docs lock clean

@@ -48,6 +48,7 @@ def run(bench: Bench) -> dict[str, Any]:
     off = {name: row["estimate_bytes"] / row["peak_bytes"] - 1 for name, row in rows.items()}
     worst = max(off, key=lambda name: abs(off[name]))
     text = f"largest error {100 * off[worst]:+.1f} % ({worst}; limit {100 * LIMIT:.0f} %)"
+    text += f", {len(notes)} of {len(rows) + len(notes)} not measured" if notes else ""
     checks = [check("the formula of the plan", abs(off[worst]) <= LIMIT and not notes, text)]
     return {"rows": rows, "notes": notes, "checks": checks}
 

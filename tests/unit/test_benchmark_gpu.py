@@ -75,7 +75,10 @@ def test_a_stage_that_is_done_is_kept_for_its_commit(
     for changed in ({"commit": "def"}, {"smoke": True}, {"machine": made(torch="2.12.0")}):
         assert results.Results(session(tmp_path, **changed)).before(one) is None
     nanochat = stage(lambda _: figures(1), nanochat=True)
-    assert results.Results(session(tmp_path, nanochat=tmp_path)).before(nanochat) is None
+    with_it = results.Results(session(tmp_path, nanochat=tmp_path))
+    assert with_it.before(nanochat) is None
+    with_it.keep(nanochat, measured := with_it.session.measure(nanochat))
+    assert kept.before(nanochat) == measured, "more than this call asks for"
 
 
 def test_a_killed_stage_leaves_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,18 @@ def test_an_automatic_device_batch_is_the_fastest_that_fits(name: str, gib: int)
         assert found.sequences.reason == msg("tasks.gpt.fit.largest", sizes=len(sizes))
 
 
+def test_a_larger_device_batch_is_suggested_where_it_is_faster() -> None:
+    config = ready("conservative")  # 8 sequences, two micro-batches on one rank
+    load = replace(load_of(config), sequences=8)
+    size, saved = memory_fit.larger(load, config, 1, 80 * GIB) or (0, 0.0)
+    assert size == 16 and 0.03 < saved < 0.05
+    assert memory_fit.larger(load, config, 2, 80 * GIB) is None, "no accumulation to avoid"
+    assert memory_fit.larger(load, config, 1, 9 * GIB) is None, "no room"
+    assert memory_fit.larger(load, config, 1, None) is None, "unknown room"
+    auto = replace(config, device_batch_size="auto")
+    assert memory_fit.larger(load, auto, 1, 80 * GIB) is None
+
+
 def test_an_invalid_or_oversized_device_batch() -> None:
     config = ready("balanced", device_batch_size="auto")
     hopeless = chosen(config, 1)

@@ -26,6 +26,7 @@ CHUNKS = (1, 2, 4, 8, 16, 32, 64, 128)
 CHEAP = 0.03  # share of extra time accepted to avoid a tight fit
 # an estimate: kernel launches and partial last waves of a micro-batch on a GPU
 OVERHEAD_TOKENS = 1024
+WORTH_IT = 0.03  # share of time saved from which a larger micro-batch is suggested
 AUTO, SELECTIVE = "auto", "selective"
 Limit = Callable[[Estimate], int]
 
@@ -97,6 +98,19 @@ def _sequences(load: StepWorkload, config: Config, ranks: int, room: int | None)
         best.sequences,
         msg("tasks.gpt.fit.fastest", sizes=len(sizes)),
     )
+
+
+def larger(
+    load: StepWorkload, config: Config, ranks: int, room: int | None
+) -> tuple[int, float] | None:
+    """Sequences of the micro-batch that `auto` would choose instead of the given one, and the share
+    of time that it saves; None if that is not worth a suggestion."""
+    if room is None or config.device_batch_size == AUTO:
+        return None
+    best = _sequences(load, replace(config, device_batch_size=AUTO), ranks, room)
+    found = cheapest(replace(load, sequences=best.value), config, room) if best else None
+    saved = 1 - _time(found) / _time(load) if found else 0.0
+    return (found.sequences, saved) if found and saved >= WORTH_IT else None
 
 
 def _time(load: StepWorkload) -> float:

@@ -50,6 +50,27 @@ def _fp8(shape: ModelDims, tokens: int, compiled: bool) -> tuple[list[str], list
     return [sizes], notes
 
 
+def _larger(fitting: memory_fit.MemoryPlan, request: PlanRequest, room: int | None) -> list[str]:
+    """A suggestion if a GPU has room for a larger micro-batch than the given one. A run that is
+    resumed may have the smaller one for a reason: it ran out of memory."""
+    config, ranks, load = request.config, request.ranks, fitting.load
+    if not load.cuda or request.resume_from:
+        return []
+    found = memory_fit.larger(load, config, ranks, room)
+    if not found:
+        return []
+    size, saved = found
+    return [
+        msg(
+            "tasks.gpt.plan.larger",
+            size=size,
+            few=config.total_batch_size // (size * config.max_seq_len * ranks),
+            many=config.total_batch_size // (load.tokens * ranks),
+            percent=round(100 * saved),
+        )
+    ]
+
+
 def decide(request: PlanRequest, machine: Situation) -> Decided:
     config, ranks = request.config, request.ranks
     fp8 = machine.precision.value == "fp8"
@@ -99,10 +120,10 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         else msg("tasks.gpt.plan.memory", estimated=estimated),
         fitting.sentence(),
     ]
-    notes: list[str] = []
+    notes = _larger(fitting, request, machine.room)
     if fp8:
-        more, notes = _fp8(step.load.shape, step.load.tokens, machine.compiled.value)
-        text += more
+        more, padded = _fp8(step.load.shape, step.load.tokens, machine.compiled.value)
+        text, notes = text + more, notes + padded
     # A file of another program has no record of its model.
     if request.start and not request.start.plan and request.origins["key_offset"] == DEFAULT:
         notes.append(msg("tasks.gpt.plan.keys_unknown", file=request.start.file.name))
