@@ -59,7 +59,7 @@ def indices(plan: dict[str, Any]) -> list[int]:
 
 
 def test_each_run_has_a_gpu_of_its_own(begin: Begin, tmp_path: Path) -> None:
-    sweep = begin()
+    sweep = begin(num_iterations=300)  # seconds, also if the second run starts late
     output = sweep.communicate(timeout=300)[0]
     assert sweep.returncode == Exit.DONE, output
     runs = [RunDir(tmp_path / f"runs/three_seed-{seed}") for seed in (1, 2, 3)]
