@@ -151,7 +151,8 @@ def _leave(pid: int) -> None:
     names = sys.modules["__main__"].__dict__
     # A destructor may use modules, functions, constants, and what was defined before its object.
     for name in reversed(list(names)):
-        if not name.startswith("__") and not isinstance(names[name], _NOTHING_TO_CLOSE):
+        # type(): a proxy whose object is gone raises for isinstance()
+        if not name.startswith("__") and not issubclass(type(names.get(name)), _NOTHING_TO_CLOSE):
             names[name] = None
     gc.collect()
     for thing in gc.get_objects():

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.unit.conftest import python
-from tests.unit.inspected_ranks import GOOD, SAME, Ranks, Samples, ranks
+from tests.unit.inspected_ranks import GOOD, SAME, Ranks, Samples, ranks, sharded
 from training.inspector import DDPInspector, InspectionError
 from training.inspector.inspector import _in_collective
 
@@ -161,3 +163,36 @@ def test_a_collective_of_the_main_thread_is_seen_from_another_one(file: str, fou
         names: dict[str, Any] = {"look": lambda: pool.submit(_in_collective).result()}
         exec(compile("seen = look()", file, "exec"), names)
     assert names["seen"] is found
+
+
+@pytest.mark.parametrize("place", [True, False])
+def test_a_stack_is_read_where_the_system_lacks_something(
+    place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files in memory, as Python of uv and conda does, or a folder for temporary files."""
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path if place else tmp_path / "none"))
+    with ThreadPoolExecutor(1) as pool:
+        names: dict[str, Any] = {"look": lambda: pool.submit(_in_collective).result()}
+        exec(compile("seen = look()", "/torch/distributed/rpc.py", "exec"), names)
+    assert names["seen"] is place and not any(tmp_path.iterdir())
+
+
+def test_a_rank_that_has_looked_at_a_batch_may_evaluate_between_two_epochs(ranks: Ranks) -> None:
+    """Its loader has begun more often than those of the others, which wait in the next epoch."""
+    models = ranks.start(lambda rank: sharded(Samples(16), rank), patience_s=0.2)
+    shown = next(iter(ranks.loaders[0]))
+    for batches in zip(*ranks.loaders, strict=True):
+        for rank, batch in enumerate(batches):
+            ranks.inspectors[rank].step(models[rank](batch).square().mean(), batch)
+    shown = next(iter(ranks.loaders[0]))
+    models[1](shown)
+    after = [one._state() for one in ranks.inspectors]
+    assert [(s["step"], s["in_step"], bool(s["ended"])) for s in after] == [
+        (2, False, True),
+        (2, True, False),
+    ]
+    assert after[0]["epoch"] == 1
+    following = iter(ranks.loaders[1])
+    next(following)
+    assert ranks.inspectors[1]._state()["epoch"] == 2

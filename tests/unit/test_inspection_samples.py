@@ -62,6 +62,21 @@ def test_a_loop_that_ends_early() -> None:
     assert drawn.epoch == 2 and len(first) == 4
 
 
+def test_a_batch_that_is_only_looked_at_begins_no_epoch() -> None:
+    """On one rank, before or after an epoch: the epochs of the ranks are compared."""
+    made = loader()
+    drawn = watched(made)
+    looked = next(iter(made))
+    for epoch in (1, 2):
+        for number, batch in enumerate(made):
+            taken = drawn.took(len(batch))
+            assert taken == (epoch, number + 1, [int(v) for v in batch[:, 0]])
+        assert drawn.exhausted and drawn.epoch == epoch
+        looked = next(iter(made))
+        assert drawn.exhausted and drawn.trained == epoch
+    assert len(looked) == 4 and len(drawn.first) == 3, "of the training"
+
+
 def test_a_step_of_several_batches_has_no_indices() -> None:
     made = DataLoader(range(400), 4)
     drawn = watched(made)

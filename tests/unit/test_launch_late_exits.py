@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -140,6 +141,24 @@ def test_a_rank_that_has_raised_must_exit_within_a_limit(
     assert outcome.guilty == (1, 1) and dict(outcome.ended) == {0: 0, 1: -signal.SIGKILL}
     assert outcome.death and "ValueError: bad sample 17" in outcome.death.how
     assert failure_report.exit_code(outcome) == Exit.TRAINING
+
+
+def test_a_disk_that_does_not_answer_does_not_end_the_run(
+    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system of another machine, for a moment."""
+    real, asked = os.stat, list[str]()
+
+    def stat(path: Any, *args: Any, **more: Any) -> os.stat_result:
+        if str(path).endswith(".error.json"):
+            asked.append(str(path))
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "stat", stat)
+    tried = start("while not (folder / 'go').exists():\n    time.sleep(0.01)")
+    tried.each_pass = lambda: (run.path / "go").touch() if len(asked) > 3 else None
+    assert sorted(tried.go().ended) == [(0, 0), (1, 0)] and tried.outcome.guilty is None
 
 
 # ── processes that outlive their rank

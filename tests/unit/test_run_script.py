@@ -158,7 +158,7 @@ def test_an_archive_that_was_left_open_is_complete(tmp_path: Path, group: str) -
 
 
 DESTRUCTOR = """
-import json, os, sys
+import json, os, sys, weakref
 import torch.distributed as dist
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
 dist.init_process_group("gloo")
@@ -172,6 +172,7 @@ class Results:
             json.dump([round(loss, **ROUND) for loss in self.losses], file)
 
 results = Results()
+gone = weakref.proxy({1})
 """
 
 

@@ -315,6 +315,32 @@ def test_patience_follows_the_silences_so_far(monkeypatch: pytest.MonkeyPatch) -
     assert watch.patience_s() == 3.0, "old gaps are forgotten"
 
 
+def test_input_is_looked_for_with_each_sample_and_before_a_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not in each look: that reads a file for each of the hundreds of threads of a rank."""
+    clock, asked, reads = Clock(), list[int](), [False]
+    found = HangFinding("hang", 0, "main.py:1", "is stuck", {}, {}, 9.0)
+    monkeypatch.setattr(script_watchdog, "time", clock)
+    monkeypatch.setattr(ScriptWatch, "_examine", lambda *_: None)
+
+    def reads_input(pid: int) -> bool:
+        asked.append(pid)
+        return reads[0]
+
+    monkeypatch.setattr(script_watchdog.procfs, "reads_input", reads_input)
+    watch = ScriptWatch(60.0, warn=[].append)
+    for _ in range(4 * 60):
+        clock.now += 0.25
+        assert watch.look({0: os.getpid()}) is None
+        watch.close()
+    assert 5 <= len(asked) <= 7, "from the half of the patience on"
+    monkeypatch.setattr(watch, "_result", lambda *_: found)
+    assert watch.look({0: os.getpid()}) is found
+    reads[0] = True
+    assert watch.look({0: os.getpid()}) is None and watch._quiet_since == clock.now
+
+
 def test_a_machine_that_was_suspended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(script_watchdog, "time", clock)

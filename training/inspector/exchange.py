@@ -54,7 +54,7 @@ class RankProgress(TypedDict):
     in_step: bool
     ended: str  # reason for the end of its steps; ''
     broken: bool  # ended in the middle of a step
-    epoch: int  # of its loader, from 1; 0: unknown
+    epoch: int  # of its loader, from 1, with `ended` that of its last step; 0: unknown
     # Nothing but another rank can make it continue: it has left its loop, or its main thread is in
     # a collective. Otherwise it may evaluate between two epochs.
     waits: bool

@@ -8,6 +8,7 @@ import faulthandler
 import hashlib
 import math
 import os
+import tempfile
 import threading
 from collections import deque
 from types import TracebackType
@@ -179,14 +180,15 @@ class DDPInspector:
     # Called by the watcher
 
     def _state(self) -> RankProgress:
-        exhausted = self._drawn is not None and self._drawn.exhausted and not self._in_step
+        drawn = self._drawn
+        exhausted = drawn is not None and drawn.exhausted and not self._in_step
         ended = self._ended or (msg("inspector.ended.loader") if exhausted else "")
         return {
             "step": self._steps,
             "in_step": self._in_step,
             "ended": ended,
             "broken": self._broken,
-            "epoch": self._drawn.epoch if self._drawn is not None else 0,
+            "epoch": 0 if drawn is None else drawn.trained if ended else drawn.epoch,
             "waits": bool(ended) and (self._closed or _in_collective()),
             "laps": self._clock.count // step_timer.WINDOW * step_timer.WINDOW,
             "times": self._clock.medians(),
@@ -350,12 +352,15 @@ def _in_collective() -> bool:
 
     faulthandler reads the frames without creating objects for them. A frame object of a running
     thread can outlive its frame, and reading it then ends the process with SIGSEGV (CPython 3.11).
+    False where that is unknown: no place for a file, or more than 100 threads.
     """
-    file = os.memfd_create("stacks")
     try:
-        faulthandler.dump_traceback(file, all_threads=True)
-        stacks = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
-    finally:
-        os.close(file)
+        # os.memfd_create is missing in Pythons that were built for an old glibc (uv, conda)
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            stacks = file.read().decode(errors="replace")
+    except OSError:
+        return False
     main = f"Thread 0x{threading.main_thread().ident:016x} "
     return any(s.startswith(main) and _DISTRIBUTED in s for s in stacks.split("\n\n"))

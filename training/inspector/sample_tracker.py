@@ -108,12 +108,14 @@ class SamplerTrace:
     """Proxy of a loader's batch sampler that records the drawn indices.
 
     Used in this process only, never in workers of the loader. `first`: indices of the first batches
-    of the first observed epoch.
+    of the first observed epoch. `epoch`: the one that has begun; `trained`: that of the last step.
+    A batch that is only looked at, as on one rank, begins no further one.
     """
 
     def __init__(self, inner: Any, ahead: int) -> None:
         self._inner, self._ahead = inner, ahead
-        self.epoch, self.ended = 0, False
+        self.epoch, self.trained, self.ended = 0, 0, False
+        self._drawings = 0
         self.first: list[list[int]] = []
         self._queue: deque[tuple[int, int, list[int]]] = deque()
         self._trusted = True
@@ -130,8 +132,10 @@ class SamplerTrace:
     def __iter__(self) -> Iterator[Any]:
         self._queue.clear()
         self._replay = None
-        self.epoch, self.ended = self.epoch + 1, False
-        mine = self.epoch
+        self.epoch, self.ended = self.trained + 1, False
+        if self.epoch == 1:
+            self.first = []
+        self._drawings = mine = self._drawings + 1
         try:
             for number, drawn in enumerate(self._inner):
                 indices = _whole(drawn)
@@ -141,16 +145,16 @@ class SamplerTrace:
                     self._queue.append((self.epoch, number + 1, indices))
                 yield drawn
         except GeneratorExit:  # the loop has ended early, or the dataset is exhausted
-            if self.epoch == mine:
+            if self._drawings == mine:
                 self._queue.clear()
             raise
         finally:
-            self.ended |= self.epoch == mine
+            self.ended |= self._drawings == mine
 
     def begun(self, epoch: int) -> None:
         """This epoch has already begun: reconstruct its draws if drawing again is deterministic and
         has no side effects."""
-        self.epoch = epoch
+        self.epoch = self.trained = epoch
         if _repeats(getattr(self._inner, "sampler", None)):
             self._replay = (
                 (epoch, number + 1, _whole(drawn)) for number, drawn in enumerate(self._inner)
@@ -163,6 +167,7 @@ class SamplerTrace:
     def took(self, count: int | None) -> tuple[int, int, list[int]] | None:
         """(epoch, batch, indices) of the current batch; None if unknown (a step of several
         batches)."""
+        self.trained = self.epoch
         if self._replay is not None:
             self._queue.extend(taken for _, taken in zip(range(1), self._replay, strict=False))
         if not self._queue:

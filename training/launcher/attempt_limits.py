@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from training.core import heartbeat, log, phases, rundir
+from training.core import find_run, heartbeat, log, phases, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.launcher import spawn, timeouts
@@ -41,7 +41,7 @@ class AttemptLimits:
             return
         if exited := self._overdue_stop_exit(now):
             self._failure.of_rank(*exited)
-        if outcome.guilty is None and self._stop.asked_at is None:
+        if outcome.guilty is None and self._stop.asked_at is None and not outcome.ours:
             self._end_after_exception(now)
         if outcome.failed_at is not None and now - outcome.failed_at > timeouts.grace_s(
             outcome.guilty
@@ -99,7 +99,8 @@ class AttemptLimits:
         """A thread or an atexit function may keep the process of a script that has raised, and the
         other ranks need not wait for it."""
         for rank in self._children.pids():
-            if rank is not None and self._state.run.rank_error(rank).exists():
+            # unlike Path.exists, not an error for a disk that does not answer
+            if rank is not None and find_run.exists(self._state.run.rank_error(rank)):
                 since = self._raised.setdefault(rank, now)
                 if now - since > timeouts.RAISED_S and self._failure.of_raised(rank):
                     return

@@ -121,21 +121,30 @@ class ScriptWatch:
         patience, silent = self.patience_s(), now - self._quiet_since
         if not stopped and silent < patience / 2:
             return None
-        for rank, pid in pids.items():
-            if procfs.reads_input(pid):  # the other ranks wait for the user
-                self._warn(msg("watchdog.script.reads_input", rank=rank), "input")
-                self._begin(now)
-                return None
         every_s = LEAST_S if stopped else max(LEAST_S, patience / PER_PATIENCE)
-        if now - self._sampled_at > every_s and not (self._sampler and self._sampler.is_alive()):
+        due = now - self._sampled_at > every_s and not (self._sampler and self._sampler.is_alive())
+        found = self._result(silent, patience, stopped)
+        # not at each look: it reads a file for each of hundreds of threads
+        if (due or found) and self._read_input(pids):
+            self._begin(now)
+            return None
+        if due:
             self._sampled_at = now
             facts = (self._samples, dict(pids), dict(ended or {}), silent, patience, stopped)
             self._closing.clear()
             self._sampler = threading.Thread(target=self._examine, args=facts, daemon=True)
             self._sampler.start()
-        if found := self._result(silent, patience, stopped):
+        if found:
             self.close()
         return found
+
+    def _read_input(self, pids: Mapping[int, int]) -> bool:
+        """Does a rank read standard input? The others wait for the user then."""
+        for rank, pid in pids.items():
+            if procfs.reads_input(pid):
+                self._warn(msg("watchdog.script.reads_input", rank=rank), "input")
+                return True
+        return False
 
     def close(self) -> None:
         """Wait for the thread: processes must be started from a process with one thread."""

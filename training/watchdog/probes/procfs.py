@@ -213,7 +213,7 @@ def open_files(pid: int) -> set[str]:
 
 def maps(pid: int, text: str) -> bool:
     """Is this text in the list of the files that it has mapped, one a line?"""
-    return text.encode() in _bytes(f"/proc/{pid}/maps")
+    return os.fsencode(text) in _bytes(f"/proc/{pid}/maps")
 
 
 def is_python(pid: int, parents_command: str = "") -> bool:

@@ -30,8 +30,8 @@ _DEVICE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|nonzero)\(|\bfloat\(
 _SAVES = re.compile(
     r"/torch/serialization\.py$|/torch/distributed/checkpoint/|/safetensors/|/shutil\.py$"
 )
-# `with` closes the file
 _SLEEP = re.compile(r"\bsleep\(")
+# `with` closes the file
 _SAVING = re.compile(r"\bfsync\(|\.(close|flush|write)\(|\bwith open\(")
 
 
