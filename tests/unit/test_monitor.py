@@ -253,6 +253,49 @@ def test_resumed_run_has_not_ended(made: Made) -> None:
 
 
 def test_failure_before_a_restart_is_not_the_end(made: Made) -> None:
+def test_a_run_has_ended_whatever_the_clock_shows(made: Made) -> None:
+    """After an NTP step of hours a finished run was listed as died, and shown as never started."""
+    rundir.write_json(made.run.plan, made.plan | {"created": time.time() + 9000, "launch": "a1"})
+    made.steps(5).supervisor(dead_pid()).summary(launch="a1")
+    made.run.event("restart", attempt=2, cause="unknown", step=3)
+    old(made.run.summary, 9000)
+    assert _both_states(made) == "finished"
+    made.run.summary.unlink()
+    made.failure()
+    rundir.write_json(
+        made.run.failure, (rundir.read_json(made.run.failure) or {}) | {"launch": "a1"}
+    )
+    old(made.run.failure, 9000)
+    assert _both_states(made) == "failed"
+
+
+def test_a_resume_has_not_the_end_of_a_start_in_the_future(made: Made) -> None:
+    """Of a start before the clock was set back."""
+    rundir.write_json(made.run.plan, made.plan | {"launch": "a2"})
+    made.supervisor(os.getpid()).steps(5).summary(launch="a1")
+    old(made.run.summary, -9000)
+    assert _both_states(made) == "running"
+    rundir.write_json(made.run.supervisor, {"pid": dead_pid(), "launch": "a1", "started": 1e10})
+    assert look(made.run)["run"]["supervisor_pid"] is None
+
+
+def test_ranks_of_a_clock_that_was_set_back_are_shown(made: Made) -> None:
+    made.beats(step=7)
+    made.at += 9000
+    rundir.write_json(made.run.plan, made.plan | {"created": made.at, "launch": "a1"})
+    made.supervisor(os.getpid())
+    seen = look(made.run)
+    assert [rank["step"] for rank in seen["ranks"]] == [7, 7]
+    assert _both_states(made) == "running"
+
+
+def _both_states(made: Made) -> str:
+    """Of monitor and list, which are equal."""
+    seen = look(made.run)["run"]["state"]
+    assert facts.read(made.run.path).state == seen
+    return seen
+
+
     made.supervisor(os.getpid()).steps(10).failure()
     old(made.run.failure, 50)
     made.run.event("restart", attempt=2, cause="unknown", step=10)

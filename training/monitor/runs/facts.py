@@ -125,10 +125,7 @@ def _of_plan(run: RunDir, plan: Record) -> RunFacts:
     created = number(plan.get("created")) or mtime(run.plan) or 0.0
     evaluated, restarted = evaluations.read(run.events)
     since = max(created, restarted)
-    summary, failure = (
-        read_object(file) if rundir.written_since(file, since) else None
-        for file in (run.summary, run.failure)
-    )
+    summary, failure = standing.ends_of(run, plan, since)
     last = dict(summary) if summary and "loss_end" in summary else _last_step(run.metrics)
     state, reason, ended = _state(run, plan, since, summary, failure, last)
     best = _best(evaluated)
@@ -162,9 +159,7 @@ def _state(
     last: Record,
 ) -> tuple[RunStatus, str | None, float | None]:
     """(state, reason, when it ended)."""
-    supervisor = read_object(run.supervisor) or {}
-    if (number(supervisor.get("started")) or 0.0) < since:
-        supervisor = {}
+    supervisor = standing.supervisor_of(run, plan)
     ranks, alive = [], False
     if not summary and not failure:
         # loads psutil, which takes as long as reading many ended runs
