@@ -85,8 +85,8 @@ class RunWatch:
     def read(self, patience_s: float = GPU_PATIENCE_S) -> RunState:
         """State of the run now. `patience_s`: longest wait for the GPU driver."""
         now, run = time.time(), self.run
-        self._machine.ask()
         plan = self.plan = read_object(standing.plan_file(run))
+        self._machine.ask(_planned(plan))
         since = number(dig(plan, "created")) or mtime(run.plan) or 0.0
         # Processes first: whatever a process wrote before it ended is then in the files read below.
         supervisor = standing.supervisor_of(run, plan or {})
