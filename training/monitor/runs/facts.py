@@ -41,6 +41,7 @@ FOREIGN: Final = "foreign"  # other files only
 STATES = (STARTING, RUNNING, FINISHED, STOPPED, FAILED, DIED, DAMAGED, EMPTY, FOREIGN)
 LIVE = (STARTING, RUNNING)
 TAIL = 1 << 14  # bytes of metrics.jsonl that are read first
+ARGS = "args"  # the arguments of a user script, in its `config`
 # A run on another machine, whose processes cannot be checked, counts as running until it has
 # written nothing for this time.
 ELSEWHERE_S = 24 * 3600.0
@@ -101,6 +102,15 @@ def _is_sweeps(run: RunFacts) -> bool:
 
 def read(path: Path) -> RunFacts:
     """One run."""
+def option_names(experiments: Path) -> set[str]:
+    """All keys in the configurations of the runs; none if the folder cannot be read."""
+    try:
+        plans = [read_object(_plan_file(RunDir(path))) for path in rundir.folders(experiments)]
+    except OSError:
+        return set()
+    return {name for plan in plans if plan for name in _config(plan)}
+
+
     run = RunDir(path)
     size = size_on_disk(path)
     if not find_run.is_run(run):
@@ -255,7 +265,7 @@ def _config(plan: Record) -> Record:
         from training.core import redact
 
         words = items(dig(plan, "script", "args"))
-        found["args"] = redact.joined(word for word in words if isinstance(word, str))
+        found[ARGS] = redact.joined(word for word in words if isinstance(word, str))
     return found
 
 
