@@ -270,7 +270,7 @@ def test_a_run_has_ended_whatever_the_clock_shows(made: Made) -> None:
 
 
 def test_a_resume_has_not_the_end_of_a_start_in_the_future(made: Made) -> None:
-    """Of a start before the clock was set back."""
+    """The start before it was made before the clock was set back."""
     rundir.write_json(made.run.plan, made.plan | {"launch": "a2"})
     made.supervisor(os.getpid()).steps(5).summary(launch="a1")
     old(made.run.summary, -9000)
