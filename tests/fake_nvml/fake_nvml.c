@@ -106,6 +106,10 @@ int nvmlDeviceGetUUID(Device *d, char *out, unsigned length) {
 }
 
 int nvmlDeviceGetName(Device *d, char *out, unsigned length) {
+  if (d->index >= WHOLE) {
+    const char *size = variable("FAKE_NVML_MIG_GIB", ""), *whole = variable("FAKE_NVML_NAME", "Fake GPU");
+    return snprintf(out, length, "%s MIG 1g.%sgb", whole, size), OK;
+  }
   if (getenv("FAKE_NVML_NAME")) return snprintf(out, length, "%s", getenv("FAKE_NVML_NAME")), OK;
   return snprintf(out, length, "Fake GPU %u", d->index), OK;
 }
@@ -191,14 +195,14 @@ static unsigned processes(unsigned index, Process *out, unsigned room) {
 }
 
 int nvmlDeviceGetComputeRunningProcesses_v3(Device *d, unsigned *count, Process *out) {
-  unsigned room = *count;
+  unsigned room = *count, gpu = d->index % WHOLE;
   if (supported()) return *count = 0, NOT_SUPPORTED;
-  if (d->index == 0 && number("FAKE_NVML_PID", 0)) {
+  if (gpu == 0 && number("FAKE_NVML_PID", 0)) {
     *count = 1;
     if (room < 1) return INSUFFICIENT_SIZE;
     return *out = (Process){.pid = number("FAKE_NVML_PID", 0), .used = 1ull << 30}, OK;
   }
-  *count = processes(d->index, out, room);
+  *count = processes(gpu, out, room);
   return *count > room ? INSUFFICIENT_SIZE : OK;
 }
 

@@ -38,6 +38,7 @@ PLAN: dict[str, Any] = {
     "retries": {"value": 0},
     "resume": None,
     "created": 0.0,
+    "launch": "0123456789abcdef",
 }
 # Start of every rank's program: `beat(phase)` publishes.
 RANK = f"""

@@ -103,7 +103,7 @@ def test_a_file_that_cannot_be_deleted_does_not_end_the_run(
 ) -> None:
     for path in (run.failure, run.plan_before, run.token("a1b2")):
         path.mkdir()  # unlink() fails
-    run.forget_before(0.0, run.summary)
+    run.forget_before({"created": 0.0}, run.summary)  # type: ignore[typeddict-item]
     run.remove_tokens()
     assert Recovery(run, plan()).stop(15) == Exit.PREEMPTED  # type: ignore[arg-type]
     logged = capfd.readouterr().err

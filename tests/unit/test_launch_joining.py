@@ -163,7 +163,7 @@ def test_a_lost_machine_of_a_resumed_run_gets_its_settings_again(tmp_path: Path)
     write_json(run.plan_before, {"config": {"seed": 1}})
     own = of_network(0, port) | {"resume": True, "run_dir": str(run.path)}
     with coordinator.Coordinator(own) as line:  # type: ignore[arg-type]
-        run.forget_before(0.0, run.summary)
+        run.forget_before({"created": 0.0}, run.summary)  # type: ignore[typeddict-item]
         place = Topology(**of_network(1, port)["place"])
         asking, out = in_thread(lambda: rendezvous.ask_resumed(place, 10))
         wait_until(lambda: (line.greet_late(), not asking.is_alive())[1], 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -252,6 +253,49 @@ def test_resumed_run_has_not_ended(made: Made) -> None:
     assert [r["phase"] for r in seen["ranks"]] == [None, None]
 
 
+def test_a_run_has_ended_whatever_the_clock_shows(made: Made) -> None:
+    """After an NTP step of hours a finished run was listed as died, and shown as never started."""
+    rundir.write_json(made.run.plan, made.plan | {"created": time.time() + 9000, "launch": "a1"})
+    made.steps(5).supervisor(dead_pid()).summary(launch="a1")
+    made.run.event("restart", attempt=2, cause="unknown", step=3)
+    old(made.run.summary, 9000)
+    assert _both_states(made) == "finished"
+    made.run.summary.unlink()
+    made.failure()
+    rundir.write_json(
+        made.run.failure, (rundir.read_json(made.run.failure) or {}) | {"launch": "a1"}
+    )
+    old(made.run.failure, 9000)
+    assert _both_states(made) == "failed"
+
+
+def test_a_resume_has_not_the_end_of_a_start_in_the_future(made: Made) -> None:
+    """The start before it was made before the clock was set back."""
+    rundir.write_json(made.run.plan, made.plan | {"launch": "a2"})
+    made.supervisor(os.getpid()).steps(5).summary(launch="a1")
+    old(made.run.summary, -9000)
+    assert _both_states(made) == "running"
+    rundir.write_json(made.run.supervisor, {"pid": dead_pid(), "launch": "a1", "started": 1e10})
+    assert look(made.run)["run"]["supervisor_pid"] is None
+
+
+def test_ranks_of_a_clock_that_was_set_back_are_shown(made: Made) -> None:
+    made.beats(step=7)
+    made.at += 9000
+    rundir.write_json(made.run.plan, made.plan | {"created": made.at, "launch": "a1"})
+    made.supervisor(os.getpid())
+    seen = look(made.run)
+    assert [rank["step"] for rank in seen["ranks"]] == [7, 7]
+    assert _both_states(made) == "running"
+
+
+def _both_states(made: Made) -> str:
+    """Of monitor and list, which are equal."""
+    seen = look(made.run)["run"]["state"]
+    assert facts.read(made.run.path).state == seen
+    return seen
+
+
 def test_failure_before_a_restart_is_not_the_end(made: Made) -> None:
     made.supervisor(os.getpid()).steps(10).failure()
     old(made.run.failure, 50)
@@ -322,7 +366,7 @@ def test_gpu_rows_mark_processes_of_this_run(made: Made, monkeypatch: pytest.Mon
             gpu(1, gpus.GpuProcess(worker.pid, None)),
             gpus.Gpu(2, "GPU-2", "NVIDIA A2", None, None, None, None, None),
         )
-        monkeypatch.setattr(gpus, "inventory", lambda environ: gpus.GpuInventory(found, "3"))
+        monkeypatch.setattr(gpus, "inventory", lambda *_: gpus.GpuInventory(found, "3"))
         seen = look(made.run)
         assert [[p["this_run"] for p in g["processes"]] for g in seen["gpus"]] == [
             [False, True],
@@ -340,13 +384,53 @@ def test_gpu_rows_mark_processes_of_this_run(made: Made, monkeypatch: pytest.Mon
     assert re.search(r"2  A2 +- +- / - +- +-", shown)
 
 
+def test_the_instance_of_a_gpu_on_which_a_run_trains(
+    made: Made, fake_driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole GPU was shown as one that the run does not use, with the memory of another
+    instance."""
+    monkeypatch.setenv("FAKE_NVML_MIG", "1")
+    monkeypatch.setenv("FAKE_NVML_MIG_GIB", "10")
+    monkeypatch.setenv("FAKE_NVML_NAME", "NVIDIA H100 80GB HBM3")
+    code = (
+        "import json, sys; from training.host import gpus; from dataclasses import asdict\n"
+        "print(json.dumps([asdict(g) for g in gpus.inventory({}, {'MIG-00000001'}).gpus]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "LD_LIBRARY_PATH": str(fake_driver)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = [gpus.Gpu(**{**facts, "processes": ()}) for facts in json.loads(done.stdout)]
+    assert [g.uuid[:4] for g in found] == ["GPU-", "MIG-"]
+    asked: list[object] = []
+
+    def inventory(environ: object, instances: object) -> gpus.GpuInventory:
+        asked.append(instances)
+        return gpus.GpuInventory(tuple(found), "")
+
+    monkeypatch.setattr(host_stats.gpus, "inventory", inventory)
+    made.plan["gpus"] = [{"index": 1, "uuid": "MIG-00000001", "mig": True}]
+    made.plan["device"] = {"value": "cuda"}
+    rundir.write_json(made.run.plan, made.plan)
+    seen = look(made.run)
+    assert asked == [{"MIG-00000001"}]
+    assert [g["in_plan"] for g in seen["gpus"]] == [False, True]
+    rows = text_of(made.run, 100).splitlines()
+    (row,) = (row for row in rows if row.startswith(" 1* "))
+    assert "1g.10gb" in row and "0.0 / 10.0" in row
+
+
 def test_hanging_or_failing_driver_does_not_block_the_monitor(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rundir.write_json(made.run.plan, made.plan | {"device": {"value": "cuda", "reason": "-"}})
     released = threading.Event()
 
-    def hanging(environ: object) -> gpus.GpuInventory:
+    def hanging(*_: object) -> gpus.GpuInventory:
         released.wait(PATIENCE_S)
         raise OSError("Xid 79")
 

@@ -15,10 +15,11 @@ import pytest
 
 from tests.cases import each
 from tests.unit.monitor_runs import Made
-from training.core.errors import UserError
+from training.core.errors import Exit, UserError
 from training.diagnose.log_parsers import log_tail as text_module
-from training.monitor import state
+from training.monitor import alerts, live, log_watch, state
 from training.monitor.log_watch import SILENT, LogWatch
+from training.monitor.run_status import ENDED
 
 PATIENCE_S = 0.05
 STEPS = "".join(f"step {n} loss {3 - n / 100:.2f}\n" for n in range(10, 110, 10))
@@ -204,6 +205,60 @@ def test_replaced_file_is_read_from_its_start(how: str, tmp_path: Path) -> None:
         seen["progress"]["step"],
         [(p["step"], p["loss"]) for p in seen["loss_curve"]["points"]],
     ) == (1, [(1, 7.0)])
+
+
+@pytest.mark.parametrize("how", ["killed", "removed", "rotated"])
+def test_the_death_of_its_writer_is_the_end(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--follow-exit waited forever after kill -9 of the training, which prints no end."""
+    monkeypatch.setattr(log_watch, "RECENT_S", 0.2)
+    monkeypatch.setattr(alerts, "LATE_LINES", 0)
+    log = made(tmp_path, STEPS)
+    watch = LogWatch(log)
+    with (
+        log.open("a") as file,
+        subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=file
+        ) as writer,
+    ):
+        file.close()
+        assert watch.read(PATIENCE_S)["run"]["state"] == "running"
+        if how == "removed":
+            log.unlink()
+        if how == "rotated":
+            log.rename(tmp_path / "some.log.1")
+            made(tmp_path, "")
+        if how != "killed":
+            assert watch.read(PATIENCE_S)["run"]["state"] in (SILENT, "starting")
+            time.sleep(0.3)
+            seen = watch.read(PATIENCE_S)["run"]
+            assert (seen["state"], seen["reason"]) == (
+                SILENT,
+                f"the process that wrote the log (pid {writer.pid}) still runs, but no longer writes "
+                "to this file: the log was rotated or removed",
+            )
+        writer.kill()
+        writer.communicate()
+    deadline = time.monotonic() + 30
+    while (seen := watch.read(PATIENCE_S))["run"]["state"] != "died":
+        assert time.monotonic() < deadline, seen["run"]
+        time.sleep(0.05)
+    reason = seen["run"]["reason"]
+    assert (
+        reason == "the log is gone" if how == "removed" else f"(pid {writer.pid}) is gone" in reason
+    )
+    assert live.status(seen) == Exit.TRAINING and seen["run"]["state"] in ENDED
+
+
+def test_a_log_in_the_future_is_running_while_it_grows(tmp_path: Path) -> None:
+    log = made(tmp_path, STEPS, ago_s=-9000)
+    watch = LogWatch(log)
+    assert watch.read(PATIENCE_S)["run"]["reason"].endswith(" 0:00 ago; how it ended is unknown")
+    with log.open("a") as file:
+        file.write("step 110 loss 1.0\n")
+    os.utime(log, (time.time() + 9000,) * 2)
+    assert [watch.read(PATIENCE_S)["run"]["state"] for _ in range(2)] == ["running"] * 2
 
 
 def test_removed_log_keeps_its_last_state(tmp_path: Path) -> None:

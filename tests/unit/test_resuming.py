@@ -346,7 +346,7 @@ def test_a_new_end_replaces_the_old_one(made: Made) -> None:
     created = time.time() - 3
     resume(ended(made), created)
     made.failure()
-    made.run.forget_before(created, made.run.failure)
+    made.run.forget_before({"created": created}, made.run.failure)  # type: ignore[typeddict-item]
     assert (
         made.run.failure.exists()
         and not made.run.summary.exists()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -224,7 +225,8 @@ def test_a_folder_that_cannot_be_examined_hides_no_run(tmp_path: Path) -> None:
 
 def test_a_result_of_a_clock_that_was_set_back_is_kept(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    for file in (run.summary, run.failure):
-        rundir.write_json(file, {})
-    run.forget_before(time.time() + 3600, run.summary)
+    plan: Any = {"created": time.time() + 3600, "launch": "new"}
+    rundir.write_json(run.summary, {"launch": "new"})
+    rundir.write_json(run.failure, {"launch": "old"})
+    run.forget_before(plan, run.summary)
     assert (run.summary.exists(), run.failure.exists()) == (True, False)

@@ -14,6 +14,7 @@ import pytest
 from tests.unit.conftest import ROOT
 from tests.unit.monitor_runs import Made
 from training.cli import runs
+from training.cli.cleaning import options as clean_options
 from training.core import rundir, units
 from training.core.cells import cells
 from training.core.errors import Exit, UserError
@@ -191,6 +192,65 @@ def test_options_of_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert listed(tmp_path, capsys, "embed_dim=8") == ["small"]
     assert listed(tmp_path, capsys, "--filter=G_optimizer_lr=1.6e-2") == ["small"]
     assert listed(tmp_path, capsys, "--sort=-embed_dim") == ["large", "small"]
+
+
+def test_a_score_that_is_not_a_loss_is_not_titled_loss(tmp_path: Path) -> None:
+    made = Made(tmp_path / "run").steps(5)
+    made.run.event("eval", step=5, val_accuracy=0.75)
+    Made(tmp_path / "other").steps(5)
+    found = facts.read_all(tmp_path)
+    title = table.lines(found, 100)[0][0][0]
+    assert "EVAL" in title and "LOSS" not in title
+    foot = table.footer(found, 2)
+    assert foot.endswith("  (EVAL: best accuracy)  (* training loss: no evaluation)")
+    title = table.lines([run for run in found if run.name == "other"], 100)[0][0][0]
+    assert "LOSS" in title
+
+
+def test_empty_values_are_not_listed(tmp_path: Path) -> None:
+    for name, inject in (("a", ""), ("b", "kill@step=3")):
+        ended(Made(tmp_path / name), inject=inject)
+    whole = "\n".join(
+        "".join(t for t, _ in line) for line in table.lines(facts.read_all(tmp_path), None)
+    )
+    assert "inject=kill@step=3" in whole and whole.count("inject=") == 1
+
+
+def test_the_speed_of_an_unfinished_run_is_that_of_several_steps(tmp_path: Path) -> None:
+    made = Made(tmp_path / "run")
+    for step, speed in enumerate((100.0, 110.0, 120.0, 5.0), start=1):
+        made.step(step, 2.0, tokens_per_s=speed)
+    assert facts.read(made.run.path).speed == 105.0
+
+
+def test_options_of_a_task_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the plans of the runs have them; the file may have changed since."""
+    for name, scale in (("gentle", 0.1), ("strong", 1.0)):
+        made = ended(Made(tmp_path / name))
+        made.plan["task"] = {"name": "own", "unit": "samples", "file": "/own.py"}
+        made.plan["task"]["options"] = {"lr_scale": scale, "use_mixup": scale < 1}
+        rundir.write_json(made.run.plan, made.plan)
+    assert listed(tmp_path, capsys, "--filter=lr_scale=0.1") == ["gentle"]
+    assert listed(tmp_path, capsys, "lr_scale>0.5") == ["strong"]
+    assert listed(tmp_path, capsys, "use_mixup=true") == ["gentle"]
+    assert listed(tmp_path, capsys, "--sort=-lr_scale") == ["strong", "gentle"]
+    with pytest.raises(UserError) as error:
+        runs.options([f"--dir={tmp_path}", "lr_scael=0.1", "--sort=-use_mixpu"], tmp_path)
+    by_filter, by_sort = error.value.problems
+    assert by_filter.fixes == ["./duet runs --filter='lr_scale=0.1'"]
+    assert by_sort.fixes == ["./duet runs --sort=-use_mixup"]
+    chosen = clean_options.parse([f"--dir={tmp_path}", "--what=logs", "lr_scale=0.1"], tmp_path)
+    assert [term.key for term in chosen.terms] == ["lr_scale"]
+
+
+def test_arguments_of_scripts_are_sorted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, args in (("b", ["--lr=2"]), ("a", ["--lr=1"])):
+        made = Made(tmp_path / name)
+        made.plan["script"] = {"path": "a.py", "args": args}
+        rundir.write_json(made.run.plan, made.plan)
+    assert listed(tmp_path, capsys, "--sort=args") == ["a", "b"]
 
 
 def test_secrets_of_a_user_script_are_not_shown(tmp_path: Path) -> None:

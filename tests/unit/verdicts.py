@@ -46,6 +46,7 @@ def plan(device: str = "cpu", **more: Any) -> dict[str, Any]:
         "config": values,
         "origins": dict.fromkeys(values, "default"),
         "command": {"script": "launch_train.sh", "args": []},
+        "launch": "0123456789abcdef",
         "ranks": 2,
         "local_ranks": 2,
         "place": {"node_rank": 0, "nnodes": 1},

@@ -6,9 +6,10 @@ Usage: ./duet runs [NAME…] [--filter=TERM,…] [--sort=COLUMN] [--json]
   NAME           only runs of this name; * and ? are wildcards. A file of
                  `./duet archive` is listed as a run
   --filter=TERM  only runs for which all terms hold: state=failed, depth=12,
-                 "loss<3", "age>2d", "size>1GB"; any column or field
-  --sort=COLUMN  name, state, task, step, loss, speed, age, time, size or a
-                 field, smallest first; --sort=-loss: largest first
+                 "loss<3", "age>2d", "size>1GB"; any column, field, or option
+                 of a task file
+  --sort=COLUMN  name, state, task, step, loss, speed, age, time, size, a field
+                 or an option, smallest first; --sort=-loss: largest first
   --dir=DIR      default: experiments/
   --json         print one JSON object
   --ascii        no Unicode characters
@@ -19,6 +20,7 @@ Exit codes: 0 also if no run is listed; 2 invalid option or folder.
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,17 +74,18 @@ def options(argv: list[str], root: Path = WORK) -> RunsOptions:
     if chosen.help:
         return chosen
     chosen.archives = [Path(word) for word in line.words if rundir.is_archive(Path(word))]
+    known = functools.cache(lambda: _option_names(chosen))
     words = [word for word in line.words if Path(word) not in chosen.archives]
-    named, wrong = terms.read(words, COMMAND)
+    named, wrong = terms.read(words, COMMAND, known)
     problems += wrong
     # conditions may be typed without --filter
     chosen.names = [term for term in named if not term.compare]
-    chosen.terms, wrong = terms.read([values.get("filter") or ""], COMMAND)
+    chosen.terms, wrong = terms.read([values.get("filter") or ""], COMMAND, known)
     chosen.terms += [term for term in named if term.compare]
     problems += wrong
     if values.get("sort"):
         chosen.sort = values["sort"]
-        problems += terms.wrong_column(chosen.sort, COMMAND)
+        problems += terms.wrong_column(chosen.sort, COMMAND, known)
     if values.get("dir") and not find_run.is_folder(chosen.dir):
         problems.append(
             Problem(
@@ -128,11 +131,22 @@ def main(argv: list[str]) -> int:
     return int(Exit.DONE)
 
 
-def _read(chosen: RunsOptions) -> list[RunFacts]:
+def _option_names(chosen: RunsOptions) -> set[str]:
+    """Options that the runs have which can be listed. Raises UserError."""
+    archived = (name for run in _archived(chosen) for name in run.config)
+    return facts.option_names(chosen.dir).union(archived)
+
+
+def _archived(chosen: RunsOptions) -> list[RunFacts]:
     """Raises UserError."""
-    archived = [
+    return [
         facts.read(find_run.find(str(file), chosen.dir, ASKER).path) for file in chosen.archives
     ]
+
+
+def _read(chosen: RunsOptions) -> list[RunFacts]:
+    """Raises UserError."""
+    archived = _archived(chosen)
     if chosen.archives and not chosen.names:
         return archived
     try:

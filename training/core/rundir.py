@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from training.core.contracts import events as records
+    from training.core.contracts.plan import Plan
 
 VARIABLE = "DUET_RUN_DIR"
 # A kind of failure besides exits and hangs (training.watchdog): the user asked for it.
@@ -141,11 +142,10 @@ class RunDir:
             return isinstance(error, FileNotFoundError)
         return False
 
-    def forget_before(self, created: float, own: Path) -> None:
-        """Delete the results of earlier starts, once the start planned at `created` (unix s) has
-        its `own`, whose time may be earlier if the clock was set back."""
+    def forget_before(self, plan: Plan, own: Path) -> None:
+        """Delete the results of earlier starts, once the start of `plan` has its `own`."""
         for old in (self.summary, self.failure):
-            if old != own and not written_since(old, created):
+            if old != own and not is_of_start(read_json(old) or {}, plan, old, plan["created"]):
                 discard(old)
         for old in (self.plan_before, self.data_before):
             discard(old)
@@ -241,6 +241,16 @@ def is_name(value: object) -> TypeGuard[str]:
     return (
         isinstance(value, str) and bool(value) and set(value) <= NAME and not value.startswith(".")
     )
+
+
+def is_of_start(
+    record: Mapping[str, object], plan: Mapping[str, object], file: Path, since: float
+) -> bool:
+    """Whether the record in `file` is of the start of `plan`. Only its ID shows that for certain:
+    the clock may have been set back. A record of early 0.1 has none: its file was written at or
+    after `since` (unix s)."""
+    own, wanted = record.get("launch"), plan.get("launch")
+    return own == wanted if own and wanted else written_since(file, since)
 
 
 def written_since(path: Path, since: float) -> bool:

@@ -11,9 +11,10 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from training.core import run_reader, rundir
+from training.core.jsonl import Record, number
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -32,7 +33,8 @@ def plan_file(run: rundir.RunDir) -> Path:
     if plan is None:
         return run.plan
     created = float(plan.get("created", 0.0))
-    return run.plan if stepped_since(run, created) or _may_live(run, created) else run.plan_before
+    lives = stepped_since(run, created) or _may_live(run, plan, created)
+    return run.plan if lives else run.plan_before
 
 
 def data_file(run: rundir.RunDir) -> Path:
@@ -47,13 +49,28 @@ def read_plan(run: rundir.RunDir) -> Plan | None:
 
 def ends(run: rundir.RunDir) -> tuple[SummaryRecord | None, FailureRecord | None]:
     """(summary, failure) of the start with the valid plan; those of earlier starts are ignored."""
-    since = float((rundir.read_json(plan_file(run)) or {}).get("created", 0.0))
-    summary = (
-        run_reader.read_summary(run.summary) if rundir.written_since(run.summary, since) else None
+    plan = rundir.read_json(plan_file(run)) or {}
+    found = ends_of(run, plan, number(plan.get("created")) or 0.0)
+    return cast("tuple[SummaryRecord | None, FailureRecord | None]", found)
+
+
+def ends_of(run: rundir.RunDir, plan: Record, since: float) -> tuple[Record | None, Record | None]:
+    """(summary, failure) of the start of `plan`. `since`: as in is_of_start."""
+    summary, failure = (
+        record
+        if (record := rundir.read_json(file)) and rundir.is_of_start(record, plan, file, since)
+        else None
+        for file in (run.summary, run.failure)
     )
-    return summary, run_reader.read_failure(run.failure) if rundir.written_since(
-        run.failure, since
-    ) else None
+    return summary, failure
+
+
+def supervisor_of(run: rundir.RunDir, plan: Record) -> Record:
+    """supervisor.json of the start of `plan`; {} if it is of an earlier one."""
+    record = rundir.read_json(run.supervisor) or {}
+    started, created = number(record.get("started")) or 0.0, number(plan.get("created")) or 0.0
+    own, wanted = record.get("launch"), plan.get("launch")
+    return record if (own == wanted if own and wanted else started >= created) else {}
 
 
 def lives(supervisor: SupervisorRecord) -> bool:
@@ -101,12 +118,11 @@ def stepped_since(run: rundir.RunDir, since: float) -> bool:
     return False
 
 
-def _may_live(run: rundir.RunDir, created: float) -> bool:
-    """Whether the start planned at `created` (unix s) may be alive: True for the first
+def _may_live(run: rundir.RunDir, plan: Record, created: float) -> bool:
+    """Whether the start of `plan`, made at `created` (unix s), may be alive: True for the first
     STARTED_WITHIN_S without a supervisor or a rank."""
-    supervisor = run_reader.read_supervisor(run.supervisor) or {}
-    if float(supervisor.get("started", 0.0)) >= created:
-        return lives(supervisor)
+    if supervisor := supervisor_of(run, plan):
+        return lives(cast("SupervisorRecord", supervisor))
     from training.core import heartbeat
 
     beats = [beat for beat in heartbeat.read_all(run.heartbeats) if beat.wall_time >= created]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -97,8 +97,11 @@ class GpuInventory:
     cuda: str | None = None  # newest CUDA version supported by the driver
 
 
-def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
-    """The GPUs visible to a process with this environment."""
+def inventory(
+    environ: Mapping[str, str] = os.environ, instances: Collection[str] = ()
+) -> GpuInventory:
+    """The GPUs visible to a process with this environment. `instances`: UUIDs of MIG instances
+    that are listed in place of their GPU."""
     try:
         ctypes.CDLL(bare_nvml.LIBRARY)
     except OSError:  # checked before the slow import of pynvml
@@ -120,9 +123,14 @@ def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
         every = [gpu for gpu in (_read(index) for index in range(count)) if gpu]
         named = visible_devices.entries(environ.get(VISIBLE, ""))
         parts = [_part(uuid) for uuid in named if isinstance(uuid, str) and uuid.startswith(PART)]
+        listed = [part for uuid in sorted(instances) if (part := _part(uuid))]
     finally:
         pynvml.nvmlShutdown()
     chosen, reason = visible([*every, *filter(None, parts)], environ.get(VISIBLE))
+    if listed:
+        split = {part.index for part in listed}
+        chosen = [*(gpu for gpu in chosen if gpu.index not in split), *listed]
+        chosen.sort(key=lambda gpu: gpu.index)
     return GpuInventory(tuple(chosen), reason, driver, cuda)
 
 
@@ -232,12 +240,16 @@ def _part(uuid: str) -> Gpu | None:
     if whole is None:
         return None
     memory, name = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetName", handle)
+    running = ask("nvmlDeviceGetComputeRunningProcesses", handle)
     return replace(
         whole,
         uuid=uuid,
         name=name or whole.name,
         total_bytes=memory.total if memory else None,
         free_bytes=memory.free if memory else None,
+        processes=whole.processes
+        if running is None
+        else tuple(_process(p.pid, p.usedGpuMemory) for p in running),
         mig=True,
     )
 

@@ -38,6 +38,7 @@ def write(run: rundir.RunDir, plan: Plan, code: Exit, saved: int, text: str) -> 
         "evidence": [],
         "log": plan.get("log_file") or str(run.ranks),
         "torn_down": False,
+        "launch": plan["launch"],
         "time": time.time(),
     }
     if "elastic" in plan and plan["elastic"]["lost"]:

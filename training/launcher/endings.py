@@ -85,10 +85,10 @@ def report_end(
         console.info(msg("launcher.end.analysis", analysis=analysis(run)))
 
 
-def keep_failure(run: rundir.RunDir, record: FailureRecord, created: float) -> None:
+def keep_failure(run: rundir.RunDir, record: FailureRecord, plan: Plan) -> None:
     rundir.keep_json(run.failure, record)
     if run.own == run.path:
-        run.forget_before(created, run.failure)
+        run.forget_before(plan, run.failure)
 
 
 def node_end(run: rundir.RunDir, code: int, outcome: Outcome) -> int:
@@ -132,6 +132,7 @@ def _script_end(
         done: ScriptSummary = {
             "status": status,
             "ranks": plan["ranks"],
+            "launch": plan["launch"],
             "time": now,
             "seconds": seconds,
             "exit_code": int(code),

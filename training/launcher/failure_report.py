@@ -176,6 +176,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "evidence": _stack(found) if found else _last_lines(log, since),
         "log": plan.get("log_file") or str(log) if lost or not log.exists() else str(log),
         "torn_down": outcome.torn_down,
+        "launch": plan["launch"],
         "time": time.time(),
     }
     if outcome.in_threads:

@@ -104,4 +104,4 @@ class Machine(ABC):
 
     def _keep(self, record: FailureRecord) -> None:
         self.launch.ending.failure = record
-        endings.keep_failure(self.launch.run, record, self.launch.plan["created"])
+        endings.keep_failure(self.launch.run, record, self.launch.plan)

@@ -98,7 +98,8 @@ def payload(
 
 def _of_this_start(path: Path, plan: Plan) -> Record:
     """The record, unless it is from an earlier start of the run."""
-    return (rundir.read_json(path) or {}) if rundir.written_since(path, plan["created"]) else {}
+    record = rundir.read_json(path) or {}
+    return record if rundir.is_of_start(record, plan, path, plan["created"]) else {}
 
 
 def _failure(run: rundir.RunDir, plan: Plan, known: FailureRecord | None) -> Record:

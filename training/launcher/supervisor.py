@@ -82,6 +82,7 @@ def _supervise(argv: list[str], asked: Sequence[int]) -> int:
         {
             "pid": os.getpid(),
             "host": socket.gethostname(),
+            "launch": plan["launch"],
             "started": time.time(),
             "ticks": procfs.began(os.getpid()),
             "ranks": [],
@@ -214,7 +215,7 @@ def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str],
                 )
                 return int(outcome.asked)
             record = ending.failure = failure_report.failure(outcome, run, plan)
-            endings.keep_failure(run, record, plan["created"])
+            endings.keep_failure(run, record, plan)
             if not endings.may_help(run, outcome, record) or not recovery.again(record, outcome):
                 if recovery.stopped:
                     return int(recovery.stopped)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.core.jsonl import whole
 from training.core.messages import msg
 from training.host import gpus
+from training.host.visible_devices import PART
 from training.watchdog.probes import procfs
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Gpus:
     not block the monitor."""
 
     def __init__(self) -> None:
+        self.instances = frozenset[str]()  # UUIDs of MIG instances to list instead of their GPUs
         self._answer = gpus.GpuInventory((), msg("monitor.gpus.not_queried"))
         self._asked = 0.0
         self._thread: threading.Thread | None = None
@@ -132,7 +134,7 @@ class Gpus:
 
     def _look(self) -> None:
         try:
-            self._answer = gpus.inventory({})
+            self._answer = gpus.inventory({}, self.instances)
         except ImportError:
             self._answer = gpus.GpuInventory((), msg("monitor.gpus.no_nvml"))
         except Exception as error:
@@ -147,7 +149,12 @@ class Shared:
         self._known: tuple[gpus.GpuInventory, HostState] | None = None
         self._at = 0.0
 
-    def ask(self) -> None:
+    def ask(self, planned: Iterable[str] = ()) -> None:
+        """`planned`: UUIDs of a run's GPUs."""
+        parts = frozenset(uuid for uuid in planned if uuid.startswith(PART))
+        if not parts <= self._gpus.instances:
+            self._gpus.instances |= parts
+            self._known = None
         if not self._fresh():
             self._gpus.ask()
 

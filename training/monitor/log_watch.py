@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shlex
@@ -18,8 +19,9 @@ from training.diagnose.log_parsers import end_detection
 from training.diagnose.log_parsers.log_metrics import LogMetrics
 from training.monitor import alerts, host_stats
 from training.monitor.run_figures import CURVE_POINTS
-from training.monitor.run_status import FAILED, FINISHED, RUNNING, STARTING
+from training.monitor.run_status import DIED, FAILED, FINISHED, RUNNING, STARTING
 from training.monitor.state import GPU_PATIENCE_S, LOG_LINES, SCHEMA_VERSION
+from training.watchdog.probes import procfs
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import RunStatus
@@ -37,6 +39,9 @@ class LogWatch:
         _readable(log)
         self.log = log
         self._figures = LogMetrics(log)
+        self._wrote: dict[int, int] = {}  # pid → start in ticks, of the last processes seen writing
+        self._gone: float | None = None  # monotonic, when the log was first missing
+        self._grew = -math.inf  # monotonic, when it was last seen growing
         self._machine = shared or host_stats.Shared()
 
     def read(self, patience_s: float = GPU_PATIENCE_S) -> RunState:
@@ -45,9 +50,12 @@ class LogWatch:
         self._machine.ask()
         # Processes first: whatever a process wrote before it ended is then in the log read below.
         writers = _writers(self.log)
+        if writers:
+            self._wrote = {pid: procfs.began(pid) for pid in writers}
         figures = self._figures
-        grown = figures.read(now)
-        state, reason = self._judge(writers, grown, now)
+        if figures.read(now):
+            self._grew = time.monotonic()
+        state, reason = self._judge(writers, now)
         gpus, host = self._machine.answer(patience_s, self.log.parent)
         seen: RunState = {
             "schema_version": SCHEMA_VERSION,
@@ -97,11 +105,12 @@ class LogWatch:
         seen["alerts"] = alerts.active_alerts(seen)
         return seen
 
-    def _judge(self, writers: list[int], grown: bool, now: float) -> tuple[RunStatus, str | None]:
+    def _judge(self, writers: list[int], now: float) -> tuple[RunStatus, str | None]:
         """The status, and a reason where the status alone does not explain it."""
         text, tally = self._figures.text, self._figures.tally
         if not text.there:
-            return SILENT, msg("monitor.log.gone")
+            return self._judge_missing(now)
+        self._gone = None
         how, why = (None, None) if text.binary else end_detection.read(text.end)
         if how and not writers:
             return (FINISHED, None) if how == end_detection.FINISHED else (FAILED, why)
@@ -115,12 +124,12 @@ class LogWatch:
             if tally.facts
             else msg("monitor.log.unknown")
         )
+        recent_s = max(RECENT_S, alerts.LATE_LINES * (tally.interval_s() or 0))
         lives = (
             writers
-            or grown
-            or -RECENT_S
-            < now - text.mtime
-            < max(RECENT_S, alerts.LATE_LINES * (tally.interval_s() or 0))
+            # the clock of its file may be wrong
+            or time.monotonic() - self._grew < recent_s
+            or -RECENT_S < now - text.mtime < recent_s
         )
         if lives and not text.size:
             return STARTING, empty
@@ -132,14 +141,35 @@ class LogWatch:
         since = msg(
             "monitor.log.silent",
             time=clock(text.mtime, "%Y-%m-%d %H:%M:%S"),
-            duration=duration(now - text.mtime),
+            duration=duration(max(0.0, now - text.mtime)),
         )
+        if former := self._former(now):
+            return SILENT, msg("monitor.log.elsewhere", pid=former[0])
+        if self._wrote:
+            return DIED, msg("monitor.log.writer_gone", pid=min(self._wrote), silent=since)
         return (
             SILENT,
             msg("monitor.log.unknown_and_silent", unknown=unknown, silent=since)
             if unknown
             else msg("monitor.log.end_unknown", silent=since),
         )
+
+    def _judge_missing(self, now: float) -> tuple[RunStatus, str | None]:
+        """As _judge, for a log that is missing. A rotation may create it again."""
+        if self._gone is None:
+            self._gone = time.monotonic()
+        if former := self._former(now):
+            return SILENT, msg("monitor.log.elsewhere", pid=former[0])
+        over = time.monotonic() - self._gone >= RECENT_S
+        return DIED if over else SILENT, msg("monitor.log.gone")
+
+    def _former(self, now: float) -> list[int]:
+        """The processes last seen writing that still run."""
+        return [
+            pid
+            for pid, ticks in sorted(self._wrote.items())
+            if host_stats.alive({"pid": pid, "ticks": ticks}, now)
+        ]
 
 
 def _readable(log: Path) -> None:

@@ -25,12 +25,17 @@ class RankStates:
         self._beats: dict[int, heartbeat.HeartbeatRecord] = {}
 
     def read(self, plan: Record | None, supervisor: Record, since: float) -> list[RankState]:
-        """One entry for each rank, with or without a heartbeat. Heartbeats from before `since`
-        (unix s), which belong to an earlier start, are ignored."""
+        """One entry for each rank, with or without a heartbeat. Those of an earlier start are
+        ignored: from before `since` (unix s), and of a process that this start does not list."""
         # A rank whose heartbeat cannot be read now keeps its last one.
         self._beats |= {b.rank: b for b in heartbeat.read_all(self.run.heartbeats)}
-        beats = {rank: beat for rank, beat in self._beats.items() if beat.wall_time >= since}
         started = {whole(known.get("rank")): known for known in processes(supervisor)[1:]}
+        beats = {
+            rank: beat
+            for rank, beat in self._beats.items()
+            # its own time may be earlier if the clock was set back
+            if beat.wall_time >= since or beat.pid == whole(dig(started.get(rank), "pid"))
+        }
         numbers = {
             *range(min(whole(dig(plan, "ranks")) or 0, MOST_RANKS)),
             *beats,

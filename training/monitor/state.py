@@ -85,13 +85,11 @@ class RunWatch:
     def read(self, patience_s: float = GPU_PATIENCE_S) -> RunState:
         """State of the run now. `patience_s`: longest wait for the GPU driver."""
         now, run = time.time(), self.run
-        self._machine.ask()
         plan = self.plan = read_object(standing.plan_file(run))
+        self._machine.ask(_planned(plan))
         since = number(dig(plan, "created")) or mtime(run.plan) or 0.0
         # Processes first: whatever a process wrote before it ended is then in the files read below.
-        supervisor = read_object(run.supervisor) or {}
-        if (number(supervisor.get("started")) or 0.0) < since:  # of an earlier start of this run
-            supervisor = {}
+        supervisor = standing.supervisor_of(run, plan or {})
         ranks = self._ranks.read(plan, supervisor, since)
         listed = rank_states.processes(supervisor)
         begun = mtime(run.supervisor) or now
@@ -101,10 +99,7 @@ class RunWatch:
         printed = self._printed(plan)
 
         since = max([since, *self._restarts[-1:]])
-        summary, failure = (
-            read_object(p) if rundir.written_since(p, since) else None
-            for p in (run.summary, run.failure)
-        )
+        summary, failure = standing.ends_of(run, plan or {}, since)
         checkpoint = run_figures.newest_checkpoint(run)
         evidence = RunEvidence(
             run=run,

@@ -8,6 +8,7 @@ from training.core import units
 from training.core.cells import pad
 from training.core.jsonl import whole
 from training.core.messages import msg
+from training.host.visible_devices import PART
 from training.monitor import host_stats, script_rows, term_text
 from training.monitor.run_status import ENDED
 from training.monitor.sections import memory_word
@@ -247,9 +248,10 @@ def _label(name: str) -> str:
 
 
 def short_name(gpu: GpuState) -> str:
-    return term_text.cut(
-        term_text.clean(gpu["name"]).removeprefix("NVIDIA ").removeprefix("GeForce "), 17
-    )
+    name = term_text.clean(gpu["name"]).removeprefix("NVIDIA ").removeprefix("GeForce ")
+    # the size of a MIG instance is at the end
+    cut = term_text.cut_middle if gpu["uuid"].startswith(PART) else term_text.cut
+    return cut(name, 17)
 
 
 def unit(value: float | None, unit: str) -> str:

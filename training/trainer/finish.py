@@ -23,6 +23,7 @@ from training.trainer.train_state import TrainState
 
 if TYPE_CHECKING:
     from training.core.contracts.metrics import Figures
+    from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import SummaryRecord
 
 
@@ -63,6 +64,7 @@ def _hardware(device: torch.device) -> str:
 
 def write_summary(
     session: TrainState,
+    plan: Plan,
     recorder: MetricsWriter,
     position: TrainProgress,
     code: Exit,
@@ -87,6 +89,7 @@ def write_summary(
     summary: SummaryRecord = {
         "status": "done" if code == Exit.DONE else "stopped",
         "exit_code": int(code),
+        "launch": plan["launch"],
         "time": time.time(),
         "seconds": time.time() - started,  # since begun_at
         "begun_at": session.position.step,
@@ -118,7 +121,7 @@ def write_summary(
     }
     summary = cast("SummaryRecord", {**summary, **named})
     rundir.write_json(session.run.summary, summary)
-    session.run.forget_before(started, session.run.summary)
+    session.run.forget_before(plan, session.run.summary)
     session.run.event("end", step=position.step, exit_code=int(code))
     return summary
 

@@ -133,7 +133,7 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
     barrier("end of training", max(END_S, setup.barrier_s))
     cleanup()
     if recorder:
-        done = finish.write_summary(setup, recorder, position, code, started)
+        done = finish.write_summary(setup, plan, recorder, position, code, started)
         # trackers may be slow: no rank waits for this one any more
         recorder.close(done, code)
     if ending:

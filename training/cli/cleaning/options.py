@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.project import WORK
 from training.core.suggest import suggest
-from training.monitor.runs import terms
+from training.monitor.runs import facts, terms
 from training.monitor.runs.facts import DAMAGED, EMPTY, LIVE, STATES
 from training.monitor.runs.terms import Term
 
@@ -71,10 +72,11 @@ def parse(argv: list[str], root: Path = WORK) -> CleanOptions:
     )
     if options.help:
         return options
-    named, wrong = terms.read(line.words, COMMAND)
+    known = functools.cache(lambda: facts.option_names(options.dir))
+    named, wrong = terms.read(line.words, COMMAND, known)
     options.names = [term for term in named if not term.compare]
     problems += wrong
-    options.terms, wrong = terms.read([values.get("filter") or ""], COMMAND)
+    options.terms, wrong = terms.read([values.get("filter") or ""], COMMAND, known)
     options.terms += [term for term in named if term.compare]
     problems += wrong
     options.states, wrong = _words("state", values.get("state"), CLEANABLE)

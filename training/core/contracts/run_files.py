@@ -45,6 +45,7 @@ class SupervisorRecord(TypedDict, total=False):
 
     pid: int
     host: str
+    launch: str  # of the plan; missing in early 0.1
     started: float  # unix s
     ticks: int  # of its start, since boot: identifies the process
     ranks: list[ProcessRecord]  # of this machine; [] before they are started
@@ -64,6 +65,7 @@ class SummaryRecord(TypedDict):
 
     status: SummaryStatus
     exit_code: int
+    launch: NotRequired[str]  # of the plan; missing in early 0.1
     time: float  # unix s
     seconds: float  # since begun_at
     begun_at: int  # last step before this start
@@ -116,6 +118,7 @@ class ScriptSummary(TypedDict):
 
     status: SummaryStatus
     ranks: int
+    launch: NotRequired[str]  # of the plan; missing in early 0.1
     time: NotRequired[float]  # unix s
     seconds: float
     exit_code: int

@@ -105,6 +105,7 @@ class FailureRecord(EndRecord):
     exit_code: int  # of the launcher, 0 to 255
     log: str
     torn_down: bool  # a script had finished its work
+    launch: NotRequired[str]  # of the plan; missing in early 0.1
     time: float  # unix s
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU of `rank` had none left
     threads: NotRequired[dict[str, str]]  # rank → exception that has ended a thread of it

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from training.core import evaluations, find_run, jsonl, metric_units, rundir, standing
+from training.core.course import median
 from training.core.jsonl import Record, dig, items, mtime, number, read_object, text, whole
 from training.core.messages import msg
 from training.core.rundir import RunDir
@@ -40,7 +41,9 @@ EMPTY: Final = "empty"
 FOREIGN: Final = "foreign"  # other files only
 STATES = (STARTING, RUNNING, FINISHED, STOPPED, FAILED, DIED, DAMAGED, EMPTY, FOREIGN)
 LIVE = (STARTING, RUNNING)
+ARGS = "args"  # the arguments of a user script, in its `config`
 TAIL = 1 << 14  # bytes of metrics.jsonl that are read first
+STEPS = 20  # whose speed is that of a run without a summary
 # A run on another machine, whose processes cannot be checked, counts as running until it has
 # written nothing for this time.
 ELSEWHERE_S = 24 * 3600.0
@@ -99,6 +102,15 @@ def _is_sweeps(run: RunFacts) -> bool:
     return run.name == SWEEPS and run.state in (FOREIGN, EMPTY)
 
 
+def option_names(experiments: Path) -> set[str]:
+    """All keys in the configurations of the runs; none if the folder cannot be read."""
+    try:
+        plans = [read_object(_plan_file(RunDir(path))) for path in rundir.folders(experiments)]
+    except OSError:
+        return set()
+    return {name for plan in plans if plan for name in _config(plan)}
+
+
 def read(path: Path) -> RunFacts:
     """One run."""
     run = RunDir(path)
@@ -125,11 +137,10 @@ def _of_plan(run: RunDir, plan: Record) -> RunFacts:
     created = number(plan.get("created")) or mtime(run.plan) or 0.0
     evaluated, restarted = evaluations.read(run.events)
     since = max(created, restarted)
-    summary, failure = (
-        read_object(file) if rundir.written_since(file, since) else None
-        for file in (run.summary, run.failure)
-    )
-    last = dict(summary) if summary and "loss_end" in summary else _last_step(run.metrics)
+    summary, failure = standing.ends_of(run, plan, since)
+    complete = summary if summary and "loss_end" in summary else None
+    steps = [complete] if complete else _last_steps(run.metrics)
+    last = steps[0] if steps else {}
     state, reason, ended = _state(run, plan, since, summary, failure, last)
     best = _best(evaluated)
     loss, name, unit = best[:3] if best else _training_loss(run, last)
@@ -144,7 +155,8 @@ def _of_plan(run: RunDir, plan: Record) -> RunFacts:
         loss_name=name,
         loss_unit=unit,
         best_step=best[3] if best else None,
-        speed=metric_units.speed(last),
+        # a single step may take twice as long as the others
+        speed=median(sorted(s for s in map(metric_units.speed, steps) if s is not None)),
         unit=metric_units.counted(last),
         ranks=whole(plan.get("ranks")),
         started=created,
@@ -162,9 +174,7 @@ def _state(
     last: Record,
 ) -> tuple[RunStatus, str | None, float | None]:
     """(state, reason, when it ended)."""
-    supervisor = read_object(run.supervisor) or {}
-    if (number(supervisor.get("started")) or 0.0) < since:
-        supervisor = {}
+    supervisor = standing.supervisor_of(run, plan)
     ranks, alive = [], False
     if not summary and not failure:
         # loads psutil, which takes as long as reading many ended runs
@@ -226,8 +236,9 @@ def _training_loss(run: RunDir, last: Record) -> tuple[float | None, str | None,
     return value * factor, "loss", unit
 
 
-def _last_step(file: Path) -> Record:
-    """The newest step of metrics.jsonl; {} for none."""
+def _last_steps(file: Path) -> list[Record]:
+    """Up to STEPS of the last steps in metrics.jsonl, the newest first."""
+    found = list[Record]()
     size = TAIL
     try:
         with file.open("rb") as metrics:
@@ -236,12 +247,14 @@ def _last_step(file: Path) -> Record:
                 metrics.seek(max(0, length - size))
                 for line in reversed(metrics.read().split(b"\n")):
                     if b'"loss"' in line and (record := jsonl.parse(line)) and "step" in record:
-                        return record
-                if size >= min(length, 64 * TAIL):
-                    return {}
+                        found.append(record)
+                        if len(found) == STEPS:
+                            return found
+                if found or size >= min(length, 64 * TAIL):
+                    return found
                 size *= 8
     except OSError:
-        return {}
+        return found
 
 
 def _task(plan: Record) -> str | None:
@@ -260,7 +273,7 @@ def _config(plan: Record) -> Record:
         from training.core import redact
 
         words = items(dig(plan, "script", "args"))
-        found["args"] = redact.joined(word for word in words if isinstance(word, str))
+        found[ARGS] = redact.joined(word for word in words if isinstance(word, str))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from training.core import units
+from training.core import metric_units, units
 from training.core.cells import cells, pad
 from training.core.messages import msg
 from training.monitor import term_text
@@ -81,7 +81,7 @@ def lines(runs: Sequence[RunFacts], width: int | None) -> list[Line]:
         msg("monitor.column.run"),
         msg("monitor.column.state"),
         msg("monitor.column.step"),
-        msg("monitor.column.loss"),
+        msg("monitor.column.evaluation") if _scores(runs) else msg("monitor.column.loss"),
         msg("monitor.column.speed"),
         msg("monitor.column.age"),
         msg("monitor.column.time"),
@@ -115,12 +115,24 @@ def lines(runs: Sequence[RunFacts], width: int | None) -> list[Line]:
     return out
 
 
+def _scores(runs: Sequence[RunFacts]) -> list[str]:
+    """Names of the evaluations that are not a loss, such as an accuracy."""
+    names = dict.fromkeys(run.loss_name for run in runs if run.loss_name)
+    return [
+        term_text.clean(name.removeprefix(metric_units.EVALUATION))
+        for name in names
+        if metric_units.higher_is_better(name)
+    ]
+
+
 def footer(runs: Sequence[RunFacts], there: int) -> str:
     """How many runs, their size, and what the star means."""
     size = units.size(sum(run.bytes for run in runs))
     words = msg("monitor.runs.total", runs=units.plural(len(runs), "run"), size=size)
     if there > len(runs):
         words += msg("monitor.runs.of", count=there)
+    if scores := _scores(runs):
+        words += msg("monitor.runs.scores", scores=", ".join(scores))
     if any(run.loss_name == "loss" for run in runs):
         words += msg("monitor.runs.star")
     return words
@@ -144,7 +156,11 @@ def _differences(run: RunFacts, names: Sequence[str]) -> str:
     if not run.config:
         return term_text.clean(run.reason or "")
     return term_text.clean(
-        " ".join(f"{name}={shown(run.config.get(name))}" for name in names if name in run.config)
+        " ".join(
+            f"{name}={shown(value)}"
+            for name in names
+            if (value := run.config.get(name, "")) != ""  # such as `inject`: not set
+        )
     )
 
 

@@ -7,14 +7,14 @@ import fnmatch
 import math
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from training.core import units
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.core.suggest import suggest
-from training.monitor.runs.facts import STATES, RunFacts
+from training.monitor.runs.facts import ARGS, STATES, RunFacts
 
 _TERM = r"([A-Za-z_][\w.-]*)\s*(<=|>=|!=|=|<|>)\s*((?s:.*))"  # compiled at its first use
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -38,6 +38,9 @@ COLUMNS: dict[str, Callable[[RunFacts], object]] = {
     "size": lambda run: run.bytes,
 }
 WORDS = ("name", "state", "task")
+# Names of the options that the runs have, such as those of a user's task file. Called only for a
+# name that is neither a column nor a field, since all plans are read for it.
+Options = Callable[[], Collection[str]]
 _READ = {"age": units.read_duration, "time": units.read_duration, "size": units.read_size}
 
 
@@ -77,7 +80,7 @@ def number(text: str, key: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def read(texts: Sequence[str], again: str) -> tuple[list[Term], list[Problem]]:
+def read(texts: Sequence[str], again: str, options: Options) -> tuple[list[Term], list[Problem]]:
     """The conditions of `texts`, each of which may hold several, separated by commas. `again`: the
     command, for suggestions."""
     terms, problems = list[Term](), list[Problem]()
@@ -87,16 +90,16 @@ def read(texts: Sequence[str], again: str) -> tuple[list[Term], list[Problem]]:
         found = re.fullmatch(_TERM, text)
         term = Term(*found.groups()) if found else Term("name", "", text)
         terms.append(term)
-        problems += _wrong(term, text, again)
+        problems += _wrong(term, text, again, options)
     return terms, problems
 
 
-def _wrong(term: Term, text: str, again: str) -> list[Problem]:
+def _wrong(term: Term, text: str, again: str, options: Options) -> list[Problem]:
     if not term.compare:
         return []
     key, compare, value = term.key, term.compare, term.value
-    if not _is_known(key) and key != "args":
-        near = suggest(key, _known())[:1]
+    if not _is_known(key, options):
+        near = suggest(key, _known(options))
         fixes = [f"{again} --filter='{one}{compare}{value}'" for one in near]
         allowed = msg("monitor.runs.keys", columns=", ".join(COLUMNS))
         return [
@@ -122,19 +125,19 @@ def _wrong(term: Term, text: str, again: str) -> list[Problem]:
     return []
 
 
-def _is_known(key: str) -> bool:
-    if key in COLUMNS:
+def _is_known(key: str, options: Options) -> bool:
+    if key in COLUMNS or key == ARGS:
         return True
     from training.config.schema import FIELDS
 
-    return key in FIELDS or key in _known()
+    return key in FIELDS or key in _known(options)
 
 
-def _known() -> list[str]:
-    """Columns and fields, also of the tasks."""
+def _known(options: Options) -> list[str]:
+    """Columns, fields, also of the tasks, and options of the runs."""
     from training import tasks
 
-    return [*COLUMNS, *tasks.everything()]
+    return list(dict.fromkeys([*COLUMNS, *tasks.everything(), *sorted(options())]))
 
 
 def _glob(pattern: str) -> Callable[[str], bool]:
@@ -159,18 +162,18 @@ def _order(value: object) -> tuple[int, float, str]:
     return 1, 0.0, str(value)
 
 
-def wrong_column(column: str, again: str) -> list[Problem]:
+def wrong_column(column: str, again: str, options: Options) -> list[Problem]:
     """The problem with an unknown --sort."""
     key = column.removeprefix("-")
-    if _is_known(key):
+    if _is_known(key, options):
         return []
-    near = suggest(key, _known())[:1] or ["age"]
+    near = suggest(key, _known(options)) or ["age"]
     return [
         Problem(
             "flag.value",
             msg("core.args.is", name="sort", text=column),
             msg("monitor.runs.columns", columns=", ".join(COLUMNS)),
-            [f"{again} --sort={near[0]}"],
+            [f"{again} --sort={column[: -len(key)]}{one}" for one in near],
             "sort",
         )
     ]
