@@ -164,7 +164,7 @@ def _verdict(run: RunDir, began: float | None) -> Report:
 
 def until_ended(command: list[str], limit_s: float) -> str:
     """Output of a command; after the limit it is killed with all its processes."""
-    token = f"bench{os.getpid()}_{time.monotonic_ns()}"
+    token = process.new_token()
     env = environment(**{process.TOKEN: token}, GLOO_SOCKET_IFNAME="lo")
     with tempfile.TemporaryFile("w+") as out:
         started = subprocess.Popen(

@@ -8,12 +8,25 @@ import os
 import runpy
 import signal
 import sys
+import time
+
+ONE_REQUEST_S = 1.0
+_interrupted = float("-inf")
+
+
+def interrupt(number: int, frame: object) -> None:
+    """Ctrl-C reaches this process and the launch script, which passes it on: one request."""
+    global _interrupted
+    before, _interrupted = _interrupted, time.monotonic()
+    if _interrupted - before > ONE_REQUEST_S:
+        raise KeyboardInterrupt
+
 
 if __name__ == "__main__":
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     module = sys.argv.pop(1)
     if os.environ.pop("DUET_CTRL_C", ""):  # a shell ignores it in a process substitution
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, interrupt)
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:

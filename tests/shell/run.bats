@@ -189,6 +189,46 @@ recorded() {
   done
 }
 
+@test "Ctrl-C reaches the plan once, whether the script, the plan or both get it" {
+  cat >training/cli/plan.py <<'END'
+import os, pathlib, sys, time
+try:
+    pathlib.Path("new").write_text(str(os.getpid()))
+    os.replace("new", "waits")
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.5)  # tidies up
+    sys.exit(75)
+END
+  for targets in script plan both; do
+    rm -f waits
+    # a job in the background would ignore it
+    env --default-signal=INT bash -c 'source lib/init.sh; PYTHON=.venv/bin/python; run::plan' &
+    until [[ -e waits ]]; do sleep 0.05; done
+    [[ $targets == script ]] || kill -s INT "$(<waits)"
+    [[ $targets == plan ]] || kill -s INT "$!"
+    status=0
+    wait "$!" || status=$?
+    is "$targets $status" "$targets 75"
+  done
+}
+
+@test "a stop request that the plan has missed reaches the supervisor, which begins with stop signals blocked" {
+  mkdir run
+  code='import signal, sys; print(sys.argv[1], *sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())))'
+  printf '%s\0' "$REAL_PYTHON" -c "$code" >run/launch.argv
+  : >run/launch.env
+  executable python <<<'trap "" TERM; kill -s TERM "$PPID"; sleep 0.2; echo run'
+  DUET_LOG_FILE=log run in_shell 'PYTHON=./python; run::plan; run::start'
+  is "$status:$output" '0:--stopped=TERM 2 10 15'
+}
+
+@test "a stop request that the plan has missed ends a script that has nothing to start" {
+  executable python <<<'trap "" TERM; kill -s TERM "$PPID"; sleep 0.2; echo "plan"'
+  run in_shell 'PYTHON=./python; run::plan'
+  is "$status:$output" 143:
+}
+
 @test "a job without variables: nothing of the environment is printed" {
   : >"$PROJECT.env"
   # shellcheck disable=SC2016

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import select
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +79,36 @@ def test_an_earlier_death_of_the_parent_is_detected() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
 
 
+def refuse(number: int) -> None:
+    raise OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize("missing", ["", "attribute", "ENOSYS", "EPERM"])
+def test_the_exit_of_a_child_is_seen_also_without_pidfds(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """The Python of conda has no such function, a kernel before 5.3 no such call."""
+    if missing == "attribute":
+        monkeypatch.delattr(os, "pidfd_open")
+    elif missing:
+        monkeypatch.setattr(os, "pidfd_open", lambda pid: refuse(getattr(errno, missing)))
+    for early in (False, True):  # waited for before the exit is seen
+        child = subprocess.Popen(["sleep", "1000"])
+        fd = process.exit_fd(child.pid)
+        assert not select.select([fd], [], [], 0.05)[0]
+        child.kill()
+        if early:
+            child.wait()
+        assert select.select([fd], [], [], 20)[0] and child.wait() == -signal.SIGKILL
+        os.close(fd)
+
+
+def test_too_few_open_files_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pidfd_open", lambda pid: refuse(errno.EMFILE))
+    with pytest.raises(OSError, match="Too many open files"):
+        process.exit_fd(os.getpid())
+
+
 LEAVES = """
 import subprocess, sys
 from multiprocessing import shared_memory
@@ -89,7 +120,7 @@ sys.stdin.read()
 
 
 def test_a_sweep_leaves_neither_processes_nor_shared_memory() -> None:
-    token = uuid.uuid4().hex
+    token = process.new_token()
     env = clean_environment() | {process.TOKEN: token}
     child = subprocess.Popen(
         [sys.executable, "-c", LEAVES, token],
@@ -111,7 +142,7 @@ def test_a_sweep_leaves_neither_processes_nor_shared_memory() -> None:
 
 def test_helpers_get_limited_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "TIDYING_S", 0.1)
-    token = uuid.uuid4().hex
+    token = process.new_token()
     code = "import time; print('multiprocessing.resource_tracker', flush=True); time.sleep(3600)"
     env = clean_environment() | {process.TOKEN: token}
     child = subprocess.Popen(
@@ -139,7 +170,7 @@ def test_stop_signals_are_handled_by_the_parent() -> None:
 
 
 def test_an_exiting_process_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    token, read = uuid.uuid4().hex, process._read
+    token, read = process.new_token(), process._read
     child = subprocess.Popen(["sleep", "60"], env={**os.environ, process.TOKEN: token})
     try:
         # Popen() may return before /proc shows what was executed

@@ -204,7 +204,7 @@ def follower(run: RunDir) -> Follower:
     other.create()
     write_json(other.own_plan, own)
     made = object.__new__(Follower)  # without a connection
-    made.launch = Launch(other, own, PostRun(other, own), "token")  # type: ignore[arg-type]
+    made.launch = Launch(other, own, PostRun(other, own), "70ce")  # type: ignore[arg-type]
     made._line = Line()  # type: ignore[assignment]
     return made
 
@@ -261,7 +261,7 @@ def leader(run: RunDir, line: Others, *, elastic: bool) -> Leader:
         own["elastic"] = {"seats": [0, 1], "lost": [], "rejoined": [], "ranks": 2, "per_node": 1}
         own["elastic"]["device_batch_size"] = 8
     made = object.__new__(Leader)
-    made.launch = Launch(run, own, PostRun(run, own), "token")  # type: ignore[arg-type]
+    made.launch = Launch(run, own, PostRun(run, own), "70ce")  # type: ignore[arg-type]
     made._line = line  # type: ignore[assignment]
     chosen = Restart(1, {"device_batch_size": 4}, "out of memory")
     made.launch.recovery._failures = [made.launch.recovery._failure(REPORTED)]
@@ -333,5 +333,5 @@ def test_the_list_of_machines_cannot_be_deleted(
     own = plan() | node_plan(0, local_ranks.free_port(node_plan(0, 0)["place"]["master_addr"]))
     monkeypatch.setattr(several_machines.Leader, "once", lambda _: 0)
     with Coordinator(own) as line:
-        assert several_machines.train(run, own, PostRun(run, own), line, "token") == 0
+        assert several_machines.train(run, own, PostRun(run, own), line, "70ce") == 0
     assert f"cannot delete {run.machines}: " in capfd.readouterr().err

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from tests.conftest import wait_until
+from training.core.project import ROOT
 from training.host import process
 from training.launcher import reaper
 from training.launcher.reaper import Guardian
@@ -25,6 +26,44 @@ def test_a_stopped_guardian_is_continued() -> None:
         began = time.monotonic()
     assert procfs.read_process(pid) is None
     assert time.monotonic() - began < reaper.LEAVES_S, "it exited by itself"
+
+
+def test_only_processes_of_the_launch_are_killed_whatever_their_environment() -> None:
+    """Those around it run on, such as the guardian of a launch that started this one."""
+    with Guardian() as outer, process.passing_on(outer), Guardian() as token:
+        with process.passing_on(token):
+            code = "env -i setsid sleep 1000 & sleep 1001 & exec sleep 1002"
+            subprocess.Popen(["sh", "-c", code], env={}, start_new_session=True)
+        with subprocess.Popen(["sleep", "1003"], env={}) as other:
+            wait_until(lambda: len(process.marked(token)) == 3)
+            assert list(process.marked(outer)) == [other.pid], "not the inner guardian"
+            left = process.sweep(token)
+            assert sorted(left.values()) == [f"sleep {n}" for n in (1000, 1001, 1002)]
+            assert other.poll() is None and not process.marked(token)
+            other.kill()
+
+
+@pytest.mark.parametrize("hard", [1000, -1])
+def test_without_the_limit_the_environment_is_used(hard: int) -> None:
+    """A container may allow fewer file locks than the token."""
+    token = process.new_token()
+    code = f"""
+import os, resource, subprocess, sys
+sys.path.insert(0, {str(ROOT)!r})
+from training.core.project import ROOT
+from training.host import process
+resource.setrlimit(process.RLIMIT_LOCKS, ({hard}, {hard}))
+env = os.environ | {{process.TOKEN: {token!r}}}
+with process.passing_on({token!r}), subprocess.Popen(["sleep", "1000"], env=env) as child:
+    while child.pid not in process.marked({token!r}):
+        pass
+    print(process.sweep({token!r}) == {{child.pid: "sleep 1000"}})
+assert resource.getrlimit(process.RLIMIT_LOCKS) == ({hard}, {hard})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, timeout=60
+    )
+    assert done.stdout == b"True\n"
 
 
 def test_a_guardian_that_does_not_exit_is_killed_and_its_work_is_done(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from training.core.errors import UserError
+from training.host import process
 from training.launcher import spawn
 from training.launcher.local_ranks import LocalRanks
 
@@ -19,7 +20,9 @@ ELF = b"\x7fELF for another processor"
 
 def start(command: list[str], **more: Any) -> list[spawn.Child]:
     team = LocalRanks(range(2), 2, "127.0.0.1", 1)
-    return spawn.start_ranks(team, command, "token", ours=False, more=lambda rank: {}, **more)
+    return spawn.start_ranks(
+        team, command, process.new_token(), ours=False, more=lambda rank: {}, **more
+    )
 
 
 def descriptors() -> int:

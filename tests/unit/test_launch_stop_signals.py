@@ -91,6 +91,27 @@ print("not reached")
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "15 15 2\n")
 
 
+def test_the_supervisor_gets_the_signals_of_its_launch_script_and_those_held_back_since() -> None:
+    code = f"""
+import os, runpy, signal, sys
+from types import SimpleNamespace
+sys.path.insert(0, {str(ROOT)!r})
+import training.launcher
+def main(argv, asked):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    print(argv, *map(int, asked), flush=True)
+    return 0
+training.launcher.supervisor = sys.modules["training.launcher.supervisor"] = SimpleNamespace(main=main)
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1))
+os.kill(os.getpid(), signal.SIGTERM)  # before it handles signals
+sys.argv = ["supervise", "run", "--stopped=INT"]
+runpy.run_module("training.cli.supervise", run_name="__main__", alter_sys=True)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=30)
+    assert done.stdout == "['run'] 2 15 10\n"
+
+
 def test_long_work_is_interrupted_by_a_signal_that_still_counts() -> None:
     done = []
 

@@ -19,6 +19,7 @@ from tests.unit.conftest import ENHANCED, python
 from tests.unit.test_plan import Write, lacking, make
 from training.config.schema import FIELDS
 from training.core import log as console
+from training.core.errors import UserError
 from training.core.rundir import RunDir, write_json
 from training.launcher import rendezvous
 from training.plan import training_plan as planner
@@ -39,6 +40,24 @@ def folders(home: Path, tmp_path: Path) -> list[str]:
 def written(*args: str, script: str = ENHANCED) -> Path:
     asked, plan, checks = make("--device=cpu", "--depth=1", *args, script=script)
     return writer.write(plan, checks, asked, rendezvous.ask, os.getpid()).path
+
+
+def test_a_run_name_is_refused_also_if_another_launch_takes_it_meanwhile(
+    folders: list[str], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both plans have found it free; one that gets another name would be mistaken for the first."""
+    made, others = Path.mkdir, list[Path]()
+
+    def second(path: Path, *args: Any, **more: Any) -> None:
+        if path.name == "same" and not others:
+            others.append(path)
+            made(path, *args, **more)
+        made(path, *args, **more)
+
+    monkeypatch.setattr(Path, "mkdir", second)
+    with pytest.raises(UserError, match=r"'same'.*already exists"):
+        written(*folders, "--run_name=same")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["same"]
 
 
 def nul(path: Path) -> list[str]:

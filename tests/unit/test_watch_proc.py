@@ -133,7 +133,7 @@ if __name__ == "__main__":
     print("ready", worker.pid, pool.process.pid, *forked, flush=True)
     time.sleep(1000)
 """
-    token = "DUET_TEST_COMPILERS"
+    token = process.new_token()
     mine = {process.TOKEN: token}
     with targets.running(tmp_path, program, env=mine) as (pid, _, logged):
         worker, *pool = map(int, logged[1:])

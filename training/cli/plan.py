@@ -106,10 +106,10 @@ def main() -> int:
         return int(Exit.DONE)
     except resumed_run.NotInstalled:
         return 0
-    except process.StopAsked as asked:
+    except KeyboardInterrupt as asked:
         received.withdraw()
-        code = stop_signals.code(asked.number)
-        text = msg("launcher.end.stopped_before", name=stop_signals.name(asked.number))
+        number = stop_signals.number_of(asked)
+        code, text = stop_signals.code(number), stop_signals.before_start(number)
         log.warning(msg("launcher.end.exit", text=text, code=int(code)))
         return int(code)
     except UserError as error:

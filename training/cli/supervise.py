@@ -1,15 +1,18 @@
 """The supervisor as a command:
 
-python lib/run_module.py training.cli.supervise RUN_DIR [--node=1] [--analyse]
+python lib/run_module.py training.cli.supervise RUN_DIR [--node=1] [--analyse] [--stopped=TERM]
 ./duet attach …        where the ranks of a run or of any processes are (training.monitor.attach)
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
 from training.host import process
+
+STOPPED = "--stopped="
 
 
 def main(argv: list[str], asked: Sequence[int] = ()) -> int:
@@ -30,6 +33,8 @@ if __name__ == "__main__":
     attaches = sys.argv[1:2] == ["attach"]
     # before the other imports, which take half a second
     early = [] if attaches else process.remember_stops()
+    if sys.argv[-1].startswith(STOPPED):  # the launch script was, before it became this process
+        early.insert(0, signal.Signals[f"SIG{sys.argv.pop().removeprefix(STOPPED)}"])
     from training.host import program
 
     sys.exit(program.run(lambda argv: main(argv, early), __doc__, internal=True, pipe=attaches))

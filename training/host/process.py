@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 PR_SET_PDEATHSIG = 1
 PR_SET_PTRACER, PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1).value
-# Environment variable inherited by every process of a launch, even in a new session or with
-# another parent.
+# Every process of a launch inherits its token, even in a new session or with another parent: as an
+# environment variable, and as the soft limit on file locks, which a cleared environment (`env -i`)
+# does not remove. Linux ignores this limit from 2.4.25 on, and Python has no name for it.
 TOKEN = "DUET_TOKEN"
+RLIMIT_LOCKS = 10
+LIMIT_LINE = "Max file locks"  # in /proc/PID/limits
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 # They exit by themselves when the processes that they serve have exited: the first three unlink the
 # shared memory that those left in /dev/shm, the service of W&B writes the rest of its run.
@@ -65,6 +71,28 @@ def fix_sets() -> None:
         os.execve(sys.executable, sys.orig_argv, os.environ | {name: value})
 
 
+def exit_fd(child: int) -> int:
+    """A descriptor that becomes readable when this child exits, before it is waited for. Raises
+    OSError if this process may open no more files."""
+    try:
+        return os.pidfd_open(child)
+    except AttributeError:  # this Python was built for an older Linux, as that of conda is
+        pass
+    except OSError as error:  # a kernel before 5.3, or a sandbox
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+    reader, writer = os.pipe()
+
+    def wait() -> None:
+        with contextlib.suppress(ChildProcessError):  # waited for already
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        os.close(writer)
+
+    # It holds no lock while it waits: code between fork and exec remains safe.
+    threading.Thread(target=wait, daemon=True, name="duet-exit").start()
+    return reader
+
+
 class StopAsked(KeyboardInterrupt):
     """A stop signal before anything was started; Ctrl-C is Python's own KeyboardInterrupt.
     `number`: the signal."""
@@ -80,8 +108,8 @@ def raise_stop(number: int, frame: object) -> None:
 
 
 def remember_stops() -> list[int]:
-    """From now on stop signals only enter the list returned, while modules are imported. A second
-    Ctrl-C ends this process at once."""
+    """From now on stop signals only enter the list returned, while modules are imported; lib/run.sh
+    has blocked them until here. A second Ctrl-C ends this process at once."""
     asked: list[int] = []
 
     def remember(number: int, frame: object) -> None:
@@ -93,6 +121,7 @@ def remember_stops() -> list[int]:
     for number in STOP_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, remember)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     return asked
 
 
@@ -152,11 +181,48 @@ def ignore_stop_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def new_token() -> str:
+    """A random number in hex."""
+    return os.urandom(16).hex()
+
+
+def _as_limit(token: str) -> int:
+    """A number in the range of limits that no user chooses."""
+    return 1 << 60 | int(token[-14:], 16)
+
+
+@contextlib.contextmanager
+def passing_on(token: str = "") -> Iterator[None]:
+    """While entered, processes are started with this token as their limit; without one, with that
+    of no launch. The caller sets their variable."""
+    soft, hard = resource.getrlimit(RLIMIT_LOCKS)
+    _limit_locks(_as_limit(token) if token else hard, hard)
+    try:
+        yield
+    finally:
+        _limit_locks(soft, hard)
+
+
+def _limit_locks(soft: int, hard: int) -> None:
+    # ValueError: the hard limit is lower; OSError: a sandbox. The environment has the token too.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(RLIMIT_LOCKS, (soft, hard))
+
+
 def marked(token: str) -> dict[int, str]:
-    """Running processes started directly or indirectly with this token, without this one: PID →
-    command line."""
-    mark = f"{TOKEN}={token}".encode()
-    return _living(lambda pid: mark in _read(pid, "environ").split(b"\0"))
+    """Running processes started directly or indirectly with this token, without this one and
+    without those of other users (sudo), which it may not end: PID → command line."""
+    variable = f"{TOKEN}={token}".encode()
+    limit = f"\n{LIMIT_LINE:25} {_as_limit(token)} ".encode()
+
+    def carries(pid: int) -> bool:
+        os.kill(pid, 0)  # PermissionError: another user's
+        with contextlib.suppress(OSError):  # a sandbox without this file
+            if limit in _read(pid, "limits"):
+                return True
+        return variable in _read(pid, "environ").split(b"\0")
+
+    return _living(carries)
 
 
 def group(number: int) -> dict[int, str]:

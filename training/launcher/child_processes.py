@@ -117,8 +117,8 @@ class ChildProcesses:
         child = self.alive.pop(pidfd)
         self._selector.unregister(pidfd)
         os.close(pidfd)
+        left = process.end_group(child.popen.pid)  # before the wait, which frees its PID
         status = child.popen.wait()
-        left = process.end_group(child.popen.pid)
         self._killed |= left.keys()
         if status == 0 and not self._state.outcome.ours and not self.killing:
             for pid, command in left.items():

@@ -38,14 +38,15 @@ def run(
         with Guardian() as token, signals, tempfile.TemporaryFile() as stdin:
             stdin.write(given)
             stdin.seek(0)  # a file, not a pipe: a program that does not read it blocks nothing
-            child = subprocess.Popen(
-                argv,
-                env={**env, process.TOKEN: token},
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            with process.passing_on(token):
+                child = subprocess.Popen(
+                    argv,
+                    env={**env, process.TOKEN: token},
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             if nice:  # on top of the launcher's own, which only root may go below
                 own = os.getpriority(os.PRIO_PROCESS, 0)
                 os.setpriority(os.PRIO_PROCESS, child.pid, own + nice)
@@ -60,7 +61,7 @@ def _watched(
     assert child.stdout
     pipe, output, wrong = child.stdout.fileno(), b"", ""
     os.set_blocking(pipe, False)
-    pidfd, end = os.pidfd_open(child.pid), time.monotonic() + limit_s
+    pidfd, end = process.exit_fd(child.pid), time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:
         for fd in (pidfd, signals.fd, pipe):
             selector.register(fd, selectors.EVENT_READ)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -20,19 +19,20 @@ class Guardian:
     process of the launch carries (training.host.process)."""
 
     def __enter__(self) -> str:
-        token = self._token = secrets.token_hex(16)
+        token = self._token = process.new_token()
         # the writing end is not inherited: it closes with this process
         reader, self._writer = os.pipe()
         try:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(ROOT / "lib/guardian.py"), token],
-                stdin=reader,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={},
-                cwd="/",
-                start_new_session=True,  # Ctrl-C and a closed terminal do not reach it
-            )
+            with process.passing_on():  # of no launch: it outlives that around this process
+                self._popen = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(ROOT / "lib/guardian.py"), token],
+                    stdin=reader,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={},
+                    cwd="/",
+                    start_new_session=True,  # Ctrl-C and a closed terminal do not reach it
+                )
         finally:
             os.close(reader)
         return token

@@ -181,18 +181,19 @@ def _start(
     """Raises UserError: the kernel refuses it, such as a program for another processor, or when
     there are too many processes."""
     try:
-        popen = subprocess.Popen(
-            argv,
-            env=env,
-            stdin=streams.stdin(),
-            stdout=streams.writers.get(1, streams.writers.get(2)),
-            stderr=streams.writers.get(2, streams.writers.get(1)),
-            # Ctrl-C reaches the supervisor alone, which signals the ranks
-            start_new_session=True,
-            pass_fds=inherited,
-            # The supervisor has one thread, so code between fork and exec is safe.
-            preexec_fn=functools.partial(_in_child, os.getpid(), binding, memory),  # noqa: PLW1509
-        )
+        with process.passing_on(env[process.TOKEN]):
+            popen = subprocess.Popen(
+                argv,
+                env=env,
+                stdin=streams.stdin(),
+                stdout=streams.writers.get(1, streams.writers.get(2)),
+                stderr=streams.writers.get(2, streams.writers.get(1)),
+                # Ctrl-C reaches the supervisor alone, which signals the ranks
+                start_new_session=True,
+                pass_fds=inherited,
+                # The supervisor has one thread, so code between fork and exec is safe.
+                preexec_fn=functools.partial(_in_child, os.getpid(), binding, memory),  # noqa: PLW1509
+            )
     except OSError as error:
         _close(streams.readers)
         what = msg("launcher.spawn.refused", program=argv[0], strerror=error.strerror)
@@ -200,7 +201,7 @@ def _start(
     finally:
         _close(streams.writers)
     try:
-        pidfd = os.pidfd_open(popen.pid)
+        pidfd = process.exit_fd(popen.pid)
     except OSError as error:
         popen.kill()
         popen.wait()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from training.core import console
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.host import process
 
 
@@ -37,6 +38,13 @@ def raise_before_start(asked: Sequence[int] = ()) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if asked:
         raise process.StopAsked(asked[0])
+
+
+def before_start(number: int) -> str:
+    """What has happened, for the user."""
+    if number == signal.SIGINT:
+        return msg("launcher.end.interrupted_before")
+    return msg("launcher.end.stopped_before", name=name(number))
 
 
 def name(number: int) -> str:

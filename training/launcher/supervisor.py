@@ -7,7 +7,6 @@ The launch scripts exec it, so its exit status is theirs. It imports no torch.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -136,13 +135,11 @@ def _stopped_before(
 ) -> tuple[int, str]:
     """Stopped before any rank was started."""
     number = _number(asked)
-    name = stop_signals.name(number)
     if line and isinstance(asked, Stopped) and asked.node is not None:
+        name = stop_signals.name(number)
         text = msg("launcher.end.other_before", node=line.name(asked.node), name=name)
-    elif number == signal.SIGINT:
-        text = msg("launcher.end.interrupted_before")
     else:
-        text = msg("launcher.end.stopped_before", name=name)
+        text = stop_signals.before_start(number)
     if withdraw and run.own.exists():
         writer.withdraw(run)
         text = (

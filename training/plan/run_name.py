@@ -59,12 +59,12 @@ def taken(
 ) -> list[Problem]:
     """Problems of a --run_name that names an existing run."""
     name = config.run_name
-    if (experiments / name).exists():
+    if os.path.lexists(experiments / name):
         given = msg("plan.run_name.given", name=name, origin=origins["run_name"])
         free = next(
             f"{name[:100]}_{n}"
             for n in itertools.count(2)
-            if not (experiments / f"{name[:100]}_{n}").exists()
+            if not os.path.lexists(experiments / f"{name[:100]}_{n}")
         )
         resumable = rundir.read_json(rundir.RunDir(experiments / name).plan)
         fixes = [again(resume=name)] if resumable and not resumable.get("script") else []

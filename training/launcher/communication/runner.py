@@ -166,7 +166,7 @@ class _Trial:
                 if rank == 0:
                     env["DUET_STORE_FD"], inherited = str(store.fileno()), (store.fileno(),)
                 self._popens.append(self._start_one(rank, env, inherited))
-                pidfd = os.pidfd_open(self._popens[-1].pid)
+                pidfd = process.exit_fd(self._popens[-1].pid)
                 self._alive[pidfd] = rank
                 self._selector.register(pidfd, selectors.EVENT_READ)
 
