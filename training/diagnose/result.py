@@ -72,6 +72,8 @@ def diagnose(paths: Sequence[Path | None]) -> DiagnosisRecord:
     if nothing and doing:
         found = RootCause(NONE)
     record = _record(found, run, plan)
+    if (count := _jobs(found, analyses)) > 1:
+        record["jobs"] = count
     if doing:
         record["summary"] = doing
     elif nothing and not any(analysis.lines for analysis in analyses):
@@ -155,6 +157,12 @@ def _record(found: RootCause, run: RunDir | None, plan: Plan | None) -> Diagnosi
         "source": signature.source if signature else signatures.causes()[found.cause].source,
         "run": str(run.path) if run else None,
     }
+
+
+def _jobs(found: RootCause, analyses: Sequence[LogAnalysis]) -> int:
+    """Number of separate jobs in the log of the cause."""
+    analysis = found.event.analysis if found.event else None
+    return analysis.jobs if analysis else max((a.jobs for a in analyses), default=1)
 
 
 def _title(cause: str) -> str:
