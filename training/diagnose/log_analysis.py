@@ -50,7 +50,7 @@ LAST_LINES = 30  # lines at the end in which an exception without a traceback co
 START = re.compile(
     r"^nohup: ignoring input|Setting OMP_NUM_THREADS environment variable|\[runner\.py:\d+:\w+\] "
     r"|\] Setting ds_accelerator to"
-    r"|^\[INFO\] \S+ \S+ (?:run directory: |运行目录：)"  # lib/run.sh
+    r"|^\[INFO\] [\d: -]{19} run directory: "  # training.plan.training_plan, of Duet itself
     r"|^(?:#|=|-|>|\*){2,} ?.{0,30}\b(?:start|attempt|retry|launch|restart)(?:ing|ed)?\b|^\++ "
     r"(?:torchrun|python|srun|accelerate)\b"
 )
