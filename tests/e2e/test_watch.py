@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import processes, wait_until
 from tests.e2e.conftest import PEERS, SCRIPTS, Launched
 from training.core.rundir import read_json, read_records
+from training.launcher.local_ranks import free_port
 
 Watch = Callable[..., Launched]
 TORCHRUN = (
@@ -99,6 +100,39 @@ def test_the_exit_status_of_the_command_is_passed_on(watch: Watch, tmp_path: Pat
     assert (run.failure["cause"], run.failure["exit_code"]) == ("exception", 1)
     assert run.failure["summary"] == "ValueError: planted"
     assert run.failure["where"] == f"{script}:3"
+
+
+# The first one fails before its peer can notice; the second one does not exit.
+FAILS = {
+    "no exit status": "time.sleep(4)\nif rank:\n    raise ValueError('planted')\n",
+    "a thread": """
+dist.init_process_group("gloo")
+if rank:
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    raise ValueError("planted")
+dist.barrier()
+""",
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", FAILS)
+def test_a_rank_that_fails_while_the_others_wait_is_the_cause(
+    watch: Watch, tmp_path: Path, token: str, how: str
+) -> None:
+    """The launcher does not notice it."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, threading, time\nimport torch.distributed as dist\n"
+        f"rank = int(os.environ['RANK'])\n{FAILS[how]}dist.init_process_group('gloo')\n"
+    )
+    ranks = f'for r in 0 1; do RANK=$r LOCAL_RANK=$r {sys.executable} "$0" & done; wait'
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
+    run = watch("sh", "-c", ranks, str(script), timeout=3, WORLD_SIZE="2", **place)
+    assert run.wait() == 4, run.output[-3000:]
+    assert (run.failure["cause"], run.failure["rank"]) == ("exception", 1)
+    assert (run.failure["summary"], run.failure["exit_code"]) == ("ValueError: planted", 4)
+    wait_until(lambda: not processes(token), 8, "everybody gone")
 
 
 @pytest.mark.soak

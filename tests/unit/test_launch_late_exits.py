@@ -21,6 +21,7 @@ from training.launcher import endings, failure_report, local_ranks, timeouts
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
 from training.watchdog.hang_report import HANG, HangFinding
+from training.watchdog.rank_exit import RankExit
 from training.watchdog.start import RanksWatch
 
 SCRIPT = {"path": "main.py", "args": [], "python": "python3"}
@@ -122,6 +123,37 @@ def test_the_exception_of_a_rank_that_hangs_at_its_exit_is_the_failure(
     record = failure_report.failure(outcome, run, PLAN)
     assert (record["kind"], record["summary"]) == ("error", "ValueError: bad sample 17")
     assert (record["where"], record["exit_code"]) == ("main.py:3", Exit.TRAINING)
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("ValueError: bad sample 17", "exception"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "gpu_oom"),
+    ],
+)
+def test_the_failure_of_a_rank_that_another_launcher_lets_the_others_wait_for_is_the_cause(
+    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch, line: str, cause: str
+) -> None:
+    """failure.json must not report a hang: programs read it."""
+    monkeypatch.setattr(local_ranks, "watched", lambda plan: "bash")
+    monkeypatch.setenv("RANK", "0")
+    tried = start("time.sleep(600)")
+    death = RankExit("error", 1, "train.py:8", line)
+    found = HangFinding("uneven", 1, None, "has ended", {0: "waits"}, {}, 9.0, death=death)
+    monkeypatch.setattr(RanksWatch, "look", lambda *_: found)
+    log = run.launcher_log("bash")
+    printed = (
+        'Traceback (most recent call last):\n  File "train.py", line 8, in <module>\n    f()\n'
+    )
+    log.write_text(f"{printed}{line}\n")
+    outcome = tried.go()
+    outcome.log_from[log] = 0
+    assert outcome.finding is None and outcome.ended == [(None, -signal.SIGKILL)]
+    record = failure_report.failure(outcome, run, PLAN)
+    assert (record["cause"], record["kind"], record["rank"]) == (cause, "error", 1)
+    assert (record["summary"], record["where"]) == (line, "train.py:8")
+    assert record["exit_code"] == Exit.TRAINING, "the command has no status of its own"
 
 
 def test_a_hang_without_an_exception_stays_one(run: RunDir, start: Start) -> None:

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from tests.unit.monitor_runs import Made, look, text_of
-from training.core import jsonl
+from training.core import json_text, jsonl
 from training.monitor import run_figures, state
 
 
@@ -114,5 +114,5 @@ def test_nan_loss_is_shown_and_is_null_in_json(made: Made) -> None:
     made.step(41, math.nan, grad_norm=math.inf)
     seen = look(made.run)
     assert "loss nan" in text_of(made.run) and "×" in text_of(made.run)
-    strict = json.loads(json.dumps(state.finite(seen), allow_nan=False))
+    strict = json.loads(json.dumps(json_text.finite(seen), allow_nan=False))
     assert (strict["training"]["loss"], strict["training"]["loss_is_finite"]) == (None, False)

@@ -12,11 +12,11 @@ import pytest
 
 from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import GIB, Made, check_size, look, text_of
-from training.core import rundir
+from training.core import json_text, rundir
 from training.core.cells import cells
 from training.core.messages import LANGUAGES
 from training.host.gpus import SLOWDOWNS
-from training.monitor import run_status, screen, state, term_text
+from training.monitor import run_status, screen, term_text
 from training.monitor.screen import View
 
 # The uuids of the stand-in driver
@@ -49,7 +49,7 @@ def test_damaged_files_cause_no_traceback(made: Made, garbage: bytes) -> None:
         kept = file.read_bytes()
         file.write_bytes(garbage)
         seen = look(made.run)
-        json.dumps(state.finite(seen), allow_nan=False)
+        json.dumps(json_text.finite(seen), allow_nan=False)
         assert seen["run"]["state"] in {"starting", "running", *run_status.ENDED}
         check_size(seen, 80, 24)
         screen.one_line(seen)

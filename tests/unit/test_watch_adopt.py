@@ -12,6 +12,8 @@ from training.core.rundir import RunDir
 from training.watchdog import discovery, stall_detector
 from training.watchdog.hang_report import HANG, UNEVEN, HangFinding
 from training.watchdog.probes.sampling import Sample
+from training.watchdog.probes.stacks import Frame, Stack, Thread
+from training.watchdog.rank_exit import RankExit
 from training.watchdog.script_watchdog import ScriptWatch
 from training.watchdog.start import RanksWatch
 
@@ -58,11 +60,44 @@ def test_the_status_of_a_rank_of_a_watched_command_is_unknown(
         )
     found = watch.look({None: 7}, {})
     assert passed == [{}, {1: None}]
-    assert found and (found.kind, found.rank) == (HANG, 1)
-    assert found.how == (
-        "has ended (status unknown), the others wait for it; its last error in the log: "
-        "FileNotFoundError: [Errno 2] No such file: 'data.bin'"
+    assert found and found.death == RankExit(
+        "error", 1, "/x/train.py:8", "FileNotFoundError: [Errno 2] No such file: 'data.bin'"
     )
+    assert not list(run.hangs.glob("*")), "no record of a hang"
+
+
+@pytest.mark.parametrize("name", ["_shutdown", "main"])
+def test_only_a_rank_at_its_exit_has_failed_with_the_error_in_the_log(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A rank that hangs in its program has survived an error that it logged."""
+    main = Frame("/x/train.py", 3, "<module>")
+    frames = (Frame("/usr/lib/python3.12/threading.py", 1624, name), main)
+    stack = Stack(1, "py-spy", (Thread("MainThread", True, False, False, frames),))
+    found = HangFinding(HANG, 1, "threading.py:1624", "is stuck", {}, {1: stack}, 4.0)
+    monkeypatch.setattr(ScriptWatch, "look", lambda *_: found)
+    monkeypatch.setattr(RanksWatch, "_adopt", lambda *_: {0: 6, 1: 8})
+    watch = RanksWatch(run, PLAN | WATCHED, range(2), 2)
+    run.launcher_log("bash").write_text(
+        '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/x/train.py", line 8, in f\n'
+        "[rank1]:     read()\n[rank1]: ValueError: bad sample 17\n"
+    )
+    again = watch.look({None: 7}, {})
+    assert again and (again.death is not None) == (name == "_shutdown")
+
+
+def test_the_error_of_another_rank_is_not_that_of_the_rank_that_has_ended(
+    run: RunDir, watched: tuple[RanksWatch, list[dict[int, int | None]]]
+) -> None:
+    watch, _ = watched
+    watch.look({None: 7}, {})
+    with run.launcher_log("bash").open("a") as log:
+        log.write(
+            '[rank0]: Traceback (most recent call last):\n[rank0]:   File "/x/t.py", line 8, in f\n'
+            "[rank0]:     read()\n[rank0]: ValueError: bad sample 17\n"
+        )
+    found = watch.look({None: 7}, {})
+    assert found and (found.kind, found.death) == (UNEVEN, None)
 
 
 def test_without_a_failure_in_its_log_the_finding_stays(
@@ -71,7 +106,7 @@ def test_without_a_failure_in_its_log_the_finding_stays(
     watch, _ = watched
     watch.look({None: 7}, {})
     found = watch.look({None: 7}, {})
-    assert found and found.kind == UNEVEN and "in the log" not in found.how
+    assert found and (found.kind, found.death) == (UNEVEN, None)
 
 
 @pytest.mark.parametrize("found", [{}, {0: 1, 1: 1}])

@@ -30,7 +30,6 @@ tokenizers) and perplexity per token.
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import shlex
@@ -42,7 +41,7 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.cli import weights_argument
-from training.core import args, find_run, log, rundir, units
+from training.core import args, find_run, json_text, log, rundir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import LATEST, RunSelector, path_of
 from training.core.messages import msg
@@ -161,8 +160,7 @@ def main(argv: list[str]) -> int:
         for e in done
     ]
     if chosen.json:
-        found = [{name: _number(value) for name, value in row.items()} for row in rows]
-        print(json.dumps({"evaluations": found}, indent=1, ensure_ascii=False))
+        print(json_text.answer({"evaluations": rows}))
     elif done:
         print("\n".join(_table(rows)))
     if chosen.out and done:
@@ -243,11 +241,6 @@ def _table(rows: list[dict[str, object]]) -> list[str]:
         )
         for line in cells
     ]
-
-
-def _number(value: object) -> object:
-    """As JSON knows it: it has no NaN and no infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(value: object) -> str:

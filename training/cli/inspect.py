@@ -18,12 +18,11 @@ progress yet; 2 invalid option, no such run or process.
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
 
-from training.core import log
+from training.core import json_text, log
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.project import typed
@@ -55,7 +54,10 @@ def main(argv: list[str]) -> int:
 
 def _print(report: HealthReport, chosen: HealthOptions) -> None:
     if chosen.json:
-        print(json.dumps(render.record(report), indent=None if chosen.every_s else 1), flush=True)
+        print(
+            json_text.answer(render.record(report), indent=None if chosen.every_s else 1),
+            flush=True,
+        )
         return
     colour = log.colourful(sys.stdout)
     if chosen.every_s is not None:

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from training.core import find_run, messages, project
+from training.core import find_run, json_text, messages, project
 from training.core import log as console
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
@@ -62,7 +61,7 @@ def _show(chosen: MonitorOptions, source: StateSource) -> int:
         os.environ[messages.VARIABLE] = "en"  # Chinese would be question marks
     on_terminal = sys.stdout.isatty()
     if chosen.json:
-        print(json.dumps(state.finite(_only_look(source)), indent=1), flush=True)
+        print(json_text.answer(_only_look(source)), flush=True)
         return int(Exit.DONE)
     from training.monitor import live, terminal
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import random
 import sys
@@ -38,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.cli import weights_argument
-from training.core import args, units
+from training.core import args, json_text, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import RunSelector
 from training.core.messages import msg
@@ -221,7 +220,7 @@ def main(argv: list[str]) -> int:
             "tokens_per_s": _speed(found, begun),
             "samples": [vars(sample) for sample in found],
         }
-        print(json.dumps(record, indent=1, ensure_ascii=False))
+        print(json_text.answer(record))
     else:
         _report(found, begun, chosen)
     return int(Exit.DONE)

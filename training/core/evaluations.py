@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from training.core import jsonl, manifest, metric_units
+from training.core import json_text, jsonl, manifest, metric_units
 from training.core.jsonl import Record, number, whole
 from training.core.rundir import RunDir
 
@@ -28,7 +27,7 @@ def read(file: Path) -> tuple[dict[int, Record], float]:
         if b'"eval"' in line or b'"resume"' in line or b'"restart"' in line
     ]
     try:
-        records = json.loads(b"[" + b",".join(lines) + b"]")
+        records = json_text.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):  # a line cut by a crash
         records = [jsonl.parse(line) for line in lines]
     for record in records:

@@ -3,12 +3,11 @@ of unknown shape."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from training.core import rundir
+from training.core import json_text, rundir
 
 # JSON from another program, a person or another version of Duet: readers check every value.
 Record = dict[str, Any]
@@ -124,6 +123,12 @@ def read_object(path: Path) -> Record | None:
         return None
 
 
+def read_figures(path: Path) -> Record | None:
+    """read_object() of a summary, whose figures may be NaN or infinite."""
+    found: Record | None = json_text.numbers(read_object(path))
+    return found
+
+
 def mtime(path: Path) -> float | None:
     try:
         return path.stat().st_mtime
@@ -134,7 +139,7 @@ def mtime(path: Path) -> float | None:
 def parse(line: bytes) -> Record | None:
     """A record with current field names, or None."""
     try:
-        record = json.loads(line)
+        record = json_text.loads(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict):

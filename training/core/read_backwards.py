@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from training.core import json_text
 from training.core.jsonl import Record, parse
 
 BLOCK = 1 << 22  # bytes
@@ -53,7 +53,7 @@ def _parsed(lines: list[bytes]) -> list[Record]:
     """Parses all lines together, which is faster, or one by one if a line is invalid."""
     lines = [line for line in lines if line]
     try:
-        records = json.loads(b"[" + b",".join(lines) + b"]")
+        records = json_text.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
         records = []
     if len(records) == len(lines) and all(isinstance(record, dict) for record in records):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import training
-from training.core import rundir
+from training.core import json_text, rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 
@@ -80,7 +80,7 @@ def _renamed(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 def read_summary(path: Path) -> SummaryRecord | None:
     """The summary of a training. That of a script has fewer fields
     (contracts.run_files.ScriptSummary): check for them where a run may be a script."""
-    return cast("SummaryRecord | None", rundir.read_json(path))
+    return cast("SummaryRecord | None", json_text.numbers(rundir.read_json(path)))
 
 
 def read_failure(path: Path) -> FailureRecord | None:

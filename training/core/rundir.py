@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, overload
 
-from training.core import log
+from training.core import json_text, log
 from training.core.messages import msg
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_json(path: Path, value: Mapping[str, object]) -> None:
     write_bytes(
         path,
-        (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode(
+        (json_text.dumps(value, indent=1, ensure_ascii=False) + "\n").encode(
             "utf-8", "backslashreplace"
         ),
     )
@@ -316,7 +316,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def append_json(path: Path, record: Mapping[str, object]) -> None:
-    line = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+    text = json_text.dumps(record, ensure_ascii=False) + "\n"
+    line = text.encode("utf-8", "backslashreplace")
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         line = b"\n" + line if torn(handle) else line
@@ -342,7 +343,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
                 try:
-                    record = json.loads(line)
+                    record = json_text.loads(line)
                 except (ValueError, RecursionError):
                     continue
                 if isinstance(record, dict):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from training.core import run_reader, rundir
-from training.core.jsonl import Record, number
+from training.core.jsonl import Record, number, read_figures
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -58,7 +58,7 @@ def ends_of(run: rundir.RunDir, plan: Record, since: float) -> tuple[Record | No
     """(summary, failure) of the start of `plan`. `since`: as in is_of_start."""
     summary, failure = (
         record
-        if (record := rundir.read_json(file)) and rundir.is_of_start(record, plan, file, since)
+        if (record := read_figures(file)) and rundir.is_of_start(record, plan, file, since)
         else None
         for file in (run.summary, run.failure)
     )

@@ -72,14 +72,16 @@ def cut(text: str) -> str:
 
 def draw(record: DiagnosisRecord) -> str:
     """Card of a diagnosis (training.diagnose.result)."""
+    jobs = [msg("diagnose.card.jobs", jobs=record["jobs"])] if "jobs" in record else []
     if record["cause"] == NONE:
-        return f"  {record['title']}" + (
-            f" ({record['summary']})" if record["summary"] != record["title"] else ""
-        )
+        summary = record["summary"] if record["summary"] != record["title"] else ""
+        notes = "; ".join(filter(None, [summary, *jobs]))
+        return f"  {record['title']}" + (f" ({notes})" if notes else "")
     summary = record["summary"] if record["summary"] != record["title"] else ""
     lines = [row(msg("diagnose.card.cause"), f"{record['cause']}: {record['title']}")]
     if summary:
         lines.append(row("", cut(summary)))
+    lines += [row("", note) for note in jobs]
     lines.append(row(msg("diagnose.card.who"), _rank(record["rank"])))
     if record["where"]:
         lines.append(row(msg("diagnose.card.where"), record["where"]))

@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from training.diagnose import card, patterns, progress_marks, signatures, traceback
+from training.diagnose import card, jobs, patterns, progress_marks, signatures, traceback
 from training.diagnose.log_line import LogLine, decoded, said_by, split, time_of
-from training.diagnose.scan import LogSpan, Places, recognised
+from training.diagnose.scan import OUTPUT_BELOW, LogSpan, Places, recognised
 from training.diagnose.signatures import ROOT, WEAK, Signature
 from training.diagnose.source import COLOUR, LogSource
 from training.diagnose.traceback import EXCEPTION, NEW_MESSAGE, Traceback
@@ -50,6 +50,7 @@ LAST_LINES = 30  # lines at the end in which an exception without a traceback co
 START = re.compile(
     r"^nohup: ignoring input|Setting OMP_NUM_THREADS environment variable|\[runner\.py:\d+:\w+\] "
     r"|\] Setting ds_accelerator to"
+    r"|^\[INFO\] [\d: -]{19} run directory: "  # training.plan.training_plan, of Duet itself
     r"|^(?:#|=|-|>|\*){2,} ?.{0,30}\b(?:start|attempt|retry|launch|restart)(?:ing|ed)?\b|^\++ "
     r"(?:torchrun|python|srun|accelerate)\b"
 )
@@ -106,6 +107,9 @@ class LogAnalysis:
     # exceptions at the end without a traceback
     bare_exceptions: list[LogLine] = field(default_factory=list)
     world: int | None = None
+    jobs: int = 1  # in the log, of which this is the last one
+    # offset of the output, where the scheduler's report on its end precedes it
+    output: int = -1
     ends_well: int = -1  # offset of the last line that reports a regular end
     failed: int = -1  # offset of the last line in which a launcher or shell reports a failure
     trouble: int = -1  # offset of the last exception
@@ -120,8 +124,11 @@ class LogAnalysis:
 
 
 def read(source: LogSource, places: Places) -> LogAnalysis:
+    """Of the last job, if the log has several."""
+    count, places = jobs.last(source, places)
     lines = _lines(source, places)
-    analysis = LogAnalysis(source, lines)
+    below = (place.offset for place in places.found if place.key == OUTPUT_BELOW)
+    analysis = LogAnalysis(source, lines, jobs=count, output=max(below, default=-1))
     for line in lines:
         if not line.raw.startswith(QUOTED):
             _take(analysis, line)
@@ -333,7 +340,7 @@ def _cards(analysis: LogAnalysis) -> None:
 def _lines(source: LogSource, places: Places) -> list[LogLine]:
     """Lines of the log's head, its end and around the places, in file order; the rest is not
     read."""
-    wanted = {source.since: 1} | {p.offset: p.line for p in _fewer(places.found)}
+    wanted = {source.since: source.line} | {p.offset: p.line for p in _fewer(places.found)}
     # (start, end, a known offset in it, the number of its line)
     spans: list[tuple[int, int, int, int]] = []
     for offset, number in sorted(wanted.items()):

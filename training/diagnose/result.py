@@ -19,7 +19,7 @@ from training.diagnose.events import LOST, OWN, Event
 from training.diagnose.health import BROKEN_OFF, NO_SIGN
 from training.diagnose.log_analysis import LogAnalysis, read
 from training.diagnose.log_line import LogLine, shown
-from training.diagnose.root_cause import RootCause, find_root_cause
+from training.diagnose.root_cause import RootCause, driver_warnings, find_root_cause
 from training.diagnose.scan import scan
 from training.diagnose.signatures import EXIT_STATUS, NONE, RAISED, UNKNOWN
 from training.diagnose.source import LogSource, logs_in, rank_of
@@ -72,6 +72,8 @@ def diagnose(paths: Sequence[Path | None]) -> DiagnosisRecord:
     if nothing and doing:
         found = RootCause(NONE)
     record = _record(found, run, plan)
+    if (count := _jobs(found, analyses)) > 1:
+        record["jobs"] = count
     if doing:
         record["summary"] = doing
     elif nothing and not any(analysis.lines for analysis in analyses):
@@ -157,6 +159,12 @@ def _record(found: RootCause, run: RunDir | None, plan: Plan | None) -> Diagnosi
     }
 
 
+def _jobs(found: RootCause, analyses: Sequence[LogAnalysis]) -> int:
+    """Number of separate jobs in the log of the cause."""
+    analysis = found.event.analysis if found.event else None
+    return analysis.jobs if analysis else max((a.jobs for a in analyses), default=1)
+
+
 def _title(cause: str) -> str:
     return signatures.causes()[cause].title.sentences()[0]
 
@@ -181,6 +189,9 @@ def _summary(found: RootCause, groups: dict[str, str]) -> str:
     if found.cause in (UNKNOWN, RAISED) and found.event:
         where = f" ({found.event.where})" if found.event.where else ""
         return shown(_message(found.event)) + where
+    if found.cause == NONE and (warned := driver_warnings(found.recovered)):
+        hit = warned[0].hit
+        return msg("diagnose.on_cpu", why=filled(hit.signature.says, hit.groups)[0] if hit else "")
     if found.cause == NONE and found.recovered:
         failures = plural(len(found.recovered), "failure")
         return msg("diagnose.recovered", failures=failures)

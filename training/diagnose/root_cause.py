@@ -41,6 +41,7 @@ CONFIDENCE = (
     | {OWN: "high", ROOT: "high"}
     | dict.fromkeys((UNLISTED, WEAK, VICTIM), "medium")
 )
+NO_GPU, DRIVER = "no_gpu", "cuda_driver_too_old"
 SOON = 120  # lines: errors of a rank this close after the root cause follow from it
 
 
@@ -75,6 +76,7 @@ def find_root_cause(analyses: Sequence[LogAnalysis], own: Sequence[Event] = ()) 
         return _nothing(analyses, recovered)
     best = _first_reported(_most_detailed(_first_nan(_first(alive), recovered), alive), alive)
     best = _for_memory(best, alive, analyses)
+    best = _for_driver(best, [*alive, *recovered])
     also = dict.fromkeys(
         e.cause
         for e in sorted(alive, key=lambda e: ORDER.index(e.role))
@@ -115,6 +117,21 @@ def _for_memory(best: Event, events: Sequence[Event], analyses: Sequence[LogAnal
         h.signature.cause == MEMORY for s in analyses for h in s.hits
     )
     return replace(best, cause=MEMORY) if short else best
+
+
+def _for_driver(best: Event, events: Sequence[Event]) -> Event:
+    """Instead of a missing GPU: torch's earlier warning about the driver, for which it sees
+    none."""
+    if best.cause != NO_GPU:
+        return best
+    warned = [e for e in driver_warnings(events) if e.analysis is best.analysis]
+    return _first(warned) if warned else best
+
+
+def driver_warnings(events: Sequence[Event]) -> list[Event]:
+    """Warnings of torch that it sees no GPU because of the driver: a script may train on the
+    CPU."""
+    return [e for e in events if e.cause == DRIVER and e.role == WEAK]
 
 
 def _first_nan(best: Event, overcome: Sequence[Event]) -> Event:
@@ -230,9 +247,17 @@ def _nothing(analyses: Sequence[LogAnalysis], recovered: list[Event]) -> RootCau
             line = next(line for line in analysis.lines if line.offset == analysis.failed)
             rank = next((r.rank for r in analysis.reported if r.root), None)
             return RootCause(UNKNOWN, rank, Event(UNKNOWN, CUT, line, rank, None, analysis), "low")
-    seen = health.summarize(analyses)
+    seen, warned = health.summarize(analyses), driver_warnings(recovered)
     if seen.cause == NONE:
-        return RootCause(NONE, confidence="high" if seen.sure else "medium", recovered=recovered)
+        return RootCause(
+            NONE,
+            confidence="high" if seen.sure else "medium",
+            also=[DRIVER] if warned else [],
+            recovered=recovered,
+        )
+    if warned:
+        best = _first(warned)
+        return RootCause(best.cause, best.rank, best, "low", recovered=recovered)
     rank = seen.line.rank if seen.line else None
     return RootCause(
         UNKNOWN,

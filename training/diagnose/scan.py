@@ -13,6 +13,14 @@ from training.diagnose.source import Chunk, LogSource
 FIRST, LAST = 32, 256  # places kept of each pattern: from its first ones, and from the log's end
 FAR = 4096  # bytes into a line, beyond which a place is near the match, not at the line's start
 TRACEBACK = "traceback"
+# LSF adds a report to the output of each job, before or after it.
+REPORT, OUTPUT_ABOVE, OUTPUT_BELOW = "job_report", "job_output_above", "job_output_below"
+JOB_HEADER = "job_header"
+JOB = (
+    r"(?:SLURM_JOB_?ID|LSB_JOBID|PBS_JOBID"
+    r"|(?:SLURM |Slurm |LSF |PBS )?[Jj][Oo][Bb][ _]?(?:ID|Id|id))"
+    r" {0,20}[:=] {0,20}"
+)
 # Structure of logs, not failures: read by training.diagnose.log_analysis.
 STRUCTURE = {
     TRACEBACK: r"Traceback \(most recent call last",
@@ -25,6 +33,10 @@ STRUCTURE = {
     "enqueued": r"[Ll]ast enqueued (?:NCCL )?work: ",
     "enqueued_old": r"last enqueued: \d+",
     "spawned": r"-- Process \d+ terminated",
+    REPORT: r"Sender: LSF System <",
+    OUTPUT_ABOVE: r"The output \(if any\) is above this job summary",
+    OUTPUT_BELOW: r"The output \(if any\) follows:",
+    JOB_HEADER: rf"{JOB}\d{{3,}}",
     "card": rf"  {card.in_logs('diagnose.card.cause')}[a-z_]+: ",
 }
 

@@ -82,11 +82,11 @@ class Chunk:
 
 
 class LogSource:
-    """One log. `name`: for display; `rank`: from the file name; `since`: first byte that is
-    read."""
+    """One log. `name`: for display; `rank`: from the file name; `since`: first byte that is read,
+    in line `line`."""
 
     def __init__(self, path: Path | None, rank: int | None = None, since: int = 0) -> None:
-        self.rank, self.since = rank, since
+        self.rank, self.since, self.line = rank, since, 1
         self.name = str(path) if path else msg("diagnose.source.stdin")
         self.file = _opened(path)
         self.binary = is_binary(self.file.read(HEAD))
@@ -94,7 +94,7 @@ class LogSource:
 
     def chunks(self) -> Iterator[Chunk]:
         self.file.seek(self.since)
-        offset, line, rest = self.since, 1, b""
+        offset, line, rest = self.since, self.line, b""
         while block := self.file.read(CHUNK):
             raw = rest + block
             # a \r at the very end may be half of \r\n

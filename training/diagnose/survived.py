@@ -28,6 +28,8 @@ BEGINS = re.compile(
 def survived(analysis: LogAnalysis, event: Event) -> bool:
     """Whether training continued after the event in the same log."""
     offset = event.thrown.last if event.thrown else event.line.offset
+    if offset < analysis.output:
+        return False
     if analysis.ends_well > max(offset, analysis.failed) and event.cause != NAN:
         return True
     if event.line.offset < analysis.started:

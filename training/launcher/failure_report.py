@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import FailureKind
     from training.core.contracts.plan import Plan
     from training.core.contracts.verdict import FailureRecord, RankErrorRecord
+    from training.diagnose.events import Event
+    from training.diagnose.root_cause import RootCause
 
 SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message
@@ -44,7 +46,9 @@ def exit_code(outcome: Outcome) -> int:
     """Exit status of the launcher."""
     if outcome.finding is not None:
         return Exit.HANG
-    if outcome.watched and outcome.asked == Exit.DONE and outcome.ended:
+    # a rank is guilty only where Duet has ended the command because of it
+    failed = outcome.guilty is not None and outcome.guilty[0] is not None
+    if outcome.watched and outcome.asked == Exit.DONE and outcome.ended and not failed:
         status = outcome.ended[0][1]  # passed on, as a shell shows it
         return status if status >= 0 else 128 - status
     if outcome.torn_down and outcome.here:
@@ -135,17 +139,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         rank = logged.rank
     thrown = logged.event.thrown if logged and logged.event else None
     if logged and logged.event and (own is None or own["type"] == causes.LEFT):
-        line = shown(logged.event.line.text.strip())
-        if end := causes.end_of(logged):
-            cause, summary = logged.cause, end
-        elif logged.cause not in (causes.UNKNOWN, causes.RAISED):
-            cause, summary = (
-                logged.cause,
-                msg("launcher.failure.logged_before", summary=summary, line=line),
-            )
-        elif thrown:
-            # a program that does not report exceptions to Duet: a traceback at the end of its log
-            cause, kind, summary = logged.cause, ERROR, line
+        cause, kind, summary = _as_logged(logged, logged.event, cause, kind, summary)
     elif logged and logged.cause not in (causes.UNKNOWN, causes.RAISED, causes.PEER_DIED):
         cause = logged.cause
     if gone and kind in (DIED, ERROR) and cause in UNCLEAR:
@@ -198,6 +192,21 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         **record,
         "advice": of_end(record, event.signature if event else None, groups, values(run, plan)),
     }
+
+
+def _as_logged(
+    logged: RootCause, event: Event, cause: str, kind: FailureKind, summary: str
+) -> tuple[str, FailureKind, str]:
+    """(cause, kind, summary) of a rank that has reported nothing to Duet, by its log."""
+    line = shown(event.line.text.strip())
+    if end := causes.end_of(logged):
+        return logged.cause, kind, end
+    if logged.cause not in (causes.UNKNOWN, causes.RAISED):
+        if kind == DIED:
+            summary = msg("launcher.failure.logged_before", summary=summary, line=line)
+        return logged.cause, kind, summary
+    # a program that does not report exceptions to Duet: a traceback at the end of its log
+    return (logged.cause, ERROR, line) if event.thrown else (cause, kind, summary)
 
 
 def _log(outcome: Outcome, run: rundir.RunDir, *ranks: int | None) -> Path:

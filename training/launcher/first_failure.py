@@ -18,6 +18,7 @@ from training.launcher.child_processes import ChildProcesses
 from training.launcher.peer_link import LostPeer
 from training.watchdog import rank_exit
 from training.watchdog.hang_report import HangFinding
+from training.watchdog.rank_exit import RankExit
 
 
 class FirstFailure:
@@ -104,6 +105,9 @@ class FirstFailure:
         outcome = self._state.outcome
         if found.rank is not None and self.of_raised(found.rank):
             return
+        if found.death is not None:
+            self._of_death(found.death)
+            return
         outcome.finding = found
         outcome.phases = self._state.phases()
         outcome.guilty = (found.rank, 0)
@@ -129,6 +133,15 @@ class FirstFailure:
         )
         self._record()
         return True
+
+    def _of_death(self, known: RankExit) -> None:
+        """A rank of a watched command has failed, and its launcher lets the others wait."""
+        outcome = self._state.outcome
+        outcome.guilty = outcome.here = (known.rank, 1)  # only its launcher knows its status
+        outcome.death = known
+        self._report_death(known)
+        self._record()
+        self._children.kill()
 
     def _blame_earlier_exit(self, child: spawn.Child) -> None:
         """A script's rank that lost a peer is the victim of the rank that exited before it."""
@@ -160,9 +173,11 @@ class FirstFailure:
     def _explain(self, rank: int, status: int) -> None:
         outcome, alive = self._state.outcome, self._children.alive
         others = [c.rank for c in alive.values() if c.rank is not None]
-        known = outcome.death = rank_exit.explain(
-            self._state.run, rank, status, others, outcome.log_from
-        )
+        outcome.death = rank_exit.explain(self._state.run, rank, status, others, outcome.log_from)
+        self._report_death(outcome.death)
+
+    def _report_death(self, known: RankExit) -> None:
+        outcome, alive = self._state.outcome, self._children.alive
         phase = outcome.phases.get(known.rank) if known.rank is not None else None
         at = msg("launcher.failure.at", where=known.where) if known.where else ""
         who = f" rank {known.rank}" if known.rank is not None else ""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from training.core import manifest, run_reader, rundir
+from training.core import json_text, manifest, run_reader, rundir
 from training.core.errors import EXIT_MEANING, Exit
-from training.core.jsonl import Record
+from training.core.jsonl import Record, read_figures
 from training.core.messages import msg
 from training.core.redact import masked
 from training.core.tail import tail
@@ -98,7 +97,7 @@ def payload(
 
 def _of_this_start(path: Path, plan: Plan) -> Record:
     """The record, unless it is from an earlier start of the run."""
-    record = rundir.read_json(path) or {}
+    record = read_figures(path) or {}
     return record if rundir.is_of_start(record, plan, path, plan["created"]) else {}
 
 
@@ -149,7 +148,7 @@ def _last(run: rundir.RunDir) -> tuple[Record, Record]:
     evaluation: Record = {}
     for line in tail(run.metrics, RECORDS):
         try:
-            record = json.loads(line)
+            record = json_text.loads(line)
         except ValueError:  # cut in the middle
             continue
         if "loss" in record:

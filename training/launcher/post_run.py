@@ -3,13 +3,12 @@ code."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from training.core import log, rundir
+from training.core import json_text, log, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.core.project import ROOT, typed
@@ -123,7 +122,7 @@ class PostRun:
             "DUET_TEXT": facts["text"],
             "DUET_REPORT": facts["report"] or "",
         }
-        given = (json.dumps(facts, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+        given = (json_text.answer(facts, indent=None) + "\n").encode("utf-8", "replace")
         # Facts are passed as data only: they are never part of a command line.
         error, output = hook_runner.run(
             [SHELL, "-c", command],

@@ -3,11 +3,10 @@ shows."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from training.core import rundir, standing
 from training.core.jsonl import (
@@ -251,12 +250,3 @@ class RunWatch:
 def _planned(plan: Record | None) -> set[str]:
     """UUIDs of the GPUs in the plan."""
     return {uuid for g in items(dig(plan, "gpus")) if (uuid := text(dig(g, "uuid")))}
-
-
-def finite(value: Any) -> Any:
-    """`value` with null for NaN and infinity, which JSON lacks."""
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from training import tasks
 from training.config.schema import Config
-from training.core import log, run_reader, rundir
+from training.core import json_text, log, run_reader, rundir
 from training.core.messages import msg
 from training.host import packages
 from training.host.wandb_login import wandb_mode
@@ -70,7 +69,7 @@ class MetricsWriter:
 
     def write(self, figures: Figures) -> None:
         record: Figures = {"time": time.time(), **figures}
-        self._unwritten += (json.dumps(record) + "\n").encode()
+        self._unwritten += (json_text.dumps(record) + "\n").encode()
         self.flush()
         self._trackers.write(record)
         while self._notes:

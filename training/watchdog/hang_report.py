@@ -10,6 +10,7 @@ from training.watchdog.probes.stacks import Stack
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import HangKind
+    from training.watchdog.rank_exit import RankExit
 
 HANG: Final = "hang"
 STOPPED: Final = "stopped"
@@ -46,6 +47,8 @@ class HangFinding:
     since_s: float  # for how long the guilty rank has been there
     phase: str | None = None  # Duet's training only: the phase of the guilty rank
     folder: str | None = None  # stacks of all ranks
+    # The guilty rank has failed, by the output of its launcher: the others wait in vain.
+    death: RankExit | None = None
 
     @property
     def compares(self) -> bool:

@@ -22,7 +22,9 @@ from training.plan.script_words import WATCH
 from training.watchdog import discovery, hang_dump
 from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, HangFinding
 from training.watchdog.heartbeat_watchdog import HeartbeatWatchdog
-from training.watchdog.probes import flight_recorder, procfs
+from training.watchdog.probes import flight_recorder, procfs, waits
+from training.watchdog.probes.stacks import Stack
+from training.watchdog.rank_exit import ERROR, RankExit
 from training.watchdog.script_watchdog import ScriptWatch
 from training.watchdog.slow_rank import SlowRankWatch
 from training.watchdog.waiting_lines import WaitingLines
@@ -171,7 +173,8 @@ class RanksWatch:
         found = self._script.look(pids, ended)
         if found is None:
             return None
-        found = self._with_its_failure(found) if found.rank in ended else found
+        if (death := self._death(found, ended)) is not None:
+            return replace(found, death=death)
         return hang_dump.keep(self.run, self._compared(found, pids), found.texts())
 
     def _read_output(self, script: ScriptWatch) -> None:
@@ -183,18 +186,16 @@ class RanksWatch:
         elif time.monotonic() - self._heard > SILENT_S:
             self._lines.remember()
 
-    def _with_its_failure(self, found: HangFinding) -> HangFinding:
-        """A rank of a watched command has ended, and the others wait for it: it may have failed,
-        with a traceback in the output of the command."""
-        logged = None
-        if self._watched:
-            log_file = self.run.launcher_log(self._watched)
-            logged = exception_cause.of_log(log_file, found.rank, self._log_from)
-        if logged is None or logged.event is None:
-            return found
-        line = shown(logged.event.line.text.strip())
-        how = msg("watchdog.stall.has_logged", how=found.how, line=line)
-        return replace(found, kind=HANG, how=how)
+    def _death(self, found: HangFinding, ended: Collection[int]) -> RankExit | None:
+        """The failure that the output of a watched command ends with, if the guilty rank has ended
+        or is stuck at its exit."""
+        rank = found.rank
+        if not self._watched or rank is None or not (rank in ended or _exits(found.stacks, rank)):
+            return None
+        logged = exception_cause.of_log(self.run.launcher_log(self._watched), rank, self._log_from)
+        if logged is None or logged.event is None or logged.rank not in (None, rank):
+            return None
+        return RankExit(ERROR, rank, logged.event.where, shown(logged.event.line.text.strip()))
 
     @property
     def adopted(self) -> dict[int, int]:
@@ -298,6 +299,12 @@ class RanksWatch:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+def _exits(taken: Mapping[int, Stack | str], rank: int) -> bool:
+    stack = taken.get(rank)
+    main = stack.main if isinstance(stack, Stack) else None
+    return main is not None and waits.at_exit(main)
 
 
 def _lives(pid: int) -> bool:

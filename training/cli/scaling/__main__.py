@@ -19,7 +19,6 @@ folder is kept); 130 Ctrl-C.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -27,7 +26,7 @@ from types import FrameType
 
 from training.cli.scaling import analysis, measure, options, render
 from training.cli.scaling.experiment import Experiment, prepare
-from training.core import log
+from training.core import json_text, log
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.project import typed
@@ -73,11 +72,7 @@ def _measure(experiment: Experiment, as_json: bool) -> int:
     others = measure.BackgroundLoad()
     rounds, parameters = measure.all_rounds(experiment)
     report = analysis.analyze(rounds, experiment, parameters, others.cores())
-    print(
-        json.dumps(render.record(report), indent=1, ensure_ascii=False)
-        if as_json
-        else render.text(report)
-    )
+    print(json_text.answer(render.record(report)) if as_json else render.text(report))
     return int(Exit.DONE)
 
 

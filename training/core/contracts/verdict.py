@@ -134,3 +134,4 @@ class DiagnosisRecord(TypedDict):
     signature: str | None  # signature ID
     source: str  # cited by the catalogue
     run: str | None  # run directory
+    jobs: NotRequired[int]  # separate jobs in `file`, of which the last one is diagnosed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from training.core.cells import cells, pad
 from training.core.messages import msg
@@ -11,7 +11,6 @@ from training.monitor.health.check import BAD, OK, UNKNOWN, WARN
 from training.monitor.health.health import ANSWER_UNKNOWN, HAS_ENDED, NO, YES, HealthReport
 from training.monitor.health.run_checks import GIB
 from training.monitor.process_states import process_word
-from training.monitor.state import finite
 from training.monitor.term_text import STYLES, clean
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def record(report: HealthReport) -> HealthRecord:
         ],
         "ranks": report.ranks,
     }
-    return cast("HealthRecord", finite(value))
+    return value
 
 
 def _subject(report: HealthReport) -> list[str]:

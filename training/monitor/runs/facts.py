@@ -3,7 +3,6 @@ failure, events, the last metrics. Whatever is in the folder, nothing raises."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from training.core import evaluations, find_run, jsonl, metric_units, rundir, standing
+from training.core import evaluations, find_run, json_text, jsonl, metric_units, rundir, standing
 from training.core.course import median
 from training.core.jsonl import Record, dig, items, mtime, number, read_object, text, whole
 from training.core.messages import msg
@@ -304,8 +303,8 @@ def size_on_disk(path: Path) -> int:
 
 
 def record(found: RunFacts) -> Record:
-    """The run as in --json. Numbers that JSON lacks are null."""
-    facts: Record = {
+    """The run as in --json."""
+    return {
         "name": found.name,
         "dir": str(found.run.path),
         "state": found.state,
@@ -321,17 +320,9 @@ def record(found: RunFacts) -> Record:
         "started_unix_s": found.started,
         "seconds": found.seconds,
         "bytes": found.bytes,
-        "config": _finite(found.config),
-    }
-    return _finite(facts)
-
-
-def _finite(facts: Record) -> Record:
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in facts.items()
+        "config": found.config,
     }
 
 
 def as_json(runs: list[RunFacts]) -> str:
-    return json.dumps({"schema_version": 1, "runs": [record(run) for run in runs]}, indent=1)
+    return json_text.answer({"schema_version": 1, "runs": [record(run) for run in runs]})

@@ -22,6 +22,8 @@ _DDP = "/torch/nn/parallel/distributed.py"
 _DDP_SYNCS = re.compile(
     r"__init__|_ddp_init_helper|_pre_forward|_sync_.*|_check_sync_bufs_.*|_\w+_broadcast_coalesced|_match_.*|_find_common_rank"
 )
+# The outermost frame of a main thread whose program runs: of a file, or of `python -m`.
+_PROGRAM = {"<module>", "_run_module_as_main"}
 _LOADER_WAITS = {"_get_data", "_try_get_data", "_shutdown_workers"}
 # A call that waits for the GPU: with NCCL an innocent rank is found here.
 _DEVICE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|nonzero)\(|\bfloat\(|\bprint\(")
@@ -65,6 +67,17 @@ def in_collective(thread: Thread) -> str | None:
         if not frame.name.startswith("_") and frame.name != "wrapper":
             name = frame.name
     return name or inner.name
+
+
+def at_exit(thread: Thread) -> bool:
+    """Does the interpreter exit: has the main program ended, and a thread or an atexit function
+    keeps the process? In a child of multiprocessing, Python calls both from its own module."""
+    if not thread.frames:
+        return False
+    outermost = thread.frames[-1].name
+    return outermost not in _PROGRAM or any(
+        f.name == "_shutdown" and f.file.endswith("/threading.py") for f in thread.frames
+    )
 
 
 def waits_for_worker(thread: Thread) -> bool:
