@@ -1,4 +1,4 @@
-"""Logs in which torch warns that it sees no GPU because of the driver, and then goes on."""
+"""Logs in which torch warns that it sees no GPU because of the driver, and then continues."""
 
 from __future__ import annotations
 

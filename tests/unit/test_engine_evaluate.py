@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -144,6 +145,38 @@ def test_a_score_that_is_not_one_value_per_sample_is_refused(value: Any) -> None
     made = session(10, 2)
     made.task.metrics = lambda model, batch: {"mean": value}
     with pytest.raises(TypeError, match=r"metrics\(\) of Square .*'mean' .*\(2,\)"):
+        evaluate(made)
+
+
+@each("value", [[4.5, 4.5], np.ones(2), True, None, "high", torch.ones(2, dtype=torch.complex64)])
+def test_other_values_than_real_tensors_are_refused_by_name(value: Any) -> None:
+    made = session(10, 2)
+    made.task.metrics = lambda model, batch: {"plain": batch[0], "own": value}
+    with pytest.raises(TypeError, match=r"metrics\(\) of Square returned .* as 'own' .*\(2,\)"):
+        evaluate(made)
+
+
+@each("values", [torch.tensor([True, False]), torch.tensor([1, 3], dtype=torch.uint8)])
+def test_booleans_and_integers_are_averaged(values: torch.Tensor) -> None:
+    made = session(2, 2)
+    made.task.metrics = lambda model, batch: {"own": values}
+    assert evaluate(made) == {"own": values.double().mean().item()}
+
+
+@each("found", [None, 4.5, [("own", torch.ones(2))], torch.ones(2)])
+def test_metrics_are_a_dictionary(found: Any) -> None:
+    made = session(10, 2)
+    made.task.metrics = lambda model, batch: found
+    with pytest.raises(TypeError, match=r"metrics\(\) of Square returned .* must be a dictionary"):
+        evaluate(made)
+
+
+@each("name", [1, None, "", ("a", "b")])
+def test_a_metric_has_a_name(name: Any) -> None:
+    """An empty one would replace the number of samples."""
+    made = session(10, 2)
+    made.task.metrics = lambda model, batch: {"plain": batch[0], name: batch[0]}
+    with pytest.raises(TypeError, match=r"metrics\(\) of Square returned the name "):
         evaluate(made)
 
 

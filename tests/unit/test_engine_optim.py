@@ -68,7 +68,11 @@ def heads(steps: int, *, frozen: bool) -> tuple[list[torch.Tensor], list[float]]
     model.body.requires_grad_(not frozen)
     made = optim.Optimizers([torch.optim.SGD(model.head.parameters(), lr=0.1, momentum=0.9)])
     session: Any = SimpleNamespace(
-        weights=made.trained(model), optimizer=made, config=Config(grad_clip=0.1), average=None
+        weights=made.trained(model),
+        optimizer=made,
+        config=Config(grad_clip=0.1),
+        average=None,
+        task=SimpleNamespace(random=False),
     )
     session.loss_scale, norms, exchange = LossScale(torch.device("cpu")), [], SimpleNamespace()
     for step in range(steps):

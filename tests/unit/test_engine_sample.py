@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,19 +12,26 @@ import pytest
 import torch
 
 from training.core.errors import UserError
+from training.tasks.base import Task
 from training.trainer import finish
 from training.trainer.train_state import TrainState
 
 
-def session(folder: Path, error: Exception, events: list[dict[str, Any]]) -> TrainState:
-    def sample(model: object, place: Path) -> str:
-        raise error
+def session(folder: Path, error: Exception | None, events: list[dict[str, Any]]) -> TrainState:
+    """`error`: of the sample; None: it returns a number."""
+
+    def sample(model: object, place: Path) -> Any:
+        if error:
+            raise error
+        return 0.97
 
     run = SimpleNamespace(samples=folder, event=lambda kind, **facts: events.append(facts))
+    task: Any = SimpleNamespace(sample=sample)
+    task.checked_sample = partial(Task.checked_sample, task)
     made = SimpleNamespace(
         raw=torch.nn.Linear(1, 1),
         run=run,
-        task=SimpleNamespace(sample=sample),
+        task=task,
         averaged=contextlib.nullcontext,
         autocast=contextlib.nullcontext(),
     )
@@ -41,6 +49,14 @@ def test_a_failed_sample_leaves_a_complete_training(error: Exception, tmp_path: 
         f"no sample of the trained model: {type(error).__name__}: {error} at {__file__}:"
     )
     assert not folder.exists()
+
+
+def test_a_sample_that_is_not_a_text_leaves_a_complete_training(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    assert finish.sample(session(tmp_path / "samples", None, events)) is None
+    assert (
+        "sample() of SimpleNamespace returned float; it must be a text or None" in events[0]["text"]
+    )
 
 
 def test_an_error_that_the_user_can_mend_ends_the_run(tmp_path: Path) -> None:

@@ -171,6 +171,32 @@ def test_a_larger_device_batch_is_suggested_where_it_is_faster() -> None:
     assert memory_fit.larger(load, auto, 1, 80 * GIB) is None
 
 
+@each("size", [1, 2, 3, 4, 6, 24])
+@each("gib", [16, 24])
+def test_the_suggestion_is_what_auto_chooses_with_its_time(gib: int, size: int) -> None:
+    """In a tight GPU `auto` also recomputes a little more."""
+    config = ready("balanced", device_batch_size=size)
+    load = replace(load_of(config, 32768), ranks=2, total_tokens=config.total_batch_size)
+    room = gib * GIB
+    given = memory_fit.choose(load, config, 2, room)
+    auto = memory_fit.choose(load, replace(config, device_batch_size="auto"), 2, room)
+    assert given and auto
+    saved = 1 - memory_fit._time(auto.load) / memory_fit._time(given.load)
+    worth_it = auto.load.sequences > size and saved >= memory_fit.WORTH_IT
+    wanted = (auto.load.sequences, saved) if worth_it else None
+    assert memory_fit.larger(given.load, config, 2, room) == wanted
+
+
+def test_only_a_larger_device_batch_is_suggested_and_only_if_the_given_one_fits() -> None:
+    config = ready("balanced", device_batch_size=24)
+    load = replace(load_of(config, 32768), ranks=2, sequences=24, blocks=config.depth)
+    assert memory_fit.larger(load, config, 2, 10 * GIB) is None
+    roomy = replace(load, sequences=8)  # as if all blocks were recomputed without need
+    assert memory_fit.larger(roomy, config, 2, 200 * GIB)
+    most = batch.device_choices(config.max_seq_len, 2, config.total_batch_size)[-1]
+    assert memory_fit.larger(replace(load, sequences=most), config, 2, 200 * GIB) is None
+
+
 def test_an_invalid_or_oversized_device_batch() -> None:
     config = ready("balanced", device_batch_size="auto")
     hopeless = chosen(config, 1)

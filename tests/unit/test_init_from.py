@@ -62,6 +62,26 @@ def test_the_steps_follow_from_the_model_of_the_weights(length: list[str], tmp_p
     assert config.num_iterations == math.ceil(tokens / 256)
 
 
+@each("damage", ["truncated", "empty", "lost", "half a manifest"])
+def test_an_earlier_checkpoint_replaces_an_incomplete_one(damage: str, tmp_path: Path) -> None:
+    model = gpt(1)
+    run = made(tmp_path / "run", model)
+    newest = trained_runs.checkpoint(run, model.state_dict(), asdict(model.shape), 9)
+    state = newest / manifest.STATE
+    if damage == "lost":
+        state.unlink()
+    elif damage == "half a manifest":
+        (newest / manifest.NAME).write_text('{"format": 2, "st')
+    else:
+        state.write_bytes(b"" if damage == "empty" else state.read_bytes()[:-10])
+    words = (f"--init_from={run.path}", "--total_batch_size=256")
+    start = ask(*CPU, *words, script=LAUNCH).start
+    assert start and start.file == run.checkpoints / "step_00000007" / manifest.STATE
+    start.file.write_bytes(b"")
+    if damage != "half a manifest":  # a single file is verified by rank 0
+        assert codes(*words) == ["checkpoint.damaged"]
+
+
 def begun_from(folder: Path, word: str) -> rundir.RunDir:
     """A run that ended before its first checkpoint."""
     words = (f"--init_from={word}", "--total_batch_size=256", f"--out_dir={folder}")

@@ -53,6 +53,7 @@ def session(make: Make) -> Any:
         loss_scale=LossScale(CPU),
         average=None,
         config=Config(),
+        task=SimpleNamespace(random=False),
     )
 
 

@@ -115,6 +115,37 @@ def test_a_step_draws_by_seed_step_and_rank() -> None:
         assert not {*first} & {*drawn(8, 0), *drawn(7, 1)}
 
 
+def test_an_optimizer_that_draws_keeps_the_ranks_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured after it differs by rank again, and depends on the step alone."""
+    measured: list[tuple[float, float, float]] = []
+    monkeypatch.setattr(loop, "evaluate", lambda session: measured.append(draws()))
+
+    def drawn(step: int, rank: int) -> list[float]:
+        found: list[float] = []
+        session: Any = SimpleNamespace(
+            task=SimpleNamespace(random=True),
+            config=Config(),
+            world=SimpleNamespace(rank=rank),
+            optimizer=SimpleNamespace(
+                step=lambda overflow: found.extend(draws()), zero_grad=lambda: None
+            ),
+            loss_scale=None,
+            average=None,
+            averaged=torch.enable_grad,
+            time_limit=None,
+            best=None,
+        )
+        randomness.seed(rank)  # as if the forward pass had drawn other numbers
+        loop.update(session, SimpleNamespace(), step)  # type: ignore[arg-type]
+        progress: Any = SimpleNamespace(evaluation=lambda *given: None)
+        loop.validate(session, progress, TrainProgress(step + 1))
+        return found
+
+    with randomness.apart():
+        assert drawn(7, 0) == drawn(7, 1) != drawn(8, 0)
+        assert drawn(7, 1) and measured[-1] == measured[1] not in (measured[0], measured[2])
+
+
 def test_an_evaluation_draws_as_the_training_did(tmp_path: Path) -> None:
     """Also in another process, for a task that draws when its file is run, and with the same sets
     as the ranks."""

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch import nn
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
 
 from tests.cases import each
 from training.config.batch import Batch
@@ -44,6 +53,54 @@ def test_a_sample_depends_only_on_seed_epoch_and_index() -> None:
     )
     different = [*first, *drawn(epoch=1), *drawn(seed=2), *drawn(seed=0), *drawn(seed=-1)]
     assert len(set(different)) == 5 * 24
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.arange(4.0)
+
+
+class CountedStream(Stream):
+    def __len__(self) -> int:
+        return 4
+
+
+class Given(Task):
+    """`options.data`: of both parts."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def train_data(self) -> Dataset[Any]:
+        return self.options.data
+
+    def val_data(self) -> Dataset[Any]:
+        return self.options.data
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch).mean()
+
+
+def given(data: Any) -> Given:
+    return Given(SimpleNamespace(data=data), Config(), torch.device("cpu"))
+
+
+@each(
+    "data",
+    [Stream(), CountedStream(), DataLoader(TensorDataset(torch.arange(4))), iter(()), 4, {1}],
+)
+def test_data_without_an_index_is_refused(data: Any) -> None:
+    for part in ("train", "val"):
+        with pytest.raises(TypeError, match=rf"{part}_data\(\) of Given returned .* map-style"):
+            given(data).rows(part)
+
+
+def test_only_validation_data_may_be_missing() -> None:
+    assert given(None).rows("val") is None
+    with pytest.raises(TypeError, match=r"train_data\(\) of Given returned None; "):
+        given(None).rows("train")
+    rows = given([torch.zeros(2), torch.ones(2)]).rows("train")
+    assert rows and len(rows) == 2 and rows.rows([1]).tolist() == [[1.0, 1.0]]
 
 
 def test_validation_is_never_drawn() -> None:

@@ -104,6 +104,15 @@ def test_cause_of_a_reported_exception(run: RunDir, kind: str, message: str, exp
     )
 
 
+@pytest.mark.parametrize("who", ["ranks 0, 1 (no majority)", "rank 1"])
+def test_weights_that_drift_apart_are_not_blamed_on_the_model(run: RunDir, who: str) -> None:
+    """They were equal at the first step: the advice is about what changes them."""
+    message = f"parameters differ at step 100: {who}; 2 parameters, first weight"
+    report_error(run, 1, "ParametersDiffer", message)
+    advice = failed(run)["advice"]
+    assert "optimizer" in advice[0] and not any("build the model" in one for one in advice)
+
+
 @each(
     ("message", "suspect"),
     [

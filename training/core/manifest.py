@@ -91,14 +91,26 @@ def damage(state: Path, size: int, checksum: str, moved: Callable[[], None] = la
     """What is wrong with a file of weights that should have this size and sha256, or "". `moved()`
     is called for each piece that is read."""
     try:
-        found = state.stat().st_size
-        if found != size:
-            return msg("core.manifest.size", file=state.name, size=found, bytes=size)
-        if sha256(state, moved) != checksum:
-            return msg("core.manifest.state_checksum", file=state.name)
+        if not (wrong := incomplete(state, size)) and sha256(state, moved) != checksum:
+            wrong = msg("core.manifest.state_checksum", file=state.name)
     except OSError as error:
-        return msg("core.manifest.unreadable", file=state.name, strerror=error.strerror)
-    return ""
+        wrong = _unreadable(state, error)
+    return wrong
+
+
+def incomplete(state: Path, size: int) -> str:
+    """As damage(), without reading the file."""
+    try:
+        found = state.stat().st_size
+    except OSError as error:
+        return _unreadable(state, error)
+    if found == size:
+        return ""
+    return msg("core.manifest.size", file=state.name, size=found, bytes=size)
+
+
+def _unreadable(state: Path, error: OSError) -> str:
+    return msg("core.manifest.unreadable", file=state.name, strerror=error.strerror)
 
 
 def sha256(path: Path, moved: Callable[[], None] = lambda: None) -> str:

@@ -124,7 +124,7 @@ class LogAnalysis:
 
 
 def read(source: LogSource, places: Places) -> LogAnalysis:
-    """Of the last job, if the log has several."""
+    """The last job, if the log has several."""
     count, places = jobs.last(source, places)
     lines = _lines(source, places)
     below = (place.offset for place in places.found if place.key == OUTPUT_BELOW)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config import loader, origin, resolve
-from training.core import find_run, manifest, rundir, standing
+from training.core import find_run, log, manifest, rundir, standing
 from training.core.errors import Problem, UserError
 from training.core.find_run import RunSelector
 from training.core.messages import msg
@@ -63,12 +63,27 @@ def find(
                 allowed = msg("plan.init.file_wanted")
                 raise UserError(Problem("run.missing", what, allowed, field="init_from"))
         named = None if word == find_run.LATEST else word
-        return weights.find(named, experiments, ASKER, kind, "init_weights")
+        return _complete(weights.find(named, experiments, ASKER, kind, "init_weights"))
     except UserError as error:
         problems += error.problems
         if word == "resume":  # of nanoGPT
             problems[-1].fixes.insert(0, "--resume=latest")
         return None
+
+
+def _complete(start: Weights) -> Weights:
+    """The newest checkpoint of a run whose file has its full size, with a warning for newer ones;
+    rank 0 verifies its contents. Raises UserError."""
+    if not start.earlier:
+        return start
+    wrong: list[str] = []
+    for one in (start, *start.earlier):
+        text = manifest.incomplete(one.file, one.facts["bytes"])
+        if not text:
+            return one
+        wrong.append(f"{one.file.parent.name}: {text}")
+        log.warning(msg("tasks.trained.skipped", text=wrong[-1]))
+    raise weights.damaged(start.file.parent.parent, wrong)
 
 
 def _again(

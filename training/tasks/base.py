@@ -22,7 +22,7 @@ from training.core import heartbeat, units
 from training.core.messages import msg
 from training.data.batch_dataset import BatchDataset
 from training.data.permutation import Ints, mix
-from training.tasks import optim
+from training.tasks import optim, returned
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ManifestRecord
@@ -102,7 +102,10 @@ class Task(ABC):
     def rows(self, part: str) -> BatchDataset | None:
         """Dataset of whole batches for 'train' or 'val'."""
         data = self.train_data() if part == "train" else self.val_data()
-        return None if data is None else Samples(data, self.config.seed, drawn=part == "train")
+        if data is None and part == "val":
+            return None
+        checked = returned.data(data, type(self).__name__, part)
+        return Samples(checked, self.config.seed, drawn=part == "train")
 
     def arrive(self, batch: Any) -> Any:
         """Move a batch from the loader to the device."""
@@ -119,36 +122,23 @@ class Task(ABC):
     def measure(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
         """Sums over a validation batch, one number each; the trainer adds those of all batches and
         ranks."""
-        found, count = self.metrics(model, batch), self.count(batch)
-        for name, values in found.items():
-            shape = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values)
-            if shape != (count,):
-                raise TypeError(
-                    f"metrics() of {type(self).__name__} returned {shape} as {name!r} for {count} "
-                    f"samples; it must be a tensor with one value per sample: ({count},)"
-                )
+        count = self.count(batch)
+        found = returned.metrics(self.metrics(model, batch), type(self).__name__, count)
         return {name: values.double().sum() for name, values in found.items()} | {
             "": torch.tensor(float(count))
         }
 
     def check_names(self, found: Iterable[str], others: Iterable[str], where: str) -> None:
         """Raises TypeError if the sums of a batch have other names than those of `where`."""
-        if set(found) != set(others):
-            raise TypeError(
-                f"metrics() of {type(self).__name__} returned {_names(found)}, but "
-                f"{_names(others)} for {where}; it must return the same names for every batch"
-            )
+        returned.same_names(found, others, type(self).__name__, where)
 
     def checked_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """loss(), if it is one number. Raises TypeError."""
-        found = self.loss(model, batch)
-        if not isinstance(found, torch.Tensor) or found.dim():
-            shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found)
-            raise TypeError(
-                f"loss() of {type(self).__name__} returned {shape}; it must be a tensor without "
-                "dimensions"
-            )
-        return found
+        return returned.loss(self.loss(model, batch), type(self).__name__)
+
+    def checked_sample(self, model: nn.Module, folder: Path) -> str | None:
+        """sample(), if it is a text or None. Raises TypeError."""
+        return returned.sample(self.sample(model, folder), type(self).__name__)
 
     def part(self, model: nn.Module, index: int, batch: Any, pictured: bool) -> Part | None:
         """Name, and pictures if wanted, of the validation sample `index`, the only one in `batch`;
@@ -257,10 +247,6 @@ def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         # a namedtuple takes separate arguments
         return type(batch)(*found) if hasattr(batch, "_fields") else type(batch)(found)
     return batch
-
-
-def _names(found: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in sorted(found) if name) or "nothing"
 
 
 def _first(batch: Any) -> torch.Tensor:

@@ -145,7 +145,7 @@ def sample(session: TrainState) -> str | None:
     heartbeat.current.beat("sample")
     try:
         with session.averaged(), session.autocast, torch.no_grad():
-            return session.task.sample(session.raw, folder)
+            return session.task.checked_sample(session.raw, folder)
     except UserError:
         raise
     except Exception as error:  # also of memory: everything has been trained and saved

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from training.core.contracts.run_files import ScoreRecord
 
 
+SHARED = -1  # stream of random numbers that all ranks draw alike
+
+
 def train(
     session: TrainState, recorder: MetricsWriter | None, stop: StopRequest
 ) -> tuple[TrainProgress, Exit]:
@@ -168,9 +171,7 @@ def forward_backward(
     """The micro-batches of one optimizer step. The time of a backward pass is not attributed to any
     rank, since the ranks wait for each other in it."""
     pulse, task, steps = heartbeat.current, session.task, session.batch.accumulation
-    if task.random:
-        # Depends only on (seed, step, rank): a resumed run drops the same; ranks drop differently.
-        randomness.seed(mix(mix(session.config.seed + position.step) + session.world.rank))
+    draw_anew(session, position.step, session.world.rank)  # ranks drop differently
     total, sequences = torch.zeros(()), 0
     for micro in range(steps):
         pulse.beat("fetch")
@@ -189,6 +190,13 @@ def forward_backward(
     return LocalStep(total, sequences, own.step_ms())
 
 
+def draw_anew(session: TrainState, step: int, stream: int) -> None:
+    """A task's random numbers depend only on (seed, step, stream), so that a resumed run draws the
+    same. `stream`: a rank, or SHARED."""
+    if session.task.random:
+        randomness.reseed(mix(mix(session.config.seed + step) + stream))
+
+
 def clip(session: TrainState) -> torch.Tensor:
     """Clip gradients. Returns their global norm before clipping."""
     limit = session.config.grad_clip or float("inf")
@@ -198,6 +206,7 @@ def clip(session: TrainState) -> torch.Tensor:
 def update(session: TrainState, exchange: StepAllReduce, step: int) -> torch.Tensor | None:
     """Step the optimizer, and average the weights. With fp16 this changes nothing if any rank's
     gradients are not finite; returns the loss scale of the step. `step`: 0-based."""
+    draw_anew(session, step, SHARED)  # an optimizer that adds noise must not change the ranks apart
     scale = session.loss_scale
     overflow, used = (exchange.overflow(), scale.scale.clone()) if scale else (None, None)
     session.optimizer.step(overflow)
@@ -244,6 +253,7 @@ def validate(
     Returns the score and whether --keep_best saves it."""
     heartbeat.current.beat(PHASE)
     started = time.perf_counter()
+    draw_anew(session, position.step, session.world.rank)
     with session.averaged():
         scores = evaluate(session)
     if session.time_limit:

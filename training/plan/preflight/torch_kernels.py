@@ -17,6 +17,8 @@ from training.tasks.memory import StepNeeds
 
 # The result of torch.cuda.get_arch_list() is a string in this library: 'sm_80 sm_90 compute_90'.
 ARCHITECTURES = re.compile(rb"(?:\b(?:sm|compute)_\d{2,3}[af]?(?: |\0)){1,40}")
+# Jetson Thor in CUDA 12 → since CUDA 13. The kernels of other GPUs of 10.x do not run on it.
+RENAMED = {(10, 1): (11, 0)}
 LIBRARY = "lib/libtorch_python.so"  # 32 MB, read in 20 ms
 
 
@@ -69,13 +71,16 @@ def architectures(library: Path) -> list[str]:
 
 def runs(capability: tuple[int, int], built: Sequence[str]) -> bool:
     """sm_XY runs on the same major version from its minor version on; compute_XY is compiled at run
-    time for any later version."""
-    return any(_fits(capability, *name.split("_", 1)) for name in built)
+    time for any later version. Of integrated GPUs (Jetson Orin, 8.7) this is true of recent drivers
+    only: with an older one the first kernel fails, which is better than to refuse a recent one."""
+    gpu = RENAMED.get(capability, capability)
+    return any(_fits(gpu, *name.split("_", 1)) for name in built)
 
 
 def _fits(capability: tuple[int, int], kind: str, number: str) -> bool:
     digits = number.rstrip("af")
-    its = int(digits[:-1]), int(digits[-1])
+    own = int(digits[:-1]), int(digits[-1])
+    its = RENAMED.get(own, own)
     if number.endswith("a"):  # for this version only
         return its == capability
     if its[0] == capability[0] and its[1] <= capability[1]:

@@ -103,14 +103,18 @@ def _sequences(load: StepWorkload, config: Config, ranks: int, room: int | None)
 def larger(
     load: StepWorkload, config: Config, ranks: int, room: int | None
 ) -> tuple[int, float] | None:
-    """Sequences of the micro-batch that `auto` would choose instead of the given one, and the share
-    of time that it saves; None if that is not worth a suggestion."""
-    if room is None or config.device_batch_size == AUTO:
+    """Sequences of the larger micro-batch that `auto` chooses instead of the given one, and the
+    share of time that it saves, with the savings that `auto` would give it; None if the given one
+    does not fit, or if that is not worth a suggestion. (`auto` may also choose a smaller one, for
+    less recomputation.)"""
+    if room is None or config.device_batch_size == AUTO or estimate(load).needed > room:
         return None
-    best = _sequences(load, replace(config, device_batch_size=AUTO), ranks, room)
-    found = cheapest(replace(load, sequences=best.value), config, room) if best else None
-    saved = 1 - _time(found) / _time(load) if found else 0.0
-    return (found.sequences, saved) if found and saved >= WORTH_IT else None
+    best = choose(load, replace(config, device_batch_size=AUTO), ranks, room)
+    found = best.load if best else load
+    if found.sequences <= load.sequences or estimate(found).needed > room:
+        return None
+    saved = 1 - _time(found) / _time(load)
+    return (found.sequences, saved) if saved >= WORTH_IT else None
 
 
 def _time(load: StepWorkload) -> float:
