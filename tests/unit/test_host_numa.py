@@ -13,7 +13,7 @@ from tests.cases import each
 from tests.unit.conftest import python
 from training.core.errors import UserError
 from training.core.messages import msg
-from training.host import numa
+from training.host import numa, process
 from training.host.gpus import Gpu
 from training.launcher import spawn
 
@@ -116,7 +116,8 @@ READ = (
 
 def run(binding: object, memory: bool) -> list[str]:
     argv, streams = [sys.executable, "-I", "-S", "-c", READ], spawn.Streams(True, first=False)
-    child = spawn._start(argv, dict(os.environ), 0, streams, (), binding, memory)
+    env = os.environ | {process.TOKEN: process.new_token()}
+    child = spawn._start(argv, env, 0, streams, (), binding, memory)
     with os.fdopen(child.outputs[2]) as output:
         lines = output.read().splitlines()
     os.close(child.pidfd)

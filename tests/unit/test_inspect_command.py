@@ -12,6 +12,7 @@ import pytest
 from tests.unit.conftest import python
 from tests.unit.monitor_runs import Made
 from training.cli import inspect as command
+from training.core import json_text
 from training.core.errors import Exit, Problem, UserError
 from training.monitor.health import health, options, render
 from training.monitor.health.check import BAD, OK, UNKNOWN, HealthCheck, alike, numbers, span
@@ -240,7 +241,7 @@ def test_json_has_no_nan(made: Made) -> None:
     report = HealthReport(
         health.YES, "x", Exit.DONE, [], [{"rank": 0, "compute_ms_median": float("nan")}]
     )
-    assert json.loads(json.dumps(render.record(report), allow_nan=False))["ranks"] == [
+    assert json.loads(json_text.answer(render.record(report)))["ranks"] == [
         {"rank": 0, "compute_ms_median": None}
     ]
 
