@@ -1,6 +1,6 @@
 """Resource report and checks at every start: folders, disk, shared memory, cores, open files. GPUs
 and memory: test_plan.py, test_host_gpu_plan.py; `--check`: test_host_gpu_health.py,
-test_host_inputs.py, test_host_surroundings.py."""
+test_host_torch_kernels.py, test_host_inputs.py, test_host_surroundings.py."""
 
 from __future__ import annotations
 

@@ -1,0 +1,169 @@
+"""Rows of the monitor: ranks, warnings, GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.monitor_runs import GIB, PATIENCE_S, ROOT, Made, look, text_of
+from training.core import heartbeat, rundir
+from training.host import gpus
+from training.monitor import host_stats, screen, state
+from training.monitor.screen import View
+
+
+def test_late_rank_is_marked_only_while_running(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.supervisor(os.getpid()).steps(10).beats(ranks=[0])
+    with monkeypatch.context() as patched:
+        now, wall = time.monotonic_ns(), time.time()
+        patched.setattr(heartbeat.time, "monotonic_ns", lambda: now - 41_000_000_000)
+        patched.setattr(heartbeat.time, "time", lambda: wall - 41)
+        made.beats("barrier: before iteration", ranks=[1])
+    assert [r["late"] for r in look(made.run)["ranks"]] == [False, True]
+    line = next(row for row in text_of(made.run).splitlines() if "barrier" in row)
+    assert "41." in line and "LATE" in line
+    made.summary()
+    assert "LATE" not in text_of(made.run)
+
+
+def test_warnings_are_shown_without_control_sequences(made: Made) -> None:
+    made.supervisor(os.getpid()).steps(5)
+    made.run.event("warning", text="the disk is \x1b[31mnearly\x1b[0m full\x07")
+    made.log.write_text("one\rtwo\x1b[2J\n\x1b]0;title\x07three\tcolumns\n")
+    shown = text_of(made.run)
+    assert "the disk is nearly full" in shown and "two\nthree   columns" in shown
+    assert all(c.isprintable() or c == "\n" for c in shown)
+
+
+def gpu(index: int, *processes: gpus.GpuProcess) -> gpus.Gpu:
+    return gpus.Gpu(
+        index,
+        f"GPU-{index}",
+        "NVIDIA GeForce RTX 5090",
+        32 * GIB,
+        4 * GIB,
+        97,
+        71,
+        431.2,
+        (12, 0),
+        processes,
+    )
+
+
+def test_gpu_rows_mark_processes_of_this_run(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = made.plan | {
+        "device": {"value": "cuda", "reason": "-"},
+        "gpus": [{"uuid": "GPU-0"}, {"uuid": "GPU-1"}],
+    }
+    rundir.write_json(made.run.plan, plan)
+    made.supervisor(os.getpid()).steps(5)
+    worker = subprocess.Popen(["sleep", "60"])  # children of ranks belong to the run too
+    try:
+        found = (
+            gpu(
+                0,
+                gpus.GpuProcess(1, 2 * GIB, "bob", "jupyter"),
+                gpus.GpuProcess(os.getpid(), 21 * GIB, "ann", "python"),
+            ),
+            gpu(1, gpus.GpuProcess(worker.pid, None)),
+            gpus.Gpu(2, "GPU-2", "NVIDIA A2", None, None, None, None, None),
+        )
+        monkeypatch.setattr(gpus, "inventory", lambda *_: gpus.GpuInventory(found, "3"))
+        seen = look(made.run)
+        assert [[p["this_run"] for p in g["processes"]] for g in seen["gpus"]] == [
+            [False, True],
+            [True],
+            [],
+        ]
+        shown, wide = text_of(made.run), text_of(made.run, 120)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert re.search(
+        rf"0\* RTX 5090 +97 % +28\.0 / 32\.0 +71 °C +431 W +\*{os.getpid()} 21\.0, bob 1", shown
+    )
+    assert f"*rank 1 {os.getpid()} 21.0, bob 1 2.0" in wide
+    assert re.search(r"2  A2 +- +- / - +- +-", shown)
+
+
+def test_the_instance_of_a_gpu_on_which_a_run_trains(
+    made: Made, fake_driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole GPU was shown as one that the run does not use, with the memory of another
+    instance."""
+    monkeypatch.setenv("FAKE_NVML_MIG", "1")
+    monkeypatch.setenv("FAKE_NVML_MIG_GIB", "10")
+    monkeypatch.setenv("FAKE_NVML_NAME", "NVIDIA H100 80GB HBM3")
+    code = (
+        "import json, sys; from training.host import gpus; from dataclasses import asdict\n"
+        "print(json.dumps([asdict(g) for g in gpus.inventory({}, {'MIG-00000001'}).gpus]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "LD_LIBRARY_PATH": str(fake_driver)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = [gpus.Gpu(**{**facts, "processes": ()}) for facts in json.loads(done.stdout)]
+    assert [g.uuid[:4] for g in found] == ["GPU-", "MIG-"]
+    asked: list[object] = []
+
+    def inventory(environ: object, instances: object) -> gpus.GpuInventory:
+        asked.append(instances)
+        return gpus.GpuInventory(tuple(found), "")
+
+    monkeypatch.setattr(host_stats.gpus, "inventory", inventory)
+    made.plan["gpus"] = [{"index": 1, "uuid": "MIG-00000001", "mig": True}]
+    made.plan["device"] = {"value": "cuda"}
+    rundir.write_json(made.run.plan, made.plan)
+    seen = look(made.run)
+    assert asked == [{"MIG-00000001"}]
+    assert [g["in_plan"] for g in seen["gpus"]] == [False, True]
+    rows = text_of(made.run, 100).splitlines()
+    (row,) = (row for row in rows if row.startswith(" 1* "))
+    assert "1g.10gb" in row and "0.0 / 10.0" in row
+
+
+def test_hanging_or_failing_driver_does_not_block_the_monitor(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rundir.write_json(made.run.plan, made.plan | {"device": {"value": "cuda", "reason": "-"}})
+    released = threading.Event()
+
+    def hanging(*_: object) -> gpus.GpuInventory:
+        released.wait(PATIENCE_S)
+        raise OSError("Xid 79")
+
+    monkeypatch.setattr(gpus, "inventory", hanging)
+    watch = state.RunWatch(made.run)
+    seen = watch.read(0.01)
+    assert "has not answered for" in seen["gpus_reason"]
+    assert "has not answered for" in "\n".join(screen.screen(seen, View(80, 24)))
+    released.set()
+    assert "Xid 79" in watch.read(PATIENCE_S)["gpus_reason"]
+
+
+def test_many_ranks_in_few_rows_show_the_worst(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = (
+        Made(tmp_path / "experiments" / "wide", ranks=64).supervisor(os.getpid()).steps(10).beats()
+    )
+    seen = look(made.run)
+    seen["ranks"][41] |= {"late": True, "beat_age_s": 99.0, "doing": "barrier: end of epoch"}
+    shown = "\n".join(screen.screen(seen, View(80, 24)))
+    assert re.search(r"\n +41 .* 99\.0 s LATE  barrier: end of epoch\n", shown) and re.search(
+        r"the other (\d+) ranks, \1 alive", shown
+    )
