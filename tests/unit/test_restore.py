@@ -335,7 +335,7 @@ def test_what_a_killed_process_has_left_is_removed_by_the_next_one(
 
     try:
         deadline = time.monotonic() + 240
-        while not left():
+        while not list(tmp_path.glob(".out.mp4.writing-*/out.mp4")):  # locked by then
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGSTOP)

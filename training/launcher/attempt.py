@@ -103,6 +103,8 @@ class Attempt:
                 show_others = functools.partial(self._outputs.show_last_of_others, self.outcome)
                 best_effort(msg("launcher.effort.others"), show_others)
                 self._selector.close()
+        if self.state.link is None:
+            self.failure.forget_if_complete()
         return self.outcome
 
     def ending(self) -> bool:
@@ -149,7 +151,9 @@ class Attempt:
             pass  # a script that was asked to stop may exit with any status
         elif not self.outcome.ours and stopped:
             self.failure.of_stop_exit(child, status)
-        elif self.outcome.ours and finished and beat and -status in STOP_SIGNALS:
-            self.outcome.closed = self._limits.closed()  # by a request while the interpreter ended
+        elif self.outcome.ours and finished and beat and status < 0:
+            if -status not in STOP_SIGNALS:  # else by a request while the interpreter ended
+                self.failure.after_end(child, status)
+            self.outcome.closed = self._limits.closed()
         elif status != 0 or not finished:
             self.failure.of_rank(child, status)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from training.core import find_run, heartbeat, log, phases, rundir
+from training.core import find_run, heartbeat, log, phases
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.launcher import spawn, timeouts
@@ -135,8 +135,7 @@ class AttemptLimits:
 
     def closed(self) -> Exit:
         """The exit code of finished ranks, as rank 0 has written it."""
-        known = rundir.read_json(self._state.run.summary) or {}
-        return Exit(known.get("exit_code", self._state.outcome.asked))
+        return Exit(self._state.summary().get("exit_code", self._state.outcome.asked))
 
     def _stops_by_itself(self) -> bool:
         """Is this a script after its first stop request? It may save for as long as it needs, and

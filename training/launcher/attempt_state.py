@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from training.core import heartbeat, log, rundir
+from training.core.jsonl import Record
 from training.core.messages import msg
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.others import Others
@@ -43,6 +44,12 @@ class AttemptState:
     def phases(self) -> dict[int, str]:
         """Rank → its current phase, as text."""
         return {beat.rank: str(beat) for beat in self.beats()}
+
+    def summary(self) -> Record:
+        """What rank 0 has written at the end of this start; {} before that."""
+        file = self.run.summary
+        known = rundir.read_json(file) or {}
+        return known if rundir.is_of_start(known, self.plan, file, self.plan["created"]) else {}
 
     def best_effort(self, what: str, work: Callable[[], object]) -> None:
         """Run work whose errors must not end the run: they are logged, each text once."""

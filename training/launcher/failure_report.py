@@ -73,7 +73,7 @@ def exit_code(outcome: Outcome) -> int:
         if code in codes:
             # after a request for other ranks they may not have noticed the one to stop
             return outcome.asked if outcome.resized and outcome.asked != Exit.DONE else code
-    return outcome.closed
+    return Exit.DONE if Exit.DONE in codes else outcome.closed
 
 
 def stopped_early(outcome: Outcome) -> bool:

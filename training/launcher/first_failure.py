@@ -54,6 +54,24 @@ class FirstFailure:
             )
             self._record()
 
+    def after_end(self, child: spawn.Child, status: int) -> None:
+        """A rank of Duet's training was killed after its work: no failure."""
+        how = exit_status.how(status)
+        log.warning(msg("launcher.failure.after_end", name=child.name, how=how))
+
+    def forget_if_complete(self) -> None:
+        """No failure either: a rank was killed after rank 0 had written the summary of a complete
+        training. torchrun, which has no rank, reports only that something failed."""
+        outcome = self._state.outcome
+        if outcome.guilty is None or outcome.finding or outcome.killed or not outcome.ours:
+            return
+        rank, status = outcome.guilty
+        summary = self._state.summary()
+        if (rank is None or status < 0) and summary.get("status") == "done":
+            log.warning(msg("launcher.failure.complete"))
+            outcome.guilty = outcome.here = outcome.failed_at = None
+            outcome.closed = Exit.DONE
+
     def of_late_exit(self) -> None:
         """No rank of this machine is left: report a crash that came after the end of a script, if
         there is nothing else to report."""
