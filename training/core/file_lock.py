@@ -1,11 +1,11 @@
-"""A lock between processes on one machine: a file that exists only while it is held."""
+"""Locks between processes: a file that exists only while it is held, or an existing folder."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -32,3 +32,16 @@ def alone(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None
             finally:
                 path.unlink(missing_ok=True)
             return
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold an existing folder, after waiting for other processes. Where the file system has no
+    locks, nothing is held. Raises OSError where the folder cannot be opened."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -17,7 +18,7 @@ from training.core import run_reader, rundir
 from training.core.jsonl import Record, number, read_figures
 
 if TYPE_CHECKING:
-    from training.core.contracts.plan import Plan
+    from training.core.contracts.plan import Plan, StarterRecord
     from training.core.contracts.run_files import SummaryRecord, SupervisorRecord
     from training.core.contracts.verdict import FailureRecord
 
@@ -75,6 +76,26 @@ def supervisor_of(run: rundir.RunDir, plan: Record) -> Record:
 
 def lives(supervisor: SupervisorRecord) -> bool:
     return runs_here(supervisor, float(supervisor.get("started", 0.0)))
+
+
+def identity(pid: int) -> StarterRecord:
+    """A process of this machine, as runs_here recognises it, also if it has ended by now."""
+    ticks = 0
+    with suppress(OSError, ValueError, IndexError):
+        ticks = int(_fields(pid)[TICKS])
+    return {"pid": pid, "host": os.uname().nodename, "ticks": ticks}
+
+
+def starter(run: rundir.RunDir) -> int | None:
+    """PID of the process that was given the newest plan, while it lives on this machine and that
+    start has not ended: soon its supervisor, or rank 0 of another launcher."""
+    plan = rundir.read_json(run.plan) or {}
+    known, created = plan.get("starter"), number(plan.get("created")) or 0.0
+    if not isinstance(known, dict) or known.get("host") != os.uname().nodename:
+        return None
+    if not runs_here(known, created) or any(ends_of(run, plan, created)):
+        return None
+    return int(known["pid"])
 
 
 def runs_here(known: Mapping[str, object], since: float) -> bool:

@@ -7,7 +7,6 @@ The launch scripts exec it, so its exit status is theirs. It imports no torch.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -45,7 +44,6 @@ from training.launcher.stop_signals import StopSignals
 from training.plan import training_plan as planner
 from training.plan import writer
 from training.trainer import prepared_cache
-from training.watchdog.probes import procfs
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -79,11 +77,9 @@ def _supervise(argv: list[str], asked: Sequence[int]) -> int:
     rundir.keep_json(
         run.supervisor,
         {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
+            **standing.identity(os.getpid()),
             "launch": plan["launch"],
             "started": time.time(),
-            "ticks": procfs.began(os.getpid()),
             "ranks": [],
         },
     )

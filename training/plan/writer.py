@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from training.core import file_lock, rundir, standing
 from training.core import log as console
-from training.core import rundir, standing
-from training.core.errors import UserError
+from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.project import ROOT
 from training.host.placement import Topology
@@ -48,19 +48,32 @@ def write(
         run = request.resume_from or new_run(request)
     else:
         run, token = _common_run(plan, request, ask)
-    log = _new_log(request)
     if not place.leads:
         plan["shared"] = run.token(token).exists()
         if not (plan["shared"] or plan.get("script")):
             plan["text"].append(msg("plan.nodes.own_disk"))
     run.create()
-    if request.resume_from and place.leads:
-        _keep_before(run)
-    plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(log)}
-    plan["starter"] = {"pid": starter, "host": os.uname().nodename}
+    with file_lock.held(run.path):
+        if request.resume_from and place.leads:
+            if other := preflight.being_started(run):  # since this plan was made
+                raise UserError(other.problem(), Exit.RESOURCES)
+            _keep_before(run)
+        plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(_new_log(request))}
+        plan["starter"] = standing.identity(starter)
+        _write_files(run, plan, place, checks)
+    if run.own == run.path and request.place.nnodes > 1:
+        run.remove_tokens()  # of a killed launch
+        run.token(plan["launch"]).touch()
+    return run
+
+
+def _write_files(
+    run: rundir.RunDir, plan: Plan, place: Topology, checks: list[preflight.Check]
+) -> None:
+    """The plan last: with it the run is taken."""
     rundir.write_json(run.preflight, {"checks": [c.record() for c in checks]})
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
-    set_here |= {rundir.VARIABLE: str(run.path), console.LOG_VARIABLE: str(log)}
+    set_here |= {rundir.VARIABLE: str(run.path), console.LOG_VARIABLE: plan["log_file"]}
     node = [] if place.leads else [f"--node={place.node_rank}"]
     rundir.write_bytes(
         run.argv,
@@ -76,13 +89,8 @@ def write(
     )
     rundir.write_bytes(run.env, _nul([f"{name}={value}" for name, value in set_here.items()]))
     rundir.write_json(run.own_plan, plan)
-    if run.own == run.path:
-        if request.place.nnodes > 1:
-            run.remove_tokens()  # of a killed launch
-            run.token(plan["launch"]).touch()
-    elif not plan["shared"]:
+    if run.own != run.path and not plan["shared"]:
         rundir.write_json(run.plan, plan)
-    return run
 
 
 def _common_run(plan: Plan, request: LaunchRequest, ask: Ask) -> tuple[rundir.RunDir, str]:

@@ -269,6 +269,7 @@ class StarterRecord(TypedDict):
 
     pid: int
     host: str
+    ticks: NotRequired[int]  # of its start, since boot; missing in plans of early 0.1
 
 
 class PlanStart(RanksPlan):
