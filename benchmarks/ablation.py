@@ -69,6 +69,7 @@ CHANGES = {
     "merged_qkv": Change("query, key and value as one matrix for Muon", {"separate_qkv": False}),
     "no_key_offset": Change("keys of their own token only", {"key_offset": False}),
     "no_momentum_warmup": Change("Muon's momentum 0.95 from the start", momentum_steps=1),
+    "ns4": Change("4 Newton-Schulz iterations, not 5", newton_schulz=4),
     "ns3": Change("3 Newton-Schulz iterations, not 5", newton_schulz=3),
     "matrix_lr_half": Change(
         "matrix rate × 1/2", config={"matrix_lr": gpt_optim.MATRIX_LR["muon"] / 2}
@@ -122,14 +123,15 @@ CHANGES = {
     "rope_100k": Change("rotary base of 100,000", {"rope_base": 1e5}),
     "fp32_stream": Change("residual stream in fp32 under bf16 autocast", {"fp32_stream": True}),
     "embedding_beta2": Change("the embedding's second beta 0.995", embedding_beta2=0.995),
-    "polar_express": Change("Polar Express iteration", muon=Ideas(polar_express=True)),
+    "polar_express": Change("Polar Express iteration", muon=Ideas(polar_express=5)),
+    "polar_express_4": Change("Polar Express, 4 iterations", muon=Ideas(polar_express=4)),
     "equal_rows": Change("MuonEq: rows of equal norm", muon=Ideas(equal_rows=True)),
     "exact_norm": Change("Muon+: exact norm", muon=Ideas(exact_norm=True)),
     "variance_reduction": Change("NorMuon", muon=Ideas(variance_reduction=True)),
     "cautious_decay": Change(
         "cautious decay of 0.1", muon=Ideas(cautious_decay=True), config={"weight_decay": 0.1}
     ),
-    "nanochat_muon": Change("the first four of these", muon=Ideas(True, True, True, True)),
+    "nanochat_muon": Change("the first four of these", muon=Ideas(5, True, True, True)),
 }
 
 

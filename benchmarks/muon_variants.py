@@ -26,7 +26,7 @@ BETA2 = 0.9
 
 @dataclass(frozen=True)
 class Ideas:
-    polar_express: bool = False
+    polar_express: int = 0  # iterations; 0: five of Newton and Schulz
     equal_rows: bool = False  # MuonEq, arXiv:2603.28254
     exact_norm: bool = False  # Muon+, arXiv:2602.21545
     variance_reduction: bool = False  # NorMuon, arXiv:2510.05491
@@ -72,7 +72,7 @@ class Muon(torch.optim.Optimizer):
         tall = update.size(0) > update.size(1)
         out = update.mT if tall else update
         out = out / (out.norm() * (1.01 if self.ideas.polar_express else 1.0) + 1e-7)
-        for a, b, c in POLAR_EXPRESS if self.ideas.polar_express else (COEFFICIENTS,) * STEPS:
+        for a, b, c in POLAR_EXPRESS[: self.ideas.polar_express] or (COEFFICIENTS,) * STEPS:
             gram = out @ out.mT
             gram = torch.addmm(gram, gram, gram, beta=b, alpha=c)
             out = torch.addmm(out, gram, out, beta=a)

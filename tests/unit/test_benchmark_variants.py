@@ -66,7 +66,7 @@ def test_muon_without_ideas_is_torchs() -> None:
         torch.testing.assert_close(own, theirs, atol=2e-3, rtol=0)
 
 
-@each("ideas", [Ideas(), Ideas(polar_express=True), Ideas(True, True, True, True, True)])
+@each("ideas", [Ideas(), Ideas(polar_express=5), Ideas(5, True, True, True, True)])
 def test_ideas_keep_the_update_nearly_orthogonal(ideas: Ideas) -> None:
     torch.manual_seed(0)
     matrix = nn.Parameter(torch.zeros(24, 60))
