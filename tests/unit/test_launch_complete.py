@@ -62,7 +62,7 @@ def result(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_rank_0_still_writes_its_results(
     run: RunDir, result: Run, capfd: pytest.CaptureFixture[str], code: Exit
 ) -> None:
-    """A summary of an earlier start says nothing."""
+    """A summary of an earlier start does not count."""
     write_json(run.summary, {"exit_code": 143, "status": "stopped", "launch": "earlier"})
     outcome = result(
         f"""
