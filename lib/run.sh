@@ -90,7 +90,8 @@ run::add_stages() {
 # signals are blocked if this `env` can do that (coreutils 8.31).
 run::start() {
   local -a hold=(env --block-signal={INT,TERM,USR1})
-  "${hold[@]}" true 2>/dev/null || hold=()
+  # env takes a program whose path has = for a variable
+  if [[ ${RUN_COMMAND[0]} == *=* ]] || ! "${hold[@]}" true 2>/dev/null; then hold=(); fi
   trap - TERM USR1 INT
   [[ -z $RUN_STOP ]] || run::add_stages "--stopped=$RUN_STOP"
   exec "${hold[@]}" "${RUN_COMMAND[@]}"

@@ -223,6 +223,16 @@ END
   is "$status:$output" '0:--stopped=TERM 2 10 15'
 }
 
+@test "a program whose path has = is started" {
+  mkdir run a=b
+  ln -s "$REAL_PYTHON" a=b/python
+  printf '%s\0' "$PWD/a=b/python" -c 'print("supervisor")' >run/launch.argv
+  : >run/launch.env
+  executable python <<<'echo run'
+  DUET_LOG_FILE=log run in_shell 'PYTHON=./python; run::plan; run::start'
+  is "$status:$output" 0:supervisor
+}
+
 @test "a stop request that the plan has missed ends a script that has nothing to start" {
   executable python <<<'trap "" TERM; kill -s TERM "$PPID"; sleep 0.2; echo "plan"'
   run in_shell 'PYTHON=./python; run::plan'
