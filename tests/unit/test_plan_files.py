@@ -19,7 +19,7 @@ from tests.unit.conftest import ENHANCED, python
 from tests.unit.test_plan import Write, lacking, make
 from training.config.schema import FIELDS
 from training.core import log as console
-from training.core.errors import Exit, UserError
+from training.core.errors import UserError
 from training.core.rundir import RunDir, write_json
 from training.launcher import rendezvous
 from training.plan import training_plan as planner
@@ -172,34 +172,6 @@ def test_a_run_that_is_still_running_is_not_resumed(folders: list[str], tmp_path
         stranger.communicate()
         supervisor.communicate()
     write_json(run.supervisor, facts)
-    make(*asked, script=ENHANCED)
-
-
-def test_of_two_that_resume_a_run_at_once_one_is_refused(
-    folders: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both plans have found it free. The process that takes it is its supervisor later."""
-    run = RunDir(written(*folders, "--run_name=mine"))
-    asked = ["--device=cpu", *folders, "--resume=mine"]
-    first, second = (make(*asked, script=ENHANCED) for _ in range(2))
-    waits = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-    with (
-        subprocess.Popen(waits, stdin=subprocess.PIPE) as shell,
-        subprocess.Popen(waits, stdin=subprocess.PIPE) as other,
-    ):
-        writer.write(first[1], first[2], first[0], rendezvous.ask, shell.pid)
-        before, logs = run.plan.read_bytes(), [*first[0].logs.iterdir()]
-        with pytest.raises(UserError) as refused:
-            writer.write(second[1], second[2], second[0], rendezvous.ask, other.pid)
-        assert refused.value.code == Exit.RESOURCES and [*first[0].logs.iterdir()] == logs
-        assert run.plan.read_bytes() == before
-        (problem,) = lacking(*asked, script=ENHANCED)
-        assert problem.fixes[1] == f"kill {shell.pid}"
-        write_json(run.summary, {"status": "done", "launch": first[1]["launch"]})
-        make(*asked, script=ENHANCED)  # it has ended, though a notebook's process lives on
-        run.summary.unlink()
-        shell.communicate()
-        other.communicate()
     make(*asked, script=ENHANCED)
 
 

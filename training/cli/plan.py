@@ -153,7 +153,10 @@ def _hand_out(
         return show(request, plan, checks, test.result)
     starter = os.getppid()  # the launch script
     find = partial(continued_run.of_plan, resumed=request.resume_from)
-    run = writer.write(plan, checks, request, _ask, starter, find)
+    # From the first file on the launch script answers stop signals: it has the supervisor withdraw
+    # the run.
+    begins = process.ignore_stop_signals
+    run = writer.write(plan, checks, request, _ask, starter, find, begins)
     try:
         print(run.own, flush=True)
     except BrokenPipeError:

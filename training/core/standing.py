@@ -95,7 +95,11 @@ def starter(run: rundir.RunDir) -> int | None:
         return None
     if not runs_here(known, created) or any(ends_of(run, plan, created)):
         return None
-    return int(known["pid"])
+    try:
+        copied = not run.path.samefile(str(plan.get("run_dir")))
+    except OSError:
+        copied = True
+    return None if copied else int(known["pid"])
 
 
 def runs_here(known: Mapping[str, object], since: float) -> bool:
@@ -149,4 +153,7 @@ def _may_live(run: rundir.RunDir, plan: Record, created: float) -> bool:
     beats = [beat for beat in heartbeat.read_all(run.heartbeats) if beat.wall_time >= created]
     if beats:
         return any(os.path.exists(f"/proc/{beat.pid}") for beat in beats)
+    known = plan.get("starter")
+    if isinstance(known, dict) and not runs_here(known, created):
+        return False  # the launch script was killed before it became the supervisor
     return time.time() - created < STARTED_WITHIN_S

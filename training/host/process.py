@@ -103,7 +103,10 @@ class StopAsked(KeyboardInterrupt):
 
 
 def raise_stop(number: int, frame: object) -> None:
-    """A handler of TERM and USR1."""
+    """A handler of TERM and USR1, for the first one: a process group and the launch script that
+    passes it on make two of one request, and what follows must not be interrupted."""
+    for one in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(one, signal.SIG_IGN)
     raise StopAsked(number)
 
 
@@ -136,7 +139,8 @@ def stoppable() -> Iterator[None]:
     finally:
         die_with_parent(number=0)
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) == raise_stop:  # none has arrived
+                signal.signal(number, handler)
 
 
 def outlive_terminal() -> None:

@@ -37,17 +37,21 @@ def write(
     ask: Ask,
     starter: int,
     find: Find = lambda *_: None,
+    begins: Callable[[], None] = lambda: None,
 ) -> rundir.RunDir:
     """Create the run directory and the log file, and write the plan. A machine that does not
     coordinate uses the run of the one that does, whose name `ask` requests. `starter`: PID of the
-    process that becomes the supervisor. Raises UserError when that machine does not answer."""
+    process that becomes the supervisor. `begins` is called when there is nothing to wait for any
+    more. Raises UserError when that machine does not answer."""
     place = find(plan, request.experiments) or request.place
     plan["place"] = place.record()
     token = ""
     if place.leads:
+        begins()
         run = request.resume_from or new_run(request)
     else:
         run, token = _common_run(plan, request, ask)
+        begins()
     if not place.leads:
         plan["shared"] = run.token(token).exists()
         if not (plan["shared"] or plan.get("script")):
@@ -55,8 +59,10 @@ def write(
     run.create()
     with file_lock.held(run.path):
         if request.resume_from and place.leads:
-            if other := preflight.being_started(run):  # since this plan was made
-                raise UserError(other.problem(), Exit.RESOURCES)
+            checked = preflight.not_running(run, waits=False)
+            # another process has taken it since this plan was made
+            if wrong := [c.problem() for c in checked if c.status == preflight.ERROR]:
+                raise UserError(wrong, Exit.RESOURCES)
             _keep_before(run)
         plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(_new_log(request))}
         plan["starter"] = standing.identity(starter)

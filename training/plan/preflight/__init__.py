@@ -30,7 +30,6 @@ from training.plan.preflight.report import (
     worst,
 )
 from training.plan.preflight.startup_checks import (
-    being_started,
     cpu,
     folder,
     host_memory,
@@ -45,7 +44,7 @@ from training.plan.request import LaunchRequest, Request
 from training.tasks.memory import Estimate, StepNeeds
 
 __all__ = [
-    "ERROR", "OK", "WARNING", "Check", "PreflightContext", "at_every_start", "being_started",
+    "ERROR", "OK", "WARNING", "Check", "PreflightContext", "at_every_start",
     "compile_works", "count", "folder", "gpus", "host_memory", "not_running", "of_ranks",
     "only_in_check", "port", "precision_works", "shared_memory", "table", "torch_fits", "unusable",
     "worst",

@@ -29,8 +29,9 @@ WRITTEN_S, POLL_S = 60.0, 0.5
 def not_running(run: rundir.RunDir, *, waits: bool) -> list[Check]:
     """The run to resume is not running: two supervisors would overwrite each other's files.
     `waits`: also until it is clear whether another machine runs it, unlike a dry run."""
-    if started := being_started(run):
-        return [started]
+    started = standing.starter(run)
+    if started not in (None, os.getpid(), os.getppid()):
+        return [_still_running(run, started)]
     facts = rundir.read_json(run.supervisor) or {}
     pid, host = facts.get("pid"), facts.get("host")
     if pid is None:
@@ -44,12 +45,6 @@ def not_running(run: rundir.RunDir, *, waits: bool) -> list[Check]:
     if not any(_is_folder(word, run.path) for word in words):
         return []  # the pid belongs to another process now
     return [_still_running(run, pid)]
-
-
-def being_started(run: rundir.RunDir) -> Check | None:
-    """The failed check of a run that another process of this machine starts or runs."""
-    pid = standing.starter(run)
-    return None if pid in (None, os.getpid(), os.getppid()) else _still_running(run, pid)
 
 
 def _still_running(run: rundir.RunDir, pid: int) -> Check:
