@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.test_launch_attempt import PLAN, RANK
+from tests.unit.test_launch_late_exits import ERROR as RAISED
 from training.core.errors import Exit
 from training.core.rundir import RunDir, write_json
 from training.launcher import failure_report, local_ranks, timeouts
@@ -121,3 +122,16 @@ def test_an_exception_after_the_summary_is_a_failure(result: Run) -> None:
         """
     )
     assert outcome.guilty == (0, 1) and failure_report.exit_code(outcome) == Exit.TRAINING
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_torchrun_reports_only_that_something_failed(run: RunDir, raised: bool) -> None:
+    """An exception of a rank is in its own file."""
+    tried = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex)
+    write_json(run.summary, {"exit_code": 0, "status": "done", "launch": PLAN["launch"]})
+    if raised:
+        write_json(run.rank_error(0), RAISED)
+    tried.outcome.guilty = tried.outcome.here = (None, 1)
+    tried.failure.forget_if_complete()
+    assert tried.outcome.guilty == ((None, 1) if raised else None)
+    assert failure_report.exit_code(tried.outcome) == (Exit.TRAINING if raised else Exit.DONE)

@@ -62,13 +62,14 @@ class FirstFailure:
     def forget_if_complete(self) -> None:
         """No failure either: a rank was killed after rank 0 had written the summary of a complete
         training. torchrun, which has no rank, reports only that something failed."""
-        outcome = self._state.outcome
+        run, outcome = self._state.run, self._state.outcome
         if outcome.guilty is None or outcome.finding or outcome.killed or not outcome.ours:
             return
         rank, status = outcome.guilty
-        summary = self._state.summary()
-        if (rank is None or status < 0) and summary.get("status") == "done":
-            log.warning(msg("launcher.failure.complete"))
+        raised = error_reports.of_all(run, outcome.unwritten) if rank is None else status >= 0
+        if not raised and self._state.summary().get("status") == "done":
+            name, how = "torchrun" if rank is None else f"rank {rank}", exit_status.how(status)
+            log.warning(msg("launcher.failure.complete", name=name, how=how))
             outcome.guilty = outcome.here = outcome.failed_at = None
             outcome.closed = Exit.DONE
 

@@ -131,15 +131,17 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
     # Rank 0 may first write a large checkpoint; its heartbeat shows a supervisor whether it makes
     # progress.
     barrier("end of training", max(END_S, setup.barrier_s))
+    if not recorder:
+        heartbeat.current.beat(heartbeat.FINISHED)  # a crash in cleanup() loses nothing
     cleanup()
     if recorder:
         done = finish.write_summary(setup, plan, recorder, position, code, started)
         # trackers may be slow: no rank waits for this one any more
         recorder.close(done, code)
-    if ending:
-        ending.report(code)
-        log.raw(summary.render(run, plan))
-    heartbeat.current.beat(heartbeat.FINISHED)
+        if ending:
+            ending.report(code)
+            log.raw(summary.render(run, plan))
+        heartbeat.current.beat(heartbeat.FINISHED)
     return code
 
 
