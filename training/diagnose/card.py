@@ -72,7 +72,7 @@ def cut(text: str) -> str:
 
 def draw(record: DiagnosisRecord) -> str:
     """Card of a diagnosis (training.diagnose.result)."""
-    jobs = [msg("diagnose.card.jobs", jobs=record["jobs"])] if "jobs" in record else []
+    jobs = [_jobs(record["jobs"], "jobs_at_least" in record)] if "jobs" in record else []
     if record["cause"] == NONE:
         summary = record["summary"] if record["summary"] != record["title"] else ""
         notes = "; ".join(filter(None, [summary, *jobs]))
@@ -95,6 +95,12 @@ def draw(record: DiagnosisRecord) -> str:
         lines.append(row(msg("diagnose.card.also"), ", ".join(record["also"])))
     lines.append(row(msg("diagnose.card.source"), record["source"]))
     return "\n".join(f"  {line}" for line in lines)
+
+
+def _jobs(jobs: int, at_least: bool) -> str:
+    if at_least:
+        return msg("diagnose.card.jobs_at_least", jobs=jobs)
+    return msg("diagnose.card.jobs", jobs=jobs)
 
 
 def _rank(rank: int | None) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from training.diagnose import card, jobs, patterns, progress_marks, signatures, traceback
+from training.diagnose.jobs import JobCount
 from training.diagnose.log_line import LogLine, decoded, said_by, split, time_of
 from training.diagnose.scan import OUTPUT_BELOW, LogSpan, Places, recognised
 from training.diagnose.signatures import ROOT, WEAK, Signature
@@ -54,10 +55,12 @@ START = re.compile(
     r"|^(?:#|=|-|>|\*){2,} ?.{0,30}\b(?:start|attempt|retry|launch|restart)(?:ing|ed)?\b|^\++ "
     r"(?:torchrun|python|srun|accelerate)\b"
 )
+EXITED = "Exited "  # in a report of LSF
 FAILED_END = re.compile(
     r"ChildFailedError|CalledProcessError|exits with return code = "
     r"-?[1-9]|ProcessRaisedException|ProcessExitedException"
-    r"|[Ee]xited with (?:exit )?code -?[1-9]|Segmentation fault|core dumped|Root Cause \(first "
+    r"|[Ee]xited with (?:exit )?code -?[1-9]|^Exited (?:by signal|with signal termination)"
+    r"|Segmentation fault|core dumped|Root Cause \(first "
     r"observed failure\)"
     r"|torchelastic\.worker\.status\.FAILED|[Ww]orker group finished \(FAILED\)"
     r"|failed \(exitcode: -?[1-9]|returned non-zero exit status|Sending process \d+ closing signal"
@@ -107,14 +110,18 @@ class LogAnalysis:
     # exceptions at the end without a traceback
     bare_exceptions: list[LogLine] = field(default_factory=list)
     world: int | None = None
-    jobs: int = 1  # in the log, of which this is the last one
+    jobs: JobCount = field(default_factory=JobCount)  # in the log, of which this is the last one
     # offset of the output, where the scheduler's report on its end precedes it
     output: int = -1
     ends_well: int = -1  # offset of the last line that reports a regular end
-    failed: int = -1  # offset of the last line in which a launcher or shell reports a failure
+    # offset of the last line in which a launcher or shell reports a failure; the log's end if the
+    # scheduler's report before the output does
+    failed: int = -1
+    failed_line: LogLine | None = None
     trouble: int = -1  # offset of the last exception
-    # offset of the last start message of a launcher after a failure
-    started: int = -1
+    # offsets of a launcher's start messages after a failure
+    starts: list[int] = field(default_factory=list)
+    started: int = -1  # the last one that more than start messages follow
 
     def time_at(self, offset: int) -> float | None:
         """Timestamp of the last line up to `offset` that has one."""
@@ -160,10 +167,34 @@ def read(source: LogSource, places: Places) -> LogAnalysis:
     taken = {t.end.offset for t in analysis.tracebacks if t.end} | {
         hit.line.offset for hit in analysis.hits
     }
+    analysis.started = _started(analysis)
+    if exited := _exited(analysis):
+        analysis.failed, analysis.failed_line = places.size, exited
     analysis.bare_exceptions = [
         x for x in lines[-LAST_LINES:] if x.offset not in taken | quoted and _is_error(x.text)
     ]
     return analysis
+
+
+def _started(analysis: LogAnalysis) -> int:
+    """The last start message with a sign of training, of an end or of another failure after it."""
+    last = max(
+        [
+            analysis.ends_well,
+            analysis.failed,
+            analysis.trouble,
+            *(mark.offset for mark in analysis.marks),
+            *(hit.line.offset for hit in analysis.hits),
+        ]
+    )
+    return max((start for start in analysis.starts if start < last), default=-1)
+
+
+def _exited(analysis: LogAnalysis) -> LogLine | None:
+    """The failure in a scheduler's report before the output. The report also has the user's
+    script, so other texts do not count."""
+    above = (line for line in analysis.lines if line.offset < analysis.output)
+    return next((x for x in above if x.text.startswith(EXITED) and FAILED_END.search(x.text)), None)
 
 
 def _is_error(text: str) -> bool:
@@ -276,11 +307,14 @@ def _take(analysis: LogAnalysis, line: LogLine) -> None:
     if progress_marks.is_end(line.text):
         analysis.ends_well = line.offset
     if FAILED_END.search(line.text):
-        analysis.failed = line.offset
+        if line.offset > analysis.output:
+            analysis.failed, analysis.failed_line = line.offset, line
     elif "Traceback (most recent call last" in line.text or EXCEPTION.match(line.text):
         analysis.trouble = line.offset
-    elif START.search(line.text) and max(analysis.failed, analysis.trouble) > analysis.started:
-        analysis.started = line.offset
+    elif START.search(line.text) and max(analysis.failed, analysis.trouble) > max(
+        analysis.starts, default=-1
+    ):
+        analysis.starts.append(line.offset)
     if analysis.world is None and (world := WORLD.search(line.text)):
         analysis.world = int(world[1])
     if found := ENQUEUED.search(line.text):

@@ -17,6 +17,7 @@ from training.diagnose import run_files, signatures
 from training.diagnose.advice import advice, filled, of_end, values
 from training.diagnose.events import LOST, OWN, Event
 from training.diagnose.health import BROKEN_OFF, NO_SIGN
+from training.diagnose.jobs import JobCount
 from training.diagnose.log_analysis import LogAnalysis, read
 from training.diagnose.log_line import LogLine, shown
 from training.diagnose.root_cause import RootCause, driver_warnings, find_root_cause
@@ -72,8 +73,10 @@ def diagnose(paths: Sequence[Path | None]) -> DiagnosisRecord:
     if nothing and doing:
         found = RootCause(NONE)
     record = _record(found, run, plan)
-    if (count := _jobs(found, analyses)) > 1:
-        record["jobs"] = count
+    if (count := _jobs(found, analyses)).number > 1:
+        record["jobs"] = count.number
+        if not count.exact:
+            record["jobs_at_least"] = True
     if doing:
         record["summary"] = doing
     elif nothing and not any(analysis.lines for analysis in analyses):
@@ -159,10 +162,11 @@ def _record(found: RootCause, run: RunDir | None, plan: Plan | None) -> Diagnosi
     }
 
 
-def _jobs(found: RootCause, analyses: Sequence[LogAnalysis]) -> int:
-    """Number of separate jobs in the log of the cause."""
+def _jobs(found: RootCause, analyses: Sequence[LogAnalysis]) -> JobCount:
+    """Separate jobs in the log of the cause."""
     analysis = found.event.analysis if found.event else None
-    return analysis.jobs if analysis else max((a.jobs for a in analyses), default=1)
+    counts = [a.jobs for a in ([analysis] if analysis else analyses)]
+    return max(counts, key=lambda count: count.number, default=JobCount())
 
 
 def _title(cause: str) -> str:

@@ -240,11 +240,11 @@ def _first(events: Sequence[Event]) -> Event:
 def _nothing(analyses: Sequence[LogAnalysis], recovered: list[Event]) -> RootCause:
     for analysis in analyses:
         last = max((m.offset for m in analysis.marks), default=-1)
-        if analysis.failed > max(last, analysis.ends_well):
+        line = analysis.failed_line
+        if line and analysis.failed > max(last, analysis.ends_well):
             if recovered:  # one of them was fatal after all
                 best = _first(recovered)
                 return RootCause(best.cause, guilty_rank(best, recovered, analyses), best, "low")
-            line = next(line for line in analysis.lines if line.offset == analysis.failed)
             rank = next((r.rank for r in analysis.reported if r.root), None)
             return RootCause(UNKNOWN, rank, Event(UNKNOWN, CUT, line, rank, None, analysis), "low")
     seen, warned = health.summarize(analyses), driver_warnings(recovered)

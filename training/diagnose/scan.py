@@ -55,17 +55,20 @@ class Places:
     found: list[LogSpan] = field(default_factory=list)
     lines: int = 0  # of the log
     size: int = 0  # in bytes
+    dropped: frozenset[str] = frozenset()  # patterns with more places than are kept
 
 
 class _Kept:
     def __init__(self) -> None:
         self.first: list[LogSpan] = []
         self.last: deque[LogSpan] = deque(maxlen=LAST)
+        self.dropped = False
 
     def add(self, place: LogSpan) -> None:
         if len(self.first) < FIRST:
             self.first.append(place)
         else:
+            self.dropped = self.dropped or len(self.last) == LAST
             self.last.append(place)
 
 
@@ -107,6 +110,7 @@ def scan(source: LogSource) -> Places:
     places.lines = newlines + 1
     unique = {place for k in kept.values() for place in (*k.first, *k.last)}
     places.found = sorted(unique, key=lambda p: (p.offset, p.key))
+    places.dropped = frozenset(key for key, k in kept.items() if k.dropped)
     return places
 
 

@@ -135,3 +135,4 @@ class DiagnosisRecord(TypedDict):
     source: str  # cited by the catalogue
     run: str | None  # run directory
     jobs: NotRequired[int]  # separate jobs in `file`, of which the last one is diagnosed
+    jobs_at_least: NotRequired[bool]  # `jobs` is a lower bound
