@@ -9,7 +9,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from training.diagnose import card, jobs, patterns, progress_marks, signatures, traceback
+from training.diagnose import (
+    card,
+    jobs,
+    patterns,
+    progress_marks,
+    rank_table,
+    signatures,
+    traceback,
+)
 from training.diagnose.jobs import JobCount
 from training.diagnose.log_line import LogLine, decoded, said_by, split, time_of
 from training.diagnose.scan import OUTPUT_BELOW, LogSpan, Places, recognised
@@ -33,15 +41,6 @@ WORLD = re.compile(
     r"|with (?=\d+ processes))\W{0,4}(\d{1,5})\b",
     re.I,
 )
-REPORTED = re.compile(r"rank {1,10}: (\d+) \(local_rank: (\d+)\)")
-# Other launchers have no table, but a line: Composer, Paddle, Lightning.
-REPORTS = re.compile(
-    r"\bRank (?P<rank>\d+) crashed with exit code (?P<status>-?\d+)"
-    r"|trainer process with rank=\[(?P<paddle>\d+)\] was aborted"
-    r"|\[rank: (?P<lightning>\d+)\] Child process with PID (?P<pid>\d+) "
-    r"terminated with code (?P<code>-?\d+)"
-)
-STATUS = re.compile(r"exitcode {1,10}: (-?\d+)(?: \(pid: (\d+)\))?")
 ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d+)|last enqueued: (\d+)")
 SPAWNED = re.compile(r"-- Process (\d+) terminated")
 CARD = re.compile(rf"^  {card.in_logs('diagnose.card.cause')}([a-z_]+): (.*)")
@@ -83,25 +82,13 @@ class SignatureMatch:
 
 
 @dataclass
-class Reported:
-    """A rank in torchrun's own table, or in the report of another launcher."""
-
-    rank: int
-    local: int
-    status: int | None
-    pid: int | None
-    line: LogLine
-    root: bool
-
-
-@dataclass
 class LogAnalysis:
     source: LogSource
     lines: list[LogLine]
     hits: list[SignatureMatch] = field(default_factory=list)
     tracebacks: list[Traceback] = field(default_factory=list)
     marks: list[progress_marks.ProgressMark] = field(default_factory=list)
-    reported: list[Reported] = field(default_factory=list)
+    reported: list[rank_table.Reported] = field(default_factory=list)
     # rank → number of its last enqueued collective
     enqueued: dict[int, int] = field(default_factory=dict)
     spawned: list[tuple[int, int]] = field(default_factory=list)  # (offset, process of mp.spawn)
@@ -140,7 +127,7 @@ def read(source: LogSource, places: Places) -> LogAnalysis:
         if not line.raw.startswith(QUOTED):
             _take(analysis, line)
     analysis.tracebacks = traceback.read(lines)
-    analysis.reported = _reported(lines)
+    analysis.reported = rank_table.read(lines)
     _cards(analysis)
     quoted = {
         offset
@@ -323,38 +310,6 @@ def _take(analysis: LogAnalysis, line: LogLine) -> None:
             analysis.enqueued.setdefault(rank, int(found[1] or found[2]))
     if spawned := SPAWNED.search(line.text):
         analysis.spawned.append((line.offset, int(spawned[1])))
-
-
-def _reported(lines: Sequence[LogLine]) -> list[Reported]:
-    found: list[Reported] = []
-    root = False
-    for index, line in enumerate(lines):
-        if "Root Cause" in line.text:
-            root = True
-        elif "Other Failures" in line.text:
-            root = False
-        elif rank := REPORTED.search(line.text):
-            ended = next(
-                (m for after in lines[index : index + 3] if (m := STATUS.search(after.text))), None
-            )
-            status, pid = (
-                (int(ended[1]), int(ended[2]) if ended[2] else None) if ended else (None, None)
-            )
-            found.append(Reported(int(rank[1]), int(rank[2]), status, pid, line, root))
-        elif one := REPORTS.search(line.text):
-            number = int(one["rank"] or one["paddle"] or one["lightning"])
-            code = one["status"] or one["code"]
-            found.append(
-                Reported(
-                    number,
-                    number,
-                    int(code) if code else None,
-                    int(one["pid"]) if one["pid"] else None,
-                    line,
-                    not any(r.root for r in found),
-                )
-            )
-    return found
 
 
 def _cards(analysis: LogAnalysis) -> None:

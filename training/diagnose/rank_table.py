@@ -1,0 +1,64 @@
+"""The table of failed ranks at the end of a log: torchrun's, or a line for each of another
+launcher."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from training.diagnose.log_line import LogLine
+
+REPORTED = re.compile(r"rank {1,10}: (\d+) \(local_rank: (\d+)\)")
+# Other launchers have no table, but a line: Composer, Paddle, Lightning.
+REPORTS = re.compile(
+    r"\bRank (?P<rank>\d+) crashed with exit code (?P<status>-?\d+)"
+    r"|trainer process with rank=\[(?P<paddle>\d+)\] was aborted"
+    r"|\[rank: (?P<lightning>\d+)\] Child process with PID (?P<pid>\d+) "
+    r"terminated with code (?P<code>-?\d+)"
+)
+STATUS = re.compile(r"exitcode {1,10}: (-?\d+)(?: \(pid: (\d+)\))?")
+
+
+@dataclass
+class Reported:
+    """A rank in torchrun's own table, or in the report of another launcher."""
+
+    rank: int
+    local: int
+    status: int | None
+    pid: int | None
+    line: LogLine
+    root: bool
+
+
+def read(lines: Sequence[LogLine]) -> list[Reported]:
+    found: list[Reported] = []
+    root = False
+    for index, line in enumerate(lines):
+        if "Root Cause" in line.text:
+            root = True
+        elif "Other Failures" in line.text:
+            root = False
+        elif rank := REPORTED.search(line.text):
+            ended = next(
+                (m for after in lines[index : index + 3] if (m := STATUS.search(after.text))), None
+            )
+            status, pid = (
+                (int(ended[1]), int(ended[2]) if ended[2] else None) if ended else (None, None)
+            )
+            found.append(Reported(int(rank[1]), int(rank[2]), status, pid, line, root))
+        elif one := REPORTS.search(line.text):
+            number = int(one["rank"] or one["paddle"] or one["lightning"])
+            code = one["status"] or one["code"]
+            found.append(
+                Reported(
+                    number,
+                    number,
+                    int(code) if code else None,
+                    int(one["pid"]) if one["pid"] else None,
+                    line,
+                    not any(r.root for r in found),
+                )
+            )
+    return found
