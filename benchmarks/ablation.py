@@ -34,7 +34,8 @@ from benchmarks.muon_variants import Ideas
 from benchmarks.variants import Choices, Variant
 from training.config.batch import Batch
 from training.config.schema import Config
-from training.core.rundir import read_json, write_json
+from training.core.jsonl import read_figures
+from training.core.rundir import write_json
 from training.data.loader import Batches
 from training.data.token_dataset import dataset, pair
 from training.data.tokenizer import for_corpus
@@ -251,7 +252,7 @@ def child(args: argparse.Namespace, name: str, seed: int) -> dict[str, Any] | No
     """The kept result, or a process's."""
     kind = f"depth{args.depth}-{args.precision}-{args.steps}x{args.sequences}"
     kept: Path = args.results / f"{name}-{kind}-seed{seed}.json"
-    if (before := read_json(kept)) is not None:
+    if (before := read_figures(kept)) is not None:  # bpb may be NaN
         return before
     argv = [sys.executable, "-m", "benchmarks.ablation", f"--one={name}", f"--seeds={seed}"]
     argv += [f"--{flag}={getattr(args, flag)}" for flag in SIZES]

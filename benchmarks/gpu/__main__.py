@@ -13,6 +13,7 @@ from benchmarks.gpu import machine, results, stages
 from training.core.errors import Exit
 
 OUT = machine.ROOT / "experiments/gpu"
+SMOKE_OUT = machine.ROOT / "experiments/gpu_smoke"
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -23,7 +24,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--limit", type=float, default=stages.LIMIT_S, help="seconds of a stage (%(default).0f)"
     )
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
+    parser.add_argument(
+        "--out", type=Path, help=f"folder of the results ({OUT}, with --smoke {SMOKE_OUT})"
+    )
     parser.add_argument("--python", default="", help="Python of the trainings")
     parser.add_argument(
         "--nanochat",
@@ -39,7 +42,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"{wanted.nanochat} has no nanochat/gpt.py")
     wanted.stages = [stages.STAGES[name] for name in names or stages.STAGES]
     wanted.nanochat = wanted.nanochat and Path(wanted.nanochat).resolve()
-    wanted.out = wanted.out.resolve()
+    wanted.out = (wanted.out or (SMOKE_OUT if wanted.smoke else OUT)).resolve()
     return wanted
 
 
@@ -68,6 +71,11 @@ def _measure(wanted: argparse.Namespace) -> int:
         nanochat=wanted.nanochat,
         limit_s=wanted.limit,
     )
+    if not session.meant and (real := results.Results(session)).are_meant():
+        fix = f"--out={session.folder}_smoke"
+        lost = f"{real.json} has real figures, which these would replace"
+        print(f"[ERROR] {lost}\n    try:     {fix}", file=sys.stderr)
+        return int(Exit.CONFIG)
     driver = f"driver {found.driver or 'unknown'}"
     print(f"{found.title}, {driver}, torch {found.torch}, {found.executable}")
     if lacks := [name for name in found.missing if name not in ("tensorboard", "pytest")]:

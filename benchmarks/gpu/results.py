@@ -14,6 +14,7 @@ from benchmarks.gpu.stages import STAGES, Record, Session, Stage
 from training.core.rundir import read_json, write_bytes, write_json
 
 FORMAT = 1
+NANOCHAT = {"nanochat": None}  # in place of the checkout, to compare the rest of two keys
 
 
 class Results:
@@ -26,13 +27,29 @@ class Results:
     def before(self, stage: Stage) -> Record | None:
         """The record of a stage, if it belongs to this machine and commit. One with nanochat is
         kept by a call that does not ask for it."""
-        record: Record | None = ((read_json(self.json) or {}).get("stages") or {}).get(stage.name)
-        wanted = self.session.key(stage)
+        record, wanted = self._kept().get(stage.name), self.session.key(stage)
         return record if record and record["key"] | wanted == record["key"] else None
+
+    def are_meant(self) -> bool:
+        """Whether the folder has figures of real sizes on a real GPU."""
+        return any(not (r["key"]["smoke"] or r["key"]["null_gpu"]) for r in self._kept().values())
+
+    def _kept(self) -> dict[str, Record]:
+        return (read_json(self.json) or {}).get("stages") or {}
+
+    def _others(self) -> dict[str, Record]:
+        """Records that stay: of this machine and commit, with whatever checkout of nanochat."""
+        return {
+            name: record
+            for name, record in self._kept().items()
+            if name in STAGES
+            and record["key"] | self.session.key(STAGES[name]) | NANOCHAT
+            == record["key"] | NANOCHAT
+        }
 
     def keep(self, stage: Stage, record: Record | None) -> dict[str, Any]:
         """Write both files with this record of the stage; None: it is being measured."""
-        records = {name: self.before(one) for name, one in STAGES.items()} | {stage.name: record}
+        records = self._others() | {stage.name: record}
         machine = self.session.machine
         result = {
             "format": FORMAT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -26,6 +27,7 @@ from training.core.rundir import RunDir, read_json, read_records, write_json
 from training.host import process
 
 SAVE_EVERY = 25  # steps
+CURVES = ("loss", "val_bpb")  # in a record: [step, value], …
 POLL_S = 0.5
 STOP_S = 120.0  # a step on a busy machine
 LABELS = {"gpt2": "GPT-2, AdamW {:g}", "nanochat": "nanochat, rates × {:g}", DUET: "Duet, defaults"}
@@ -42,10 +44,9 @@ class Kept:
         self.folder = folder
 
     def losses(self) -> dict[Training, float]:
-        """Final validation losses."""
-        return {
-            Training(**record["training"]): record["val_bpb"][-1][1] for record in self.records()
-        }
+        """Final validation losses; infinite after a divergence, since NaN is worse than nothing."""
+        finals = {Training(**one["training"]): one["val_bpb"][-1][1] for one in self.records()}
+        return {one: math.inf if math.isnan(bpb) else bpb for one, bpb in finals.items()}
 
     def records(self) -> list[dict[str, Any]]:
         """Raises ValueError for a file that is not complete, which would be repeated silently."""
@@ -54,6 +55,8 @@ class Kept:
             record = read_json(path)
             if record is None:
                 raise ValueError(f"{path} is not a complete record of a training")
+            for name in CURVES:  # in a file NaN is a word
+                record[name] = [[step, float(value)] for step, value in record[name]]
             found.append(record)
         return found
 
@@ -72,7 +75,8 @@ class Kept:
         self.folder.mkdir(parents=True, exist_ok=True)
         about = {"commit": commit(), "torch": version("torch")}
         found: dict[str, object] = {"training": asdict(training), **about}
-        found |= {"loss": losses, "val_bpb": [[step, round(bpb, 5)] for step, bpb in val]}
+        val_bpb = [[step, round(bpb, 5)] for step, bpb in val]
+        found |= dict(zip(CURVES, (losses, val_bpb), strict=True))
         write_json(self.folder / f"{training.name}.json", found)
         return val[-1][1]
 

@@ -81,6 +81,38 @@ def test_a_stage_that_is_done_is_kept_for_its_commit(
     assert kept.before(nanochat) == measured, "more than this call asks for"
 
 
+@pytest.mark.parametrize(("before", "now"), [(None, "a"), ("a", "b"), ("a", None)])
+def test_a_call_keeps_what_it_does_not_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None, now: str | None
+) -> None:
+    """Also with another checkout of nanochat; not of another commit."""
+    speed = stage(lambda _: figures(1), name="speed", nanochat=True)
+    oom = stage(lambda _: figures(2), name="oom")
+    monkeypatch.setattr(results, "STAGES", {"speed": speed, "oom": oom})
+    checkouts = [one and tmp_path / one for one in (before, now)]
+    run = functools.partial(command._all, again=False)
+    run(session(tmp_path, nanochat=checkouts[0]), [speed])
+    run(session(tmp_path, nanochat=checkouts[1]), [oom])
+    assert set(json.loads((tmp_path / "gpu.json").read_text())["stages"]) == {"speed", "oom"}
+    run(session(tmp_path, nanochat=checkouts[1], commit="def"), [oom])
+    assert set(json.loads((tmp_path / "gpu.json").read_text())["stages"]) == {"oom"}
+
+
+def test_a_smoke_run_does_not_replace_real_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.arguments(["--smoke"]).out != command.arguments([]).out
+    one = stage(lambda _: figures(1))
+    monkeypatch.setattr(results, "STAGES", {"one": one})
+    monkeypatch.setattr(stages, "STAGES", {"one": one})
+    monkeypatch.setattr(machine, "find", lambda python: made())
+    for smoke, code in ((True, 0), (False, 0), (True, 2)):
+        wanted = command.arguments([f"--out={tmp_path}", *(["--smoke"] if smoke else [])])
+        assert command._measure(wanted) == code
+    assert f"try:     --out={tmp_path}_smoke" in capsys.readouterr().err
+    assert json.loads((tmp_path / "gpu.json").read_text())["smoke"] is False
+
+
 def test_a_killed_stage_leaves_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +88,15 @@ def test_a_kept_training_is_read_again(tmp_path: Path) -> None:
     assert record["loss"] == [[2, 1.5], [4, 3.5]], "means since the validation before"
     with pytest.raises(SystemExit, match="made 4 steps of 5"):
         kept.add(replace(training, steps=5), tmp_path / "records")
+
+
+def test_a_rate_that_diverged_is_the_worst(tmp_path: Path) -> None:
+    kept, training = runs.Kept(tmp_path / "kept"), Training("gpt2", 4, 1, 7e-4, "fp32")
+    path = records(tmp_path / "records", 4)
+    path.write_text(path.read_text().replace("2.5", "NaN"))
+    kept.add(training, path)
+    assert kept.losses() == {training: math.inf}
+    assert math.isnan(kept.records()[0]["val_bpb"][-1][1])
 
 
 def test_a_training_that_was_complete_but_not_kept(tmp_path: Path) -> None:

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import argparse
+import math
+from pathlib import Path
+
 import torch
 from torch import nn
 
 from benchmarks import muon_variants
-from benchmarks.ablation import CHANGES, table
+from benchmarks.ablation import CHANGES, child, table
 from benchmarks.muon_variants import Ideas
 from benchmarks.variants import Choices, Variant
 from tests.cases import each
+from training.core.rundir import write_json
 from training.tasks.gpt.fake_memory import Slice
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
@@ -89,3 +94,12 @@ def test_changes_are_compared_seed_by_seed() -> None:
     found = {"duet": {1: one(2.0), 2: one(3.0)}, "smear": {1: one(1.9), 2: one(2.7), 3: one(9.0)}}
     *_, row = table(found | {"backout": {3: one(1.0)}})
     assert row.split()[:7] == ["smear", "2.3000", "-0.2000", "-0.3000", "-0.1000", "1.00", "100"]
+
+
+def test_a_variant_that_has_diverged_is_in_the_table_of_a_later_call(tmp_path: Path) -> None:
+    args = argparse.Namespace(depth=4, precision="bf16", steps=3, sequences=8, results=tmp_path)
+    for name, bpb in (("duet", 2.0), ("no_clip", math.nan)):
+        file = tmp_path / f"{name}-depth4-bf16-3x8-seed1.json"
+        write_json(file, {"bpb": bpb, "ms": 1.0, "parameters": 1000, "commit": "abc"})
+    found = {name: {1: child(args, name, 1) or {}} for name in ("duet", "no_clip")}
+    assert table(found)[2].split()[:3] == ["no_clip", "nan", "+nan"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import random
 import resource
@@ -10,6 +11,7 @@ import signal
 import threading
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from training.config.schema import Config
 from training.core import checkpoint_folder, manifest
 from training.core.errors import UserError
 from training.tasks import optim
+from training.tasks.base import Task
 from training.tasks.gpt import optim as gpt_optim
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
@@ -70,6 +73,27 @@ def test_round_trip_is_exact(tmp_path: Path, parts: Parts) -> None:
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path) is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, (1, 2)])
+def test_facts_that_json_lacks_leave_a_valid_checkpoint(
+    tmp_path: Path, parts: Parts, value: Any
+) -> None:
+    """A user's task may have them; its data count as the same when the run is resumed."""
+    facts: Any = FACTS | {"shape": {"scale": value}, "data": {"mean": [value]}}
+    checkpoint.save(tmp_path, TrainProgress(1), {"model": parts[0].state_dict()}, facts)
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.position.step == 1 and not loaded.skipped
+
+    class Own(Task):
+        def facts(self) -> Any:
+            return facts
+
+    Own.__abstractmethods__ = frozenset()
+    task = Own(SimpleNamespace(), Config(), torch.device("cpu"))  # type: ignore[abstract]
+    assert task.same_data(loaded.manifest)
+    facts["data"] = {"mean": [2.0]}
+    assert not task.same_data(loaded.manifest)
 
 
 def test_any_flipped_bit_is_detected(tmp_path: Path, parts: Parts) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 from training.core import json_text, jsonl, read_backwards, run_reader, rundir
+from training.core.contracts import events, metrics, run_files
 
 BAD = {"loss": math.nan, "score": math.inf, "low": -math.inf, "deep": {"loss": math.nan}, "step": 7}
 
@@ -59,6 +61,31 @@ def test_words_of_a_command_stay_words(tmp_path: Path) -> None:
     assert next(iter(rundir.read_records(file)))["args"] == ["--most", "Infinity"]
     rundir.write_json(tmp_path / "plan.json", {"env": {"MOST": "Infinity"}})
     assert rundir.read_json(tmp_path / "plan.json") == {"env": {"MOST": "Infinity"}}
+
+
+def test_texts_of_a_record_stay_texts(tmp_path: Path) -> None:
+    """A model may write any word."""
+    file = tmp_path / "summary.json"
+    for word in json_text.NAMES:
+        rundir.write_json(file, {"sample": word, "loss_last": math.inf})
+        for found in (run_reader.read_summary(file), jsonl.read_figures(file)):
+            assert found and found["sample"] == word and found["loss_last"] == math.inf
+        line = json.dumps({"event": "warning", "text": word, "step": 1})
+        assert jsonl.parse(line.encode()) == json.loads(line)
+
+
+def test_every_declared_text_is_known_as_one() -> None:
+    records = [
+        run_files.SummaryRecord,
+        run_files.ScriptSummary,
+        metrics.StepRecord,
+        metrics.EvaluationRecord,
+        *(one for name, one in vars(events).items() if name.endswith(("Facts", "EventRecord"))),
+    ]
+    declared = {name: str(kind) for one in records for name, kind in one.__annotations__.items()}
+    text = re.compile(r"\bstr\b|Literal|Kind|Status")
+    texts = {name for name, kind in declared.items() if text.search(kind) and "dict[" not in kind}
+    assert texts == json_text.TEXTS
 
 
 def test_commands_print_null() -> None:

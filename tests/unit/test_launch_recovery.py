@@ -119,6 +119,16 @@ def test_a_restart_is_logged_and_recorded_with_its_cost(
     assert not run.failure.exists()
 
 
+@pytest.mark.parametrize(
+    ("launch", "kept"), [("a1b2", False), ("before", True)], ids=["this start", "an earlier one"]
+)
+def test_the_summary_of_a_failed_start_is_not_the_end(run: RunDir, launch: str, kept: bool) -> None:
+    """Rank 0 had written it when it failed. That of a resumed run stays until there is a step."""
+    write_json(run.summary, {"status": "done", "launch": launch})
+    assert Recovery(run, plan()).again(record(), Outcome())
+    assert run.summary.exists() == kept
+
+
 def test_recovery_is_recorded_once(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
     tried = Recovery(run, plan())
     tried.again(record(), Outcome())

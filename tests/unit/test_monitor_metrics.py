@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,25 @@ def test_several_runs_two_with_the_same_name(tmp_path: Path) -> None:
     seen = of(*states, whole)
     assert [value(seen, "duet_step", run=str(m.run.path)) for m in (first, second)] == [3, 5]
     assert (value(seen, "duet_step", run="third"), value(seen, "duet_host_cpu_cores")) == (7, 96)
+
+
+def test_runs_on_instances_of_one_gpu(tmp_path: Path) -> None:
+    """MIG: the exporter's list has the instances of both runs, under the number of their GPU."""
+    parts = [
+        gpus.Gpu(0, uuid, "Card 1g.10gb", total * GIB, GIB, 70, 40, None)
+        for uuid, total in (("MIG-a", 10), ("MIG-b", 20))
+    ]
+    states = []
+    for name, planned in (("first", "MIG-a"), ("second", "MIG-b"), ("third", "GPU-c")):
+        state = look(Made(tmp_path / name).supervisor(os.getpid()).run)
+        machine = gpus.GpuInventory(tuple(parts), "")
+        states.append({**state, "gpus": host_stats.gpu_records(machine, set(), {planned})})
+    seen = of(*states)  # type: ignore[arg-type]
+    in_plan = [value(seen, "duet_gpu_in_plan", run=s["run"]["name"], gpu="0") for s in states]
+    assert in_plan == [1, 1, 0]
+    assert value(seen, "duet_gpu_memory_total_bytes", gpu="0") == 30 * GIB
+    assert value(seen, "duet_gpu_memory_used_bytes", gpu="0") == 28 * GIB
+    assert value(seen, "duet_gpu_use_ratio", gpu="0") == pytest.approx(0.7), "of the whole GPU"
 
 
 def test_run_replaces_another(tmp_path: Path, serving: Serving) -> None:

@@ -60,6 +60,22 @@ def test_a_run_name_is_refused_also_if_another_launch_takes_it_meanwhile(
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["same"]
 
 
+def test_a_run_name_is_free_again_when_the_other_launch_withdraws(
+    folders: list[str], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the refusal of its folder and the search for the reason."""
+    made, refused = Path.mkdir, list[Path]()
+
+    def withdrawn(path: Path, *args: Any, **more: Any) -> None:
+        if path.name == "same" and not refused:
+            refused.append(path)
+            raise FileExistsError
+        made(path, *args, **more)
+
+    monkeypatch.setattr(Path, "mkdir", withdrawn)
+    assert written(*folders, "--run_name=same").name == "same" and refused
+
+
 def nul(path: Path) -> list[str]:
     text = path.read_bytes().decode()
     assert text.endswith("\0")

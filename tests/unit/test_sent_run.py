@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,24 @@ def test_an_invalid_manifest_counts_as_none(facts: object, tmp_path: Path) -> No
     sent = json.loads(json.dumps({"run": "a_run", "plan": {}, "manifest": facts}))
     run = sent_run.keep(sent, tmp_path, 1)
     assert run and manifest.newest(run.checkpoints) is None
+
+
+def test_the_manifest_of_an_early_version_with_a_bare_nan_stays_valid(
+    first: RunDir, tmp_path: Path
+) -> None:
+    file = first.checkpoints / manifest.folder_name(10) / manifest.NAME
+    facts = json.loads(file.read_text()) | {"data": {"mean": math.nan}}
+    del facts["own_sha256"]
+    text = json.dumps(facts, sort_keys=True)
+    own = hashlib.sha256(text.encode()).hexdigest()
+    file.write_text(json.dumps(facts | {"own_sha256": own}))
+    plan: Any = {"run_dir": str(first.path), "resume": True}
+    sent = json.loads(json.dumps(sent_run.of(plan)))
+    run = sent_run.keep(sent, tmp_path, 1)
+    assert run and manifest.newest_step(run.checkpoints) == 10
+    sent["manifest"]["used"] += 1
+    run = sent_run.keep(sent, tmp_path, 1)
+    assert run and manifest.newest_step(run.checkpoints) == 0, "changed on its way"
 
 
 def test_only_a_machine_other_than_the_first_asks(

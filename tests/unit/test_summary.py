@@ -62,6 +62,11 @@ def screen(run: RunDir, plan: dict[str, Any], **facts: Any) -> str:
     return render(run, plan)
 
 
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+def test_a_generated_word_that_is_also_a_number(run: RunDir, word: str) -> None:
+    assert f"    │ {word}\n" in screen(run, plan(), sample=word)
+
+
 def test_what_was_trained_how_well_and_where_it_is(run: RunDir) -> None:
     (run.checkpoints / "step_00000400").mkdir()
     run.metrics.touch()

@@ -184,6 +184,10 @@ def test_an_existing_file_is_suggested(home: Path, line: str) -> None:
             "t.py:1: option 'sizes' of OPTIONS has type list",
         ),
         (
+            "OPTIONS = {'cap': 1e999}\nclass My(Task): model = train_data = loss = 0\n",
+            "t.py:1: option 'cap' of OPTIONS is inf, not a finite number",
+        ),
+        (
             "OPTIONS = {'size': None}\nclass My(Task): model = train_data = loss = 0\n",
             "t.py:1: option 'size' of OPTIONS has type NoneType",
         ),

@@ -213,7 +213,7 @@ PROBLEMS = {
     "task.not_python": "the task is neither built in nor a Python file",
     "task.optimizer": "the optimizer of the task has parameters that are not in its model",
     "task.option_name": "invalid or reserved name of a task option",
-    "task.option_value": "unsupported type of a task option",
+    "task.option_value": "unsupported type or value of a task option",
     "task.options": "the options of the task cannot be read",
     "task.several_classes": "the task file has several Task classes",
     "task.syntax": "the task file cannot be parsed",

@@ -10,6 +10,11 @@ from typing import Any
 NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 MARKS = ('NaN"', 'Infinity"')
 BYTES = tuple(mark.encode() for mark in MARKS)
+# Keys of text in the records of a run; all other keys, also a task's own, may have figures.
+TEXTS = frozenset({
+    "by", "cause", "checkpoint", "code", "event", "fault", "folder", "job", "kind", "launch",
+    "path", "phase", "pieces", "sample", "status", "text", "weights", "where",
+})  # fmt: skip
 
 
 def dumps(value: Any, *, indent: int | None = None, ensure_ascii: bool = True) -> str:
@@ -18,6 +23,11 @@ def dumps(value: Any, *, indent: int | None = None, ensure_ascii: bool = True) -
         return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
     except ValueError:
         return json.dumps(_mapped(value, _name), indent=indent, ensure_ascii=ensure_ascii)
+
+
+def as_stored(value: Any) -> Any:
+    """As a file returns it: with names for NaN and infinity, lists for tuples."""
+    return json.loads(dumps(value))
 
 
 def answer(value: Any, *, indent: int | None = 1, ensure_ascii: bool = False) -> str:
@@ -36,19 +46,20 @@ def loads(line: str | bytes) -> Any:
 
 
 def numbers(value: Any) -> Any:
-    """With the numbers that dumps() has named. Lists stay: arguments of a command are lists, and
-    may have any text."""
+    """With the numbers that dumps() has named. Texts stay, and so do lists: arguments of a command
+    are lists."""
     if not isinstance(value, dict):
         return value
-    return {
-        key: NAMES.get(one, one) if isinstance(one, str) else numbers(one)
-        for key, one in value.items()
-    }
+    return {key: one if key in TEXTS else _number(one) for key, one in value.items()}
 
 
 def finite(value: Any) -> Any:
     """With null for NaN and infinity."""
     return _mapped(value, lambda number: None)
+
+
+def _number(value: Any) -> Any:
+    return NAMES.get(value, value) if isinstance(value, str) else numbers(value)
 
 
 def _name(number: float) -> str:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from training.core import rundir
+from training.core import json_text, rundir
 from training.core.messages import msg
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ManifestRecord
+    from training.core.jsonl import Record
 
 FORMAT = 2
 NAME = "manifest.json"
@@ -22,7 +23,8 @@ TEMPORARY = ".writing-"  # prefix of a folder that is being written or removed
 STATE = "state.pt"
 CHUNK = 1 << 20
 OWN = re.compile(r"step_\d{8,}")
-# Required keys; `own_sha256` is the checksum of all the others.
+OWN_SHA256 = "own_sha256"  # key of the checksum of all other facts
+# Required keys.
 KEYS = (
     "format",
     "step",
@@ -35,13 +37,24 @@ KEYS = (
     "tokenizer",
     "bytes",
     "sha256",
-    "own_sha256",
+    OWN_SHA256,
 )
 
 
 def write(folder: Path, facts: ManifestRecord) -> None:
-    facts = {"format": FORMAT, **facts}
-    rundir.write_json(folder / NAME, {**facts, "own_sha256": _checksum(facts)})
+    """The checksum is that of the facts as read() gets them."""
+    stored = json_text.as_stored({"format": FORMAT, **facts})
+    rundir.write_json(folder / NAME, {**stored, OWN_SHA256: _checksum(stored)})
+
+
+def rewrite(folder: Path, found: Record) -> None:
+    """Write a manifest that another machine has read: an early one has a bare NaN, which is written
+    as a string, so that its checksum changes. Facts without their own checksum become a file that
+    read() rejects."""
+    if intact(found):
+        write(folder, cast("ManifestRecord", _others(found)))
+    else:
+        rundir.write_json(folder / NAME, found)
 
 
 def read(folder: Path) -> tuple[ManifestRecord | None, str]:
@@ -53,11 +66,20 @@ def read(folder: Path) -> tuple[ManifestRecord | None, str]:
         return None, msg("core.manifest.format", found=found.get("format"), readable=FORMAT)
     if missing := [key for key in KEYS if key not in found]:
         return None, msg("core.manifest.lacks", file=NAME, missing=", ".join(missing))
-    if found["own_sha256"] != _checksum({k: v for k, v in found.items() if k != "own_sha256"}):
+    if not intact(found):
         return None, msg("core.manifest.checksum", file=NAME)
     if folder.name != folder_name(found["step"]):
         return None, msg("core.manifest.other_step", file=NAME, step=found["step"])
     return cast("ManifestRecord", found), ""
+
+
+def intact(found: Record) -> bool:
+    """Whether the checksum of a manifest is that of its other facts."""
+    return bool(found.get(OWN_SHA256) == _checksum(_others(found)))
+
+
+def _others(found: Record) -> Record:
+    return {name: value for name, value in found.items() if name != OWN_SHA256}
 
 
 def folder_name(step: int) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from training.config.fault_spec import ATTEMPT
-from training.core import heartbeat, log, manifest, run_reader, rundir
+from training.core import heartbeat, log, manifest, run_reader, rundir, standing
 from training.core.console import hurry
 from training.core.errors import Exit, UserError, unwritable
 from training.core.messages import msg
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import SummaryRecord
     from training.core.contracts.verdict import FailureRecord
+    from training.core.jsonl import Record
 
 
 class Recovery:
@@ -258,6 +259,9 @@ class Recovery:
         self._attempt += 1
         os.environ[ATTEMPT] = str(self._attempt)
         rundir.discard(self.run.failure)
+        # That of an earlier start stays: it remains valid if this one ends before its first step.
+        if standing.ends_of(self.run, cast("Record", self.plan), self.plan["created"])[0]:
+            rundir.discard(self.run.summary)
 
     def _failure(self, record: FailureRecord) -> Failure:
         saved = self._saved()
@@ -345,7 +349,6 @@ class Recovery:
             self.give_up(str(error))
             log.error(self.given_up)
             return False
-        rundir.discard(self.run.summary)  # of the stop
         # the ranks have other numbers now: a failure is not compared with an earlier one
         self._failures[-1:] = [replace(last, changed=True) for last in self._failures[-1:]]
         ranks = (before, self.plan["ranks"])

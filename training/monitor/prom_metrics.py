@@ -37,11 +37,20 @@ def _run(*keys: str, times: float = 1.0) -> Rows:
     return lambda state: [((), _times(dig(state, *keys), times))]
 
 
-def _each(part: str, by: str, key: str, times: float = 1.0) -> Rows:
-    """One row for each entry of `part` (ranks, GPUs), labelled by its key `by`."""
-    return lambda state: [
-        ((label(row.get(by)),), _times(row.get(key), times)) for row in items(state.get(part))
-    ]
+def _each(
+    part: str, by: str, key: str, times: float = 1.0, *, join: Callable[[list[float]], float] = max
+) -> Rows:
+    """One row for each key `by` of the entries of `part` (ranks, GPUs), its label. `join`: one
+    value of several: runs on instances of one GPU (MIG) show it once for each instance."""
+
+    def rows(state: AnyState) -> list[Row]:
+        found: dict[str, list[float | None]] = {}
+        for row in items(state.get(part)):
+            found.setdefault(label(row.get(by)), []).append(_times(row.get(key), times))
+        known = {name: [one for one in some if one is not None] for name, some in found.items()}
+        return [((name,), join(values)) for name, values in known.items() if values]
+
+    return rows
 
 
 def _times(value: object, times: float) -> float | None:
@@ -379,13 +388,13 @@ OF_THE_MACHINE = [
         "duet_gpu_memory_used_bytes",
         ("gpu",),
         "GPU memory in use by all processes.",
-        _each("gpus", "index", "memory_used_bytes"),
+        _each("gpus", "index", "memory_used_bytes", join=sum),
     ),
     Metric(
         "duet_gpu_memory_total_bytes",
         ("gpu",),
         "Total GPU memory.",
-        _each("gpus", "index", "memory_total_bytes"),
+        _each("gpus", "index", "memory_total_bytes", join=sum),
     ),
     Metric(
         "duet_gpu_temperature_celsius",

@@ -48,7 +48,7 @@ def keep(sent: Record, experiments: Path, node: int) -> RunDir | None:
         if isinstance(facts, dict) and isinstance(facts.get("step"), int):
             folder = run.checkpoints / manifest.folder_name(facts["step"])
             folder.mkdir()
-            rundir.write_json(folder / manifest.NAME, facts)
+            manifest.rewrite(folder, facts)
     except OSError:
         remove(run)
         raise

@@ -172,16 +172,23 @@ def _nul(words: list[str]) -> bytes:
 def new_run(request: LaunchRequest) -> rundir.RunDir:
     """Raises UserError if the requested name is taken."""
     wanted = request.config.run_name
-    base = wanted or f"{request.base_name}_{time.strftime('%Y%m%d_%H%M%S')}"
     request.experiments.mkdir(parents=True, exist_ok=True)
+    while wanted:
+        path = request.experiments / wanted
+        try:
+            path.mkdir()
+        except FileExistsError:
+            args = request.config, request.origins, request.experiments, request.command
+            if problems := run_name.taken(*args):  # else the other launch has just withdrawn it
+                raise UserError(problems) from None
+            continue
+        return rundir.RunDir(path)
+    base = f"{request.base_name}_{time.strftime('%Y%m%d_%H%M%S')}"
     for attempt in range(1, 1000):
         path = request.experiments / (base if attempt == 1 else f"{base}_{attempt}")
         try:
             path.mkdir()
         except FileExistsError:  # two runs within one second
-            if wanted:
-                args = request.config, request.origins, request.experiments, request.command
-                raise UserError(run_name.taken(*args)) from None
             continue
         return rundir.RunDir(path)
     raise FileExistsError(f"{request.experiments}/{base}_1000")

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 from training.config.schema import Config
-from training.core import heartbeat, units
+from training.core import heartbeat, json_text, units
 from training.core.messages import msg
 from training.data.batch_dataset import BatchDataset
 from training.data.permutation import Ints, mix
@@ -172,7 +172,8 @@ class Task(ABC):
 
     def same_data(self, saved: ManifestRecord) -> bool:
         """Whether the checkpoint with these facts was trained on the current data."""
-        return bool(saved["data"] == self.facts().get("data", saved["data"]))
+        saved_data = json_text.as_stored(saved["data"])
+        return bool(saved_data == json_text.as_stored(self.facts().get("data", saved_data)))
 
     def describe(self, model: nn.Module) -> str:
         """The model in words, for the banner."""

@@ -8,6 +8,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import keyword
+import math
 import os
 import shlex
 import sys
@@ -271,6 +272,11 @@ def _problem(where: str, name: Any, value: Any) -> Problem | None:
             name=name,
             options=OPTIONS,
             type=type(value).__name__,
+        )
+        return Problem("task.option_value", what, msg("tasks.custom.option_values"))
+    if isinstance(value, float) and not math.isfinite(value):  # as for the value of a flag
+        what = msg(
+            "tasks.custom.option_infinite", where=where, name=name, options=OPTIONS, value=value
         )
         return Problem("task.option_value", what, msg("tasks.custom.option_values"))
     return None

@@ -22,7 +22,7 @@ def check(task: Task, facts: ManifestRecord) -> None:
     first = cast("ManifestRecord", json.loads(from_main("data", json.dumps(facts))))
     same = task.same_data(first) and first["tokenizer"] == facts["tokenizer"]
     hosts = exchange_texts("data", "" if same else socket.gethostname(), everybody=True)
-    # facts of a user's task that JSON changes, such as tuples, differ even from themselves
+    # with its own same_data(), facts that JSON changes, such as tuples, may differ from themselves
     comparable = not hosts[0]
     if comparable and (different := sorted({host for host in hosts if host})):
         what = msg("trainer.data.differs", hosts=", ".join(different))
