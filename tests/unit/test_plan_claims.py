@@ -125,7 +125,7 @@ except process.StopAsked as asked:
 
 
 def test_a_stop_request_that_arrives_twice_is_one(tmp_path: Path) -> None:
-    """Of the process group, and passed on by the launch script."""
+    """A process group gets it, and the launch script passes it on."""
     assert python("-c", TWICE, cwd=tmp_path).returncode == 75
     unused = TWICE.replace("        os.kill", "        pass  #", 1).replace(
         "signal.pause()", "pass"
