@@ -164,6 +164,18 @@ def test_what_an_interrupted_cleaning_left_is_removed(folder: Path) -> None:
     assert not (folder / ".trash-old-77").exists()
 
 
+@pytest.mark.parametrize(
+    "given",
+    ["", ",", "done,,live", "--state=,", "--filter=depth!=", "--filter=name!=", "--filter=,"],
+)
+def test_an_empty_variable_does_not_select_every_run(folder: Path, given: str) -> None:
+    for what in ("--keep=none", "--what=runs"):
+        with pytest.raises(UserError) as refused:
+            options.parse([f"--dir={folder}", what, "--older_than=1m", given])
+        assert [problem.code for problem in refused.value.problems] == ["clean.empty"]
+    options.parse([f"--dir={folder}", "--keep=none", "--filter=data=", "done"])
+
+
 def test_bad_input_is_answered_at_once(tmp_path: Path) -> None:
     for argv, codes in (
         ([], ["clean.what"]),

@@ -244,6 +244,30 @@ def test_a_failed_save_keeps_earlier_checkpoints_and_leaves_nothing(
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
 
 
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_step_that_is_saved_again_is_there_at_any_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    """Removing gigabytes takes long: a process that is killed then has published the new one."""
+    work, final = tmp_path / ".writing-x", tmp_path / "step_00000001"
+    for folder in (work, final):
+        folder.mkdir()
+        (folder / "state.pt").write_text(folder.name)
+    if not exchanges:
+        monkeypatch.setattr(checkpoint_folder, "_exchange", lambda *_: False)
+    remove, found = shutil.rmtree, []
+
+    def killed(path: Path, **more: Any) -> None:
+        if path.exists():
+            found.append((final / "state.pt").read_text())
+        remove(path, **more)
+
+    monkeypatch.setattr(checkpoint_folder.shutil, "rmtree", killed)
+    checkpoint_folder.publish(work, final)
+    assert found == [".writing-x"] and [p.name for p in tmp_path.iterdir()] == [final.name]
+    assert checkpoint_folder._exchange(tmp_path / "a", tmp_path / "b") is False
+
+
 def test_saving_a_step_again_replaces_it(tmp_path: Path, parts: Parts) -> None:
     save(tmp_path, 1, parts)
     save(tmp_path, 1, parts)
@@ -273,7 +297,7 @@ def test_a_kill_during_removal_leaves_no_partial_checkpoint(
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     left = manifest.all_in(tmp_path)
-    assert left == (paths[1:] if act == "prune" else paths[:2])
+    assert left == (paths[1:] if act == "prune" else paths)
     loaded = checkpoint.latest(tmp_path)
     assert loaded and loaded.path == left[-1] and not loaded.skipped
     assert all(

@@ -140,6 +140,20 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
 
+def test_an_output_that_a_user_names_may_be_a_link_or_a_pipe(tmp_path: Path) -> None:
+    target, link, fifo = tmp_path / "target", tmp_path / "link", tmp_path / "fifo"
+    link.symlink_to(target)
+    for content in (b"first", b"second"):
+        rundir.write_output(link, content)
+        assert link.is_symlink() and target.read_bytes() == content
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    rundir.write_output(fifo, b"page")
+    assert os.read(reader, 10) == b"page" and fifo.is_fifo()
+    os.close(reader)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fifo", "link", "target"]
+
+
 def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     rundir.write_json(path, {"old": True})

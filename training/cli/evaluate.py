@@ -185,7 +185,7 @@ def _write(out: Path, done: list[Evaluation], data: str, device: str) -> None:
     shown = data or msg("cli.evaluate.own_data")
     page = evaluation_page.page(done, shown, device, time.time())
     try:
-        rundir.write_bytes(out, page.html().encode("utf-8", "replace"))
+        rundir.write_output(out, page.html().encode("utf-8", "replace"))
     except OSError as error:
         raise UserError(_unwritable(out, error.strerror), Exit.RESOURCES) from None
 

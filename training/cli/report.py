@@ -45,7 +45,7 @@ def _main(argv: list[str]) -> int:
         chart_render.warm_up()
         page = _page(chosen)
         try:
-            rundir.write_bytes(chosen.out, page.html().encode("utf-8", "replace"))
+            rundir.write_output(chosen.out, page.html().encode("utf-8", "replace"))
         except OSError as error:
             what = msg("cli.report.unwritable", out=chosen.out, error=error.strerror)
             raise UserError(

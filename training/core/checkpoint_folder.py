@@ -11,17 +11,28 @@ from pathlib import Path
 from training.core import manifest
 from training.core.messages import msg
 
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
+
 
 def publish(work: Path, final: Path) -> None:
     """Give a complete folder its name; it replaces a checkpoint of the same step. Raises
     OSError."""
     os.chmod(work, 0o755)
-    if final.exists():  # the same step after a resume
-        remove(final)
     # sync the files before the folder gets its final name
     _sync(work)
-    work.rename(final)
+    if not final.exists():
+        work.rename(final)
+        _sync(final.parent)
+        return
+    # The same step after a resume. A process that is killed meanwhile leaves one of the two.
+    if final.is_symlink():
+        raise OSError(errno.ELOOP, msg("core.manifest.link"))
+    replaced = work
+    if not _exchange(work, final):
+        replaced = _aside(final)
+        work.rename(final)
     _sync(final.parent)
+    shutil.rmtree(replaced)
 
 
 def remove(path: Path) -> None:
@@ -29,10 +40,24 @@ def remove(path: Path) -> None:
     partial folder with a checkpoint's name. Raises OSError."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, msg("core.manifest.link"))
+    shutil.rmtree(_aside(path))
+
+
+def _aside(path: Path) -> Path:
+    """The folder under the name of one that is being removed."""
     work = path.with_name(f"{manifest.TEMPORARY}{path.name}")
     shutil.rmtree(work, ignore_errors=True)
-    path.rename(work)
-    shutil.rmtree(work)
+    return path.rename(work)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders at once; False where the file system or the C library
+    cannot (renameat2, Linux 3.15 and glibc 2.28)."""
+    import ctypes
+
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = os.fsencode(one), os.fsencode(other)
+    return bool(rename and rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0)
 
 
 def remove_leftovers(folder: Path) -> None:

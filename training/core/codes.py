@@ -18,6 +18,7 @@ PROBLEMS = {
     "checkpoint.damaged": "no checkpoint of the run can be read",
     "checkpoint.unwritable": "two checkpoints in a row could not be saved",
     "clean.all_runs": "deleting whole runs needs a condition",
+    "clean.empty": "an empty name or condition, which would select every run",
     "clean.what": "what to delete is missing",
     "command.unknown": "unknown command",
     "completion.shell": "shell without completion; bash and zsh are supported",

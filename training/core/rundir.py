@@ -278,6 +278,15 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise
 
 
+def write_output(path: Path, content: bytes) -> None:
+    """As write_bytes, to a path that a user has typed: a link is followed, a device or pipe is
+    written to. Raises OSError."""
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+    else:
+        write_bytes(Path(os.path.realpath(path)), content)
+
+
 def write_json(path: Path, value: Mapping[str, object]) -> None:
     write_bytes(
         path,

@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from training.config.schema import FIELDS, kind
 from training.core import args, find_run, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
@@ -86,6 +87,9 @@ def parse(argv: list[str], root: Path = WORK) -> CleanOptions:
     if values.get("keep"):
         problems += _keep(options, values["keep"])
         options.what = tuple({**dict.fromkeys(options.what), CHECKPOINTS: None})
+    given = [("", word) for word in line.words]
+    given += [(flag, values[flag]) for flag in ("state", "filter") if flag in values]
+    problems += [_empty(flag, text) for flag, text in given if _has_gap(text)]
     problems += _incomplete(options, values)
     if values.get("dir") and not find_run.is_folder(options.dir):
         what = msg("cli.clean.no_folder", folder=options.dir)
@@ -93,6 +97,25 @@ def parse(argv: list[str], root: Path = WORK) -> CleanOptions:
     if problems:
         raise UserError(problems)
     return options
+
+
+def _has_gap(text: str) -> bool:
+    """Whether a name or condition between commas is empty, as from a variable that is not set. It
+    would select every run."""
+    parts = [part.strip() for part in text.split(",")]
+    empty = {term.key for term in terms.read(parts, COMMAND, list)[0] if term.value == ""}
+    return not all(parts) or any(not _is_text(key) for key in empty)
+
+
+def _is_text(key: str) -> bool:
+    """Whether an empty value is one, as in `data=`: the built-in data."""
+    return key not in terms.COLUMNS and (key not in FIELDS or kind(key) == "str")
+
+
+def _empty(flag: str, text: str) -> Problem:
+    name = f"--{flag}={text}" if flag else repr(text)
+    what, allowed = msg("cli.clean.empty", given=name), msg("cli.clean.select")
+    return Problem("clean.empty", what, allowed, [f"{COMMAND} --help"], flag)
 
 
 def _words(
