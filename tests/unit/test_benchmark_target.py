@@ -121,7 +121,7 @@ def test_a_damaged_file_is_not_repeated_silently(tmp_path: Path) -> None:
 def test_the_table_multiplies_steps_and_the_time_of_a_step(tmp_path: Path) -> None:
     losses, _ = played(PLAN)
     for training, final in losses.items():
-        record = {"training": training.__dict__, "val_bpb": [[training.steps, final]]}
+        record = {"training": training.__dict__, "loss": [], "val_bpb": [[training.steps, final]]}
         (tmp_path / f"{training.name}.json").write_text(json.dumps(record))
     assert "| of seconds |" in table.lines(tmp_path, PLAN)[0]
     assert "| 180 | 0.60 |  |" in "\n".join(table.lines(tmp_path, PLAN)), "not timed yet"

@@ -92,8 +92,8 @@ def test_the_end_of_a_training_with_restarts(
     run: RunDir, full: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tried = Recovery(run, plan())  # type: ignore[arg-type]
-    run.summary.write_text('{"steps": 60}')
     assert tried.again(record(), Outcome())  # type: ignore[arg-type]
+    run.summary.write_text('{"steps": 60}')
     assert tried.finish().startswith(" after 1 restart (")
     assert f"cannot write {run.summary}: {FULL}\n" in capfd.readouterr().err
 
