@@ -7,6 +7,7 @@ import json
 import os
 import select
 import shlex
+import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -226,6 +227,27 @@ def test_the_ssh_command() -> None:
 def test_errors_of_ssh(error: str, code: str) -> None:
     problem = ssh.problem("a", "-p 2222", error)
     assert problem.code == code and problem.fixes
+
+
+@pytest.mark.parametrize(("answer", "found"), [("", []), ("exit 255", ["hosts.ssh"])])
+def test_a_process_that_ssh_leaves_behind_does_not_delay_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, found: list[str]
+) -> None:
+    """As a master with ControlPersist, or a helper of a ProxyCommand, may: it keeps the streams of
+    ssh."""
+    pid = tmp_path / "pid"
+    (tmp_path / "ssh").write_text(
+        f"#!/bin/sh\nsleep 60 &\necho $! >'{pid}'\n{answer}\nexec sh -s\n"
+    )
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    one = Machine(1, Host("a"), here=False)
+    try:
+        probe.look([one], "", os.environ)
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert [problem.code for problem in one.problems] == found
+    assert "no answer" not in str(one.problems) and bool(one.python) == (not found)
 
 
 @pytest.mark.parametrize(
