@@ -91,6 +91,15 @@ def launcher(run: Launched) -> int:
     return run.process.pid
 
 
+def supervisor(token: str, node: int) -> int:
+    """The launcher of one of two machines: it has replaced the shell there."""
+    return next(
+        pid
+        for pid, command in processes(token).items()
+        if "training.cli.supervise" in command and ("--node=1" in command) == (node == 1)
+    )
+
+
 @pytest.mark.slow
 def test_one_command_trains_on_two_machines_and_ctrl_c_stops_both(machines: Launch) -> None:
     run = machines(SCRIPT, "1", CONFIG, num_iterations=100000, env={"API_KEY": SECRET})
@@ -136,6 +145,19 @@ def test_a_lost_connection_stops_the_run(machines: Launch, token: str) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_killed_launcher_of_one_machine_is_a_failed_run(
+    machines: Launch, token: str, node: int
+) -> None:
+    """As by the OOM killer."""
+    run = machines(SCRIPT, "1", CONFIG, num_iterations=100000)
+    stepping(run)
+    os.kill(supervisor(token, node), signal.SIGKILL)
+    assert run.wait() == 4
+    assert f"node {node} (" in run.output and "peer_died" in run.output
+
+
+@pytest.mark.soak
 def test_a_node_that_cannot_start_ends_the_others(machines: Launch, tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("text\n" * 100000)  # in the home of this machine alone
     run = machines(
@@ -172,12 +194,7 @@ def test_a_lost_machine_is_started_again(
     run = machines(SCRIPT, "1", CONFIG, **flags)
     stepping(run)
     links = {pid: command for pid, command in processes(token).items() if "ssh -T" in command}
-    supervisors = [
-        pid
-        for pid, command in processes(token).items()
-        if "training.cli.supervise" in command and ("--node=1" in command) == (lost == 1)
-    ]
-    os.kill(supervisors[0], signal.SIGKILL)
+    os.kill(supervisor(token, lost), signal.SIGKILL)
     os.kill(next(pid for pid, command in links.items() if name in command), signal.SIGKILL)
 
     def restarts() -> list[list[int]]:

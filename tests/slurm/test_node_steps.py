@@ -19,7 +19,7 @@ import pytest
 from tests.cases import each
 from training.core import rundir
 from training.core.messages import load_all
-from training.host import process
+from training.host import network, process
 from training.launcher.hosts.conductor import AGAIN_S, STEADY_S
 from training.launcher.slurm import job, node_steps, submission
 from training.launcher.slurm.node_steps import NodeSteps
@@ -201,6 +201,42 @@ def test_a_node_that_stays_is_ended() -> None:
     job = Job({0: [(0.0, 4)], 1: [(60.0, 0)]})
     began = time.monotonic()
     assert job.run() == 4 and time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        pytest.param(
+            "::1",
+            marks=pytest.mark.skipif(
+                "::1" not in network.own_addresses(), reason="this machine has no IPv6"
+            ),
+        ),
+    ],
+)
+def test_the_other_nodes_find_the_batch_script_at_any_address(
+    frozen: FrozenJob, address: str
+) -> None:
+    with node_steps.listener() as alive:
+        at = (address, alive.getsockname()[1])
+        environ = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "b"}
+        assert node_steps.other_node(frozen, "a", at, ["true"], environ) == 0
+
+
+def test_the_batch_script_ends_a_node_that_does_not_reach_it(
+    frozen: FrozenJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A firewall closes its port."""
+    states = iter([job.RUNNING] * 5)
+    monkeypatch.setattr(node_steps, "_answers", lambda _: False)
+    monkeypatch.setattr(node_steps, "nodes_of", lambda _: ["a", "b"])
+    monkeypatch.setattr(job, "state_of", lambda _: (next(states, "COMPLETED"), ""))
+    monkeypatch.setattr(node_steps, "LOOK_S", 1.0)
+    environ = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "b"}
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    assert node_steps.other_node(frozen, "a", ("a", 1), ["true"], environ) == 0
+    assert len(list(states)) == 4, "it does not wait for the end of the job"
 
 
 def test_the_other_nodes_requeue_a_job_without_its_batch_script(

@@ -45,3 +45,23 @@ def test_another_machine() -> None:
     found = network.interface_towards("192.0.2.1")  # TEST-NET-1: an unassigned address
     assert found is None or found[0] in psutil.net_if_addrs()
     assert network.own_address("192.0.2.1") == ""
+
+
+@pytest.mark.parametrize(
+    ("found", "own", "listening"),
+    [
+        ("10.0.0.9", ["10.0.0.1", "fd00::1"], network.IPV4),  # a service in front
+        ("fd00::9", ["10.0.0.1", "fd00::1"], network.BOTH),
+        ("::1", ["127.0.0.1", "::1", "10.0.0.1"], network.BOTH),
+        ("fd00::1", ["10.0.0.1", "fd00::1"], "fd00::1"),
+        (None, ["127.0.0.1", "::1", "10.0.0.1", "fd00::1"], network.IPV4),
+        (None, ["127.0.0.1", "::1", "fd00::1"], network.BOTH),  # a pod without IPv4
+        (None, [], network.IPV4),
+    ],
+)
+def test_node_0_listens_where_the_others_connect(
+    monkeypatch: pytest.MonkeyPatch, found: str | None, own: list[str], listening: str
+) -> None:
+    monkeypatch.setattr(network, "resolve", lambda _: found)
+    monkeypatch.setattr(network, "own_addresses", lambda: dict.fromkeys(own, "eth0"))
+    assert network.own_address("a") == listening

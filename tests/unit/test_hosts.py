@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import shlex
+import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +21,12 @@ from training.core.errors import UserError
 from training.core.project import ROOT
 from training.host import hosts, network, topology
 from training.host.hosts import Host, Target
-from training.host.placement import LOCAL, LOOPBACK, NODE, LauncherOptions
+from training.host.placement import LOCAL, LOOPBACK, NODE, LauncherOptions, Topology
 from training.launcher import post_run
-from training.launcher.hosts import conductor, probe, ssh
+from training.launcher.hosts import conductor, node, probe, ssh
 from training.launcher.hosts.console import ERROR_LINES, Console, Copy
-from training.launcher.hosts.node import passed_on
+from training.launcher.hosts.node import Node, passed_on
+from training.launcher.hosts.probe import Machine
 from training.plan import preflight
 from training.plan.request import read
 from training.plan.training_plan import build
@@ -224,6 +227,54 @@ def test_the_ssh_command() -> None:
 def test_errors_of_ssh(error: str, code: str) -> None:
     problem = ssh.problem("a", "-p 2222", error)
     assert problem.code == code and problem.fixes
+
+
+@pytest.mark.parametrize(("answer", "found"), [("", []), ("exit 255", ["hosts.ssh"])])
+def test_a_process_that_ssh_leaves_behind_does_not_delay_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, found: list[str]
+) -> None:
+    """As a master with ControlPersist, or a helper of a ProxyCommand, may: it keeps the streams of
+    ssh."""
+    pid = tmp_path / "pid"
+    (tmp_path / "ssh").write_text(
+        f"#!/bin/sh\nsleep 60 &\necho $! >'{pid}'\n{answer}\nexec sh -s\n"
+    )
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    one = Machine(1, Host("a"), here=False)
+    try:
+        probe.look([one], "", os.environ)
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert [problem.code for problem in one.problems] == found
+    assert "no answer" not in str(one.problems) and bool(one.python) == (not found)
+
+
+@pytest.mark.parametrize(
+    ("rank", "elastic", "joins", "lone"),
+    [
+        (0, False, False, False),
+        (1, False, False, False),
+        (0, True, False, False),  # it coordinates the run
+        (1, True, False, True),
+        (0, True, True, True),  # another machine has taken over
+    ],
+)
+def test_a_machine_that_the_run_can_lose_does_not_stop_it(
+    monkeypatch: pytest.MonkeyPatch, rank: int, elastic: bool, joins: bool, lone: bool
+) -> None:
+    """Its agent sends no SIGTERM when its connection is lost: that would end the run for all. Here
+    the order that it gets."""
+    monkeypatch.setattr(node, "start", lambda *_: ["cat"])
+    machine, place = Machine(rank, Host("a"), here=False), Topology(NODE, "hosts", "", nnodes=2)
+    made = Node(machine, place, "x.sh", [], {}, "", elastic=elastic, joins=joins)
+    try:
+        assert made.output and json.loads(made.output.readline())["lone"] is lone
+        made.becomes_first()
+        assert json.loads(made.output.readline())["lone"] is False
+    finally:
+        made.close()
+        wait_until(made.ended, 10)
 
 
 def shown(*lines: str) -> Console:

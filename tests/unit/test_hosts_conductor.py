@@ -18,6 +18,7 @@ from training.launcher.hosts.conductor import (
     TOGETHER_S,
     Conductor,
 )
+from training.launcher.hosts.console import JOIN_S
 
 LONG_S = 1000.0  # the nodes have been running for a while
 HOUR_S = 3600.0
@@ -174,3 +175,44 @@ def test_without_min_ranks_a_lost_machine_ends_the_run(
     code, (first, _) = run([(HOUR_S, 0)], [(LONG_S, LOST)], elastic=False)
     assert code == 4 and first[0].closed == pytest.approx(LONG_S + LOST_S, abs=1)
     assert "the ssh connection to b" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("status", [137, 143, -9])
+def test_a_killed_launcher_is_a_failure_of_the_run(
+    run: Run, capfd: pytest.CaptureFixture[str], killed: int, status: int
+) -> None:
+    """The other machine has time for the report and the notification."""
+    ends = [[(LONG_S + TOGETHER_S - 10, 4)], [(LONG_S + TOGETHER_S - 10, 4)]]
+    ends[killed] = [(LONG_S, status)]
+    code, starts = run(*ends, elastic=False)
+    assert (code, starts[1 - killed][0].closed) == (4, None)
+    assert capfd.readouterr().err == "", "the other machine names it"
+
+
+@pytest.mark.parametrize("status", [1, 126, 127])
+def test_without_min_ranks_a_launcher_that_cannot_start_ends_the_others(
+    run: Run, capfd: pytest.CaptureFixture[str], status: int
+) -> None:
+    code, (first, _) = run([(HOUR_S, 0)], [(2.0, status)], elastic=False)
+    assert code == 3 and first[0].closed == pytest.approx(2 + REFUSED_S, abs=1)
+
+
+@pytest.mark.parametrize("status", [LOST, 137, -9])
+def test_the_loss_of_the_last_machines_is_a_failure_of_the_run(run: Run, status: int) -> None:
+    assert run([(LONG_S + 60, status)], [(LONG_S, LOST)])[0] == 4
+
+
+@pytest.mark.parametrize(("status", "code"), [(0, 0), (LOST, 4), (137, 4), (5, 5)])
+def test_the_last_machine_ends_while_the_loss_of_the_first_is_reported(
+    run: Run, monkeypatch: pytest.MonkeyPatch, status: int, code: int
+) -> None:
+    """The rest of a lost machine's output takes seconds."""
+    report = Conductor._lost
+
+    def slow(self: Any, node: Any, text: str) -> None:
+        report(self, node, text)
+        conductor.time.monotonic.__self__.now += JOIN_S  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Conductor, "_lost", slow)
+    assert run([(LONG_S, LOST)], [(LONG_S + JOIN_S / 2, status)])[0] == code

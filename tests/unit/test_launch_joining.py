@@ -17,6 +17,7 @@ from tests.unit.test_launch_recovery import record, run
 from tests.unit.test_launch_rendezvous import in_thread
 from training.core.errors import UserError
 from training.core.rundir import RunDir, write_json
+from training.host import ports
 from training.host.placement import Topology
 from training.launcher import (
     coordinator,
@@ -74,6 +75,24 @@ def test_a_training_waits_for_all_machines_before_it_starts_without_one() -> Non
     with coordinator.Coordinator(own) as line:  # type: ignore[arg-type]
         line.gather(0.3)
         assert line.absent == [1]
+
+
+def test_the_ranks_meet_before_the_last_port() -> None:
+    """There is no next one for them while node 0 listens for machines that join."""
+
+    def member() -> Any:
+        with peer.Peer(of_network(1, ports.LAST)) as line:  # type: ignore[arg-type]
+            line.gather(10)
+            return line.go()
+
+    thread, out = in_thread(member)
+    with coordinator.Coordinator(of_network(0, ports.LAST)) as line:  # type: ignore[arg-type]
+        line.gather(10)
+        team = line.go()
+        assert team and ports.LAST - ports.TRIES <= team.port < ports.LAST
+        team.close()
+    thread.join(10)
+    assert out[0].port == team.port
 
 
 def test_the_plan_of_a_start_without_a_machine(run: RunDir) -> None:

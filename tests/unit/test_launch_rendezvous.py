@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit.node_plans import LOOPBACK, plan
 from training.core.errors import Exit, UserError
+from training.host import network
 from training.launcher import coordinator, leadership, peer, rendezvous, same_settings
 from training.launcher.admission import PROTOCOL, refusals
 from training.launcher.local_ranks import QUIET_PORTS, free_port, listen
@@ -89,6 +90,27 @@ def test_two_machines_connect_and_start() -> None:
         port,
         None,
     )
+
+
+@pytest.mark.skipif("::1" not in network.own_addresses(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("reached", ["::1", LOOPBACK])
+def test_node_0_with_an_ipv6_address_that_it_does_not_have_is_reached_by_both(reached: str) -> None:
+    """As behind a service."""
+    port = free_port(LOOPBACK)
+    own, other = plan(0, port), plan(1, port)
+    own["place"]["master_addr"], other["place"]["master_addr"] = "::1", reached
+
+    def member() -> Any:
+        with peer.Peer(other) as line:
+            line.gather(10)
+            return line.go()
+
+    thread, out = in_thread(member)
+    with coordinator.Coordinator(own) as line:
+        line.gather(10)
+        assert line.go().address == LOOPBACK
+    thread.join(10)
+    assert out[0].port == port
 
 
 @pytest.mark.parametrize("name", ["10.0.0..1", f"{'a' * 64}.example.org"])

@@ -5,6 +5,10 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+# Listening addresses: all of this machine. BOTH, which includes IPv6, only where it is needed: an
+# IPv4 address has another form there.
+ALL = IPV4, BOTH = "", "::"
+
 
 def resolve(name: str) -> str | None:
     """An address of this name; None if it does not resolve."""
@@ -31,19 +35,24 @@ def own_addresses() -> dict[str, str]:
 
 
 def own_address(name: str) -> str:
-    """The listening address of node 0: the rendezvous address if this machine has it; '' (all
-    interfaces) if the others use another one (a service in front) or `name` resolves to
+    """The listening address of node 0: the rendezvous address if this machine has it; one of ALL
+    (all interfaces) if the others use another one (a service in front) or `name` resolves to
     loopback."""
-    address = resolve(name)
-    if address is None or ipaddress.ip_address(address).is_loopback:
-        return ""
-    return address if address in own_addresses() else ""
+    address, own = resolve(name), own_addresses()
+    if address in own and not _is_loopback(address):
+        return address
+    known = [address] if address else [one for one in own if not _is_loopback(one)]
+    return BOTH if known and all(":" in one for one in known) else IPV4
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
 
 
 def interface_towards(name: str) -> tuple[str, str] | None:
     """(interface, its address) of the route to the rendezvous address; None if unknown."""
     address = resolve(name)
-    if address is None or ipaddress.ip_address(address).is_loopback:
+    if address is None or _is_loopback(address):
         return None
     own = own_addresses()
     if address in own:  # node 0: the route to one of its own addresses is the loopback

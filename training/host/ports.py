@@ -8,7 +8,7 @@ import socket
 from training.core.messages import msg
 from training.host.gpus import one_line
 
-TRIES = 10
+TRIES, LAST = 10, 65535
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
@@ -22,9 +22,14 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
+def following(wanted: int) -> range:
+    """The TRIES ports from `wanted`; fewer near the last one."""
+    return range(wanted, min(wanted + TRIES, LAST + 1))
+
+
 def next_free(wanted: int) -> int | None:
-    """The first free port of the TRIES ports from `wanted`, or None."""
-    return next((p for p in range(wanted, min(wanted + TRIES, 65536)) if is_free(p)), None)
+    """The first free port of those, or None."""
+    return next((p for p in following(wanted) if is_free(p)), None)
 
 
 def owner(port: int) -> str:

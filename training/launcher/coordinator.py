@@ -90,6 +90,11 @@ class Coordinator(PeerLink):
         return store
 
     @property
+    def _own_address(self) -> str:
+        """At which the ranks of this machine reach the socket."""
+        return LOOPBACK if self._bound in network.ALL else self._bound
+
+    @property
     def store(self) -> socket.socket:
         """The listening socket."""
         return self._listener.store
@@ -341,7 +346,7 @@ class Coordinator(PeerLink):
         self._begun, self.confirmed = True, {self._own, *self._expected}
         self.send_all({"go": port, "machines": self.machines})
         own = None if store.fileno() < 0 else store
-        return local_ranks.of_node(self.plan, self._bound or LOOPBACK, port, own)
+        return local_ranks.of_node(self.plan, self._own_address, port, own)
 
     def _unready(self, node: int, waiting: Waiting) -> LostPeer | None:
         """A supervisor that is frozen between two starts, although its kernel answers."""
@@ -353,10 +358,12 @@ class Coordinator(PeerLink):
         return LostPeer(node, SILENT, PEER_DIED, text)
 
     def _store_of_ranks(self) -> socket.socket:
-        """The socket at which the ranks meet: the same port, unless machines may join at it."""
+        """The socket at which the ranks meet: the same port, unless machines may join at it. Then
+        it is one of the next, or of those before the last port."""
         if not self._elastic:
             return self.store
-        return local_ranks.listen(self._bound, self.port + 1, 8 * self.place.nnodes)
+        following = self.port + 1 if self.port < ports.LAST else self.port - ports.TRIES
+        return local_ranks.listen(self._bound, following, 8 * self.place.nnodes)
 
     def other_disks(self) -> bool:
         """Whether a connected machine could continue the run on a disk of its own."""

@@ -16,7 +16,7 @@ from training.core import rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import ENTRYPOINT, ROOT
-from training.host import ports
+from training.host import network, ports
 from training.host.placement import LOOPBACK
 from training.launcher import seats
 from training.plan.script_words import WATCH
@@ -149,16 +149,19 @@ def listen(address: str, wanted: int, backlog: int) -> socket.socket:
     """A socket that listens at the requested port or, when that is taken, at one of the next; 0 is
     any. No other process can take the port before the ranks start. Raises UserError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for port in range(wanted, min(wanted + ports.TRIES, 65536)) if wanted else (0,):
+    for port in ports.following(wanted) if wanted else (0,):
         store = socket.socket(family)
         store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if address == network.BOTH:
+            store.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         try:
             store.bind((address, port))
             store.listen(backlog)
         except OSError as error:
             store.close()
             if error.errno != errno.EADDRINUSE:
-                where = address or msg("launcher.port.this_machine")
+                everywhere = address in network.ALL
+                where = msg("launcher.port.this_machine") if everywhere else address
                 text = msg(
                     "launcher.port.unusable", where=where, port=port, strerror=error.strerror
                 )
@@ -173,9 +176,8 @@ def listen(address: str, wanted: int, backlog: int) -> socket.socket:
                 ) from error
         else:
             return store
-    text = msg(
-        "launcher.port.taken", wanted=wanted, more=ports.TRIES - 1, owner=ports.owner(wanted)
-    )
+    more = len(ports.following(wanted)) - 1
+    text = msg("launcher.port.taken", wanted=wanted, more=more, owner=ports.owner(wanted))
     raise UserError(
         Problem("port.taken", text, "", [msg("plan.port.omit")]),
         Exit.RESOURCES,

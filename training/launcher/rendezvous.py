@@ -125,7 +125,7 @@ def until_answered(place: Topology, hello: Message, seconds: float) -> tuple[Mes
 def _attempts(place: Topology, hello: Message) -> Iterator[tuple[Message, JsonSocket] | str]:
     """An answer, or the reason for none: from the port and the next ones, one of which node 0 uses
     when the first is taken."""
-    for port in range(place.master_port, min(place.master_port + ports.TRIES, 65536)):
+    for port in ports.following(place.master_port):
         try:
             connection = socket.create_connection((place.master_addr, port), ANSWER_S)
         except (socket.gaierror, UnicodeError) as error:

@@ -119,9 +119,9 @@ class Conductor:
         """Does the run continue without this node? One that is rejected at its first start ends the
         run."""
         fresh = node.rank not in self._pauses
-        killed = node.link_lost or ((node.code or 0) > KILLED and node.code not in OF_A_RUN)
         steady = time.monotonic() - self._started[node.rank] > STEADY_S
-        gone = killed or (steady and node.code not in (*Exit, *OF_A_RUN))  # an error of its own
+        own = steady and node.code not in (*Exit, *OF_A_RUN)  # an error of its own
+        gone = _killed(node) or own
         started = gone or node.code in OF_A_RUN
         # with any other code it has ended the run for all machines
         left = gone or node.code == Exit.LEFT
@@ -159,7 +159,12 @@ class Conductor:
 
     def _change_first(self) -> None:
         """The lowest machine that is left takes over, if it may."""
-        node = self._left()[0]
+        left = self._left()
+        if not left:  # the last ones have ended meanwhile: the exit code is that of one of them
+            never_lost = (node.rank for node in self._nodes if node.rank not in self._pauses)
+            self._first = next(never_lost, self._first)
+            return
+        node = left[0]
         self._first = node.rank
         node.becomes_first()
         log.info(msg("launcher.hosts.first", host=node.name, rank=node.rank))
@@ -227,7 +232,7 @@ class Conductor:
         if node.link_lost:
             log.error(msg("launcher.hosts.link_lost", host=node.name, rank=node.rank))
             seconds = LOST_S
-        elif node.code not in OF_A_RUN and not self._asked:
+        elif node.code not in OF_A_RUN and not _killed(node) and not self._asked:
             seconds = REFUSED_S
             others = ", ".join(one.name for one in left if one is not node)
             if others:
@@ -240,8 +245,7 @@ class Conductor:
     def _code(self) -> int:
         """That of the node that ended the run for all others, else that of the first one."""
         if self._pauses:  # it has continued without another machine
-            own = int(self._nodes[self._first].code or 0)
-            return own if own in (*Exit, 134) else int(Exit.RESOURCES)
+            return _shown(self._nodes[self._first])
         cause = next(
             (n for n in self._ended if n.link_lost or n.code not in OF_A_RUN), self._nodes[0]
         )
@@ -254,7 +258,19 @@ class Conductor:
         for node in self._ended:
             if node.code not in (Exit.DONE, shown) and node.rank in self._consoles:
                 self._consoles[node.rank].errors()
-        if cause.link_lost:
-            return int(Exit.TRAINING)
-        code = int(cause.code or 0)
-        return code if code in (*Exit, 134) else int(Exit.RESOURCES)
+        return _shown(cause)
+
+
+def _killed(node: Node) -> bool:
+    """Was its launcher killed, or the connection to it lost? Any other error that is not of a run
+    means that it could not start."""
+    code = node.code or 0
+    return node.link_lost or code < 0 or (code > KILLED and code not in OF_A_RUN)
+
+
+def _shown(node: Node) -> int:
+    """Its code as that of the whole command."""
+    if _killed(node):
+        return int(Exit.TRAINING)
+    code = int(node.code or 0)
+    return code if code in (*Exit, 134) else int(Exit.RESOURCES)

@@ -79,8 +79,9 @@ class Node:
         self.machine = machine
         self.code: int | None = None
         self.rank, self.name = machine.rank, machine.name
-        # the run can lose it: the others continue when its connection is lost
-        self._lone = elastic and machine.rank != 0
+        # the run can lose it: the others continue when its connection is lost. Node 0 coordinates
+        # it, unless another machine has taken over.
+        self._lone = elastic and (machine.rank != 0 or joins)
         where = f"{place.master_addr} {place.master_port}"
         variables = {VARIABLE: f"{machine.rank} {place.nnodes} {where}"}
         variables |= {JOINS: "1"} if joins else {}

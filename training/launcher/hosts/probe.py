@@ -80,46 +80,64 @@ def look(found: list[Machine], ssh_args: str, environ: Mapping[str, str]) -> Non
         fix = "sudo apt-get install openssh-client"
         remote[0].problems.append(Problem("hosts.no_ssh", text, "", [fix], "hosts"))
         return
-    script, started = _script(environ).encode(), []
+    script, started = _script(environ).encode(), list[_Started]()
     end = time.monotonic() + LIMIT_S
     try:
         for one in remote:
-            process = subprocess.Popen(
-                ssh.command(one.name, ssh_args, "exec sh -s"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # no terminal to ask for a password
-            )
-            started.append((one, process))
-            assert process.stdin
-            with contextlib.suppress(BrokenPipeError):  # ssh has failed: _finish reports it
-                process.stdin.write(script)
-                process.stdin.close()
-            process.stdin = None
-        for one, process in started:
-            _finish(one, process, end, ssh_args)
+            started.append(_Started(one, ssh.command(one.name, ssh_args, "exec sh -s"), script))
+        for each in started:
+            each.finish(end, ssh_args)
     finally:
-        for _, process in started:
-            process.kill()
-            process.wait()
+        for each in started:
+            each.close()
 
 
-def _finish(one: Machine, process: subprocess.Popen[bytes], end: float, ssh_args: str) -> None:
-    try:
-        out, error = process.communicate(timeout=max(0.1, end - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        one.problems.append(ssh.problem(one.name, ssh_args, msg("launcher.hosts.silent")))
-        return
-    if process.returncode == ssh.FAILED:
-        one.problems.append(ssh.problem(one.name, ssh_args, error.decode("utf-8", "replace")))
-        return
-    answers = [
-        line.removeprefix(MARK).strip()
-        for line in out.decode("utf-8", "replace").splitlines()
-        if line.startswith(MARK)
-    ]
-    one.problems += _problems(one, answers, error.decode("utf-8", "replace"), ssh_args)
+class _Started:
+    """The examination of one machine. Its output is in files: a process that ssh leaves behind (a
+    master with ControlPersist, a helper of a ProxyCommand) may keep a pipe open for hours."""
+
+    def __init__(self, one: Machine, command: list[str], script: bytes) -> None:
+        self.one = one
+        self._out, self._error = os.memfd_create("out"), os.memfd_create("error")
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=self._out,
+            stderr=self._error,
+            start_new_session=True,  # no terminal to ask for a password
+        )
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError):  # ssh has failed: finish() reports it
+            self._process.stdin.write(script)
+            self._process.stdin.close()
+
+    def finish(self, end: float, ssh_args: str) -> None:
+        """Adds what it has found to the machine."""
+        one = self.one
+        try:
+            status = self._process.wait(max(0.1, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            one.problems.append(ssh.problem(one.name, ssh_args, msg("launcher.hosts.silent")))
+            return
+        out, error = _text(self._out), _text(self._error)
+        if status == ssh.FAILED:
+            one.problems.append(ssh.problem(one.name, ssh_args, error))
+            return
+        answers = [
+            line.removeprefix(MARK).strip() for line in out.splitlines() if line.startswith(MARK)
+        ]
+        one.problems += _problems(one, answers, error, ssh_args)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._out)
+        os.close(self._error)
+
+
+def _text(file: int) -> str:
+    """All of it, without moving the position at which others may still write."""
+    return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", "replace")
 
 
 def _script(environ: Mapping[str, str]) -> str:

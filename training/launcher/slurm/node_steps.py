@@ -47,7 +47,7 @@ def run(frozen: FrozenJob, environ: Mapping[str, str]) -> int:
     names = job.scontrol("show", "hostnames", environ["SLURM_JOB_NODELIST"])[1].split()
     address = slurm_env.first_node(environ)
     port = slurm_env.port(environ)
-    with socket.create_server(("", 0), backlog=BACKLOG) as alive:
+    with listener() as alive:
 
         def start(rank: int, joins: bool) -> subprocess.Popen[bytes]:
             place = [f"--nnodes={len(names)}", f"--node_rank={rank}", f"--master_addr={address}"]
@@ -70,6 +70,13 @@ def run(frozen: FrozenJob, environ: Mapping[str, str]) -> int:
             again=elastic["rejoin"],
         )
         return steps.run(alive)
+
+
+def listener() -> socket.socket:
+    """At a free port of all addresses: the first node's may be one of IPv6."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", 0), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 
 class NodeSteps:
@@ -192,17 +199,25 @@ def other_node(
     environ: Mapping[str, str],
 ) -> int:
     """On a node other than the `first`: its launcher. If the batch script is lost, which listens at
-    `address`, the job is requeued as soon as SLURM has noticed that its node failed."""
+    `address`, the job is requeued as soon as SLURM has noticed that its node failed. A SIGTERM
+    after the end of the launcher is from the batch script, where a firewall closes its port."""
     for signum in process.STOP_SIGNALS:  # SLURM signals the launcher too
         signal.signal(signum, lambda *_: None)
     status = subprocess.call(launch)
     number = environ["SLURM_JOB_ID"]
-    while not _answers(address) and job.state_of(number)[0] in (job.RUNNING, job.UNKNOWN):
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda signum, _: told.append(signum))
+    while not told and _may_be_lost(address, number):
         left = nodes_of(number)
         if left and first not in left and left[0] == environ["SLURMD_NODENAME"]:
             _end_job(frozen.run, number)
         time.sleep(LOOK_S)
     return 128 - status if status < 0 else status
+
+
+def _may_be_lost(address: tuple[str, int], number: str) -> bool:
+    """Has the running job perhaps no batch script?"""
+    return not _answers(address) and job.state_of(number)[0] in (job.RUNNING, job.UNKNOWN)
 
 
 def _answers(address: tuple[str, int]) -> bool:

@@ -267,7 +267,8 @@ def port(wanted: int) -> tuple[int, Check | None]:
         return wanted, None
     owner, other = ports.owner(wanted), ports.next_free(wanted)
     if other is None:
-        text = msg("plan.port.all_taken", wanted=wanted, owner=owner, tries=ports.TRIES - 1)
+        tries = len(ports.following(wanted)) - 1
+        text = msg("plan.port.all_taken", wanted=wanted, owner=owner, tries=tries)
         return wanted, Check("port", ERROR, text, [msg("plan.port.omit")])
     return other, Check(
         "port", WARNING, msg("plan.port.taken", wanted=wanted, owner=owner, other=other)
