@@ -318,10 +318,11 @@ def events(run: Run) -> Html | None:
         msg("monitor.report.column.event"),
         msg("monitor.report.events.what"),
     )
-    count = units.plural(len(everything), "event")
+    total = len(everything) + run.left_out.total()
+    count = units.plural(total, "event")
     title = (
         msg("monitor.report.events.all_last", count=count, shown=EVENTS)
-        if len(everything) > EVENTS
+        if total > EVENTS
         else msg("monitor.report.events.all", count=count)
     )
     parts = [
