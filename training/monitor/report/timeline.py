@@ -320,7 +320,7 @@ def describe(event: Record) -> str:
             "sequences": msg("monitor.report.events.sequences"),
             "samples": msg("monitor.report.events.samples"),
         }
-        unit = event.get("pieces", "sequences")
+        unit = text(event.get("pieces")) or "sequences"
         return msg(
             "monitor.report.events.shards",
             epoch=event.get("epoch"),
