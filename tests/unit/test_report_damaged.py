@@ -26,6 +26,8 @@ def made(tmp_path: Path) -> Made:
     """A failed run of two starts, with a value in every field that a report reads."""
     made = planned(
         tmp_path / "experiments" / "quick",
+        config={"depth": 3},
+        origins={"depth": "default"},
         gpus=[{"name": "H200", "index": 0, "total_bytes": 141 << 30}],
         device={"value": "cuda", "reason": "as asked"},
         device_batch_size={"value": 8, "reason": "fits"},
