@@ -21,7 +21,7 @@ from tests.unit.trained_runs import checkpoint, flip_a_bit, gpt, made, stored
 from training import tasks
 from training.cli import export
 from training.core import rundir
-from training.core.errors import UserError
+from training.core.errors import Exit, UserError
 from training.data import bpe, hugging_face, tokenizer
 from training.data.tokenizer_base import Bytes, Tokenizer
 from training.tasks import export as writer
@@ -169,7 +169,13 @@ def test_bad_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert export.parse([run, f"--out={tmp_path / 'link'}"]).out == tmp_path / "empty"
     assert codes(run, f"--out={tmp_path / 'tiny/plan.json'}") == ["output.not_empty"]
     monkeypatch.setattr(export.safetensors_file.packages, "lacking", list)
-    assert codes(run, f"--out={tmp_path / 'new'}") == ["package.missing"]
+    with pytest.raises(UserError) as caught:
+        export.parse([run, f"--out={tmp_path / 'new'}"])
+    assert [problem.code for problem in caught.value.problems] == ["package.missing"]
+    assert caught.value.code == Exit.RESOURCES
+    with pytest.raises(UserError) as caught:
+        export.parse([run, "--out=/"])
+    assert caught.value.code == Exit.CONFIG, "another folder is needed first"
     assert export.parse([run, f"--out={tmp_path / 'new'}", "--format=torch"]).form == "torch"
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from training.monitor.report import (
     run,
     run_charts,
     run_page,
+    sections,
     timeline,
 )
 
@@ -193,6 +195,47 @@ def test_killed_start_leaves_a_pause_but_a_restart_does_not(resumed: Made) -> No
         restarts.pauses([{"time": when, "event": kind} for when, kind in at], [2.0, 59.0], 0.5)
         == []
     )
+
+
+def test_many_checkpoints_hide_no_start_and_no_failure(tmp_path: Path) -> None:
+    """Three starts two pauses apart; the second one was killed, so its last checkpoint is its
+    end."""
+    made = planned(tmp_path / "experiments" / "long")
+    day, events = 86400.0, []
+
+    def add(kind: str, after_s: float, /, **facts: Any) -> None:
+        events.append({"time": made.at + after_s, "event": kind, **facts})
+
+    add("start", 1 - 2 * day, step=0, world_size=2)
+    add("failure", 8 - 2 * day, cause="hang", rank=0, text="no step for 5 s")
+    add("restart", 9 - 2 * day, attempt=2, seconds_lost=1.0, text="restarted from step 0")
+    add("start", 12 - 2 * day, step=0, world_size=2)
+    add("end", 20 - 2 * day, step=10, exit_code=75)
+    add("resume", 1 - day, step=10)
+    add("start", 2 - day, step=10, world_size=2)
+    add("checkpoint", 9 - day, step=20, path="x")
+    add("checkpoint", 12 - day, step=30, path="x")
+    add("resume", 1.0, step=30)
+    add("start", 2.0, step=30, world_size=2)
+    before = len(events)
+    for number in range(7000):
+        add("checkpoint", 2 + number / 100, step=31 + number, path="x")
+    made.run.events.write_text("".join(json.dumps(one) + "\n" for one in events))
+
+    seen = run.read_run(made.run)
+    assert seen.starts == 4 and seen.begun == pytest.approx(made.at + 1 - 2 * day)
+    assert [pytest.approx((since - made.at, until - made.at)) for since, until in seen.pauses] == [
+        (20 - 2 * day, 1 - day),
+        (12 - day, 0.0),
+    ]
+    times = [one["time"] for one in seen.events]
+    assert times == sorted(times) and len(times) < before + restarts.MOST_OTHERS
+    assert len(seen.events) + seen.left_out.total() == len(events)
+    chart = timeline.timeline_chart(seen)
+    assert chart and {"failures", "restarts", "pauses", "start 4"} <= {*chart.columns["lane"]}
+    assert f"{7000 + 2 + 2 + 2 - timeline.MARKS} earlier events are not shown" in chart.note
+    text = read(str(sections.events(seen))).text
+    assert "no step for 5 s" in text and "all 7011 events, the last 400 shown" in text
 
 
 def test_failed_step_is_on_the_loss_curve(whole: Made) -> None:

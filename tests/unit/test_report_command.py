@@ -138,7 +138,7 @@ def test_unwritable_page(root: Path, on_small_disk: Callable[..., object]) -> No
         "--out=page.html",
         options="size=64k",
     )
-    assert done.returncode == Exit.CONFIG  # type: ignore[attr-defined]
+    assert done.returncode == Exit.RESOURCES  # type: ignore[attr-defined]
     assert "page.html" in done.stderr and "No space left on device" in done.stderr  # type: ignore[attr-defined]
 
 

@@ -156,6 +156,13 @@ def test_bad_input_is_answered_at_once(tmp_path: Path) -> None:
     assert codes == ["runs.filter"] * 4 + ["flag.value", "runs.no_folder"]
     assert "loss<3" in error.value.problems[0].fixes[0]
     assert "--sort=depth" in error.value.problems[4].fixes[0]
+    for compare in ("<", "<=", ">", ">="):
+        with pytest.raises(UserError) as error:
+            runs.options([f"--filter=matrix_lr{compare}abc"], tmp_path)
+        (problem,) = error.value.problems
+        assert f"'abc' in the filter 'matrix_lr{compare}abc' cannot be compared" == problem.what
+        assert problem.allowed == "a number"
+    runs.options(["--filter=matrix_lr=auto,matrix_lr!=abc,depth<1e3"], tmp_path)
 
 
 def test_no_runs_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

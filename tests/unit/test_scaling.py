@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.unit.conftest import python
 from training.cli.scaling import __main__ as command
-from training.cli.scaling import options, render
+from training.cli.scaling import measure, options, render
 from training.cli.scaling.experiment import Experiment, prepare
 from training.config import flags
 from training.core.errors import Exit, UserError
@@ -279,6 +280,27 @@ def test_a_flag_is_taken_out_however_it_was_typed(
     args: list[str], name: str, left: list[str]
 ) -> None:
     assert flags.without(args, name) == left
+
+
+@pytest.mark.parametrize("number", measure.STOP_SIGNALS)
+def test_an_ignored_signal_stays_ignored(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nohup ignores SIGHUP, a background job of a script SIGINT; any other stops the check."""
+
+    def interrupted(*_: object) -> int:
+        signal.raise_signal(number)
+        return 0
+
+    monkeypatch.setattr(command, "prepare", lambda *_: None)
+    monkeypatch.setattr(command, "_measure", interrupted)
+    before = {one: signal.getsignal(one) for one in measure.STOP_SIGNALS}
+    try:
+        signal.signal(number, signal.SIG_IGN)
+        assert command.main([]) == 0
+        signal.signal(number, signal.SIG_DFL)
+        assert command.main([]) == 128 + number
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def test_help_works_without_torch() -> None:

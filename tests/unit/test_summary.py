@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ import pytest
 from tests.unit.conftest import ENHANCED, LAUNCH, SIMPLE, TRAIN, Shell
 from training.config.schema import FIELDS, Config, shared
 from training.core import metric_units
+from training.core.errors import Exit
 from training.core.next_command import next_command
 from training.core.rundir import RunDir, write_json
+from training.trainer import finish
 from training.trainer.summary import longer, render
 
 FACTS = {
@@ -333,3 +336,21 @@ def test_folders_that_the_user_named_are_kept(tmp_path: Path, home: Path, shell:
     assert found.resume_from is not None
     assert found.resume_from.path == run.path
     assert (found.logs, found.config.num_iterations) == (home / "my logs", 9)
+
+
+def test_a_training_without_a_recorded_step_has_a_summary(run: RunDir) -> None:
+    """A complete run whose metrics.jsonl was deleted, and that is resumed."""
+    session: Any = SimpleNamespace(
+        run=run,
+        task=SimpleNamespace(unit="tokens"),
+        position=SimpleNamespace(step=400),
+        parameters=450_000,
+        loss_scale=None,
+    )
+    recorder: Any = SimpleNamespace(flush=lambda: None)
+    position: Any = SimpleNamespace(step=400, tokens=1_638_400)
+    known: Any = plan() | {"launch": "ab", "created": 0.0}
+    finish.write_summary(session, known, recorder, position, Exit.PREEMPTED, 0.0)
+    text = render(run, known)
+    assert "0.45 M parameters" in text
+    assert "nan" not in text and "--resume" in text

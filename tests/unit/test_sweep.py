@@ -294,10 +294,26 @@ def test_bad_resumes(words: list[str], code: str, tmp_path: Path) -> None:
     found = [problem.code for problem in chosen.problems]
     if not found:
         with pytest.raises(UserError) as raised:
-            sweep_dir.find(chosen.resume or chosen.show, tmp_path, "")
+            sweep_dir.find(chosen.resume or chosen.show, tmp_path, str)
         found = [problem.code for problem in raised.value.problems]
     assert found == [code]
     assert command.main([*words, f"--out_dir={tmp_path}"]) == Exit.CONFIG
+
+
+def test_suggestions_keep_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "my runs"
+    sweep = prepared(folder, "--depth=1,2")
+    sweep.folder.create(sweep.record)
+    name = sweep.folder.name
+    for words, fix in (
+        ([f"--show={name}x"], f"--show={name}"),
+        ([f"--resume={name}x"], f"--resume={name}"),
+        ([f"--show={name}", "--depth=1,2"], f"--show={name}"),
+    ):
+        assert command.main([*words, f"--out_dir={folder}"]) == Exit.CONFIG
+        assert f"./duet sweep {fix} '--out_dir={folder}'\n" in capsys.readouterr().err
+    (in_default,) = options.parse([f"--show={name}", "--depth=1,2"]).problems
+    assert in_default.fixes == [f"./duet sweep --show={name}"]
 
 
 def test_evaluations_are_ranked_before_training_losses() -> None:

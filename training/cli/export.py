@@ -94,7 +94,8 @@ def parse(argv: list[str]) -> ExportOptions:
     elif values["out"]:
         problems += _not_writable(out)
     if problems:
-        raise UserError(problems)
+        lacks = all(problem.code == "package.missing" for problem in problems)
+        raise UserError(problems, Exit.RESOURCES if lacks else Exit.CONFIG)
     return ExportOptions(found, out, form, "quiet" in values)
 
 

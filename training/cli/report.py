@@ -54,7 +54,8 @@ def _main(argv: list[str]) -> int:
                     what,
                     msg("config.saved.writable_file"),
                     [f"{options.COMMAND} … --out=FILE"],
-                )
+                ),
+                Exit.RESOURCES,
             ) from None
     except UserError as error:
         log.report(error, closing=msg("cli.report.not_written"))

@@ -88,8 +88,11 @@ def display(facts: Mapping[str, Any]) -> tuple[float, str | None]:
     """(factor, unit) for displaying a loss: bits per byte if the bytes per token are known, so that
     it compares with evaluations; otherwise the recorded unit. `facts`: a summary, or `training` of
     a state."""
-    if (density := number(facts.get("bytes_per_token"))) and counted(facts) == TOKENS:
-        return bits_per_byte(density), BITS
+    density = number(facts.get("bytes_per_token"))
+    if density and density > 0 and counted(facts) == TOKENS:
+        factor = bits_per_byte(density)
+        if 0 < factor < math.inf:  # else the record is damaged
+            return factor, BITS
     return 1.0, facts["loss_unit"] if "loss_unit" in facts else loss_unit(facts)
 
 

@@ -33,7 +33,9 @@ def plan_file(run: rundir.RunDir) -> Path:
     plan = rundir.read_json(run.plan) if os.path.exists(run.plan_before) else None
     if plan is None:
         return run.plan
-    created = float(plan.get("created", 0.0))
+    created = number(plan.get("created", 0.0))
+    if created is None:  # damaged
+        return run.plan
     lives = stepped_since(run, created) or _may_live(run, plan, created)
     return run.plan if lives else run.plan_before
 
@@ -75,7 +77,7 @@ def supervisor_of(run: rundir.RunDir, plan: Record) -> Record:
 
 
 def lives(supervisor: SupervisorRecord) -> bool:
-    return runs_here(supervisor, float(supervisor.get("started", 0.0)))
+    return runs_here(supervisor, number(supervisor.get("started")) or 0.0)
 
 
 def identity(pid: int) -> StarterRecord:

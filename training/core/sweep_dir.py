@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from training.core import rundir
 from training.core.errors import Problem, UserError
-from training.core.find_run import path_of
+from training.core.find_run import EXPERIMENTS, path_of
 from training.core.jsonl import dig, items, text, whole
 from training.core.messages import msg
+from training.core.project import WORK
 from training.core.suggest import suggest
 
 if TYPE_CHECKING:
@@ -85,9 +87,19 @@ def at(wanted: str, experiments: Path) -> SweepDir:
     return SweepDir(experiments, wanted)
 
 
-def find(wanted: str, experiments: Path, command: str) -> tuple[SweepDir, SweepRecord]:
-    """The sweep named `wanted`, or at this path. `command`: up to the name, for suggestions. Raises
-    UserError."""
+def command(option: str, name: str, experiments: Path) -> str:
+    """./duet sweep --show=NAME or --resume=NAME for a sweep in `experiments`."""
+    words = [f"--{option}={name}"]
+    if experiments != WORK / EXPERIMENTS:
+        words.append(f"--out_dir={experiments}")
+    return f"{COMMAND} {shlex.join(words)}"
+
+
+def find(
+    wanted: str, experiments: Path, again: Callable[[str], str]
+) -> tuple[SweepDir, SweepRecord]:
+    """The sweep named `wanted`, or at this path. `again`: the command with another name, for
+    suggestions. Raises UserError."""
     folder = at(wanted, experiments)
     record = read(folder)
     if record is not None:
@@ -102,6 +114,6 @@ def find(wanted: str, experiments: Path, command: str) -> tuple[SweepDir, SweepR
             "sweep.missing",
             msg("core.sweep.missing", wanted=wanted, folder=experiments / SWEEPS),
             ", ".join(there[:6]),
-            [command + shlex.quote(name) for name in near],
+            list(map(again, near)),
         )
     )

@@ -100,7 +100,7 @@ def write_summary(
         "loss_begin": begin,
         "loss_end": end,
         "bytes_per_token": (run_reader.read_data(session.run.data) or {}).get("bytes_per_token"),
-        "step_ms": statistics.median(r["step_ms"] for r in recent),
+        "step_ms": statistics.median(r["step_ms"] for r in recent) if recent else math.nan,
         "mfu": statistics.median(known)
         if (known := [r["mfu"] for r in recent if r.get("mfu") is not None])
         else None,
@@ -114,11 +114,9 @@ def write_summary(
     if session.loss_scale:
         summary["skipped_steps"] = session.loss_scale.skipped
     speed = f"{unit}{metric_units.PER_S}"
-    named: Figures = {
-        unit: position.tokens,
-        **scores(evals),
-        speed: statistics.median(r[speed] for r in recent),
-    }
+    named: Figures = {unit: position.tokens, **scores(evals)}
+    if recent:  # not after a resume that had nothing to train and lacks the earlier metrics.jsonl
+        named[speed] = statistics.median(r[speed] for r in recent)
     summary = cast("SummaryRecord", {**summary, **named})
     rundir.write_json(session.run.summary, summary)
     session.run.forget_before(plan, session.run.summary)

@@ -3,6 +3,7 @@ one, by rank 0."""
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import TYPE_CHECKING
 
@@ -28,9 +29,12 @@ def render(run: rundir.RunDir, plan: Plan) -> str:
     lines = [
         msg("trainer.summary.model", model=_model(plan), millions=units.millions(s["parameters"])),
         msg("trainer.summary.trained", trained=trained(s, plan)),
-        msg("trainer.summary.loss", learnt=learnt(s)),
-        msg("trainer.summary.speed", rate=_rate(s), step_ms=s["step_ms"], use=_use(s)),
     ]
+    if math.isfinite(s["step_ms"]):  # else no step is recorded
+        lines += [
+            msg("trainer.summary.loss", learnt=learnt(s)),
+            msg("trainer.summary.speed", rate=_rate(s), step_ms=s["step_ms"], use=_use(s)),
+        ]
     if sample := s.get("sample"):
         body = sample.rstrip().splitlines()[:12]
         lines += [msg("trainer.summary.sample"), *(f"    │ {line[:100]}" for line in body)]

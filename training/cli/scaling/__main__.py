@@ -14,7 +14,7 @@ Usage: ./duet scaling [CONFIG] [--ranks=1,2] [--steps=40] [--rounds=3] [--json]
 
 Exit codes: 0 measured, with any verdict; 2 invalid command line or
 configuration; 3 missing resource; 4, 5 a run failed (its card is shown, its
-folder is kept); 130 Ctrl-C.
+folder is kept); 129, 130, 143 stopped: terminal closed, Ctrl-C, SIGTERM.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class ScalingStopped(BaseException):
 def main(argv: list[str]) -> int:
     """Returns the exit code."""
     for number in measure.STOP_SIGNALS:
-        signal.signal(number, _stop)
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup, a background job of a script
+            signal.signal(number, _stop)
     try:
         chosen = options.parse(argv)
         if chosen.help:

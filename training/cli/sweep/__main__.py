@@ -43,7 +43,6 @@ from training.core import log, sweep_dir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import typed
-from training.core.sweep_dir import COMMAND
 from training.core.units import plural
 from training.host import process, program
 from training.monitor import print_table
@@ -62,7 +61,11 @@ def main(argv: list[str]) -> int:
             raise UserError(chosen.problems)
         experiments = options.experiments(chosen, os.environ)
         if chosen.show:
-            folder, record = sweep_dir.find(chosen.show, experiments, f"{COMMAND} --show=")
+            folder, record = sweep_dir.find(
+                chosen.show,
+                experiments,
+                lambda name: sweep_dir.command("show", name, experiments),
+            )
             results.show(folder, record, ascii_only=chosen.ascii)
             return int(Exit.DONE)
         sweep = (

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.config import flags, resolve
-from training.core import args, find_run
+from training.core import args, find_run, sweep_dir
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.core.project import WORK
@@ -64,7 +65,7 @@ class SweepOptions:
     problems: list[Problem] = field(default_factory=list)
 
 
-def parse(argv: list[str]) -> SweepOptions:
+def parse(argv: list[str], environ: Mapping[str, str] = os.environ) -> SweepOptions:
     """Collects problems instead of raising: they are reported with those of the runs."""
     line = args.parse(argv, FLAGS, COMMAND, lambda word: flags.own_option(word, FLAGS, {}))
     wrong = {problem.field for problem in line.problems}
@@ -72,11 +73,13 @@ def parse(argv: list[str]) -> SweepOptions:
     values["listed"] = values.pop("list", "")
     options = SweepOptions(**values, rest=line.words, problems=line.problems)
     if not options.help:
-        options.problems += _conflicts(options, line.values)
+        options.problems += _conflicts(options, line.values, environ)
     return options
 
 
-def _conflicts(options: SweepOptions, given: Mapping[str, object]) -> list[Problem]:
+def _conflicts(
+    options: SweepOptions, given: Mapping[str, object], environ: Mapping[str, str]
+) -> list[Problem]:
     """--resume and --show name a sweep with runs of its own."""
     flag = next((name for name in ALONE if getattr(options, name)), "")
     if not flag:
@@ -94,7 +97,7 @@ def _conflicts(options: SweepOptions, given: Mapping[str, object]) -> list[Probl
             "sweep.resume_with_grid",
             msg("cli.sweep.resume_with_grid", flag=flag, name=name, typed=", ".join(typed)),
             msg("cli.sweep.resume_allowed", flag=flag),
-            [f"{COMMAND} --{flag}={name}"],
+            [sweep_dir.command(flag, name, experiments(options, environ))],
             flag,
         )
     ]

@@ -298,7 +298,9 @@ def jobs(options: SweepOptions, slots: Sequence[Slot], runs: int) -> list[Slot]:
 
 def resume(options: SweepOptions, environ: Mapping[str, str], experiments: Path) -> Sweep:
     """The sweep of --resume. Raises UserError."""
-    folder, record = sweep_dir.find(options.resume, experiments, f"{COMMAND} --resume=")
+    folder, record = sweep_dir.find(
+        options.resume, experiments, lambda name: sweep_dir.command("resume", name, experiments)
+    )
     machine = gpus.inventory_at_start(environ).gpus if record["device"] == "cuda" else ()
     options = replace(options, gpus_per_run=record["ranks"])
     slots = jobs(options, gpu_slots(machine, record["ranks"]), len(record["runs"]))

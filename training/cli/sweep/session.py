@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -18,13 +17,12 @@ from typing import TYPE_CHECKING
 from training.cli.sweep.board import Board, Event
 from training.cli.sweep.prepare import OWN_VARIABLES, SCRIPT, Sweep
 from training.config import flags
-from training.core import log, run_reader, standing
+from training.core import log, run_reader, standing, sweep_dir
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import EXPERIMENTS
 from training.core.messages import msg
 from training.core.project import ROOT, WORK, typed
 from training.core.rundir import RunDir, read_json
-from training.core.sweep_dir import COMMAND
 from training.host import env_vars, gpus, process
 from training.launcher.fewer_ranks import HARDWARE
 from training.launcher.stop_signals import StopSignals, code
@@ -261,7 +259,5 @@ def _end(running: list[Started]) -> None:
 
 def again(sweep: Sweep) -> str:
     """The command that continues the sweep."""
-    words = [f"--resume={sweep.folder.name}"]
-    if sweep.folder.experiments != WORK / EXPERIMENTS:
-        words.append(f"--out_dir={sweep.folder.experiments}")
-    return typed(f"{COMMAND} {shlex.join(words)}")
+    folder = sweep.folder
+    return typed(sweep_dir.command("resume", folder.name, folder.experiments))

@@ -80,7 +80,7 @@ class SummaryRecord(TypedDict):
     bytes_per_token: float | None
     tokens_per_s: NotRequired[float]  # median, all ranks together
     samples_per_s: NotRequired[float]
-    step_ms: float  # median
+    step_ms: float  # median; NaN without a recorded step
     mfu: float | None  # median, 0 to 1
     memory_bytes: int | None  # maximum over ranks
     skipped_steps: NotRequired[int]  # of fp16

@@ -98,7 +98,9 @@ def _find_runs(
 
 def _find_sweep(options: ReportOptions, word: str, root: Path) -> list[Problem]:
     try:
-        options.sweep = sweep_dir.find(word, root / EXPERIMENTS, f"{COMMAND} ")
+        options.sweep = sweep_dir.find(
+            word, root / EXPERIMENTS, lambda name: f"{COMMAND} {shlex.quote(name)}"
+        )
     except UserError as error:  # its record is damaged
         return error.problems
     return []

@@ -1,9 +1,13 @@
-"""Starts of a run: pauses between them, and the failure of a start without a supervisor."""
+"""Starts of a run: their events, pauses between them, the failure of a start without a
+supervisor."""
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import pairwise
+from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from training.core import rundir
@@ -20,6 +24,32 @@ OVER = ("end", "failure", "given_up", "requeue")
 AT_WORK = (TRAINED, "eval", "checkpoint")
 CONTINUES = (*AT_WORK, "restart")
 BEGINS = (LAUNCHED, "resume", "start")
+OF_STARTS = (*OVER, *BEGINS, "restart")  # few, and the history of a run depends on each
+MOST_OTHERS = 5000  # events of all other kinds
+
+
+def read_events(file: Path) -> tuple[list[Record], Counter[str]]:
+    """Events in the order of the file, and the numbers of those left out, by kind: all of
+    OF_STARTS, the newest of the other kinds, and the last ones before each of OF_STARTS, since a
+    killed start has no end."""
+    kept: dict[int, Record] = {}
+    others: deque[tuple[int, Record]] = deque(maxlen=MOST_OTHERS)
+    seen = Counter[str]()
+    before: tuple[int, Record] | None = None
+    for place, event in enumerate(rundir.read_records(file)):
+        kind = text(event.get("event"))
+        if not kind or not clock(event):
+            continue
+        seen[kind] += 1
+        if kind in OF_STARTS:
+            kept.update([before] if before else [])
+            kept[place], before = event, None
+        else:
+            before = place, event
+            others.append(before)
+    kept.update(others)
+    events = [event for _, event in sorted(kept.items(), key=itemgetter(0))]
+    return events, seen - Counter(event["event"] for event in events)
 
 
 def pauses(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections import deque
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from training.monitor.report.series import Metrics
 if TYPE_CHECKING:
     from training.core.contracts.state import RunState
 
-EVENTS = 5000  # at most, the newest
 PROFILES = 64  # ranks, at most
 PICTURES, PICTURE_BYTES, PICTURES_BYTES = 24, 2 << 20, 8 << 20
 RANK_FILE = re.compile(r"rank(\d+)\.bin")
@@ -51,7 +50,8 @@ class Run:
     failure: Record
     checks: list[Record]
     metrics: Metrics
-    events: list[Record]
+    events: list[Record]  # see training.monitor.report.restarts
+    left_out: Counter[str]  # events that are not in `events`, by kind
     durations: dict[int, dict[str, float]]  # rank → kind of phase → seconds, approximate
     pictures: list[Picture]
     profiles: list[Record]  # profile/rank<r>.json, by rank
@@ -118,14 +118,12 @@ def read_run(folder: rundir.RunDir) -> Run:
     watch = state.RunWatch(folder)
     seen = watch.read(patience_s=0.0)
     plan = masked_values(watch.plan or {})
-    events: deque[Record] = deque(rundir.read_records(folder.events), maxlen=EVENTS)
+    events, left_out = restarts.read_events(folder.events)
     times = [
-        t
-        for t in (number(plan.get("created")), *map(clock, list(events)[:1]))
-        if t and math.isfinite(t)
+        t for t in (number(plan.get("created")), *map(clock, events[:1])) if t and math.isfinite(t)
     ]
     checks = (read_object(folder.preflight) or {}).get("checks")
-    known = [masked_values(e) for e in events if text(e.get("event")) and clock(e)]
+    known = [masked_values(event) for event in events]
     printed = ScriptFigures(folder.ranks).read() if run_status.script_of(plan) else None
     metrics = Metrics(
         folder.metrics, min(times, default=None), records=printed.records() if printed else None
@@ -147,6 +145,7 @@ def read_run(folder: rundir.RunDir) -> Run:
         else [],
         metrics,
         known,
+        left_out,
         _durations(folder.heartbeats),
         _pictures(folder.samples),
         _profiles(folder),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import replace
 from itertools import pairwise
@@ -91,7 +92,8 @@ def losses(run: Run) -> Curve:
     """Loss curve in the unit of `display`."""
     curve, (factor, _) = run.metrics.curves.get("loss", Curve()), display(run)
     points, means = (
-        [(place, value * factor) for place, value in of] for of in (curve.points, curve.means)
+        [(place, value * factor) for place, value in of if math.isfinite(value * factor)]
+        for of in (curve.points, curve.means)
     )
     return replace(curve, points=points, means=means)
 

@@ -6,7 +6,7 @@ import statistics
 
 from training import tasks
 from training.core import metric_units
-from training.core.jsonl import text
+from training.core.jsonl import items, text
 from training.core.messages import msg
 from training.core.units import clock, plural
 from training.monitor.alerts import MEASURED_STEPS, SLOW_RANK
@@ -160,7 +160,7 @@ def _lasted(run: Run, elapsed: float) -> str:
 
 
 def _devices(run: Run) -> str:
-    names = [str(g.get("name")) for g in run.plan.get("gpus") or [] if isinstance(g, dict)]
+    names = [str(g.get("name")) for g in items(run.plan.get("gpus")) if isinstance(g, dict)]
     return ", ".join(sorted(set(names))) or str(run.state["run"]["device"]).upper()
 
 

@@ -221,7 +221,7 @@ def environment(run: Run) -> Html | None:
     if variables:
         lines = [
             [
-                v.get("name"),
+                str(v.get("name")),
                 code(v.get("value")),
                 *({"": v.get(key), "class_": "from"} for key in ("origin", "why")),
             ]
@@ -295,7 +295,7 @@ def checks(run: Run) -> Html | None:
         fixes = (tag("div", code(fix)) for fix in items(check.get("fixes")))
         found = check.get("status")
         status = {"": statuses.get(str(found), found), "class_": found}
-        rows.append([check.get("name"), status, join([check.get("text", ""), *fixes])])
+        rows.append([str(check.get("name")), status, join([check.get("text", ""), *fixes])])
     notes = [n for n in items(run.plan.get("notes")) if isinstance(n, str)]
     return join(
         [
@@ -318,10 +318,11 @@ def events(run: Run) -> Html | None:
         msg("monitor.report.column.event"),
         msg("monitor.report.events.what"),
     )
-    count = units.plural(len(everything), "event")
+    total = len(everything) + run.left_out.total()
+    count = units.plural(total, "event")
     title = (
         msg("monitor.report.events.all_last", count=count, shown=EVENTS)
-        if len(everything) > EVENTS
+        if total > EVENTS
         else msg("monitor.report.events.all", count=count)
     )
     parts = [

@@ -102,7 +102,9 @@ def timeline_chart(run: Run) -> Chart | None:
         )
         for since, until in run.pauses
     ]
-    left = len(marks) - MARKS
+    shown = _newest(marks)
+    older = sum(count for kind, count in run.left_out.items() if kind in moments)
+    left = len(marks) - len(shown) + older
     total = duration(run.since(end))
     notes = [
         msg("monitor.report.timeline.total_without_pauses", total=total)
@@ -111,7 +113,14 @@ def timeline_chart(run: Run) -> Chart | None:
         msg("monitor.report.timeline.events_left_out", left=left) if left > 0 else "",
     ]
     note = chart_types.joined(notes)
-    return _chart(bars, marks[-MARKS:], note, paused=bool(run.pauses))
+    return _chart(bars, shown, note, paused=bool(run.pauses))
+
+
+def _newest(marks: Sequence[TimelineMark]) -> list[TimelineMark]:
+    """MARKS of them in the same order; the oldest checkpoints are left out first."""
+    many = msg("monitor.report.timeline.checkpoints")
+    by_weight = sorted(range(len(marks)), key=lambda i: marks[i].lane != many)
+    return [marks[i] for i in sorted(by_weight[-MARKS:])]
 
 
 def _bars(run: Run, begun: float, end: float) -> list[TimelineBar]:
@@ -311,7 +320,7 @@ def describe(event: Record) -> str:
             "sequences": msg("monitor.report.events.sequences"),
             "samples": msg("monitor.report.events.samples"),
         }
-        unit = event.get("pieces", "sequences")
+        unit = text(event.get("pieces")) or "sequences"
         return msg(
             "monitor.report.events.shards",
             epoch=event.get("epoch"),

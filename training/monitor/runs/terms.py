@@ -114,7 +114,8 @@ def _wrong(term: Term, text: str, again: str, options: Options) -> list[Problem]
     if key in WORDS and compare not in _TEXT:
         what = msg("monitor.runs.no_order", key=key, text=text)
         return [Problem("runs.filter", what, "=, !=", [f"{again} --filter='{key}={value}'"])]
-    if key in COLUMNS and key not in WORDS and number(value, key) is None:
+    is_number = key in COLUMNS and key not in WORDS
+    if (is_number or compare not in _TEXT) and number(value, key) is None:
         what = msg("monitor.runs.no_number", value=value, text=text)
         allowed = {
             "age": msg("monitor.runs.duration"),
