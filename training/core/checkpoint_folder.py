@@ -3,6 +3,7 @@ killed. Without torch, since the launcher copies checkpoints too."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
@@ -53,8 +54,6 @@ def _aside(path: Path) -> Path:
 def _exchange(one: Path, other: Path) -> bool:
     """Exchange the names of two folders at once; False where the file system or the C library
     cannot (renameat2, Linux 3.15 and glibc 2.28)."""
-    import ctypes
-
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     names = os.fsencode(one), os.fsencode(other)
     return bool(rename and rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0)

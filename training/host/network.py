@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+from training.host.placement import LOOPBACK
+
 # Listening addresses: all of this machine. BOTH, which includes IPv6, only where it is needed: an
 # IPv4 address has another form there.
 ALL = IPV4, BOTH = "", "::"
@@ -43,6 +45,11 @@ def own_address(name: str) -> str:
         return address
     known = [address] if address else [one for one in own if not _is_loopback(one)]
     return BOTH if known and all(":" in one for one in known) else IPV4
+
+
+def from_here(listening: str) -> str:
+    """Where processes of this machine reach a socket with this listening address."""
+    return LOOPBACK if listening in ALL else listening
 
 
 def _is_loopback(address: str) -> bool:

@@ -27,6 +27,11 @@ def following(wanted: int) -> range:
     return range(wanted, min(wanted + TRIES, LAST + 1))
 
 
+def beside(port: int) -> int:
+    """The first of TRIES other ports: the next, or those before the last one."""
+    return port + 1 if port < LAST else port - TRIES
+
+
 def next_free(wanted: int) -> int | None:
     """The first free port of those, or None."""
     return next((p for p in following(wanted) if is_free(p)), None)

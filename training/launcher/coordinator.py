@@ -18,7 +18,6 @@ from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
 from training.host import network, ports
 from training.host.gpus import one_line
-from training.host.placement import LOOPBACK
 from training.launcher import admission, leadership, local_ranks, seats, stop_signals
 from training.launcher.admission import PROTOCOL
 from training.launcher.invitation import CONTINUED, Invitations
@@ -88,11 +87,6 @@ class Coordinator(PeerLink):
         store = local_ranks.listen(self._bound, self.port, 8 * self.place.nnodes)
         self.port = store.getsockname()[1]
         return store
-
-    @property
-    def _own_address(self) -> str:
-        """At which the ranks of this machine reach the socket."""
-        return LOOPBACK if self._bound in network.ALL else self._bound
 
     @property
     def store(self) -> socket.socket:
@@ -346,7 +340,7 @@ class Coordinator(PeerLink):
         self._begun, self.confirmed = True, {self._own, *self._expected}
         self.send_all({"go": port, "machines": self.machines})
         own = None if store.fileno() < 0 else store
-        return local_ranks.of_node(self.plan, self._own_address, port, own)
+        return local_ranks.of_node(self.plan, network.from_here(self._bound), port, own)
 
     def _unready(self, node: int, waiting: Waiting) -> LostPeer | None:
         """A supervisor that is frozen between two starts, although its kernel answers."""
@@ -358,12 +352,10 @@ class Coordinator(PeerLink):
         return LostPeer(node, SILENT, PEER_DIED, text)
 
     def _store_of_ranks(self) -> socket.socket:
-        """The socket at which the ranks meet: the same port, unless machines may join at it. Then
-        it is one of the next, or of those before the last port."""
+        """The socket at which the ranks meet: the same port, unless machines may join at it."""
         if not self._elastic:
             return self.store
-        following = self.port + 1 if self.port < ports.LAST else self.port - ports.TRIES
-        return local_ranks.listen(self._bound, following, 8 * self.place.nnodes)
+        return local_ranks.listen(self._bound, ports.beside(self.port), 8 * self.place.nnodes)
 
     def other_disks(self) -> bool:
         """Whether a connected machine could continue the run on a disk of its own."""
