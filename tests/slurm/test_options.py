@@ -58,6 +58,21 @@ def test_more_options_for_sbatch() -> None:
     assert options.nodes(line, SCRIPT) == 3
 
 
+def test_options_of_sbatch_without_a_value_or_with_an_optional_one() -> None:
+    line = options.split(["--nice", "c.py", "--exclusive", "--nice=100", "--no-kill=off"])
+    assert line.sbatch == ["--nice", "--exclusive", "--nice=100", "--no-kill=off"]
+    assert (line.training, line.problems) == (["c.py"], [])
+
+
+def test_options_to_paste_are_accepted_again() -> None:
+    typed = ["--sbatch=--wait --mem=1G --comment='a b' --wckey='c d' --nice", "--nodes=2"]
+    line = options.split([*typed, "--ranks_per_node=2"])
+    again = options.split(line.typed)
+    assert line.typed[-2:] == ["--sbatch=--wait '--wckey=c d'", "--ranks_per_node=2"]
+    assert (sorted(again.sbatch), again.ranks) == (sorted(line.sbatch), 2)
+    assert not again.problems and not again.training
+
+
 @each(
     ("word", "what"),
     [

@@ -46,7 +46,6 @@ VALUED = (
         "begin",
         "comment",
         "licenses",
-        "nice",
     ),
     *("job-name", "output", "mail-type", "mail-user", "switches", "signal"),
 )
@@ -69,7 +68,8 @@ SHORT |= {
     "-H": "hold",
 }
 BARE_LETTERS = ("-H",)
-BARE = ("exclusive", "requeue", "no-requeue", "hold", "no-kill")
+# Without a value; sbatch takes an optional one only with =, such as --nice=100.
+BARE = ("exclusive", "requeue", "no-requeue", "hold", "no-kill", "nice")
 _TASKS = msg("launcher.slurm.options.tasks", ranks=RANKS)
 _WAY = msg("launcher.slurm.options.nodes")
 # Options that contradict the one task on each node that starts its ranks.
@@ -112,7 +112,16 @@ class SplitArgs:
     @property
     def typed(self) -> list[str]:
         """Arguments before those of the training, for a command to paste."""
-        return [*self.sbatch, *([f"--ranks_per_node={self.ranks}"] if self.ranks else [])]
+        known = [word for word in self.sbatch if _is_known(word)]
+        if others := [word for word in self.sbatch if not _is_known(word)]:
+            known.append(f"--{MORE}={shlex.join(others)}")
+        return [*known, *([f"--ranks_per_node={self.ranks}"] if self.ranks else [])]
+
+
+def _is_known(word: str) -> bool:
+    """Does `split` accept this option of sbatch without --sbatch?"""
+    name, equals, _ = word.removeprefix("--").partition("=")
+    return name in BARE or (name in VALUED and bool(equals))
 
 
 def split(args: list[str]) -> SplitArgs:
