@@ -26,7 +26,7 @@
 # shellcheck disable=SC2128,SC3028 # the first element is intended; sh parses this line too, then lib/init.sh starts bash
 home=$(dirname -- "$(readlink -f -- "${BASH_SOURCE:-$0}")")
 if test ! -f "$home/lib/slurm.sh"; then # SLURM runs a copy of this file; the job knows its source
-  command=$( (scontrol show job "${SLURM_JOB_ID:?}" 2>/dev/null || echo "Command=$0 $*") | sed -n 's/^ *Command=//p')
+  command=$( (env -u SLURM_CLUSTERS scontrol show job "${SLURM_JOB_ID:?}" 2>/dev/null || echo "Command=$0 $*") | sed -n '/^ *Command=/{s///p;q;}')
   home=$(dirname -- "$(readlink -f -- "${command%" $*"}")")
   test -f "$home/lib/slurm.sh" || home=${SLURM_SUBMIT_DIR:-$PWD}
 fi

@@ -68,7 +68,7 @@ unset DUET_WORDS
 
 # Exit codes of the shell part; the full list is class Exit in training/core/errors.py.
 # shellcheck disable=SC2034 # used by the parts below
-readonly EXIT_CONFIG=2 EXIT_RESOURCES=3
+readonly EXIT_CONFIG=2 EXIT_RESOURCES=3 EXIT_PREEMPTED=75
 
 # shellcheck source=lib/log.sh
 source "$DUET_ROOT/lib/log.sh"

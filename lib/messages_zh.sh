@@ -3,6 +3,8 @@
 
 # shellcheck disable=SC2034 # read in lib/messages.sh
 declare -gA MESSAGES_ZH=(
+  ["batch.frozen"]='%s 是某个作业的冻结代码，只能在作业中运行（建议：在项目中运行 ./submit_job.sh --resume=…）'
+  ["batch.no_environment"]='节点 %s 上没有这个作业的环境：%s（退出码 %d）'
   ["environment.creating"]='正在用 %s 创建环境 .venv（仅此一次）'
   ["environment.recreating"]='正在用 %s 重新创建环境 .venv：原环境已损坏，或来自另一个 requirements.lock（仅此一次）'
   ["python.active_lacks"]='已激活的环境 %s 有 torch，但缺少必需的包：%s'
@@ -10,8 +12,7 @@ declare -gA MESSAGES_ZH=(
   ["python.broken_or_old"]='它的 Python 无法运行或版本太旧'
   ["python.installed_lacks"]='已安装的 Duet 的环境（%s）缺少：%s'
   ["python.missing"]='PATH 中没有 Python 3.10 或更新版本（建议：apt-get install python3 python3-venv）'
-  ["slurm.frozen"]='%s 是某个作业的冻结代码，只能在作业中运行（建议：在项目中运行 ./submit_job.sh --resume=…）'
-  ["slurm.no_environment"]='节点 %s 上没有这个作业的环境：%s（退出码 %d）'
+  ["slurm.no_job"]='sbatch 没有提交作业，见上方它的输出'
   ["slurm.refused"]='sbatch 拒绝了这个作业，原因见上方它的输出；没有提交任何作业（退出码 %d）'
   ["torch_local.unusable"]="TORCH_LOCAL_PATH 为 '%s'（环境变量）：%s"
   ["torch_local.used"]='使用 TORCH_LOCAL_PATH=%s 中的 PyTorch（PYTHONPATH、LD_LIBRARY_PATH）'

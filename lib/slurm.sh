@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# submit_job.sh on a login node (check, freeze, submit) and as the batch script of a job (train, then handle the exit status).
-
-SLURM_STOPPED=0 # 1 once SLURM has sent SIGTERM to the batch script
+# submit_job.sh on a login node: check, freeze, submit; and at the first start of a job of plain sbatch: freeze.
 
 # Dispatch by the role of this script: job with frozen code, job to freeze, or submission. Usage: slurm::main ARGS…
 slurm::main() {
   if [[ -f $DUET_ROOT.json ]]; then # beside frozen code
-    slurm::train
+    # shellcheck source=lib/batch.sh
+    source "$DUET_ROOT/lib/batch.sh"
+    batch::train
   elif [[ -n ${SLURM_JOB_ID-} && ! $0 -ef $DUET_ROOT/submit_job.sh ]]; then # the copy that SLURM runs
     slurm::freeze "$@"
   else
@@ -16,7 +16,7 @@ slurm::main() {
 
 # On a login node. Prints the job id. Usage: slurm::submit ARGS…
 slurm::submit() {
-  local code job name
+  local answers code job='' line name sbatch status=0
   local -a submission
   slurm::_environment "$@" || return
   code=$(slurm::_ask submit "$@") || return
@@ -25,17 +25,29 @@ slurm::submit() {
     return 0
   fi
   for name in "${!SLURM_@}"; do # of an enclosing allocation: they would limit the job
-    [[ $name == SLURM_CONF ]] || unset "$name"
+    [[ $name =~ ^SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT)$ ]] || unset "$name"
   done
   mapfile -d '' -t submission <"$code.argv"
-  job=$("${submission[@]}") || {
+  # What it prints decides: with --wait its status is that of the job, at its end.
+  exec {answers}< <(exec "${submission[@]}")
+  sbatch=$!
+  while IFS= read -r line; do
+    if [[ -z $job && $line =~ ^[0-9]+(\;.*)?$ ]]; then # 'number;cluster'
+      job=${line%%;*}
+      printf '%s\n' "$job"
+      slurm::_ask submitted "$code" "$line"
+    else
+      printf '%s\n' "$line" >&2
+    fi
+  done <&"$answers"
+  wait "$sbatch" || status=$?
+  [[ -z $job ]] || return "$status"
+  slurm::_ask withdraw "$code"
+  if ((status)); then
     messages::error slurm.refused 'sbatch refused the job, see its message above; nothing was submitted (exit %d)' "$EXIT_RESOURCES"
-    slurm::_ask withdraw "$code"
     return "$EXIT_RESOURCES"
-  }
-  job=${job%%;*} # 'number;cluster'
-  slurm::_ask submitted "$code" "$job"
-  printf '%s\n' "$job"
+  fi
+  messages::info slurm.no_job 'sbatch has submitted no job, see its output above' # --test-only, --version
 }
 
 # In a job of plain sbatch: freeze the code at its first start, then run the frozen copy. Usage: slurm::freeze ARGS…
@@ -54,30 +66,6 @@ slurm::freeze() {
     ln -sfn -- "$code" "$known"
   fi
   exec "$code/submit_job.sh"
-}
-
-# In a job, from frozen code: run the step and handle its end. The exit status is the job's.
-slurm::train() {
-  local status=0
-  local -a step
-  [[ -n ${SLURM_JOB_ID-} ]] || {
-    messages::error slurm.frozen '%s is the frozen code of a job and runs in jobs only (try: ./submit_job.sh --resume=… in the project)' \
-      "$DUET_ROOT"
-    return "$EXIT_CONFIG"
-  }
-  run::export "$DUET_ROOT.env"
-  PYTHON=$VIRTUAL_ENV/bin/python
-  [[ -x $PYTHON ]] || {
-    messages::error slurm.no_environment 'the environment of this job is not on node %s: %s (exit %d)' \
-      "${SLURMD_NODENAME-}" "$VIRTUAL_ENV" "$EXIT_RESOURCES"
-    return "$EXIT_RESOURCES"
-  }
-  # SLURM signals the ranks itself; this script waits for them.
-  trap 'SLURM_STOPPED=1' TERM
-  slurm::_ask begin "$DUET_ROOT" || return
-  mapfile -d '' -t step <"$DUET_ROOT.step"
-  "${step[@]}" || status=$?
-  slurm::_ask end "$DUET_ROOT" "$status" "$SLURM_STOPPED"
 }
 
 # Sets PYTHON; reports what needs no packages before installing them.

@@ -123,6 +123,30 @@ def test_the_signal_before_the_time_limit_saves_requeues_and_resumes_exactly(
     assert len([r for r in read_records(run.metrics) if "loss" in r]) == LONG_STEPS, "no step twice"
 
 
+def test_a_signal_for_the_batch_script_alone_is_passed_on(user: User) -> None:
+    """As from `sbatch --signal=B:USR1@120`."""
+    job = user.sbatch("--gres=none", args=("--ranks_per_node=2", CONFIG, *LONG))
+    user.wait_log(job, "Iter: 5,")
+    user.slurm.ask("scancel", "--batch", "--signal=USR1", job)
+    assert user.end(job)["Restarts"] == "1"
+    log = user.log(job)
+    assert log.count("USR1: finishing the current step") == 1
+    assert "is requeued and resumes at step" in log and f"SLURM job {job}, start 2:" in log
+
+
+@pytest.mark.soak
+def test_an_array_is_refused(user: User) -> None:
+    job = user.sbatch("--gres=none", "--array=0-1", args=("--ranks_per_node=2", CONFIG, *FLAGS))
+    refused = f"job {job} is an array (--array)"
+    logs = user.project / "logs"
+    wait_until(
+        lambda: [refused in file.read_text() for file in logs.glob("duet_*.log")] == [True, True],
+        60,
+        "both tasks are refused",
+    )
+    assert user.runs == []
+
+
 @pytest.mark.soak
 def test_the_time_limit_itself(user: User) -> None:
     """SLURM sends the signal itself; it checks about once a minute, hence the long wait."""

@@ -18,6 +18,7 @@ import pytest
 
 from tests.cases import each
 from training.core import rundir
+from training.core.errors import UserError
 from training.core.messages import load_all
 from training.host import network, process
 from training.launcher.hosts.conductor import AGAIN_S, STEADY_S
@@ -237,6 +238,35 @@ def test_the_batch_script_ends_a_node_that_does_not_reach_it(
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     assert node_steps.other_node(frozen, "a", ("a", 1), ["true"], environ) == 0
     assert len(list(states)) == 4, "it does not wait for the end of the job"
+
+
+@each(
+    ("script", "found"),
+    [
+        ("echo 'scontrol: error: a warning' >&2; echo a; echo b", ""),
+        ("echo a", "a"),
+        ("echo 'Invalid hostlist: a,b' >&2; exit 1", "Invalid hostlist: a,b"),
+        ("exit 1", "–"),
+    ],
+)
+def test_the_names_of_the_nodes(
+    script: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\n{script}\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    load_all()
+    if not found:
+        assert node_steps.names_of(JOB) == ["a", "b"], "without the warning"
+        return
+    with pytest.raises(UserError) as refused:
+        node_steps.names_of(JOB)
+    (problem,) = refused.value.problems
+    assert problem.what == (
+        f"the job has 2 nodes, but scontrol answers for its node list 'a,b': {found}"
+    )
+    assert refused.value.code == 3
 
 
 def test_the_other_nodes_requeue_a_job_without_its_batch_script(

@@ -18,9 +18,9 @@ from tests.cases import each
 from tests.conftest import ROOT
 from training.config.flags import ACTIONS
 from training.config.schema import FIELDS
-from training.core.errors import EXIT_MEANING, Exit
+from training.core.errors import EXIT_MEANING, Exit, UserError
 from training.core.rundir import RunDir
-from training.launcher.slurm import code_snapshot, job, options, submission
+from training.launcher.slurm import code_snapshot, job, options, requested, submission
 
 SCRIPT = ROOT / options.SCRIPT
 
@@ -55,7 +55,22 @@ def test_more_options_for_sbatch() -> None:
         ["--sbatch=--mem=1G --comment='a b'", "--sbatch", "--nodes=3 --core-spec=1"]
     )
     assert line.sbatch == ["--mem=1G", "--comment=a b", "--nodes=3", "--core-spec=1"]
-    assert options.nodes(line, SCRIPT) == 3
+    assert requested.nodes(line, SCRIPT) == 3
+
+
+def test_options_of_sbatch_without_a_value_or_with_an_optional_one() -> None:
+    line = options.split(["--nice", "c.py", "--exclusive", "--nice=100", "--no-kill=off"])
+    assert line.sbatch == ["--nice", "--exclusive", "--nice=100", "--no-kill=off"]
+    assert (line.training, line.problems) == (["c.py"], [])
+
+
+def test_options_to_paste_are_accepted_again() -> None:
+    typed = ["--sbatch=--wait --mem=1G --comment='a b' --wckey='c d' --nice", "--nodes=2"]
+    line = options.split([*typed, "--ranks_per_node=2"])
+    again = options.split(line.typed)
+    assert line.typed[-2:] == ["--sbatch=--wait '--wckey=c d'", "--ranks_per_node=2"]
+    assert (sorted(again.sbatch), again.ranks) == (sorted(line.sbatch), 2)
+    assert not again.problems and not again.training
 
 
 @each(
@@ -64,6 +79,8 @@ def test_more_options_for_sbatch() -> None:
         ("--sbatch=-N 2", "--sbatch contains '-N'"),
         ("--sbatch=--nodes 2", "--sbatch contains '2'"),
         ("--sbatch=--ntasks=2", "--sbatch contains --ntasks"),
+        ("--sbatch=--arr=0-3", "--sbatch contains --arr"),  # sbatch accepts abbreviations
+        ("--sbatch=--quiet", "--sbatch contains --quiet"),
         ("--sbatch=--comment='a", '--sbatch is "--comment=\'a": No closing quotation'),
         ("--ranks_per_node=0", "ranks_per_node is '0' (from --ranks_per_node on the command line)"),
         ("--gpus=8", "--gpus is not for submit_job.sh"),
@@ -124,13 +141,62 @@ def test_the_short_options_of_sbatch() -> None:
     ],
 )
 def test_ranks_on_a_node(typed: list[str], ranks: int) -> None:
-    assert options.ranks_asked(options.split(typed), SCRIPT) == ranks
+    assert requested.ranks(options.split(typed), SCRIPT, {}) == ranks
+
+
+@each(
+    ("typed", "variables", "ranks"),
+    [
+        ([], {"SBATCH_GRES": "gpu:4"}, 4),
+        ([], {"SBATCH_GPUS_PER_NODE": "a100:8"}, 8),
+        (["--gres=gpu:1"], {"SBATCH_GRES": "gpu:4"}, 1),
+        (["--gpus-per-node=1"], {"SBATCH_GPUS_PER_NODE": "8"}, 1),
+        (["--ranks_per_node=3"], {"SBATCH_GRES": "gpu:4"}, 3),
+    ],
+)
+def test_variables_of_sbatch_override_the_header(
+    typed: list[str], variables: dict[str, str], ranks: int
+) -> None:
+    assert requested.ranks(options.split(typed), SCRIPT, variables) == ranks
+
+
+def test_a_job_on_cpus_has_the_gpus_of_a_variable_only() -> None:
+    args = ["--ranks_per_node=2", "configs/dual_gpu/quickstart.py", "--device=cpu"]
+    assert options.NO_GRES in submission.submission(args, {})[1].sbatch
+    assert not submission.submission(args, {"SBATCH_GRES": "gpu:1"})[1].sbatch
+
+
+def test_gpus_by_node_replace_those_of_the_header() -> None:
+    """SLURM would allocate both."""
+    line = submission.submission(["--gpus-per-node=1", "configs/dual_gpu/quickstart.py"], {})[1]
+    assert line.sbatch == ["--gpus-per-node=1", options.NO_GRES]
+
+
+def test_a_variable_that_contradicts_the_one_task_on_a_node_is_refused() -> None:
+    args = ["--ranks_per_node=2", "configs/dual_gpu/quickstart.py", "--device=cpu"]
+    with pytest.raises(UserError) as refused:
+        submission.submission(args, {"SBATCH_ARRAY_INX": "0-3"})
+    (problem,) = refused.value.problems
+    assert problem.what == "SBATCH_ARRAY_INX is '0-3' in the environment"
+    assert problem.fixes == ["unset SBATCH_ARRAY_INX"]
+
+
+def test_a_job_array_is_refused() -> None:
+    """The last task has the number of the array, which scontrol takes for all tasks."""
+    environ = {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7"}
+    args = ["--ranks_per_node=2", "configs/dual_gpu/quickstart.py", "--device=cpu"]
+    assert submission.inside(args, environ)[3] == 2
+    with pytest.raises(UserError) as refused:
+        submission.inside(args, environ | {"SLURM_ARRAY_TASK_ID": "1"})
+    (problem,) = refused.value.problems
+    assert problem.what == "job 7 is an array (--array)"
+    assert "its own --run_name" in problem.allowed and problem.code == "slurm.array"
 
 
 @pytest.mark.parametrize("text", ["two", "0", "1-4", ""])
 def test_nodes_is_one_number(text: str) -> None:
     line = options.split([f"--nodes={text}"])
-    assert options.nodes(line, SCRIPT) == (0 if text else 1)
+    assert requested.nodes(line, SCRIPT) == (0 if text else 1)
     assert [p.what for p in line.problems] == (
         [f"nodes is {text!r} (from --nodes)"] if text else []
     )
@@ -138,7 +204,7 @@ def test_nodes_is_one_number(text: str) -> None:
 
 def test_the_header_has_every_option_once() -> None:
     text = SCRIPT.read_text()
-    header = options.header(SCRIPT)
+    header = requested.header(SCRIPT)
     assert header == {
         "job-name": "duet",
         "nodes": "1",
@@ -237,7 +303,8 @@ def test_slurmctld_is_asked_again_while_it_is_away(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(job, "RETRY_S", 0.01)
     assert job.state_of("7") == (job.RUNNING, True)
-    assert job.scontrol("requeue", "7") == (1, "Requested operation is presently disabled\n")
+    answer = job.scontrol("requeue", "7")
+    assert (answer.status, answer.error) == (1, "Requested operation is presently disabled")
     (tmp_path / "was").unlink()
     monkeypatch.setattr(job, "AWAY_S", 0.0)
     assert job.state_of("7") == (job.UNKNOWN, True)
@@ -305,3 +372,4 @@ def test_a_conda_environment_that_is_active_but_not_used_is_not_the_job_s() -> N
     assert "CONDA_PREFIX" not in submission._environment({"CONDA_PREFIX": sys.prefix})
     found = submission._environment({"CONDA_PREFIX": "/opt/conda"})
     assert (found["VIRTUAL_ENV"], found["CONDA_PREFIX"]) == (sys.prefix, "")
+    assert found["PYTHON"] == sys.executable and "DUET_PYTHON" not in found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -230,13 +231,27 @@ def test_the_job_has_the_local_build_of_pytorch_of_its_submission(
     )
 
 
+@pytest.mark.soak
+def test_the_job_has_the_python_of_an_installed_duet(user: User, tmp_path: Path) -> None:
+    """That of the system may have no `python`."""
+    venv, usr = Path(sys.prefix), tmp_path / "usr"
+    (usr / "bin").mkdir(parents=True)
+    shutil.copy(venv / "pyvenv.cfg", usr)
+    (usr / "lib").symlink_to(venv / "lib")
+    python = usr / "bin/python3"
+    python.symlink_to(Path(sys.executable).resolve())
+    job = user.submit(DUET_PYTHON=str(python))
+    user.end(job)
+    assert f"PYTHON={python}".encode() in (user.run().path / "code.env").read_bytes().split(b"\0")
+
+
 def test_a_missing_environment_is_reported(user: User) -> None:
     job = user.submit("--hold")
     shutil.rmtree(user.project / ".venv")
     user.slurm.ask("scontrol", "release", job)
     assert user.end(job, "FAILED")["ExitCode"] == "3:0"
     assert (
-        f"the environment of this job is not on node n0: {user.project}/.venv (exit 3)"
+        f"the environment of this job is not on node n0: {user.project}/.venv/bin/python (exit 3)"
         in user.log(job)
     )
 

@@ -1,8 +1,9 @@
-"""Steps of a SLURM submission for lib/slurm.sh: `python lib/run_module.py training.cli.submit STEP`
+"""Steps of a SLURM job, for lib/slurm.sh and lib/batch.sh:
+`python lib/run_module.py training.cli.submit STEP`
 
 check ARGS…              check the command line, with any Python; writes nothing
 submit ARGS…             check and freeze; prints the folder of the frozen code
-submitted CODE JOB       print how to watch and cancel the job
+submitted CODE JOB       print how to watch and cancel the job, `NUMBER` or `NUMBER;CLUSTER`
 withdraw CODE            clean up after sbatch refused the job
 freeze ARGS…             in a job of plain sbatch: like submit
 begin CODE               in a job: write the command of its step to CODE.step
@@ -104,9 +105,12 @@ def _freeze(args: list[str], job_id: str | None) -> int:
     return Exit.DONE
 
 
-def _submitted(frozen: FrozenJob, number: str) -> None:
+def _submitted(frozen: FrozenJob, answer: str) -> None:
     facts = frozen.facts()
-    found = re.search(r"^ *StdOut=(.*)$", job.scontrol("show", "job", number)[1], re.MULTILINE)
+    number, _, cluster = answer.partition(";")
+    on_cluster = ["-M", cluster] if cluster else []  # not the one that commands use by default
+    shown = job.scontrol(*on_cluster, "show", "job", number).out
+    found = re.search(r"^ *StdOut=(.*)$", shown, re.MULTILINE)
     log = found[1] if found else f"{facts['log_dir']}/…_{number}.log"
     frozen.run.event("submitted", job=number)
     nodes, ranks = facts["nodes"], facts["ranks_per_node"]
@@ -115,6 +119,7 @@ def _submitted(frozen: FrozenJob, number: str) -> None:
         msg(
             "cli.submit.submitted",
             number=number,
+            cluster="".join(f" {shlex.quote(word)}" for word in on_cluster),
             nodes=plural(nodes, "node"),
             ranks=plural(ranks, "rank"),
             path=frozen.run.path,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from training.core import log, manifest, rundir
 from training.core.errors import EXIT_MEANING, Exit
@@ -192,7 +192,7 @@ def saved_step(run: rundir.RunDir) -> int:
 
 def state_of(job: str) -> tuple[str, bool]:
     """(state of the job, may it be requeued)"""
-    text = scontrol("show", "job", "-o", job)[1]
+    text = scontrol("show", "job", "-o", job).out
     state = re.search(r"\bJobState=(\S+)", text)
     return state[1] if state else UNKNOWN, "Requeue=0" not in text.split()
 
@@ -202,25 +202,41 @@ def requeue(run: rundir.RunDir, job: str, step: int) -> str:
     run.event("requeue", job=job, step=step)
     log.info(msg("launcher.slurm.requeued", job=job, step=step))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # SLURM ends this start of the job at once
-    status, text = scontrol("requeue", job)
-    return text.strip() if status else ""
+    answer = scontrol("requeue", job)
+    return answer.error if answer.status else ""
 
 
-def scontrol(*words: str) -> tuple[int, str]:
-    """(status, output). Asks again while slurmctld cannot be reached, for AWAY_S."""
+def hostnames(nodes: str) -> tuple[list[str], str]:
+    """(names in a list of nodes such as n[0-3], error or '')"""
+    answer = scontrol("show", "hostnames", nodes)
+    return ([], answer.error) if answer.status else (answer.out.split(), "")
+
+
+class Answer(NamedTuple):
+    status: int
+    out: str
+    err: str  # warnings too
+
+    @property
+    def error(self) -> str:
+        return (self.err + self.out).strip()
+
+
+def scontrol(*words: str) -> Answer:
+    """Asks again while slurmctld cannot be reached, for AWAY_S."""
     end = time.monotonic() + AWAY_S
     while True:
-        status, text = _scontrol(*words)
-        if status == 0 or not AWAY.search(text) or time.monotonic() > end:
-            return status, text
+        answer = _scontrol(*words)
+        if answer.status == 0 or not AWAY.search(answer.error) or time.monotonic() > end:
+            return answer
         time.sleep(RETRY_S)
 
 
-def _scontrol(*words: str) -> tuple[int, str]:
+def _scontrol(*words: str) -> Answer:
     try:
         done = subprocess.run(
             ["scontrol", *words], capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return 1, str(error)
-    return done.returncode, done.stdout + done.stderr
+        return Answer(1, "", str(error))
+    return Answer(done.returncode, done.stdout, done.stderr)

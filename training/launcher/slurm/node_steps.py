@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,9 +18,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from training.core import log
-from training.core.errors import Exit
+from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.rundir import RunDir
+from training.core.units import plural
 from training.host import process, slurm_env
 from training.launcher.continued_run import JOINS
 from training.launcher.hosts.conductor import AGAIN_S, KILLED, MOST_S, STEADY_S
@@ -44,7 +46,7 @@ def run(frozen: FrozenJob, environ: Mapping[str, str]) -> int:
     facts = frozen.facts()
     elastic = facts.get("elastic")
     assert elastic
-    names = job.scontrol("show", "hostnames", environ["SLURM_JOB_NODELIST"])[1].split()
+    names = names_of(environ)
     address = slurm_env.first_node(environ)
     port = slurm_env.port(environ)
     with listener() as alive:
@@ -185,10 +187,27 @@ class NodeSteps:
             self._begin(rank)
 
 
+def names_of(environ: Mapping[str, str]) -> list[str]:
+    """The nodes that this start of the job began with."""
+    nodes, count = environ["SLURM_JOB_NODELIST"], int(environ["SLURM_JOB_NUM_NODES"])
+    names, error = job.hostnames(nodes)
+    if len(names) == count:
+        return names
+    what = msg(
+        "launcher.slurm.hostnames",
+        nodes=nodes,
+        found=", ".join(names) or error or "–",
+        count=plural(count, "node"),
+    )
+    allowed = msg("launcher.slurm.hostnames_allowed")
+    fix = shlex.join(["scontrol", "show", "hostnames", nodes])
+    raise UserError(Problem("slurm.hostnames", what, allowed, [fix]), Exit.RESOURCES)
+
+
 def nodes_of(number: str) -> list[str]:
     """The nodes that the job has now; [] without an answer."""
-    found = re.search(r" NodeList=(\S+)", job.scontrol("show", "job", "-o", number)[1])
-    return job.scontrol("show", "hostnames", found[1])[1].split() if found else []
+    found = re.search(r" NodeList=(\S+)", job.scontrol("show", "job", "-o", number).out)
+    return job.hostnames(found[1])[0] if found else []
 
 
 def other_node(

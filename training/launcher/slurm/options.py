@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from training.config.flags import ACTIONS, no_value
 from training.config.foreign_names import row_of
@@ -46,7 +43,6 @@ VALUED = (
         "begin",
         "comment",
         "licenses",
-        "nice",
     ),
     *("job-name", "output", "mail-type", "mail-user", "switches", "signal"),
 )
@@ -69,7 +65,8 @@ SHORT |= {
     "-H": "hold",
 }
 BARE_LETTERS = ("-H",)
-BARE = ("exclusive", "requeue", "no-requeue", "hold", "no-kill")
+# Without a value; sbatch takes an optional one only with =, such as --nice=100.
+BARE = ("exclusive", "requeue", "no-requeue", "hold", "no-kill", "nice")
 _TASKS = msg("launcher.slurm.options.tasks", ranks=RANKS)
 _WAY = msg("launcher.slurm.options.nodes")
 # Options that contradict the one task on each node that starts its ranks.
@@ -89,6 +86,7 @@ REFUSED = {
         ("nnodes", "node-rank", "master-addr", "launcher", "hosts", "hostfile", "ssh-args"), _WAY
     ),
     "array": msg("launcher.slurm.options.array"),
+    "quiet": msg("launcher.slurm.options.quiet"),
     "wrap": msg("launcher.slurm.options.wrap"),
     "script": msg("launcher.slurm.options.script"),
     "check": msg("launcher.slurm.options.check", quickstart=QUICKSTART),
@@ -112,7 +110,16 @@ class SplitArgs:
     @property
     def typed(self) -> list[str]:
         """Arguments before those of the training, for a command to paste."""
-        return [*self.sbatch, *([f"--ranks_per_node={self.ranks}"] if self.ranks else [])]
+        known = [word for word in self.sbatch if _is_known(word)]
+        if others := [word for word in self.sbatch if not _is_known(word)]:
+            known.append(f"--{MORE}={shlex.join(others)}")
+        return [*known, *([f"--ranks_per_node={self.ranks}"] if self.ranks else [])]
+
+
+def _is_known(word: str) -> bool:
+    """Does `split` accept this option of sbatch without --sbatch?"""
+    name, equals, _ = word.removeprefix("--").partition("=")
+    return name in BARE or (name in VALUED and bool(equals))
 
 
 def split(args: list[str]) -> SplitArgs:
@@ -195,12 +202,11 @@ def _more(line: SplitArgs, text: str) -> None:
                 )
             )
             return
-        elif name in REFUSED:
-            line.problems.append(
-                Problem(
-                    "slurm.sbatch_own", msg("launcher.slurm.options.own", name=name), REFUSED[name]
-                )
-            )
+        # sbatch accepts abbreviations
+        refused = next((own for own in REFUSED if own.startswith(name)), "")
+        if refused:
+            what = msg("launcher.slurm.options.own", name=name)
+            line.problems.append(Problem("slurm.sbatch_own", what, REFUSED[refused]))
         else:
             _add(line, name, word)
 
@@ -268,60 +274,3 @@ def _command(args: list[str]) -> str:
 def _drop_value(equals: str, rest: list[str]) -> None:
     if not equals and rest and not rest[0].startswith("--") and "." not in rest[0]:
         rest.pop(0)  # its value, which is not a config path
-
-
-def header(script: Path) -> dict[str, str]:
-    """Options in the script itself (#SBATCH --name=value)."""
-    return dict(
-        re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", script.read_text(encoding="utf-8"), re.MULTILINE)
-    )
-
-
-def gpus_in_gres(text: str) -> int:
-    """GPUs in a value of --gres, such as gpu:2, gpu:a100:4, shard:8; 0 when there are none."""
-    return sum(
-        _count(part) for part in text.removeprefix("gres:").split(",") if re.match(r"gpu\b", part)
-    )
-
-
-def _count(part: str) -> int:
-    """The number at the end of [TYPE:]COUNT."""
-    last = re.sub(r"\(.*", "", part).rpartition(":")[2]
-    return int(last) if last.isdecimal() else 1
-
-
-def nodes(line: SplitArgs, script: Path) -> int:
-    """Number of nodes requested; 0, and a problem, when that is not a single number."""
-    text = line.option("nodes") or header(script)["nodes"]
-    if text.isdecimal() and len(text) < 6 and int(text):
-        return int(text)
-    line.problems.append(
-        Problem(
-            "flag.value",
-            msg("launcher.slurm.options.nodes_value", text=text),
-            msg("launcher.slurm.options.nodes_allowed"),
-            ["--nodes=2"],
-        )
-    )
-    return 0
-
-
-def ranks_asked(line: SplitArgs, script: Path) -> int:
-    """Ranks on each node, as requested at submission; 0 when unspecified."""
-    if line.ranks:
-        return line.ranks
-    if (per_node := line.option("gpus-per-node")) is not None:
-        return sum(_count(part) for part in per_node.split(","))
-    return gpus_in_gres(line.option("gres") or header(script)["gres"])
-
-
-def ranks_given(line: SplitArgs, environ: Mapping[str, str]) -> int:
-    """The same inside a job, from the allocation; 0 when unspecified."""
-    found = environ.get("SLURM_GPUS_ON_NODE", "")
-    return line.ranks or (int(found) if found.isdecimal() else 0)
-
-
-def as_typed(nodes: int, ranks: int, environ: Mapping[str, str]) -> list[str]:
-    """Options of submit_job.sh that request what this job has."""
-    gpus = environ.get("SLURM_GPUS_ON_NODE")
-    return [f"--nodes={nodes}", f"--gres=gpu:{gpus}" if gpus else f"--ranks_per_node={ranks}"]

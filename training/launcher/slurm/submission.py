@@ -28,7 +28,7 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.project import ROOT, WORK
 from training.host import topology
-from training.launcher.slurm import code_snapshot, options
+from training.launcher.slurm import code_snapshot, options, requested
 from training.plan.cli_args import QUICKSTART, command
 from training.plan.request import Request, read
 
@@ -121,17 +121,19 @@ def submission(
 ) -> tuple[Request, options.SplitArgs, int, int]:
     """(request, command line, nodes, ranks on each) as typed by hand, checked. Raises UserError."""
     line, script = options.split(args), ROOT / options.SCRIPT
-    nodes, ranks = options.nodes(line, script), options.ranks_asked(line, script)
+    line.problems += requested.refused_variables(environ)
+    nodes, ranks = requested.nodes(line, script), requested.ranks(line, script, environ)
     if not ranks:
         line.problems.append(_no_ranks(line, msg("launcher.slurm.gres_no_gpus")))
     request = check(line, nodes, ranks, environ, installed)
-    on_gpus = line.option("gres") is not None or line.option("gpus-per-node") is not None
-    if request.config.device == "cpu" and not on_gpus:
-        if not line.ranks:
-            raise UserError(
-                _no_ranks(line, msg("launcher.slurm.device_cpu", origin=request.origins["device"]))
-            )
-        line.sbatch.append(options.NO_GRES)  # the script's own header requests GPUs
+    gres, per_node = (requested.given(line, name, environ) for name in requested.VARIABLES)
+    on_cpus = request.config.device == "cpu" and per_node is None
+    if gres is None and on_cpus and not line.ranks:
+        raise UserError(
+            _no_ranks(line, msg("launcher.slurm.device_cpu", origin=request.origins["device"]))
+        )
+    if gres is None and (on_cpus or per_node is not None):
+        line.sbatch.append(options.NO_GRES)  # SLURM would add the GPUs of the script's header
     return request, line, nodes, ranks
 
 
@@ -151,6 +153,11 @@ def inside(
     """The same for a job submitted by `sbatch submit_job.sh`, whose allocation is fixed. Raises
     UserError."""
     line = options.split(args)
+    if "SLURM_ARRAY_TASK_ID" in environ:
+        # A requeue of one task, by the number of its job, would restart all of them.
+        what = msg("launcher.slurm.array", job=environ["SLURM_ARRAY_JOB_ID"])
+        fix = command(options.SCRIPT, [*line.typed, *line.training, "--run_name=NAME"])
+        line.problems.append(Problem("slurm.array", what, options.REFUSED["array"], [fix]))
     if line.sbatch:
         shown = shlex.join(line.sbatch)
         fix = shlex.join(["sbatch", *line.sbatch, options.SCRIPT, *line.training])
@@ -162,7 +169,7 @@ def inside(
                 [fix],
             )
         )
-    nodes, ranks = int(environ["SLURM_JOB_NUM_NODES"]), options.ranks_given(line, environ)
+    nodes, ranks = int(environ["SLURM_JOB_NUM_NODES"]), requested.ranks_in_job(line, environ)
     if not ranks:
         tail = shlex.join(line.training or [QUICKSTART])
         fixes = [
@@ -228,7 +235,7 @@ def _write(
     facts: JobRecord = {
         "created": time.time(),
         "name": run.name if request.origins["out_dir"] == "default" else str(run.path),
-        "typed": line.typed if job is None else options.as_typed(nodes, ranks, environ),
+        "typed": line.typed if job is None else requested.of_this_job(nodes, ranks, environ),
         "code": code.record(),
         "new_run": not request.resume_from,
         "nodes": nodes,
@@ -290,7 +297,10 @@ def _flags(request: Request, line: options.SplitArgs) -> list[str]:
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Variables of the Python environment, which the job uses too; a local build of PyTorch is on
     its path already."""
-    found = {"VIRTUAL_ENV": sys.prefix}
+    # A Python that is in no environment may not be called "python".
+    found = {"VIRTUAL_ENV": sys.prefix, "PYTHON": sys.executable}
+    if environ.get("DUET_PYTHON"):
+        found["DUET_PYTHON"] = sys.executable  # also with --export=NONE
     if environ.get("CONDA_PREFIX", sys.prefix) != sys.prefix:
         found["CONDA_PREFIX"] = ""  # an active one that is not used: it may come first on PATH
     if environ.get("TORCH_LOCAL_PATH"):

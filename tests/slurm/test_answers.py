@@ -1,0 +1,103 @@
+"""What submit_job.sh does with the answer of sbatch; sbatch and scontrol are replaced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.conftest import CONFIG, CPU, FLAGS
+
+Submit = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def submit(project: Path, tmp_path: Path) -> Iterator[Submit]:
+    """Starts ./submit_job.sh with an sbatch that runs these lines of shell."""
+    shutil.rmtree(project / "experiments", ignore_errors=True)
+    started = []
+
+    def start(sbatch: str, *args: str, **env: str) -> subprocess.Popen[str]:
+        for name, text in (("sbatch", sbatch), ("scontrol", f"echo \"$@\" >'{tmp_path}/scontrol'")):
+            program = tmp_path / "bin" / name
+            program.parent.mkdir(exist_ok=True)
+            program.write_text(f"#!/bin/sh\n{text}\n")
+            program.chmod(0o755)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH_"))}
+        started.append(
+            subprocess.Popen(
+                ["./submit_job.sh", *CPU, CONFIG, *FLAGS, "--run_name=one", *args],
+                cwd=project,
+                env=clean | env | {"PATH": f"{tmp_path}/bin:{clean['PATH']}"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for one in started:
+        with suppress(ProcessLookupError):
+            os.killpg(one.pid, signal.SIGKILL)
+        one.wait()
+    shutil.rmtree(project / "experiments", ignore_errors=True)
+
+
+def test_a_failed_job_that_was_awaited_was_submitted(submit: Submit, project: Path) -> None:
+    done = submit("echo 7; exit 5", "--sbatch=--wait")
+    out, errors = done.communicate()
+    assert (out, done.returncode) == ("7\n", 5), errors
+    assert "SLURM job 7 submitted" in errors and "refused" not in errors
+    assert (project / "experiments/one/code.json").is_file()
+
+
+def test_an_interrupted_wait_leaves_the_job(submit: Submit, project: Path) -> None:
+    done = submit("echo 7; exec sleep 60", "--sbatch=--wait")
+    assert done.stderr
+    while "scancel 7" not in done.stderr.readline():
+        assert done.poll() is None
+    os.killpg(done.pid, signal.SIGINT)  # Ctrl-C
+    _, errors = done.communicate(timeout=30)
+    assert done.returncode in (-signal.SIGINT, 130) and "refused" not in errors
+    assert (project / "experiments/one/code.json").is_file()
+
+
+def test_a_test_submits_nothing(submit: Submit, project: Path) -> None:
+    """--test-only, --help, --version."""
+    done = submit("echo 'Job 5 to start at 2026' >&2; echo '  --help'", "--sbatch=--test-only")
+    out, errors = done.communicate()
+    assert (out, done.returncode) == ("", 0)
+    assert "Job 5 to start at 2026" in errors and "\n  --help\n" in f"\n{errors}"
+    assert "sbatch has submitted no job, see its output above" in errors
+    assert "SUCCESS" not in errors and not (project / "experiments/one").exists()
+
+
+def test_a_refused_job_leaves_nothing(submit: Submit, project: Path) -> None:
+    done = submit("echo 'sbatch: error: invalid partition' >&2; exit 1")
+    out, errors = done.communicate()
+    assert (out, done.returncode) == ("", 3)
+    assert "invalid partition" in errors and "sbatch refused the job" in errors
+    assert not (project / "experiments/one").exists()
+
+
+def test_a_job_on_another_cluster(submit: Submit, tmp_path: Path) -> None:
+    """The variables that choose it and log in there are kept; those of a job are not."""
+    kept = {"SLURM_CLUSTERS": "gpu", "SLURM_JWT": "secret", "SLURM_CONF": "/etc/slurm.conf"}
+    variables = tmp_path / "variables"
+    sbatch = f"env | grep '^SLURM_' >'{variables}'; echo 'loading modules'; echo '7;gpu'"
+    done = submit(sbatch, **kept, SLURM_NTASKS="7")
+    out, errors = done.communicate()
+    assert (out, done.returncode) == ("7\n", 0), errors
+    assert set(variables.read_text().splitlines()) == {f"{n}={v}" for n, v in kept.items()}
+    assert (tmp_path / "scontrol").read_text() == "-M gpu show job 7\n"
+    assert "squeue -M gpu -j 7;" in errors and "scancel -M gpu 7\n" in errors
+    assert "loading modules" in errors, "of a profile"

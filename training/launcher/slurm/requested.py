@@ -1,0 +1,98 @@
+"""Nodes and ranks that the options of a job request: on the command line, in SBATCH_… variables, in
+the header of the script. sbatch takes the first of these."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from training.core.errors import Problem
+from training.core.messages import msg
+from training.launcher.slurm.options import REFUSED, SplitArgs
+
+# There is none for --nodes.
+VARIABLES = {"gres": "SBATCH_GRES", "gpus-per-node": "SBATCH_GPUS_PER_NODE"}
+REFUSED_VARIABLES = {
+    "SBATCH_ARRAY_INX": "array",
+    "SBATCH_GPUS": "gpus",
+    "SBATCH_GPUS_PER_TASK": "gpus-per-task",
+}
+
+
+def header(script: Path) -> dict[str, str]:
+    """Options in the script itself (#SBATCH --name=value)."""
+    return dict(
+        re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", script.read_text(encoding="utf-8"), re.MULTILINE)
+    )
+
+
+def given(line: SplitArgs, name: str, environ: Mapping[str, str]) -> str | None:
+    """The value of an option that the user has chosen, which overrides the header."""
+    typed = line.option(name)
+    return environ.get(VARIABLES[name]) if typed is None else typed
+
+
+def refused_variables(environ: Mapping[str, str]) -> list[Problem]:
+    """Those of options that contradict the one task on each node."""
+    return [
+        Problem(
+            "slurm.sbatch_own",
+            msg("launcher.slurm.options.variable", name=name, text=environ[name]),
+            REFUSED[option],
+            [f"unset {name}"],
+        )
+        for name, option in REFUSED_VARIABLES.items()
+        if name in environ
+    ]
+
+
+def nodes(line: SplitArgs, script: Path) -> int:
+    """Number of nodes requested; 0, and a problem, when that is not a single number."""
+    text = line.option("nodes") or header(script)["nodes"]
+    if text.isdecimal() and len(text) < 6 and int(text):
+        return int(text)
+    line.problems.append(
+        Problem(
+            "flag.value",
+            msg("launcher.slurm.options.nodes_value", text=text),
+            msg("launcher.slurm.options.nodes_allowed"),
+            ["--nodes=2"],
+        )
+    )
+    return 0
+
+
+def ranks(line: SplitArgs, script: Path, environ: Mapping[str, str]) -> int:
+    """Ranks on each node, as requested at submission; 0 when unspecified."""
+    if line.ranks:
+        return line.ranks
+    if (per_node := given(line, "gpus-per-node", environ)) is not None:
+        return sum(_count(part) for part in per_node.split(","))
+    gres = given(line, "gres", environ)
+    return gpus_in_gres(header(script)["gres"] if gres is None else gres)
+
+
+def gpus_in_gres(text: str) -> int:
+    """GPUs in a value of --gres, such as gpu:2, gpu:a100:4, shard:8; 0 when there are none."""
+    return sum(
+        _count(part) for part in text.removeprefix("gres:").split(",") if re.match(r"gpu\b", part)
+    )
+
+
+def _count(part: str) -> int:
+    """The number at the end of [TYPE:]COUNT."""
+    last = re.sub(r"\(.*", "", part).rpartition(":")[2]
+    return int(last) if last.isdecimal() else 1
+
+
+def ranks_in_job(line: SplitArgs, environ: Mapping[str, str]) -> int:
+    """The same inside a job, from the allocation; 0 when unspecified."""
+    found = environ.get("SLURM_GPUS_ON_NODE", "")
+    return line.ranks or (int(found) if found.isdecimal() else 0)
+
+
+def of_this_job(nodes: int, ranks: int, environ: Mapping[str, str]) -> list[str]:
+    """Options of submit_job.sh that request what this job has."""
+    gpus = environ.get("SLURM_GPUS_ON_NODE")
+    return [f"--nodes={nodes}", f"--gres=gpu:{gpus}" if gpus else f"--ranks_per_node={ranks}"]
