@@ -242,7 +242,7 @@ END
 @test "a job without variables: nothing of the environment is printed" {
   : >"$PROJECT.env"
   # shellcheck disable=SC2016
-  SECRET=hidden SLURM_JOB_ID=1 VIRTUAL_ENV=/nowhere run in_shell 'source lib/slurm.sh; slurm::train'
+  SECRET=hidden SLURM_JOB_ID=1 PYTHON=/nowhere/bin/python run in_shell 'source lib/batch.sh; batch::train'
   is "$status" 3
   has_not "$output" hidden
 }
