@@ -78,7 +78,7 @@ def test_a_training_waits_for_all_machines_before_it_starts_without_one() -> Non
 
 
 def test_the_ranks_meet_before_the_last_port() -> None:
-    """There is no next one for them while node 0 listens for machines that join."""
+    """They cannot take the next one, since node 0 listens for machines that join."""
 
     def member() -> Any:
         with peer.Peer(of_network(1, ports.LAST)) as line:  # type: ignore[arg-type]

@@ -26,22 +26,25 @@ def publish(work: Path, final: Path) -> None:
         _sync(final.parent)
         return
     # The same step after a resume. A process that is killed meanwhile leaves one of the two.
-    if final.is_symlink():
-        raise OSError(errno.ELOOP, msg("core.manifest.link"))
+    _refuse_link(final)
     replaced = work
     if not _exchange(work, final):
         replaced = _aside(final)
         work.rename(final)
     _sync(final.parent)
-    shutil.rmtree(replaced)
+    shutil.rmtree(replaced, ignore_errors=True)  # the new one is saved; the next start tries again
 
 
 def remove(path: Path) -> None:
     """Remove a checkpoint. It is renamed first, so that a process killed meanwhile leaves no
     partial folder with a checkpoint's name. Raises OSError."""
+    _refuse_link(path)
+    shutil.rmtree(_aside(path))
+
+
+def _refuse_link(path: Path) -> None:
     if path.is_symlink():
         raise OSError(errno.ELOOP, msg("core.manifest.link"))
-    shutil.rmtree(_aside(path))
 
 
 def _aside(path: Path) -> Path:

@@ -103,8 +103,7 @@ class Attempt:
                 show_others = functools.partial(self._outputs.show_last_of_others, self.outcome)
                 best_effort(msg("launcher.effort.others"), show_others)
                 self._selector.close()
-        if self.state.link is None:
-            self.failure.forget_if_complete()
+        self.failure.forget_if_complete()
         return self.outcome
 
     def ending(self) -> bool:

@@ -60,10 +60,12 @@ class FirstFailure:
         log.warning(msg("launcher.failure.after_end", name=child.name, how=how))
 
     def forget_if_complete(self) -> None:
-        """No failure either: a rank was killed after rank 0 had written the summary of a complete
-        training. torchrun, which has no rank, reports only that something failed."""
+        """No failure either, on one machine: a rank was killed after rank 0 had written the summary
+        of a complete training. torchrun, which has no rank, reports only that something failed."""
         run, outcome = self._state.run, self._state.outcome
         if outcome.guilty is None or outcome.finding or outcome.killed or not outcome.ours:
+            return
+        if self._state.link:
             return
         rank, status = outcome.guilty
         raised = error_reports.of_all(run, outcome.unwritten) if rank is None else status >= 0

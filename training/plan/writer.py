@@ -45,14 +45,12 @@ def write(
     more. Raises UserError when that machine does not answer."""
     place = find(plan, request.experiments) or request.place
     plan["place"] = place.record()
-    token = ""
     if place.leads:
         begins()
         run = request.resume_from or new_run(request)
     else:
         run, token = _common_run(plan, request, ask)
         begins()
-    if not place.leads:
         plan["shared"] = run.token(token).exists()
         if not (plan["shared"] or plan.get("script")):
             plan["text"].append(msg("plan.nodes.own_disk"))
