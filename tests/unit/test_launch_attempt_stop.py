@@ -167,6 +167,34 @@ def test_a_stop_signal_to_one_rank_of_a_training_stops_all(
     assert record["kind"] == "asked" and record["summary"].startswith("rank 1 ")
 
 
+@pytest.mark.parametrize(("step", "code"), [(0, Exit.PREEMPTED), (1, Exit.TRAINING)])
+def test_a_training_killed_after_a_stop_request_has_lost_only_the_steps_it_had_begun(
+    run: RunDir,
+    handlers: None,
+    pair: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    code: Exit,
+) -> None:
+    """A node that is preempted while its ranks build the model can be queued again."""
+    monkeypatch.setattr(timeouts, "STALL_S", 0.5)
+    outcome = pair(
+        f"""
+        beat.__self__.step = {step}
+        beat("building the model")
+        signal.signal({int(signal.SIGTERM)}, signal.SIG_IGN)
+        Path(sys.argv[1], f"ready{{rank}}").touch()
+        sleep()
+        """,
+        script=False,
+        stop=signal.SIGTERM,
+    )
+    assert (outcome.killed, outcome.idle) == (True, step == 0)
+    assert failure_report.exit_code(outcome) == code
+    record = failure_report.failure(outcome, run, PLAN)
+    assert (record["kind"], record["cause"]) == ("asked", "preempted")
+
+
 # ── limits of the ranks
 
 

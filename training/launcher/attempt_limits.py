@@ -58,7 +58,6 @@ class AttemptLimits:
             if outcome.resized and not outcome.ours:
                 self._children.kill_finished()
             elif self._ignores_stop(beats):
-                outcome.killed = True
                 self._children.kill()
         for lost in state.link.watch(self.waiting_s(beats)) if state.link else []:
             self._failure.of_lost_peer(lost)

@@ -153,8 +153,10 @@ class ChildProcesses:
 
     def kill(self) -> None:
         """SIGKILL to the process groups; a run that was asked to stop counts as killed."""
-        if self._state.outcome.asked != Exit.DONE:
-            self._state.outcome.killed = True
+        outcome = self._state.outcome
+        if outcome.asked != Exit.DONE:
+            outcome.killed = True
+            outcome.idle = outcome.ours and not any(beat.step for beat in self._state.beats())
         self.kill_finished()
 
     def kill_finished(self) -> None:

@@ -54,8 +54,8 @@ def exit_code(outcome: Outcome) -> int:
     if outcome.torn_down and outcome.here:
         return 128 - outcome.here[1]  # as a shell shows it: the script's work is complete
     if outcome.killed:
-        honoured = outcome.left is not None or not outcome.ours or outcome.asked == Exit.INTERRUPTED
-        return outcome.asked if honoured else Exit.TRAINING
+        lost = outcome.ours and not outcome.idle and outcome.left is None
+        return Exit.TRAINING if lost and outcome.asked == Exit.PREEMPTED else outcome.asked
     if stopped_early(outcome):
         return outcome.asked
     if outcome.guilty:
@@ -77,9 +77,9 @@ def exit_code(outcome: Outcome) -> int:
 
 
 def stopped_early(outcome: Outcome) -> bool:
-    """A stop request while a rank was still starting: it dies of the signal, because there is
-    nothing to save yet."""
-    return (
+    """A stop request while a rank was still starting: it dies of the signal, or is killed, because
+    there is nothing to save yet."""
+    return outcome.idle or (
         outcome.ours
         and outcome.asked != Exit.DONE
         and outcome.guilty is not None

@@ -28,6 +28,7 @@ class Outcome:
     asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED after a stop signal
     resized: bool = False  # asked to save and exit, to start again with other ranks
     killed: bool = False  # asked to stop twice, or the ranks did not stop
+    idle: bool = False  # killed before a rank of Duet's training had begun a step
     closed: Exit = Exit.DONE  # exit code of a training whose ranks did not exit
     blocked: str = ""  # ranks that even SIGKILL does not end
     elsewhere: bool = False  # a rank of another machine failed first

@@ -96,7 +96,6 @@ class StopRequests:
     def _insist(self, name: str) -> None:
         """The second or third request."""
         if self._state.outcome.ours or self.count > 2:
-            self._state.outcome.killed = True
             log.warning(msg("launcher.stop.kill", name=name))
             self._children.kill()
             return
