@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -95,17 +94,6 @@ def test_a_resume_from_an_older_checkpoint_discards_later_evaluations(tmp_path: 
     run.event("eval", step=60, val_bpb=1.3)
     found = facts.read(run.path)
     assert (found.loss, found.best_step) == (1.3, 60)
-
-
-def test_a_run_of_another_machine_is_running_while_it_writes(tmp_path: Path) -> None:
-    run = Made(tmp_path / "run").steps(5).supervisor(1 << 30).run
-    rundir.write_json(run.supervisor, {**(rundir.read_json(run.supervisor) or {}), "host": "far"})
-    assert facts.read(run.path).state == "running"
-    past = time.time() - facts.ELSEWHERE_S - 10
-    for file in (run.metrics, run.events, run.supervisor):
-        if file.exists():
-            os.utime(file, (past, past))
-    assert facts.read(run.path).state == "died"
 
 
 def test_filters(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

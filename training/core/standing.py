@@ -76,6 +76,13 @@ def supervisor_of(run: rundir.RunDir, plan: Record) -> Record:
     return record if (own == wanted if own and wanted else started >= created) else {}
 
 
+def other_host(plan: Record | None, supervisor: Record) -> str | None:
+    """The machine that started the run, if it is another one: its processes cannot be checked."""
+    starter = (plan or {}).get("starter")
+    host = supervisor.get("host") or (starter.get("host") if isinstance(starter, dict) else None)
+    return host if isinstance(host, str) and host != os.uname().nodename else None
+
+
 def lives(supervisor: SupervisorRecord) -> bool:
     return runs_here(supervisor, number(supervisor.get("started")) or 0.0)
 
@@ -154,7 +161,9 @@ def _may_live(run: rundir.RunDir, plan: Record, created: float) -> bool:
 
     beats = [beat for beat in heartbeat.read_all(run.heartbeats) if beat.wall_time >= created]
     if beats:
-        return any(os.path.exists(f"/proc/{beat.pid}") for beat in beats)
+        return bool(other_host(plan, {})) or any(
+            os.path.exists(f"/proc/{beat.pid}") for beat in beats
+        )
     known = plan.get("starter")
     if isinstance(known, dict) and not runs_here(known, created):
         return False  # the launch script was killed before it became the supervisor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from training.core import heartbeat, rundir
+from training.core import heartbeat, rundir, standing
 from training.core.jsonl import Record, dig, items, mtime, whole
 from training.monitor import host_stats
 
@@ -30,6 +30,7 @@ class RankStates:
         # A rank whose heartbeat cannot be read now keeps its last one.
         self._beats |= {b.rank: b for b in heartbeat.read_all(self.run.heartbeats)}
         started = {whole(known.get("rank")): known for known in processes(supervisor)[1:]}
+        elsewhere = standing.other_host(plan, supervisor) is not None
         beats = {
             rank: beat
             for rank, beat in self._beats.items()
@@ -49,7 +50,11 @@ class RankStates:
             if beat and whole(dig(known, "pid")) is None:
                 known = {"pid": beat.pid}
             pid = whole(dig(known, "pid"))
-            living = not archived and host_stats.alive(known or {}, seen or time.time())
+            living = (
+                not archived
+                and not elsewhere
+                and host_stats.alive(known or {}, seen or time.time())
+            )
             age = None
             # The monotonic clock restarts at boot: it cannot date a run from before the last boot.
             if beat:
@@ -62,7 +67,7 @@ class RankStates:
                 {
                     "rank": rank,
                     "pid": pid,
-                    "alive": living if pid else None,
+                    "alive": living if pid and not elsewhere else None,
                     "epoch": beat.epoch if beat else None,
                     "step": beat.step if beat else None,
                     "phase": beat.phase if beat else None,
@@ -79,6 +84,17 @@ def processes(supervisor: Record) -> list[Record]:
     besides: an entry without a rank."""
     listed = [supervisor, *items(supervisor.get("ranks"))]
     return [known for known in listed if isinstance(known, dict)]
+
+
+def supervised(run: rundir.RunDir, plan: Record | None, supervisor: Record) -> list[bool]:
+    """Which of processes(supervisor) run; empty without a supervisor, and if it is on another
+    machine."""
+    if not supervisor or standing.other_host(plan, supervisor):
+        return []
+    seen = mtime(run.supervisor) or time.time()
+    return [
+        not run.is_archived and host_stats.alive(known, seen) for known in processes(supervisor)
+    ]
 
 
 def mark_late(ranks: list[RankState], *, active: bool) -> None:

@@ -13,7 +13,7 @@ from training.core.jsonl import mtime, read_object
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.monitor import host_stats, rank_states, tables, term_text
-from training.monitor.run_status import ENDED, state_word
+from training.monitor.run_status import DIED, ENDED, state_word
 from training.monitor.screen import View, finish
 from training.monitor.sections import BADGES, loss
 from training.monitor.state import GPU_PATIENCE_S, SCHEMA_VERSION, RunWatch
@@ -71,7 +71,10 @@ class RunTable:
             return known[1]
         watch = self._watches.setdefault(path, RunWatch(RunDir(path), shared=self._machine))
         state = watch.read(patience_s)
-        if state["run"]["state"] in ENDED and not state["run"]["supervisor_alive"]:
+        how = state["run"]["state"]
+        # one of another machine that was silent may write again
+        unsure = how == DIED and watch.elsewhere
+        if how in ENDED and not state["run"]["supervisor_alive"] and not unsure:
             self._ended[path] = planned, state
             del self._watches[path]
         return state

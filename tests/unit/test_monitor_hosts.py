@@ -1,0 +1,98 @@
+"""Runs whose processes are on other machines, on a shared disk."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.monitor_runs import Made, look, old
+from training.core import rundir
+from training.core.heartbeat import Heartbeat
+from training.monitor import run_status
+from training.monitor.run_list import RunTable
+from training.monitor.runs import facts
+
+GONE = 1 << 30  # no pid of this machine
+
+
+def there(made: Made, host: str = "gpu-box-2") -> Made:
+    """`made`, running on another machine."""
+    made.supervisor(GONE).steps()
+    rundir.write_json(
+        made.run.supervisor, {**(rundir.read_json(made.run.supervisor) or {}), "host": host}
+    )
+    return made
+
+
+def silent(made: Made) -> None:
+    past = time.time() - run_status.ELSEWHERE_S - 10
+    for file in made.run.path.rglob("*"):
+        os.utime(file, (past, past))
+
+
+def both(made: Made) -> tuple[str, str | None]:
+    """State and reason, which the monitor and `duet runs` share."""
+    seen, listed = look(made.run)["run"], facts.read(made.run.path)
+    assert (listed.state, listed.reason) == (seen["state"], seen["reason"])
+    return seen["state"], seen["reason"]
+
+
+@pytest.fixture
+def srun(tmp_path: Path) -> Made:
+    """Ranks that srun or torchrun started on another machine, without a supervisor."""
+    made = Made(tmp_path / "experiments/srun", starter={"pid": os.getpid(), "host": "node17"})
+    for rank in (0, 1):
+        beat = Heartbeat(made.run.heartbeat(rank), rank, pid=GONE)
+        beat.step = 101
+        beat.beat("forward")
+    return made.steps()
+
+
+def test_a_run_of_another_machine_is_running_while_it_writes(made: Made) -> None:
+    (there(made).run.checkpoints / "step_00000100").mkdir()
+    state, reason = both(made)
+    assert state == "running" and reason and "gpu-box-2" in reason and "resume" not in reason
+    seen = look(made.run)
+    assert seen["run"]["supervisor_alive"] is None
+    assert [r["alive"] for r in seen["ranks"]] == [None, None]
+
+
+def test_a_run_of_another_machine_without_a_supervisor(srun: Made) -> None:
+    assert both(srun)[0] == "running"
+    seen = look(srun.run)
+    assert [(r["alive"], r["late"], r["step"]) for r in seen["ranks"]] == [(None, False, 101)] * 2
+
+
+def test_a_resume_on_another_machine_before_its_first_step(srun: Made) -> None:
+    """It is not taken for a resume that has ended, which restores the plan before it."""
+    srun.summary()
+    rundir.write_json(srun.run.plan_before, srun.plan)
+    old(srun.run.summary)
+    rundir.write_json(srun.run.plan, srun.plan | {"created": time.time()})
+    Heartbeat(srun.run.heartbeat(0), 0, pid=GONE).beat("loading torch")
+    assert both(srun)[0] == "starting"
+
+
+def test_a_silent_run_of_another_machine_is_never_final(made: Made) -> None:
+    there(made)
+    every = RunTable(made.run.path.parent)
+    silent(made)
+    assert both(made)[0] == "died"
+    assert [r["run"]["state"] for r in every.read()["runs"]] == ["died"]
+    made.step(101, 2.0, at=time.time())
+    assert [r["run"]["state"] for r in every.read()["runs"]] == ["running"]
+    made.summary()
+    assert [r["run"]["state"] for r in every.read()["runs"]] == ["finished"]
+
+
+def test_processes_of_another_machine_are_not_those_of_this_one(made: Made) -> None:
+    """Its PIDs may exist here."""
+    made.supervisor(os.getpid())
+    known = rundir.read_json(made.run.supervisor) or {}
+    rundir.write_json(made.run.supervisor, known | {"host": "gpu-box-2"})
+    seen = look(made.run)
+    assert seen["run"]["state"] == "starting"
+    assert [r["alive"] for r in seen["ranks"]] == [None, None]
