@@ -11,11 +11,13 @@ import pytest
 from tests.unit.monitor_runs import Made, look, old
 from training.core import rundir
 from training.core.heartbeat import Heartbeat
+from training.core.rundir import RunDir
 from training.monitor import run_status
 from training.monitor.run_list import RunTable
 from training.monitor.runs import facts
 
 GONE = 1 << 30  # no pid of this machine
+HERE = os.uname().nodename
 
 
 def there(made: Made, host: str = "gpu-box-2") -> Made:
@@ -96,3 +98,40 @@ def test_processes_of_another_machine_are_not_those_of_this_one(made: Made) -> N
     seen = look(made.run)
     assert seen["run"]["state"] == "starting"
     assert [r["alive"] for r in seen["ranks"]] == [None, None]
+
+
+def node1(made: Made, host: str, pid: int) -> RunDir:
+    """The second machine of a run, with rank 1."""
+    node = RunDir(made.run.path, 1)
+    node.create()
+    known = rundir.read_json(made.run.supervisor) or {}
+    ranks = [{"rank": 1, "pid": pid}]
+    rundir.write_json(node.supervisor, known | {"host": host, "ranks": ranks})
+    return node
+
+
+def test_ranks_of_another_machine_of_a_run(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pids may exist here, and its monotonic clock counts from its own boot."""
+    made.supervisor(os.getpid()).steps().beats(ranks=[0])
+    known = rundir.read_json(made.run.supervisor) or {}
+    rundir.write_json(made.run.supervisor, known | {"host": HERE, "ranks": known["ranks"][:1]})
+    with monkeypatch.context() as patched:
+        booted_later = time.monotonic_ns() - 10**13
+        patched.setattr(time, "monotonic_ns", lambda: booted_later)
+        made.beats(ranks=[1])
+    node1(made, "gpu-box-2", os.getpid())
+    seen = look(made.run)
+    assert [(r["alive"], r["late"]) for r in seen["ranks"]] == [(True, False), (None, False)]
+    node1(made, HERE, GONE)
+    assert [r["alive"] for r in look(made.run)["ranks"]] == [True, False]
+
+
+def test_a_renumbered_rank_is_that_of_the_newest_supervisor(made: Made) -> None:
+    """Machine 1 was lost; its number is now that of a rank here."""
+    made.supervisor(os.getpid()).steps()
+    old(node1(made, "gpu-box-2", GONE).supervisor)
+    assert [r["alive"] for r in look(made.run)["ranks"]] == [True, True]
+    one = rundir.read_json(made.run.supervisor) or {}
+    rundir.write_json(made.run.supervisor, one | {"ranks": one["ranks"][:1]})
+    rundir.write_json(made.run.plan, made.plan | {"ranks": 1})
+    assert [r["alive"] for r in look(made.run)["ranks"]] == [True]

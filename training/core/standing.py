@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from training.core import run_reader, rundir
-from training.core.jsonl import Record, number, read_figures
+from training.core.jsonl import Record, mtime, number, read_figures
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan, StarterRecord
@@ -70,10 +70,24 @@ def ends_of(run: rundir.RunDir, plan: Record, since: float) -> tuple[Record | No
 
 def supervisor_of(run: rundir.RunDir, plan: Record) -> Record:
     """supervisor.json of the start of `plan`; {} if it is of an earlier one."""
-    record = rundir.read_json(run.supervisor) or {}
+    return _of_start(run.supervisor, plan)
+
+
+def _of_start(file: Path, plan: Record) -> Record:
+    record = rundir.read_json(file) or {}
     started, created = number(record.get("started")) or 0.0, number(plan.get("created")) or 0.0
     own, wanted = record.get("launch"), plan.get("launch")
     return record if (own == wanted if own and wanted else started >= created) else {}
+
+
+def supervisors(run: rundir.RunDir, plan: Record, supervisor: Record) -> list[tuple[Path, Record]]:
+    """The supervisor.json of all machines with this disk, with their files, the newest last.
+    `supervisor`: that of the first machine."""
+    found = [(run.supervisor, supervisor)] if supervisor else []
+    for file in run.path.glob("node*/supervisor.json"):
+        if record := _of_start(file, plan):
+            found.append((file, record))
+    return sorted(found, key=lambda pair: mtime(pair[0]) or 0.0)
 
 
 def other_host(plan: Record | None, supervisor: Record) -> str | None:
