@@ -174,6 +174,8 @@ class RunWatch:
             all_ranks := whole(dig(plan, "elastic", "ranks"))
         ):
             seen["run"]["planned_ranks"] = all_ranks
+        if (seen["training"]["last_step_unix_s"] or since) < since:
+            seen["training"]["last_step_unix_s"] = None  # of an earlier start
         if alerts.no_step_s(seen) is not None:
             seen["progress"]["eta_s"] = None  # unknown while no step completes
         seen["alerts"] = alerts.active_alerts(seen)
