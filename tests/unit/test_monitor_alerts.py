@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -191,3 +192,21 @@ def test_driver_query_covers_the_alerts(nvidia: Callable[..., dict[str, str]]) -
         33,
     )
     assert list(seen.slowdowns or ()) == [HOT]
+
+
+def test_a_restart_has_no_last_step_before_its_first_one(made: Made) -> None:
+    """The last one before it may be hours old, and the first one takes long."""
+    made.supervisor(os.getpid()).beats(step=101)
+    for step in range(1, 101):
+        made.step(step, 2.0, at=made.at + step * 0.01)
+    assert codes(made) == ["alert.no_step"]
+    made.run.event("restart", attempt=2, cause="unknown", step=100)
+    assert look(made.run)["run"]["state"] == "running"
+    assert codes(made) == []
+    assert look(made.run)["training"]["last_step_unix_s"] is None
+    made.step(101, 2.0, at=time.time())
+    assert look(made.run)["training"]["last_step_unix_s"] is not None
+
+
+def codes(made: Made) -> list[str]:
+    return [a["code"] for a in look(made.run)["alerts"] if "full" not in a["code"]]

@@ -122,6 +122,7 @@ def test_script_that_prints_rarely_is_not_stalled(script: Made, ago_s: float, al
     slow = "".join(f"step {n} loss 2.5 dt: 1000.0ms\n" for n in range(100, 1100, 100))
     log = print_of(script, "rank0.log", slow)
     os.utime(log, (time.time() - ago_s,) * 2)
+    rundir.write_json(script.run.plan, script.plan | {"created": time.time() - 1000})
     seen = look(script.run)
     assert seen["training"]["told_every_s"] == pytest.approx(100)
     shown = [a["text"] for a in seen["alerts"] if "step" in a["text"]]

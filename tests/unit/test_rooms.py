@@ -107,7 +107,7 @@ LATER = {
         "plan.option_help",
     ],
     "only for an archived run: tar and gzip": ["core.archive"],
-    "only for runs without a recorded end": ["monitor.host_stats", "monitor.rank_states"],
+    "only for runs without a recorded end": ["monitor.rank_states"],
     "only with W&B": ["host.wandb_login"],
     "not needed to list runs, which takes less time than these imports": [
         *("config.schema", "core.heartbeat", "core.redact", "host.packages", "tasks"),

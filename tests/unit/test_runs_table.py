@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -97,17 +97,6 @@ def test_a_resume_from_an_older_checkpoint_discards_later_evaluations(tmp_path: 
     assert (found.loss, found.best_step) == (1.3, 60)
 
 
-def test_a_run_of_another_machine_is_running_while_it_writes(tmp_path: Path) -> None:
-    run = Made(tmp_path / "run").steps(5).supervisor(1 << 30).run
-    rundir.write_json(run.supervisor, {**(rundir.read_json(run.supervisor) or {}), "host": "far"})
-    assert facts.read(run.path).state == "running"
-    past = time.time() - facts.ELSEWHERE_S - 10
-    for file in (run.metrics, run.events, run.supervisor):
-        if file.exists():
-            os.utime(file, (past, past))
-    assert facts.read(run.path).state == "died"
-
-
 def test_filters(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for argv, names in (
         (["--filter=state=finished"], ["new", "old"]),
@@ -146,6 +135,15 @@ def test_unknown_values_are_sorted_last(folder: Path) -> None:
     found = terms.sort(facts.read_all(folder), "-loss")
     assert [run.name for run in found][-1] not in ("old", "new")
     assert found[0].loss is not None
+
+
+def test_a_loss_that_is_not_a_number_is_sorted_last(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Made(folder / "diverged", age_s=10).step(5, math.nan)
+    for column in ("loss", "-loss"):
+        names = listed(folder, capsys, "--filter=loss!=0", f"--sort={column}")
+        assert len(names) == 5 and names[-1] == "diverged", column
 
 
 def test_bad_input_is_answered_at_once(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from training.core import run_reader, rundir
-from training.core.jsonl import Record, number, read_figures
+from training.core.jsonl import Record, mtime, number, read_figures
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan, StarterRecord
@@ -70,10 +70,31 @@ def ends_of(run: rundir.RunDir, plan: Record, since: float) -> tuple[Record | No
 
 def supervisor_of(run: rundir.RunDir, plan: Record) -> Record:
     """supervisor.json of the start of `plan`; {} if it is of an earlier one."""
-    record = rundir.read_json(run.supervisor) or {}
+    return _of_start(run.supervisor, plan)
+
+
+def _of_start(file: Path, plan: Record) -> Record:
+    record = rundir.read_json(file) or {}
     started, created = number(record.get("started")) or 0.0, number(plan.get("created")) or 0.0
     own, wanted = record.get("launch"), plan.get("launch")
     return record if (own == wanted if own and wanted else started >= created) else {}
+
+
+def supervisors(run: rundir.RunDir, plan: Record, supervisor: Record) -> list[tuple[Path, Record]]:
+    """The supervisor.json of all machines with this disk, with their files, the newest last.
+    `supervisor`: that of the first machine."""
+    found = [(run.supervisor, supervisor)] if supervisor else []
+    for file in run.path.glob("node*/supervisor.json"):
+        if record := _of_start(file, plan):
+            found.append((file, record))
+    return sorted(found, key=lambda pair: mtime(pair[0]) or 0.0)
+
+
+def other_host(plan: Record | None, supervisor: Record) -> str | None:
+    """The machine that started the run, if it is another one: its processes cannot be checked."""
+    starter = (plan or {}).get("starter")
+    host = supervisor.get("host") or (starter.get("host") if isinstance(starter, dict) else None)
+    return host if isinstance(host, str) and host != os.uname().nodename else None
 
 
 def lives(supervisor: SupervisorRecord) -> bool:
@@ -154,7 +175,9 @@ def _may_live(run: rundir.RunDir, plan: Record, created: float) -> bool:
 
     beats = [beat for beat in heartbeat.read_all(run.heartbeats) if beat.wall_time >= created]
     if beats:
-        return any(os.path.exists(f"/proc/{beat.pid}") for beat in beats)
+        return bool(other_host(plan, {})) or any(
+            os.path.exists(f"/proc/{beat.pid}") for beat in beats
+        )
     known = plan.get("starter")
     if isinstance(known, dict) and not runs_here(known, created):
         return False  # the launch script was killed before it became the supervisor

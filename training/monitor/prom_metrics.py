@@ -311,7 +311,7 @@ OF_A_RUN = [
     Metric(
         "duet_last_step_timestamp_seconds",
         (),
-        "Time at which the last step ended.",
+        "Time at which the last step ended; after a restart only from its first step.",
         _run("training", "last_step_unix_s"),
     ),
     Metric(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from training.core import heartbeat, rundir
+from training.core import heartbeat, rundir, standing
 from training.core.jsonl import Record, dig, items, mtime, whole
 from training.monitor import host_stats
 
@@ -15,6 +15,21 @@ if TYPE_CHECKING:
 
 LATE_S = 30.0  # a rank whose heartbeat is older is marked late
 MOST_RANKS = 4096  # that a plan may list
+
+
+class Listed(NamedTuple):
+    """A rank's process. `seen`: when it was known to be alive, unix s."""
+
+    process: Record
+    seen: float | None
+    elsewhere: bool  # on another machine
+
+    @property
+    def pid(self) -> int | None:
+        return whole(self.process.get("pid"))
+
+
+UNLISTED = Listed({}, None, False)
 
 
 class RankStates:
@@ -29,29 +44,29 @@ class RankStates:
         ignored: from before `since` (unix s), and of a process that this start does not list."""
         # A rank whose heartbeat cannot be read now keeps its last one.
         self._beats |= {b.rank: b for b in heartbeat.read_all(self.run.heartbeats)}
-        started = {whole(known.get("rank")): known for known in processes(supervisor)[1:]}
+        listed = self._listed(plan or {}, supervisor)
         beats = {
             rank: beat
             for rank, beat in self._beats.items()
             # its own time may be earlier if the clock was set back
-            if beat.wall_time >= since or beat.pid == whole(dig(started.get(rank), "pid"))
+            if beat.wall_time >= since or beat.pid == listed.get(rank, UNLISTED).pid
         }
-        numbers = {
-            *range(min(whole(dig(plan, "ranks")) or 0, MOST_RANKS)),
-            *beats,
-            *(r for r in started if r is not None),
-        }
+        numbers = {*range(min(whole(dig(plan, "ranks")) or 0, MOST_RANKS)), *beats, *listed}
+        elsewhere = standing.other_host(plan, supervisor) is not None
         out: list[RankState] = []
-        archived = self.run.is_archived
         for rank in sorted(numbers):
-            beat, known = beats.get(rank), started.get(rank)
-            seen = mtime(self.run.supervisor) if known else beat.wall_time if beat else None
-            if beat and whole(dig(known, "pid")) is None:
-                known = {"pid": beat.pid}
-            pid = whole(dig(known, "pid"))
-            living = not archived and host_stats.alive(known or {}, seen or time.time())
+            beat, known = beats.get(rank), listed.get(rank) or Listed({}, None, elsewhere)
+            if beat and known.pid is None:
+                seen = known.seen or beat.wall_time
+                known = Listed({"pid": beat.pid}, seen, known.elsewhere)
+            pid = known.pid
+            living = (
+                not self.run.is_archived
+                and not known.elsewhere
+                and host_stats.alive(known.process, known.seen or time.time())
+            )
             age = None
-            # The monotonic clock restarts at boot: it cannot date a run from before the last boot.
+            # The monotonic clock is that of one machine, and restarts at boot.
             if beat:
                 age = (
                     beat.age_s
@@ -62,7 +77,7 @@ class RankStates:
                 {
                     "rank": rank,
                     "pid": pid,
-                    "alive": living if pid else None,
+                    "alive": living if pid and not known.elsewhere else None,
                     "epoch": beat.epoch if beat else None,
                     "step": beat.step if beat else None,
                     "phase": beat.phase if beat else None,
@@ -73,12 +88,36 @@ class RankStates:
             )
         return out
 
+    def _listed(self, plan: Record, supervisor: Record) -> dict[int, Listed]:
+        """The ranks that the supervisors have started. The newest file counts: after the loss of a
+        machine the ranks have other numbers."""
+        found: dict[int, Listed] = {}
+        planned = whole(plan.get("ranks")) or 0
+        for file, record in standing.supervisors(self.run, plan, supervisor):
+            elsewhere = standing.other_host(plan, record) is not None
+            for known in processes(record)[1:]:
+                rank = whole(known.get("rank"))
+                if rank is not None and (record is supervisor or rank < planned):
+                    found[rank] = Listed(known, mtime(file), elsewhere)
+        return found
+
 
 def processes(supervisor: Record) -> list[Record]:
     """Those of supervisor.json, the supervisor first. With torchrun, only torchrun itself is listed
     besides: an entry without a rank."""
     listed = [supervisor, *items(supervisor.get("ranks"))]
     return [known for known in listed if isinstance(known, dict)]
+
+
+def supervised(run: rundir.RunDir, plan: Record | None, supervisor: Record) -> list[bool]:
+    """Which of processes(supervisor) run; empty without a supervisor, and if it is on another
+    machine."""
+    if not supervisor or standing.other_host(plan, supervisor):
+        return []
+    seen = mtime(run.supervisor) or time.time()
+    return [
+        not run.is_archived and host_stats.alive(known, seen) for known in processes(supervisor)
+    ]
 
 
 def mark_late(ranks: list[RankState], *, active: bool) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from training.core import rundir
+from training.core import heartbeat, rundir
 from training.core.errors import UserError
 from training.core.jsonl import Record, dig, mtime, number, text, whole
 from training.core.messages import msg
 from training.core.next_command import next_command
 from training.core.run_reader import as_plan
-from training.core.standing import runs_here
-from training.core.units import plural
+from training.core.standing import other_host, runs_here
+from training.core.units import duration, plural
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import RunStatus
@@ -28,6 +28,9 @@ FAILED: Final = "failed"
 DIED: Final = "died"
 ENDED = (FINISHED, STOPPED, FAILED, DIED)
 STARTING_S = 60.0  # a starting run without a process gets a reason after this time
+# A run on another machine, whose processes cannot be checked, counts as active until it has written
+# nothing for this time.
+ELSEWHERE_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class RunEvidence:
 
     `since`: start of the last attempt, unix s. `last`: newest record of metrics.jsonl. `summary`
     and `failure`: those of the last attempt. `alive`: the supervisor or a process that it lists
-    runs. `resumable`: there is a checkpoint. `printed`: a user script has printed figures.
+    runs on this machine. `resumable`: there is a checkpoint. `printed`: a user script has printed
+    figures.
     """
 
     run: rundir.RunDir
@@ -93,18 +97,28 @@ def judge(seen: RunEvidence) -> tuple[RunStatus, str | None]:
     if not run.path.is_dir():
         return DIED, msg("monitor.reason.directory_gone")
     stepped = (number(seen.last.get("time")) or -1.0) >= seen.since
+    # A script has no heartbeat: it runs when its process exists, or is listed elsewhere.
+    begun = (
+        stepped
+        or seen.printed
+        or any(
+            r["pid"] and r["alive"] is not False if script_of(plan) else r["step"]
+            for r in seen.ranks
+        )
+    )
+    active: RunStatus = RUNNING if begun else STARTING
     if seen.alive or any(r["alive"] for r in seen.ranks):
-        # A script has no heartbeat: it runs when its process exists.
-        begun = (
-            stepped
-            or seen.printed
-            or any(r["alive"] if script_of(plan) else r["step"] for r in seen.ranks)
-        )
+        return active, None if plan else msg("monitor.reason.no_plan")
+    started = bool(seen.supervisor) or any(r["pid"] for r in seen.ranks)
+    host = None if run.is_archived else other_host(plan, seen.supervisor)
+    if host and (started or stepped):
+        quiet = quiet_s(run)
         return (
-            RUNNING if begun else STARTING,
-            None if plan else msg("monitor.reason.no_plan"),
+            (active, msg("monitor.reason.elsewhere", host=host))
+            if quiet < ELSEWHERE_S
+            else (DIED, msg("monitor.reason.silent_elsewhere", host=host, time=duration(quiet)))
         )
-    if seen.supervisor or any(r["pid"] for r in seen.ranks):
+    if started:
         again = _resume_hint(seen) if seen.resumable else ""
         return (
             DIED,
@@ -128,6 +142,14 @@ def judge(seen: RunEvidence) -> tuple[RunStatus, str | None]:
     )
 
 
+def quiet_s(run: rundir.RunDir) -> float:
+    """The time since a run has written anything."""
+    files = (run.plan, run.metrics, run.events, run.supervisor, *run.ranks.glob("*.log"))
+    written = [mtime(file) or 0.0 for file in files]
+    written += [beat.wall_time for beat in heartbeat.read_all(run.heartbeats)]
+    return max(0.0, time.time() - max(written))
+
+
 def _resume_hint(seen: RunEvidence) -> str:
     """ "; to resume: COMMAND"; empty for a user script, which saves its own state."""
     try:
@@ -145,13 +167,15 @@ def _resume_hint(seen: RunEvidence) -> str:
 
 
 def ended_at(state: RunStatus, seen: RunEvidence, end: Record | None) -> float | None:
-    """When an ended run ended, unix s; for a run that died, its last recorded activity. `end`: its
-    summary or failure, of which the file may be a copy with a later mtime."""
+    """When an ended run ended, unix s; for a run that died, its last recorded activity or,
+    without any, its start. `end`: its summary or failure, of which the file may be a copy with a
+    later mtime."""
     run = seen.run
     if state != DIED:
         of_failure = state == FAILED or not run.summary.exists()
         return number(dig(end, "time")) or mtime(run.failure if of_failure else run.summary)
     activity = [
+        seen.since,
         number(seen.last.get("time")),
         mtime(run.supervisor),
         *(r["beat_unix_s"] for r in seen.ranks),

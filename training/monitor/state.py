@@ -73,7 +73,8 @@ class RunWatch:
         self._epochs: int | None = None  # from the same event
         self._script: ScriptFigures | None = None
         self._machine = shared or host_stats.Shared()
-        self.plan: Record | None = None  # as of the last read
+        self.plan: Record | None = None  # as of the last read, like the next
+        self.elsewhere: str | None = None  # another machine that started the run
 
     def read_all(self) -> RunState:
         """Like `read`, for a single read: searches very long files completely."""
@@ -89,10 +90,10 @@ class RunWatch:
         since = number(dig(plan, "created")) or mtime(run.plan) or 0.0
         # Processes first: whatever a process wrote before it ended is then in the files read below.
         supervisor = standing.supervisor_of(run, plan or {})
+        self.elsewhere = standing.other_host(plan, supervisor)
         ranks = self._ranks.read(plan, supervisor, since)
         listed = rank_states.processes(supervisor)
-        begun = mtime(run.supervisor) or now
-        alive = [not run.is_archived and host_stats.alive(known, begun) for known in listed]
+        alive = rank_states.supervised(run, plan, supervisor)
         self._history.update()
         self._read_events()
         printed = self._printed(plan)
@@ -121,8 +122,9 @@ class RunWatch:
         end = failure if state == FAILED or (state == STOPPED and not summary) else summary
         ended = ended_at(state, evidence, end) if state in ENDED else None
         log = self.log or (Path(name) if (name := text(dig(plan, "log_file"))) else None)
-        own = (whole(known.get("pid")) for known in listed)
-        family = {pid for pid in (*own, *(r["pid"] for r in ranks)) if pid}
+        # not those of another machine
+        own = (whole(known.get("pid")) for known in listed[: len(alive)])
+        family = {p for p in (*own, *(r["pid"] for r in ranks if r["alive"] is not None)) if p}
         gpus, host = self._machine.answer(patience_s, run.path)
         on_gpus = host_stats.gpu_records(gpus, family, _planned(plan))
         if script_of(plan):
@@ -150,7 +152,7 @@ class RunWatch:
                 "started_unix_s": started,
                 "ended_unix_s": ended,
                 "supervisor_pid": whole(supervisor.get("pid")),
-                "supervisor_alive": alive[0] if supervisor else None,
+                "supervisor_alive": alive[0] if alive else None,
             },
             **(
                 self._of_script(printed, state, took)
@@ -172,6 +174,8 @@ class RunWatch:
             all_ranks := whole(dig(plan, "elastic", "ranks"))
         ):
             seen["run"]["planned_ranks"] = all_ranks
+        if (seen["training"]["last_step_unix_s"] or since) < since:
+            seen["training"]["last_step_unix_s"] = None  # of an earlier start
         if alerts.no_step_s(seen) is not None:
             seen["progress"]["eta_s"] = None  # unknown while no step completes
         seen["alerts"] = alerts.active_alerts(seen)

@@ -98,7 +98,7 @@ def _all_ranks(every: list[RankState], ended: bool, *, rest: bool = False) -> Li
     words = units.plural(len(every), "rank")
     if rest:
         words = msg("monitor.ranks.others", ranks=words)
-    if not ended:
+    if not ended and not any(r["pid"] and r["alive"] is None for r in every):
         words += msg("monitor.ranks.alive", count=sum(bool(r["alive"]) for r in every))
     if ages:
         oldest = max(ages, key=lambda r: r["beat_age_s"] or 0.0)
@@ -217,7 +217,7 @@ def gpu_details(gpu: GpuState, ranks: list[RankState]) -> list[Line]:
             ),
         ]
     )
-    numbers = {r["pid"]: r["rank"] for r in ranks}
+    numbers = _numbers(ranks)
     for p in sorted(gpu["processes"], key=lambda p: not p["this_run"]):
         who = (
             f"rank {numbers[p['pid']]}"
@@ -233,6 +233,11 @@ def gpu_details(gpu: GpuState, ranks: list[RankState]) -> list[Line]:
         )
         lines.append([(words, "good" if p["this_run"] else "warn")])
     return lines
+
+
+def _numbers(ranks: list[RankState]) -> dict[int | None, int]:
+    """pid → rank, of this machine."""
+    return {r["pid"]: r["rank"] for r in ranks if r["alive"] is not None}
 
 
 def _meter(name: str, share: float | None, words: str) -> Line:
@@ -266,7 +271,7 @@ def _memory_style(gpu: GpuState) -> str:
 def processes(every: list[GpuProcessState], ranks: list[RankState]) -> Line:
     """Processes of the run first, ranks with their numbers."""
     line: Line = []
-    numbers = {r["pid"]: r["rank"] for r in ranks}
+    numbers = _numbers(ranks)
     for p in sorted(every, key=lambda p: not p["this_run"]):
         rank = f"rank {numbers[p['pid']]} " if p["pid"] in numbers else ""
         owner = (

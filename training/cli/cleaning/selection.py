@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import re
 import socket
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.cli.cleaning.options import CHECKPOINTS, LOGS, RUNS, TRACES, CleanOptions
-from training.core import evaluations, heartbeat, manifest, run_reader, standing
-from training.core.jsonl import mtime, number
+from training.core import evaluations, manifest, run_reader, standing
+from training.core.jsonl import number
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.core.units import duration
-from training.monitor.run_status import DIED
+from training.monitor.run_status import DIED, ELSEWHERE_S, quiet_s
 from training.monitor.runs import facts
 from training.monitor.runs.facts import DAMAGED, EMPTY, FOREIGN, LIVE, RunFacts, size_on_disk
 
@@ -86,16 +85,9 @@ def untouchable(run: RunFacts) -> str:
     # launcher started have none, and their processes may be those of another machine.
     began = number(supervisor.get("started")) or 0.0 if supervisor else 0.0
     here = here and began >= (run.started or 0.0)
-    if run.state == DIED and not here and (quiet_s := _quiet_s(run.run)) < facts.ELSEWHERE_S:
-        return msg("cli.clean.elsewhere", age=duration(quiet_s))
+    if run.state == DIED and not here and (quiet := quiet_s(run.run)) < ELSEWHERE_S:
+        return msg("cli.clean.elsewhere", age=duration(quiet))
     return ""
-
-
-def _quiet_s(run: RunDir) -> float:
-    """The time since a run has written anything."""
-    written = [mtime(file) or 0.0 for file in (run.plan, run.metrics, run.events, run.supervisor)]
-    written += [beat.wall_time for beat in heartbeat.read_all(run.heartbeats)]
-    return max(0.0, time.time() - max(written))
 
 
 def inside(path: Path, experiments: Path) -> bool:

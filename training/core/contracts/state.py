@@ -81,7 +81,7 @@ class LogTraining(EvaluationState):
 
 
 class TrainingState(LogTraining):
-    last_step_unix_s: float | None
+    last_step_unix_s: float | None  # of this start
     loss_scale: float | None  # of fp16; this and the next: None of a log
     skipped_steps: int | None
 

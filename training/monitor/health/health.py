@@ -25,7 +25,7 @@ from training.monitor.health import (
 from training.monitor.health.activity import ActivityWindow
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck
 from training.monitor.health.target import Target
-from training.monitor.run_status import DIED, ENDED, FINISHED, state_word
+from training.monitor.run_status import ENDED, FINISHED, state_word
 from training.monitor.state import RunWatch
 from training.watchdog import stall_detector
 from training.watchdog.hang_report import LOOPS, QUIET, SHORT, HangFinding, NoFinding
@@ -82,16 +82,12 @@ def of_run(run: RunDir) -> HealthReport:
     shared = host_stats.Shared()
     watch = RunWatch(run, shared=shared)
     state = watch.read(0.0)
-    host = target.other_host(run)
-    # "died" is unreliable for a run on another machine: its processes are not visible here.
-    if (host is None or state["run"]["state"] != DIED) and (
-        report := _ended(run, state)
-    ) is not None:
+    if (report := _ended(run, state)) is not None:
         return report
     try:
         found = target.of_run(run)
     except UserError as error:
-        if host is None:
+        if watch.elsewhere is None:
             return _without_ranks(run, watch, error)
         found = target.elsewhere(run)
     return _look(found, watch, shared)

@@ -93,12 +93,6 @@ def of_run(run: RunDir) -> Target:
     return Target(run, plan, pids, world, here, "plan.json", known, planned)
 
 
-def other_host(run: RunDir) -> str | None:
-    """Host on which the run was started; None if it is this one."""
-    host = text((rundir.read_json(run.supervisor) or {}).get("host"))
-    return host if host and host != socket.gethostname() else None
-
-
 def elsewhere(run: RunDir) -> Target:
     """A run without a rank on this machine, whose folder (with its heartbeats) may be shared."""
     plan = read_object(run.plan) or {}

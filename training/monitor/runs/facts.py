@@ -43,9 +43,6 @@ LIVE = (STARTING, RUNNING)
 ARGS = "args"  # the arguments of a user script, in its `config`
 TAIL = 1 << 14  # bytes of metrics.jsonl that are read first
 STEPS = 20  # whose speed is that of a run without a summary
-# A run on another machine, whose processes cannot be checked, counts as running until it has
-# written nothing for this time.
-ELSEWHERE_S = 24 * 3600.0
 _WORDS: dict[str, str] = {
     DAMAGED: msg("monitor.runs.damaged"),
     EMPTY: msg("monitor.runs.empty"),
@@ -177,13 +174,10 @@ def _state(
     ranks, alive = [], False
     if not summary and not failure:
         # loads psutil, which takes as long as reading many ended runs
-        from training.monitor import host_stats, rank_states
+        from training.monitor import rank_states
 
         ranks = rank_states.RankStates(run).read(plan, supervisor, since)
-        seen = mtime(run.supervisor) or time.time()
-        alive = not run.is_archived and any(
-            host_stats.alive(known, seen) for known in rank_states.processes(supervisor)
-        )
+        alive = any(rank_states.supervised(run, plan, supervisor))
     evidence = RunEvidence(
         run=run,
         plan=plan,
@@ -198,11 +192,6 @@ def _state(
         printed=False,
     )
     state, reason = judge(evidence)
-    host = text(supervisor.get("host"))
-    if state == DIED and not run.is_archived and host not in (None, os.uname().nodename):
-        activity = max(mtime(f) or 0.0 for f in (run.metrics, run.events, run.supervisor))
-        if time.time() - activity < ELSEWHERE_S:
-            state, reason = RUNNING, msg("monitor.runs.elsewhere", host=host)
     end = failure if state == FAILED or (state == STOPPED and not summary) else summary
     return state, reason, ended_at(state, evidence, end) if state in ENDED else None
 

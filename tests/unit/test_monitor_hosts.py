@@ -1,0 +1,146 @@
+"""Runs whose processes are on other machines, on a shared disk."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.monitor_runs import Made, look, old
+from training.core import rundir
+from training.core.heartbeat import Heartbeat
+from training.core.rundir import RunDir
+from training.monitor import run_status
+from training.monitor.run_list import RunTable
+from training.monitor.runs import facts
+
+GONE = 1 << 30  # no pid of this machine
+HERE = os.uname().nodename
+
+
+def there(made: Made, host: str = "gpu-box-2") -> Made:
+    """`made`, running on another machine."""
+    made.supervisor(GONE).steps()
+    rundir.write_json(
+        made.run.supervisor, {**(rundir.read_json(made.run.supervisor) or {}), "host": host}
+    )
+    return made
+
+
+def silent(made: Made) -> None:
+    past = time.time() - run_status.ELSEWHERE_S - 10
+    for file in made.run.path.rglob("*"):
+        os.utime(file, (past, past))
+
+
+def both(made: Made) -> tuple[str, str | None]:
+    """State and reason, which the monitor and `duet runs` share."""
+    seen, listed = look(made.run)["run"], facts.read(made.run.path)
+    assert (listed.state, listed.reason) == (seen["state"], seen["reason"])
+    return seen["state"], seen["reason"]
+
+
+@pytest.fixture
+def srun(tmp_path: Path) -> Made:
+    """Ranks that srun or torchrun started on another machine, without a supervisor."""
+    made = Made(tmp_path / "experiments/srun", starter={"pid": os.getpid(), "host": "node17"})
+    for rank in (0, 1):
+        beat = Heartbeat(made.run.heartbeat(rank), rank, pid=GONE)
+        beat.step = 101
+        beat.beat("forward")
+    return made.steps()
+
+
+def test_a_run_of_another_machine_is_running_while_it_writes(made: Made) -> None:
+    (there(made).run.checkpoints / "step_00000100").mkdir()
+    state, reason = both(made)
+    assert state == "running" and reason and "gpu-box-2" in reason and "resume" not in reason
+    seen = look(made.run)
+    assert seen["run"]["supervisor_alive"] is None
+    assert [r["alive"] for r in seen["ranks"]] == [None, None]
+
+
+def test_a_run_of_another_machine_without_a_supervisor(srun: Made) -> None:
+    assert both(srun)[0] == "running"
+    seen = look(srun.run)
+    assert [(r["alive"], r["late"], r["step"]) for r in seen["ranks"]] == [(None, False, 101)] * 2
+
+
+def test_a_resume_on_another_machine_before_its_first_step(srun: Made) -> None:
+    """It is not taken for a resume that has ended, which restores the plan before it."""
+    srun.summary()
+    rundir.write_json(srun.run.plan_before, srun.plan)
+    old(srun.run.summary)
+    rundir.write_json(srun.run.plan, srun.plan | {"created": time.time()})
+    Heartbeat(srun.run.heartbeat(0), 0, pid=GONE).beat("loading torch")
+    assert both(srun)[0] == "starting"
+
+
+def test_a_silent_run_of_another_machine_is_never_final(made: Made) -> None:
+    there(made)
+    every = RunTable(made.run.path.parent)
+    silent(made)
+    assert both(made)[0] == "died"
+    assert [r["run"]["state"] for r in every.read()["runs"]] == ["died"]
+    made.step(101, 2.0, at=time.time())
+    assert [r["run"]["state"] for r in every.read()["runs"]] == ["running"]
+    made.summary()
+    assert [r["run"]["state"] for r in every.read()["runs"]] == ["finished"]
+
+
+def test_processes_of_another_machine_are_not_those_of_this_one(made: Made) -> None:
+    """Its PIDs may exist here."""
+    made.supervisor(os.getpid())
+    known = rundir.read_json(made.run.supervisor) or {}
+    rundir.write_json(made.run.supervisor, known | {"host": "gpu-box-2"})
+    seen = look(made.run)
+    assert seen["run"]["state"] == "starting"
+    assert [r["alive"] for r in seen["ranks"]] == [None, None]
+
+
+def node1(made: Made, host: str, pid: int) -> RunDir:
+    """The second machine of a run, with rank 1."""
+    node = RunDir(made.run.path, 1)
+    node.create()
+    known = rundir.read_json(made.run.supervisor) or {}
+    ranks = [{"rank": 1, "pid": pid}]
+    rundir.write_json(node.supervisor, known | {"host": host, "ranks": ranks})
+    return node
+
+
+def test_ranks_of_another_machine_of_a_run(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pids may exist here, and its monotonic clock counts from its own boot."""
+    made.supervisor(os.getpid()).steps().beats(ranks=[0])
+    known = rundir.read_json(made.run.supervisor) or {}
+    rundir.write_json(made.run.supervisor, known | {"host": HERE, "ranks": known["ranks"][:1]})
+    with monkeypatch.context() as patched:
+        booted_later = time.monotonic_ns() - 10**13
+        patched.setattr(time, "monotonic_ns", lambda: booted_later)
+        made.beats(ranks=[1])
+    node1(made, "gpu-box-2", os.getpid())
+    seen = look(made.run)
+    assert [(r["alive"], r["late"]) for r in seen["ranks"]] == [(True, False), (None, False)]
+    node1(made, HERE, GONE)
+    assert [r["alive"] for r in look(made.run)["ranks"]] == [True, False]
+
+
+def test_a_renumbered_rank_is_that_of_the_newest_supervisor(made: Made) -> None:
+    """Machine 1 was lost; its number is now that of a rank here."""
+    made.supervisor(os.getpid()).steps()
+    old(node1(made, "gpu-box-2", GONE).supervisor)
+    assert [r["alive"] for r in look(made.run)["ranks"]] == [True, True]
+    one = rundir.read_json(made.run.supervisor) or {}
+    rundir.write_json(made.run.supervisor, one | {"ranks": one["ranks"][:1]})
+    rundir.write_json(made.run.plan, made.plan | {"ranks": 1})
+    assert [r["alive"] for r in look(made.run)["ranks"]] == [True]
+
+
+def test_a_restart_on_another_machine_is_seen(made: Made) -> None:
+    """Between two starts it looks like a failure; the plan may stay as it is."""
+    every = RunTable(there(made).run.path.parent)
+    made.failure()
+    assert [r["run"]["state"] for r in every.read()["runs"]] == ["failed"]
+    made.run.failure.unlink()
+    assert [r["run"]["state"] for r in every.read()["runs"]] == ["running"]
