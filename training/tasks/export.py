@@ -30,7 +30,8 @@ CARD = "README.md"
 
 def write(model: Trained, form: str, out: Path) -> None:
     """Write the model as `form` (one of FORMATS) into the folder `out`, which does not exist or is
-    empty. Raises OSError; then `out` is unchanged."""
+    empty. Raises OSError, and UserError for weights that the form cannot hold; then `out` is
+    unchanged."""
     folder = WorkFolder(out)
     work = folder.path
     try:
@@ -55,10 +56,14 @@ def write(model: Trained, form: str, out: Path) -> None:
 
 
 def _separate(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors, each in memory of its own; only those that share some are copied."""
+    """The tensors, each in memory of its own; only those that share some are copied. Extra states
+    and sparse tensors as they are."""
     found: dict[str, torch.Tensor] = {}
     places: set[int] = set()
     for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+            found[name] = tensor
+            continue
         one = tensor.detach().cpu().contiguous()
         storage = one.untyped_storage()
         if storage.nbytes() != one.nbytes or storage.data_ptr() in places:

@@ -35,6 +35,7 @@ EVALUATED = 16  # samples per batch
 # where programs keep the weights in a file; the last ones are of BasicSR and DeepSpeed
 INNER = ("model", "model_state_dict", "state_dict", "net", "params", "params_ema", "module")
 AVERAGE = "ema"  # the moving average of the weights in a checkpoint, by name of the parameter
+EXTRA = "_extra_state"  # of get_extra_state(): the last part of its name in a state_dict()
 COMPILED = "_orig_mod."  # of torch.compile, anywhere in a name
 SHOWN = 160  # characters of an error of the GPU
 GPU_ERROR = re.compile(r"(?:CUDA|HIP)(?: driver)? (?:error|out of memory)")
@@ -310,8 +311,8 @@ def tensors(file: Path, *, averaged: bool = False) -> Mapping[str, torch.Tensor]
 
 
 def named_tensors(found: object, averaged: bool) -> Mapping[str, torch.Tensor] | None:
-    """The weights in what torch.load() returned: a dictionary of tensors, or one inside it under a
-    usual name."""
+    """The weights in what torch.load() returned: a dictionary of tensors and extra states, or one
+    inside it under a usual name."""
     import torch
 
     if not isinstance(found, Mapping):
@@ -323,9 +324,16 @@ def named_tensors(found: object, averaged: bool) -> Mapping[str, torch.Tensor] |
             if named and average and average.keys() <= named.keys():
                 return {**named, **average}
             return named
-    if found and all(isinstance(value, torch.Tensor) for value in found.values()):
+    if found and all(
+        isinstance(value, torch.Tensor) or is_extra(str(name)) for name, value in found.items()
+    ):
         return found
     return None
+
+
+def is_extra(name: str) -> bool:
+    """Whether this is the name of an extra state in a state_dict()."""
+    return name.rpartition(".")[2] == EXTRA
 
 
 def fitted(
