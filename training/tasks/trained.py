@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from training.core import log, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.tasks import own_error
+from training.tasks import own_error, own_modules
 from training.tasks.weights import Weights, damaged
 
 if TYPE_CHECKING:
@@ -72,7 +72,10 @@ class Trained:
             return self._evaluate(self.task, progress, parts)
         from training.tasks import randomness
 
-        with randomness.apart():
+        file = self.weights.task_file
+        if file:
+            own_modules.use(file.parent)
+        with randomness.apart(), own_error.reported(file):
             randomness.restore(self._drawn)
             return self._evaluate(self.task, progress, parts)
 
@@ -80,6 +83,9 @@ class Trained:
         self, task: Task, progress: Progress, parts: list[Part] | None
     ) -> dict[str, float]:
         data = self._validation(task)
+        if data is None and self.weights.task_file:
+            what = msg("tasks.trained.no_val_data", file=self.weights.task_file)
+            raise UserError(Problem("task.no_val_data", what, msg("tasks.trained.val_data")))
         if data is None or not len(data):
             raise UserError(Problem("data.empty", task.why_not(0, 1)))
         import torch
@@ -111,10 +117,10 @@ class Trained:
         try:
             return task.rows("val")
         except Exception as error:
-            file = self.weights.plan["task"]["file"]
+            file = self.weights.task_file
             if isinstance(error, UserError) or not file:
                 raise
-            raise own_error.of_val_data(Path(file), error) from error
+            raise own_error.of_val_data(file, error) from error
 
     def describe(self) -> str:
         """The model in words."""
