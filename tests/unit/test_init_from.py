@@ -26,12 +26,14 @@ from tests.unit.trained_runs import flip_a_bit, gpt, made, stored
 from training.cli import export
 from training.core import manifest, rundir
 from training.core.errors import UserError
+from training.inspector.distributed import World
 from training.plan import training_plan
 from training.tasks import trained
 from training.tasks.gpt.model_dims import ModelDims
 from training.trainer import start_weights
 
 CPU = ("1", "--device=cpu")
+ALONE = World(0, 0, 1, torch.device("cpu"), "none", "-")
 
 
 def codes(*argv: str) -> list[str]:
@@ -205,7 +207,7 @@ def test_unusable_weights(tmp_path: Path) -> None:
 
 def loaded(file: Path, model: torch.nn.Module, **facts: Any) -> None:
     start_weights.init_from(
-        model, {"file": str(file), "title": "x", "bytes": None, "sha256": None, **facts}
+        model, {"file": str(file), "title": "x", "bytes": None, "sha256": None, **facts}, ALONE
     )
 
 

@@ -26,6 +26,7 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.phases import EVALUATION
 from training.core.suggest import suggest
+from training.tasks import own_modules
 from training.tasks.sample_spec import SampleSpec
 
 if TYPE_CHECKING:
@@ -308,12 +309,12 @@ def load(path: Path, options: Mapping[str, Any], config: Config, device: torch.d
 
     from training.tasks.base import Task
 
+    own_modules.use(path.parent)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader
     checksum = manifest.sha256(path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent))  # modules beside the file, as for a script
     spec.loader.exec_module(module)
     found = [
         c
@@ -328,6 +329,8 @@ def load(path: Path, options: Mapping[str, Any], config: Config, device: torch.d
         raise TypeError(
             f"{path} has no class that is a complete Task{f': {lacks}' if lacks else ''}"
         )
+    # a run from before an option was added takes its default
+    options = {**getattr(module, OPTIONS, {}), **options}
     task = whole[-1](SimpleNamespace(**options), config, device)
     task.file_sha256 = checksum
     return task

@@ -15,7 +15,7 @@ from training import tasks
 from training.config.schema import FIELDS
 from training.core import manifest, rundir
 from training.core.work_folder import WorkFolder
-from training.tasks import model_card, safetensors_file
+from training.tasks import model_card, own_error, own_modules, safetensors_file
 from training.tasks.trained import Trained
 from training.tasks.weights import EXPORT, EXPORT_FORMAT, HUB, SAFETENSORS, TORCH, TORCH_FORM
 
@@ -30,12 +30,14 @@ CARD = "README.md"
 
 def write(model: Trained, form: str, out: Path) -> None:
     """Write the model as `form` (one of FORMATS) into the folder `out`, which does not exist or is
-    empty. Raises OSError; then `out` is unchanged."""
+    empty. Raises OSError, and UserError for weights that the form cannot hold; then `out` is
+    unchanged."""
     folder = WorkFolder(out)
     work = folder.path
     try:
         file = work / (TORCH if form == TORCH_FORM else SAFETENSORS)
-        state = _separate(model.model.state_dict())
+        with own_error.reported(model.weights.task_file):  # in get_extra_state()
+            state = _separate(model.model.state_dict())
         if form == TORCH_FORM:
             _save(state, file)
         else:
@@ -43,8 +45,8 @@ def write(model: Trained, form: str, out: Path) -> None:
         words = model.export_files(work, form == HUB)
         rundir.write_json(work / EXPORT, _record(model, work, file, words))
         rundir.write_bytes(work / CARD, model_card.text(model, form).encode())
-        for path in work.iterdir():
-            os.chmod(path, 0o644)
+        for path in work.rglob("*"):
+            os.chmod(path, 0o755 if path.is_dir() else 0o644)
             _sync(path)
         os.chmod(work, 0o755)
         _sync(work)
@@ -55,10 +57,14 @@ def write(model: Trained, form: str, out: Path) -> None:
 
 
 def _separate(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors, each in memory of its own; only those that share some are copied."""
+    """The tensors, each in memory of its own; only those that share some are copied. Extra states
+    and sparse tensors as they are."""
     found: dict[str, torch.Tensor] = {}
     places: set[int] = set()
     for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+            found[name] = tensor
+            continue
         one = tensor.detach().cpu().contiguous()
         storage = one.untyped_storage()
         if storage.nbytes() != one.nbytes or storage.data_ptr() in places:
@@ -79,10 +85,11 @@ def _save(state: Mapping[str, torch.Tensor], file: Path) -> None:
 def _record(model: Trained, folder: Path, file: Path, words: str | None) -> ExportRecord:
     weights = model.weights
     task: TaskRecord = {**tasks.task_of(weights.plan)}
-    if task["file"]:  # the class of a user's task belongs to its weights
-        source = Path(task["file"])
-        shutil.copyfile(source, folder / source.name)
-        task["file"] = source.name
+    if file_of_task := weights.task_file:  # the code of a user's task belongs to its weights
+        for inner, source in own_modules.files(file_of_task).items():
+            (folder / inner).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, folder / inner)
+        task["file"] = file_of_task.name
     config = {
         name: value
         for name, value in weights.plan["config"].items()

@@ -9,6 +9,7 @@ import training
 from training.core import metric_units, redact, run_reader, rundir, units
 from training.core.messages import msg
 from training.core.project import published
+from training.tasks import own_modules
 from training.tasks.weights import HUB
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def text(model: Trained, form: str) -> str:
         *([msg("tasks.card.averaged", decay=weights.facts["ema"])] if weights.averaged else []),
         f"## {msg('tasks.card.use')}",
         f"```python\n{model.usage(form)}\n```",
+        *_code(model),
         *_data(model),
         f"## {msg('tasks.card.training')}",
         *_curve(model),
@@ -45,6 +47,12 @@ def text(model: Trained, form: str) -> str:
         msg("tasks.card.license_open"),
     ]
     return redact.Anonymous()("\n\n".join(parts) + "\n")
+
+
+def _code(model: Trained) -> list[str]:
+    file = model.weights.task_file
+    names = [f"`{inner}`" for inner in own_modules.files(file)] if file else []
+    return [msg("tasks.card.code", files=", ".join(names))] if names else []
 
 
 def _data(model: Trained) -> list[str]:

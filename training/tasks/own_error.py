@@ -1,22 +1,60 @@
-"""An error in a method of a user's task outside of a training, with its place in the file."""
+"""An error in a user's task outside of a training, with its place in the user's code."""
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
+from training.tasks import own_modules
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+SHOWN = 4  # calls in the user's code
+
+
+def _none(error: Exception) -> bool:
+    return False
+
+
+@contextmanager
+def reported(file: Path | None, passes: Callable[[Exception], bool] = _none) -> Iterator[None]:
+    """Errors of the user's task in `file` are raised as UserError; None: a built-in task, whose
+    errors are Duet's. `passes`: those that the caller handles."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if file is None or isinstance(error, UserError):
+            raise
+        if isinstance(error, Exception) and passes(error):
+            raise
+        where, calls = _place(file, error)
+        what = msg("tasks.custom.failed", where=where, kind=type(error).__name__, error=error)
+        raise UserError(Problem("task.failed", "\n".join([what, *calls]))) from error
+
 
 def of_val_data(file: Path, error: Exception) -> UserError:
     """The answer to an error in val_data() of this file."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == str(file)]
-    where = f"{file}:{own[-1].lineno}" if own else str(file)
-    kind = type(error).__name__
-    what = msg("tasks.custom.val_data", where=where, kind=kind, error=error)
-    return UserError(Problem("task.val_data", what, msg("tasks.custom.val_data_alone")))
+    where, calls = _place(file, error)
+    what = msg("tasks.custom.val_data", where=where, kind=type(error).__name__, error=error)
+    allowed = msg("tasks.custom.val_data_alone")
+    return UserError(Problem("task.val_data", "\n".join([what, *calls]), allowed))
+
+
+def _place(file: Path, error: BaseException) -> tuple[str, list[str]]:
+    """'FILE:LINE', and the last calls in the user's code as Python prints them."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<") and own_modules.inside(frame.filename, file.parent)
+    ]
+    texts = traceback.format_list(frames[-SHOWN:])
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(file)
+    if isinstance(error, SyntaxError) and error.filename:
+        texts += traceback.format_exception_only(error)[:-1]
+        where = f"{error.filename}:{error.lineno}"
+    return where, "".join(texts).splitlines()

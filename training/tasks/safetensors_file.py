@@ -42,11 +42,32 @@ def read(file: Path) -> Mapping[str, torch.Tensor]:
 
 
 def write(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises OSError."""
+    """Raises OSError, and UserError for what the format cannot hold: extra states, sparse tensors,
+    complex128."""
+    import torch
+
+    odd = {
+        name: str(getattr(value, "layout", type(value).__name__))
+        for name, value in tensors.items()
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided
+    }
+    if odd:
+        raise _unfit(odd)
     try:
         import_module("safetensors.torch").save_file(tensors, file, metadata={"format": "pt"})
+    except KeyError as error:  # a type that it does not know
+        kinds = {name: str(value.dtype) for name, value in tensors.items()}
+        raise _unfit({n: kind for n, kind in kinds.items() if kind == str(error.args[0])}) from None
     except import_module("safetensors").SafetensorError as error:
         raise OSError(str(error)) from None
+
+
+def _unfit(odd: Mapping[str, str]) -> UserError:
+    """`odd`: name → kind."""
+    names = ", ".join(f"{name} ({kind})" for name, kind in odd.items())
+    what = msg("tasks.safetensors.unfit", names=names)
+    allowed = msg("tasks.safetensors.fit")
+    return UserError(Problem("weights.format", what, allowed, ["--format=torch"]))
 
 
 def shapes(file: Path) -> dict[str, tuple[int, ...]]:

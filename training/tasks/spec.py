@@ -17,6 +17,7 @@ from training.core.errors import Problem
 from training.core.messages import msg
 from training.core.phases import WITHOUT_BATCH
 from training.data.corpus import CorpusSource
+from training.tasks import own_error
 from training.tasks.memory import StepNeeds
 from training.tasks.planning import Decided, PlanRequest, Situation
 
@@ -142,18 +143,20 @@ class TaskSpec(ABC):
     def trained(
         self, weights: Weights, state: Mapping[str, torch.Tensor], device: torch.device
     ) -> Trained:
-        """The model with these tensors. Raises RuntimeError if they are of another model."""
+        """The model with these tensors. Raises RuntimeError if they are of another model, and
+        UserError for an error of a user's task."""
         from training.tasks import randomness
-        from training.tasks.trained import Trained
+        from training.tasks.trained import Trained, of_gpu
 
         seed = Config(**weights.plan["config"]).seed
-        with randomness.apart():  # in the order of a training, so that a task's split is the same
-            randomness.seed(seed)
+        with randomness.apart(), own_error.reported(self.file, of_gpu):
+            randomness.seed(seed)  # in the order of a training, so that a task's split is the same
             task = self.make(weights.plan, device, None)
             randomness.seed(seed)
             model = task.model()
             drawn = randomness.state()
-        model.load_state_dict(state)
+        with own_error.reported(self.file, lambda error: isinstance(error, RuntimeError)):
+            model.load_state_dict(state)
         return Trained(weights, model, device, task, drawn)
 
     def aim(self, plan: Plan, given: Mapping[str, str]) -> tuple[Plan, list[Problem]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from training.core import log, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.tasks import own_error
+from training.tasks import own_error, own_modules
 from training.tasks.weights import Weights, damaged
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ EVALUATED = 16  # samples per batch
 # where programs keep the weights in a file; the last ones are of BasicSR and DeepSpeed
 INNER = ("model", "model_state_dict", "state_dict", "net", "params", "params_ema", "module")
 AVERAGE = "ema"  # the moving average of the weights in a checkpoint, by name of the parameter
+EXTRA = "_extra_state"  # of get_extra_state(): the last part of its name in a state_dict()
 COMPILED = "_orig_mod."  # of torch.compile, anywhere in a name
 SHOWN = 160  # characters of an error of the GPU
 GPU_ERROR = re.compile(r"(?:CUDA|HIP)(?: driver)? (?:error|out of memory)")
@@ -71,7 +72,10 @@ class Trained:
             return self._evaluate(self.task, progress, parts)
         from training.tasks import randomness
 
-        with randomness.apart():
+        file = self.weights.task_file
+        if file:
+            own_modules.use(file.parent)
+        with randomness.apart(), own_error.reported(file):
             randomness.restore(self._drawn)
             return self._evaluate(self.task, progress, parts)
 
@@ -79,6 +83,9 @@ class Trained:
         self, task: Task, progress: Progress, parts: list[Part] | None
     ) -> dict[str, float]:
         data = self._validation(task)
+        if data is None and self.weights.task_file:
+            what = msg("tasks.trained.no_val_data", file=self.weights.task_file)
+            raise UserError(Problem("task.no_val_data", what, msg("tasks.trained.val_data")))
         if data is None or not len(data):
             raise UserError(Problem("data.empty", task.why_not(0, 1)))
         import torch
@@ -110,10 +117,10 @@ class Trained:
         try:
             return task.rows("val")
         except Exception as error:
-            file = self.weights.plan["task"]["file"]
+            file = self.weights.task_file
             if isinstance(error, UserError) or not file:
                 raise
-            raise own_error.of_val_data(Path(file), error) from error
+            raise own_error.of_val_data(file, error) from error
 
     def describe(self) -> str:
         """The model in words."""
@@ -310,8 +317,8 @@ def tensors(file: Path, *, averaged: bool = False) -> Mapping[str, torch.Tensor]
 
 
 def named_tensors(found: object, averaged: bool) -> Mapping[str, torch.Tensor] | None:
-    """The weights in what torch.load() returned: a dictionary of tensors, or one inside it under a
-    usual name."""
+    """The weights in what torch.load() returned: a dictionary of tensors and extra states, or one
+    inside it under a usual name."""
     import torch
 
     if not isinstance(found, Mapping):
@@ -323,9 +330,16 @@ def named_tensors(found: object, averaged: bool) -> Mapping[str, torch.Tensor] |
             if named and average and average.keys() <= named.keys():
                 return {**named, **average}
             return named
-    if found and all(isinstance(value, torch.Tensor) for value in found.values()):
+    if found and all(
+        isinstance(value, torch.Tensor) or is_extra(str(name)) for name, value in found.items()
+    ):
         return found
     return None
+
+
+def is_extra(name: str) -> bool:
+    """Whether this is the name of an extra state in a state_dict()."""
+    return name.rpartition(".")[2] == EXTRA
 
 
 def fitted(

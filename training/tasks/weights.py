@@ -62,6 +62,12 @@ class Weights:
         return EMA if self.averaged else RAW
 
     @property
+    def task_file(self) -> Path | None:
+        """The file of a user's task; None: a built-in one, or unknown."""
+        task = self.plan.get("task")
+        return Path(task["file"]) if task and task["file"] else None
+
+    @property
     def step(self) -> int:
         return self.facts["step"]
 

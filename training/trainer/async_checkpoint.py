@@ -227,9 +227,9 @@ class AsyncCheckpointer:
 
 
 def _bytes(value: Any) -> int:
-    """Bytes of all tensors."""
+    """Bytes of all tensors, of sparse ones as if they were dense: those have no nbytes."""
     if isinstance(value, torch.Tensor):
-        return value.nbytes
+        return value.numel() * value.element_size()
     parts = (
         value.values()
         if isinstance(value, dict)

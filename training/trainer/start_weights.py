@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,7 @@ from training.config.schema import Config
 from training.core import heartbeat, log, manifest, rundir, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.inspector.distributed import World
+from training.inspector.distributed import World, from_main
 from training.tasks import optim, trained
 from training.trainer import checkpoint
 from training.trainer.weight_average import WeightAverage
@@ -57,9 +59,15 @@ def weight_average(
     return average
 
 
-def init_from(raw: torch.nn.Module, start: InitRecord) -> None:
-    """Load the weights of --init_from. Raises UserError if they are damaged or of another model,
-    RuntimeError for the GPU."""
+def init_from(raw: torch.nn.Module, start: InitRecord, world: World) -> None:
+    """Load the weights of --init_from on rank 0; DDP copies its tensors to the others. Raises
+    UserError if they are damaged or of another model, RuntimeError for the GPU."""
+    if world.rank == 0:
+        _load(raw, start)
+    _share_extra_states(raw, world)
+
+
+def _load(raw: torch.nn.Module, start: InitRecord) -> None:
     file = Path(start["file"])
     size, checksum = start["bytes"], start["sha256"]
     if size is not None and checksum is not None:  # else it is a file of another program
@@ -76,6 +84,21 @@ def init_from(raw: torch.nn.Module, start: InitRecord) -> None:
         what = msg("trainer.state.other_weights", title=start["title"], reasons=reasons)
         raise UserError(Problem("init.differs", what, msg("tasks.spec.same_model"))) from None
     log.info(msg("trainer.state.starts_from", title=start["title"]))
+
+
+def _share_extra_states(raw: torch.nn.Module, world: World) -> None:
+    """Those of rank 0 on every rank: DDP copies tensors only."""
+    if world.world_size == 1 or not any(map(trained.is_extra, raw.state_dict())):
+        return
+    sent = None
+    if world.rank == 0:
+        file = io.BytesIO()
+        torch.save({n: s for n, s in raw.state_dict().items() if trained.is_extra(n)}, file)
+        sent = base64.b64encode(file.getvalue()).decode()
+    found = base64.b64decode(from_main("extra_states", sent, heartbeat.current.again))
+    if world.rank != 0:
+        state = torch.load(io.BytesIO(found), map_location="cpu", weights_only=True)
+        raw.load_state_dict(state, strict=False)  # the rest is unchanged
 
 
 def _other_optimizer(loaded: checkpoint.LoadedCheckpoint, facts: ManifestRecord) -> bool:

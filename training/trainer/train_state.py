@@ -183,8 +183,8 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         if scale and "loss_scale" in loaded.state:  # else it was trained in another precision
             scale.load_state_dict(loaded.state["loss_scale"])
         start_weights.report_resume(loaded, run, world, facts, plan)
-    elif "init_from" in plan and world.rank == 0:  # DDP copies them to the other ranks
-        start_weights.init_from(raw, plan["init_from"])
+    elif "init_from" in plan:
+        start_weights.init_from(raw, plan["init_from"], world)
     train = task.rows("train")
     assert train is not None
     length = plan_length(
