@@ -69,10 +69,7 @@ class StepMemory:
         # suggestions use the formula, so scale the room by its error
         if self.verdict == TOO_LARGE and self.room:
             room = int(self.room * self.step.estimate.total / self.total)
-            fixes = [
-                request.command(**c)
-                for c in self.step.suggestions(request.config, request.ranks, room)
-            ]
+            fixes = preflight.smaller_runs(request, self.step, room)
         return preflight.Check("memory of a step", status, sentence(self.total, self.room), fixes)
 
     def lines(self) -> list[str]:
