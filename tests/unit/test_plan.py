@@ -307,10 +307,33 @@ def test_too_little_gpu_memory(
     assert len(problems) == 1
     assert "Card 1, 1.0 GiB free of 32.0 GiB: this run needs " in problems[0].what
     assert "occupied by pid 4711 (alice, 1.0 GiB): python other.py" in problems[0].what
-    assert "kill 4711   # if it is yours: python other.py" in problems[0].fixes
-    before = request.read(SIMPLE, [BALANCED, *more], {}).config
+    assert problems[0].fixes[0] == "kill 4711   # if it is yours: python other.py"
+    before = request.read(SIMPLE, [BALANCED, *more], {})
     for command in commands(problems):
-        assert shell.read(command).config != before, "advice to do the same again"
+        found = shell.read(command)
+        assert (found.ranks, found.config) != (2, before.config), "advice to do the same again"
+
+
+def test_the_gpus_that_fit_come_before_a_smaller_model(
+    machine: Callable[..., None], in_project: None, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(31, 31, 2, 31, processes=(GpuProcess(4711, GIB, "alice", "python other.py"),))
+    asked = ["4", BALANCED, "--total_batch_size=98304"]
+    (problem,) = (p for p in lacking(*asked, script=LAUNCH) if "needs" in p.what)
+    first, fewer, *_, smaller = problem.fixes
+    assert first.startswith("kill 4711 ")
+    script, args = shell.paste(fewer)
+    found, plan, _ = make(*args, script=script)
+    assert (found.ranks, [gpu["index"] for gpu in plan["gpus"]]) == (3, [0, 1, 3])
+    assert shell.read(smaller).config.depth < found.config.depth
+    assert smaller.endswith("   # a smaller model")
+    # of the GPUs that the user has selected the first ones are used
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    (problem,) = (p for p in lacking(*asked, script=LAUNCH) if "needs" in p.what)
+    assert problem.fixes[1].startswith("CUDA_VISIBLE_DEVICES=GPU-0,GPU-1,GPU-3 ./")
+    machine(2, 2)
+    fixes = lacking(BALANCED)[0].fixes
+    assert {shell.read(fix).ranks for fix in fixes} == {2}, "no GPU has enough"
 
 
 @pytest.mark.parametrize(

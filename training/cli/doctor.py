@@ -20,7 +20,7 @@ from training.core.errors import Exit
 from training.core.messages import msg
 from training.host.placement import RANK
 from training.plan import preflight
-from training.plan.preflight import bug_report, versions
+from training.plan.preflight import bug_report, torch_import, versions
 from training.plan.request import LaunchRequest
 from training.tasks.memory import (
     Measured,
@@ -69,10 +69,7 @@ class StepMemory:
         # suggestions use the formula, so scale the room by its error
         if self.verdict == TOO_LARGE and self.room:
             room = int(self.room * self.step.estimate.total / self.total)
-            fixes = [
-                request.command(**c)
-                for c in self.step.suggestions(request.config, request.ranks, room)
-            ]
+            fixes = preflight.smaller_runs(request, self.step, room)
         return preflight.Check("memory of a step", status, sentence(self.total, self.room), fixes)
 
     def lines(self) -> list[str]:
@@ -145,11 +142,10 @@ def communication(
     from training.launcher.communication.run import run
 
     if (
-        not request.trains_here
+        not _trains_with_this_python(request, plan)
         or preflight.unusable(checks)
         or plan["config"]["communication_test"] == "0"
         or plan["place"]["kind"] == RANK
-        or plan.get("script", {}).get("python", sys.executable) != sys.executable
     ):
         return []
     if plan["local_ranks"] > 1:
@@ -157,6 +153,11 @@ def communication(
             msg("launcher.communication.check", ranks=units.plural(plan["local_ranks"], "rank"))
         )
     return run(plan).checks()
+
+
+def _trains_with_this_python(request: LaunchRequest, plan: Plan) -> bool:
+    python = plan.get("script", {}).get("python", sys.executable)
+    return request.trains_here and python == sys.executable
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,14 @@ def run(
     talk = tested.checks() if tested else communication(request, plan, checks)
     needs = tasks.step_of(plan)
     room = plan["memory"]["free_bytes"] if needs and request.trains_here else None
-    step = memory(needs, room) if needs else None
+    broken = torch_import.failure(request) if _trains_with_this_python(request, plan) else None
+    step = None
+    if needs:
+        step = StepMemory(needs, room, None, broken.text) if broken else memory(needs, room)
+    if broken:
+        checks = [
+            check for check in checks if (check.name, check.status) != (broken.name, preflight.OK)
+        ]
+        checks = [*checks, broken]
     found = [*checks, *talk, *([step.check(request)] if step else [])]
     return DoctorReport(plan, found, step, seconds)

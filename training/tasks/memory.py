@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from training.config.schema import Config
 from training.core.messages import msg
@@ -71,6 +71,8 @@ class CompiledBlocks:
 class StepNeeds(ABC):
     """The planned step of one rank, for any task."""
 
+    MODEL: ClassVar[frozenset[str]] = frozenset()  # fields of suggestions() that change the model
+
     @property
     @abstractmethod
     def estimate(self) -> Estimate: ...
@@ -113,8 +115,8 @@ class StepNeeds(ABC):
         return found.parameters + found.optimizer + found.average + self.elsewhere
 
     @abstractmethod
-    def resized(self, sequences: int, ranks: int | None = None) -> StepNeeds:
-        """The same step with another micro-batch, on another number of ranks if given."""
+    def resized(self, sequences: int | None = None, ranks: int | None = None) -> StepNeeds:
+        """The same step with another micro-batch, or on another number of ranks."""
 
     @abstractmethod
     def suggestions(self, config: Config, ranks: int, room: int) -> list[FieldValues]:

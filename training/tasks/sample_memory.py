@@ -135,8 +135,8 @@ class SampleStep(StepNeeds):
         precision = "16-bit" if self.load.bf16 else "fp32"
         return msg("tasks.sample.memory.source", precision=precision)
 
-    def resized(self, sequences: int, ranks: int | None = None) -> SampleStep:
-        load = replace(self.load, sequences=sequences)
+    def resized(self, sequences: int | None = None, ranks: int | None = None) -> SampleStep:
+        load = replace(self.load, sequences=sequences or self.load.sequences)
         if ranks is None:
             return SampleStep(load)
         total = self.load.total or self.load.sequences * self.load.ranks

@@ -46,7 +46,8 @@ from training.tasks.memory import Estimate, StepNeeds
 __all__ = [
     "ERROR", "OK", "WARNING", "Check", "PreflightContext", "at_every_start",
     "compile_works", "count", "folder", "gpus", "host_memory", "not_running", "of_ranks",
-    "only_in_check", "port", "precision_works", "shared_memory", "table", "torch_fits", "unusable",
+    "only_in_check", "port", "precision_works", "shared_memory", "smaller_runs", "table",
+    "torch_fits", "unusable",
     "worst",
 ]  # fmt: skip
 
@@ -91,11 +92,7 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
     if group:
         room = min(room, group.room // ranks) if room is not None else group.room // ranks
     small = step is not None and room is not None and estimate.needed > room
-    smaller = (
-        [request.command(**c) for c in step.suggestions(config, request.ranks, room)]
-        if small and step and room
-        else []
-    )
+    smaller = smaller_runs(request, step, room) if small and step and room else []
     checks: list[Check] = []
     if facts.device == "cuda":
         cards = facts.machine.gpus[: request.gpu_ranks]
@@ -130,6 +127,16 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
         launches = not (request.dry_run or request.check)
         checks += not_running(request.resume_from, waits=launches)
     return checks
+
+
+def smaller_runs(request: LaunchRequest, step: StepNeeds, room: int) -> list[str]:
+    """Commands of runs that fit `room` bytes per rank; those of another model are marked."""
+    found = []
+    for changes in step.suggestions(request.config, request.ranks, room):
+        command = request.command(**changes)
+        other = step.MODEL & changes.keys()
+        found.append(msg("plan.memory.other_model", command=command) if other else command)
+    return found
 
 
 def of_ranks(request: LaunchRequest, checks: list[Check]) -> list[Check]:

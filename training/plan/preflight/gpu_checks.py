@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from training.core import units
 from training.core.messages import msg
 from training.host import process
-from training.host.gpus import EXCLUSIVE, MPS, PROHIBITED, Gpu, GpuInventory, GpuProcess
-from training.host.placement import RANK
+from training.host.gpu_choice import emptiest_gpus
+from training.host.gpus import EXCLUSIVE, MPS, PROHIBITED, VISIBLE, Gpu, GpuInventory, GpuProcess
+from training.host.placement import LOCAL, RANK
 from training.host.torch_build import TorchBuild
 from training.host.visible_devices import PART
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
@@ -39,7 +40,7 @@ def gpus(
     step: StepNeeds | None = None,
 ) -> Iterable[Check]:
     """Enough GPUs, each with memory for the estimate, and the processes on them. `smaller`:
-    commands of runs that fit."""
+    commands that need less memory."""
     have, ranks = len(machine.gpus), request.gpu_ranks
     if have < ranks:
         parts = [msg("plan.gpus.whole")] if "MIG-" in machine.reason else []
@@ -75,10 +76,43 @@ def gpus(
     ours = {os.getpid(), os.getppid()}
     if request.place.kind == RANK:  # of torchrun or another launcher, which starts the others too
         ours |= process.children(os.getppid())
+    fixes = [*_fewer_ranks(machine, estimate, request, step), *smaller]
     for gpu in machine.gpus[:ranks]:
-        yield from _gpu(gpu, estimate, smaller, ours)
+        yield from _gpu(gpu, estimate, fixes, ours)
         if gpu.mig and not (gpu.uuid.startswith(PART) and ranks == 1):
             yield _split(gpu, request)
+
+
+def _fewer_ranks(
+    machine: GpuInventory,
+    estimate: memory.Estimate,
+    request: LaunchRequest,
+    step: StepNeeds | None,
+) -> list[str]:
+    """The command of the same run on those of its GPUs that have enough memory; [] if all or none
+    have."""
+    least = request.config.min_ranks
+    for ranks in range(request.gpu_ranks - 1, 0, -1):
+        if (
+            step is None
+            or request.place.kind != LOCAL
+            or (isinstance(least, int) and ranks < least)
+        ):
+            return []
+        needed = step.resized(ranks=ranks).estimate.needed  # more, if ranks share a state
+        roomy = [
+            gpu for gpu in machine.gpus[: request.gpu_ranks] if (gpu.free_bytes or 0) >= needed
+        ]
+        if len(roomy) >= ranks:
+            break
+    else:
+        return []
+    command = request.command_with(ranks)
+    chosen = emptiest_gpus(machine, ranks, os.environ, hide=True).machine.gpus[:ranks]
+    if all(gpu in roomy for gpu in chosen):
+        return [command]
+    named = ",".join(gpu.uuid or str(gpu.index) for gpu in roomy[:ranks])
+    return [f"{VISIBLE}={named} {command}"]
 
 
 def _split(gpu: Gpu, request: LaunchRequest) -> Check:
@@ -93,6 +127,7 @@ def _split(gpu: Gpu, request: LaunchRequest) -> Check:
 def _gpu(
     gpu: Gpu, estimate: memory.Estimate, smaller: list[str], ours: set[int]
 ) -> Iterable[Check]:
+    """`smaller`: commands for when the memory of the GPU is too small."""
     name = f"GPU {gpu.index}"
     shown = msg(
         "plan.gpus.memory",
@@ -125,7 +160,7 @@ def _gpu(
             name, WARNING, msg("plan.gpus.free_unknown", shown=shown, occupied=occupied), kill
         )
     elif gpu.free_bytes < estimate.needed:
-        fixes = [*smaller, *kill] or [
+        fixes = [*kill, *smaller] or [
             msg("plan.gpus.with_free", needed=memory.gib(estimate.needed))
         ]
         yield Check(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class GptStep(StepNeeds):
     load: memory.StepWorkload
 
+    MODEL = frozenset({"depth"})
+
     @property
     def estimate(self) -> memory.Estimate:
         return memory.estimate(self.load)
@@ -59,8 +61,11 @@ class GptStep(StepNeeds):
     def saving(self) -> int:
         return self.load.saving
 
-    def resized(self, sequences: int, ranks: int | None = None) -> GptStep:
-        return GptStep(replace(self.load, sequences=sequences, ranks=ranks or self.load.ranks))
+    def resized(self, sequences: int | None = None, ranks: int | None = None) -> GptStep:
+        load = self.load
+        return GptStep(
+            replace(load, sequences=sequences or load.sequences, ranks=ranks or load.ranks)
+        )
 
     def suggestions(self, config: Config, ranks: int, room: int) -> list[FieldValues]:
         return memory_fit.suggestions(self.load, config, ranks, room)

@@ -1,0 +1,45 @@
+"""Whether the installed torch can be imported. Only for --check, which needs it to measure."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from training.core.messages import msg
+from training.core.project import ROOT
+from training.host import torch_build
+from training.host.torch_build import TorchBuild
+from training.plan.preflight.report import ERROR, Check
+from training.plan.request import LaunchRequest
+
+
+def failure(request: LaunchRequest) -> Check | None:
+    """The error of `import torch` in this process; None if it works, or without torch."""
+    build = torch_build.installed()
+    if build is None:
+        return None
+    try:
+        import torch  # noqa: F401
+    except Exception as error:  # of the dynamic linker, or of whatever torch imports
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        text = msg("plan.torch.cannot_import", name=f"torch {build.version}", why=why)
+        return Check("torch", ERROR, text, [fix(build, request, os.environ, sys.prefix)])
+    return None
+
+
+def fix(build: TorchBuild, request: LaunchRequest, environ: Mapping[str, str], prefix: str) -> str:
+    """The command that uses another torch if a variable selects this one, else one that installs
+    it again. `prefix`: sys.prefix."""
+    site = Path(build.folder).parent.resolve()
+    for name in ("TORCH_LOCAL_PATH", "PYTHONPATH"):
+        if any(Path(p).resolve() == site for p in environ.get(name, "").split(":") if p):
+            return f"env -u {name} {request.command()}"
+    if prefix == str(ROOT / ".venv"):
+        return f"rm -r {shlex.quote(prefix)}; {request.command()}"
+    number = re.match(r"\d+(\.\d+)*", build.version)  # without +cu130, which PyPI does not have
+    wanted = f"torch=={number[0]}" if number else "torch"
+    return shlex.join([sys.executable, "-m", "pip", "install", "--force-reinstall", wanted])
