@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import Made, dead_pid, old
 from training.cli import monitor
+from training.core import rundir
 from training.core.cells import cells
 from training.monitor import run_list
 from training.monitor.run_list import RunTable
@@ -91,6 +93,39 @@ def test_active_run_is_shown_at_any_age(runs: Path, monkeypatch: pytest.MonkeyPa
             "runs_there"
         ] == 3
     assert "3 runs, 1 alive, the newest 2 shown" in "\n".join(run_list.screen(seen, View(80, 24)))
+
+
+def test_an_older_run_stays_for_a_day_after_its_end(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would disappear the moment it fails, and no alert would fire."""
+    monkeypatch.setattr(run_list, "MOST", 1)
+    every, living = RunTable(runs), Made(runs / "living")
+    old(living.run.plan)
+    living.supervisor(os.getpid())
+    assert states(every) == {"living": "running", "failed": "failed"}
+    living.supervisor(dead_pid()).failure()
+    for _ in range(2):
+        assert states(every) == {"living": "failed", "failed": "failed"}
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + run_list.KEPT_S + 10)
+    assert states(every) == {"failed": "failed"}
+    assert states(RunTable(runs)) == {"failed": "failed"}
+
+
+def states(every: RunTable) -> dict[str, str]:
+    return {r["run"]["name"]: r["run"]["state"] for r in every.read()["runs"]}
+
+
+def test_an_older_run_of_another_machine_is_shown_while_it_writes(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_list, "MOST", 1)
+    away = {"pid": 1 << 30, "host": "gpu-box-2", "ranks": []}
+    for name in ("living", "finished"):
+        supervisor = rundir.read_json(runs / name / "supervisor.json") or {}
+        rundir.write_json(runs / name / "supervisor.json", supervisor | away)
+    assert states(RunTable(runs)) == {"living": "running", "failed": "failed"}
 
 
 def test_wide_letters_and_long_names(tmp_path: Path) -> None:

@@ -135,3 +135,12 @@ def test_a_renumbered_rank_is_that_of_the_newest_supervisor(made: Made) -> None:
     rundir.write_json(made.run.supervisor, one | {"ranks": one["ranks"][:1]})
     rundir.write_json(made.run.plan, made.plan | {"ranks": 1})
     assert [r["alive"] for r in look(made.run)["ranks"]] == [True]
+
+
+def test_a_restart_on_another_machine_is_seen(made: Made) -> None:
+    """Between two starts it looks like a failure; the plan may stay as it is."""
+    every = RunTable(there(made).run.path.parent)
+    made.failure()
+    assert [r["run"]["state"] for r in every.read()["runs"]] == ["failed"]
+    made.run.failure.unlink()
+    assert [r["run"]["state"] for r in every.read()["runs"]] == ["running"]

@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import metric_units, rundir, units
+from training.core import metric_units, rundir, standing, units
 from training.core import units as amounts
 from training.core.cells import pad
-from training.core.jsonl import mtime, read_object
+from training.core.jsonl import mtime, number, read_object
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.monitor import host_stats, rank_states, tables, term_text
-from training.monitor.run_status import DIED, ENDED, state_word
+from training.monitor.run_status import DIED, ELSEWHERE_S, ENDED, quiet_s, state_word
 from training.monitor.screen import View, finish
 from training.monitor.sections import BADGES, loss
 from training.monitor.state import GPU_PATIENCE_S, SCHEMA_VERSION, RunWatch
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from training.core.contracts.state import GpuState, RunsState, RunState
 
 MOST = 100  # runs, the newest ones
+KEPT_S = 24 * 3600.0  # an older run that was followed stays for this time after its end
+Stamp = tuple[int, float | None, float | None]  # mtimes of plan, summary and failure
 HOLD_S = 0.15  # one look at the machine serves all runs read within this time
 
 
@@ -33,13 +35,15 @@ class RunTable:
         self.experiments = experiments
         self._machine = host_stats.Shared(HOLD_S)
         self._watches: dict[Path, RunWatch] = {}
-        self._ended: dict[Path, tuple[int, RunState]] = {}  # mtime of the plan, last state
+        # last state, and the files that a restart changes
+        self._ended: dict[Path, tuple[Stamp, RunState]] = {}
+        self._followed = set[Path]()  # older runs that were active
         self._gone: dict[Path, int] = {}  # older runs without a live process: mtime of the plan
 
     def read(self, patience_s: float = GPU_PATIENCE_S) -> RunsState:
         """Active runs first, then the newest. `patience_s`: longest wait for the GPU driver."""
         plans = sorted(rundir.planned(self.experiments), reverse=True)
-        shown = plans[:MOST] + [pair for pair in plans[MOST:] if self._lives(*pair)]
+        shown = plans[:MOST] + [pair for pair in plans[MOST:] if self._stays(*pair)]
         runs = [self._look(planned, path, patience_s) for planned, path in shown]
         runs.sort(key=lambda run: run["run"]["state"] in ENDED)
         self._machine.ask()
@@ -54,30 +58,56 @@ class RunTable:
             "system": host,
         }
 
+    def _stays(self, planned: int, path: Path) -> bool:
+        """Whether an older run is shown: while it is active, and for a time after its end."""
+        if known := self._known(planned, path):
+            ended = known["run"]["ended_unix_s"] or 0.0
+            return path in self._followed and time.time() - ended < KEPT_S
+        if self._lives(planned, path):
+            self._followed.add(path)
+            return True
+        return False
+
     def _lives(self, planned: int, path: Path) -> bool:
         """Cheaper than reading a run: there may be thousands."""
         if self._gone.get(path) == planned:
             return False
         run = RunDir(path)
-        listed = rank_states.processes(read_object(run.supervisor) or {})
-        if any(host_stats.alive(known, mtime(run.supervisor) or 0.0) for known in listed):
-            return True
-        self._gone[path] = planned
-        return False
+        plan, supervisor = read_object(run.plan) or {}, read_object(run.supervisor) or {}
+        elsewhere = standing.other_host(plan, supervisor)
+        if elsewhere and quiet_s(run) < ELSEWHERE_S:
+            ended = any(standing.ends_of(run, plan, number(plan.get("created")) or 0.0))
+            lives = path in self._watches or not ended
+        else:
+            lives = any(rank_states.supervised(run, plan, supervisor))
+            lives = lives or (path in self._watches and not elsewhere)
+        if not lives:
+            self._gone[path] = planned
+        return lives
 
     def _look(self, planned: int, path: Path, patience_s: float) -> RunState:
-        known = self._ended.get(path)
-        if known and known[0] == planned:
-            return known[1]
+        if known := self._known(planned, path):
+            return known
+        stamp = _stamp(planned, path)
         watch = self._watches.setdefault(path, RunWatch(RunDir(path), shared=self._machine))
         state = watch.read(patience_s)
         how = state["run"]["state"]
         # one of another machine that was silent may write again
         unsure = how == DIED and watch.elsewhere
         if how in ENDED and not state["run"]["supervisor_alive"] and not unsure:
-            self._ended[path] = planned, state
+            self._ended[path] = stamp, state
             del self._watches[path]
         return state
+
+    def _known(self, planned: int, path: Path) -> RunState | None:
+        """The state of a run that has ended."""
+        stamp, state = self._ended.get(path, (None, None))
+        return state if stamp == _stamp(planned, path) else None
+
+
+def _stamp(planned: int, path: Path) -> Stamp:
+    run = RunDir(path)
+    return planned, mtime(run.summary), mtime(run.failure)
 
 
 def _merged(gpus: list[GpuState], runs: list[RunState]) -> list[GpuState]:
