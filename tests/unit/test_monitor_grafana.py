@@ -233,6 +233,7 @@ def test_alerts_fire_only_when_they_should(tmp_path: Path) -> None:
                 "alert_rule_test": [
                     alerts("4m", "DuetNoStep"),
                     alerts("10m", "DuetNoStep", stuck),
+                    alerts("30s", "DuetRunFailed"),  # a restart may follow
                     alerts("5m", "DuetRunFailed", failed, died),
                     alerts("1450m", "DuetRunFailed"),
                     alerts("5m", "DuetRankLate", late),

@@ -14,6 +14,8 @@ import pytest
 
 from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import Made, dead_pid
+from training.core.contracts.state import RunState
+from training.monitor import live, state
 
 
 def test_live_view_on_a_terminal(made: Made, sit: Callable[..., Person]) -> None:
@@ -129,6 +131,28 @@ def test_follow_exit_exits_with_the_status_of_the_run(
         rank.kill()
         rank.wait()
     assert person.left() == (4, None)
+
+
+def test_lines_do_not_end_while_the_supervisor_may_restart_the_ranks(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes the failure, and pauses before the next start."""
+    monkeypatch.setattr(live, "END_GRACE_S", 0.0)
+    made.supervisor(os.getpid()).steps(10).failure()
+    watch, states = state.RunWatch(made.run), list[str]()
+
+    class Source:
+        def read(self, patience_s: float = 0.0) -> RunState:
+            if len(states) == 3:
+                made.run.failure.unlink()
+            if len(states) == 4:
+                made.summary()
+            seen = watch.read(patience_s)
+            states.append(seen["run"]["state"])
+            return seen
+
+    live.lines(Source(), 0.01, ascii_only=True, follow_exit=False)
+    assert states[:5] == ["failed"] * 3 + ["running", "finished"]
 
 
 def test_newer_run_replaces_one_that_has_ended(

@@ -14,7 +14,7 @@ from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.monitor import pages, term_text
 from training.monitor.pages import Diagnosis, GpuDetails, Help, Log, Overview, Runs, ScreenPage
-from training.monitor.run_status import ENDED, FINISHED
+from training.monitor.run_status import ENDED, FAILED, FINISHED
 from training.monitor.screen import View, one_line, screen
 from training.monitor.state import RunWatch, StateSource
 from training.monitor.terminal import ESCAPE, RESIZED, RETURN, Quit, Terminal, print_screen, size
@@ -22,7 +22,7 @@ from training.monitor.terminal import ESCAPE, RESIZED, RETURN, Quit, Terminal, p
 if TYPE_CHECKING:
     from training.core.contracts.state import RunsState, RunState
 
-# A supervisor that outlives the run may still write its last lines, or restart the ranks.
+# A supervisor that outlives the run may still write its last lines.
 END_GRACE_S, END_POLL_S = 2.0, 0.2
 # The first screen does not wait for a slow GPU driver and has no CPU use; the second follows soon.
 FIRST_PATIENCE_S, SECOND_READ_S = 0.05, 1.0
@@ -230,8 +230,11 @@ def lines(
 
 
 def final(state: RunState, ended: float) -> bool:
-    """Whether a run is done for good whose end was first seen at `ended` (monotonic)."""
-    return not state["run"]["supervisor_alive"] or time.monotonic() - ended > END_GRACE_S
+    """Whether a run is done for good whose end was first seen at `ended` (monotonic). A supervisor
+    may restart failed ranks after a pause."""
+    return not state["run"]["supervisor_alive"] or (
+        state["run"]["state"] != FAILED and time.monotonic() - ended > END_GRACE_S
+    )
 
 
 def status(state: RunState) -> int:
