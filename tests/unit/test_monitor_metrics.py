@@ -262,3 +262,14 @@ def test_counter_never_decreases(made: Made, serving: Serving) -> None:
         seen = parsed(get(exporter)[2])
         shown.append((value(seen, "duet_step", run=RUN), value(seen, "duet_tokens_total", run=RUN)))
     assert shown == [(50, 50 * 4096), (20, 50 * 4096), (60, 60 * 4096)]
+
+
+def test_counters_of_a_removed_run_are_forgotten(made: Made, serving: Serving) -> None:
+    state = everything(made)
+    states = [state]
+    exporter = serving(lambda: states)
+    get(exporter)
+    states = []
+    get(exporter)
+    state["training"]["tokens"], states = 5, [state]
+    assert value(parsed(get(exporter)[2]), "duet_tokens_total", run=RUN) == 5

@@ -14,12 +14,15 @@ class Collected:
     """Samples of all metrics. Remembers counters, so that they never decrease."""
 
     def __init__(self) -> None:
-        self._most: dict[tuple[str, ...], float] = {}
+        self._most: dict[tuple[str, ...], float] = {}  # by metric, run and other labels
 
     def samples(self, states: Sequence[AnyState]) -> list[tuple[Metric, list[Sample]]]:
         """Samples for each metric; those of the machine from the newest state."""
         runs = _names([state for state in states if state.get("run")])
         newest = max(states, key=lambda state: number(state.get("time_unix_s")) or 0.0, default={})
+        # another run may have the name of one that was removed
+        names = {name for name, _ in runs}
+        self._most = {key: most for key, most in self._most.items() if key[1] in names}
         out = []
         for metric in METRICS:
             of_a_run = metric.labels[:1] == ("run",)
