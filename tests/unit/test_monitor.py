@@ -45,7 +45,10 @@ def test_a_plan_whose_launch_script_has_ended_never_starts(
 ) -> None:
     starter = {"pid": pid or dead_pid(), "host": host}
     run = Made(tmp_path / "experiments/run", age_s=1, starter=starter).run
-    assert (look(run)["run"]["state"], facts.read(run.path).state) == (expected, expected)
+    seen = look(run)["run"]
+    assert (seen["state"], facts.read(run.path).state) == (expected, expected)
+    # that of its plan: an alert ends some time after the end
+    assert (seen["ended_unix_s"] == seen["started_unix_s"]) == (expected == "died")
 
 
 def test_starting_shows_what_each_rank_is_doing(made: Made) -> None:

@@ -167,13 +167,15 @@ def _resume_hint(seen: RunEvidence) -> str:
 
 
 def ended_at(state: RunStatus, seen: RunEvidence, end: Record | None) -> float | None:
-    """When an ended run ended, unix s; for a run that died, its last recorded activity. `end`: its
-    summary or failure, of which the file may be a copy with a later mtime."""
+    """When an ended run ended, unix s; for a run that died, its last recorded activity or,
+    without any, its start. `end`: its summary or failure, of which the file may be a copy with a
+    later mtime."""
     run = seen.run
     if state != DIED:
         of_failure = state == FAILED or not run.summary.exists()
         return number(dig(end, "time")) or mtime(run.failure if of_failure else run.summary)
     activity = [
+        seen.since,
         number(seen.last.get("time")),
         mtime(run.supervisor),
         *(r["beat_unix_s"] for r in seen.ranks),
