@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -134,6 +135,15 @@ def test_unknown_values_are_sorted_last(folder: Path) -> None:
     found = terms.sort(facts.read_all(folder), "-loss")
     assert [run.name for run in found][-1] not in ("old", "new")
     assert found[0].loss is not None
+
+
+def test_a_loss_that_is_not_a_number_is_sorted_last(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Made(folder / "diverged", age_s=10).step(5, math.nan)
+    for column in ("loss", "-loss"):
+        names = listed(folder, capsys, "--filter=loss!=0", f"--sort={column}")
+        assert len(names) == 5 and names[-1] == "diverged", column
 
 
 def test_bad_input_is_answered_at_once(tmp_path: Path) -> None:

@@ -147,20 +147,21 @@ def _glob(pattern: str) -> Callable[[str], bool]:
 
 def sort(runs: list[RunFacts], column: str) -> list[RunFacts]:
     """By a column or a field of the configuration, smallest first; `-column`: largest first.
-    Unknown values come last."""
+    Unknown values and NaN come last."""
     key = column.removeprefix("-")
-    known = [run for run in runs if value_of(run, key) is not None]
-    rest = [run for run in runs if value_of(run, key) is None]
-    known.sort(key=lambda run: _order(value_of(run, key)), reverse=column.startswith("-"))
-    return known + rest
+    known = [(value, run) for run in runs if _has_order(value := value_of(run, key))]
+    rest = [run for run in runs if not _has_order(value_of(run, key))]
+    known.sort(key=lambda pair: _order(pair[0]), reverse=column.startswith("-"))
+    return [run for _, run in known] + rest
+
+
+def _has_order(value: object) -> bool:
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
 def _order(value: object) -> tuple[int, float, str]:
-    """Numbers before words; NaN after all numbers."""
-    if isinstance(value, (int, float)):
-        unknown = isinstance(value, float) and math.isnan(value)
-        return 0, math.inf if unknown else value, ""
-    return 1, 0.0, str(value)
+    """Numbers before words."""
+    return (0, value, "") if isinstance(value, (int, float)) else (1, 0.0, str(value))
 
 
 def wrong_column(column: str, again: str, options: Options) -> list[Problem]:
