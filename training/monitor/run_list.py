@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from training.core.contracts.state import GpuState, RunsState, RunState
 
 MOST = 100  # runs, the newest ones
-KEPT_S = 24 * 3600.0  # an older run that was followed stays this long after its end
+KEPT_S = 24 * 3600.0  # an older run that was followed stays for this time after its end
 Stamp = tuple[int, float | None, float | None]  # mtimes of plan, summary and failure
 HOLD_S = 0.15  # one look at the machine serves all runs read within this time
 
