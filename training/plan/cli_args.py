@@ -138,7 +138,7 @@ def _look(
         else loader.ConfigFile()
     )
     problems += file.problems
-    resolved = resolve.resolve(line, file.values, environ, fields=fields)
+    resolved = resolve.resolve(line, file.values, environ, fields=fields, ranks=typed)
     length.settle(resolved)
     experiments = folder("out_dir", resolved)
     found = resume_run.Found()

@@ -124,7 +124,7 @@ def _sizes(asked: ParsedArgs) -> Sizes:
         asked.experiments.glob("*/plan.json"), key=lambda p: (p.stat().st_mtime_ns, p), reverse=True
     )
     runs = tuple(plan.parent.name for plan in plans if rundir.read_json(plan))
-    return meant.sizes_of(asked.resolved.config, asked.typed, runs)
+    return meant.sizes_of(asked.resolved.config, asked.typed, asked.kind.fields, runs)
 
 
 def _whole(asked: ParsedArgs, script: str, args: list[str], changes: Changes, sizes: Sizes) -> str:
