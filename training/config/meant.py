@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.config import batch
 from training.config.convert import as_text, convert
-from training.config.flags import WORDS
+from training.config.flags import WORDS, bool_words
 from training.config.foreign_names import NAMES, VALUES, Foreign, row_of
 from training.config.schema import FIELDS, Config, Known, describe, kind
 from training.config.translate import RANKS, Changes, Sizes, none
@@ -142,8 +142,11 @@ def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
         )
     if field == "nnodes" and (machines := re.fullmatch(r"\d+:(\d+)", word)):
         return [machines[1]], msg("config.meant.elastic")
-    if meta["choices"] or meta["words"]:
-        found += suggest(word, [*meta["choices"], *meta["words"]], most=1)
+    if allowed := [*meta["choices"], *meta["words"]]:
+        begin = [one for one in allowed if len(word) > 1 and one.startswith(word)]
+        found += suggest(word, allowed, most=1) or (begin if len(begin) == 1 else [])
+    if kind(field, fields) == "bool":
+        found += bool_words(word)
     if kind(field, fields) in ("int", "float") and not meta["choices"]:
         found += _numbers(text, fields[field].metadata, kind(field, fields))
     fitting = [v for v in dict.fromkeys(found) if fits(field, v, fields)]
