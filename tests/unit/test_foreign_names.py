@@ -134,6 +134,59 @@ def test_values_are_translated(typed: str, fix: str, small: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("--notensorboard", "--tensorboard=false"),
+        ("--nodebug", "--debug=false"),
+        ("--no_tensorbord", "--tensorboard=false"),
+        ("--disable-report=true", "--report=false"),
+        ("--without_report=off", "--report=true"),
+    ],
+)
+def test_a_negated_switch_is_never_switched_on(typed: str, fix: str, small: str) -> None:
+    assert only(wrong(small, typed, script=SIMPLE)).fixes == [f"./{SIMPLE} {small} {fix}"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "steps"),
+    [
+        ("val_check_interval=1.0", None),
+        ("val_check_interval=0.25", None),
+        ("val_check_interval=1", 1),
+        ("eval_steps=1.0", None),
+        ("eval_steps=100.0", 100),
+        ("eval_interval=-1", 0),
+    ],
+)
+def test_a_fraction_is_not_a_number_of_steps(
+    typed: str, steps: int | None, small: str, shell: Shell
+) -> None:
+    fixes = only(wrong(small, f"--{typed}", script=SIMPLE)).fixes
+    if steps is None:
+        assert fixes == [f"./{SIMPLE} --help"]
+    else:
+        assert shell.read(fixes[0]).config.eval_every == steps
+
+
+def test_a_total_for_a_file_divides(home: Path, write: Write) -> None:
+    batch = "device_batch_size = 12\nmax_seq_len = 64\ntotal_batch_size = 2304\n"
+    for key, total in (
+        ("gradient_accumulation_steps = 3", 3 * 12 * 64 * 3),
+        ("global_batch_size = 50", 12 * 64 * 3),
+    ):
+        path = write("accumulates.py", f"{batch}{key}\n")
+        (problem,) = (p for p in wrong("3", path, script=LAUNCH) if p.code == "field.unknown")
+        assert problem.fixes == [f"total_batch_size = {total}   # {path}:4"]
+
+
+def test_a_file_does_not_select_gpus_by_include(home: Path, write: Write, small: str) -> None:
+    problem = only(wrong(write("c.py", "include = 'other.py'\n")))
+    assert (problem.code, problem.fixes) == ("field.unknown", [])
+    assert "CUDA_VISIBLE_DEVICES" not in problem.what
+    assert "CUDA_VISIBLE_DEVICES=0,1" in only(wrong(small, "--include=0,1")).fixes[0]
+
+
 def test_a_number_of_processes(small: str, shell: Shell) -> None:
     assert only(wrong("--nproc_per_node=2", small, script=LAUNCH)).fixes == [
         f"./{LAUNCH} 2 {small}"

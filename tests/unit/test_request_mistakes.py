@@ -151,6 +151,49 @@ def test_suggestions_are_whole_commands_that_are_accepted(
         shell.read(fix)
 
 
+@pytest.mark.parametrize(
+    ("args", "values"),
+    [
+        (["--seed=42", "--seed=43"], {"seed": 43}),
+        (["--seed=1", "--seed=2", "--precision=bf"], {"seed": 2, "precision": "bf16"}),
+        (["--depth=2", "--depth=2.5", "--tensorboard=fasle"], {"depth": 2, "tensorboard": False}),
+        (["--dry_run=ture", "--depht=5"], {"depth": 5}),
+    ],
+)
+def test_every_suggested_command_corrects_all_mistakes(
+    args: list[str], values: dict[str, object], home: Path, shell: Shell
+) -> None:
+    problems = wrong(*args)
+    assert all(problem.fixes for problem in problems)
+    for fix in (fix for problem in problems for fix in problem.fixes):
+        config = shell.read(fix).config
+        assert {name: getattr(config, name) for name in values} == values
+
+
+@pytest.mark.parametrize(
+    "unsolved", [["--seed=first"], ["--seed"], ["--seed=1", "--seed=first"]], ids=" ".join
+)
+def test_no_whole_command_beside_a_mistake_without_a_suggestion(
+    unsolved: list[str], home: Path
+) -> None:
+    problems = wrong("--depht=5", "--precision=bf", *unsolved)
+    fixes = [fix for problem in problems for fix in problem.fixes]
+    assert sorted(fixes) == ["--depth=5", "--precision=bf16"]
+
+
+def test_the_number_of_processes_in_the_wrong_place(home: Path, write: Write, shell: Shell) -> None:
+    config = write("c.py", "total_batch_size = 147456\n")
+    for script, words, expected in (
+        (LAUNCH, [config, "3", "--seed=7"], f"./{LAUNCH} 3 {config} --seed=7"),
+        (SIMPLE, ["2", config, "--seed=7"], f"./{SIMPLE} {config} --seed=7"),
+        (SIMPLE, [config, "--seed=7", "3"], f"./{LAUNCH} 3 {config} --seed=7"),
+        (TRAIN, ["3", config, "--seed=7"], f"./{LAUNCH} 3 {config} --seed=7"),
+        (LAUNCH, ["2", config, "3", "--seed=7"], f"./{LAUNCH} 3 {config} --seed=7"),
+    ):
+        assert only(wrong(*words, script=script)).fixes == [expected]
+        assert shell.read(expected).config.seed == 7
+
+
 def test_a_field_that_could_not_be_read_is_not_judged_by_its_default(
     home: Path, write: Write
 ) -> None:

@@ -134,6 +134,7 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
                     "flag.unexpected_value",
                     msg("config.flags.unexpected_value", typed=typed, text=text),
                     msg("config.allowed.bool"),
+                    [f"--{typed}={word}" for word in bool_words(text)],
                 )
             )
             continue
@@ -143,6 +144,7 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
                     "flag.twice",
                     msg("core.args.twice", name=typed, given=line.flags[name][0], text=text),
                     msg("core.args.once"),
+                    [written(name, text)],
                 )
             )
         line.flags[name] = (text, f"--{typed}")
@@ -156,6 +158,12 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
             )
         )
     return line
+
+
+def bool_words(text: str) -> list[str]:
+    """true or false, if `text` is a misspelled word for it."""
+    near = suggest.suggest(text.lower(), [word for word in WORDS if word.isalpha()], most=1)
+    return [str(WORDS[word]).lower() for word in near]
 
 
 def no_value(typed: str) -> Problem:

@@ -25,6 +25,7 @@ from training.config.translate import (
     ranks,
     resume,
     same,
+    steps,
     steps_of_tokens,
     switch,
     times,
@@ -48,6 +49,8 @@ class Foreign:
     sized: bool = False  # the translation depends on Sizes, which other flags may change
 
 
+# Common words, which mean something else in a config file.
+ONLY_FLAGS = ("include",)
 _BF16, _FP16 = {"precision": "bf16"}, {"precision": "fp16"}
 # Values of Duet fields as spelled by other tools, in lower case.
 VALUES: dict[str, dict[str, str]] = {
@@ -228,11 +231,27 @@ ROWS = (
         msg("config.foreign.duration"),
     ),
     _row(
-        "eval_steps eval_interval val_check_interval",
-        f"{HF}, {NANOGPT}, {LITGPT}, {LIGHTNING}",
+        "eval_interval",
+        f"{NANOGPT}, {LITGPT}",
         "eval_every",
         count("eval_every"),
         "50",
+    ),
+    _row(
+        "eval_steps",
+        HF,
+        "eval_every",
+        steps("eval_every"),
+        "50",
+        msg("config.foreign.part_of_training"),
+    ),
+    _row(
+        "val_check_interval",
+        LIGHTNING,
+        "eval_every",
+        steps("eval_every"),
+        "50",
+        msg("config.foreign.part_of_epoch"),
     ),
     _row(
         "eval_iters limit_val_batches",

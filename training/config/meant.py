@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from training.config import batch
 from training.config.convert import as_text, convert
+from training.config.flags import WORDS, bool_words
 from training.config.foreign_names import NAMES, VALUES, Foreign, row_of
 from training.config.schema import FIELDS, Config, Known, describe, kind
 from training.config.translate import RANKS, Changes, Sizes, none
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = {"k": 3, "m": 6, "g": 9, "b": 9}
 SECRET = re.compile(r"key|token$|secret|passw|credential")
+NEGATION = re.compile(r"(?:no|disable|without)_?(\w{3,})")
 DEFAULT = Sizes(8, 1536, 2, 24576, 0, 12)
 
 
@@ -58,11 +61,23 @@ def name(
     plain = typed.replace("-", "_").lower().rpartition(".")[2]
     if SECRET.search(plain):
         return Meant()  # never repeat its value
+    if negated := _negated(plain, text, fields):
+        return Meant((negated,))
     fitting = [n for n in suggest(plain, [*fields, *actions]) if fits(n, text, fields)]
     if not fitting and text is not None and (spelled := suggest(plain, list(NAMES), 0.8)[:1]):
         return _foreign(NAMES[spelled[0]], text, fields, sizes, dashes) or Meant()
     switched = {n: "true" if n in fields else "" for n in fitting}  # an action needs no value
     return Meant(tuple({n: switched[n] if text is None else text} for n in fitting))
+
+
+def _negated(plain: str, text: str | None, fields: Known) -> Changes:
+    """The opposite value of the bool that `plain` switches off, as in notensorboard; {} for any
+    other name."""
+    match, on = NEGATION.fullmatch(plain), WORDS.get((text or "true").lower())
+    if not match or on is None:
+        return {}
+    near = suggest(match[1], [n for n in fields if kind(n, fields) == "bool"], most=1)
+    return dict.fromkeys(near, "false" if on else "true")
 
 
 def fits(field: str, text: str | None, fields: Known) -> bool:
@@ -127,8 +142,11 @@ def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
         )
     if field == "nnodes" and (machines := re.fullmatch(r"\d+:(\d+)", word)):
         return [machines[1]], msg("config.meant.elastic")
-    if meta["choices"] or meta["words"]:
-        found += suggest(word, [*meta["choices"], *meta["words"]], most=1)
+    if allowed := [*meta["choices"], *meta["words"]]:
+        begin = [one for one in allowed if len(word) > 1 and one.startswith(word)]
+        found += suggest(word, allowed, most=1) or (begin if len(begin) == 1 else [])
+    if kind(field, fields) == "bool":
+        found += bool_words(word)
     if kind(field, fields) in ("int", "float") and not meta["choices"]:
         found += _numbers(text, fields[field].metadata, kind(field, fields))
     fitting = [v for v in dict.fromkeys(found) if fits(field, v, fields)]
@@ -173,11 +191,11 @@ def line(names: Changes, origin: str, fields: Known) -> str:
     return flags_of(names)  # an option file uses other names: suggest a flag, which overrides it
 
 
-def sizes_of(config: Config, ranks: int, runs: tuple[str, ...] = ()) -> Sizes:
+def sizes_of(config: Config, ranks: int, fields: Known, runs: tuple[str, ...] = ()) -> Sizes:
     each = config.device_batch_size if isinstance(config.device_batch_size, int) else 1
     return Sizes(
         each,
-        config.max_seq_len,
+        config.max_seq_len if "max_seq_len" in fields else 1,
         ranks or 2,
         config.total_batch_size,
         config.num_iterations,
@@ -194,6 +212,18 @@ def with_changes(sizes: Sizes, changes: Changes) -> Sizes:
     if changes.get(RANKS, "").isdecimal():
         known["ranks"] = int(changes[RANKS])
     return replace(sizes, **known)
+
+
+def that_divides(changes: Changes, sizes: Sizes, nnodes: int) -> Changes:
+    """`changes` with a total batch size that divides, if they have one. `sizes`: with them
+    applied."""
+    if "total_batch_size" not in changes:
+        return changes
+    ranks = sizes.ranks * nnodes
+    found = (sizes.device_batch_size, sizes.max_seq_len, ranks, sizes.total_batch_size)
+    if batch.split(*found):
+        return changes
+    return changes | {"total_batch_size": str(batch.repairs(*found)[0][1])}
 
 
 def flags_of(changes: Changes) -> str:

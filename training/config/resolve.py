@@ -20,6 +20,7 @@ from training.core.messages import msg
 from training.core.project import STARTED_AS
 
 if TYPE_CHECKING:
+    from training.config.translate import Sizes
     from training.core.contracts.kinds import FieldValues
 
 PREFIX = "DUET_"
@@ -45,13 +46,13 @@ def resolve(
     environ: Mapping[str, str],
     resumed: Values | None = None,
     fields: Known = FIELDS,
+    ranks: int = 0,
 ) -> Resolved:
     """The configuration, with all problems of all sources; an invalid field keeps its default.
-    `fields`: those of the task."""
+    `fields`: those of the task; `ranks`: on this machine, 0 if unknown."""
     problems: list[Problem] = []
     values: FieldValues = {}
     origins = dict.fromkeys(fields, DEFAULT)
-    problems += [_unknown_key(name, *file[name], fields) for name in file if name not in fields]
     problems += _unknown_variables(environ, fields)
     for name in fields:
         found = _lookup(name, fields, line, file, environ, resumed or {})
@@ -68,6 +69,7 @@ def resolve(
     config = Config(
         **{name: value for name, value in values.items() if fields[name] is FIELDS.get(name)}
     )
+    problems = [*_unknown_keys(file, config, ranks, fields), *problems]
     options = {
         name: values.get(name, f.default) for name, f in fields.items() if f is not FIELDS.get(name)
     }
@@ -161,9 +163,21 @@ def _unknown_variables(environ: Mapping[str, str], fields: Known) -> list[Proble
     return out
 
 
-def _unknown_key(name: str, raw: Any, origin: str, fields: Known) -> Problem:
-    """The problem of an unknown key in a config file."""
+def _unknown_keys(file: Values, config: Config, ranks: int, fields: Known) -> list[Problem]:
+    """The problems of unknown keys in a config file."""
+    unknown = [name for name in file if name not in fields]
+    if not unknown:
+        return []
     from training.config import meant
+
+    sizes = meant.sizes_of(config, ranks, fields)
+    return [_unknown_key(name, *file[name], fields, sizes, config.nnodes) for name in unknown]
+
+
+def _unknown_key(
+    name: str, raw: Any, origin: str, fields: Known, sizes: Sizes, nnodes: int
+) -> Problem:
+    from training.config import foreign_names, meant
 
     if name in FIELDS:
         return Problem(
@@ -172,9 +186,13 @@ def _unknown_key(name: str, raw: Any, origin: str, fields: Known) -> Problem:
             "",
             [msg("config.resolve.delete_line", origin=origin)],
         )
-    found = meant.name(name, as_text(raw), fields)
+    found = meant.Meant()
+    if name not in foreign_names.ONLY_FLAGS:
+        found = meant.name(name, as_text(raw), fields, sizes)
     fixes = [
-        meant.line(changes, origin, fields)
+        meant.line(
+            meant.that_divides(changes, meant.with_changes(sizes, changes), nnodes), origin, fields
+        )
         for changes in found.changes
         if changes and all(n in fields for n in changes)
     ]

@@ -44,6 +44,17 @@ def count(field: str) -> Translate:
     return translate
 
 
+def steps(field: str) -> Translate:
+    """As count(); other tools also accept a fraction of an epoch or of the training."""
+
+    def translate(text: str, sizes: Sizes) -> Changes | None:
+        number = _number(text)
+        fraction = number is not None and 0 <= number <= 1 and not _whole(text)
+        return None if fraction else count(field)(text, sizes)
+
+    return translate
+
+
 def words(table: Mapping[str, Changes | None], otherwise: Translate | None = None) -> Translate:
     """Translation by a table of words; a switch without a value is "true"."""
 

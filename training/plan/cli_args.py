@@ -138,7 +138,7 @@ def _look(
         else loader.ConfigFile()
     )
     problems += file.problems
-    resolved = resolve.resolve(line, file.values, environ, fields=fields)
+    resolved = resolve.resolve(line, file.values, environ, fields=fields, ranks=typed)
     length.settle(resolved)
     experiments = folder("out_dir", resolved)
     found = resume_run.Found()
@@ -225,6 +225,12 @@ def _by_another_name(line: flags.CommandLine) -> int:
     return next((int(text) for text in found if text.isdecimal() and 0 < int(text) <= MAX_RANKS), 0)
 
 
+def is_number(word: str) -> bool:
+    """Whether this is a valid number of processes."""
+    decimal = word.isascii() and word.isdecimal() and len(word) <= 9
+    return decimal and 1 <= int(word) <= MAX_RANKS
+
+
 def takes_ranks(script: str) -> bool:
     """Whether the first argument of this script is the number of processes."""
     return script in SCRIPTS and SCRIPTS[script] is None
@@ -237,7 +243,7 @@ def number_of_ranks(line: flags.CommandLine, positional: list[str], problems: li
     named = _by_another_name(line)
     if named and (not word or is_config(word)):
         return named
-    if word.isascii() and word.isdecimal() and len(word) <= 9 and 1 <= int(word) <= MAX_RANKS:
+    if is_number(word):
         number = int(positional.pop(0))
         return named or number
     if positional and not is_config(word):
@@ -254,14 +260,11 @@ def number_of_ranks(line: flags.CommandLine, positional: list[str], problems: li
         what = (
             msg("plan.ranks.missing_first", word=word) if positional else msg("plan.ranks.missing")
         )
-        problems.append(
-            Problem(
-                "ranks.value",
-                what,
-                allowed,
-                ["N=2" if positional or line.flags else f"N=2 --config={QUICKSTART}"],
-            )
-        )
+        later = next(filter(is_number, positional), "2")
+        if later in positional:
+            positional.remove(later)
+        fix = f"N={later}" if word or line.flags else f"N=2 --config={QUICKSTART}"
+        problems.append(Problem("ranks.value", what, allowed, [fix]))
     return 0
 
 
@@ -302,7 +305,10 @@ def _config_file(
             if "data" in line.flags
             else msg("plan.config.one_file")
         )
-        problems.append(Problem("config.several", what, allowed))
+        numbers = [f"N={word}" for word in extra if is_number(word)]
+        problems.append(
+            Problem("config.several", what, allowed, numbers if len(extra) == 1 else [])
+        )
     return _path(given[0])
 
 

@@ -14,7 +14,7 @@ from training.config.translate import RANKS, Changes, Sizes
 from training.core import rundir
 from training.core.errors import Problem
 from training.core.messages import msg
-from training.plan.cli_args import SCRIPTS, ParsedArgs, command, is_config, takes_ranks
+from training.plan.cli_args import SCRIPTS, ParsedArgs, command, is_config, is_number, takes_ranks
 from training.tasks import DEFAULT, everything
 
 LAUNCH = "launch_train.sh"
@@ -25,7 +25,8 @@ def problems(
     asked: ParsedArgs, script: str, args: list[str], others: list[Problem]
 ) -> list[Problem]:
     """The problem of every unknown flag, then `others`. A suggestion of flags alone becomes the
-    whole command, with the unknown flags and invalid values of the other problems corrected too."""
+    whole command, with the unknown flags and invalid values of the other problems corrected too,
+    unless one of them has no suggestion: that command would fail again."""
     found, sizes = names(asked.line.unknown, asked.kind.fields, _sizes(asked))
     every: Changes = {}
     for one in found.values():
@@ -33,9 +34,12 @@ def problems(
     if not asked.typed and takes_ranks(script):
         every = {RANKS: "2"} | every
 
+    unsolved = any(not p.fixes for p in others)
     firsts = [(as_changes(p.fixes[0], asked.kind.fields) or {}) if p.fixes else {} for p in others]
 
     def whole(changes: Changes, without: int | None = None) -> str:
+        if unsolved:
+            return _flags_alone(changes)
         first: Changes = {}
         for number, one in enumerate(firsts):
             first |= one if number != without else {}
@@ -49,6 +53,9 @@ def problems(
     ]
     for number, problem in enumerate(others):
         fixes = [(fix, as_changes(fix, asked.kind.fields)) for fix in problem.fixes]
+        if problem.code == "flag.twice":
+            fixes = [(fix, _last_value(changes or {}, firsts, others)) for fix, changes in fixes]
+            fixes = [(fix, changes) for fix, changes in fixes if changes]
         full = [fix if changes is None else whole(changes, number) for fix, changes in fixes]
         out.append(replace(problem, fixes=list(dict.fromkeys(full))))
     return out
@@ -115,6 +122,21 @@ def as_changes(fix: str, fields: Known) -> Changes | None:
     )
 
 
+def _last_value(typed: Changes, firsts: list[Changes], others: list[Problem]) -> Changes:
+    """The last value of a flag given twice, or the suggestion for it; {} for an invalid one
+    without a suggestion."""
+    if any(p.field in typed and not p.fixes for p in others):
+        return {}
+    return typed | {name: first[name] for first in firsts for name in typed if name in first}
+
+
+def _flags_alone(changes: Changes) -> str:
+    variables = [f"{n}={shlex.quote(v)}" for n, v in changes.items() if n.isupper()]
+    return " ".join(
+        [*variables, meant.flags_of({n: v for n, v in changes.items() if not n.isupper()})]
+    )
+
+
 def _program(script: str) -> str:
     return "./" + (LAUNCH if script not in SCRIPTS or not script.endswith(".sh") else script)
 
@@ -124,7 +146,7 @@ def _sizes(asked: ParsedArgs) -> Sizes:
         asked.experiments.glob("*/plan.json"), key=lambda p: (p.stat().st_mtime_ns, p), reverse=True
     )
     runs = tuple(plan.parent.name for plan in plans if rundir.read_json(plan))
-    return meant.sizes_of(asked.resolved.config, asked.typed, runs)
+    return meant.sizes_of(asked.resolved.config, asked.typed, asked.kind.fields, runs)
 
 
 def _whole(asked: ParsedArgs, script: str, args: list[str], changes: Changes, sizes: Sizes) -> str:
@@ -141,6 +163,8 @@ def _whole(asked: ParsedArgs, script: str, args: list[str], changes: Changes, si
         f"{n}={shlex.quote(changes.pop(n))}" for n in list(changes) if n.isupper() and n != RANKS
     ]
     number = changes.pop(RANKS, None)
+    if number is not None:
+        words = _without_number(script, words)
     if number is not None and SCRIPTS.get(script) != int(number):
         script, words = LAUNCH, _with_ranks(script, words, number)
     return " ".join(
@@ -153,6 +177,12 @@ def _whole(asked: ParsedArgs, script: str, args: list[str], changes: Changes, si
             ),
         ]
     )
+
+
+def _without_number(script: str, words: list[str]) -> list[str]:
+    """Without a number of processes in another place than the first argument of launch_train.sh."""
+    at = flags.parse(words, everything()).positional_at[takes_ranks(script) :]
+    return [word for i, word in enumerate(words) if i not in at or not is_number(word)]
 
 
 def _with_ranks(script: str, words: list[str], number: str) -> list[str]:
