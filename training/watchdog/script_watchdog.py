@@ -32,8 +32,8 @@ from training.watchdog.hang_report import (
     NoFinding,
 )
 from training.watchdog.heartbeat_watchdog import STOPPED_S
-from training.watchdog.probes import procfs, stacks
-from training.watchdog.probes.sampling import Sample, take
+from training.watchdog.probes import procfs, stacks, system_calls
+from training.watchdog.probes.sampling import NewestCall, Sample, take
 from training.watchdog.probes.stacks import Stack
 
 GAPS = 500  # number of gaps that are kept
@@ -55,7 +55,8 @@ ASLEEP_S = 10.0
 
 class ScriptWatch:
     """For one attempt. `floor_s` is --hang_timeout, 0: off; `elsewhere`: other machines have ranks
-    too; `pending`: has this rank an unfinished collective (None: unknown)? `trains`: has the script
+    too; `pending`: has this rank an unfinished collective (None: unknown)? `newest_call`:
+    when did it call its newest one? `trains`: has the script
     printed a step, or a loss? `warn`: logs a warning."""
 
     def __init__(
@@ -64,6 +65,7 @@ class ScriptWatch:
         *,
         elsewhere: bool = False,
         pending: Callable[[int], bool | None] = lambda rank: None,
+        newest_call: NewestCall = lambda rank: None,
         trains: Callable[[], bool] = lambda: True,
         warn: Callable[[str], None] = log.warning,
     ) -> None:
@@ -73,6 +75,7 @@ class ScriptWatch:
             pending,
             warn,
         )
+        self._newest_call = newest_call
         self._trains, self._training = trains, False
         self.joining = False  # see stall_detector
         self._gaps: deque[float] = deque(maxlen=GAPS)
@@ -141,7 +144,7 @@ class ScriptWatch:
     def _read_input(self, pids: Mapping[int, int]) -> bool:
         """Does a rank read standard input? The others wait for the user then."""
         for rank, pid in pids.items():
-            if procfs.reads_input(pid):
+            if system_calls.reads_input(pid):
                 self._warn(msg("watchdog.script.reads_input", rank=rank), "input")
                 return True
         return False
@@ -234,7 +237,7 @@ class ScriptWatch:
         patience: float,
         stopped: bool,
     ) -> HangFinding | NoFinding:
-        samples.append(take(pids))
+        samples.append(take(pids, self._newest_call, samples[-1] if samples else None))
         if samples[-1].looks.keys() != samples[0].looks.keys():
             del samples[:-1]  # a rank has exited
         del samples[: -(KEPT + 1)]
