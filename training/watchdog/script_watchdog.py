@@ -10,6 +10,7 @@ the others, and one that does not is idle, stopped, or in an endless loop.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from training.core.messages import msg
 from training.core.phase_timeouts import SHARE, TIMES  # of the silences so far
 from training.watchdog import stall_detector
 from training.watchdog.hang_report import (
+    ADVANCES,
     BLIND,
     FAILED,
     GPU_WORKS,
@@ -28,6 +30,7 @@ from training.watchdog.hang_report import (
     QUIET,
     SHORT,
     STOPPED,
+    WORKS,
     HangFinding,
     NoFinding,
 )
@@ -43,6 +46,8 @@ SAMPLES = 3  # the minimum for a finding
 PER_PATIENCE = 12  # samples in that time
 LEAST_S = 0.3  # minimum interval of samples
 ALONE_TIMES = 5.0  # no rank waits for another, or the one they wait for may be working
+# Limits of silence after which a reason for no finding is a warning, once: it may be wrong.
+WARN_TIMES = {QUIET: ALONE_TIMES, WORKS: 2 * ALONE_TIMES, ADVANCES: 2 * ALONE_TIMES}
 # long work in Python looks like an endless loop; before the first step it counts as work
 SPIN_TIMES = ALONE_TIMES
 SPIN_LOOKS = 6  # consecutive findings before it is reported
@@ -172,8 +177,8 @@ class ScriptWatch:
                     msg("watchdog.script.silent_end", silent=silent, found=found, end=end),
                     f"{LOOPS} {self._training}",
                 )
-            elif silent > ALONE_TIMES * patience and found.code == QUIET:
-                self._warn(msg("watchdog.script.silent", silent=silent, found=found), QUIET)
+            elif silent > WARN_TIMES.get(found.code, math.inf) * patience:
+                self._warn(msg("watchdog.script.silent", silent=silent, found=found), found.code)
             return None
         if found.kind == STOPPED:
             since = self._stopped.get(found.rank or 0)

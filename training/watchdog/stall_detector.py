@@ -71,7 +71,7 @@ def detect_stall(
     others = [c for c in seen.values() if c.rank not in waiting]
     going_round = [c.rank for c in others if _advances(c)]
     if going_round:
-        shown = "; ".join(f"rank {rank} {_doing(seen[rank])}" for rank in going_round)
+        shown = _shown(seen, going_round[0])
         return NoFinding(
             hang_report.ADVANCES, msg("watchdog.stall.collectives_advance", shown=shown)
         )
@@ -85,7 +85,7 @@ def detect_stall(
     for c in others:
         how = _stuck(c, burst, alone)
         if how is None:
-            shown = f"rank {c.rank} {_doing(c)}; {_waiters(waiting)}"
+            shown = _shown(seen, c.rank)
             if spins(c):
                 text = msg("watchdog.stall.loops", shown=shown)
                 return NoFinding(hang_report.LOOPS, text)
@@ -130,13 +130,13 @@ def waits(c: RankTrace) -> str | None:
     # A rank in the rendezvous or in a barrier of the store polls repeatedly; every other wait is a
     # single one.
     polls = name == RENDEZVOUS or main.frames[0].name == "_store_based_barrier"
-    if name is None or c.moves_data or (not polls and (c.woken if name == GPU else _advances(c))):
+    if name is None or (not polls and (c.woken if name == GPU else _advances(c))):
         return None
-    if name in (GPU, BACKWARD) and c.children_work:
-        return None  # other collectives wait for no child
-    # On a CPU a waiting collective uses no CPU time; 'backward' may be the computation itself.
-    # Waiting for a GPU is often a busy loop.
-    return name if c.last.gpu or c.quiet else None
+    if name in (GPU, BACKWARD):
+        # On a CPU 'backward' may be the computation itself.
+        busy = c.moves_data or c.children_work
+        return None if busy or not (c.last.gpu or c.idle) else name
+    return name if c.exchanges_nothing else None
 
 
 def _advances(c: RankTrace) -> bool:
@@ -196,7 +196,7 @@ def _all_wait(
 def _none_waits(seen: dict[int, RankTrace], alone: bool) -> HangFinding | NoFinding:
     """Where no rank waits for another, only a data loader with idle workers counts as a hang: a
     script may sleep, serve or poll indefinitely."""
-    shown = "; ".join(f"rank {c.rank} {_doing(c)}" for c in seen.values())
+    shown = _shown(seen, min(seen))
     if not all(c.idle and c.same_functions for c in seen.values()):
         return NoFinding(hang_report.WORKS, shown)
     if not (alone and all(c.last.main and waits_for_worker(c.last.main) for c in seen.values())):
@@ -290,6 +290,12 @@ def _finding(
 
 def _places(seen: dict[int, RankTrace]) -> dict[int, str]:
     return {rank: _doing(c) for rank, c in seen.items()}
+
+
+def _shown(seen: dict[int, RankTrace], first: int) -> str:
+    """What each rank does, beginning with this one."""
+    order = sorted(seen, key=lambda rank: (rank != first, rank))
+    return "; ".join(f"rank {rank} {_doing(seen[rank])}" for rank in order)
 
 
 def _doing(c: RankTrace) -> str:

@@ -262,14 +262,26 @@ class RankTrace:
         )
 
     @property
-    def quiet(self) -> bool:
-        """Nothing has happened in the rank, though it could have run."""
-        return self.own_cpu <= IDLE_SHARE and not self.moves_data and not self.starved
+    def idle(self) -> bool:
+        """Nothing has happened in the rank or its children, though they could have run."""
+        return (
+            self.own_cpu <= IDLE_SHARE
+            and not self.children_work
+            and not self.moves_data
+            and not self.starved
+        )
 
     @property
-    def idle(self) -> bool:
-        """Nor in its children."""
-        return self.quiet and not self.children_work
+    def exchanges_nothing(self) -> bool:
+        """Nothing that could take part in a collective has happened. Other threads may use files
+        and processes, as nvidia-smi, whose bytes count as the rank's when it has ended."""
+        faults = self.last.process.faults - self.looks[0].process.faults
+        return (
+            self._by_tcp(self.last.own_sockets) <= IDLE_BYTES * self.seconds
+            and faults <= IDLE_FAULTS * self.seconds
+            # waiting for a GPU is often a busy loop
+            and (self.last.gpu or (self.own_cpu <= IDLE_SHARE and not self.starved))
+        )
 
 
 def courses(samples: Sequence[Sample]) -> dict[int, RankTrace]:
