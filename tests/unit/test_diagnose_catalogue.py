@@ -199,7 +199,7 @@ def test_a_topic_matches_advice_of_both_kinds(
 
 
 def test_kinds_have_advice_in_both_languages() -> None:
-    assert set(signatures.kinds()) == {"silent", "desync", "uneven", "torn_down"}
+    assert set(signatures.kinds()) == {"silent", "desync", "uneven", "torn_down", "may_end"}
     assert all(len(text.en) == len(text.zh) > 0 for text in signatures.kinds().values())
 
 

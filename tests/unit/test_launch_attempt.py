@@ -19,12 +19,14 @@ from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat, read_all
 from training.core.project import ROOT
 from training.core.rundir import RunDir, write_json
+from training.diagnose import advice, signatures
 from training.launcher import child_processes, failure_report, local_ranks, spawn, timeouts
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.outcome import Outcome
 from training.launcher.recovery import Recovery
 from training.watchdog import rank_exit
+from training.watchdog.hang_report import HangFinding
 
 PLAN: dict[str, Any] = {
     "config": {"hang_timeout": 60, "num_workers": 0},
@@ -316,3 +318,15 @@ def test_no_restart_while_a_rank_cannot_be_killed(run: RunDir) -> None:
     tried = Recovery(run, plan)
     assert tried.choose(facts, outcome) is None
     assert tried.given_up.startswith("not restarted: rank 1 (pid 7) cannot be killed")
+
+
+@pytest.mark.parametrize("may_end", [True, False])
+def test_a_higher_limit_is_the_remedy_only_where_the_rank_may_be_slow(
+    run: RunDir, may_end: bool
+) -> None:
+    found = HangFinding("hang", 1, "a.py:3", "is stuck", {}, {}, 9.0, may_end=may_end)
+    record = failure_report.failure(Outcome(guilty=(1, 0), finding=found), run, PLAN)
+    assert record.get("may_end", False) == may_end
+    hang = signatures.causes()["hang"].ours.sentences()
+    slow = advice.of_kind("may_end", {"where": "a.py:3"})
+    assert record["advice"][0] == (slow if may_end else hang)[0]

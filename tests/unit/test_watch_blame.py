@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.unit.test_watch_samples import judged, look, reduce
+from tests.unit.test_watch_samples import PROCESS, judged, look, reduce
 from training.watchdog.hang_report import WORKS, HangFinding, NoFinding
 from training.watchdog.probes import procfs
 from training.watchdog.probes.stacks import Frame
@@ -61,13 +62,43 @@ def test_a_barrier_of_the_store_is_polled() -> None:
     assert found.waiting[0] == "waits in new_group at /home/me/train.py:9 (locks)"
 
 
-@pytest.mark.parametrize("waits_in", ["hrtimer_nanosleep", ""])
-def test_a_rank_that_sleeps_is_not_a_hang_for_a_long_time(tmp_path: Path, waits_in: str) -> None:
-    """It waits to repeat a request, or looks for a file once a second."""
-    script = tmp_path / "train.py"
-    script.write_text("time.sleep(20)\n")
-    sleeps = look(Frame(str(script), 1, "main"), waits_in=waits_in)
-    found = judged((reduce(), reduce()), (sleeps, sleeps))
+SLEEPS = dataclasses.replace(look(Frame("/home/me/train.py", 3, "main")), ends_by="timeout")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict[str, object](),
+        {"ends_by": "", "turns": 2},
+        {"ends_by": "", "sockets": {8: 900}},
+        {"ends_by": "", "children": {9: dataclasses.replace(PROCESS, pid=9, io_bytes=40)}},
+    ],
+)
+def test_a_rank_whose_wait_may_end_is_not_a_hang_for_a_long_time(change: dict[str, Any]) -> None:
+    """It waits to repeat a request, or for answers of a slow service or simulator."""
+    before = dataclasses.replace(
+        SLEEPS,
+        sockets={7: 500, 8: 500},
+        outside=frozenset({8}),
+        children={9: dataclasses.replace(PROCESS, pid=9, io_bytes=0)},
+    )
+    after = dataclasses.replace(before, **change)
+    found = judged((reduce(), reduce()), (before, after))
     assert isinstance(found, NoFinding) and found.code == WORKS
-    found = judged((reduce(), reduce()), (sleeps, sleeps), alone=True)
-    assert isinstance(found, HangFinding) and (found.rank, found.where) == (1, f"{script}:1")
+    found = judged((reduce(), reduce()), (before, after), alone=True)
+    assert isinstance(found, HangFinding) and found.may_end
+    assert (found.rank, found.where) == (1, "/home/me/train.py:3")
+
+
+def test_bytes_between_ranks_do_not_make_a_wait_end() -> None:
+    """The heartbeat of torch's store, for one."""
+    lock = dataclasses.replace(look(LOCKS), sockets={7: 500}, outside=frozenset())
+    found = judged((reduce(), reduce()), (lock, dataclasses.replace(lock, sockets={7: 900})))
+    assert isinstance(found, HangFinding) and (found.rank, found.may_end) == (1, False)
+
+
+def test_a_call_in_c_that_holds_the_gil_does_not_end() -> None:
+    """It blocks the threads that it may wait for."""
+    holds = dataclasses.replace(look(LOCKS, holds_gil=True), ends_by="timeout")
+    found = judged((reduce(), reduce()), (holds, holds))
+    assert isinstance(found, HangFinding) and (found.rank, found.may_end) == (1, False)

@@ -112,6 +112,14 @@ def test_a_pending_receive_counts_too(tmp_path: Path) -> None:
 def test_a_recorder_that_is_off(tmp_path: Path) -> None:
     with answers(tmp_path, {"entries": []}) as folder:
         assert flight_recorder.pending(folder, 0) is None
+        assert flight_recorder.newest(folder, 0) is None
+
+
+def test_the_newest_call_of_a_rank(tmp_path: Path) -> None:
+    entries = [ENTRY | {"time_created_ns": 7}, ENTRY | {"time_created_ns": 9, "is_p2p": True}]
+    with answers(tmp_path, {"entries": entries}) as folder:
+        assert flight_recorder.newest(folder, 0) == 9
+    assert flight_recorder.newest(tmp_path / "none", 0) is None
 
 
 @pytest.mark.parametrize(

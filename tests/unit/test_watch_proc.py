@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit import targets
 from training.host import process
-from training.watchdog.probes import procfs
+from training.watchdog.probes import procfs, system_calls
 
 
 def test_a_sleeping_process(tmp_path: Path) -> None:
@@ -201,11 +201,15 @@ def test_waiting_for_input(program: str, word: str, so: bool) -> None:
     ) as process:
         try:
             assert process.stdout and process.stdout.readline() == b"ready\n"
-            polls = [str(number) for number in procfs._READS[os.uname().machine][2]]
+            known = system_calls._NAMES[os.uname().machine]
+            polls = [str(number) for number, name in known.items() if name.startswith("epoll")]
             wait_until(
-                lambda: procfs.reads_input(process.pid) or (not so and polls_in(process.pid, polls))
+                lambda: (
+                    system_calls.reads_input(process.pid)
+                    or (not so and polls_in(process.pid, polls))
+                )
             )
-            assert procfs.reads_input(process.pid) is so
+            assert system_calls.reads_input(process.pid) is so
         finally:
             process.kill()
             os.close(end)

@@ -202,7 +202,7 @@ def test_a_failed_look_is_reported_and_the_next_one_follows(
     logged: list[str] = []
     watch = ScriptWatch(1.0, warn=logged.append)
 
-    def refused(pids: object) -> Sample:
+    def refused(*_: object) -> Sample:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(script_watchdog, "take", refused)
@@ -211,7 +211,7 @@ def test_a_failed_look_is_reported_and_the_next_one_follows(
         assert watch._result(2.0, 1.0, False) is None
     assert len(logged) == 1 and "PermissionError: [Errno 1] Operation not permitted" in logged[0]
     waiting = Sample(1.0, {0: reduce()})
-    monkeypatch.setattr(script_watchdog, "take", lambda pids: waiting)
+    monkeypatch.setattr(script_watchdog, "take", lambda *_: waiting)
     watch._examine(watch._samples, {0: 1}, {}, 2.0, 1.0, False)
     assert watch._verdict and watch._verdict[1] == script_watchdog.NOTHING_YET
 

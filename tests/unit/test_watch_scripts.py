@@ -71,7 +71,7 @@ def test_looking_does_not_wait_for_a_sample(
     """It would block the supervisor's loop."""
     began, end = threading.Event(), threading.Event()
 
-    def take(pids: dict[int, int]) -> Sample:
+    def take(*_: object) -> Sample:
         began.set()
         end.wait()
         return Sample(time.monotonic(), {})
@@ -328,7 +328,7 @@ def test_input_is_looked_for_with_each_sample_and_before_a_finding(
         asked.append(pid)
         return reads[0]
 
-    monkeypatch.setattr(script_watchdog.procfs, "reads_input", reads_input)
+    monkeypatch.setattr(script_watchdog.system_calls, "reads_input", reads_input)
     watch = ScriptWatch(60.0, warn=[].append)
     for _ in range(4 * 60):
         clock.now += 0.25

@@ -73,6 +73,9 @@ def of_end(
     kind, cause = end.get("kind"), end["cause"]
     if end.get("torn_down"):
         return of_kind("torn_down", run_values)
+    if end.get("may_end"):
+        place = {"where": end["where"]} if end["where"] else dict[str, str]()
+        return of_kind("may_end", {**run_values, **place})
     if kind in (SILENT, GONE):
         return of_kind(SILENT, run_values)
     if kind in signatures.kinds():

@@ -173,6 +173,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "launch": plan["launch"],
         "time": time.time(),
     }
+    if found and found.may_end:
+        record["may_end"] = True
     if outcome.in_threads:
         record["threads"] = {str(r): text for r, text in sorted(outcome.in_threads.items())}
     if places:

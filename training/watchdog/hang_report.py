@@ -47,6 +47,8 @@ class HangFinding:
     since_s: float  # for how long the guilty rank has been there
     phase: str | None = None  # Duet's training only: the phase of the guilty rank
     folder: str | None = None  # stacks of all ranks
+    # It waits for a timeout or for a process that is not a rank: only slow, perhaps.
+    may_end: bool = False
     # The guilty rank has failed, by the output of its launcher: the others wait in vain.
     death: RankExit | None = None
 

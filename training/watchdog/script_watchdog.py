@@ -10,6 +10,7 @@ the others, and one that does not is idle, stopped, or in an endless loop.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from training.core.messages import msg
 from training.core.phase_timeouts import SHARE, TIMES  # of the silences so far
 from training.watchdog import stall_detector
 from training.watchdog.hang_report import (
+    ADVANCES,
     BLIND,
     FAILED,
     GPU_WORKS,
@@ -28,12 +30,13 @@ from training.watchdog.hang_report import (
     QUIET,
     SHORT,
     STOPPED,
+    WORKS,
     HangFinding,
     NoFinding,
 )
 from training.watchdog.heartbeat_watchdog import STOPPED_S
-from training.watchdog.probes import procfs, stacks
-from training.watchdog.probes.sampling import Sample, take
+from training.watchdog.probes import procfs, stacks, system_calls
+from training.watchdog.probes.sampling import NewestCall, Sample, take
 from training.watchdog.probes.stacks import Stack
 
 GAPS = 500  # number of gaps that are kept
@@ -43,6 +46,8 @@ SAMPLES = 3  # the minimum for a finding
 PER_PATIENCE = 12  # samples in that time
 LEAST_S = 0.3  # minimum interval of samples
 ALONE_TIMES = 5.0  # no rank waits for another, or the one they wait for may be working
+# Limits of silence after which a reason for no finding is a warning, once: it may be wrong.
+WARN_TIMES = {QUIET: ALONE_TIMES, WORKS: 2 * ALONE_TIMES, ADVANCES: 2 * ALONE_TIMES}
 # long work in Python looks like an endless loop; before the first step it counts as work
 SPIN_TIMES = ALONE_TIMES
 SPIN_LOOKS = 6  # consecutive findings before it is reported
@@ -55,7 +60,8 @@ ASLEEP_S = 10.0
 
 class ScriptWatch:
     """For one attempt. `floor_s` is --hang_timeout, 0: off; `elsewhere`: other machines have ranks
-    too; `pending`: has this rank an unfinished collective (None: unknown)? `trains`: has the script
+    too; `pending`: has this rank an unfinished collective (None: unknown)? `newest_call`:
+    when did it call its newest one? `trains`: has the script
     printed a step, or a loss? `warn`: logs a warning."""
 
     def __init__(
@@ -64,6 +70,7 @@ class ScriptWatch:
         *,
         elsewhere: bool = False,
         pending: Callable[[int], bool | None] = lambda rank: None,
+        newest_call: NewestCall = lambda rank: None,
         trains: Callable[[], bool] = lambda: True,
         warn: Callable[[str], None] = log.warning,
     ) -> None:
@@ -73,6 +80,7 @@ class ScriptWatch:
             pending,
             warn,
         )
+        self._newest_call = newest_call
         self._trains, self._training = trains, False
         self.joining = False  # see stall_detector
         self._gaps: deque[float] = deque(maxlen=GAPS)
@@ -141,7 +149,7 @@ class ScriptWatch:
     def _read_input(self, pids: Mapping[int, int]) -> bool:
         """Does a rank read standard input? The others wait for the user then."""
         for rank, pid in pids.items():
-            if procfs.reads_input(pid):
+            if system_calls.reads_input(pid):
                 self._warn(msg("watchdog.script.reads_input", rank=rank), "input")
                 return True
         return False
@@ -169,8 +177,8 @@ class ScriptWatch:
                     msg("watchdog.script.silent_end", silent=silent, found=found, end=end),
                     f"{LOOPS} {self._training}",
                 )
-            elif silent > ALONE_TIMES * patience and found.code == QUIET:
-                self._warn(msg("watchdog.script.silent", silent=silent, found=found), QUIET)
+            elif silent > WARN_TIMES.get(found.code, math.inf) * patience:
+                self._warn(msg("watchdog.script.silent", silent=silent, found=found), found.code)
             return None
         if found.kind == STOPPED:
             since = self._stopped.get(found.rank or 0)
@@ -234,7 +242,7 @@ class ScriptWatch:
         patience: float,
         stopped: bool,
     ) -> HangFinding | NoFinding:
-        samples.append(take(pids))
+        samples.append(take(pids, self._newest_call, samples[-1] if samples else None))
         if samples[-1].looks.keys() != samples[0].looks.keys():
             del samples[:-1]  # a rank has exited
         del samples[: -(KEPT + 1)]

@@ -7,15 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from training.core.messages import msg
-from training.watchdog import hang_report
+from training.watchdog import hang_report, loader_workers
 from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding, NoFinding
-from training.watchdog.probes import procfs, stacks
+from training.watchdog.probes import procfs
 from training.watchdog.probes.sampling import IDLE_SHARE, RankTrace, Sample, courses
 from training.watchdog.probes.stacks import Frame, Stack, own
 from training.watchdog.probes.waits import (
     in_collective,
     saves,
-    sleeps,
     waits_for_device,
     waits_for_worker,
 )
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import HangKind
 
 GPU = msg("watchdog.gpu")  # waited for, possibly because it waits for other ranks
+# may compute; a wait for torch's store, or for a collective
+BACKWARD, STORE = "backward", ("store.get", "wait")
 RENDEZVOUS = "init_process_group"  # ends when all ranks of the training are there
 BURST = 20  # consecutive dumps of a rank that may spin: all must be the same
 BURST_GIL, BURST_LIMIT_S = 0.9, 10.0
@@ -45,7 +46,7 @@ def detect_stall(
     machine may be a rank that has not joined the others yet. `burst`: takes many consecutive stacks
     of a PID; without it an endless loop is never distinguished from a long computation. `alone`:
     the samples span so much time that an idle data loader counts as a hang even where no rank waits
-    for another, and neither writing a file nor sleeping counts as work any longer."""
+    for another, and neither writing a file nor a wait that may end counts as work any longer."""
     seen = courses(samples)
     if not seen or (samples and seen.keys() != samples[-1].looks.keys()):
         return NoFinding(hang_report.SHORT, msg("watchdog.stall.too_few_samples"))
@@ -68,9 +69,9 @@ def detect_stall(
         return NoFinding(hang_report.BLIND, msg("watchdog.stall.no_stack", blind="; ".join(blind)))
     waiting = {c.rank: name for c in seen.values() if (name := waits(c))}
     others = [c for c in seen.values() if c.rank not in waiting]
-    going_round = [c.rank for c in others if c.woken and c.last.main and in_collective(c.last.main)]
+    going_round = [c.rank for c in others if _advances(c)]
     if going_round:
-        shown = "; ".join(f"rank {rank} {_doing(seen[rank])}" for rank in going_round)
+        shown = _shown(seen, going_round[0])
         return NoFinding(
             hang_report.ADVANCES, msg("watchdog.stall.collectives_advance", shown=shown)
         )
@@ -84,7 +85,7 @@ def detect_stall(
     for c in others:
         how = _stuck(c, burst, alone)
         if how is None:
-            shown = f"rank {c.rank} {_doing(c)}; {_waiters(waiting)}"
+            shown = _shown(seen, c.rank)
             if spins(c):
                 text = msg("watchdog.stall.loops", shown=shown)
                 return NoFinding(hang_report.LOOPS, text)
@@ -96,7 +97,10 @@ def detect_stall(
         how = msg("watchdog.stall.several_stuck", shown=shown)
         stuck = {o.rank for o, _ in guilty}
         places = {rank: place for rank, place in _places(seen).items() if rank not in stuck}
-        return HangFinding(HANG, None, None, how, places, _stacks(seen), _since(seen))
+        may_end = any(_may_end(o) for o, _ in guilty)
+        return HangFinding(
+            HANG, None, None, how, places, _stacks(seen), _since(seen), may_end=may_end
+        )
     c, how = guilty[0]
     return _finding(BLOCKED if c.always("D") else HANG, c, how, seen)
 
@@ -113,7 +117,7 @@ def waits(c: RankTrace) -> str | None:
     """The collective (or GPU) in which this rank has waited all the time, in the same place; None
     without one."""
     main = c.last.main
-    if main is None or not c.same_place or c.children_work:
+    if main is None or not c.same_place:
         return None
     name = in_collective(main)
     if (
@@ -126,11 +130,19 @@ def waits(c: RankTrace) -> str | None:
     # A rank in the rendezvous or in a barrier of the store polls repeatedly; every other wait is a
     # single one.
     polls = name == RENDEZVOUS or main.frames[0].name == "_store_based_barrier"
-    if name is None or c.moves_data or (c.woken and not polls):
+    if name is None or (not polls and (c.woken if name == GPU else _advances(c))):
         return None
-    # On a CPU a waiting collective uses no CPU time; 'backward' may be the computation itself.
-    # Waiting for a GPU is often a busy loop.
-    return name if c.last.gpu or c.idle else None
+    if name in (GPU, BACKWARD):
+        # On a CPU 'backward' may be the computation itself.
+        busy = c.moves_data or c.children_work
+        return None if busy or not (c.last.gpu or c.idle) else name
+    return name if c.exchanges_nothing else None
+
+
+def _advances(c: RankTrace) -> bool:
+    """Do the collectives complete in which it is seen?"""
+    name = in_collective(c.last.main) if c.last.main else None
+    return name is not None and c.calls_collectives(name in STORE)
 
 
 def on_gpu(found: HangFinding) -> list[int]:
@@ -184,13 +196,13 @@ def _all_wait(
 def _none_waits(seen: dict[int, RankTrace], alone: bool) -> HangFinding | NoFinding:
     """Where no rank waits for another, only a data loader with idle workers counts as a hang: a
     script may sleep, serve or poll indefinitely."""
-    shown = "; ".join(f"rank {c.rank} {_doing(c)}" for c in seen.values())
+    shown = _shown(seen, min(seen))
     if not all(c.idle and c.same_functions for c in seen.values()):
         return NoFinding(hang_report.WORKS, shown)
     if not (alone and all(c.last.main and waits_for_worker(c.last.main) for c in seen.values())):
         return NoFinding(hang_report.QUIET, msg("watchdog.stall.quiet", shown=shown))
     first = seen[min(seen)]
-    return _finding(HANG, first, _at_worker(first)[0], seen)
+    return _finding(HANG, first, loader_workers.at_worker(first)[0], seen)
 
 
 def _stuck(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
@@ -199,7 +211,7 @@ def _stuck(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
     if main is None:
         return None
     frame = own(main.frames)
-    if c.writes_back or ((saves(main.frames) or _sleeps(c)) and not alone):
+    if c.writes_back or (saves(main.frames) and not alone):
         return None
     if c.always("D") and not c.moves_data:
         return msg(
@@ -207,8 +219,10 @@ def _stuck(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
             call=c.last.process.waits_in or msg("watchdog.uninterruptible"),
             frame=frame,
         )
+    if not alone and _may_end(c):
+        return None
     if c.idle and c.same_functions and waits_for_worker(main):
-        return _at_worker(c)[0]
+        return loader_workers.at_worker(c)[0]
     if c.idle and c.same_place:
         if all(look.main and look.main.holds_gil for look in c.looks):
             return msg("watchdog.holds_gil", frame=frame)
@@ -220,12 +234,12 @@ def _stuck(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
     return None
 
 
-def _sleeps(c: RankTrace) -> bool:
-    """time.sleep() releases the GIL; a C call that sleeps with it blocks all threads."""
-    return all(
-        look.main and not look.main.holds_gil and sleeps(look.main, look.process.waits_in)
-        for look in c.looks
-    )
+def _may_end(c: RankTrace) -> bool:
+    """Could its wait end, for a timeout or a process that is not a rank? torch polls a data loader:
+    there it depends on the worker."""
+    if c.last.main and waits_for_worker(c.last.main):
+        return c.exchanges or loader_workers.may_end(c)
+    return c.may_end
 
 
 def spins(c: RankTrace) -> bool:
@@ -254,37 +268,13 @@ def _still_spins(c: RankTrace, taken: list[Stack | str]) -> bool:
     )
 
 
-def _at_worker(c: RankTrace) -> tuple[str, Frame | None]:
-    """The unresponsive worker: stopped, blocked, or in the dataset's own code. Idle ones wait in
-    torch's."""
-    pids = [pid for pid in procfs.workers(c.pid) if pid in c.last.children]
-    found = stacks.dump(pids)
-    for pid in pids:
-        state, stack = c.last.children[pid].state, found[pid]
-        frame = own(stack.main.frames) if isinstance(stack, Stack) and stack.main else None
-        busy_there = frame is not None and "/torch/utils/data/" not in frame.file
-        if state in "TtD" or busy_there:
-            doing = {
-                "T": msg("watchdog.stopped"),
-                "t": msg("watchdog.debugger"),
-                "D": msg("watchdog.worker.blocked"),
-            }.get(state, msg("watchdog.worker.stuck"))
-            return (
-                msg("watchdog.worker.waited_for", pid=pid, state=doing + _at(frame)),
-                frame,
-            )
-    if not pids:
-        return msg("watchdog.worker.none_left"), None
-    return msg("watchdog.worker.all_idle", pids=", ".join(map(str, pids))), None
-
-
 def _finding(
     kind: HangKind, guilty: RankTrace, how: str, seen: dict[int, RankTrace]
 ) -> HangFinding:
     main = guilty.last.main
     frame = own(main.frames) if main else None
     if main and waits_for_worker(main):
-        frame = _at_worker(guilty)[1] or frame
+        frame = loader_workers.at_worker(guilty)[1] or frame
     places = {rank: place for rank, place in _places(seen).items() if rank != guilty.rank}
     return HangFinding(
         kind,
@@ -294,11 +284,18 @@ def _finding(
         places,
         _stacks(seen),
         _since(seen),
+        may_end=kind == HANG and _may_end(guilty),
     )
 
 
 def _places(seen: dict[int, RankTrace]) -> dict[int, str]:
     return {rank: _doing(c) for rank, c in seen.items()}
+
+
+def _shown(seen: dict[int, RankTrace], first: int) -> str:
+    """What each rank does, beginning with this one."""
+    order = sorted(seen, key=lambda rank: (rank != first, rank))
+    return "; ".join(f"rank {rank} {_doing(seen[rank])}" for rank in order)
 
 
 def _doing(c: RankTrace) -> str:

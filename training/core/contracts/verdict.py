@@ -102,6 +102,7 @@ class FailureRecord(EndRecord):
     phases: dict[str, str]  # rank → its phase
     since_s: float | None  # of a hang
     waiting: dict[str, str]  # of a hang: rank → where it waits
+    may_end: NotRequired[bool]  # of a hang: the guilty rank may only be slow
     exit_code: int  # of the launcher, 0 to 255
     log: str
     torn_down: bool  # a script had finished its work

@@ -95,6 +95,16 @@ def arrivals(folder: Path, rank: int) -> dict[CallKey, int] | None:
         return None
 
 
+def newest(folder: Path, rank: int) -> int | None:
+    """When this rank has called its newest collective or exchange with another rank; None:
+    unknown."""
+    try:
+        times = [int(entry["time_created_ns"]) for entry in _entries(folder, rank)]
+    except UNREADABLE:
+        return None
+    return max(times, default=None)
+
+
 def pending(folder: Path, rank: int) -> bool | None:
     """Has this rank an unfinished collective? None: unknown."""
     try:

@@ -39,7 +39,7 @@ def read_process(pid: int) -> Process | None:
     if whole is None:
         return None
     main = _stat(f"/proc/{pid}/task/{pid}/stat") or whole
-    waits_in = _text(f"/proc/{pid}/wchan")
+    waits_in = read_text(f"/proc/{pid}/wchan")
     return Process(
         pid=pid,
         parent=int(whole[2]),
@@ -51,29 +51,6 @@ def read_process(pid: int) -> Process | None:
         waits_in="" if waits_in == "0" else waits_in,
         faults=int(whole[8]) + int(whole[10]),
     )
-
-
-# read; select and pselect, where readline waits; epoll_wait and epoll_pwait, where event loops
-# wait; by machine
-_READS = {"x86_64": (0, (23, 270), (232, 281, 441)), "aarch64": (63, (72,), (22, 441))}
-
-
-def reads_input(pid: int) -> bool:
-    """Whether one of its threads waits for standard input: the main thread in input() and
-    breakpoint(), another one in the event loop of ipdb's prompt. False where that is unknown."""
-    if os.uname().machine not in _READS:
-        return False
-    read, selects, polls = _READS[os.uname().machine]
-    for thread in _threads(pid):
-        words = _text(f"/proc/{pid}/task/{thread}/syscall").split()
-        if len(words) < 2 or not words[0].isdecimal():
-            continue
-        call, first = int(words[0]), int(words[1], 16)  # a descriptor, or the number of them
-        if (call == read and first == 0) or (call in selects and first == 1):
-            return True
-        if call in polls and re.search(r"^tfd:\s+0 ", _text(f"/proc/{pid}/fdinfo/{first}"), re.M):
-            return True
-    return False
 
 
 def command(pid: int) -> str:
@@ -99,12 +76,12 @@ def program(pid: int) -> str:
 
 def name(pid: int) -> str:
     """Name of its main thread, which a program may change; "" when it has exited."""
-    return _text(f"/proc/{pid}/comm")
+    return read_text(f"/proc/{pid}/comm")
 
 
 def threads(pid: int) -> set[str]:
     """Names of its threads."""
-    return {_text(f"/proc/{pid}/task/{thread}/comm") for thread in _threads(pid)}
+    return {read_text(f"/proc/{pid}/task/{thread}/comm") for thread in threads_of(pid)}
 
 
 def began(pid: int) -> int:
@@ -142,11 +119,13 @@ def turns(pid: int) -> int:
     """How often the computing thread (the main thread, or torch's own for backward on a GPU) has
     gone to sleep: constant in a thread that waits for something that never arrives."""
     count = 0
-    for thread in _threads(pid):
-        if thread == str(pid) or _text(f"/proc/{pid}/task/{thread}/comm").startswith("pt_autograd"):
+    for thread in threads_of(pid):
+        if thread == str(pid) or read_text(f"/proc/{pid}/task/{thread}/comm").startswith(
+            "pt_autograd"
+        ):
             found = re.search(
                 r"^voluntary_ctxt_switches:\s*(\d+)",
-                _text(f"/proc/{pid}/task/{thread}/status"),
+                read_text(f"/proc/{pid}/task/{thread}/status"),
                 re.MULTILINE,
             )
             count += int(found[1]) if found else 0
@@ -157,8 +136,8 @@ def queued(pid: int) -> dict[int, float]:
     """Thread → seconds ready to run without a core, so far; {} where the kernel does not count
     that."""
     found: dict[int, float] = {}
-    for thread in _threads(pid):
-        fields = _text(f"/proc/{pid}/task/{thread}/schedstat").split()
+    for thread in threads_of(pid):
+        fields = read_text(f"/proc/{pid}/task/{thread}/schedstat").split()
         if len(fields) == 3:
             found[int(thread)] = int(fields[1]) / 1e9
     return found
@@ -166,7 +145,7 @@ def queued(pid: int) -> dict[int, float]:
 
 def written_back() -> int:
     """Bytes that the whole machine has written to its disks, since an arbitrary time."""
-    found = re.search(r"^nr_written (\d+)", _text("/proc/vmstat"), re.MULTILINE)
+    found = re.search(r"^nr_written (\d+)", read_text("/proc/vmstat"), re.MULTILINE)
     return int(found[1]) * os.sysconf("SC_PAGE_SIZE") if found else 0
 
 
@@ -174,7 +153,7 @@ def lock_holders() -> dict[int, int]:
     """Process that waits for the lock of a file → the one that holds it."""
     holders: dict[str, int] = {}
     found: dict[int, int] = {}
-    for line in _text("/proc/locks").splitlines():
+    for line in read_text("/proc/locks").splitlines():
         number, *words = line.split()
         waits = words[0] == "->"
         pid = int(words[waits + 3])
@@ -228,7 +207,7 @@ def is_python(pid: int, parents_command: str = "") -> bool:
     return program.name.startswith("python") or words == parents_command
 
 
-def _threads(pid: int) -> list[str]:
+def threads_of(pid: int) -> list[str]:
     """Their numbers; [] when it has exited."""
     try:
         return os.listdir(f"/proc/{pid}/task")
@@ -239,7 +218,7 @@ def _threads(pid: int) -> list[str]:
 def _stat(path: str) -> list[str] | None:
     """[name, state, parent, …]: the fields of proc(5) from the second on. The name may contain
     spaces and parentheses."""
-    text = _text(path)
+    text = read_text(path)
     start, end = text.find("("), text.rfind(")")
     return [text[start + 1 : end], *text[end + 2 :].split()] if end > 0 else None
 
@@ -250,14 +229,14 @@ def _cpu(fields: list[str]) -> float:
 
 def _io(pid: int) -> int | None:
     facts = dict(
-        line.split(": ", 1) for line in _text(f"/proc/{pid}/io").splitlines() if ": " in line
+        line.split(": ", 1) for line in read_text(f"/proc/{pid}/io").splitlines() if ": " in line
     )
     return (
         int(facts["rchar"]) + int(facts["wchar"]) if "rchar" in facts and "wchar" in facts else None
     )
 
 
-def _text(path: str) -> str:
+def read_text(path: str) -> str:
     return _bytes(path).decode("utf-8", "replace").strip()
 
 

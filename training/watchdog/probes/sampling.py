@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from training.watchdog.probes import procfs, sockets, stacks
+from training.watchdog.probes import procfs, sockets, stacks, system_calls
 from training.watchdog.probes.procfs import Process
 from training.watchdog.probes.stacks import Frame, Stack, Thread
+from training.watchdog.probes.waits import in_collective
 
 # Less than this is not work: threads that only poll, a logger's helper process.
 IDLE_SHARE = 0.05  # of a core
@@ -30,6 +31,13 @@ class ProcessSample:
     turns: int = 0
     # thread, also of the children → seconds without a core so far
     queued: dict[int, float] = field(default_factory=dict)
+    outside: frozenset[int] = frozenset()  # connections to processes that are not ranks
+    # The rank's own connections, and those of them that are not to torch's store.
+    own_sockets: frozenset[int] = frozenset()
+    group_sockets: frozenset[int] = frozenset()
+    ends_by: str = ""  # system_calls
+    # When it has called its newest collective, where torch's flight recorder answers.
+    newest_call: int | None = None
 
     @property
     def main(self) -> Thread | None:
@@ -43,16 +51,27 @@ class Sample:
     written: int = 0  # bytes on the machine's disks so far
 
 
-def take(pids: Mapping[int, int]) -> Sample:
-    """`pids`: rank → PID. Takes some 10 ms for each rank, without disturbing it."""
+NewestCall = Callable[[int], int | None]
+
+
+def take(
+    pids: Mapping[int, int],
+    newest_call: NewestCall = lambda rank: None,
+    before: Sample | None = None,
+) -> Sample:
+    """`pids`: rank → PID. Takes some 10 ms for each rank, without disturbing it. `newest_call`
+    takes longer: it is asked about ranks in a collective that were woken after the sample
+    `before`."""
     found, tree, looks = stacks.dump(pids.values()), procfs.tree(), {}
+    families = {rank: procfs.family(pid, tree) for rank, pid in pids.items()}
+    connected = {rank: sockets.connections([pids[rank], *families[rank]]) for rank in pids}
     for rank, pid in pids.items():
         process = procfs.read_process(pid)
         if process is None or process.state in "ZX":
             continue
         children = {
             child: now
-            for child in procfs.family(pid, tree)
+            for child in families[rank]
             if (now := procfs.read_process(child)) and now.state != "Z"
         }
         queued = {
@@ -60,11 +79,41 @@ def take(pids: Mapping[int, int]) -> Sample:
             for one in (pid, *children)
             for thread, seconds in procfs.queued(one).items()
         }
-        moved = sockets.moved([pid, *children])
-        looks[rank] = ProcessSample(
-            process, found[pid], procfs.uses_gpu(pid), children, moved, procfs.turns(pid), queued
+        mine, store = connected[rank], _store_port(pid)
+        others = {c.here for other, of in connected.items() if other != rank for c in of.values()}
+        to_store = {i for i, c in mine.items() if store in (c.here[1], c.there[1])}
+        to_ranks = to_store | {i for i, c in mine.items() if c.there in others}
+        own = sockets.inodes([pid]) & mine.keys()
+        look = ProcessSample(
+            process,
+            found[pid],
+            procfs.uses_gpu(pid),
+            children,
+            {inode: connection.moved for inode, connection in mine.items()},
+            procfs.turns(pid),
+            queued,
+            frozenset(mine.keys() - to_ranks),
+            frozenset(own),
+            frozenset(own - to_store),
+            system_calls.ends_by(pid, to_ranks),
         )
+        looks[rank] = replace(look, newest_call=_newest(rank, look, before, newest_call))
     return Sample(time.monotonic(), looks, procfs.written_back())
+
+
+def _store_port(pid: int) -> int:
+    """Port of torch's store; 0 where the variable is not set."""
+    port = procfs.environment(pid).get("MASTER_PORT", "")
+    return int(port) if port.isdecimal() else 0
+
+
+def _newest(
+    rank: int, look: ProcessSample, before: Sample | None, newest_call: NewestCall
+) -> int | None:
+    last = before.looks.get(rank) if before else None
+    if last and last.turns == look.turns and last.newest_call is not None:
+        return last.newest_call
+    return newest_call(rank) if look.main and in_collective(look.main) else None
 
 
 @dataclass(frozen=True)
@@ -126,15 +175,22 @@ class RankTrace:
     @property
     def bytes_moved(self) -> float:
         """Bytes through files, pipes and TCP, by the rank and its children."""
+        return self._moved(self.last.sockets) / self.seconds
+
+    def _moved(self, inodes: Collection[int]) -> int:
+        """Bytes through files, pipes and these connections."""
         first, last = self.looks[0], self.last
         count = (last.process.io_bytes or 0) - (first.process.io_bytes or 0)
         for pid, child in last.children.items():
             before = first.children.get(pid)
             count += (child.io_bytes or 0) - ((before.io_bytes or 0) if before else 0)
-        count += sum(
-            max(0, total - first.sockets.get(inode, 0)) for inode, total in last.sockets.items()
+        return count + self._by_tcp(inodes)
+
+    def _by_tcp(self, inodes: Collection[int]) -> int:
+        first, last = self.looks[0].sockets, self.last.sockets
+        return sum(
+            max(0, total - first.get(inode, 0)) for inode, total in last.items() if inode in inodes
         )
-        return count / self.seconds
 
     @property
     def faults(self) -> float:
@@ -152,6 +208,32 @@ class RankTrace:
         """Has its wait ended between samples? It may be seen in the same place each time and make
         progress all the same."""
         return self.last.turns != self.looks[0].turns
+
+    @property
+    def exchanges(self) -> bool:
+        """Has it moved any bytes other than with ranks? A slow service answers in few of them."""
+        return self._moved(self.last.outside) > 0
+
+    @property
+    def may_end(self) -> bool:
+        """Could its wait end by itself, or by a process that is not a rank? A C call that holds
+        the GIL blocks the threads that could end it."""
+        held = all(look.main and look.main.holds_gil for look in self.looks)
+        return self.woken or self.exchanges or (not held and self.last.ends_by != "")
+
+    def calls_collectives(self, store: bool) -> bool:
+        """Have collectives ended in which it has waited? A signal wakes it too, as after each
+        subprocess of another thread: torch's flight recorder decides, otherwise bytes of its own
+        connections. `store`: it may wait for torch's store, which has no record."""
+        if not self.woken:
+            return False
+        calls = [look.newest_call for look in self.looks if look.newest_call is not None]
+        known = len(calls) > 1
+        if known and (calls[0] != calls[-1] or not store):
+            return calls[0] != calls[-1]
+        if not self.last.own_sockets or (self.last.gpu and not known):
+            return True  # without a connection, as between GPUs
+        return self._by_tcp(self.last.own_sockets if store else self.last.group_sockets) > 0
 
     @property
     def new_children(self) -> bool:
@@ -187,6 +269,18 @@ class RankTrace:
             and not self.children_work
             and not self.moves_data
             and not self.starved
+        )
+
+    @property
+    def exchanges_nothing(self) -> bool:
+        """Nothing that could take part in a collective has happened. Other threads may use files
+        and processes, as nvidia-smi, whose bytes count as the rank's when it has ended."""
+        faults = self.last.process.faults - self.looks[0].process.faults
+        return (
+            self._by_tcp(self.last.own_sockets) <= IDLE_BYTES * self.seconds
+            and faults <= IDLE_FAULTS * self.seconds
+            # waiting for a GPU is often a busy loop
+            and (self.last.gpu or (self.own_cpu <= IDLE_SHARE and not self.starved))
         )
 
 

@@ -1,12 +1,13 @@
-"""Bytes that TCP connections have moved, from the kernel's counters (sock_diag(7), as in `ss -i`).
-/proc/<pid>/io does not count them, and an upload uses hardly any CPU time: without this it would
-look like a hang."""
+"""TCP connections of processes and the bytes that they have moved, from the kernel's counters
+(sock_diag(7), as in `ss -i`). /proc/<pid>/io does not count them, and an upload uses hardly any CPU
+time: without this it would look like a hang."""
 
 from __future__ import annotations
 
 import socket
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from training.watchdog.probes import procfs
 
@@ -15,22 +16,29 @@ _BY_FAMILY, _DONE, _ERROR = 20, 3, 2
 _REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 _INFO = 2  # INET_DIAG_INFO: struct tcp_info
 _HEADER = struct.Struct("=IHHII")
-_INODE_AT, _MESSAGE = 68, 72  # in struct inet_diag_msg, and its length
+# in struct inet_diag_msg: two ports, two addresses; and its length
+_PORTS_AT, _HERE_AT, _THERE_AT, _INODE_AT, _MESSAGE = 4, 8, 24, 68, 72
+_ADDRESS = 16
+_MAPPED = bytes(10) + b"\xff\xff"  # IPv4 in IPv6
 _ACKED_AT = 120  # tcpi_bytes_acked in struct tcp_info; tcpi_bytes_received follows
 _READ = 1 << 16
 
 
-def moved(pids: Iterable[int]) -> dict[int, int]:
-    """Inode → bytes sent (and acknowledged) plus received, of the TCP connections of these
-    processes. Empty where the kernel does not report them (some containers): then only CPU time
-    shows an upload."""
-    inodes = {
-        int(name[8:-1])
-        for pid in pids
-        for name in procfs.open_files(pid)
-        if name.startswith("socket:[")
-    }
-    if not inodes:
+End = tuple[bytes, int]  # address, port
+
+
+@dataclass(frozen=True)
+class Connection:
+    here: End
+    there: End
+    moved: int  # bytes sent (and acknowledged) plus received
+
+
+def connections(pids: Iterable[int]) -> dict[int, Connection]:
+    """By inode, the TCP connections of these processes. Empty where the kernel does not report them
+    (some containers): then only CPU time shows an upload."""
+    wanted = inodes(pids)
+    if not wanted:
         return {}
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
@@ -38,16 +46,26 @@ def moved(pids: Iterable[int]) -> dict[int, int]:
             everything = _dump(kernel, socket.AF_INET) | _dump(kernel, socket.AF_INET6)
     except OSError:
         return {}
-    return {inode: count for inode, count in everything.items() if inode in inodes}
+    return {inode: one for inode, one in everything.items() if inode in wanted}
 
 
-def _dump(kernel: socket.socket, family: int) -> dict[int, int]:
+def inodes(pids: Iterable[int]) -> set[int]:
+    """All sockets that these processes have open."""
+    return {
+        int(name[8:-1])
+        for pid in pids
+        for name in procfs.open_files(pid)
+        if name.startswith("socket:[")
+    }
+
+
+def _dump(kernel: socket.socket, family: int) -> dict[int, Connection]:
     # struct inet_diag_req_v2: family, protocol, extensions, padding, states, socket id
     request = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0xFFFFFFFF)
     kernel.send(
         _HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST_DUMP, 0, 0) + request
     )
-    found: dict[int, int] = {}
+    found: dict[int, Connection] = {}
     while True:
         data = kernel.recv(_READ)
         while len(data) >= _HEADER.size:
@@ -58,7 +76,12 @@ def _dump(kernel: socket.socket, family: int) -> dict[int, int]:
             data = data[(length + 3) & ~3 :]
 
 
-def _note(message: bytes, found: dict[int, int]) -> None:
+def _note(message: bytes, found: dict[int, Connection]) -> None:
+    ports = struct.unpack_from("!HH", message, _PORTS_AT)
+    here, there = (
+        (_address(message[at : at + _ADDRESS], message[0]), port)
+        for at, port in zip((_HERE_AT, _THERE_AT), ports, strict=True)
+    )
     (inode,) = struct.unpack_from("=I", message, _INODE_AT)
     at = _MESSAGE
     while at + 4 <= len(message):
@@ -66,5 +89,11 @@ def _note(message: bytes, found: dict[int, int]) -> None:
         if length < 4:
             return
         if kind == _INFO and length >= 4 + _ACKED_AT + 16:
-            found[inode] = sum(struct.unpack_from("=QQ", message, at + 4 + _ACKED_AT))
+            moved = sum(struct.unpack_from("=QQ", message, at + 4 + _ACKED_AT))
+            found[inode] = Connection(here, there, moved)
         at += (length + 3) & ~3
+
+
+def _address(raw: bytes, family: int) -> bytes:
+    """The same for IPv4 and for IPv4 in IPv6."""
+    return raw[:4] if family == socket.AF_INET else raw.removeprefix(_MAPPED)

@@ -32,7 +32,6 @@ _DEVICE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|nonzero)\(|\bfloat\(
 _SAVES = re.compile(
     r"/torch/serialization\.py$|/torch/distributed/checkpoint/|/safetensors/|/shutil\.py$"
 )
-_SLEEP = re.compile(r"\bsleep\(")
 # `with` closes the file
 _SAVING = re.compile(r"\bfsync\(|\.(close|flush|write)\(|\bwith open\(")
 
@@ -102,17 +101,6 @@ def saves(frames: Sequence[Frame]) -> bool:
     return (
         bool(frames)
         and _SAVING.search(linecache.getline(frames[0].file, frames[0].line)) is not None
-    )
-
-
-def sleeps(thread: Thread, waits_in: str) -> bool:
-    """Is it in time.sleep(), which ends by itself? `waits_in`: its kernel function, "" if unknown;
-    Python before 3.11 sleeps in select()."""
-    if not thread.frames:
-        return False
-    inner = thread.frames[0]
-    return "nanosleep" in waits_in or (
-        _SLEEP.search(linecache.getline(inner.file, inner.line)) is not None
     )
 
 

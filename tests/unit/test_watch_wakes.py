@@ -1,0 +1,103 @@
+"""Progress of collectives, where a thread that waits may be woken without any."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit import targets
+from tests.unit.test_watch_samples import MINE, PROCESS, judged, look, reduce
+from training.watchdog.hang_report import ADVANCES, WORKS, HangFinding, NoFinding
+from training.watchdog.probes import procfs, sampling
+from training.watchdog.script_watchdog import ScriptWatch
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "advances"),
+    [
+        ({"newest_call": 5}, {"newest_call": 5}, False),
+        ({"newest_call": 5}, {"newest_call": 6}, True),
+        ({"newest_call": 5}, {"newest_call": 5, "sockets": {7: 900}}, False),
+        ({}, {}, False),
+        ({}, {"sockets": {7: 900}}, True),
+        ({}, {"sockets": {8: 900}}, False),
+        ({"own_sockets": frozenset()}, {"own_sockets": frozenset()}, True),
+        ({"gpu": True}, {"gpu": True}, True),
+        ({"gpu": True, "newest_call": 5}, {"gpu": True, "newest_call": 5}, False),
+    ],
+)
+def test_a_wake_by_a_signal_is_no_progress(
+    before: dict[str, Any], after: dict[str, Any], advances: bool
+) -> None:
+    """A thread of the rank starts a process every few seconds: each of its ends may wake the main
+    thread. Connection 8 is that to torch's store."""
+    waits = dataclasses.replace(
+        reduce(),
+        sockets={7: 500, 8: 500},
+        own_sockets=frozenset({7, 8}),
+        group_sockets=frozenset({7}),
+    )
+    lock = look(MINE)
+    found = judged(
+        (
+            dataclasses.replace(waits, **before),
+            dataclasses.replace(waits, turns=3, **{**before, **after}),
+        ),
+        (lock, lock),
+    )
+    if advances:
+        assert isinstance(found, NoFinding) and found.code == ADVANCES
+        assert "rank 0 is at" in found.text and "rank 1 is at" in found.text
+    else:
+        assert isinstance(found, HangFinding) and (found.rank, set(found.waiting)) == (1, {0})
+
+
+def test_a_collective_waits_for_no_child() -> None:
+    """A thread of the rank runs nvidia-smi, which some samples show, and whose bytes count as the
+    rank's when it has ended."""
+    child = dataclasses.replace(PROCESS, pid=9, parent=1)
+    monitored = dataclasses.replace(reduce(io_bytes=500_000), children={9: child})
+    lock = look(MINE)
+    found = judged((reduce(), monitored), (lock, lock))
+    assert isinstance(found, HangFinding) and (found.rank, set(found.waiting)) == (1, {0})
+
+
+def test_a_collective_that_moves_data_has_not_ended() -> None:
+    before = dataclasses.replace(reduce(), sockets={7: 0}, own_sockets=frozenset({7}))
+    after = dataclasses.replace(before, sockets={7: 50_000})
+    found = judged((before, after), (look(MINE), look(MINE)))
+    assert isinstance(found, NoFinding) and found.code == WORKS
+
+
+@pytest.mark.parametrize("code", [WORKS, ADVANCES])
+def test_a_silence_that_is_taken_for_work_is_one_warning(code: str) -> None:
+    logged: list[str] = []
+    watch = ScriptWatch(1.0, warn=logged.append)
+    watch._verdict = (watch._samples, NoFinding(code, "rank 0 is at train.py:7 (count)"))
+    assert watch._result(9.0, 1.0, False) is None and logged == []
+    for silent in (10.5, 20.0, 99.0):
+        assert watch._result(silent, 1.0, False) is None
+    assert len(logged) == 1 and "rank 0 is at train.py:7 (count)" in logged[0]
+
+
+def test_the_flight_recorder_is_asked_when_a_rank_was_woken_in_a_collective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def newest(rank: int) -> int:
+        asked.append(rank)
+        return len(asked)
+
+    turns = [3]
+    monkeypatch.setattr(procfs, "turns", lambda pid: turns[0])
+    with targets.ranks(tmp_path, "locks", "waits") as (pids, _):
+        first = sampling.take(pids, newest)
+        second = sampling.take(pids, newest, first)
+        assert asked == [1] and second.looks[1].newest_call == 1
+        turns[0] += 1
+        assert sampling.take(pids, newest, second).looks[1].newest_call == 2
+        assert asked == [1, 1] and second.looks[0].newest_call is None

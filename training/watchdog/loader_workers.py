@@ -1,0 +1,48 @@
+"""The data-loader worker for which a rank of a user script waits."""
+
+from __future__ import annotations
+
+from training.core.messages import msg
+from training.watchdog.probes import procfs, stacks, system_calls
+from training.watchdog.probes.sampling import RankTrace
+from training.watchdog.probes.stacks import Frame, Stack, own
+
+
+def at_worker(c: RankTrace) -> tuple[str, Frame | None]:
+    """What the unresponsive worker does, and where."""
+    pid, frame = _unresponsive(c)
+    if pid is not None:
+        doing = {
+            "T": msg("watchdog.stopped"),
+            "t": msg("watchdog.debugger"),
+            "D": msg("watchdog.worker.blocked"),
+        }.get(c.last.children[pid].state, msg("watchdog.worker.stuck"))
+        at = msg("watchdog.at", frame=frame) if frame else ""
+        return msg("watchdog.worker.waited_for", pid=pid, state=doing + at), frame
+    pids = _workers(c)
+    if not pids:
+        return msg("watchdog.worker.none_left"), None
+    return msg("watchdog.worker.all_idle", pids=", ".join(map(str, pids))), None
+
+
+def may_end(c: RankTrace) -> bool:
+    """Does the unresponsive worker wait for a timeout or for another process?"""
+    pid, _ = _unresponsive(c)
+    return pid is not None and c.last.children[pid].state == "S" and system_calls.ends_by(pid) != ""
+
+
+def _unresponsive(c: RankTrace) -> tuple[int | None, Frame | None]:
+    """Stopped, blocked, or in the dataset's own code. Idle workers wait in torch's."""
+    pids = _workers(c)
+    found = stacks.dump(pids)
+    for pid in pids:
+        stack = found[pid]
+        frame = own(stack.main.frames) if isinstance(stack, Stack) and stack.main else None
+        busy_there = frame is not None and "/torch/utils/data/" not in frame.file
+        if c.last.children[pid].state in "TtD" or busy_there:
+            return pid, frame
+    return None, None
+
+
+def _workers(c: RankTrace) -> list[int]:
+    return [pid for pid in procfs.workers(c.pid) if pid in c.last.children]

@@ -1,0 +1,87 @@
+"""The system call in which a thread waits, and what ends the wait. Linux reports it to processes
+that may trace it (proc(5)); without permission, and on other machines than these, it is unknown."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from training.watchdog.probes import procfs
+
+# What ends the wait of a thread; "": unknown, or another thread or rank.
+TIMEOUT: Final = "timeout"
+CHILD: Final = "child"
+PEER: Final = "peer"  # a process at the other end of a pipe or socket
+
+_NAMES = {
+    "x86_64": {
+        **{0: "read", 19: "read", 45: "read", 47: "read"},  # readv, recvfrom, recvmsg
+        **{1: "write", 20: "write", 44: "write", 46: "write", 42: "write"},  # …, connect
+        **{23: "select", 270: "select", 7: "poll", 271: "ppoll"},
+        **{232: "epoll", 281: "epoll", 441: "epoll_pwait2"},
+        **{202: "futex", 35: "sleep", 230: "sleep", 219: "restart"},
+        **{61: "wait", 247: "wait"},
+    },
+    "aarch64": {
+        **{63: "read", 65: "read", 207: "read", 212: "read"},
+        **{64: "write", 66: "write", 206: "write", 211: "write", 203: "write"},
+        **{72: "select", 73: "ppoll", 22: "epoll", 441: "epoll_pwait2"},
+        **{98: "futex", 101: "sleep", 115: "sleep", 128: "restart"},
+        **{260: "wait", 95: "wait"},
+    },
+}
+# Position of the timeout among the arguments: a pointer, or milliseconds (negative: none).
+_POINTERS = {"select": 4, "ppoll": 2, "futex": 3, "epoll_pwait2": 3}
+_MILLISECONDS = {"poll": 2, "epoll": 3}
+_NEGATIVE = 1 << 31  # of 32 bits
+_INPUT = 0
+
+
+def reads_input(pid: int) -> bool:
+    """Whether one of its threads waits for standard input: the main thread in input() and
+    breakpoint(), where readline waits in select(); another one in the event loop of ipdb's prompt.
+    """
+    for thread in procfs.threads_of(pid):
+        name, arguments = _call(pid, thread)
+        first = arguments[0] if arguments else -1  # a descriptor, or the number of them
+        if (name == "read" and first == _INPUT) or (name == "select" and first == 1):
+            return True
+        if name.startswith("epoll") and re.search(
+            r"^tfd:\s+0 ", procfs.read_text(f"/proc/{pid}/fdinfo/{first}"), re.M
+        ):
+            return True
+    return False
+
+
+def ends_by(pid: int, to_ranks: Collection[int] = ()) -> str:
+    """What ends the wait of the main thread. `to_ranks`: inodes of connections to other ranks."""
+    name, arguments = _call(pid, str(pid))
+    if name == "wait":
+        return CHILD
+    if name in ("sleep", "restart"):  # restart: a wait with a timeout after a signal
+        return TIMEOUT
+    if name in _POINTERS:
+        return TIMEOUT if arguments[_POINTERS[name]] else ""
+    if name in _MILLISECONDS:
+        return "" if arguments[_MILLISECONDS[name]] & _NEGATIVE else TIMEOUT
+    if name in ("read", "write"):
+        try:
+            target = str(Path(f"/proc/{pid}/fd/{arguments[0]}").readlink())
+        except OSError:
+            return ""
+        inode = int(target[8:-1]) if target.startswith("socket:[") else None
+        read_pipe = name == "read" and target.startswith("pipe:[")
+        return PEER if read_pipe or (inode is not None and inode not in to_ranks) else ""
+    return ""
+
+
+def _call(pid: int, thread: str) -> tuple[str, list[int]]:
+    """Its kind and its six arguments; ("", []) while the thread runs, and where it is unknown."""
+    words = procfs.read_text(f"/proc/{pid}/task/{thread}/syscall").split()
+    if len(words) < 7 or not words[0].isdecimal():
+        return "", []
+    name = _NAMES.get(os.uname().machine, {}).get(int(words[0]), "")
+    return name, [int(word, 16) for word in words[1:7]]
