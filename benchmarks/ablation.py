@@ -132,7 +132,16 @@ CHANGES = {
     "cautious_decay": Change(
         "cautious decay of 0.1", muon=Ideas(cautious_decay=True), config={"weight_decay": 0.1}
     ),
-    "nanochat_muon": Change("the first four of these", muon=Ideas(5, True, True, True)),
+    "smear_backout": Change("smear and backout", {"smear": True, "backout": True}),
+    "four_together": Change(
+        "smear, backout, NorMuon and cautious decay of 0.1",
+        {"smear": True, "backout": True},
+        muon=Ideas(variance_reduction=True, cautious_decay=True),
+        config={"weight_decay": 0.1},
+    ),
+    "nanochat_muon": Change(
+        "Polar Express, MuonEq, Muon+ and NorMuon", muon=Ideas(5, True, True, True)
+    ),
 }
 
 
