@@ -26,7 +26,8 @@ if [[ ${DUET_DEBUG-} == 1 ]]; then # trace the shell; run::export hides values t
   set -x
 fi
 
-DUET_ROOT=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+# A user's function or CDPATH may make cd print.
+DUET_ROOT=$(CDPATH='' builtin cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." >/dev/null && builtin pwd)
 DUET_SCRIPT=${DUET_COMMAND:-$(basename -- "$(readlink -f -- "$0")")} # `duet run` becomes launch_train.sh
 unset DUET_COMMAND
 export DUET_ROOT DUET_SCRIPT

@@ -23,3 +23,14 @@ messages::text() {
 # Log a message. Usage: messages::error ID FORMAT ARGS…
 messages::info() { messages::text "$@" && log::info "$MESSAGE"; }
 messages::error() { messages::text "$@" && log::error "$MESSAGE"; }
+
+# Print what a part in Python has answered; exits where that fails, as on a full disk. Usage: messages::answer TEXT
+messages::answer() {
+  local why status=0
+  [[ -n $1 ]] || return 0
+  { why=$(printf '%s\n' "$1" 2>&1 >&3) || status=$?; } 3>&1
+  ((status)) || return 0
+  [[ -n $why ]] || exit "$status" # SIGPIPE: quiet under `… | head`
+  messages::error answer.unwritten 'cannot write to standard output: %s' "${why##*: }"
+  exit "$EXIT_RESOURCES"
+}

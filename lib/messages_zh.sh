@@ -3,6 +3,7 @@
 
 # shellcheck disable=SC2034 # read in lib/messages.sh
 declare -gA MESSAGES_ZH=(
+  ["answer.unwritten"]='无法写入标准输出：%s'
   ["batch.frozen"]='%s 是某个作业的冻结代码，只能在作业中运行（建议：在项目中运行 ./submit_job.sh --resume=…）'
   ["batch.no_environment"]='节点 %s 上没有这个作业的环境：%s（退出码 %d）'
   ["environment.creating"]='正在用 %s 创建环境 .venv（仅此一次）'

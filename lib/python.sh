@@ -52,7 +52,7 @@ python::install_after() {
   local any answer status=0
   any=$(python::any) || exit
   answer=$("$any" "$DUET_ROOT/lib/run_module.py" "$@") || status=$?
-  [[ -z $answer ]] || printf '%s\n' "$answer"
+  messages::answer "$answer"
   [[ $status == 0 && -z $answer ]] || exit "$status"
   venv::make || exit
 }

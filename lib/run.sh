@@ -15,7 +15,7 @@ run::plan() {
   [[ -e /proc/self/fd/2 ]] || exec 2>/dev/null
   run::_ask "$@" || {
     local status=$?
-    [[ -z $answer ]] || printf '%s\n' "$answer"
+    messages::answer "$answer"
     exit "$status"
   }
   [[ -f $answer/launch.argv ]] || run::_die_if_stopped
@@ -24,7 +24,7 @@ run::plan() {
   hosts) exec "$PYTHON" "$DUET_ROOT/lib/run_module.py" training.cli.hosts "$DUET_SCRIPT" "$@" ;;
   esac
   if [[ ! -f $answer/launch.argv ]]; then # --dry_run, --check: the plan as text
-    [[ -z $answer ]] || printf '%s\n' "$answer"
+    messages::answer "$answer"
     exit 0
   fi
   RUN_DIR=$answer

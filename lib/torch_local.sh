@@ -15,6 +15,6 @@ torch_local::use() {
 # Without a check: a command that imports no torch works also with a wrong folder.
 torch_local::put_first() {
   [[ -d ${TORCH_LOCAL_PATH:-} ]] || return 0
-  TORCH_LOCAL_PATH=$(CDPATH='' cd -- "$TORCH_LOCAL_PATH" && pwd) # ranks may run in another folder
+  TORCH_LOCAL_PATH=$(CDPATH='' builtin cd -- "$TORCH_LOCAL_PATH" >/dev/null && builtin pwd) # ranks may run in another folder
   export PYTHONPATH="$TORCH_LOCAL_PATH${PYTHONPATH:+:$PYTHONPATH}" LD_LIBRARY_PATH="$TORCH_LOCAL_PATH/torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 }

@@ -152,3 +152,15 @@ bash_is() {
   is "$status" 2
   has "$stderr" 'allowed: en or zh'
 }
+
+@test "a user's function cd that prints does not move the project" {
+  cd() { builtin cd "$@" && echo "now in $PWD"; }
+  export -f cd
+  for file in "${SCRIPTS[@]}" monitor_training.sh; do
+    run --separate-stderr "./$file" --help
+    is "$status:$stderr" '0:'
+    is "${lines[0]}" "$(sed -n '2s/^# //p' "$file")"
+  done
+  run --separate-stderr ./duet --version
+  is "$status:$stderr" '0:'
+}

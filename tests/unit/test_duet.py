@@ -247,7 +247,10 @@ def test_characters_that_the_encoding_lacks(words: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@each("words", [("help",), ("--version",), ("runs",), ("clean", "--help")])
+PLAN = ("train", "configs/dual_gpu/quickstart.py", "--device=cpu", "--dry_run")
+
+
+@each("words", [("help",), ("--version",), ("runs",), ("clean", "--help"), PLAN])
 def test_output_that_cannot_be_written(words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -260,3 +263,4 @@ def test_output_that_cannot_be_written(words: tuple[str, ...]) -> None:
             env=clean_environment(),
         )
     assert done.returncode == 3 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("[ERROR] ")

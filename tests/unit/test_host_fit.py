@@ -134,7 +134,7 @@ def test_unknown_free_memory_decides_nothing() -> None:
 
 def test_insufficient_memory_is_reported() -> None:
     found = chosen(ready("aggressive"), 3)
-    assert "14 sequences do not fit in 3.0 GiB" in found.blocks.reason
+    assert "too small: 14 sequences, 3.0 GiB free" in found.blocks.reason
     least = min(
         estimate(replace(found.load, blocks=b, selective=0, chunks=c)).total
         for b in range(21)
