@@ -31,7 +31,9 @@ def line(text: str) -> str:
 
 @pytest.fixture
 def faulty(launch: Callable[..., Launched], tmp_path: Path) -> Faulty:
-    def start(*args: str, ranks: int = 2, **flags: object) -> Launched:
+    def start(
+        *args: str, ranks: int = 2, env: dict[str, str] | None = None, **flags: object
+    ) -> Launched:
         own = {
             "run_name": "run",
             "out_dir": tmp_path / "experiments",
@@ -47,7 +49,7 @@ def faulty(launch: Callable[..., Launched], tmp_path: Path) -> Faulty:
             "--",
             *args,
         ]
-        return launch(*words, name="run", bare=True, env={"OMP_NUM_THREADS": "1"})
+        return launch(*words, name="run", bare=True, env={"OMP_NUM_THREADS": "1", **(env or {})})
 
     return start
 
@@ -112,6 +114,18 @@ def test_the_stuck_rank_and_its_place(
     )
     failure = run.failure
     assert (failure["cause"], failure["rank"], failure["where"]) == ("hang", rank, verdict["where"])
+
+
+@pytest.mark.slow
+def test_the_stuck_rank_is_named_if_torchs_own_timeout_comes_first(faulty: Faulty) -> None:
+    run = faulty("sleep", env={"GROUP_TIMEOUT_S": "15"}, hang_timeout=0)
+    assert run.wait() == 4, run.output[-3000:]
+    failure = run.failure
+    assert (failure["cause"], failure["kind"]) == ("collective_timeout", "error")
+    assert (failure["rank"], failure["where"]) == (0, line("# the deadlock"))
+    assert failure["victim"] and set(failure["waiting"]) == {"1"}
+    assert Path(failure["stacks"], "rank0.txt").exists()
+    assert [(v["kind"], v["rank"]) for v in verdicts(run)] == [("error", 0)]
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from training.watchdog.script_watchdog import ScriptWatch
         ({"gpu": True, "newest_call": 5}, {"gpu": True, "newest_call": 5}, False),
     ],
 )
-def test_a_wake_by_a_signal_alone_does_not_count_as_progress(
+def test_a_wake_by_a_signal_is_not_progress(
     before: dict[str, Any], after: dict[str, Any], advances: bool
 ) -> None:
     """A thread of the rank starts a process every few seconds: each of its ends may wake the main

@@ -43,6 +43,7 @@ UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = (
     "peer_died",
 )
 GPU_KERNEL = "cuda_device_assert"
+TIMEOUT = "collective_timeout"
 SEGFAULT, KILLED = "segfault", "killed"  # by exit status, without a report of the rank
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 VAGUE = {UNKNOWN, RAISED, EXIT_STATUS}  # the rank's log may be more specific
@@ -188,11 +189,22 @@ def left(error: ReportedError) -> str:
 
 
 def is_victim(error: ReportedError) -> bool:
-    return (
+    return timed_out(error) or (
         error["type"] not in BY_TYPE
         and _known(error)[1] == signatures.CASCADE
         and not _of_another_connection(error)
     )
+
+
+def timed_out(error: ReportedError) -> bool:
+    """Has it waited in a collective for a rank that did not take part?"""
+    return error["type"] not in BY_TYPE and _known(error) == (TIMEOUT, signatures.VICTIM)
+
+
+def timed_out_by_log(found: RootCause | None) -> bool:
+    """The same of a rank without a report."""
+    event = found.event if found else None
+    return event is not None and (event.cause, event.role) == (TIMEOUT, signatures.VICTIM)
 
 
 def _of_another_connection(error: ReportedError) -> bool:

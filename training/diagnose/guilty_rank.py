@@ -103,4 +103,6 @@ def _missing(best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysi
     waiting = waiting_ranks(events)
     if world and len(waiting) == world - 1 and max(waiting, default=0) < world:
         return next(iter(set(range(world)) - waiting), None)
-    return None
+    empty = {a.source.rank for a in analyses if not a.lines}
+    others = {a.source.rank for a in analyses if a.lines}
+    return next(iter(empty)) if len(empty) == 1 and others and others <= waiting else None

@@ -149,22 +149,28 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         if kind != rundir.ASKED and (outcome.here is None or (own and causes.is_victim(own)))
         else None
     )
+    timed_out = not found and _timed_out(own, cause, logged)
+    seen = outcome.missing if timed_out else found
+    if timed_out:  # the rank that reports it is never the guilty one
+        rank = seen.rank if seen else None
     if lost:  # the ranks of this machine report only that they have lost the others
         rank, own, cause, kind, summary = None, None, lost.cause, lost.kind, lost.text
+        timed_out, seen = False, None
     record: FailureRecord = {
         "cause": cause,
         "kind": kind,
-        "victim": cause == causes.PEER_DIED if own is None else causes.is_victim(own),
+        "victim": timed_out
+        or (cause == causes.PEER_DIED if own is None else causes.is_victim(own)),
         "rank": rank,
         "step": _step(run, rank),
         "summary": summary,
-        "where": _where(outcome, own) or (thrown.where if thrown else None),
+        "where": seen.where if seen else _where(outcome, own) or (thrown.where if thrown else None),
         "phase": (found.phase if found else None)
         or (outcome.phases.get(rank) if rank is not None else None),
         "phases": {str(r): p for r, p in sorted(outcome.phases.items())},
         "since_s": found.since_s if found else None,
-        "waiting": {str(r): place for r, place in sorted(found.waiting.items())} if found else {},
-        "stacks": found.folder if found else None,
+        "waiting": {str(r): place for r, place in sorted(seen.waiting.items())} if seen else {},
+        "stacks": seen.folder if seen else None,
         "status": status,
         "exit_code": int(exit_code(outcome)),
         "evidence": _stack(found) if found else _last_lines(log, since),
@@ -335,11 +341,16 @@ def _for_memory(outcome: Outcome) -> str:
 
 
 def _where(outcome: Outcome, own: RankErrorRecord | None) -> str | None:
-    if outcome.finding:
-        return outcome.finding.where
     if own:
         return str(own["where"]) or None
     return outcome.death.where if outcome.death else None
+
+
+def _timed_out(own: RankErrorRecord | None, cause: str, logged: RootCause | None) -> bool:
+    """Was the rank ended by torch's timeout of a collective?"""
+    if own:
+        return causes.timed_out(own)
+    return cause == causes.TIMEOUT and causes.timed_out_by_log(logged)
 
 
 def _step(run: rundir.RunDir, rank: int | None) -> int:

@@ -25,6 +25,8 @@ class Outcome:
     phases: dict[int, str] = field(default_factory=dict)
     death: RankExit | None = None  # how and where the first rank failed
     finding: HangFinding | None = None  # the hang that ended it
+    # Which rank the first one waited for, if that was ended by torch's timeout of a collective.
+    missing: HangFinding | None = None
     asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED after a stop signal
     resized: bool = False  # asked to save and exit, to start again with other ranks
     killed: bool = False  # asked to stop twice, or the ranks did not stop

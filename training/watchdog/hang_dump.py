@@ -18,8 +18,19 @@ if TYPE_CHECKING:
 
 def keep(run: rundir.RunDir, found: HangFinding, texts: Mapping[int, str]) -> HangFinding:
     """`texts`: rank → evidence. A full disk is a warning; the finding is returned all the same."""
-    folder = run.hangs / time.strftime("%Y%m%d_%H%M%S")
-    facts: VerdictRecord = {
+    facts = _facts(found)
+    found = _written(run, found, facts, texts)
+    run.event("verdict", **facts, folder=str(found.folder))
+    return found
+
+
+def keep_stacks(run: rundir.RunDir, found: HangFinding) -> HangFinding:
+    """Without an event: another failure has one."""
+    return _written(run, found, _facts(found), found.texts())
+
+
+def _facts(found: HangFinding) -> VerdictRecord:
+    return {
         "kind": found.kind,
         "rank": found.rank,
         "where": found.where,
@@ -28,6 +39,12 @@ def keep(run: rundir.RunDir, found: HangFinding, texts: Mapping[int, str]) -> Ha
         "since_s": found.since_s,
         "waiting": {str(rank): place for rank, place in found.waiting.items()},
     }
+
+
+def _written(
+    run: rundir.RunDir, found: HangFinding, facts: VerdictRecord, texts: Mapping[int, str]
+) -> HangFinding:
+    folder = run.hangs / time.strftime("%Y%m%d_%H%M%S")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for rank, text in texts.items():
@@ -35,5 +52,4 @@ def keep(run: rundir.RunDir, found: HangFinding, texts: Mapping[int, str]) -> Ha
         rundir.write_json(folder / "verdict.json", facts)
     except OSError as error:
         log.warning(msg("watchdog.dump.unwritable", folder=folder, strerror=error.strerror))
-    run.event("verdict", **facts, folder=str(folder))
     return replace(found, folder=str(folder))

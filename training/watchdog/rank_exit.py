@@ -4,6 +4,7 @@ have exited."""
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from training.core.messages import msg
 from training.core.tail import tail
 from training.diagnose import error_reports, exception_cause
 from training.host.gpus import one_line
-from training.watchdog.hang_report import DESYNC
+from training.watchdog.hang_report import DESYNC, HangFinding
 from training.watchdog.probes import flight_recorder, stacks, waits
 
 if TYPE_CHECKING:
@@ -122,6 +123,26 @@ def explain(
             msg("watchdog.exit.with_others", how=how, others=others) if others else how,
         )
     return RankExit(DIED, rank, where, exit_status.how(status))
+
+
+def timed_out(run: rundir.RunDir, rank: int, status: int, log_from: Mapping[Path, int]) -> bool:
+    """Was it ended by torch's timeout of a collective: by an exception, or aborted by the watchdog
+    of NCCL?"""
+    if (error := error_reports.of_rank(run, rank)) is not None:
+        return exception_cause.timed_out(error)
+    log = run.rank_log(rank)
+    return -status == signal.SIGABRT and exception_cause.timed_out_by_log(
+        exception_cause.of_log(log, rank, log_from.get(log, 0))
+    )
+
+
+def waited_for(missing: HangFinding, own: RankExit, reporter: int) -> RankExit:
+    """The exit of the rank that timed out, with the rank that it waited for as the guilty one."""
+    if missing.rank is None:
+        how = msg("watchdog.exit.waited", rank=reporter, error=own.how)
+    else:
+        how = msg("watchdog.exit.waited_for", how=missing.how, rank=reporter, error=own.how)
+    return RankExit(own.kind, missing.rank, missing.where, how)
 
 
 def _said(message: str) -> str:

@@ -35,7 +35,7 @@ from training.watchdog.hang_report import (
     NoFinding,
 )
 from training.watchdog.heartbeat_watchdog import STOPPED_S
-from training.watchdog.probes import procfs, stacks, system_calls
+from training.watchdog.probes import procfs, stacks, system_calls, waits
 from training.watchdog.probes.sampling import NewestCall, Sample, take
 from training.watchdog.probes.stacks import Stack
 
@@ -94,6 +94,8 @@ class ScriptWatch:
         self._loops = 0  # consecutive findings of a loop
         self._stopped: dict[int, float] = {}  # rank → since when
         self._reported: set[str] = set()
+        waits.forget_lines()
+        self._read_scripts: set[int] = set()  # of these processes
 
     def output(self, at: float | None = None) -> None:
         """A rank has printed something; `at`: then, rather than now."""
@@ -125,6 +127,9 @@ class ScriptWatch:
         if asleep:
             self._stopped.clear()
             self._begin(now)
+        if new := set(pids.values()) - self._read_scripts:
+            self._read_scripts |= new
+            waits.remember_lines(dict.fromkeys(file for pid in new for file in procfs.scripts(pid)))
         stopped = self._look_for_stopped(pids, now)
         patience, silent = self.patience_s(), now - self._quiet_since
         if not stopped and silent < patience / 2:

@@ -8,7 +8,6 @@ from pathlib import Path
 from training.watchdog.probes import procfs
 
 _SPAWNED = "multiprocessing.spawn import spawn_main"
-_SERVER = "multiprocessing.forkserver"
 _WORKER = "pt_data_worker"  # name that torch gives to data-loader workers
 _GROUP = ("gloo", "nccl")  # in the names of the threads of a process group
 _ESTABLISHED = "01"
@@ -54,7 +53,7 @@ def _children(main: int, tree: dict[int, list[int]]) -> list[int]:
     own, found = procfs.command(main), []
     for child in tree.get(main, []):
         command = procfs.command(child)
-        if _SERVER in command:
+        if procfs.FORKSERVER in command:
             found += tree.get(child, [])
         elif _SPAWNED in command or (command and command == own):
             found.append(child)

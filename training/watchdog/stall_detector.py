@@ -289,16 +289,17 @@ def _finding(
 
 
 def _places(seen: dict[int, RankTrace]) -> dict[int, str]:
-    return {rank: _doing(c) for rank, c in seen.items()}
+    return {rank: doing(c) for rank, c in seen.items()}
 
 
 def _shown(seen: dict[int, RankTrace], first: int) -> str:
     """What each rank does, beginning with this one."""
     order = sorted(seen, key=lambda rank: (rank != first, rank))
-    return "; ".join(f"rank {rank} {_doing(seen[rank])}" for rank in order)
+    return "; ".join(f"rank {rank} {doing(seen[rank])}" for rank in order)
 
 
-def _doing(c: RankTrace) -> str:
+def doing(c: RankTrace) -> str:
+    """What the rank does, and where."""
     main = c.last.main
     frame = own(main.frames) if main else None
     if c.always("Tt"):

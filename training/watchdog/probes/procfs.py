@@ -13,7 +13,9 @@ from training.host.process import COMPILERS
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 # Python helper processes, which load no data.
-_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", *COMPILERS)
+_HELPERS = ("multiprocessing.resource_tracker", *COMPILERS)
+# also in the command line of the workers that it forks
+FORKSERVER = "multiprocessing.forkserver"
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,16 @@ def program(pid: int) -> str:
                     return value if letter == "m" else ""
                 break
     return ""
+
+
+def scripts(pid: int) -> list[Path]:
+    """Python files in its command line."""
+    folder = Path(f"/proc/{pid}/cwd")
+    words = _bytes(f"/proc/{pid}/cmdline").decode("utf-8", "replace").split("\0")
+    try:
+        return [folder.readlink() / word for word in words if word.endswith(".py")]
+    except OSError:
+        return []
 
 
 def name(pid: int) -> str:
@@ -198,13 +210,22 @@ def maps(pid: int, text: str) -> bool:
 def is_python(pid: int, parents_command: str = "") -> bool:
     """Does it run Python other than a helper of multiprocessing or torch.compile?"""
     words = command(pid)
-    if not words or any(helper in words for helper in _HELPERS):
+    if not words or any(helper in words for helper in _HELPERS) or is_forkserver(pid, words):
         return False
     try:
         program = Path(f"/proc/{pid}/exe").readlink()
     except OSError:  # another user's, or exited
         program = Path(words.partition(" ")[0])
     return program.name.startswith("python") or words == parents_command
+
+
+def is_forkserver(pid: int, words: str) -> bool:
+    """Is it the server, which only forks, rather than a process that it has forked? `words`: its
+    command line."""
+    if FORKSERVER not in words:
+        return False
+    fields = _stat(f"/proc/{pid}/stat")
+    return fields is None or FORKSERVER not in command(int(fields[2]))
 
 
 def threads_of(pid: int) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from training.watchdog.probes.stacks import BARRIERS, NOT_OURS, Frame, Thread
 
@@ -34,6 +35,23 @@ _SAVES = re.compile(
 )
 # `with` closes the file
 _SAVING = re.compile(r"\bfsync\(|\.(close|flush|write)\(|\bwith open\(")
+
+
+_MOST_FILES = 100
+
+
+def forget_lines() -> None:
+    """Of files that were edited since: another attempt begins."""
+    linecache.checkcache()
+
+
+def remember_lines(scripts: Iterable[Path]) -> None:
+    """Read these programs and the files beside them as they are when their ranks start: a stack has
+    line numbers, and the user may edit a file meanwhile."""
+    for script in scripts:
+        beside = sorted(script.parent.glob("*.py"))[:_MOST_FILES]
+        for file in (script, *beside):
+            linecache.getlines(str(file))
 
 
 def in_collective(thread: Thread) -> str | None:

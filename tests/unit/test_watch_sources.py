@@ -1,0 +1,54 @@
+"""What a rank does is read from the source as it was when the rank started; and from the workers of a
+multiprocessing forkserver."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.conftest import wait_until
+from tests.unit import targets
+from training.watchdog.probes import procfs, waits
+from training.watchdog.probes.stacks import Frame, Thread
+from training.watchdog.script_watchdog import ScriptWatch
+
+WAITS = "import time\nprint('ready', flush=True)\ntime.sleep(1000)  # work.wait()\n"
+
+
+def waits_in(script: Path) -> str | None:
+    frame = Frame(str(script), 3, "<module>")
+    return waits.in_collective(Thread("MainThread", True, False, False, (frame,)))
+
+
+def test_a_script_that_is_edited_while_it_runs(tmp_path: Path) -> None:
+    beside = tmp_path / "helper.py"
+    beside.write_text(WAITS)
+    with targets.running(tmp_path, WAITS) as (pid, script, _):
+        assert ScriptWatch(60.0).look({0: pid}) is None
+        for file in (script, beside):
+            file.write_text("# two\n# lines\n" + WAITS)
+            assert waits_in(file) == "wait"
+        assert ScriptWatch(60.0).look({0: pid}) is None
+        assert waits_in(script) is None, "another attempt reads it again"
+
+
+FORKSERVER = """
+import multiprocessing, os, time
+
+def work():
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("forkserver").Process(target=work, daemon=True)
+    process.start()
+    print("ready", process.pid, flush=True)
+    process.join()
+"""
+
+
+def test_a_worker_of_a_forkserver_is_a_worker(tmp_path: Path) -> None:
+    with targets.running(tmp_path, FORKSERVER) as (pid, _, (_, worker)):
+        wait_until(lambda: procfs.workers(pid) == [int(worker)], 20, "the worker")
+        server = procfs.read_process(int(worker))
+        assert server and not procfs.is_python(server.parent)
+        assert os.getpid() not in procfs.workers(pid)

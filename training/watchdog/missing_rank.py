@@ -1,0 +1,63 @@
+"""The rank that the others waited for when torch's timeout of a collective has ended one of them:
+the only running one that is not in a collective."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+
+from training.core.messages import msg
+from training.watchdog import loader_workers, stall_detector
+from training.watchdog.hang_report import HANG, HangFinding
+from training.watchdog.probes import waits
+from training.watchdog.probes.sampling import RankTrace, courses, take
+from training.watchdog.probes.stacks import own
+
+BETWEEN_S = 0.4
+
+
+def find(
+    pids: Mapping[int, int], reporter: int, where: str | None, reported: Collection[int]
+) -> HangFinding:
+    """`pids`: rank → PID of the running ranks; `reporter`: the rank that was ended, at `where`;
+    `reported`: ranks with an error report: they exit. The rank of the result is None if none or
+    several are not in a collective. Takes about half a second."""
+    first = take(pids)
+    time.sleep(BETWEEN_S)
+    seen = {
+        rank: c
+        for rank, c in courses([first, take(pids)]).items()
+        if rank not in reported and not (c.last.main and waits.at_exit(c.last.main))
+    }
+    away = [c for c in seen.values() if not _waits(c)]
+    c = away[0] if len(away) == 1 and away[0].frames else None
+    places = {rank: stall_detector.doing(o) for rank, o in seen.items() if o is not c}
+    places[reporter] = msg("watchdog.missing.timed_out", at=_at(where))
+    stacks = {rank: o.last.stack for rank, o in seen.items()}
+    if c is None:
+        return HangFinding(HANG, None, None, msg("watchdog.missing.unknown"), places, stacks, 0.0)
+    how, frame = stall_detector.doing(c), own(c.frames)
+    if c.last.main and waits.waits_for_worker(c.last.main):
+        how, at_worker = loader_workers.at_worker(c)
+        frame = at_worker or frame
+    place = f"{frame.file}:{frame.line}" if frame else None
+    return HangFinding(HANG, c.rank, place, how, places, stacks, c.seconds)
+
+
+def _waits(c: RankTrace) -> bool:
+    """Is it in a collective in one of the samples? A stopped rank is not waiting."""
+    if c.always("Tt"):
+        return False
+    return any(
+        look.main is not None
+        and (
+            waits.in_collective(look.main) is not None
+            or (look.gpu and waits.waits_for_device(look.main.frames[0]))
+        )
+        for look in c.looks
+        if look.main and look.main.frames
+    )
+
+
+def _at(where: str | None) -> str:
+    return msg("watchdog.at", frame=where) if where else ""
