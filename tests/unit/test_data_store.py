@@ -14,7 +14,8 @@ from training.config.schema import FIELDS, Config
 from training.core import manifest
 from training.core.errors import Exit, UserError
 from training.core.rundir import RunDir
-from training.data.prepare import content
+from training.data import tokenizer
+from training.data.prepare import PreparedCorpus, content
 from training.trainer import prepared_cache
 
 Write = Callable[..., str]
@@ -133,12 +134,8 @@ def test_a_short_preparation_logs_nothing(
     assert capsys.readouterr().err == ""
 
 
-def test_the_published_length_of_a_resumed_run_is_the_remaining_one(
-    write: Write, run: RunDir, tmp_path: Path
-) -> None:
-    name = write("a.txt", "some text" * 100)
-    data = prepared_cache.prepare(run, plan(name, num_epochs=2), tmp_path / "cache")
-    sequences = (data.train_tokens - 1) // 8
+def saved(run: RunDir, data: PreparedCorpus) -> None:
+    """A checkpoint of the run at step 10, trained on `data`."""
     facts = {
         "step": 10,
         "epoch": 0,
@@ -148,16 +145,51 @@ def test_the_published_length_of_a_resumed_run_is_the_remaining_one(
         "world_size": 2,
         "bytes": 0,
         "sha256": "",
-        "tokenizer": "bytes",
+        "tokenizer": tokenizer.identity(data),
+        "data": {"folder": Path(data.folder).name, "tokens_sha256": content(data)},
     }
     folder = run.checkpoints / manifest.folder_name(10)
     folder.mkdir()
-    manifest.write(
-        folder, facts | {"data": {"folder": Path(data.folder).name, "tokens_sha256": content(data)}}
-    )
+    manifest.write(folder, facts)
+
+
+def test_the_published_length_of_a_resumed_run_is_the_remaining_one(
+    write: Write, run: RunDir, tmp_path: Path
+) -> None:
+    name = write("a.txt", "some text" * 100)
+    data = prepared_cache.prepare(run, plan(name, num_epochs=2), tmp_path / "cache")
+    sequences = (data.train_tokens - 1) // 8
+    saved(run, data)
     wider = plan(name, num_epochs=2)
     wider["batch"]["accumulation"] = 2
     prepared_cache.prepare(run, wider, tmp_path / "cache")
     found = json.loads(run.data.read_text())
     assert found["total_steps"] == 10 + (sequences - 20) // 4 + sequences // 4
     assert (found["steps_per_epoch"], found["epochs"]) == (sequences // 4, 2)
+
+
+def test_a_resumed_run_keeps_its_learned_vocabulary(
+    write: Write, run: RunDir, tmp_path: Path
+) -> None:
+    """Also if the text has changed, and if another run has learned one from the changed text."""
+    pytest.importorskip("tokenizers")
+    cache = tmp_path / "cache"
+
+    def prepared(of: RunDir) -> PreparedCorpus:
+        asked = plan(name, tokenizer="bpe", vocab_size=300)
+        return prepared_cache.prepare(of, asked, cache)
+
+    name = write("a.txt", "some text, and more of it. " * 100)
+    first = prepared(run)
+    saved(run, first)
+    assert prepared(run) == first
+    other = RunDir(tmp_path / "other")
+    other.create()
+    for learned_first in (False, True):
+        write("a.txt", "quite different words that merge otherwise. " * (100 + learned_first))
+        if learned_first:
+            assert tokenizer.identity(prepared(other)) != tokenizer.identity(first)
+        found = prepared(run)
+        assert tokenizer.identity(found) == tokenizer.identity(first)
+        assert content(found) != content(first) and found.vocab == first.vocab
+        assert prepared(run) == found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.cases import each
 from training.config.schema import Config
 from training.core.errors import UserError
 from training.tasks import optim
+from training.tasks.base import Task
 from training.trainer import loop
 from training.trainer.loss_scale import LossScale
 
@@ -153,3 +156,45 @@ def test_progress_in_the_settings_of_an_optimizer_survives_a_resume(tmp_path: Pa
     state[0]["param_groups"].append(state[0]["param_groups"][0])
     with pytest.raises(ValueError, match="zip"):
         resumed(state)
+
+
+class Scheduled(Task):
+    """Returns what `make` makes of its optimizer."""
+
+    make: Callable[[torch.optim.Optimizer], Any]
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def train_data(self) -> Any:
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        found: torch.optim.Optimizer = type(self).make(super().optimizer(model))
+        return found
+
+
+def warmed(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    torch.optim.lr_scheduler.LinearLR(optimizer, 0.001)
+    return optimizer
+
+
+@each(
+    ("make", "named"),
+    [
+        (warmed, r"rate\(step, total\)"),  # would train with a thousandth of the rate
+        (lambda one: torch.optim.lr_scheduler.StepLR(one, 3), "torch.StepLR"),
+        (lambda one: ([one], []), "returned tuple"),
+        (lambda one: None, "returned None"),
+    ],
+)
+def test_a_scheduler_of_torch_is_refused(
+    make: Callable[[torch.optim.Optimizer], Any], named: str
+) -> None:
+    own = type("Own", (Scheduled,), {"make": staticmethod(make)})
+    task = own(SimpleNamespace(), Config(), torch.device("cpu"))
+    with pytest.raises(TypeError, match=rf"optimizer\(\) of Own .*{named}"):
+        task.optimizers(task.model())

@@ -99,6 +99,64 @@ def test_cause_of_a_reported_exception(run: RunDir, kind: str, message: str, exp
     )
 
 
+def raised(worker: bool, *lines: str) -> str:
+    """As torch's ExceptionWrapper reports an exception of a worker."""
+    inside = (
+        '  File "/data/own.py", line 9, in __getitem__\n    return self.files[index]\n    ^^^^\n'
+    )
+    return (
+        "Caught ValueError in DataLoader worker process 1.\n"
+        "Original Traceback (most recent call last):\n"
+        '  File "/env/site-packages/torch/utils/data/_utils/worker.py", line 374, in _worker_loop\n'
+        "    data = fetcher.fetch(index)  # type: ignore[possibly-undefined]\n"
+        f"{inside * worker}"
+        '  File "/env/site-packages/torch/utils/data/_utils/collate.py", line 398, in collate\n'
+        "    raise error\n"
+    ) + "".join(f"{line}\n" for line in lines)
+
+
+@each(
+    ("worker", "lines", "expected"),
+    [
+        (
+            True,
+            ["ValueError: bad sample 40", "  of a.png"],
+            ("exception", "ValueError: bad sample 40", "/data/own.py:9"),
+        ),
+        (
+            False,
+            ["own.errors.Unreadable: b.png is truncated"],
+            ("exception", "Unreadable: b.png is truncated", "model.py:1"),
+        ),
+        (
+            True,
+            ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."],
+            (
+                "gpu_oom",
+                "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+                "/data/own.py:9",
+            ),
+        ),
+        (
+            True,
+            ["[another line]"],
+            (
+                "exception",
+                "ValueError: Caught ValueError in DataLoader worker process 1.",
+                "model.py:1",
+            ),
+        ),
+    ],
+)
+def test_an_exception_of_a_worker_is_reported_as_raised_there(
+    tmp_path: Path, worker: bool, lines: list[str], expected: tuple[str, str, str]
+) -> None:
+    run = new_run(tmp_path)
+    report_error(run, 1, "ValueError", raised(worker, *lines))
+    record = failed(run)
+    assert (record["cause"], record["summary"], record["where"]) == expected
+
+
 @pytest.mark.parametrize("who", ["ranks 0, 1 (no majority)", "rank 1"])
 def test_weights_that_drift_apart_are_not_blamed_on_the_model(run: RunDir, who: str) -> None:
     """They were equal at the first step: the advice is about what changes them."""

@@ -119,6 +119,15 @@ def fingerprint(
     return digest.hexdigest()[:12]
 
 
+def folder_of(
+    source: CorpusSource, text_field: str, cache: Path, chosen: str = BYTES, vocab_size: int = 0
+) -> Path:
+    """The folder of the prepared corpus, which need not exist."""
+    # leaves room for the rest within the 255 bytes of a file name
+    short = os.fsdecode(os.fsencode(source.name)[:100])
+    return cache / f"{short}-{fingerprint(source, text_field, chosen, vocab_size)}"
+
+
 def ensure(
     source: CorpusSource,
     text_field: str,
@@ -133,10 +142,8 @@ def ensure(
 
     Raises UserError for unusable text or an unusable tokenizer, OSError for a full disk.
     """
-    # leaves room for the rest within the 255 bytes of a file name
-    short = os.fsdecode(os.fsencode(source.name)[:100])
     before = corpus.states(source)
-    folder = cache / f"{short}-{fingerprint(source, text_field, chosen, vocab_size)}"
+    folder = folder_of(source, text_field, cache, chosen, vocab_size)
     found, _ = _existing(folder, progress)
     if found:
         return found

@@ -21,7 +21,18 @@ NONE: Mapping[int, str] = MappingProxyType({})
 
 def of_rank(run: rundir.RunDir, rank: int) -> RankErrorRecord | None:
     own = run_reader.read_rank_error(run.rank_error(rank))
-    return own if own and own["type"] != LEFT else _recorded(run, rank) or own
+    found = own if own and own["type"] != LEFT else _recorded(run, rank) or own
+    return _original(found) if found else None
+
+
+def _original(error: RankErrorRecord) -> RankErrorRecord:
+    """The error of a data-loader worker instead of the one with which torch reports it in the rank
+    (torch/_utils.py, ExceptionWrapper)."""
+    found = traceback.carried(error["message"])
+    if found is None:
+        return error
+    where = {"where": found.where, "code": found.code} if found.where else {}
+    return {**error, "type": found.type, "message": found.text, **where}  # type: ignore[typeddict-item]
 
 
 def of_all(run: rundir.RunDir, printed: Mapping[int, str] = NONE) -> list[RankErrorRecord]:

@@ -41,6 +41,7 @@ NEW_MESSAGE = re.compile(
 LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
 NO_FILE = ("<frozen ", "<string>", "<stdin>")  # frames without a file
 # An exception raised again in another process, with the original traceback in its message.
+CARRIED = "\nOriginal Traceback (most recent call last):\n"
 EMBEDDED = re.compile(r"^Original Traceback \(most")
 SPAWNED = re.compile(r"^-- Process \d+ terminated with the following error:")
 
@@ -95,6 +96,38 @@ def frames_of(text: str) -> list[str]:
     """file:line of the frames in the text of one traceback, outermost first."""
     found = (FRAME.search(line) for line in text.splitlines())
     return [f"{f['file'] or f['rich']}:{f['line'] or f['at']}" for f in found if f]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """An exception of another process."""
+
+    type: str
+    text: str
+    where: str  # file:line of the innermost frame outside libraries; '': all are in libraries
+    code: str | None  # that line
+
+
+def carried(message: str) -> Carried | None:
+    """The exception whose traceback ends the message of the one that was raised again; None: it has
+    none."""
+    _, head, rest = message.partition(CARRIED)
+    lines = rest.splitlines()
+    frames = [(n, f) for n, line in enumerate(lines) if (f := FRAME.search(line)) and f["file"]]
+    if not head or not frames:
+        return None
+    end = next((n for n in range(frames[-1][0] + 1, len(lines)) if lines[n][:1].strip()), None)
+    kind, _, first = lines[end].partition(": ") if end is not None else ("", "", "")
+    name = kind.rpartition(".")[2]
+    if end is None or not name.isidentifier():
+        return None
+    own = [(n, f) for n, f in frames if not any(mark in f["file"] for mark in LIBRARY)]
+    where, code = "", None
+    if own:
+        at, frame = own[-1]
+        where = f"{frame['file']}:{frame['line']}"
+        code = lines[at + 1].strip() if lines[at + 1].startswith("    ") else None
+    return Carried(name, "\n".join([first, *lines[end + 1 :]]).rstrip("\n"), where, code)
 
 
 def read(lines: Sequence[LogLine]) -> list[Traceback]:

@@ -93,7 +93,8 @@ class Task(ABC):
     # Used by the trainer.
 
     def optimizers(self, model: nn.Module) -> optim.Optimizers:
-        return optim.Optimizers([self.optimizer(model)])
+        found = returned.optimizer(self.optimizer(model), type(self).__name__)
+        return optim.Optimizers([found])
 
     def compile(self, model: nn.Module) -> None:
         """Compile the model in place, before DDP."""

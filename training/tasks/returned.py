@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+OPTIMIZER = ("param_groups", "step", "zero_grad", "state_dict", "load_state_dict")
+
 
 def data(found: Any, task: str, part: str) -> Dataset[Any]:
     """A map-style dataset: each rank reads its samples by index, and all of them are counted."""
@@ -22,6 +24,25 @@ def data(found: Any, task: str, part: str) -> Dataset[Any]:
             "with len() and [index] of a sample: each rank reads its own samples by index"
         )
     checked: Dataset[Any] = found
+    return checked
+
+
+def optimizer(found: Any, task: str) -> torch.optim.Optimizer:
+    """What the trainer calls, without a scheduler of torch: Duet sets the rate of every step. Its
+    constructor may change the rates, which are the peak of Duet's schedule, and its schedule would
+    have no effect."""
+    if not all(hasattr(found, name) for name in OPTIMIZER):
+        raise TypeError(
+            f"optimizer() of {task} returned {_type(found)}; it must be one torch optimizer (the "
+            "schedule is rate(step, total))"
+        )
+    if hasattr(found.step, "_wrapped_by_lr_sched"):
+        raise TypeError(
+            f"optimizer() of {task} creates a learning-rate scheduler of torch, which has no "
+            "effect in Duet; remove it and define rate(step, total), the fraction of the peak "
+            "learning rate in each step"
+        )
+    checked: torch.optim.Optimizer = found
     return checked
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from training.config.batch import Batch
 from training.config.schema import Config
-from training.core import log, rundir, units
+from training.core import log, manifest, rundir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import ROOT, WORK
-from training.data import corpus, duration, optional_deps, tokenizer
+from training.data import corpus, duration, optional_deps, tokenizer, tokenizer_base
 from training.data.prepare import (
     CHECKING,
     LEARNING,
@@ -24,6 +24,7 @@ from training.data.prepare import (
     TOKENIZING,
     PreparedCorpus,
     ensure,
+    folder_of,
 )
 from training.plan import resume_checks
 
@@ -49,18 +50,16 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
             config.tokenizer, plan["origins"]["tokenizer"]
         ) + optional_deps.missing(source.files, config.tokenizer):
             raise UserError(problems)
-        shown = _Shown(source.name)
-        data = ensure(
-            source,
-            config.text_field,
-            cache,
-            shown,
-            chosen=config.tokenizer,
-            vocab_size=config.vocab_size,
-        )
-        if note := tokenizer.fewer(config.tokenizer, config.vocab_size, data.vocab):
-            log.info(note)
+        shown, field, vocab = _Shown(source.name), config.text_field, config.vocab_size
         saved = _of_node_0(run, plan)
+        chosen = config.tokenizer
+        if learned := _learned(run, saved, chosen):
+            there = tokenizer.file_in(folder_of(source, field, cache, chosen, vocab))
+            if not there or tokenizer.checksum(there) != tokenizer.checksum(learned):
+                chosen = str(learned)
+        data = ensure(source, field, cache, shown, chosen=chosen, vocab_size=vocab)
+        if note := tokenizer.fewer(chosen, vocab, data.vocab):
+            log.info(note)
         if warning := resume_checks.check_data(saved, data):
             log.warning(warning)
         if file := tokenizer.file_in(Path(data.folder)):
@@ -91,6 +90,14 @@ def _of_node_0(run: rundir.RunDir, plan: Plan) -> rundir.RunDir:
     """The run with node 0's checkpoints, as far as this machine has them: a disk of its own may
     have older ones."""
     return run if plan.get("shared", True) else rundir.RunDir(run.received)
+
+
+def _learned(run: rundir.RunDir, saved: rundir.RunDir, chosen: str) -> Path | None:
+    """The vocabulary that the newest checkpoint in `saved` was trained with, if the run has learned
+    it: another text would give another one."""
+    facts = manifest.newest(saved.checkpoints) if chosen == tokenizer_base.BPE else None
+    file = tokenizer.file_in(run.tokenizer) if facts else None
+    return file if facts and file and tokenizer.checksum(file) == facts["tokenizer"] else None
 
 
 def published(run: rundir.RunDir) -> PreparedCorpus | None:
