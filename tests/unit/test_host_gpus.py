@@ -225,7 +225,7 @@ def test_processes_on_a_busy_gpu(nvidia: Nvidia) -> None:
         )
         full = dry_run(nvidia(PID=other.pid, FREE_GIB="3,31"), BALANCED)
         assert full.returncode == 3
-        assert f"or:  kill {other.pid}   # if it is yours: {sys.executable}"[:60] in full.stdout
+        assert f"try: kill {other.pid}   # if it is yours: {sys.executable}"[:60] in full.stdout
         other.stdin.close()  # type: ignore[union-attr]
 
 

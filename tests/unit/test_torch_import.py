@@ -38,6 +38,6 @@ def test_a_torch_of_this_python_is_installed_again(home: Path, tmp_path: Path) -
     pip = [sys.executable, "-m", "pip", "install", "--force-reinstall"]
     assert shlex.split(fix) == [*pip, "torch==2.99.0"]
     fix = torch_import.fix(build, request, {}, prefix=str(ROOT / ".venv"))
-    assert fix == f"rm -r {ROOT / '.venv'}; {request.command()}"
+    assert fix == f"rm -r {shlex.quote(str(ROOT / '.venv'))}; {request.command()}"
     fix = torch_import.fix(build, request, {"TORCH_LOCAL_PATH": str(tmp_path)}, prefix="/usr")
     assert fix == f"env -u TORCH_LOCAL_PATH {request.command()}"
