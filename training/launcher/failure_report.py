@@ -158,7 +158,9 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "rank": rank,
         "step": _step(run, rank),
         "summary": summary,
-        "where": _where(outcome, own) or (thrown.where if thrown else None),
+        # the log may be that of a rank which waited for the guilty one
+        "where": _where(outcome, own)
+        or (thrown.where if thrown and (own is None or own["rank"] == rank) else None),
         "phase": (found.phase if found else None)
         or (outcome.phases.get(rank) if rank is not None else None),
         "phases": {str(r): p for r, p in sorted(outcome.phases.items())},
