@@ -182,13 +182,13 @@ def _show(error: BaseException) -> None:
 
 def _own_frame(error: BaseException) -> "traceback.FrameSummary | None":
     """The innermost frame of the user's code."""
-    # errors of the inspector are attributed to the line that called it
-    internal = (
-        __file__,
-        _PROGRAM,
-        os.path.join(_ROOT, "training", "inspector", "inspector.py"),
-    )
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in internal]
+    # errors of the inspector and of its callbacks are attributed to the line that called them
+    inspector = os.path.join(_ROOT, "training", "inspector", "")
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if f.filename not in (__file__, _PROGRAM) and not f.filename.startswith(inspector)
+    ]
     own = [
         f
         for f in frames

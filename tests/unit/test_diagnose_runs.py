@@ -231,7 +231,10 @@ def test_a_vanished_run_is_described_by_its_heartbeats(run: RunDir) -> None:
     write_json(
         run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
     )
-    assert result.diagnose([run.path])["cause"] == "none", "it is alive"
+    living = result.diagnose([run.path])
+    assert living["cause"] == "none" and "rank 1: step 12: backward" in living["summary"]
+    run.heartbeat(1).unlink()  # a user script has none
+    assert "()" not in result.diagnose([run.path])["summary"]
 
 
 def test_the_report_of_a_rank_precedes_the_logs_of_others(run: RunDir) -> None:

@@ -4,6 +4,7 @@ nothing that its script could notice."""
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import stat
 import sys
@@ -212,3 +213,14 @@ def test_the_end_of_a_forked_child_is_not_the_end_of_the_rank(tmp_path: Path, le
     ranks.mkdir()
     run = python(str(RUN_SCRIPT), str(ranks), str(script), str(ranks))
     assert (run.returncode, run.stdout) == (-signal.SIGABRT, "0 ['rank0.stacks']\n"), run.stderr
+
+
+@pytest.mark.parametrize("file", ["inspector.py", "lightning.py", "transformers.py"])
+def test_an_error_of_the_inspector_is_where_the_training_called_it(file: str) -> None:
+    run_script = runpy.run_path(str(RUN_SCRIPT))
+    of_duet: dict[str, object] = {}
+    inside = str(RUN_SCRIPT.parents[1] / "training/inspector" / file)
+    exec(compile("def step(): raise ValueError('planted')", inside, "exec"), of_duet)
+    with pytest.raises(ValueError, match="planted") as caught:
+        of_duet["step"]()  # type: ignore[operator]
+    assert run_script["_where"]("main.py", caught.value).startswith(f"{__file__}:")

@@ -93,6 +93,34 @@ def test_the_rank_and_status_of_torchruns_report(
     assert value in record["summary"] and "exitcode" not in record["summary"]
 
 
+SPAWNED = """W1128 12:53:37.648000 20040 /env/lib/python3.11/site-packages/torch/multiprocessing/\
+spawn.py:165] Terminating process 20181 via signal SIGTERM
+Traceback (most recent call last):
+  File "/prog/main.py", line 21, in <module>
+    mp.spawn(work, args=(2,), nprocs=2)
+  File "/env/lib/python3.11/site-packages/torch/multiprocessing/spawn.py", line 200, in join
+    raise ProcessExitedException(
+torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with exit code {status}
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(3, ("exit_status", "died", 1)), (255, ("exit_status", "died", 1))]
+)
+def test_the_rank_and_status_of_a_spawned_process(
+    run: RunDir, status: int, expected: tuple[str, str, int | None]
+) -> None:
+    run.launcher_log("python").write_text(SPAWNED.format(status=status))
+    record = failed(run, rank=None, watched="python")
+    assert verdict(record) == expected and not record["victim"]
+    assert f"status {status}" in record["summary"] and "SIGTERM" not in record["summary"]
+
+
+def test_status_1_of_a_spawned_process_has_a_reason_that_the_log_lacks(run: RunDir) -> None:
+    run.launcher_log("python").write_text(SPAWNED.format(status=1))
+    assert failed(run, rank=None, watched="python")["cause"] == "peer_died"
+
+
 LOST = ("RuntimeError", "Connection closed by peer [127.0.0.1]:5006")
 
 
@@ -296,6 +324,15 @@ def test_without_an_answer_from_nvml_no_gpu_is_reported_lost(
     monkeypatch.setattr(exception_cause, "ASK", "raise SystemExit('no room for a process')")
     assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS), 30) == ("", ())
     assert "no room for a process" in capfd.readouterr().err
+
+
+def test_only_stacks_that_were_written_are_in_the_advice(run: RunDir) -> None:
+    """Ranks of `duet watch` have none, and those that did not crash have empty ones."""
+    for rank in (0, 1):
+        (run.ranks / f"rank{rank}.stacks").touch()
+    assert not any(".stacks" in one for one in failed(run, -11)["advice"])
+    (run.ranks / "rank1.stacks").write_text("Fatal Python error: Segmentation fault\n")
+    assert any(f"{run.ranks}/rank1.stacks" in one for one in failed(run, -11)["advice"])
 
 
 def test_the_place_of_a_crash(run: RunDir) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cases import each
 from tests.unit.verdicts import TRACEBACK, failed, new_run, report_error, verdict
+from training.core import rundir
 from training.core.rundir import RunDir, write_json
 from training.diagnose import card
 from training.launcher import failure_report
@@ -24,6 +25,16 @@ def run(tmp_path: Path) -> RunDir:
         ("ValueError", "planted", "exception"),
         ("NotFinite", "loss is nan on rank 1", "nan_loss"),
         ("ParametersDiffer", "weights", "ddp_params_mismatch"),
+        (
+            "InspectionError",
+            "parameters differ at step 20: rank 1 against the other 2; 1 of 4, first 2.bias",
+            "ddp_params_mismatch",
+        ),
+        (
+            "InspectionError",
+            "第 20 步参数不一致：rank 1 与其他 2 个不一致；4 个参数中的 1 个，第一个是 2.bias",
+            "ddp_params_mismatch",
+        ),
         ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.50 GiB.", "gpu_oom"),
         ("AcceleratorError", "CUDA error: out of memory\nCUDA kernel errors might be …", "gpu_oom"),
         ("RuntimeError", "Triton Error [CUDA]: out of memory", "gpu_oom"),
@@ -164,6 +175,25 @@ def test_weights_that_drift_apart_are_not_blamed_on_the_model(run: RunDir, who: 
     report_error(run, 1, "ParametersDiffer", message)
     advice = failed(run)["advice"]
     assert "optimizer" in advice[0] and not any("build the model" in one for one in advice)
+
+
+def test_weights_that_differ_between_two_ranks_are_of_neither(run: RunDir) -> None:
+    message = "parameters differ at step 10: ranks 0, 1 among each other; 1 of 2, first weight"
+    report_error(run, 1, "InspectionError", message)
+    write_json(run.rank_error(1), {**rundir.read_json(run.rank_error(1)), "guilty_rank": None})
+    run.rank_log(1).write_text(TRACEBACK.replace("ValueError: planted", f"Error: {message}"))
+    record = failed(run)
+    assert verdict(record) == ("ddp_params_mismatch", "error", None)
+    assert "optimizer" in record["advice"][0]
+
+
+def test_the_place_of_a_waiting_rank_is_not_that_of_the_guilty_one(run: RunDir) -> None:
+    message = "rank 1 ran out of data: its loop ended after step 90, and rank 0 waits for it"
+    report_error(run, 0, "InspectionError", message, guilty=1, where="")
+    run.rank_log(0).write_text(TRACEBACK)
+    record = failed(run, rank=0)
+    assert verdict(record) == ("exception", "error", 1)
+    assert record["where"] is None
 
 
 @each(

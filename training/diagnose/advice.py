@@ -9,6 +9,7 @@ import shlex
 import shutil
 import string
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training import tasks
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 MOST = 6  # sentences: one screen
+STACKS = 4  # files that are named
 OTHERWISE = " || "
 LIGHTER_IN = "lighter in "  # + phase
 # values about a smaller micro-batch
@@ -126,6 +128,8 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
         "ranks_folder": shlex.quote(str(run.ranks)),
         "parent": shlex.quote(str(run.path.parent)),
     }
+    if crashed := [shlex.quote(str(p)) for p in sorted(run.ranks.glob("rank*.stacks")) if _size(p)]:
+        found["crash_stacks"] = " ".join(crashed[:STACKS])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found |= {"nofile": soft, "nofile_most": hard}
     with contextlib.suppress(OSError):  # the run directory was moved: the sentence is omitted
@@ -133,6 +137,13 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
     if "config" in plan and "batch" in plan:
         found |= _training(run, plan)
     return {name: str(value) for name, value in found.items()}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _training(run: RunDir, plan: Plan) -> dict[str, object]:

@@ -70,9 +70,15 @@ def waiting_ranks(events: Sequence[Event]) -> set[int]:
     ranks = {
         e.analysis.source.rank if e.rank is None and e.analysis else e.rank
         for e in events
-        if e.role in (VICTIM, CASCADE, LOST)
+        if e.role in (VICTIM, CASCADE, LOST) and not _reports_an_end(e)
     }
     return {rank for rank in ranks if rank is not None}
+
+
+def _reports_an_end(event: Event) -> bool:
+    """Whether a launcher has printed this line, about the end of a rank."""
+    reported = event.analysis.reported if event.analysis else []
+    return any(r.line.offset == event.line.offset for r in reported)
 
 
 def _of_table(best: Event, analysis: LogAnalysis, waiting: set[int]) -> int | None:

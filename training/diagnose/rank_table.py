@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from training.diagnose.log_line import LogLine
 
 REPORTED = re.compile(r"rank {1,10}: (\d+) \(local_rank: (\d+)\)")
-# Other launchers have no table, but a line: Composer, Paddle, Lightning.
+# Other launchers have no table, but a line: Composer, Paddle, Lightning, mp.spawn. A process of
+# mp.spawn that ends with 1 may have raised an exception whose text is lost.
 REPORTS = re.compile(
     r"\bRank (?P<rank>\d+) crashed with exit code (?P<status>-?\d+)"
     r"|trainer process with rank=\[(?P<paddle>\d+)\] was aborted"
     r"|\[rank: (?P<lightning>\d+)\] Child process with PID (?P<pid>\d+) "
     r"terminated with code (?P<code>-?\d+)"
+    r"|\bprocess (?P<spawned>\d+) terminated with exit code (?P<left>[2-9]|\d{2,})\b"
 )
 STATUS = re.compile(r"exitcode {1,10}: (-?\d+)(?: \(pid: (\d+)\))?")
 
@@ -49,8 +51,8 @@ def read(lines: Sequence[LogLine]) -> list[Reported]:
             )
             found.append(Reported(int(rank[1]), int(rank[2]), status, pid, line, root))
         elif one := REPORTS.search(line.text):
-            number = int(one["rank"] or one["paddle"] or one["lightning"])
-            code = one["status"] or one["code"]
+            number = int(one["rank"] or one["paddle"] or one["lightning"] or one["spawned"])
+            code = one["status"] or one["code"] or one["left"]
             found.append(
                 Reported(
                     number,

@@ -103,7 +103,7 @@ def alive(run: RunDir) -> str:
     )
     return msg(
         "diagnose.run.alive",
-        doing=doing,
+        doing=msg("diagnose.run.doing", doing=doing) if doing else "",  # a script has none
         attach=typed("./duet attach"),
         path=shlex.quote(str(run.path)),
     )

@@ -156,6 +156,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     if lost:  # the ranks of this machine report only that they have lost the others
         rank, own, cause, kind, summary = None, None, lost.cause, lost.kind, lost.text
         timed_out, seen = False, None
+    # the log may be that of a rank which waited for the guilty one
+    logged_where = thrown.where if thrown and (own is None or own["rank"] == rank) else None
     record: FailureRecord = {
         "cause": cause,
         "kind": kind,
@@ -164,7 +166,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "rank": rank,
         "step": _step(run, rank),
         "summary": summary,
-        "where": seen.where if seen else _where(outcome, own) or (thrown.where if thrown else None),
+        "where": seen.where if seen else _where(outcome, own) or logged_where,
         "phase": (found.phase if found else None)
         or (outcome.phases.get(rank) if rank is not None else None),
         "phases": {str(r): p for r, p in sorted(outcome.phases.items())},
