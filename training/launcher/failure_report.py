@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from training.core.contracts.verdict import FailureRecord, RankErrorRecord
     from training.diagnose.events import Event
     from training.diagnose.root_cause import RootCause
+    from training.diagnose.traceback import Traceback
 
 SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message
@@ -156,8 +157,6 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     if lost:  # the ranks of this machine report only that they have lost the others
         rank, own, cause, kind, summary = None, None, lost.cause, lost.kind, lost.text
         timed_out, seen = False, None
-    # the log may be that of a rank which waited for the guilty one
-    logged_where = thrown.where if thrown and (own is None or own["rank"] == rank) else None
     record: FailureRecord = {
         "cause": cause,
         "kind": kind,
@@ -166,7 +165,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "rank": rank,
         "step": _step(run, rank),
         "summary": summary,
-        "where": seen.where if seen else _where(outcome, own) or logged_where,
+        "where": seen.where if seen else _where(outcome, own, thrown, rank),
         "phase": (found.phase if found else None)
         or (outcome.phases.get(rank) if rank is not None else None),
         "phases": {str(r): p for r, p in sorted(outcome.phases.items())},
@@ -342,10 +341,13 @@ def _for_memory(outcome: Outcome) -> str:
     )
 
 
-def _where(outcome: Outcome, own: RankErrorRecord | None) -> str | None:
-    if own:
-        return str(own["where"]) or None
-    return outcome.death.where if outcome.death else None
+def _where(
+    outcome: Outcome, own: RankErrorRecord | None, thrown: Traceback | None, rank: int | None
+) -> str | None:
+    """`thrown`: in the log, which may be that of a rank that waited for the guilty one."""
+    own_place = str(own["where"]) if own else outcome.death.where if outcome.death else None
+    logged = thrown.where if thrown and (own is None or own["rank"] == rank) else None
+    return own_place or logged
 
 
 def _timed_out(own: RankErrorRecord | None, cause: str, logged: RootCause | None) -> bool:
