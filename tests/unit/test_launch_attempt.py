@@ -330,3 +330,9 @@ def test_a_higher_limit_is_the_remedy_only_where_the_rank_may_be_slow(
     hang = signatures.causes()["hang"].ours.sentences()
     slow = advice.of_kind("may_end", {"where": "a.py:3"})
     assert record["advice"][0] == (slow if may_end else hang)[0]
+
+
+def test_a_stopped_rank_is_not_taken_for_a_hang_of_the_program(run: RunDir) -> None:
+    found = HangFinding("stopped", 1, "a.py:3", "is stopped", {}, {}, 9.0)
+    record = failure_report.failure(Outcome(finding=found), run, PLAN)
+    assert record["advice"][0] == advice.of_kind("stopped", {})[0]
