@@ -238,6 +238,23 @@ def test_many_checkpoints_hide_no_start_and_no_failure(tmp_path: Path) -> None:
     assert "no step for 5 s" in text and "all 7011 events, the last 400 shown" in text
 
 
+def test_notable_events_left_out_are_counted_with_their_file(tmp_path: Path) -> None:
+    """Both those that the table cuts and those that were not read."""
+    made = planned(tmp_path / "experiments" / "warned")
+    first, beyond = sections.EVENTS, 11
+
+    def notes(count: int) -> list[str]:
+        warning = {"time": made.at, "event": "warning", "text": "slow"}
+        made.run.events.write_text(f"{json.dumps(warning)}\n" * count)
+        page = read(str(sections.events(run.read_run(made.run))))
+        return [part for part in page.parts if made.run.events.name in part]
+
+    assert notes(first) == []
+    for count in (first + beyond, restarts.MOST_OTHERS + beyond):
+        above, of_all = notes(count)
+        assert str(count - first) in above.split() and str(count) in of_all.split()
+
+
 def test_failed_step_is_on_the_loss_curve(whole: Made) -> None:
     facts = {
         "cause": "nan_loss",

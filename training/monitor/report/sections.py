@@ -318,14 +318,19 @@ def events(run: Run) -> Html | None:
         msg("monitor.report.column.event"),
         msg("monitor.report.events.what"),
     )
-    total = len(everything) + run.left_out.total()
+    total, file = len(everything) + run.left_out.total(), run.folder.events.name
     count = units.plural(total, "event")
     title = (
-        msg("monitor.report.events.all_last", count=count, shown=EVENTS)
+        msg("monitor.report.events.all_last", count=count, shown=EVENTS, file=file)
         if total > EVENTS
         else msg("monitor.report.events.all", count=count)
     )
+    earlier = max(0, len(notable) - EVENTS) + sum(run.left_out[kind] for kind in NOTABLE)
+    left_out = msg(
+        "monitor.report.events.left_out", count=units.plural(earlier, "event"), file=file
+    )
     parts = [
+        tag("p", left_out, class_="sub") if earlier else None,
         table(head, notable[-EVENTS:])
         if notable
         else tag("p", msg("monitor.report.events.none"))
