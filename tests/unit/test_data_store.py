@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.conftest import ROOT
+from tests.unit.conftest import ROOT, only
 from training.config.schema import FIELDS, Config
 from training.core import manifest
 from training.core.errors import Exit, UserError
@@ -31,6 +31,7 @@ def run(tmp_path: Path) -> RunDir:
 def plan(data: str, seq_len: int = 8, **config: Any) -> dict[str, Any]:
     """The part of a plan that data preparation needs: two ranks, one sequence each."""
     return {
+        "command": {"script": "train.py", "args": []},
         "config": vars(Config(data=data, **config)),
         "origins": dict.fromkeys(FIELDS, "from --data on the command line"),
         "batch": {"device_sequences": 1, "seq_len": seq_len, "world_size": 2, "accumulation": 1},
@@ -134,7 +135,7 @@ def test_a_short_preparation_logs_nothing(
     assert capsys.readouterr().err == ""
 
 
-def saved(run: RunDir, data: PreparedCorpus) -> None:
+def saved(run: RunDir, data: PreparedCorpus, words: str = "") -> None:
     """A checkpoint of the run at step 10, trained on `data`."""
     facts = {
         "step": 10,
@@ -145,7 +146,7 @@ def saved(run: RunDir, data: PreparedCorpus) -> None:
         "world_size": 2,
         "bytes": 0,
         "sha256": "",
-        "tokenizer": tokenizer.identity(data),
+        "tokenizer": words or tokenizer.identity(data),
         "data": {"folder": Path(data.folder).name, "tokens_sha256": content(data)},
     }
     folder = run.checkpoints / manifest.folder_name(10)
@@ -193,3 +194,31 @@ def test_a_resumed_run_keeps_its_learned_vocabulary(
         assert tokenizer.identity(found) == tokenizer.identity(first)
         assert content(found) != content(first) and found.vocab == first.vocab
         assert prepared(run) == found
+
+
+def test_advice_on_another_tokenizer_names_only_what_was_given(
+    write: Write, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = plan(write("a.txt", "some text" * 100))
+    saved(run, prepared_cache.prepare(run, asked, tmp_path / "cache"), words="of another file")
+
+    def fixes(*args: str) -> list[str]:
+        asked["command"]["args"] = ["quickstart.py", "--depth=4", *args]
+        with pytest.raises(UserError) as caught:
+            prepared_cache.prepare(run, asked, tmp_path / "cache")
+        problem = only(caught.value.problems)
+        assert problem.code == "resume.other_data"
+        return problem.fixes
+
+    names = {"--tokenizer", "--vocab_size", "--data", "DUET_DATA"}
+    assert fixes() == []
+    for args, given in (
+        (["--tokenizer=bytes"], {"--tokenizer"}),
+        (["--data=a.txt", "--vocab-size", "300"], {"--vocab_size", "--data"}),
+    ):
+        (fix,) = fixes(*args)
+        found = {word.rstrip(":") for word in fix.replace("vocab-size", "vocab_size").split()}
+        assert names & found == given
+    monkeypatch.setenv("DUET_DATA", "a.txt")
+    (fix,) = fixes()
+    assert {name for name in names if name in fix} == {"DUET_DATA"}

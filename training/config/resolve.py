@@ -4,7 +4,7 @@ converted, range-checked and has an origin."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +152,12 @@ def _lookup(
             value, origin = source[name]
             return value, Origin(msg("config.origin.file", origin=origin), FILE, origin), False
     return None
+
+
+def given(names: Iterable[str], line: CommandLine, environ: Mapping[str, str]) -> list[str]:
+    """The flags and variables, as typed, that set these fields."""
+    found = (_lookup(name, FIELDS, line, {}, environ, {}) for name in names)
+    return [origin.name for _, origin, _ in filter(None, found)]
 
 
 def _unknown_variables(environ: Mapping[str, str], fields: Known) -> list[Problem]:

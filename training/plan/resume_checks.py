@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -69,6 +70,8 @@ HARMLESS = {
         "vocab_size",
     ),
 }
+# The tokens of a run follow from these: check_data().
+OF_TOKENS = ("tokenizer", "vocab_size", "data")
 # Decided by the plan where the value is auto: the decision counts, not the value
 # (decided_otherwise).
 DECIDED = {
@@ -151,8 +154,9 @@ def _same_model(run: rundir.RunDir, then: FieldValues, now: FieldValues) -> None
         )
 
 
-def check_data(run: rundir.RunDir, data: PreparedCorpus) -> str:
-    """A warning or ''. Raises UserError when the tokenizer differs from the checkpoint's."""
+def check_data(run: rundir.RunDir, data: PreparedCorpus, given: Sequence[str] = ()) -> str:
+    """A warning or ''. Raises UserError when the tokenizer differs from the checkpoint's. `given`:
+    the flags and variables of this start that set one of OF_TOKENS."""
     saved = manifest.newest(run.checkpoints)
     if saved is None:
         return ""
@@ -163,13 +167,10 @@ def check_data(run: rundir.RunDir, data: PreparedCorpus) -> str:
             for name in (tokenizer_base.JSON, tokenizer_base.TIKTOKEN)
             if (own / name).is_file()
         ]
-        fixes = [
-            *kept,
-            msg("plan.resume.omit_data_flags"),
-        ]
+        omit = [msg("plan.resume.omit_flags", flags=" ".join(given))] if given else []
         what = msg("plan.resume.other_tokenizer", name=run.name)
         raise UserError(
-            Problem("resume.other_data", what, msg("plan.resume.same_tokenizer"), fixes)
+            Problem("resume.other_data", what, msg("plan.resume.same_tokenizer"), [*kept, *omit])
         )
     if saved["data"]["tokens_sha256"] != content(data):
         return msg("plan.resume.data_changed", name=run.name)

@@ -3,6 +3,7 @@ the others."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -10,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.config import flags, resolve
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.core import log, manifest, rundir, units
@@ -60,7 +62,9 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
         data = ensure(source, field, cache, shown, chosen=chosen, vocab_size=vocab)
         if note := tokenizer.fewer(chosen, vocab, data.vocab):
             log.info(note)
-        if warning := resume_checks.check_data(saved, data):
+        line = flags.parse(plan["command"]["args"])
+        given = resolve.given(resume_checks.OF_TOKENS, line, os.environ)
+        if warning := resume_checks.check_data(saved, data, given):
             log.warning(warning)
         if file := tokenizer.file_in(Path(data.folder)):
             # The run stays usable without the prepared data.
