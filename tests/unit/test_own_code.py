@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -284,16 +285,35 @@ def test_extra_state_belongs_to_the_weights(tmp_path: Path) -> None:
     assert problem(caught).fixes == ["--format=torch"] and not (tmp_path / "no").exists()
 
 
-def test_an_error_in_set_extra_state_is_one_of_the_task(tmp_path: Path) -> None:
+@each("wrong", ['state["lost"]', "torch.ones(2).view(3)", "self.fail()"])
+def test_an_error_in_set_extra_state_is_one_of_the_task(wrong: str, tmp_path: Path) -> None:
+    """Also a RuntimeError, which torch raises for weights of another model."""
     file = written(tmp_path / "a")
     net = file.parent / "net.py"
     net.write_text(f"import torch\n{net.read_text()}{SEEN}")
     run = run_of(file)
-    replace(net, 'state["seen"]', 'state["lost"]')
+    state = tasks.load_model(run).model.state_dict()
+    replace(net, 'state["seen"]', wrong)
+    net.write_text(f"{net.read_text()}\n    def fail(self):\n        raise RuntimeError('lost')\n")
     sys.modules.pop("net")
     with pytest.raises(UserError) as caught:
         tasks.load_model(run)
     assert problem(caught).code == "task.failed" and f"{net}:" in problem(caught).what
+    model = sys.modules["net"].Net(2)
+    loaded: Any = SimpleNamespace(state={"model": state}, path=tmp_path)
+    with pytest.raises((KeyError, RuntimeError), match=r"lost|shape"):  # as in the rank's report
+        start_weights.load(model, None, loaded, {})  # type: ignore[arg-type]
+
+
+def test_a_resume_with_another_model_is_refused_as_such(tmp_path: Path) -> None:
+    class Own(torch.nn.Linear):
+        def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
+            return super().load_state_dict(state, strict, assign)
+
+    loaded: Any = SimpleNamespace(state={"model": Own(2, 2).state_dict()}, path=tmp_path)
+    with pytest.raises(UserError) as caught:
+        start_weights.load(Own(3, 2), None, loaded, {})  # type: ignore[arg-type]
+    assert problem(caught).code == "resume.other_model"
 
 
 @each("buffer", ["torch.eye(3).to_sparse()", "torch.ones(2, dtype=torch.complex128)"])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import training
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.tasks import own_modules
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHOWN = 4  # calls in the user's code
 
@@ -35,6 +36,26 @@ def reported(file: Path | None, passes: Callable[[Exception], bool] = _none) -> 
         where, calls = _place(file, error)
         what = msg("tasks.custom.failed", where=where, kind=type(error).__name__, error=error)
         raise UserError(Problem("task.failed", "\n".join([what, *calls]))) from error
+
+
+def in_loading(error: Exception) -> bool:
+    """Whether load_state_dict() failed in a method of the user's model, such as set_extra_state():
+    with a RuntimeError it looks like torch's answer to weights of another model. The traceback
+    begins in the caller, which is Duet's. Code of other packages counts as the user's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    torch = os.path.join(os.path.dirname(sys.modules["torch"].__file__ or ""), "")
+    ours = tuple(os.path.join(place, "") for place in training.__path__)
+    python = os.path.join(sysconfig.get_paths()["stdlib"], "")
+    loading, user = len(frames), -1
+    for i, frame in enumerate(frames):
+        if frame.filename.startswith(torch):
+            loading = min(loading, i) if frame.name == "load_state_dict" else loading
+        elif not frame.filename.startswith(("<", *ours)) and (
+            not frame.filename.startswith(python)
+            or not own_modules.INSTALLED.isdisjoint(Path(frame.filename).parts)
+        ):
+            user = i
+    return user > loading or user == len(frames) - 1
 
 
 def of_val_data(file: Path, error: Exception) -> UserError:

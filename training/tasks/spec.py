@@ -155,7 +155,12 @@ class TaskSpec(ABC):
             randomness.seed(seed)
             model = task.model()
             drawn = randomness.state()
-        with own_error.reported(self.file, lambda error: isinstance(error, RuntimeError)):
+
+        def of_weights(error: Exception) -> bool:
+            own = own_error.in_loading(error) and not of_gpu(error)
+            return isinstance(error, RuntimeError) and not own
+
+        with own_error.reported(self.file, of_weights):
             model.load_state_dict(state)
         return Trained(weights, model, device, task, drawn)
 

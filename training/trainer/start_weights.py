@@ -14,7 +14,7 @@ from training.core import heartbeat, log, manifest, rundir, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.inspector.distributed import World, from_main
-from training.tasks import optim, trained
+from training.tasks import optim, own_error, trained
 from training.trainer import checkpoint
 from training.trainer.weight_average import WeightAverage
 
@@ -32,13 +32,13 @@ def load(
     facts: ManifestRecord,
 ) -> None:
     """Load a checkpoint. `facts`: those of this run's checkpoints. Raises UserError if it is of
-    another model, RuntimeError for the GPU."""
+    another model, RuntimeError for the GPU, and errors of the model's own methods."""
     try:
         raw.load_state_dict(loaded.state["model"])
         if not _other_optimizer(loaded, facts):
             optimizer.load_state_dict(loaded.state["optimizer"])
     except (RuntimeError, ValueError) as error:
-        if trained.of_gpu(error):
+        if trained.of_gpu(error) or own_error.in_loading(error):
             raise
         raise _other_model(loaded, error) from error
 
@@ -61,7 +61,8 @@ def weight_average(
 
 def init_from(raw: torch.nn.Module, start: InitRecord, world: World) -> None:
     """Load the weights of --init_from on rank 0; DDP copies its tensors to the others. Raises
-    UserError if they are damaged or of another model, RuntimeError for the GPU."""
+    UserError if they are damaged or of another model, RuntimeError for the GPU, and errors of the
+    model's own methods."""
     if world.rank == 0:
         _load(raw, start)
     _share_extra_states(raw, world)
@@ -78,7 +79,7 @@ def _load(raw: torch.nn.Module, start: InitRecord) -> None:
         found = trained.tensors(file, averaged=start.get("averaged", False))
         raw.load_state_dict(trained.fitted(found, raw.state_dict()))
     except RuntimeError as error:
-        if trained.of_gpu(error):
+        if trained.of_gpu(error) or own_error.in_loading(error):
             raise
         reasons = " ".join(str(error).split())[:600]
         what = msg("trainer.state.other_weights", title=start["title"], reasons=reasons)
