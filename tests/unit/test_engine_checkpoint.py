@@ -96,6 +96,25 @@ def test_facts_that_json_lacks_leave_a_valid_checkpoint(
     assert not task.same_data(loaded.manifest)
 
 
+def test_facts_that_json_lacks_are_read_in_every_form(tmp_path: Path, parts: Parts) -> None:
+    """Early versions wrote a bare NaN, or its name with the checksum of the bare one."""
+    facts: Any = FACTS | {"data": {"mean": math.nan, "range": [-math.inf, math.inf]}}
+    path = checkpoint.save(tmp_path, TrainProgress(1), {"model": parts[0].state_dict()}, facts)
+    file = path / manifest.NAME
+    stored = json.loads(file.read_text())
+    del stored[manifest.OWN_SHA256]
+    bare = {**stored, "data": facts["data"]}
+    sealed = {manifest.OWN_SHA256: manifest._checksum(bare)}
+    for form in (bare, stored):
+        file.write_text(json.dumps({**form, **sealed}))
+        loaded = checkpoint.latest(tmp_path)
+        assert loaded and not loaded.skipped
+        manifest.rewrite(path, json.loads(file.read_text()))  # as on another machine
+        assert manifest.read(path)[0] is not None
+        file.write_text(json.dumps({**form, **sealed, "step": 2}))
+        assert manifest.read(path)[0] is None
+
+
 def test_any_flipped_bit_is_detected(tmp_path: Path, parts: Parts) -> None:
     save(tmp_path, 1, parts)
     state = save(tmp_path, 2, parts) / "state.pt"

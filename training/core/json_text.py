@@ -30,6 +30,16 @@ def as_stored(value: Any) -> Any:
     return json.loads(dumps(value))
 
 
+def as_given(value: Any) -> Any:
+    """The inverse of as_stored(), but a text that spells NaN becomes a number
+    too."""
+    if isinstance(value, dict):
+        return {key: as_given(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [as_given(one) for one in value]
+    return NAMES.get(value, value) if isinstance(value, str) else value
+
+
 def answer(value: Any, *, indent: int | None = 1, ensure_ascii: bool = False) -> str:
     """For --json and --notify."""
     return json.dumps(finite(value), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
