@@ -133,6 +133,32 @@ def planned(*on: tuple[int, int], begun: bool = True) -> HealthCheck:
     return gpu_placement.check(target, GpuInventory(tuple(cards), "2 on this machine"), begun=begun)
 
 
+def test_gpus_are_distinguished_by_their_uuids() -> None:
+    """Instances (MIG) of one GPU have the same index, and a plan may have another one for a GPU."""
+    pids, variables = {0: 4194300, 1: 4194301}, {0: {"LOCAL_RANK": "0"}, 1: {"LOCAL_RANK": "1"}}
+
+    def looked(*cards: tuple[int, str], planned: tuple[str, ...]) -> tuple[HealthCheck, Any, Any]:
+        gpus = tuple(
+            Gpu(index, uuid, "a card", 8 << 30, 1 << 30, None, 60, None,
+                processes=(GpuProcess(pid, (rank + 1) << 30),))
+            for (index, uuid), (rank, pid) in zip(cards, pids.items(), strict=True)
+        )  # fmt: skip
+        run, seen = RunDir("a run"), GpuInventory(gpus, "2 on this machine")
+        target = Target(run, {"device": {"value": "cuda"}}, pids, 2, 2, "", variables, planned)
+        places = gpu_placement.find_placement(target, seen)
+        wanted = gpu_placement.expected(target, seen)
+        return gpu_placement.check(target, seen, begun=True), places, wanted
+
+    parts = ("MIG-a", "MIG-b")
+    check, places, wanted = looked((0, "MIG-a"), (0, "MIG-b"), planned=parts)
+    assert (check.status, wanted) == (OK, {0: "MIG-a", 1: "MIG-b"})
+    assert places == {0: {"MIG-a": 1 << 30}, 1: {"MIG-b": 2 << 30}}
+    check, _, wanted = looked((4, "GPU-x"), (1, "GPU-y"), planned=("GPU-y", "GPU-x"))
+    assert (check.status, wanted) == (BAD, {0: "GPU-y", 1: "GPU-x"})
+    check, places, wanted = looked((0, "-"), (1, "-"), planned=("-", "-"))  # by index
+    assert (check.status, wanted, {*places[1]}) == (OK, {}, {"1"})
+
+
 def test_run_is_compared_with_its_plan() -> None:
     first, second = 4194300, 4194301
     assert planned((0, first), (1, second)).status == OK

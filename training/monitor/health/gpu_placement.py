@@ -22,14 +22,24 @@ from training.watchdog.probes import procfs
 
 NAME = "GPUs"
 GIB = 1 << 30
-# rank → index of a GPU → bytes that it and its children hold there
-Places = dict[int, dict[int, int]]
+# rank → key of a GPU → bytes that it and its children hold there
+Places = dict[int, dict[str, int]]
+
+
+def key(uuid: str, index: int) -> str:
+    """The key of a GPU: instances (MIG) of one GPU share its index, which may be another GPU
+    later. The index where the driver reports no UUID."""
+    return str(index) if uuid in ("", "-") else uuid
+
+
+def by_key(seen: GpuInventory) -> dict[str, Gpu]:
+    return {key(gpu.uuid, gpu.index): gpu for gpu in seen.gpus}
 
 
 def find_placement(target: Target, seen: GpuInventory) -> Places:
     """Ranks with a process on a GPU."""
     found: Places = {}
-    for gpu in seen.gpus:
+    for name, gpu in by_key(seen).items():
         for process in (one for one in gpu.processes if one.known):
             rank = next(
                 (r for r, pid in target.pids.items() if host_stats.belongs(process.pid, {pid})),
@@ -37,35 +47,35 @@ def find_placement(target: Target, seen: GpuInventory) -> Places:
             )
             if rank is not None:
                 held = found.setdefault(rank, {})
-                held[gpu.index] = held.get(gpu.index, 0) + (process.used_bytes or 0)
+                held[name] = held.get(name, 0) + (process.used_bytes or 0)
     return dict(sorted(found.items()))
 
 
-def expected(target: Target, seen: GpuInventory) -> dict[int, int]:
-    """rank → index of its expected GPU: from the plan, else from CUDA_VISIBLE_DEVICES and
+def expected(target: Target, seen: GpuInventory) -> dict[int, str]:
+    """rank → key of its expected GPU: from the plan, else from CUDA_VISIBLE_DEVICES and
     LOCAL_RANK."""
-    index = {gpu.uuid: gpu.index for gpu in seen.gpus}
-    out: dict[int, int] = {}
+    there, out = by_key(seen), dict[int, str]()
     for rank in target.pids:
         local, known = target.local(rank), target.variables.get(rank, {})
         if target.run is not None:
             if (
                 len(target.planned) >= (target.here or len(target.pids))
-                and target.planned[local] in index
+                and target.planned[local] in there
             ):
-                out[rank] = index[target.planned[local]]
+                out[rank] = target.planned[local]
         elif "LOCAL_RANK" in known:
             chosen, _ = gpus.visible(list(seen.gpus), known.get("CUDA_VISIBLE_DEVICES"))
             if len(chosen) == 1 or local < len(chosen):
-                out[rank] = chosen[0 if len(chosen) == 1 else local].index
+                gpu = chosen[0 if len(chosen) == 1 else local]
+                out[rank] = key(gpu.uuid, gpu.index)
     return out
 
 
-def own(target: Target, places: Places, wanted: dict[int, int]) -> dict[int, int]:
-    """rank → index of the GPU on which it computes: the expected one if it has memory there, else
+def own(target: Target, places: Places, wanted: dict[int, str]) -> dict[int, str]:
+    """rank → key of the GPU on which it computes: the expected one if it has memory there, else
     the one with most of its memory."""
     return {
-        rank: wanted[rank] if wanted.get(rank) in held else max(held, key=lambda i: held[i])
+        rank: wanted[rank] if wanted.get(rank) in held else max(held, key=lambda name: held[name])
         for rank, held in places.items()
     }
 
@@ -87,20 +97,20 @@ def check(target: Target, seen: GpuInventory, *, begun: bool) -> HealthCheck:
     if not places:
         return _no_placement(target, seen, device == "cuda" and target.beats, begun)
     on = own(target, places, wanted)
-    names = {gpu.index: gpu for gpu in seen.gpus}
+    cards = by_key(seen)
     shown = alike(
         {
-            rank: msg("monitor.health.gpus.on", gpu=index, use=_use(names[index]))
-            for rank, index in on.items()
+            rank: msg("monitor.health.gpus.on", gpu=cards[name].index, use=_use(cards[name]))
+            for rank, name in on.items()
         }
     )
-    empty = sorted(set(wanted.values()) - set(on.values()))
+    empty = sorted(cards[name].index for name in set(wanted.values()) - set(on.values()))
     absent = [rank for rank in target.pids if rank not in on]
-    crowded = {i: [rank for rank, index in on.items() if index == i] for i in on.values()}
-    crowded = {i: ranks for i, ranks in crowded.items() if len(ranks) > 1}
+    crowded = {name: [rank for rank in on if on[rank] == name] for name in on.values()}
+    crowded = {name: ranks for name, ranks in crowded.items() if len(ranks) > 1}
     if crowded:
-        index, ranks = next(iter(crowded.items()))
-        headline = msg("monitor.health.gpus.shared", ranks=numbers(ranks), gpu=index)
+        name, ranks = next(iter(crowded.items()))
+        headline = msg("monitor.health.gpus.shared", ranks=numbers(ranks), gpu=cards[name].index)
         headline += msg("monitor.health.gpus.unused", gpus=empty[0]) if empty else ""
         # More ranks than GPUs: sharing was intended.
         status = BAD if len(target.pids) <= len(seen.gpus) else WARN
@@ -116,18 +126,14 @@ def check(target: Target, seen: GpuInventory, *, begun: bool) -> HealthCheck:
         return HealthCheck(
             NAME, BAD if begun else UNKNOWN, _with(headline, shown), tuple(absent), headline
         )
-    wrong = [rank for rank, index in on.items() if rank in wanted and wanted[rank] != index]
+    wrong = [rank for rank, name in on.items() if rank in wanted and wanted[rank] != name]
     if wrong:
         rank = wrong[0]
+        gpu, by_plan = cards[on[rank]].index, cards[wanted[rank]].index
         headline = (
-            msg("monitor.health.gpus.not_by_plan", rank=rank, gpu=on[rank], planned=wanted[rank])
+            msg("monitor.health.gpus.not_by_plan", rank=rank, gpu=gpu, planned=by_plan)
             if target.run is not None
-            else msg(
-                "monitor.health.gpus.not_by_variables",
-                rank=rank,
-                gpu=on[rank],
-                chosen=wanted[rank],
-            )
+            else msg("monitor.health.gpus.not_by_variables", rank=rank, gpu=gpu, chosen=by_plan)
         )
         return HealthCheck(
             NAME,
@@ -140,17 +146,19 @@ def check(target: Target, seen: GpuInventory, *, begun: bool) -> HealthCheck:
 
 
 def _placed(
-    target: Target, seen: GpuInventory, places: Places, on: dict[int, int], shown: str
+    target: Target, seen: GpuInventory, places: Places, on: dict[int, str], shown: str
 ) -> HealthCheck:
     """Every rank is on its GPU: checks for further memory and for other processes."""
-    also = {r: [i for i in held if i != on[r]] for r, held in places.items() if len(held) > 1}
+    also = {r: [n for n in held if n != on[r]] for r, held in places.items() if len(held) > 1}
+    cards = by_key(seen)
     notes = [
-        msg("monitor.health.gpus.also", rank=rank, gib=places[rank][i] / GIB, gpu=i)
+        msg("monitor.health.gpus.also", rank=rank, gib=held / GIB, gpu=cards[name].index)
         for rank, others in also.items()
-        for i in others
+        for name in others
+        for held in [places[rank][name]]
     ]
-    for gpu in seen.gpus:
-        for process in gpu.processes if gpu.index in on.values() else ():
+    for name, gpu in cards.items():
+        for process in gpu.processes if name in on.values() else ():
             if process.known and not host_stats.belongs(process.pid, set(target.pids.values())):
                 notes.append(
                     alerts.foreign_process(gpu.index, process.pid, process.user, process.used_bytes)

@@ -12,6 +12,7 @@ from training.core.errors import Exit, UserError
 from training.core.jsonl import dig
 from training.core.messages import msg
 from training.core.rundir import RunDir
+from training.host.gpus import GpuInventory
 from training.monitor import host_stats
 from training.monitor.health import (
     activity,
@@ -127,13 +128,10 @@ def _look(found: Target, watch: RunWatch | None, shared: host_stats.Shared) -> H
         checks += run_checks.attention(state)
     else:
         records = {
-            g["index"]: g for g in host_stats.gpu_records(gpus, set(found.pids.values()), set())
+            gpu_placement.key(g["uuid"], g["index"]): g
+            for g in host_stats.gpu_records(gpus, set(found.pids.values()), set())
         }
-        theirs = {
-            rank: records[on.get(rank, wanted.get(rank, -1))]
-            for rank in found.pids
-            if on.get(rank, wanted.get(rank)) in records
-        }
+        theirs = {r: records[name] for r, name in (wanted | on).items() if name in records}
         checks.append(
             progress_checks.of_processes(seen, verdict, theirs, logs_on=_progressed(log, later))
         )
@@ -146,12 +144,20 @@ def _look(found: Target, watch: RunWatch | None, shared: host_stats.Shared) -> H
         text,
         code,
         checks,
-        rank_table.rank_rows(found, seen, state, held, on),
+        rank_table.rank_rows(found, seen, state, _indices(gpus, held, on)),
         found,
         found.run,
         state,
         seen.seconds,
     )
+
+
+def _indices(
+    seen: GpuInventory, held: gpu_placement.Places, on: dict[int, str]
+) -> dict[int, tuple[int, int]]:
+    """rank → index of its GPU, bytes that it holds there."""
+    cards = gpu_placement.by_key(seen)
+    return {rank: (cards[name].index, held[rank][name]) for rank, name in on.items()}
 
 
 def _progressed(before: RunState | None, after: RunState | None) -> bool:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.monitor.health import gpu_placement, progress_checks
+from training.monitor.health import progress_checks
 from training.monitor.health.activity import ActivityWindow, RankActivity
 from training.monitor.health.target import Target
 from training.watchdog import stall_detector
@@ -29,13 +29,12 @@ def rank_rows(
     target: Target,
     looked: ActivityWindow,
     state: RunState | None,
-    held: gpu_placement.Places,
-    on: dict[int, int],
+    on: dict[int, tuple[int, int]],
 ) -> list[HealthRow]:
-    """One row for each expected rank."""
+    """One row for each expected rank. `on`: index of its GPU, bytes that it holds there."""
     recorded = {r["rank"]: r for r in state["ranks"]} if state else {}
     return [
-        _row(target, motion, recorded.get(rank), held.get(rank, {}), on.get(rank))
+        _row(target, motion, recorded.get(rank), *on.get(rank, (None, None)))
         for rank, motion in sorted(
             {
                 **{rank: RankActivity(rank, None) for rank in target.missing},
@@ -49,11 +48,10 @@ def _row(
     target: Target,
     m: RankActivity,
     recorded: RankState | None,
-    held: dict[int, int],
     gpu: int | None,
+    gpu_bytes: int | None,
 ) -> HealthRow:
     waits = stall_detector.waits(m.course) if m.course else None
-    gpu_bytes = held.get(gpu) if gpu is not None else None
     return {
         "rank": m.rank,
         "pid": m.pid,
