@@ -15,7 +15,7 @@ from tests.unit.conftest import ENHANCED, ROOT, Shell, python
 from training.cli import doctor
 from training.config import flags
 from training.core import redact
-from training.core.errors import Exit
+from training.core.errors import Exit, UserError
 from training.host import cgroups
 from training.plan import training_plan as planner
 from training.plan.preflight import ERROR, OK, WARNING, Check
@@ -127,10 +127,13 @@ def test_one_json_object_with_units_in_its_keys(
     found = json.loads(
         doctor.run(request, plan, [Check("data", ERROR, "caf\udce9", ["do this"])]).json()
     )
+    assert found["problems"] == []
+    assert found.keys() == json.loads(doctor.refused(UserError([]))).keys()
     assert list(found) == [
         "schema_version",
         "status",
         "exit_code",
+        "problems",
         "checks",
         "versions",
         "plan",
@@ -210,6 +213,26 @@ def test_nccl_version_from_its_package(tmp_path: Path) -> None:
     assert (
         python("-c", code, PYTHONPATH=f"{tmp_path}:{ROOT}").stdout == "2.28.9 9.9.9 580 13.0 None\n"
     )
+
+
+def test_errors_of_the_request_are_one_json_object(home: Path) -> None:
+    """The same problems as on standard error, with the keys of the other answers."""
+    wrong = ["--device=cpu", "--depth=0", "--no_such_flag=1"]
+    for command in (
+        ["-m", "training.cli.plan", ENHANCED],
+        ["-m", "training.cli.plan", "--before-install", ENHANCED],
+        ["train.py"],
+    ):
+        done = python(*command, *wrong, "--check", "--json", cwd=ROOT)
+        assert done.returncode == Exit.CONFIG, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["status"], found["exit_code"], found["checks"]) == ("error", 2, [])
+        assert found["plan"] is None
+        codes = {one["code"]: one for one in found["problems"]}
+        assert codes.keys() == {"flag.unknown", "field.value"}
+        assert codes["field.value"]["field"] == "depth" and codes["field.value"]["allowed"]
+        assert all(one["text"] in done.stderr for one in found["problems"])
+        assert python(*command, *wrong, "--check", cwd=ROOT).stdout == ""
 
 
 def test_json_requires_check() -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 
 from training import tasks
 from training.config.batch import Batch
-from training.core import log, units
-from training.core.errors import Exit
+from training.core import log, project, units
+from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.host.placement import RANK
 from training.plan import preflight
@@ -197,6 +197,7 @@ class DoctorReport:
                 "schema_version": SCHEMA_VERSION,
                 "status": preflight.worst(self.checks),
                 "exit_code": int(self.code),
+                "problems": [],
                 "checks": [c.record() for c in self.checks],
                 "versions": self.versions,
                 "plan": essentials(self.plan),
@@ -205,6 +206,31 @@ class DoctorReport:
             },
             indent=1,
         )
+
+
+def refused(error: UserError) -> str:
+    """The JSON object where the problems leave no plan to check."""
+    problems = [
+        {
+            "code": one.code,
+            "field": one.field or None,
+            "text": one.what,
+            "allowed": one.allowed or None,
+            "fixes": [project.typed(fix) for fix in one.fixes],
+        }
+        for one in error.problems
+    ]
+    return json.dumps(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "status": preflight.ERROR,
+            "exit_code": int(error.code),
+            "problems": problems,
+            "checks": [],
+            **dict.fromkeys(("versions", "plan", "memory", "checking_s")),
+        },
+        indent=1,
+    )
 
 
 def essentials(plan: Plan) -> dict[str, object]:

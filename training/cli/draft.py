@@ -8,6 +8,7 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
 from training.cli import plan as plan_command
+from training.config import flags
 from training.core import log, phase_timeouts, rundir
 from training.core.errors import UserError
 from training.core.project import ENTRYPOINT
@@ -36,12 +37,13 @@ def draft(
     script, received = environ.pop("DUET_SCRIPT", ENTRYPOINT), resumed_run.Received(environ)
     try:
         request, plan, checks = planner.make(script, args, environ, received)
-    except UserError:
+        place = request.place
+        if not request.dry_run:
+            program.require(tuple(packages.REQUIRED), said_by_another=place.rank != 0)
+    except UserError as error:
         received.withdraw()
+        plan_command.answer_refused(flags.parse(args), error)
         raise
-    place = request.place
-    if not request.dry_run:
-        program.require(tuple(packages.REQUIRED), said_by_another=place.rank != 0)
     if request.dry_run or request.check:
         return plan_command.show(request, plan, checks) if place.rank == 0 else 0
     if place.kind == NODE:

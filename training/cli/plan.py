@@ -70,15 +70,22 @@ def show(
     return int(report.code)
 
 
+def answer_refused(line: flags.CommandLine, error: UserError) -> None:
+    """The answer of `--check --json` to a request with errors, which the log has too."""
+    if line.on("check") and line.on("json") and not error.said_by_another:
+        print(doctor.refused(error))
+
+
 def main() -> int:
     installed = BEFORE_INSTALL not in sys.argv[1:2]
     if not installed:
         del sys.argv[1]
+    line = flags.parse(script_words.split(sys.argv[2:])[0])
     # --help=true; the scripts handle --help themselves
-    if flags.parse(script_words.split(sys.argv[2:])[0]).on("help"):
+    if line.on("help"):
         print("\n".join(option_lines()))
         return 0
-    if flags.parse(script_words.split(sys.argv[2:])[0]).flags.get("inject", ("",))[0] == "list":
+    if line.flags.get("inject", ("",))[0] == "list":
         from training.config import fault_spec
 
         print(fault_spec.overview())
@@ -115,6 +122,7 @@ def main() -> int:
     except UserError as error:
         received.withdraw()
         log.report(error)
+        answer_refused(line, error)
         return int(error.code)
 
 
