@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.conftest import wait_until
 from tests.unit.node_plans import LOOPBACK, plan
-from training.core import manifest
+from training.core import manifest, standing
 from training.core.failure_kinds import GONE
 from training.core.rundir import RunDir, write_json
 from training.launcher import leadership, restart, succession
@@ -24,8 +27,9 @@ from training.launcher.local_ranks import free_port
 from training.launcher.machine import Launch
 from training.launcher.outcome import Outcome
 from training.launcher.peer import Peer
-from training.launcher.peer_link import PEER_DIED, LostPeer
+from training.launcher.peer_link import PEER_DIED, LostPeer, Waiting
 from training.launcher.succession import Succession
+from training.monitor.state import RunWatch
 
 NODES = 3
 ELASTIC = {
@@ -316,4 +320,32 @@ def test_a_machine_that_was_left_out_counts_until_the_others_have_started(tmp_pa
     assert line.members == {2} and not leader._too_few()
     line.lost(2)  # before it was ready
     assert leader._too_few()
+    team.close()
+
+
+def test_a_run_that_waits_for_a_machine_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The alert DuetRunFailed must not fire in a wait, which may take --rendezvous_timeout."""
+    team = Team(tmp_path, shared=True)
+    run, created = team.runs[0], time.time()
+    team.plans[0]["created"] = created
+    write_json(run.plan, team.plans[0])
+    write_json(run.supervisor, {**standing.identity(os.getpid()), "started": created + 1})
+    ending: Any = SimpleNamespace(failure=None)
+    leader = Leader(Launch(run, team.plans[0], ending, ""), team.first)  # type: ignore[arg-type]
+    record: Any = {"cause": "peer_died", "kind": GONE, "rank": None, "summary": "", "time": created}
+    write_json(run.failure, record)
+    states = [RunWatch(run).read(0.0)["run"]["state"]]
+
+    def wait(*_: object) -> bool:
+        states.append(RunWatch(run).read(0.0)["run"]["state"])
+        return len(states) < 3  # the second wait is in vain
+
+    monkeypatch.setattr(leader, "unless_asked", lambda work: work())
+    monkeypatch.setattr(team.first, "await_machine", wait)
+    assert leader._joined("too few", Waiting(), record)
+    assert not leader._joined("too few", Waiting(), record)
+    states.append(RunWatch(run).read(0.0)["run"]["state"])
+    assert states == ["failed", "starting", "starting", "failed"]
     team.close()
