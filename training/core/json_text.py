@@ -31,8 +31,7 @@ def as_stored(value: Any) -> Any:
 
 
 def as_given(value: Any) -> Any:
-    """The inverse of as_stored(), but a text that spells NaN becomes a number
-    too."""
+    """The inverse of as_stored(), but a text that spells NaN becomes a number."""
     if isinstance(value, dict):
         return {key: as_given(one) for key, one in value.items()}
     if isinstance(value, list):
