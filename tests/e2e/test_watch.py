@@ -57,6 +57,20 @@ def test_a_hung_rank_of_torchrun_is_named(watch: Watch, token: str) -> None:
     wait_until(lambda: not processes(token), 8, "everybody gone")
 
 
+@pytest.mark.soak
+def test_the_training_that_a_python_wrapper_starts_is_named(watch: Watch, tmp_path: Path) -> None:
+    faulty, wrapper = SCRIPTS / "faulty.py", tmp_path / "wrapper.py"
+    wrapper.write_text(
+        "import subprocess, sys\n"
+        "sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)\n"
+    )
+    run = watch(*TORCHRUN, str(wrapper), str(faulty), "sleep", timeout=3)
+    assert run.wait() == 5, run.output[-3000:]
+    (verdict,) = (e for e in read_records(run.run.events) if e["event"] == "verdict")
+    assert (verdict["kind"], verdict["rank"]) == ("hang", 0)
+    assert verdict["where"].startswith(str(faulty)) and list(verdict["waiting"]) == ["1"]
+
+
 # The ranks get their variables inside their process.
 SPAWN = """
 import os, signal, sys, tempfile

@@ -16,7 +16,7 @@ from training.launcher import seats, spawn
 from training.launcher.attempt_state import AttemptState
 from training.launcher.child_processes import ChildProcesses
 from training.launcher.peer_link import LostPeer
-from training.watchdog import discovery, hang_dump, missing_rank, rank_exit
+from training.watchdog import hang_dump, missing_rank, rank_exit, wrapped
 from training.watchdog.hang_report import HangFinding
 from training.watchdog.rank_exit import RankExit
 
@@ -196,7 +196,7 @@ class FirstFailure:
         others = {c.rank: c.popen.pid for c in alive.values() if c.rank is not None}
         death = rank_exit.explain(run, rank, status, others, outcome.log_from)
         if rank_exit.timed_out(run, rank, status, outcome.log_from):
-            pids = {other: discovery.python_of(pid) for other, pid in others.items()}
+            pids = wrapped.trainings(others)
             reported = {error["rank"] for error in error_reports.of_all(run, outcome.unwritten)}
             found = missing_rank.find(pids, rank, death.where, reported)
             outcome.missing = hang_dump.keep_stacks(run, found) if found.stacks else found

@@ -248,8 +248,8 @@ class ScriptWatch:
         stopped: bool,
     ) -> HangFinding | NoFinding:
         samples.append(take(pids, self._newest_call, samples[-1] if samples else None))
-        if samples[-1].looks.keys() != samples[0].looks.keys():
-            del samples[:-1]  # a rank has exited
+        if _pids(samples[-1]) != _pids(samples[0]):
+            del samples[:-1]  # a rank has exited, or its training was found below it
         del samples[: -(KEPT + 1)]
         # Half the patience at first, growing with the silence to the whole of it.
         window = 2 * LEAST_S if stopped else min(patience, max(silent - patience / 2, patience / 2))
@@ -301,6 +301,10 @@ class ScriptWatch:
         ):
             taken.append(stacks.dump([pid], left)[pid])
         return taken
+
+
+def _pids(sample: Sample) -> dict[int, int]:
+    return {rank: look.process.pid for rank, look in sample.looks.items()}
 
 
 def last(samples: Sequence[Sample], seconds: float) -> Sequence[Sample]:
