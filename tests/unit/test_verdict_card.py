@@ -58,6 +58,18 @@ def test_a_hang_without_a_guilty_rank(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "cause"), [(Exit.INTERRUPTED, "interrupted"), (Exit.PREEMPTED, "preempted")]
+)
+def test_no_rank_is_guilty_of_a_stop_request(run: RunDir, asked: Exit, cause: str) -> None:
+    """The ranks die of it, one of them first, perhaps with an exception."""
+    report_error(run, 1, "RuntimeError", "Connection reset by peer")
+    record = failed(run, -15, killed=True, asked=asked)
+    assert verdict(record) == (cause, "asked", None)
+    assert (record["where"], record["phase"]) == (None, None)
+    assert "rank 1\n" not in card.of_run(record)
+
+
+@pytest.mark.parametrize(
     ("kind", "advice"),
     [(DESYNC, "every rank must call the same collectives"), (UNEVEN, "the same number of batches")],
 )

@@ -126,6 +126,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     since = outcome.log_from.get(log, 0)
     gone, places = _lost_gpus(outcome, plan, own)
     cause, kind, summary = _what(outcome, run, plan, rank, status, own, gone if places else "")
+    # the rank that died of a request to stop has not failed
+    rank, own = (None, None) if kind == rundir.ASKED else (rank, own)
     by_itself = (
         kind in (DIED, ERROR)
         and not outcome.torn_down
@@ -196,11 +198,12 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         record["node"] = lost.node
     elif own and "memory" in own:
         record["memory"] = own["memory"]
+    return {**record, "advice": _advice(record, event, values(run, plan))}
+
+
+def _advice(record: FailureRecord, event: Event | None, known: dict[str, str]) -> list[str]:
     groups = event.hit.groups if event and event.hit else {}
-    return {
-        **record,
-        "advice": of_end(record, event.signature if event else None, groups, values(run, plan)),
-    }
+    return of_end(record, event.signature if event else None, groups, known)
 
 
 def _as_logged(
