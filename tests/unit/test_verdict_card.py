@@ -115,6 +115,9 @@ def test_a_card_without_evidence_has_no_section_for_it(run: RunDir) -> None:
         (Outcome(guilty=(1, 0), finding=finding()), 5),
         (Outcome(guilty=(1, -15), asked=Exit.PREEMPTED), 75),
         (Outcome(killed=True, asked=Exit.INTERRUPTED), 130),
+        # a watched command ends by itself, or is ended because of a rank
+        (Outcome(watched="x", ours=False, ended=[(None, 3)], guilty=(1, 0), here=(None, 3)), 3),
+        (Outcome(watched="x", ours=False, ended=[(None, -9)], guilty=(1, 1), here=(1, 1)), 4),
     ],
 )
 def test_exit_codes(outcome: Outcome, code: int) -> None:

@@ -48,7 +48,7 @@ def exit_code(outcome: Outcome) -> int:
     if outcome.finding is not None:
         return Exit.HANG
     # a rank is guilty only where Duet has ended the command because of it
-    failed = outcome.guilty is not None and outcome.guilty[0] is not None
+    failed = outcome.here is not None and outcome.here[0] is not None
     if outcome.watched and outcome.asked == Exit.DONE and outcome.ended and not failed:
         status = outcome.ended[0][1]  # passed on, as a shell shows it
         return status if status >= 0 else 128 - status

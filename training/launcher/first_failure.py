@@ -165,11 +165,16 @@ class FirstFailure:
         self._children.kill()
 
     def _blame_earlier_exit(self, child: spawn.Child) -> None:
-        """A script's rank that lost a peer is the victim of the rank that exited before it."""
+        """A script's rank that lost a peer is the victim of the rank that exited before it. Of a
+        watched command, the order of the exits is known."""
         outcome = self._state.outcome
+        run, exits = self._state.run, outcome.ended
+        if outcome.watched and (rank := self._children.adopted.left_first()) is not None:
+            if rank_exit.lost_peer(run.launcher_log(outcome.watched), rank, outcome.log_from):
+                outcome.guilty = rank, 0
+            return
         if outcome.ours or child.rank is None:
             return
-        run, exits = self._state.run, outcome.ended
         left = rank_exit.left_before(run, child.rank, exits, outcome.log_from)
         outcome.guilty = left or outcome.guilty
 
@@ -182,13 +187,11 @@ class FirstFailure:
             or (outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES))
         ):
             return
-        if child.rank is None:
+        # perhaps another rank, which exited before
+        rank, status = outcome.guilty or (child.rank, status)
+        if rank is None:
             self._error(f"{child.name} {exit_status.how(status)}")
             return
-        rank = child.rank
-        # another rank, which exited before
-        if outcome.guilty and outcome.guilty[0] is not None:
-            rank, status = outcome.guilty[0], outcome.guilty[1]
         self._explain(rank, status)
 
     def _explain(self, rank: int, status: int) -> None:
