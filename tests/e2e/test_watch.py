@@ -57,6 +57,20 @@ def test_a_hung_rank_of_torchrun_is_named(watch: Watch, token: str) -> None:
     wait_until(lambda: not processes(token), 8, "everybody gone")
 
 
+@pytest.mark.soak
+def test_the_training_that_a_python_wrapper_starts_is_named(watch: Watch, tmp_path: Path) -> None:
+    faulty, wrapper = SCRIPTS / "faulty.py", tmp_path / "wrapper.py"
+    wrapper.write_text(
+        "import subprocess, sys\n"
+        "sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)\n"
+    )
+    run = watch(*TORCHRUN, str(wrapper), str(faulty), "sleep", timeout=3)
+    assert run.wait() == 5, run.output[-3000:]
+    (verdict,) = (e for e in read_records(run.run.events) if e["event"] == "verdict")
+    assert (verdict["kind"], verdict["rank"]) == ("hang", 0)
+    assert verdict["where"].startswith(str(faulty)) and list(verdict["waiting"]) == ["1"]
+
+
 # The ranks get their variables inside their process.
 SPAWN = """
 import os, signal, sys, tempfile
@@ -133,6 +147,39 @@ def test_a_rank_that_fails_while_the_others_wait_is_the_cause(
     assert (run.failure["cause"], run.failure["rank"]) == ("exception", 1)
     assert (run.failure["summary"], run.failure["exit_code"]) == ("ValueError: planted", 4)
     wait_until(lambda: not processes(token), 8, "everybody gone")
+
+
+# Rank 1 leaves by itself, and its peer loses the connection.
+LEAVES = """
+import tempfile, time
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def main(rank, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    for step in range(80):
+        dist.all_reduce(torch.ones(1))
+        time.sleep(0.05)
+    if rank == 0:
+        dist.all_reduce(torch.ones(1))
+
+if __name__ == "__main__":
+    mp.spawn(main, args=(tempfile.mktemp(),), nprocs=2)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_a_rank_that_leaves_early_is_the_cause(watch: Watch, tmp_path: Path, launcher: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LEAVES)
+    torchrun, guilty = launcher == "torchrun", 0 if launcher == "torchrun" else 1
+    faulty = (*TORCHRUN, str(SCRIPTS / "faulty.py"), "exit0")
+    run = watch(*(faulty if torchrun else (sys.executable, str(script))))
+    assert run.wait() == 1, run.output[-3000:]
+    assert (run.failure["cause"], run.failure["rank"]) == ("exit_status", guilty)
+    assert (run.failure["status"], run.failure["victim"]) == (0, False)
+    (verdict,) = (e for e in read_records(run.run.events) if e["event"] == "verdict")
+    assert (verdict["kind"], verdict["rank"]) == ("died", guilty)
 
 
 @pytest.mark.soak

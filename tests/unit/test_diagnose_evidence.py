@@ -12,7 +12,7 @@ import pytest
 
 from tests.cases import each
 from tests.unit.diagnosed import LOGS, OOM, ROOT
-from training.diagnose import card, result
+from training.diagnose import card, result, traceback
 
 
 @each(
@@ -205,3 +205,41 @@ def test_the_specific_entry_precedes_the_general_one(
     path = tmp_path / "train.log"
     path.write_text(f"{line}\n")
     assert result.diagnose([path])["signature"] == signature
+
+
+INSPECTED = """[rank1]: Traceback (most recent call last):
+[rank1]:   File "/home/me/train.py", line 17, in <module>
+[rank1]:     inspector.step(loss, batch)
+[rank1]:   File "/home/me/duet/training/inspector/inspector.py", line 142, in step
+[rank1]:     self._settle(wait=False)
+[rank1]:   File "/home/me/duet/training/inspector/inspector.py", line 248, in _raise
+[rank1]:     raise InspectionError(found)
+[rank1]: training.inspector.reporting.InspectionError: {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("rank 1 had an empty batch at step 6", "collate_fn"),
+        ("rank 1 在第 6 步得到空 batch", "collate_fn"),
+        ("rank 1 ran out of data: its loop ended after step 5, and rank 0 waits", "all_reduce"),
+        ("rank 1 的数据已用完：第 5 步之后其训练循环已结束，rank 0 在第 6 步等待它", "all_reduce"),
+    ],
+)
+def test_a_finding_of_the_inspector_has_its_own_advice_and_the_users_line(
+    tmp_path: Path, text: str, advice: str
+) -> None:
+    (tmp_path / "train.log").write_text(INSPECTED.format(text))
+    found = result.diagnose([tmp_path / "train.log"])
+    assert (found["cause"], found["rank"]) == ("exception", 1)
+    assert found["where"] == "/home/me/train.py:17"
+    assert any(advice in one for one in found["advice"])
+
+
+def test_the_inspector_is_never_the_place() -> None:
+    own = "/home/me/duet/training/inspector/inspector.py:248"
+    assert traceback.innermost([own]) is None
+    assert traceback.innermost(["/venv/lib/python3.11/site-packages/x.py:3", own]) == (
+        "/venv/lib/python3.11/site-packages/x.py:3"
+    )

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from training.inspector import DDPInspector, checksum, sample_tracker
+from training.inspector import DDPInspector, checksum, pending_step, sample_tracker
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -155,6 +155,14 @@ def test_batches_whose_values_cannot_be_examined() -> None:
         assert len(sample_tracker.digests({"a": odd, "b": torch.arange(4)}, 4)) == 4
         assert sample_tracker.not_finite(odd, None, 4) == ([], [])
         assert sample_tracker.fingerprint([odd]) != sample_tracker.fingerprint([torch.ones(4)])
+
+
+def test_one_sample_and_several_are_named() -> None:
+    indices = [9, 113, 115, 117]
+    assert pending_step._named([1], indices) == "sample 113"
+    assert pending_step._named([1, 2], indices) == "samples 113, 115"
+    assert pending_step._named([1], []) == "place 1 of the batch"
+    assert pending_step._named([1, 2], []) == "places 1, 2 of the batch"
 
 
 def test_an_inspection_that_failed_in_its_first_step_is_closed(

@@ -124,6 +124,20 @@ def test_status_1_of_a_spawned_process_has_a_reason_that_the_log_lacks(run: RunD
 LOST = ("RuntimeError", "Connection closed by peer [127.0.0.1]:5006")
 
 
+@pytest.mark.parametrize(
+    ("error", "rank", "expected"),
+    [(": ".join(LOST), 0, True), (": ".join(LOST), 1, False), ("ValueError: planted", 0, False)],
+)
+def test_the_loss_of_a_peer_in_the_log_of_a_watched_command(
+    run: RunDir, error: str, rank: int, expected: bool
+) -> None:
+    """Rank 1 has reported it, so rank 1 is not the cause."""
+    log = run.launcher_log("python")
+    text = TRACEBACK.replace("ValueError: planted", error)
+    log.write_text("".join(f"[rank1]: {line}\n" for line in text.splitlines()))
+    assert rank_exit.lost_peer(log, rank, {}) is expected
+
+
 def left_at(run: RunDir, rank: int, time: float) -> None:
     """The script of this rank has completed, or called sys.exit(0)."""
     write_json(run.ranks / f"rank{rank}.ended", {"time": time, "where": f"main.py:{rank}"})

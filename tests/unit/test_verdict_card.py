@@ -58,6 +58,18 @@ def test_a_hang_without_a_guilty_rank(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "cause"), [(Exit.INTERRUPTED, "interrupted"), (Exit.PREEMPTED, "preempted")]
+)
+def test_no_rank_is_guilty_of_a_stop_request(run: RunDir, asked: Exit, cause: str) -> None:
+    """The ranks die of it, one of them first, perhaps with an exception."""
+    report_error(run, 1, "RuntimeError", "Connection reset by peer")
+    record = failed(run, -15, killed=True, asked=asked)
+    assert verdict(record) == (cause, "asked", None)
+    assert (record["where"], record["phase"]) == (None, None)
+    assert "rank 1\n" not in card.of_run(record)
+
+
+@pytest.mark.parametrize(
     ("kind", "advice"),
     [(DESYNC, "every rank must call the same collectives"), (UNEVEN, "the same number of batches")],
 )
@@ -103,6 +115,9 @@ def test_a_card_without_evidence_has_no_section_for_it(run: RunDir) -> None:
         (Outcome(guilty=(1, 0), finding=finding()), 5),
         (Outcome(guilty=(1, -15), asked=Exit.PREEMPTED), 75),
         (Outcome(killed=True, asked=Exit.INTERRUPTED), 130),
+        # a watched command ends by itself, or is ended because of a rank
+        (Outcome(watched="x", ours=False, ended=[(None, 3)], guilty=(1, 0), here=(None, 3)), 3),
+        (Outcome(watched="x", ours=False, ended=[(None, -9)], guilty=(1, 1), here=(1, 1)), 4),
     ],
 )
 def test_exit_codes(outcome: Outcome, code: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.unit import targets
-from training.watchdog import discovery
+from training.watchdog import discovery, wrapped
 from training.watchdog.probes import procfs
 
 # Starts PROGRAM (itself: Lightning) once for each of RANKS, and waits for it.
@@ -153,6 +153,73 @@ def test_the_training_beside_a_helper_is_the_rank(tmp_path: Path) -> None:
         finally:
             for pid in (*procfs.family(process.pid), process.pid):
                 os.kill(pid, signal.SIGKILL)
+
+
+# A wrapper that starts itself as the training, which has torch's library and a process group.
+# WRAPPER_HAS: the wrapper has loaded torch too. LOCAL_RANK as a launcher sets it.
+WRAPS = """
+import mmap, os, subprocess, sys, threading
+
+training = "train" in sys.argv
+if training or "WRAPPER_HAS" in os.environ:
+    with open(os.environ["LIBRARY"]) as file:
+        kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+if not training:
+    subprocess.run([sys.executable, __file__, "train"])
+with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as name:
+    name.write("pt_gloo_runloop")
+print("ready", os.getpid(), flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_the_training_below_a_python_wrapper_is_the_rank(tmp_path: Path, loads: bool) -> None:
+    library = tmp_path / "libtorch_cpu.so"
+    library.write_bytes(bytes(4096))
+    env = {"LIBRARY": str(library), "RANK": "0", "LOCAL_RANK": "0"}
+    env |= {"WRAPPER_HAS": "1"} if loads else {}
+    with targets.running(tmp_path, WRAPS, env=env) as (pid, _, output):
+        training = int(output[1])
+        assert wrapped.TrainingProcesses().of({0: pid}) == {0: training}
+        assert discovery.of_process(pid) == {0: training}
+        # which Lightning's first rank has started
+        assert wrapped.trainings({0: pid, 1: training}) == {0: pid, 1: training}
+
+
+def test_the_training_of_a_wrapper_is_found_when_it_starts_or_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    library = tmp_path / "libtorch_cpu.so"
+    library.write_bytes(bytes(4096))
+    wrapper = (
+        "import subprocess, sys\nprint('ready', flush=True)\nwhile sys.stdin.readline():\n"
+        "    training = subprocess.Popen([sys.executable, sys.argv[1], 'train'])\n"
+        "    sys.stdin.readline()\n    training.kill()\n    training.wait()\n"
+        "    print('gone', flush=True)\n"
+    )
+    script = tmp_path / "train.py"
+    script.write_text(WRAPS)
+    env = os.environ | {"LIBRARY": str(library)}
+    words = [sys.executable, "-c", wrapper, str(script)]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as process:
+        assert process.stdin and process.stdout and process.stdout.readline() == "ready\n"
+        watch = wrapped.TrainingProcesses()
+        assert watch.of({0: process.pid}) == {0: process.pid}
+        for _ in range(2):
+            print("start", file=process.stdin, flush=True)
+            training = int(process.stdout.readline().split()[1])
+            clock[0] += wrapped.SETTLE_S
+            assert watch.of({0: process.pid}) == {0: training}
+            print("stop", file=process.stdin, flush=True)
+            assert process.stdout.readline() == "gone\n"
+        clock[0] += wrapped.SEARCH_S
+        assert watch.of({0: process.pid}) == {0: process.pid}
+        process.stdin.close()
 
 
 @pytest.mark.parametrize(

@@ -176,8 +176,12 @@ def prompt():
     loop = asyncio.new_event_loop()
     loop.add_reader(int(sys.argv[1]), print)
     loop.run_forever()
-threading.Thread(target=prompt).start()
+if sys.argv[2:]:
+    threading.Thread(target=prompt).start()
+    threading.Event().wait()
+prompt()
 """
+IN_A_THREAD = "import _thread, time\n_thread.start_new_thread(input, ())\ntime.sleep(1000)"
 
 
 def polls_in(pid: int, calls: list[str]) -> bool:
@@ -186,15 +190,24 @@ def polls_in(pid: int, calls: list[str]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("program", "word", "so"),
-    [("input()", "", True), (EVENT_LOOP, "0", True), (EVENT_LOOP, "3", False)],
+    ("program", "words", "expected", "calls"),
+    [
+        ("input()", [], (True, False), "read select"),
+        (IN_A_THREAD, [], (False, False), "read select"),
+        (EVENT_LOOP, ["0"], (True, True), "epoll epoll_pwait2"),
+        (EVENT_LOOP, ["3"], (False, False), "epoll epoll_pwait2"),
+        # the prompt of ipdb
+        (EVENT_LOOP, ["0", "in a thread"], (False, True), "epoll epoll_pwait2"),
+    ],
 )
-def test_waiting_for_input(program: str, word: str, so: bool) -> None:
-    """Also in a thread with an event loop, as in the prompt of ipdb."""
+def test_waiting_for_input(
+    program: str, words: list[str], expected: tuple[bool, bool], calls: str
+) -> None:
+    """By the main thread, and by any thread with an event loop."""
     end, other = os.pipe()
     code = f"import os\nos.dup2({end}, 3)\nprint('ready', flush=True)\n{program}"
     with subprocess.Popen(
-        [sys.executable, "-c", code, word],
+        [sys.executable, "-c", code, *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=[end],
@@ -202,14 +215,10 @@ def test_waiting_for_input(program: str, word: str, so: bool) -> None:
         try:
             assert process.stdout and process.stdout.readline() == b"ready\n"
             known = system_calls._NAMES[os.uname().machine]
-            polls = [str(number) for number, name in known.items() if name.startswith("epoll")]
-            wait_until(
-                lambda: (
-                    system_calls.reads_input(process.pid)
-                    or (not so and polls_in(process.pid, polls))
-                )
-            )
-            assert system_calls.reads_input(process.pid) is so
+            numbers = [str(number) for number, name in known.items() if name in calls.split()]
+            wait_until(lambda: polls_in(process.pid, numbers))
+            found = system_calls.reads_input(process.pid), system_calls.prompts(process.pid)
+            assert found == expected
         finally:
             process.kill()
             os.close(end)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -306,3 +308,17 @@ def test_rates_of_a_trace() -> None:
     )
     assert course.children_work and not course.idle and course.same_place
     assert sampling.courses([]) == {}
+
+
+@pytest.mark.parametrize(("file", "debugged"), [("bdb.py", True), ("threading.py", False)])
+def test_a_thread_at_a_prompt_counts_only_if_the_main_thread_is_in_a_debugger(
+    monkeypatch: pytest.MonkeyPatch, file: str, debugged: bool
+) -> None:
+    found = HangFinding("hang", 0, "main.py:1", "is stuck", {}, {}, 9.0)
+    watch = ScriptWatch(60.0, warn=[].append)
+    monkeypatch.setattr(script_watchdog.system_calls, "prompts", lambda pid: True)
+    monkeypatch.setattr(watch, "_result", lambda *_: found)
+    watch._quiet_since -= 100.0
+    watch._sampled_at = time.monotonic()  # none is due
+    watch._samples = [Sample(0.0, {0: look(Frame(f"/usr/lib/{file}", 3, "wait"), MINE)})]
+    assert watch.look({0: os.getpid()}) is (None if debugged else found)

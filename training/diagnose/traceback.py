@@ -39,6 +39,9 @@ NEW_MESSAGE = re.compile(
     r"|(?:srun|slurmstepd)\S*: |--|====)"
 )
 LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
+# Duet's check that raises in a user script, also from a copy of the project: the line that calls it
+# counts.
+INSPECTOR = "/training/inspector/"
 NO_FILE = ("<frozen ", "<string>", "<stdin>")  # frames without a file
 # An exception raised again in another process, with the original traceback in its message.
 CARRIED = "\nOriginal Traceback (most recent call last):\n"
@@ -77,7 +80,7 @@ class Traceback:
         own = [
             (q, f)
             for q, f in zip(self.quotes, self.frames, strict=True)
-            if not any(mark in f for mark in LIBRARY)
+            if not any(mark in f for mark in (*LIBRARY, INSPECTOR))
         ]
         return " in ".join(own[-1]) if own else ""
 
@@ -86,8 +89,8 @@ class Traceback:
 
 
 def innermost(frames: Sequence[str]) -> str | None:
-    """The innermost frame (file:line) outside libraries, else of any file."""
-    files = [f for f in frames if not f.startswith(NO_FILE)]
+    """The innermost frame (file:line) outside libraries, else of any file but the inspector's."""
+    files = [f for f in frames if not f.startswith(NO_FILE) and INSPECTOR not in f]
     own = [f for f in files if not any(mark in f for mark in LIBRARY)]
     return (own or files or [None])[-1]  # type: ignore[list-item]
 

@@ -96,9 +96,17 @@ def _on_its_way(tensor: torch.Tensor, gpus: set[torch.device]) -> torch.Tensor:
 
 
 def _named(places: list[int], indices: list[int]) -> str:
+    one = len(places) == 1
     if indices and places[-1] < len(indices):
-        return msg(
-            "inspector.not_finite.sample",
-            samples=listed([indices[p] for p in places], sample_tracker.SHOWN),
+        samples = listed([indices[p] for p in places], sample_tracker.SHOWN)
+        return (
+            msg("inspector.not_finite.sample", samples=samples)
+            if one
+            else msg("inspector.not_finite.samples", samples=samples)
         )
-    return msg("inspector.not_finite.sample_place", places=listed(places, sample_tracker.SHOWN))
+    shown = listed(places, sample_tracker.SHOWN)
+    return (
+        msg("inspector.not_finite.sample_place", places=shown)
+        if one
+        else msg("inspector.not_finite.sample_places", places=shown)
+    )

@@ -18,6 +18,7 @@ from training.host import process
 from training.host.cgroups import oom_kills
 from training.host.gpus import one_line
 from training.launcher import local_ranks, spawn, timeouts
+from training.launcher.adopted_ranks import AdoptedRanks
 from training.launcher.attempt_state import AttemptState
 from training.launcher.outputs import Outputs
 from training.trainer import flight_recorder_server
@@ -45,6 +46,7 @@ class ChildProcesses:
         self.killing = False  # from now on exits are caused by this process
         self._killed_at: float | None = None
         self._adopted: dict[int, int] = {}
+        self.adopted = AdoptedRanks(selector)
         self._killed: set[int] = set()  # with their rank: they may take a moment to die
 
     def start(self) -> None:
@@ -96,10 +98,12 @@ class ChildProcesses:
         return not shared or rank in team.ranks or rank >= team.world_size
 
     def adopt(self, ranks: Mapping[int, int]) -> None:
-        """Record ranks (rank → PID) that a watched command has started, for the monitor."""
+        """Follow ranks (rank → PID) that a watched command has started, and record them for the
+        monitor."""
         if ranks == self._adopted:
             return
         self._adopted = dict(ranks)
+        self.adopted.follow(ranks)
         known = rundir.read_json(self._state.run.supervisor) or {}
         own = [entry for entry in known.get("ranks", []) if entry["rank"] is None]
         found = [_record(rank, pid) for rank, pid in sorted(ranks.items())]
@@ -179,6 +183,7 @@ class ChildProcesses:
 
     def reap(self) -> None:
         """Kill what still runs and wait for it, at most UNKILLABLE_S each."""
+        self.adopted.close()
         for child in self.alive.values():
             child.signal_group(signal.SIGKILL)
         limit_s = 1.0 if self._state.outcome.blocked else timeouts.UNKILLABLE_S

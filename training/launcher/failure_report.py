@@ -48,7 +48,7 @@ def exit_code(outcome: Outcome) -> int:
     if outcome.finding is not None:
         return Exit.HANG
     # a rank is guilty only where Duet has ended the command because of it
-    failed = outcome.guilty is not None and outcome.guilty[0] is not None
+    failed = outcome.here is not None and outcome.here[0] is not None
     if outcome.watched and outcome.asked == Exit.DONE and outcome.ended and not failed:
         status = outcome.ended[0][1]  # passed on, as a shell shows it
         return status if status >= 0 else 128 - status
@@ -126,6 +126,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     since = outcome.log_from.get(log, 0)
     gone, places = _lost_gpus(outcome, plan, own)
     cause, kind, summary = _what(outcome, run, plan, rank, status, own, gone if places else "")
+    # the rank that died of a request to stop has not failed
+    rank, own = (None, None) if kind == rundir.ASKED else (rank, own)
     by_itself = (
         kind in (DIED, ERROR)
         and not outcome.torn_down
@@ -196,11 +198,12 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         record["node"] = lost.node
     elif own and "memory" in own:
         record["memory"] = own["memory"]
+    return {**record, "advice": _advice(record, event, values(run, plan))}
+
+
+def _advice(record: FailureRecord, event: Event | None, known: dict[str, str]) -> list[str]:
     groups = event.hit.groups if event and event.hit else {}
-    return {
-        **record,
-        "advice": of_end(record, event.signature if event else None, groups, values(run, plan)),
-    }
+    return of_end(record, event.signature if event else None, groups, known)
 
 
 def _as_logged(

@@ -16,7 +16,7 @@ from training.launcher import seats, spawn
 from training.launcher.attempt_state import AttemptState
 from training.launcher.child_processes import ChildProcesses
 from training.launcher.peer_link import LostPeer
-from training.watchdog import discovery, hang_dump, missing_rank, rank_exit
+from training.watchdog import hang_dump, missing_rank, rank_exit, wrapped
 from training.watchdog.hang_report import HangFinding
 from training.watchdog.rank_exit import RankExit
 
@@ -165,11 +165,16 @@ class FirstFailure:
         self._children.kill()
 
     def _blame_earlier_exit(self, child: spawn.Child) -> None:
-        """A script's rank that lost a peer is the victim of the rank that exited before it."""
+        """A script's rank that lost a peer is the victim of the rank that exited before it. Of a
+        watched command, the order of the exits is known."""
         outcome = self._state.outcome
+        run, exits = self._state.run, outcome.ended
+        if outcome.watched and (rank := self._children.adopted.left_first()) is not None:
+            if rank_exit.lost_peer(run.launcher_log(outcome.watched), rank, outcome.log_from):
+                outcome.guilty = rank, 0
+            return
         if outcome.ours or child.rank is None:
             return
-        run, exits = self._state.run, outcome.ended
         left = rank_exit.left_before(run, child.rank, exits, outcome.log_from)
         outcome.guilty = left or outcome.guilty
 
@@ -182,13 +187,11 @@ class FirstFailure:
             or (outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES))
         ):
             return
-        if child.rank is None:
+        # perhaps another rank, which exited before
+        rank, status = outcome.guilty or (child.rank, status)
+        if rank is None:
             self._error(f"{child.name} {exit_status.how(status)}")
             return
-        rank = child.rank
-        # another rank, which exited before
-        if outcome.guilty and outcome.guilty[0] is not None:
-            rank, status = outcome.guilty[0], outcome.guilty[1]
         self._explain(rank, status)
 
     def _explain(self, rank: int, status: int) -> None:
@@ -196,7 +199,7 @@ class FirstFailure:
         others = {c.rank: c.popen.pid for c in alive.values() if c.rank is not None}
         death = rank_exit.explain(run, rank, status, others, outcome.log_from)
         if rank_exit.timed_out(run, rank, status, outcome.log_from):
-            pids = {other: discovery.python_of(pid) for other, pid in others.items()}
+            pids = wrapped.trainings(others)
             reported = {error["rank"] for error in error_reports.of_all(run, outcome.unwritten)}
             found = missing_rank.find(pids, rank, death.where, reported)
             outcome.missing = hang_dump.keep_stacks(run, found) if found.stacks else found

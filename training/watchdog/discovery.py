@@ -13,11 +13,10 @@ from training.core import heartbeat, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host.process import LAUNCHERS
-from training.watchdog import spawned
+from training.watchdog import spawned, wrapped
 from training.watchdog.probes import procfs
 
 COMMAND = "./duet attach"
-TORCH = "libtorch"  # in the names of torch's libraries
 # ranks with the same values train together
 RENDEZVOUS = (
     "MASTER_ADDR",
@@ -94,7 +93,7 @@ def of_run(path: Path) -> dict[int, int]:
                 [msg("watchdog.find.how_it_ended", path=shlex.quote(str(path)))],
             )
         )
-    return dict(sorted(found.items()))
+    return wrapped.trainings(dict(sorted(found.items())))
 
 
 def of_process(pid: int) -> dict[int, int]:
@@ -161,7 +160,7 @@ def of_process(pid: int) -> dict[int, int]:
                 fixes,
             )
         )
-    return {rank: pids[0] for rank, pids in sorted(found.items())}
+    return wrapped.trainings({rank: pids[0] for rank, pids in sorted(found.items())})
 
 
 def below(pid: int) -> dict[int, int]:
@@ -202,9 +201,9 @@ def started_by(pid: int, settled: bool = False) -> Started:
 
 
 def python_of(pid: int) -> int:
-    """The topmost Python process of a rank that a shell script or another program may have started;
-    the rank itself where there is none. Of several beside each other, such as a logger and the
-    training, the first one that has loaded torch, if one has."""
+    """The topmost Python process below a shell script or another program; that itself where there
+    is none. Of several beside each other, such as a logger and the training, the first one that has
+    loaded torch, if one has."""
     if procfs.is_python(pid):
         return pid
     tree = procfs.tree()
@@ -216,7 +215,7 @@ def python_of(pid: int) -> int:
             below.update(procfs.family(child, tree))
     if len(top) < 2:
         return top[0] if top else pid
-    return next((one for one in top if procfs.maps(one, TORCH)), top[0])
+    return next((one for one in top if procfs.maps(one, wrapped.TORCH)), top[0])
 
 
 def _below(pid: int) -> dict[int, list[int]]:

@@ -79,6 +79,15 @@ def left_before(
     return next((end for end in left if end[0] != rank), None)
 
 
+def lost_peer(log: Path, rank: int, log_from: Mapping[Path, int]) -> bool:
+    """Does the log of all ranks end with the loss of a peer, which another rank than this one has
+    reported?"""
+    logged = exception_cause.of_log(log, None, log_from.get(log, 0))
+    if logged is None or logged.cause != exception_cause.PEER_DIED:
+        return False
+    return logged.event is None or logged.event.rank != rank
+
+
 def explain(
     run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], log_from: Mapping[Path, int]
 ) -> RankExit:

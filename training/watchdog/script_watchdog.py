@@ -37,7 +37,7 @@ from training.watchdog.hang_report import (
 from training.watchdog.heartbeat_watchdog import STOPPED_S
 from training.watchdog.probes import procfs, stacks, system_calls, waits
 from training.watchdog.probes.sampling import NewestCall, Sample, take
-from training.watchdog.probes.stacks import Stack
+from training.watchdog.probes.stacks import Stack, Thread
 
 GAPS = 500  # number of gaps that are kept
 BURST_S = 0.001  # lines this close together are one output
@@ -152,12 +152,18 @@ class ScriptWatch:
         return found
 
     def _read_input(self, pids: Mapping[int, int]) -> bool:
-        """Does a rank read standard input? The others wait for the user then."""
+        """Does the main thread of a rank wait for the user? The others wait for the user then."""
         for rank, pid in pids.items():
-            if system_calls.reads_input(pid):
+            debugged = any(waits.in_debugger(main) for main in self._last_main(rank))
+            if system_calls.reads_input(pid) or (debugged and system_calls.prompts(pid)):
                 self._warn(msg("watchdog.script.reads_input", rank=rank), "input")
                 return True
         return False
+
+    def _last_main(self, rank: int) -> list[Thread]:
+        """Its main thread in the newest sample, if there is one."""
+        looks = [sample.looks[rank] for sample in self._samples[-1:] if rank in sample.looks]
+        return [look.main for look in looks if look.main]
 
     def close(self) -> None:
         """Wait for the thread: processes must be started from a process with one thread."""
@@ -248,8 +254,8 @@ class ScriptWatch:
         stopped: bool,
     ) -> HangFinding | NoFinding:
         samples.append(take(pids, self._newest_call, samples[-1] if samples else None))
-        if samples[-1].looks.keys() != samples[0].looks.keys():
-            del samples[:-1]  # a rank has exited
+        if _pids(samples[-1]) != _pids(samples[0]):
+            del samples[:-1]  # a rank has exited, or its training was found below it
         del samples[: -(KEPT + 1)]
         # Half the patience at first, growing with the silence to the whole of it.
         window = 2 * LEAST_S if stopped else min(patience, max(silent - patience / 2, patience / 2))
@@ -301,6 +307,10 @@ class ScriptWatch:
         ):
             taken.append(stacks.dump([pid], left)[pid])
         return taken
+
+
+def _pids(sample: Sample) -> dict[int, int]:
+    return {rank: look.process.pid for rank, look in sample.looks.items()}
 
 
 def last(samples: Sequence[Sample], seconds: float) -> Sequence[Sample]:

@@ -28,7 +28,7 @@ def ranks(
     # a forked process has the open sockets of its parent
     inherited = procfs.open_files(main)
     ends = {child: _connections(child, procfs.open_files(child) - inherited) for child in children}
-    if any(part in name.lower() for name in procfs.threads(main) for part in _GROUP):
+    if in_group(main):
         ends[main] = _connections(main, inherited)
     connected = [
         one
@@ -44,6 +44,11 @@ def ranks(
         return {}, len(ends)
     in_order = sorted(connected, key=lambda one: (procfs.began(one), one))
     return dict(enumerate(in_order)), len(ends)
+
+
+def in_group(pid: int) -> bool:
+    """Has it joined a process group?"""
+    return any(part in name.lower() for name in procfs.threads(pid) for part in _GROUP)
 
 
 def _children(main: int, tree: dict[int, list[int]]) -> list[int]:

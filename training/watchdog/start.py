@@ -28,6 +28,7 @@ from training.watchdog.rank_exit import ERROR, RankExit
 from training.watchdog.script_watchdog import ScriptWatch
 from training.watchdog.slow_rank import SlowRankWatch
 from training.watchdog.waiting_lines import WaitingLines
+from training.watchdog.wrapped import TrainingProcesses
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 OFF_S, ERRORS = 60.0, 5  # after an internal error, doubled each time; this many turn it off
 NONE_S = 60.0  # a watched command has started no rank for that long: reported
 SILENT_S = 2.0  # what is printed after a silence of this length is read
-HELPERS_S = 10.0  # interval of the search for a rank's training beside a process without torch
 MAYBE_S = 5.0  # interval of the search for further ranks while a process may be one
 BELOW_S = 1.0  # interval of the search for the ranks of torchrun
 
@@ -51,8 +51,8 @@ class RanksWatch:
         self._unread: float | None = None  # time of the first output that was not read yet
         self._below: dict[int, int] = {}  # rank → pid, under torchrun
         self._been_below: set[int] = set()  # ranks seen so far under torchrun
-        self._next_below = self._next_helpers = 0.0
-        self._wrapped = bool(plan.get("script")) and plan["script"]["python"] is None
+        self._next_below = 0.0
+        self._trainings = TrainingProcesses()
         script = plan.get("script")
         self._watched = (
             Path(script["path"]).name if script and plan["launcher"]["value"] == WATCH else ""
@@ -167,8 +167,7 @@ class RanksWatch:
             pids = self._torchruns(started[None])
             # torchrun ends all ranks when one fails
             ended = {**dict.fromkeys(self._been_below - pids.keys(), 0), **ended}
-        elif self._wrapped:
-            pids = self._pythons(pids)
+        pids = self._trainings.of(pids)
         if self._slow:
             self._slow.look(pids)
         found = self._script.look(pids, ended)
@@ -243,23 +242,6 @@ class RanksWatch:
     def _warn_of_slow(self, text: str, rank: int) -> None:
         log.warning(text)
         self.run.event("warning", code="warning.slow_rank", text=text, rank=rank, by="supervisor")
-
-    def _pythons(self, started: Mapping[int, int]) -> dict[int, int]:
-        """Rank → its Python process, for ranks that are shell scripts or other programs."""
-        now = time.monotonic()
-        refresh, helpers = now >= self._next_below, now >= self._next_helpers
-        if refresh:
-            self._next_below = now + BELOW_S
-        if helpers:
-            self._next_helpers = now + HELPERS_S
-        for rank, pid in started.items():
-            known = procfs.read_process(self._below.get(rank, pid))
-            gone = known is None or known.state in "ZX" or known.pid == pid
-            # a helper, if another process has loaded torch since
-            helper = helpers and known and not procfs.maps(known.pid, discovery.TORCH)
-            if (refresh and gone) or helper:
-                self._below[rank] = discovery.python_of(pid)
-        return {rank: self._below.get(rank, pid) for rank, pid in started.items()}
 
     def _trains(self) -> bool:
         """Has the script printed a step, a loss or other training output?"""

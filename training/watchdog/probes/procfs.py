@@ -102,6 +102,13 @@ def began(pid: int) -> int:
     return int(fields[20]) if fields else 0
 
 
+def exit_status(pid: int) -> int | None:
+    """Wait status of a process that has exited; None when its parent has waited for it, or while it
+    runs."""
+    fields = _stat(f"/proc/{pid}/stat")
+    return int(fields[50]) if fields and fields[1] == "Z" else None
+
+
 def tree() -> dict[int, list[int]]:
     """Parent → children, of all processes of this machine: for lookups of several families."""
     children: dict[int, list[int]] = {}

@@ -41,19 +41,26 @@ _INPUT = 0
 
 
 def reads_input(pid: int) -> bool:
-    """Whether one of its threads waits for standard input: the main thread in input() and
-    breakpoint(), where readline waits in select(); another one in the event loop of ipdb's prompt.
-    """
-    for thread in procfs.threads_of(pid):
-        name, arguments = _call(pid, thread)
-        first = arguments[0] if arguments else -1  # a descriptor, or the number of them
-        if (name == "read" and first == _INPUT) or (name == "select" and first == 1):
-            return True
-        if name.startswith("epoll") and re.search(
-            r"^tfd:\s+0 ", procfs.read_text(f"/proc/{pid}/fdinfo/{first}"), re.M
-        ):
-            return True
-    return False
+    """Whether its main thread waits for standard input: in input() and breakpoint(), where readline
+    waits in select(), or in an event loop. Other threads that do are not waited for."""
+    name, arguments = _call(pid, str(pid))
+    first = arguments[0] if arguments else -1  # a descriptor, or the number of them
+    if (name == "read" and first == _INPUT) or (name == "select" and first == 1):
+        return True
+    return _polls_input(pid, str(pid))
+
+
+def prompts(pid: int) -> bool:
+    """Whether one of its threads waits for standard input in an event loop, as in the prompt of
+    ipdb, for which the main thread waits."""
+    return any(_polls_input(pid, thread) for thread in procfs.threads_of(pid))
+
+
+def _polls_input(pid: int, thread: str) -> bool:
+    name, arguments = _call(pid, thread)
+    return name.startswith("epoll") and bool(
+        re.search(r"^tfd:\s+0 ", procfs.read_text(f"/proc/{pid}/fdinfo/{arguments[0]}"), re.M)
+    )
 
 
 def ends_by(pid: int, to_ranks: Collection[int] = ()) -> str:

@@ -54,6 +54,11 @@ def remember_lines(scripts: Iterable[Path]) -> None:
             linecache.getlines(str(file))
 
 
+def in_debugger(thread: Thread) -> bool:
+    """In pdb, or a debugger built on it, such as ipdb?"""
+    return any(Path(frame.file).name in ("pdb.py", "bdb.py") for frame in thread.frames)
+
+
 def in_collective(thread: Thread) -> str | None:
     """The collective in which this thread waits for other ranks, or None. 'backward' may also
     compute: its CPU time decides."""
