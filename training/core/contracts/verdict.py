@@ -135,5 +135,6 @@ class DiagnosisRecord(TypedDict):
     signature: str | None  # signature ID
     source: str  # cited by the catalogue
     run: str | None  # run directory
+    phase: NotRequired[str]  # of the rank, by the run's own record
     jobs: NotRequired[int]  # separate jobs in `file`, of which the last one is diagnosed
     jobs_at_least: NotRequired[bool]  # `jobs` is a lower bound
