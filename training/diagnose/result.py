@@ -133,6 +133,8 @@ def _of_run(end: EndRecord, run: RunDir, plan: Plan | None) -> DiagnosisRecord:
     }
     if isinstance(phase := end.get("phase"), str):
         record["phase"] = phase
+    if isinstance(gpu := end.get("gpu"), int):
+        record["gpu"] = gpu
     return record
 
 
