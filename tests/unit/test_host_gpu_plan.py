@@ -202,9 +202,19 @@ def test_mig_instances_are_not_counted_as_gpus(nvidia: Nvidia) -> None:
 
 def test_a_tight_fit_is_a_warning(nvidia: Nvidia) -> None:
     fixed = ("--activation_checkpointing=none", "--compile=0")
-    done = dry_run(nvidia(FREE_GIB="23"), BALANCED, *fixed)
+    machine = nvidia(FREE_GIB="23")
+    done = dry_run(machine, BALANCED, *fixed)
     assert done.returncode == 0
     assert "tight, the run may need 24.5 GiB" in done.stdout
+    # --check measures a step, whose check then has the only figure
+    code = (
+        "import os; from training.plan import training_plan\n"
+        f"words = ['--device=cuda', *{fixed}, '--check', {BALANCED!r}]\n"
+        "made = training_plan.make('train_dual_gpu_enhanced.sh', words, os.environ)\n"
+        "print([(c.status, '24.5' in c.text) for c in made[2] if c.name == 'GPU 0'])"
+    )
+    checked = python("-c", code, cwd=ROOT, **machine)
+    assert checked.stdout.splitlines()[-1:] == ["[('warning', False)]"], checked.stderr[-2000:]
 
 
 def test_the_driver_is_not_queried_on_the_cpu(nvidia: Nvidia) -> None:

@@ -43,8 +43,7 @@ def of_run(record: FailureRecord) -> str:
         who = msg("diagnose.card.node", node=record["node"])
     elif "node" in record:
         who += msg("diagnose.card.on_node", node=record["node"])
-    if record["phase"]:
-        who += msg("diagnose.card.in_phase", phase=record["phase"])
+    who += _doing(record)
     lines = [
         row(msg("diagnose.card.cause"), f"{record['cause']}: {record['summary']}"),
         row(msg("diagnose.card.who"), who),
@@ -82,7 +81,7 @@ def draw(record: DiagnosisRecord) -> str:
     if summary:
         lines.append(row("", cut(summary)))
     lines += [row("", note) for note in jobs]
-    lines.append(row(msg("diagnose.card.who"), _rank(record["rank"])))
+    lines.append(row(msg("diagnose.card.who"), _rank(record["rank"]) + _doing(record)))
     if record["where"]:
         lines.append(row(msg("diagnose.card.where"), record["where"]))
     place = (record["file"] or "") + (
@@ -105,6 +104,13 @@ def _jobs(jobs: int, at_least: bool) -> str:
 
 def _rank(rank: int | None) -> str:
     return msg("diagnose.card.no_rank") if rank is None else f"rank {rank}"
+
+
+def _doing(record: FailureRecord | DiagnosisRecord) -> str:
+    """The GPU and the phase of the rank, if recorded."""
+    gpu, phase = record.get("gpu"), record.get("phase")
+    on_gpu = "" if gpu is None else msg("diagnose.card.on_gpu", gpu=gpu)
+    return on_gpu + (msg("diagnose.card.in_phase", phase=phase) if phase else "")
 
 
 def _memory(memory: ExhaustedMemoryRecord | None) -> list[str]:

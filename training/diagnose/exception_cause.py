@@ -4,6 +4,7 @@ reported, and the end of an aborted rank's log. Logs of other ranks are not evid
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -42,6 +43,8 @@ UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = (
     signatures.EXIT_STATUS,
     "peer_died",
 )
+GPU_OOM = "gpu_oom"
+GPU = re.compile(r"\bGPU (\d+)")
 GPU_KERNEL = "cuda_device_assert"
 TIMEOUT = "collective_timeout"
 SEGFAULT, KILLED = "segfault", "killed"  # by exit status, without a report of the rank
@@ -155,6 +158,16 @@ def lost_gpus(plan: Plan, limit_s: float) -> tuple[str, tuple[int, ...]]:
         return "", ()
     names = ", ".join(lost.values())
     return msg("diagnose.gpus.lost", lost=names, reason=machine["reason"]), tuple(lost)
+
+
+def gpu_of(plan: Plan, place: int, text: str) -> int | None:
+    """Index on this machine of the GPU that torch names in `text` by its place among the visible
+    ones; None if that is the same number, or if it is not the GPU of this local rank."""
+    named = GPU.search(text)
+    if not named or int(named[1]) != place or not 0 <= place < len(plan["gpus"]):
+        return None
+    gpu = plan["gpus"][place]
+    return None if gpu["index"] == place or gpu["uuid"].startswith(PART) else gpu["index"]
 
 
 def _ask_driver(limit_s: float) -> _DriverAnswer:

@@ -139,6 +139,7 @@ def _script_end(
         }
         rundir.keep_json(run.summary, done)
     recovered = recovery.finish()
+    _warn_of_loss(run)
     if code == Exit.DONE and outcome.watched:
         console.success(
             msg(
@@ -176,6 +177,24 @@ def _script_end(
             )
         )
     return code
+
+
+def _warn_of_loss(run: rundir.RunDir) -> None:
+    """Its status alone would call a training on NaN a success. Read once, at the end: never in the
+    way of the ranks' output."""
+    from training.diagnose.log_parsers.log_metrics import ScriptFigures
+
+    figures = ScriptFigures(run.ranks).read()
+    if figures is None or (found := figures.not_finite()) is None:
+        return
+    loss, step = found
+    text = (
+        msg("launcher.end.loss_not_finite", loss=loss)
+        if step is None
+        else msg("launcher.end.loss_not_finite_since", loss=loss, step=step)
+    )
+    console.warning(text)
+    run.event("warning", code="warning.loss_not_finite", text=text, by="supervisor")
 
 
 def analysis(run: rundir.RunDir) -> str:

@@ -21,7 +21,7 @@ from training.diagnose.advice import of_end, values
 from training.diagnose.log_line import shown
 from training.host import cgroups
 from training.host.process import STOP_SIGNALS
-from training.launcher import seats
+from training.launcher import failed_gpus, seats
 from training.launcher.outcome import Outcome
 from training.trainer import prepared_cache
 from training.watchdog.hang_report import DESYNC, HangFinding
@@ -186,14 +186,10 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         record["may_end"] = True
     if outcome.in_threads:
         record["threads"] = {str(r): text for r, text in sorted(outcome.in_threads.items())}
-    if places:
-        first = seats.ranks(plan).start
-        record["lost_ranks"] = [first + place for place in places]
     if "elastic" in plan and plan["elastic"]["lost"]:
         record["lost"] = plan["elastic"]["lost"]
     event = logged.event if logged else None
-    if cause == causes.GPU_KERNEL and causes.suspects_gpu(own, event.line.text if event else ""):
-        record["suspect_gpu"] = True
+    failed_gpus.note(record, outcome, plan, places, own, event.line.text if event else "")
     if lost:
         record["node"] = lost.node
     elif own and "memory" in own:

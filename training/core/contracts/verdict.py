@@ -109,6 +109,7 @@ class FailureRecord(EndRecord):
     launch: NotRequired[str]  # of the plan; missing in early 0.1
     time: float  # unix s
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU of `rank` had none left
+    gpu: NotRequired[int]  # index of that GPU on its machine, if torch's message has another one
     threads: NotRequired[dict[str, str]]  # rank → exception that has ended a thread of it
     lost_ranks: NotRequired[list[int]]  # whose GPUs the driver no longer lists
     lost: NotRequired[list[LostRank]]  # before this failure, of a run with --min_ranks
@@ -135,5 +136,7 @@ class DiagnosisRecord(TypedDict):
     signature: str | None  # signature ID
     source: str  # cited by the catalogue
     run: str | None  # run directory
+    phase: NotRequired[str]  # of the rank, by the run's own record
+    gpu: NotRequired[int]  # the same
     jobs: NotRequired[int]  # separate jobs in `file`, of which the last one is diagnosed
     jobs_at_least: NotRequired[bool]  # `jobs` is a lower bound

@@ -78,7 +78,7 @@ def gpus(
         ours |= process.children(os.getppid())
     fixes = [*_fewer_ranks(machine, estimate, request, step), *smaller]
     for gpu in machine.gpus[:ranks]:
-        yield from _gpu(gpu, estimate, fixes, ours)
+        yield from _gpu(gpu, estimate, fixes, ours, measured=request.check)
         if gpu.mig and not (gpu.uuid.startswith(PART) and ranks == 1):
             yield _split(gpu, request)
 
@@ -125,9 +125,10 @@ def _split(gpu: Gpu, request: LaunchRequest) -> Check:
 
 
 def _gpu(
-    gpu: Gpu, estimate: memory.Estimate, smaller: list[str], ours: set[int]
+    gpu: Gpu, estimate: memory.Estimate, smaller: list[str], ours: set[int], *, measured: bool
 ) -> Iterable[Check]:
-    """`smaller`: commands for when the memory of the GPU is too small."""
+    """`smaller`: commands for when the memory of the GPU is too small. `measured`: a step is, after
+    these checks; what it may need is then in that check alone."""
     name = f"GPU {gpu.index}"
     shown = msg(
         "plan.gpus.memory",
@@ -178,7 +179,9 @@ def _gpu(
         yield Check(
             name,
             WARNING,
-            msg(
+            msg("plan.gpus.tight_step", shown=shown, occupied=occupied)
+            if measured
+            else msg(
                 "plan.gpus.tight", shown=shown, tight=memory.gib(estimate.tight), occupied=occupied
             ),
             kill,
