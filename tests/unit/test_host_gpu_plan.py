@@ -142,6 +142,14 @@ def test_a_gpu_in_exclusive_mode(nvidia: Nvidia) -> None:
     assert "or:  sudo nvidia-smi -i 0 -c DEFAULT" in done.stdout
 
 
+def test_a_gpu_that_another_process_has_for_itself_is_not_suggested(nvidia: Nvidia) -> None:
+    other = {"FREE_GIB": "31,0.2", "PROCESSES": f"{os.getpid()}:1"}  # of GPU 0
+    alone = "launch_train.sh 1 "
+    assert alone in dry_run(nvidia(**other), BALANCED).stdout
+    closed = dry_run(nvidia(**other, COMPUTE_MODE="3,0"), BALANCED)
+    assert (closed.returncode, alone in closed.stdout) == (3, False)
+
+
 def test_mps_shares_a_gpu_in_exclusive_mode(nvidia: Nvidia) -> None:
     with subprocess.Popen(
         ["nvidia-cuda-mps-server", "-c", "import sys; sys.stdin.read()"],

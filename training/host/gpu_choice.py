@@ -79,7 +79,7 @@ def emptiest(
     one with weaker matrix units after stronger ones that are at least half empty."""
     left, chosen = list(every), list[Gpu]()
     while len(chosen) < count:
-        usable = [gpu for gpu in left if not _closed(gpu)] or left
+        usable = [gpu for gpu in left if not closed(gpu)] or left
         roomy = [gpu for gpu in usable if 2 * (gpu.free_bytes or 0) >= (gpu.total_bytes or 0)]
         strongest = max(map(_strength, roomy or usable))
         strong = [gpu for gpu in usable if _strength(gpu) >= strongest]
@@ -115,7 +115,8 @@ def _strength(gpu: Gpu) -> int:
     return ("fp32", "fp16", "bf16").index(best_type(gpu.capability, gpu.name))
 
 
-def _closed(gpu: Gpu) -> bool:
+def closed(gpu: Gpu) -> bool:
+    """Does its compute mode keep a further process out?"""
     taken = bool(gpu.processes) and not gpu.by_mps
     return gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and taken)
 

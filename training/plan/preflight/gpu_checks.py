@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from training.core import units
 from training.core.messages import msg
 from training.host import process
-from training.host.gpu_choice import emptiest_gpus
+from training.host.gpu_choice import closed, emptiest_gpus
 from training.host.gpus import EXCLUSIVE, MPS, PROHIBITED, VISIBLE, Gpu, GpuInventory, GpuProcess
 from training.host.placement import LOCAL, RANK
 from training.host.torch_build import TorchBuild
@@ -100,9 +100,8 @@ def _fewer_ranks(
         ):
             return []
         needed = step.resized(ranks=ranks).estimate.needed  # more, if ranks share a state
-        roomy = [
-            gpu for gpu in machine.gpus[: request.gpu_ranks] if (gpu.free_bytes or 0) >= needed
-        ]
+        own = machine.gpus[: request.gpu_ranks]
+        roomy = [gpu for gpu in own if (gpu.free_bytes or 0) >= needed and not closed(gpu)]
         if len(roomy) >= ranks:
             break
     else:
