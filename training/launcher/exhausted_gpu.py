@@ -20,11 +20,11 @@ MUCH = 1 << 30  # bytes: more than displays and the driver's own memory vary
 
 
 def occupants(
-    plan: Plan, place: int, memory: ExhaustedMemoryRecord | None, ours: Collection[int]
+    plan: Plan, place: int, memory: ExhaustedMemoryRecord | None, run_pids: Collection[int]
 ) -> OccupiedRecord | None:
     """The other processes on the GPU at this place of the plan if they, not the run, have exhausted
-    it, by the driver's list after the ranks have ended. `memory`: what its rank had used; `ours`:
-    processes of the run."""
+    it, by the driver's list after the ranks have ended. `memory`: what its rank had used;
+    `run_pids`: processes of the run."""
     planned = plan["gpus"][place]
     part = [planned["uuid"]] if planned["uuid"].startswith(PART) else []
     try:
@@ -42,7 +42,7 @@ def occupants(
         return None
     if not grown and gpu["total_bytes"] - held >= (estimate or 0):
         return None
-    others = [p for p in gpu["processes"] if p["pid"] not in ours and MPS not in p["command"]]
+    others = [p for p in gpu["processes"] if p["pid"] not in run_pids and MPS not in p["command"]]
     return {
         "gpu": gpu["index"],
         "held_bytes": held,
