@@ -12,6 +12,7 @@ from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
 from training.core.project import typed
 from training.core.units import size
+from training.diagnose import gpu_occupants
 from training.diagnose.signatures import NONE
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ def of_run(record: FailureRecord) -> str:
     if record["evidence"]:
         lines += [msg("diagnose.card.evidence"), *_quoted(record["evidence"])]
     lines += _memory(record.get("memory"))
+    if "occupied" in record:
+        label = "" if record.get("memory") else msg("diagnose.card.memory")
+        lines.append(row(label, gpu_occupants.text(record["occupied"])))
     lines += _advice(record["advice"])
     if record["stacks"]:
         lines.append(row(msg("diagnose.card.stacks"), record["stacks"]))

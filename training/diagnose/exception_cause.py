@@ -21,7 +21,7 @@ from training.host.gpus import LIMIT_S, one_line
 from training.host.visible_devices import PART
 
 if TYPE_CHECKING:
-    from training.core.contracts.plan import Plan
+    from training.core.contracts.plan import GpuRecord, Plan
     from training.core.contracts.verdict import ChainedError, RankErrorRecord, ReportedError
     from training.diagnose.root_cause import RootCause
 
@@ -33,9 +33,11 @@ ASK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from training.host import gpus
-machine = gpus.inventory({})
-uuids = [gpu.uuid for gpu in machine.gpus]
-print(json.dumps({"answers": machine.driver is not None, "uuids": uuids, "reason": machine.reason}))
+machine = gpus.inventory({}, sys.argv[2:])
+found = {"answers": machine.driver is not None, "reason": machine.reason}
+found["uuids"] = [gpu.uuid for gpu in machine.gpus]
+found["gpus"] = [gpu.record() for gpu in machine.gpus]
+print(json.dumps(found))
 """
 UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = (
     signatures.UNKNOWN,
@@ -65,11 +67,12 @@ BY_TYPE = {
 }
 
 
-class _DriverAnswer(TypedDict):
+class DriverAnswer(TypedDict):
     """Output of ASK."""
 
     answers: bool
     uuids: list[str]
+    gpus: list[GpuRecord]
     reason: str
 
 
@@ -138,7 +141,7 @@ def lost_gpus(plan: Plan, limit_s: float) -> tuple[str, tuple[int, ...]]:
     if plan["device"]["value"] != "cuda" or not plan["gpus"]:
         return "", ()
     try:
-        machine = _ask_driver(limit_s)
+        machine = ask_driver(limit_s)
     except subprocess.TimeoutExpired:
         return msg("diagnose.gpus.no_answer", limit_s=limit_s), ()
     except (OSError, ValueError) as error:
@@ -170,10 +173,11 @@ def gpu_of(plan: Plan, place: int, text: str) -> int | None:
     return None if gpu["index"] == place or gpu["uuid"].startswith(PART) else gpu["index"]
 
 
-def _ask_driver(limit_s: float) -> _DriverAnswer:
+def ask_driver(limit_s: float, instances: Iterable[str] = ()) -> DriverAnswer:
     """In a separate process: a process that waits for a dead GPU cannot be interrupted or killed,
-    so it is abandoned. Raises subprocess.TimeoutExpired, OSError or ValueError."""
-    command = [sys.executable, "-c", ASK, str(ROOT)]
+    so it is abandoned. `instances`: as of gpus.inventory. Raises subprocess.TimeoutExpired, OSError
+    or ValueError."""
+    command = [sys.executable, "-c", ASK, str(ROOT), *instances]
     asked = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -187,7 +191,7 @@ def _ask_driver(limit_s: float) -> _DriverAnswer:
             complaint.decode("utf-8", "replace").strip().rpartition("\n")[2]
             or msg("diagnose.gpus.status", status=asked.returncode)
         )
-    found: _DriverAnswer = json.loads(answer)
+    found: DriverAnswer = json.loads(answer)
     return found
 
 

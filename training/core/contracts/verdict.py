@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, TypedDict
 from training.core.contracts.kinds import FailureKind, HangKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from typing_extensions import NotRequired
 
-    from training.core.contracts.plan import LostRank
+    from training.core.contracts.plan import GpuProcessRecord, LostRank
 
 
 class VerdictRecord(TypedDict):
@@ -53,6 +55,15 @@ class ExhaustedMemoryRecord(TypedDict):
     largest: list[BlockRecord]  # by total size
 
 
+class OccupiedRecord(TypedDict):
+    """A GPU whose memory other processes have exhausted (training.launcher.exhausted_gpu)."""
+
+    gpu: int  # index on its machine
+    held_bytes: int  # after the ranks had ended
+    total_bytes: int
+    processes: Sequence[GpuProcessRecord]  # by memory; [] if the driver lists none
+
+
 class RankErrorRecord(ReportedError):
     """ranks/rank<r>.error.json: the exception that ended a rank, written by the rank itself
     (training.trainer.error_file, lib/run_script.py). `type` is SystemExit if a script called
@@ -89,6 +100,7 @@ class EndRecord(TypedDict):
     where: str | None  # file:line
     evidence: list[str]
     stacks: str | None  # folder
+    occupied: NotRequired[OccupiedRecord]  # the GPU of `rank`, by others: the reason of a gpu_oom
 
 
 class FailureRecord(EndRecord):
