@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.monitor_runs import Made
 from tests.unit.report_runs import event, page_of, planned, read, trained
-from training.core import rundir
+from training.core import metric_units, rundir
 from training.monitor.report import (
     chart_types,
     charts,
@@ -130,6 +130,14 @@ def marked(chart: chart_types.Chart, of: int) -> list[int]:
         for step, series in zip(chart.columns["step"], chart.columns["series"], strict=True)
         if series == of
     ]
+
+
+def test_the_final_loss_of_a_long_run_without_a_summary(tmp_path: Path) -> None:
+    made = planned(tmp_path / "experiments" / "died")
+    losses = [2.0 + (9.0 if step % 4 == 0 else 0.0) for step in range(1, 4001)]
+    for step, loss in enumerate(losses, 1):
+        made.step(step, loss)
+    assert run_charts.ends(run.read_run(made.run)) == pytest.approx(metric_units.ends(losses))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.monitor_runs import Made
-from training.core import read_backwards
+from training.core import metric_units, read_backwards
 from training.core.rundir import append_json
 from training.monitor.report.series import POINTS, Metrics
 
@@ -79,6 +79,16 @@ def test_values_whose_sum_is_infinite(tmp_path: Path) -> None:
     curve = metrics.curves["loss"]
     assert curve.bad == 0 and {value for _, value in curve.points} == {huge}
     assert all(value == pytest.approx(huge) for _, value in curve.means)
+
+
+def test_the_ends_of_a_loss_are_means_of_steps(tmp_path: Path) -> None:
+    """Not of the extremes that a long curve keeps: one in three losses is far from the others."""
+    for count in (3, 100, POINTS + 1, 10_000):
+        losses = [3.0 - n / count + (6.0 if n % 3 == 0 else 0.0) for n in range(1, count + 1)]
+        rows = [step(n, loss) for n, loss in enumerate(losses, 1)]
+        first, last = written(tmp_path / "m.jsonl", rows).ends() or (0.0, 0.0)
+        assert (first, last) == pytest.approx(metric_units.ends(losses), abs=1e-9), count
+    assert Metrics(tmp_path / "none.jsonl").ends() is None
 
 
 def test_later_records_win(tmp_path: Path) -> None:

@@ -99,14 +99,14 @@ def losses(run: Run) -> Curve:
 
 
 def ends(run: Run) -> tuple[float, float] | None:
-    """(first, last) loss, each a mean of some steps: from the summary, or from the curve if the run
-    has not ended."""
+    """(first, last) loss, each a mean of some steps: from the summary, or from the steps if it has
+    none."""
     factor, _ = display(run)
     recorded = [number(run.summary.get(f"loss_{which}")) for which in ("begin", "end")]
     if recorded[0] is not None and recorded[1] is not None:
         return recorded[0] * factor, recorded[1] * factor
-    points = losses(run).points
-    return metric_units.ends([value for _, value in points]) if points else None
+    first, last = run.metrics.ends() or (None, None)
+    return None if first is None or last is None else (first * factor, last * factor)
 
 
 def loss(run: Run) -> Chart | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from array import array
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 from operator import sub
@@ -61,6 +61,9 @@ class Metrics:
         self.first: Record = {}
         self.back_s = 0.0  # the largest backward jump of the clock
         self._next: list[Record] = []  # first record of the range that was read before
+        self._losses = 0
+        self._first_losses = deque[float](maxlen=metric_units.ENDS_MOST)
+        self._last_losses: list[float] = []
         self._values = defaultdict[str, "array[float]"](lambda: array("d"))
         self.lines = count_lines(path) if records is None else len(records)
         self._read(backwards(path) if records is None else reversed(records), max(2, points) // 2)
@@ -128,7 +131,16 @@ class Metrics:
                 self._values[key].extend(
                     v for v in values if isinstance(v, float) and math.isfinite(v)
                 )
+            if key == "loss":
+                self._keep_ends([v for value in values if (v := number(value)) is not None])
             add_stretch(self.curves.setdefault(key, Curve()), group, values)
+
+    def _keep_ends(self, losses: list[float]) -> None:
+        """Adds the losses of one range, from the last range to the first."""
+        self._losses += len(losses)
+        self._first_losses.extendleft(reversed(losses))
+        if (missing := metric_units.ENDS_MOST - len(self._last_losses)) > 0:
+            self._last_losses = losses[-missing:] + self._last_losses
 
     def _order(self, begun: float | None) -> None:
         """Sorts everything by step, with times relative to the start of the run."""
@@ -153,6 +165,14 @@ class Metrics:
         """Median of a speed or of one of MEDIANS over all steps but the first, as in
         summary.json."""
         return statistics.median(self._values[key]) if self._values.get(key) else None
+
+    def ends(self) -> tuple[float, float] | None:
+        """The first and last loss, as in summary.json: means of steps, whatever the curve keeps,
+        non-finite if one of the steps is."""
+        if not self._losses:
+            return None
+        some = metric_units.at_end(self._losses)
+        return sum(list(self._first_losses)[:some]) / some, sum(self._last_losses[-some:]) / some
 
     @property
     def times(self) -> list[float]:
