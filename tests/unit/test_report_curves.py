@@ -91,6 +91,27 @@ def test_the_ends_of_a_loss_are_means_of_steps(tmp_path: Path) -> None:
     assert Metrics(tmp_path / "none.jsonl").ends() is None
 
 
+@pytest.mark.parametrize("count", [40, 4 * POINTS])
+def test_evaluations_after_a_resume_with_another_batch(tmp_path: Path, count: int) -> None:
+    """64 tokens a step, then 192; the failed step after the last one has as many again."""
+    half, rows = count // 2, list[dict[str, Any]]()
+    tokens = [64 * n if n <= half else 64 * half + 192 * (n - half) for n in range(count + 2)]
+    for n in range(1, count + 1):
+        rows.append(step(n) | {"tokens": tokens[n]})
+        if n % 10 == 0:
+            rows.append({"time": 1000.0 + n, "step": n, "val_bpb": 1.0})
+    metrics = written(tmp_path / "m.jsonl", rows)
+    seen = [place.tokens for place, _ in metrics.evaluation("val_bpb").points]
+    assert seen == tokens[10 : count + 1 : 10]
+    assert metrics.so_far(count + 1) == tokens[count + 1]
+
+
+def test_evaluations_between_logged_steps(tmp_path: Path) -> None:
+    rows = [step(10), {"step": 15, "val_loss": 1.0}, step(20)]
+    metrics = written(tmp_path / "m.jsonl", [{"step": 5, "val_loss": 1.0}, *rows])
+    assert [place.tokens for place, _ in metrics.evaluation("val_loss").points] == [320, 960]
+
+
 def test_later_records_win(tmp_path: Path) -> None:
     first = [step(n, 5.0) for n in range(1, 31)] + [
         {"time": 1.0, "step": 30, "val_bpb": 9.0, "eval_ms": 1.0}

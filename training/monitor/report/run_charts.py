@@ -157,11 +157,9 @@ def failure_mark(run: Run) -> tuple[PointPosition, str] | None:
         or step in (place.step for place, _ in run.metrics.curves.get("loss", Curve()).marks)
     ):
         return None
-    tokens = metric_units.so_far(run.metrics.last)
     at = run.since(clock(run.failure) or clock(run.metrics.last))
-    return PointPosition(
-        step, max(0.0, at), tokens * step // last if tokens is not None else None
-    ), str(run.failure.get("cause") or "failure")
+    place = PointPosition(step, max(0.0, at), run.metrics.so_far(step))
+    return place, str(run.failure.get("cause") or "failure")
 
 
 def small(run: Run) -> list[Chart | None]:
