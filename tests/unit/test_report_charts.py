@@ -205,6 +205,22 @@ def test_killed_start_leaves_a_pause_but_a_restart_does_not(resumed: Made) -> No
     )
 
 
+def test_an_evaluation_that_a_resume_has_discarded_is_not_the_best(tmp_path: Path) -> None:
+    """Resumed from step 40 and ended before a new step, then trained to step 80 again."""
+    made = planned(tmp_path / "experiments" / "back")
+    event(made, "start", 1.0, step=0, total_steps=120, world_size=2)
+    for step in range(1, 121):
+        made.step(step, 2.0)
+        if step % 40 == 0:
+            made.score(step, 3.0 - step / 100)
+            event(made, "eval", 16 + step / 10, step=step, val_bpb=3.0 - step / 100)
+    event(made, "resume", 40.0, step=40)
+    assert run.read_run(made.run).metrics.best("val_bpb") == (40, 2.6)
+    made.score(80, 2.5)
+    event(made, "eval", 50.0, step=80, val_bpb=2.5)
+    assert run.read_run(made.run).metrics.best("val_bpb") == (80, 2.5)
+
+
 def test_many_checkpoints_hide_no_start_and_no_failure(tmp_path: Path) -> None:
     """Three starts two pauses apart; the second one was killed, so its last checkpoint is its
     end."""

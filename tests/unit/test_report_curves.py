@@ -55,6 +55,12 @@ def test_short_run_is_exact(made: Made) -> None:
     assert metrics.median("step_ms") == 105, "the first step, 101, is left out as in summary.json"
 
 
+def test_medians_of_whole_numbers(tmp_path: Path) -> None:
+    times: list[Any] = [900, 100, 101.0, 102, 103.0, math.nan, True, "x", 10**400]
+    rows = [step(n, step_ms=value) for n, value in enumerate(times, 1)]
+    assert written(tmp_path / "m.jsonl", rows).median("step_ms") == 101.5, "the first is left out"
+
+
 def test_long_run_keeps_its_extremes(tmp_path: Path) -> None:
     chance = random.Random(3)
     losses = {n: 2 + chance.random() for n in range(1, 20_001)}

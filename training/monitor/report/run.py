@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import tasks
-from training.core import heartbeat, metric_units, rundir, standing
+from training.core import evaluations, heartbeat, metric_units, rundir, standing
 from training.core.jsonl import Record, dig, number, read_object, text
 from training.core.redact import masked_values
 from training.diagnose.log_parsers.log_metrics import ScriptFigures
@@ -130,6 +130,7 @@ def read_run(folder: rundir.RunDir) -> Run:
     )
     pauses = restarts.pauses(known, metrics.times, number(plan.get("created")))
     metrics.leave_out(pauses)
+    metrics.discard(evaluations.discarded(folder.events))
     failure = read_object(folder.failure) if seen["run"]["state"] == run_status.FAILED else None
     if seen["run"]["state"] == run_status.DIED:  # no supervisor recorded the failure
         failure = restarts.of_ranks(folder, number(plan.get("created")) or 0.0)

@@ -76,8 +76,8 @@ class Metrics:
             key,
             known,
         ) in self._values.items():
-            value = self.first.get(key)
-            if len(known) > 1 and isinstance(value, float) and value in known:
+            value = number(self.first.get(key))
+            if len(known) > 1 and value is not None and value in known:
                 known.remove(value)
 
     def _read(self, records: Iterable[Record], stretches: int) -> None:
@@ -135,7 +135,7 @@ class Metrics:
                 continue
             if key in MEDIANS or key.endswith(metric_units.PER_S):
                 self._values[key].extend(
-                    v for v in values if isinstance(v, float) and math.isfinite(v)
+                    v for value in values if (v := number(value)) is not None and math.isfinite(v)
                 )
             if key == "loss":
                 self._keep_ends([v for value in values if (v := number(value)) is not None])
@@ -214,6 +214,11 @@ class Metrics:
         self._pauses = [(since - self.origin, until - self.origin) for since, until in pauses]
         for curve in [*self.curves.values(), *chain.from_iterable(self.by_rank.values())]:
             self._without_pauses(curve)
+
+    def discard(self, steps: Iterable[int]) -> None:
+        """Removes the evaluations of these steps."""
+        for step in steps:
+            self.evaluations.pop(step, None)
 
     def _without_pauses(self, curve: Curve) -> None:
         if self._pauses:
