@@ -221,6 +221,26 @@ def test_an_evaluation_that_a_resume_has_discarded_is_not_the_best(tmp_path: Pat
     assert run.read_run(made.run).metrics.best("val_bpb") == (80, 2.5)
 
 
+def test_a_clock_set_back_to_before_the_start(tmp_path: Path) -> None:
+    """An hour in the middle of a run: its end is before its start, and no pause."""
+    made = planned(tmp_path / "experiments" / "back")
+    hour = 3600.0
+    event(made, "start", 1.0, step=0, total_steps=80, world_size=2)
+    for step in range(1, 81):
+        made.step(step, 2.0, at=made.at + 2 + step / 10 - (hour if step > 40 else 0.0))
+    event(made, "checkpoint", 9.9 - hour, step=80, path="x")
+    event(made, "end", 10.0 - hour, step=80, exit_code=0)
+    made.summary(time=made.at + 10 - hour)
+    seen = run.read_run(made.run)
+    assert seen.pauses == [] and seen.lasted_s == pytest.approx(6.0)
+    chart = timeline.timeline_chart(seen)
+    assert chart and [*zip(chart.columns["lane"], chart.columns["kind"], strict=True)] == [
+        ("start 1", "start-up"), ("start 1", "training"), ("checkpoints", "")
+    ]  # fmt: skip
+    assert min(at for at in chart.columns["at"] if at is not None) == 0.0
+    assert max(to for to in chart.columns["to"] if to is not None) == pytest.approx(6.0)
+
+
 def test_many_checkpoints_hide_no_start_and_no_failure(tmp_path: Path) -> None:
     """Three starts two pauses apart; the second one was killed, so its last checkpoint is its
     end."""

@@ -158,7 +158,7 @@ def failure_mark(run: Run) -> tuple[PointPosition, str] | None:
     ):
         return None
     at = run.since(clock(run.failure) or clock(run.metrics.last))
-    place = PointPosition(step, max(0.0, at), run.metrics.so_far(step))
+    place = PointPosition(step, at, run.metrics.so_far(step))
     return place, str(run.failure.get("cause") or "failure")
 
 
