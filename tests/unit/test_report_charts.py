@@ -13,6 +13,7 @@ import pytest
 from tests.unit.monitor_runs import Made
 from tests.unit.report_runs import event, page_of, planned, read, trained
 from training.core import metric_units, rundir
+from training.core.units import duration
 from training.monitor.report import (
     chart_types,
     charts,
@@ -187,6 +188,12 @@ def test_times_of_a_resumed_run_exclude_the_pause(resumed: Made) -> None:
         "from its launch, not from the end of the first"
     )
     assert "not running for 2 d 23:59 h" in chart.columns["text"]
+
+
+def test_times_of_the_events_table_exclude_the_pause(resumed: Made) -> None:
+    cells = read(str(sections.events(run.read_run(resumed.run)))).parts
+    ends = [i for i, cell in enumerate(cells) if cell == "end"]
+    assert [cells[i - 1] for i in ends] == [duration(6), duration(6 + 9)]
 
 
 def test_killed_start_leaves_a_pause_but_a_restart_does_not(resumed: Made) -> None:

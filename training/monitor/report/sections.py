@@ -309,9 +309,8 @@ def checks(run: Run) -> Html | None:
 
 def events(run: Run) -> Html | None:
     """Table of the notable events, then of all events."""
-    begun = run.metrics.origin
-    notable = [_event(e, begun) for e in run.events if e["event"] in NOTABLE]
-    everything = [_event(e, begun) for e in run.events]
+    notable = [_event(e, run) for e in run.events if e["event"] in NOTABLE]
+    everything = [_event(e, run) for e in run.events]
     head = (
         msg("monitor.report.column.time"),
         msg("monitor.report.column.after"),
@@ -344,11 +343,11 @@ def events(run: Run) -> Html | None:
     return join(parts)
 
 
-def _event(event: Record, begun: float) -> list[object]:
+def _event(event: Record, run: Run) -> list[object]:
     at = curve.clock(event)
     cells = [
         {"": clock(at, FULL_TIME), "class_": "when"},
-        {"": duration(max(0.0, at - begun)), "class_": "when"},
+        {"": duration(run.since(at)), "class_": "when"},
     ]
     return [*cells, event["event"], describe(event)]
 
