@@ -12,7 +12,8 @@ import pytest
 
 from tests.unit.monitor_runs import Made
 from tests.unit.report_runs import event, page_of, planned, read, trained
-from training.core import rundir
+from training.core import metric_units, rundir
+from training.core.units import duration
 from training.monitor.report import (
     chart_types,
     charts,
@@ -132,6 +133,14 @@ def marked(chart: chart_types.Chart, of: int) -> list[int]:
     ]
 
 
+def test_the_final_loss_of_a_long_run_without_a_summary(tmp_path: Path) -> None:
+    made = planned(tmp_path / "experiments" / "died")
+    losses = [2.0 + (9.0 if step % 4 == 0 else 0.0) for step in range(1, 4001)]
+    for step, loss in enumerate(losses, 1):
+        made.step(step, loss)
+    assert run_charts.ends(run.read_run(made.run)) == pytest.approx(metric_units.ends(losses))
+
+
 @pytest.fixture
 def resumed(tmp_path: Path) -> Made:
     """Two starts three days apart: steps 1 to 40, then 41 to 80 with their own plan."""
@@ -181,6 +190,12 @@ def test_times_of_a_resumed_run_exclude_the_pause(resumed: Made) -> None:
     assert "not running for 2 d 23:59 h" in chart.columns["text"]
 
 
+def test_times_of_the_events_table_exclude_the_pause(resumed: Made) -> None:
+    cells = read(str(sections.events(run.read_run(resumed.run)))).parts
+    ends = [i for i, cell in enumerate(cells) if cell == "end"]
+    assert [cells[i - 1] for i in ends] == [duration(6), duration(6 + 9)]
+
+
 def test_killed_start_leaves_a_pause_but_a_restart_does_not(resumed: Made) -> None:
     lines = [
         line
@@ -195,6 +210,42 @@ def test_killed_start_leaves_a_pause_but_a_restart_does_not(resumed: Made) -> No
         restarts.pauses([{"time": when, "event": kind} for when, kind in at], [2.0, 59.0], 0.5)
         == []
     )
+
+
+def test_an_evaluation_that_a_resume_has_discarded_is_not_the_best(tmp_path: Path) -> None:
+    """Resumed from step 40 and ended before a new step, then trained to step 80 again."""
+    made = planned(tmp_path / "experiments" / "back")
+    event(made, "start", 1.0, step=0, total_steps=120, world_size=2)
+    for step in range(1, 121):
+        made.step(step, 2.0)
+        if step % 40 == 0:
+            made.score(step, 3.0 - step / 100)
+            event(made, "eval", 16 + step / 10, step=step, val_bpb=3.0 - step / 100)
+    event(made, "resume", 40.0, step=40)
+    assert run.read_run(made.run).metrics.best("val_bpb") == (40, 2.6)
+    made.score(80, 2.5)
+    event(made, "eval", 50.0, step=80, val_bpb=2.5)
+    assert run.read_run(made.run).metrics.best("val_bpb") == (80, 2.5)
+
+
+def test_a_clock_set_back_to_before_the_start(tmp_path: Path) -> None:
+    """An hour in the middle of a run: its end is before its start, and no pause."""
+    made = planned(tmp_path / "experiments" / "back")
+    hour = 3600.0
+    event(made, "start", 1.0, step=0, total_steps=80, world_size=2)
+    for step in range(1, 81):
+        made.step(step, 2.0, at=made.at + 2 + step / 10 - (hour if step > 40 else 0.0))
+    event(made, "checkpoint", 9.9 - hour, step=80, path="x")
+    event(made, "end", 10.0 - hour, step=80, exit_code=0)
+    made.summary(time=made.at + 10 - hour)
+    seen = run.read_run(made.run)
+    assert seen.pauses == [] and seen.lasted_s == pytest.approx(6.0)
+    chart = timeline.timeline_chart(seen)
+    assert chart and [*zip(chart.columns["lane"], chart.columns["kind"], strict=True)] == [
+        ("start 1", "start-up"), ("start 1", "training"), ("checkpoints", "")
+    ]  # fmt: skip
+    assert min(at for at in chart.columns["at"] if at is not None) == 0.0
+    assert max(to for to in chart.columns["to"] if to is not None) == pytest.approx(6.0)
 
 
 def test_many_checkpoints_hide_no_start_and_no_failure(tmp_path: Path) -> None:

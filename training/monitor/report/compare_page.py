@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -130,7 +131,7 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
         named = f"{named}, {unit}" if unit else named
         columns.append((named, _best(key), decimal, metric_units.higher_is_better(key)))
     columns += [
-        (msg("monitor.report.compare.final_loss"), _last_loss, decimal, False),
+        (msg("monitor.report.compare.final_loss"), _last_loss, run_charts.loss_text, False),
         *((f"{unit}/s", _median(unit + metric_units.PER_S), count, True) for unit in _units(runs)),
         (
             msg("monitor.report.compare.step_time"),
@@ -180,12 +181,14 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
 def _best_of(
     runs: Sequence[Run], values: Sequence[float | None], task: str, *, more: bool
 ) -> float | None:
+    """The best finite value of the task's runs; None if there is no other value."""
     known = {
         value
         for run, value in zip(runs, values, strict=True)
         if value is not None and run.task == task
     }
-    return (max if more else min)(known) if len(known) > 1 else None
+    finite = [value for value in known if math.isfinite(value)]
+    return (max if more else min)(finite) if finite and len(known) > 1 else None
 
 
 def _scores(runs: Sequence[Run]) -> list[str]:

@@ -53,15 +53,19 @@ def read_events(file: Path) -> tuple[list[Record], Counter[str]]:
 
 
 def pauses(
-    events: Iterable[Record], trained: Iterable[float], launched: float | None
+    events: Iterable[Record],
+    trained: Iterable[float],
+    launched: float | None,
+    begun: float = 0.0,
 ) -> list[tuple[float, float]]:
     """(from, to), unix s: from an end, or from the last step of a killed start, to the next launch.
     Restarts by the supervisor are not pauses. `trained`: times of steps; `launched`: when the last
-    launch was planned."""
+    launch was planned; `begun`: start of the run. An earlier moment is of a clock that was set
+    back."""
     moments = [(clock(event), str(event["event"])) for event in events]
     moments += [(at, TRAINED) for at in trained]
     moments += [(launched, LAUNCHED)] if launched else []
-    moments.sort()
+    moments = sorted(moment for moment in moments if moment[0] >= begun)
     found = []
     for (since, before), (until, after) in pairwise(moments):
         if until - since > PAUSE_S and (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import tasks
-from training.core import heartbeat, metric_units, rundir, standing
+from training.core import evaluations, heartbeat, metric_units, rundir, standing
 from training.core.jsonl import Record, dig, number, read_object, text
 from training.core.redact import masked_values
 from training.diagnose.log_parsers.log_metrics import ScriptFigures
@@ -99,14 +99,23 @@ class Run:
         return sum(event["event"] == "start" for event in self.events)
 
     @property
+    def until(self) -> float:
+        """The end, or now, unix s. If the clock was set back to before the start: the latest moment
+        that the records have."""
+        end = number(self.state["run"]["ended_unix_s"]) or number(self.state["time_unix_s"])
+        if end is not None and end >= self.begun:
+            return end
+        return max([self.begun, *self.metrics.times[-1:], *map(clock, self.events)])
+
+    @property
     def lasted_s(self) -> float | None:
         """Seconds from the first start to the end, or until now, without pauses."""
-        end = number(self.state["run"]["ended_unix_s"]) or number(self.state["time_unix_s"])
-        return self.since(end) if self.begun and end and end >= self.begun else None
+        return self.since(self.until) if self.begun else None
 
     def since(self, at: float) -> float:
-        """Seconds from the first start to `at` (unix s), without pauses."""
-        return curve.left_over(at, self.pauses) - self.begun
+        """Seconds from the first start to `at` (unix s), without pauses; 0 before it, after the
+        clock was set back."""
+        return max(0.0, curve.left_over(at, self.pauses) - self.begun)
 
     @property
     def ended(self) -> bool:
@@ -128,8 +137,10 @@ def read_run(folder: rundir.RunDir) -> Run:
     metrics = Metrics(
         folder.metrics, min(times, default=None), records=printed.records() if printed else None
     )
-    pauses = restarts.pauses(known, metrics.times, number(plan.get("created")))
+    launched = number(plan.get("created"))
+    pauses = restarts.pauses(known, metrics.times, launched, metrics.origin)
     metrics.leave_out(pauses)
+    metrics.discard(evaluations.discarded(folder.events))
     failure = read_object(folder.failure) if seen["run"]["state"] == run_status.FAILED else None
     if seen["run"]["state"] == run_status.DIED:  # no supervisor recorded the failure
         failure = restarts.of_ranks(folder, number(plan.get("created")) or 0.0)

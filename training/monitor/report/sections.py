@@ -87,8 +87,9 @@ def configuration(run: Run) -> Html | None:
         )
         for n, value in run.settings.items()
     }
-    changed = [row for name, row in rows.items() if known.get(name) != "default"]
-    rest = [row for name, row in rows.items() if known.get(name) == "default"]
+    folds = _defaults(run, fields)
+    changed = [row for name, row in rows.items() if name not in folds]
+    rest = [row for name, row in rows.items() if name in folds]
     head = (
         msg("monitor.report.column.field"),
         msg("monitor.report.column.value"),
@@ -104,6 +105,24 @@ def configuration(run: Run) -> Html | None:
             _command(run),
         ]
     )
+
+
+def _defaults(run: Run, fields: Mapping[str, Field[Any]]) -> set[str]:
+    """Settings that are defaults: by their origin, or kept by a resume with the default's value."""
+    kept = {
+        messages.templates("config")["config.origin.file"][language].format(
+            origin=messages.templates("plan")["plan.resume.origin"][language].format(
+                name=run.plan.get("run_name")
+            )
+        )
+        for language in messages.LANGUAGES
+    }
+    return {
+        name
+        for name, value in run.settings.items()
+        if (origin := text(dig(run.plan, "origins", name))) == "default"
+        or (origin in kept and name in fields and value == fields[name].default)
+    }
 
 
 def _fields(run: Run) -> Mapping[str, Field[Any]]:
@@ -309,9 +328,8 @@ def checks(run: Run) -> Html | None:
 
 def events(run: Run) -> Html | None:
     """Table of the notable events, then of all events."""
-    begun = run.metrics.origin
-    notable = [_event(e, begun) for e in run.events if e["event"] in NOTABLE]
-    everything = [_event(e, begun) for e in run.events]
+    notable = [_event(e, run) for e in run.events if e["event"] in NOTABLE]
+    everything = [_event(e, run) for e in run.events]
     head = (
         msg("monitor.report.column.time"),
         msg("monitor.report.column.after"),
@@ -344,11 +362,11 @@ def events(run: Run) -> Html | None:
     return join(parts)
 
 
-def _event(event: Record, begun: float) -> list[object]:
+def _event(event: Record, run: Run) -> list[object]:
     at = curve.clock(event)
     cells = [
         {"": clock(at, FULL_TIME), "class_": "when"},
-        {"": duration(max(0.0, at - begun)), "class_": "when"},
+        {"": duration(run.since(at)), "class_": "when"},
     ]
     return [*cells, event["event"], describe(event)]
 
