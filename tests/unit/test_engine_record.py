@@ -111,7 +111,7 @@ def test_a_tracker_that_starts_slowly_does_not_hold_back_the_other(
     writer.close({"steps": 2}, 0)
     assert [r["step"] for r in sink.got] == [1, 2] and sink.end == End(0, {"steps": 2})
     warnings = [line for line in capsys.readouterr().err.splitlines() if "[WARNING]" in line]
-    assert len(warnings) == 1 and "W&B" in warnings[0]
+    assert len(warnings) == 1 and "W&B" in warnings[0] and " 0.4 s " in warnings[0]
     gate.set()
 
 

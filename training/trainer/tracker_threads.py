@@ -150,7 +150,7 @@ class Trackers:
                 name, dropped = one.tracker, one.dropped
                 log.warning(msg("trainer.tracker.dropped", name=name, dropped=dropped))
         for one in late:
-            one.abandon(limit_s)
+            one.abandon(limit_s if one.ready.is_set() else starting_s + limit_s)
         return not any(one.unclean for one in self._threads)
 
     def _wait(
