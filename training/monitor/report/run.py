@@ -15,7 +15,7 @@ from training.core import evaluations, heartbeat, metric_units, rundir, standing
 from training.core.jsonl import Record, dig, number, read_object, text
 from training.core.redact import masked_values
 from training.diagnose.log_parsers.log_metrics import ScriptFigures
-from training.monitor import run_status, state
+from training.monitor import run_settings, run_status, state
 from training.monitor.report import curve, restarts
 from training.monitor.report.curve import clock
 from training.monitor.report.series import Metrics
@@ -83,11 +83,9 @@ class Run:
 
     @property
     def settings(self) -> Record:
-        """Fields of the configuration, including those of the task."""
-        parts = (self.plan.get("config"), dig(self.plan, "task", "options"))
-        return {
-            name: value for part in parts if isinstance(part, dict) for name, value in part.items()
-        }
+        """Fields of the configuration, including those of the task; path and arguments of a user
+        script."""
+        return run_settings.settings(self.plan)
 
     @property
     def begun(self) -> float:
