@@ -131,7 +131,7 @@ def _script_end(
     if not run.is_gone():
         done: ScriptSummary = {
             "status": status,
-            "ranks": plan["ranks"],
+            "ranks": local_ranks.count(run, plan),
             "launch": plan["launch"],
             "time": now,
             "seconds": seconds,

@@ -49,6 +49,7 @@ class SupervisorRecord(TypedDict, total=False):
     started: float  # unix s
     ticks: int  # of its start, since boot: identifies the process
     ranks: list[ProcessRecord]  # of this machine; [] before they are started
+    found: int  # ranks of a watched command that ran at the same time, at most
 
 
 class ReplicaRecord(TypedDict):
