@@ -14,8 +14,7 @@ from training.core.jsonl import Record, dig, items, number, text, whole
 from training.core.messages import msg
 from training.core.units import clock, count, duration
 from training.diagnose import card
-from training.monitor import run_settings
-from training.monitor.report import curve
+from training.monitor import launches, run_settings
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import code, folded
 from training.monitor.report.run import PICTURE_BYTES, PICTURES, Run, value_of
@@ -365,7 +364,7 @@ def events(run: Run) -> Html | None:
 
 
 def _event(event: Record, run: Run) -> list[object]:
-    at = curve.clock(event)
+    at = launches.clock(event)
     cells = [
         {"": clock(at, FULL_TIME), "class_": "when"},
         {"": duration(run.since(at)), "class_": "when"},

@@ -16,7 +16,7 @@ from training.core.jsonl import Record, dig, mtime, number, read_object, text, w
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.core.sweep_dir import SWEEPS
-from training.monitor import run_settings
+from training.monitor import launches, run_settings
 from training.monitor.run_status import (
     DIED,
     ENDED,
@@ -140,7 +140,9 @@ def _of_plan(run: RunDir, plan: Record) -> RunFacts:
     state, reason, ended = _state(run, plan, since, summary, failure, last)
     best = _best(evaluated)
     loss, name, unit = best[:3] if best else _training_loss(run, last)
-    took = (time.time() if ended is None else ended) - created
+    until = time.time() if ended is None else ended
+    resumed = bool(plan.get("resume"))
+    took = launches.seconds(run, created, until) if resumed else until - created
     return RunFacts(
         run=run,
         state=state,
