@@ -114,6 +114,21 @@ class SweepRecord(TypedDict):
     runs: list[SweepRun]
 
 
+class PrintedFigures(TypedDict):
+    """What a user script has printed, at its end; of the evaluations the best one, if it is known
+    whether more is better, else the last one. None: unknown."""
+
+    step: int | None
+    loss: float | None
+    loss_unit: str | None
+    eval_name: str | None
+    eval_unit: str | None
+    eval: float | None
+    eval_step: int | None
+    tokens_per_s: NotRequired[float | None]  # median, all ranks together
+    samples_per_s: NotRequired[float | None]
+
+
 class ScriptSummary(TypedDict):
     """summary.json of a user script."""
 
@@ -123,6 +138,7 @@ class ScriptSummary(TypedDict):
     time: NotRequired[float]  # unix s
     seconds: float
     exit_code: int
+    figures: NotRequired[PrintedFigures]
     restarts: NotRequired[list[RestartFacts]]
     lost: NotRequired[list[LostRank]]  # at the end, of a run with --min_ranks
 

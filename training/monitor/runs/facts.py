@@ -134,11 +134,12 @@ def _of_plan(run: RunDir, plan: Record) -> RunFacts:
     evaluated, restarted = evaluations.read(run.events)
     since = max(created, restarted)
     summary, failure = standing.ends_of(run, plan, since)
-    complete = summary if summary and "loss_end" in summary else None
-    steps = [complete] if complete else _last_steps(run.metrics)
+    printed = dig(summary, "figures")  # of a user script
+    complete = printed or (summary if summary and "loss_end" in summary else None)
+    steps = [complete] if isinstance(complete, dict) else _last_steps(run.metrics)
     last = steps[0] if steps else {}
     state, reason, ended = _state(run, plan, since, summary, failure, last)
-    best = _best(evaluated)
+    best = _best(evaluated) or _printed_best(last)
     loss, name, unit = best[:3] if best else _training_loss(run, last)
     until = time.time() if ended is None else ended
     resumed = bool(plan.get("resume"))
@@ -212,6 +213,14 @@ def _best(evaluated: dict[int, Record]) -> tuple[float, str, str | None, int] | 
     choose = max if metric_units.higher_is_better(name) else min
     value, step = choose(found, key=lambda pair: pair[0])
     return value, name, metric_units.score_unit(name), step
+
+
+def _printed_best(last: Record) -> tuple[float, str, str | None, int | None] | None:
+    """The same of a user script, from its summary."""
+    value, name = number(last.get("eval")), text(last.get("eval_name"))
+    if value is None or name is None or not math.isfinite(value):
+        return None
+    return value, name, text(last.get("eval_unit")), whole(last.get("eval_step"))
 
 
 def _training_loss(run: RunDir, last: Record) -> tuple[float | None, str | None, str | None]:
