@@ -14,7 +14,7 @@ from training.core.messages import msg
 from training.core.tail import tail
 from training.core.units import plural
 from training.diagnose import card
-from training.launcher import failure_report, fewer_ranks, local_ranks
+from training.launcher import failure_report, fewer_ranks, local_ranks, script_figures
 from training.launcher.outcome import Outcome
 from training.launcher.post_run import PostRun
 from training.launcher.recovery import Recovery
@@ -131,12 +131,14 @@ def _script_end(
     if not run.is_gone():
         done: ScriptSummary = {
             "status": status,
-            "ranks": plan["ranks"],
+            "ranks": local_ranks.count(run, plan),
             "launch": plan["launch"],
             "time": now,
             "seconds": seconds,
             "exit_code": int(code),
         }
+        if (figures := script_figures.read(run)) is not None:
+            done["figures"] = figures
         rundir.keep_json(run.summary, done)
     recovered = recovery.finish()
     _warn_of_loss(run)

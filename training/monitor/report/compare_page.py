@@ -11,6 +11,7 @@ from training.core import metric_units
 from training.core.jsonl import dig, number, text
 from training.core.messages import msg
 from training.core.units import count, decimal, milliseconds
+from training.monitor import run_settings
 from training.monitor.report import chart_types, charts, headline, run_charts, sections
 from training.monitor.report.chart_types import DOTS, LINE, Chart, Series
 from training.monitor.report.curve import Curve
@@ -355,7 +356,7 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> Html:
         fields, key=lambda name: (any(name not in config for config in configs), not _trains(name))
     ):
         values = [config.get(field, "-") for config in configs]
-        if any(value != values[0] for value in values):
+        if run_settings.differ(field, configs):
             rows.append(
                 [
                     field,

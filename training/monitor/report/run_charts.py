@@ -11,9 +11,10 @@ from training.core import heartbeat, metric_units, units
 from training.core.jsonl import number, whole
 from training.core.messages import msg
 from training.core.units import decimal
+from training.monitor.launches import clock
 from training.monitor.report import charts
 from training.monitor.report.chart_types import DOTS, LINE, Chart, Series, joined
-from training.monitor.report.curve import Curve, PointPosition, clock, not_finite_name
+from training.monitor.report.curve import Curve, PointPosition, not_finite_name
 from training.monitor.report.run import Run
 from training.monitor.report.series import Metrics
 

@@ -14,7 +14,7 @@ from training.core.jsonl import Record, dig, items, number, text, whole
 from training.core.messages import msg
 from training.core.units import clock, count, duration
 from training.diagnose import card
-from training.monitor.report import curve
+from training.monitor import launches, run_settings
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import code, folded
 from training.monitor.report.run import PICTURE_BYTES, PICTURES, Run, value_of
@@ -78,14 +78,15 @@ def failure(run: Run) -> Html | None:
 
 def configuration(run: Run) -> Html | None:
     origins, fields = run.plan.get("origins"), _fields(run)
-    if not run.settings:
+    settings = run_settings.fields(run.plan)  # the command has the arguments of a user script
+    if not settings:
         return None
     known: Record = origins if isinstance(origins, dict) else {}
     rows = {
         n: _setting(
             n, value, str(known.get(n, msg("monitor.report.sections.unknown"))), fields.get(n)
         )
-        for n, value in run.settings.items()
+        for n, value in settings.items()
     }
     folds = _defaults(run, fields)
     changed = [row for name, row in rows.items() if name not in folds]
@@ -126,7 +127,7 @@ def _defaults(run: Run, fields: Mapping[str, Field[Any]]) -> set[str]:
 
 
 def _fields(run: Run) -> Mapping[str, Field[Any]]:
-    """Schema of the run's settings; unknown for options of a user's task."""
+    """Schema of the fields; unknown for options of a user's task."""
     task, own = run.plan.get("task"), dig(run.plan, "task", "options")
     spec = tasks.BUILT_IN.get(text(dig(task, "name")) or "") if dig(task, "file") is None else None
     return {
@@ -363,7 +364,7 @@ def events(run: Run) -> Html | None:
 
 
 def _event(event: Record, run: Run) -> list[object]:
-    at = curve.clock(event)
+    at = launches.clock(event)
     cells = [
         {"": clock(at, FULL_TIME), "class_": "when"},
         {"": duration(run.since(at)), "class_": "when"},

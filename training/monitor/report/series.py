@@ -20,11 +20,11 @@ from pathlib import Path
 from training.core import metric_units
 from training.core.jsonl import Record, number, whole
 from training.core.read_backwards import backwards, count_lines
+from training.monitor.launches import clock
 from training.monitor.report.curve import (
     Curve,
     PointPosition,
     add_stretch,
-    clock,
     in_order,
     not_finite_name,
     without_pauses,

@@ -12,9 +12,9 @@ from training.core.cells import cells
 from training.core.jsonl import Record, number, text, whole
 from training.core.messages import msg
 from training.core.units import duration
+from training.monitor.launches import clock
 from training.monitor.report import chart_types, charts
 from training.monitor.report.chart_types import Chart
-from training.monitor.report.curve import clock
 from training.monitor.report.run import Run
 
 START, TRAINING, EVALUATION, LOST = "start", "training", "evaluation", "lost"  # kinds of bars

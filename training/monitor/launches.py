@@ -1,22 +1,17 @@
-"""Starts of a run: their events, pauses between them, the failure of a start without a
-supervisor."""
+"""Launches of a run: their events, the pauses between them, and the time without these."""
 
 from __future__ import annotations
 
+import math
+import os
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
-from training.core import rundir
-from training.core.jsonl import Record, number, read_object, text, whole
-from training.diagnose import exception_cause
-from training.monitor.report.curve import clock
-
-if TYPE_CHECKING:
-    from training.core.contracts.verdict import ReportedError
+from training.core import jsonl, rundir
+from training.core.jsonl import Record, number, text
 
 PAUSE_S = 5.0  # shorter gaps are not pauses
 TRAINED, LAUNCHED = "trained", "launched"  # besides the kinds of events
@@ -25,6 +20,7 @@ AT_WORK = (TRAINED, "eval", "checkpoint")
 CONTINUES = (*AT_WORK, "restart")
 BEGINS = (LAUNCHED, "resume", "start")
 OF_STARTS = (*OVER, *BEGINS, "restart")  # few, and the history of a run depends on each
+BLOCK = 1 << 16  # bytes, more than a record
 MOST_OTHERS = 5000  # events of all other kinds
 
 
@@ -75,37 +71,49 @@ def pauses(
     return found
 
 
-def of_ranks(folder: rundir.RunDir, since: float) -> Record | None:
-    """Failure record from the errors that the ranks of this start reported: the first root cause,
-    with errors that only result from a lost peer last."""
+def left_over(at: float, pauses: list[tuple[float, float]]) -> float:
+    """The time `at` less all pauses before it."""
+    return at - sum(min(at, until) - since for since, until in pauses if at > since)
+
+
+def clock(record: Record) -> float:
+    """Time of the record, unix s; 0 if unknown."""
+    at = number(record.get("time"))
+    return at if at is not None and math.isfinite(at) else 0.0
+
+
+def seconds(run: rundir.RunDir, launched: float, until: float) -> float:
+    """Seconds from the first launch to `until` (unix s), without pauses. `launched`: when the last
+    launch was planned. Never reads the whole metrics.jsonl."""
+    events, _ = read_events(run.events)
+    begun = min([launched, *map(clock, events[:1])])
+    found = pauses(events, last_steps(run.metrics, events), launched, begun)
+    return left_over(until, found) - begun
+
+
+def last_steps(metrics: Path, events: Iterable[Record]) -> Iterator[float]:
+    """Times of the last step before each launch after one without an end, also if the next one
+    has discarded that step."""
+    for before, event in pairwise(events):
+        if event["event"] in BEGINS and before["event"] not in OVER:
+            at = _last_before(metrics, clock(event))
+            if at is not None:
+                yield at
+
+
+def _last_before(metrics: Path, moment: float) -> float | None:
+    """Time of the last record before `moment`, by bisection."""
     try:
-        files = sorted(folder.ranks.glob("rank*.error.json"))
+        with metrics.open("rb") as file:
+            low, high = 0, file.seek(0, os.SEEK_END)
+            while high - low > BLOCK:
+                middle = (low + high) // 2
+                file.seek(middle)
+                file.readline()
+                at = clock(jsonl.parse(file.readline()) or {})
+                low, high = (middle, high) if 0 < at < moment else (low, middle)
+            file.seek(low)
+            times = [clock(jsonl.parse(line) or {}) for line in file.read(2 * BLOCK).split(b"\n")]
     except OSError:
         return None
-    errors = [
-        e
-        for e in map(read_object, files)
-        if e and clock(e) >= since and text(e.get("type")) and whole(e.get("rank")) is not None
-    ]
-    if not errors:
-        return None
-    errors.sort(key=lambda e: (_is_victim(e), clock(e)))
-    first, *others = errors
-    return {
-        "cause": exception_cause.of_error(cast("ReportedError", {"message": "", **first})),
-        "rank": whole(first.get("guilty_rank", first["rank"])),
-        "summary": _message(first),
-        "phase": text(first.get("phase")),
-        "where": text(first.get("where")),
-        "time": number(first.get("time")),
-        "evidence": [f"rank {e['rank']}: {_message(e)}" for e in others],
-        "log": str(folder.rank_log(first["rank"])),
-    }
-
-
-def _is_victim(error: Record) -> bool:
-    return exception_cause.is_victim(cast("ReportedError", {"message": "", **error}))
-
-
-def _message(error: Record) -> str:
-    return f"{error['type']}: {' '.join(str(error.get('message', '')).split())}"
+    return max((at for at in times if 0 < at < moment), default=None)
