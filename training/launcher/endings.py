@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import ScriptSummary
     from training.core.contracts.verdict import FailureRecord
+    from training.diagnose.log_parsers.log_metrics import LogMetrics
 
 
 def folder_lost(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
@@ -128,6 +129,7 @@ def _script_end(
     seconds = now - plan["created"]
     ranks = plural(plan["ranks"], "rank")
     status: SummaryStatus = "finished" if code == Exit.DONE else "stopped"
+    printed = script_figures.printed(run)
     if not run.is_gone():
         done: ScriptSummary = {
             "status": status,
@@ -137,11 +139,12 @@ def _script_end(
             "seconds": seconds,
             "exit_code": int(code),
         }
-        if (figures := script_figures.read(run)) is not None:
-            done["figures"] = figures
+        if printed is not None:
+            done["figures"] = script_figures.final(printed)
         rundir.keep_json(run.summary, done)
     recovered = recovery.finish()
-    _warn_of_loss(run)
+    if printed is not None:
+        _warn_of_loss(run, printed)
     if code == Exit.DONE and outcome.watched:
         console.success(
             msg(
@@ -181,13 +184,9 @@ def _script_end(
     return code
 
 
-def _warn_of_loss(run: rundir.RunDir) -> None:
-    """Its status alone would call a training on NaN a success. Read once, at the end: never in the
-    way of the ranks' output."""
-    from training.diagnose.log_parsers.log_metrics import ScriptFigures
-
-    figures = ScriptFigures(run.ranks).read()
-    if figures is None or (found := figures.not_finite()) is None:
+def _warn_of_loss(run: rundir.RunDir, printed: LogMetrics) -> None:
+    """Its status alone would call a training on NaN a success."""
+    if (found := printed.not_finite()) is None:
         return
     loss, step = found
     text = (

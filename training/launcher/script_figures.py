@@ -1,4 +1,4 @@
-"""Final figures of a user script, from its output."""
+"""Figures of a user script, from its output."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from training.core import rundir
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import PrintedFigures
+    from training.diagnose.log_parsers.log_metrics import LogMetrics
 
 
-def read(run: rundir.RunDir) -> PrintedFigures | None:
-    """None if no rank has printed any. In a single pass, as the monitor's first one: only parts of
-    a long log."""
+def printed(run: rundir.RunDir) -> LogMetrics | None:
+    """None if no rank has printed any. Read once, after the ranks have ended: never in the way of
+    their output. In a single pass, as the monitor's first one: only parts of a long log."""
     from training.diagnose.log_parsers.log_metrics import ScriptFigures
 
-    printed = ScriptFigures(run.ranks).read()
-    if printed is None:
-        return None
+    return ScriptFigures(run.ranks).read()
+
+
+def final(printed: LogMetrics) -> PrintedFigures:
     progress, training, records = printed.progress(running=False), printed.training(), []
     if progress["scope"] == "epoch":
         records = printed.records()  # their steps are those of the run
