@@ -326,7 +326,7 @@ def _what(
     if -status == signal.SIGKILL and (kills := _for_memory(outcome)):
         return "host_oom_killed", DIED, kills
     if (death := outcome.death) and death.kind != DIED:
-        return causes.UNKNOWN, death.kind, death.how
+        return causes.TIMEOUT if death.kind == DESYNC else causes.UNKNOWN, death.kind, death.how
     if own:
         known = causes.of_error(own)
         return causes.EXIT_STATUS if known == causes.UNKNOWN else known, DIED, causes.left(own)
