@@ -152,6 +152,8 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
     now, total = batch["device_sequences"], config["total_batch_size"]
     found: dict[str, object] = {
         "resume_command": command(),
+        "check_command": f"{command()} --check",
+        "dry_run_command": f"{command()} --dry_run",
         "now": now,
         "total": total,
         "unit": tasks.task_of(plan)["unit"],
@@ -165,6 +167,9 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
     if "precision" in plan and plan["precision"]["value"] != "fp32":
         found["fp32_command"] = command(precision="fp32")
     spec = tasks.spec_of(plan)
+    if rates := spec.learning_rates(plan):
+        halved = {name: f"{rate / 2:g}" for name, rate in rates.items()}
+        found["slower_command"] = command(**halved)
     found |= {
         f"{LIGHTER_IN}{phase}": lighter
         for phase in phases.BETWEEN
