@@ -131,6 +131,12 @@ def test_exit_codes(outcome: Outcome, code: int) -> None:
     assert failure_report.exit_code(outcome) == code
 
 
+def test_ranks_that_wait_in_different_places_get_advice_on_branches(run: RunDir) -> None:
+    uneven = failed(run, 0, finding=finding(UNEVEN))["advice"]
+    branch = failed(run, 0, None, finding=finding(UNEVEN, None))["advice"]
+    assert branch[1:] == uneven and "if rank == 0" in branch[0]
+
+
 def test_advice_on_nan_has_the_halved_learning_rates(run: RunDir) -> None:
     rates = {"matrix_lr": "auto", "embedding_lr": 0.3, "unembedding_lr": 0.0, "optimizer": "muon"}
     of_run = plan()
