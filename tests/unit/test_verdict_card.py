@@ -163,3 +163,15 @@ def test_commands_in_advice_are_complete(run: RunDir, cause: str) -> None:
     commands = [s.partition("./launch_train.sh ")[2] for s in sentences if "./launch" in s]
     flag = {"gpu_hardware": "--check", "batch_not_divisible": "--dry_run"}[cause]
     assert commands == [f"2 --resume=run {flag}"]
+
+
+def test_an_error_that_all_ranks_report_is_not_that_of_one(run: RunDir) -> None:
+    missing = ("ModuleNotFoundError", "No module named 'absent'")
+    for rank in (0, 1):
+        report_error(run, rank, *missing, where="main.py:1")
+    record = failed(run)
+    assert (record["rank"], record["ranks"]) == (1, [0, 1])
+    shown = card.of_run(record)
+    assert "ranks 0, 1, in" in shown and "Others" not in shown
+    report_error(run, 0, *missing, where="main.py:2")
+    assert "ranks" not in failed(run)

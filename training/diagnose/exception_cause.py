@@ -243,6 +243,12 @@ def root(errors: Sequence[RankErrorRecord], rank: int | None) -> RankErrorRecord
     return min(before, key=lambda e: e["time"], default=own)
 
 
+def alike(own: RankErrorRecord, errors: Sequence[RankErrorRecord]) -> list[int]:
+    """The ranks that have reported the same error at the same line, with that of `own`."""
+    what = own["type"], own["message"], own["where"]
+    return sorted(e["rank"] for e in errors if (e["type"], e["message"], e["where"]) == what)
+
+
 def suspects_gpu(error: ReportedError | None, line: str) -> bool:
     """May a defective GPU be the cause? `line`: of the log. A failed assertion of a kernel is an
     error of the program."""

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -196,9 +197,19 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         record["suspect_gpu"] = True
     if lost:
         record["node"] = lost.node
-    elif own and "memory" in own:
-        record["memory"] = own["memory"]
+    elif own:
+        _add_reported(record, own, errors)
     return {**record, "advice": _advice(record, event, values(run, plan))}
+
+
+def _add_reported(
+    record: FailureRecord, own: RankErrorRecord, errors: Sequence[RankErrorRecord]
+) -> None:
+    if "memory" in own:
+        record["memory"] = own["memory"]
+    alike = causes.alike(own, errors)
+    if len(alike) > 1 and own["rank"] == record["rank"]:
+        record["ranks"] = alike
 
 
 def _advice(record: FailureRecord, event: Event | None, known: dict[str, str]) -> list[str]:
