@@ -186,12 +186,39 @@ def test_under_torchrun_rank_0_notifies(launch: Launch, sent: Path) -> None:
     assert [m["status"] for m in messages(sent)] == ["finished"]
 
 
+def until_wandb_has_begun(folder: Path) -> str:
+    """An expression for a hook."""
+    begun = f"__import__('glob').glob({str(folder / 'run1/wandb/offline-run-*/*.wandb')!r})"
+    return f"list(iter(lambda: bool({begun}) or __import__('time').sleep(0.05), True))"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ["STOP", "KILL"])
+def test_wandb_without_its_service_is_one_warning(
+    launch: Launch, tmp_path: Path, number: str
+) -> None:
+    """Its exit handler would wait for a frozen service until rank 0 is killed, and print a
+    traceback for one that was killed."""
+    strikes = f"['pkill', '-{number}', '-P', str(os.getpid()), '-x', 'wandb-core']"
+    hook = in_forward(
+        0,
+        5,
+        f"{until_wandb_has_begun(tmp_path / 'experiments')}; "
+        f"__import__('subprocess').run({strikes}, check=True)",
+    )
+    run = launch(*RUN, wandb_mode="offline", use_dummy_wandb=None, hook=hook).ok()
+    warnings = [line for line in run.output.splitlines() if "[WARNING]" in line]
+    assert len([line for line in warnings if "W&B" in line]) == 1, run.output
+    assert not [line for line in warnings if "rank 0" in line], "it has exited by itself"
+    assert "Traceback" not in run.output
+    assert list(run.run.ranks.glob("*.sock")) == []
+
+
 @pytest.mark.soak
 def test_a_failing_rank_0_closes_its_trackers(launch: Launch, tmp_path: Path) -> None:
     """The next start continues the same W&B run."""
-    begun = f"__import__('glob').glob({str(tmp_path / 'experiments/run1/wandb/offline-run-*/*.wandb')!r})"
-    until_begun = f"list(iter(lambda: bool({begun}) or __import__('time').sleep(0.05), True))"
-    fails = in_forward(0, 5, f"{until_begun}; raise ValueError('planted')")
+    begun = until_wandb_has_begun(tmp_path / "experiments")
+    fails = in_forward(0, 5, f"{begun}; raise ValueError('planted')")
     run = launch(*RUN, wandb_mode="offline", use_dummy_wandb=None, save_every=4, hook=fails)
     assert run.wait() == 4 and run.failure["summary"] == "ValueError: planted"
     assert "left behind by a rank" not in run.output, "its service has exited by itself"

@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import processes, wait_until
 from tests.e2e.conftest import PEERS, SCRIPTS, Launched, Script
+from training.core.rundir import read_records
 from training.monitor import state
 from training.watchdog.probes import procfs
 
@@ -173,6 +174,21 @@ def test_a_scripts_own_status_is_not_mistaken_for_duets(script: Script, status: 
 @pytest.mark.parametrize("status", [75, 130])
 def test_a_script_may_use_duets_statuses(script: Script, status: int) -> None:
     assert script(f"raise SystemExit({status})").wait() == status
+
+
+@pytest.mark.parametrize(
+    ("losses", "warned"),
+    [("2.5 nan 2.0 nan inf nan", ["warning.loss_not_finite"]), ("2.5 nan 2.0", [])],
+)
+def test_a_script_that_ends_with_a_loss_of_nan(
+    script: Script, losses: str, warned: list[str]
+) -> None:
+    body = "import sys\nfor n, loss in enumerate(sys.argv[1:]): print(f'step {n} loss {loss}')"
+    run = script(body, *losses.split(), ranks=1).ok()
+    events = [e for e in read_records(run.run.events) if e["event"] == "warning"]
+    assert [e["code"] for e in events] == warned
+    assert all("nan" in e["text"] and "step 3" in e["text"] for e in events)
+    assert run.output.count("[WARNING]") == len(warned)
 
 
 def test_a_syntax_error_is_named(script: Script, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@
  * FAKE_NVML_TOTAL_GIB=32       memory of each            FAKE_NVML_CAPABILITY=12.0
  * FAKE_NVML_FREE_GIB=31,5      free, one per GPU; the last value holds for the rest
  * FAKE_NVML_NOT_SUPPORTED=1    "not supported" for all but handle, UUID and name (as under MIG)
+ * FAKE_NVML_LOST=2             bits of GPUs that are counted but do not answer: 1
  * FAKE_NVML_INIT=9             what nvmlInit returns (9: driver not loaded)      FAKE_NVML_SLEEP=60      seconds before
  *
  * What the monitor shows; a list has a value for each GPU, the last one holds for the rest:
@@ -40,7 +41,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, IS_LOST = 15 };
 typedef struct { unsigned index; } Device;
 typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned gpu, memory; } Load;
@@ -76,6 +77,7 @@ int nvmlDeviceGetCount_v2(unsigned *out) { return *out = number("FAKE_NVML_COUNT
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **out) {
   if (index >= (unsigned)number("FAKE_NVML_COUNT", 2) || index >= 16) return INVALID_ARGUMENT;
+  if (number("FAKE_NVML_LOST", 0) >> index & 1) return IS_LOST;
   devices[index].index = index;
   return *out = &devices[index], OK;
 }

@@ -3,6 +3,7 @@ Numbers are zeros, so losses mean nothing."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import time
@@ -95,20 +96,30 @@ def test_all_ranks_stop_after_the_same_step(train: Train) -> None:
     assert (run.run.checkpoints / f"step_{step:08d}").is_dir()
 
 
-def test_out_of_memory_takes_a_smaller_batch(train: Train, gpus: NullGpus) -> None:
+def test_out_of_memory_takes_a_smaller_batch(train: Train) -> None:
+    run = train(num_iterations=12, retries=2, inject="oom@rank=1,step=3").ok()
+    assert run.summary["steps"] == 12
+    (restart,) = [e for e in read_records(run.run.events) if e["event"] == "restart"]
+    assert restart["changes"] == {"device_batch_size": [4, 2]}
+    assert run.run.memory_snapshot(1).exists(), "also after the restart"
+
+
+def test_memory_that_another_program_takes_does_not_change_the_batch(
+    train: Train, gpus: NullGpus
+) -> None:
     run = train(num_iterations=12, retries=2)
     wait_until(lambda: gpus.state.exists() and run.pids, 60, "the ranks")
     for device in (0, 1):
-        gpus.occupy(device, 22.825)  # another program takes all but 3 MiB after the plan
-    run.wait_for("device_batch_size 4 → 2")
+        gpus.occupy(device, 22.825)  # all but 3 MiB, after the plan
+    run.wait_for("CUDA out of memory")
+    failure = read_json(run.run.failure) or {}
+    assert [p["pid"] for p in failure["occupied"]["processes"]] == [os.getpid()]
     for device in (0, 1):
         gpus.occupy(device, 0)
     run.ok()
     assert run.summary["steps"] == 12
     (restart,) = [e for e in read_records(run.run.events) if e["event"] == "restart"]
-    assert restart["changes"] == {"device_batch_size": [4, 2]}
-    kept = [path for rank in (0, 1) if (path := run.run.memory_snapshot(rank)).exists()]
-    assert kept, "of the ranks that failed, also after the restart"
+    assert restart["changes"] == {}
 
 
 def test_the_memory_of_an_exhausted_gpu_is_kept(train: Train, gpus: NullGpus) -> None:

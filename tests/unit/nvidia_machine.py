@@ -24,7 +24,8 @@ def look(variables: dict[str, Any]) -> GpuInventory:
     done = python("-c", code, **variables)
     assert (done.returncode, done.stderr) == (0, "")
     facts = json.loads(done.stdout)
-    return GpuInventory(**facts | {"gpus": tuple(Gpu(**g) for g in facts["gpus"])})
+    gpus = {name: tuple(Gpu(**g) for g in facts[name]) for name in ("gpus", "hidden")}
+    return GpuInventory(**facts | gpus | {"silent": tuple(facts["silent"])})
 
 
 def dry_run(variables: dict[str, Any], *args: str) -> subprocess.CompletedProcess[str]:

@@ -16,6 +16,7 @@ from training.cli import doctor
 from training.config import flags
 from training.core import redact
 from training.core.errors import Exit, UserError
+from training.core.messages import msg
 from training.host import cgroups
 from training.plan import training_plan as planner
 from training.plan.preflight import ERROR, OK, WARNING, Check
@@ -343,6 +344,23 @@ def test_the_measurement_reflects_memory_savings() -> None:
     plain, parts = fake_memory.peak(load), fake_memory.peak(replace(load, chunks=8))
     again = fake_memory.peak(replace(load, chunks=8, blocks=6))
     assert again < parts < plain
+
+
+def test_the_duration_in_the_text_includes_the_measurement(
+    made: tuple[Request, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [12.0]
+
+    def measure(step: GptStep, room: int | None) -> doctor.StepMemory:
+        clock[0] = 40.0
+        return doctor.StepMemory(step, room, None, "not in this test")
+
+    monkeypatch.setattr(doctor, "since_start", lambda: clock[0])
+    monkeypatch.setattr(doctor, "memory", measure)
+    monkeypatch.setattr(doctor, "communication", lambda request, plan, checks: [])
+    report = doctor.run(*made, [])
+    assert msg("cli.doctor.checked", seconds=40.0) in report.text().splitlines()
+    assert json.loads(report.json())["checking_s"] == 12.0
 
 
 def test_age_of_this_process() -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.unit.diagnosed import OOM, new_run, plan
 from training.cli import diagnose as command
 from training.core import heartbeat
-from training.core.messages import LANGUAGES
+from training.core.messages import LANGUAGES, msg
 from training.core.rundir import RunDir, write_json
 from training.diagnose import card, result
 
@@ -54,7 +54,10 @@ def test_advice_for_memory_that_a_smaller_batch_does_not_save(run: RunDir) -> No
     )
     assert not any("--device_batch_size" in one or "is 8" in one for one in told)
     write_json(run.failure, failure | {"phase": "evaluation"})
-    told = result.diagnose([run.path])["advice"]
+    record = result.diagnose([run.path])
+    told = record["advice"]
+    assert record["phase"] == "evaluation"
+    assert f"rank 1{msg('diagnose.card.in_phase', phase='evaluation')}\n" in card.draw(record)
     assert told[1] == "./launch_train.sh 2 --resume=run --device_batch_size=4"
 
 

@@ -10,7 +10,7 @@ from tests.conftest import wait_until
 from training.config.schema import Config
 from training.core.rundir import RunDir, append_json, read_records
 from training.host import wandb_login
-from training.trainer import metrics_writer, tracking
+from training.trainer import metrics_writer, tracker_threads, tracking
 from training.trainer.metrics_writer import MetricsWriter
 from training.trainer.tracking import End
 
@@ -67,8 +67,8 @@ def test_a_stuck_tracker_delays_nothing(
 ) -> None:
     """Its queue is full after five records; each further step takes no longer than without a
     tracker."""
-    monkeypatch.setattr(tracking, "QUEUE_LENGTH", 5)
-    monkeypatch.setattr(tracking, "CLOSE_S", 0.5)
+    monkeypatch.setattr(tracker_threads, "QUEUE_LENGTH", 5)
+    monkeypatch.setattr(tracker_threads, "CLOSE_S", 0.5)
     gate, took = threading.Event(), []
     writer = recorder(run, Sink(gate), monkeypatch)
     for step in range(50):
@@ -79,16 +79,81 @@ def test_a_stuck_tracker_delays_nothing(
     assert sorted(took)[45] < 0.01, "seconds"
     begun = time.monotonic()
     writer.close({}, 0)
-    assert time.monotonic() - begun < tracking.CLOSE_S + 20
+    assert time.monotonic() - begun < tracker_threads.CLOSE_S + 20
     output = capsys.readouterr().err
     assert (
         "TensorBoard did not finish within 0.5 s and was abandoned; metrics.jsonl has everything"
         in output
     )
     assert (
-        "44 records did not reach the trackers" in output
-        or "45 records did not reach the trackers" in output
+        "44 records did not reach TensorBoard" in output
+        or "45 records did not reach TensorBoard" in output
     )
+    gate.set()
+
+
+def test_a_tracker_that_starts_slowly_does_not_hold_back_the_other(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TensorBoard writes what led to a checkpoint while W&B is being imported, and is complete
+    although W&B never starts."""
+    monkeypatch.setattr(tracker_threads, "CLOSE_S", 0.2)
+    monkeypatch.setattr(tracker_threads, "STARTING_S", 0.2)
+    gate, flushed, sink = threading.Event(), threading.Event(), Sink()
+    monkeypatch.setattr(sink, "flush", flushed.set, raising=False)
+    monkeypatch.setattr(tracking, "TensorBoard", lambda run, first: sink)
+    monkeypatch.setattr(tracking, "WandB", lambda *given: gate.wait() and Sink())
+    writer = MetricsWriter(run, Config(wandb_mode="offline"))
+    writer.write({"step": 1})
+    writer.checkpoint()
+    assert flushed.wait(60) and [r["step"] for r in sink.got] == [1]
+    writer.write({"step": 2})
+    writer.close({"steps": 2}, 0)
+    assert [r["step"] for r in sink.got] == [1, 2] and sink.end == End(0, {"steps": 2})
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "[WARNING]" in line]
+    assert len(warnings) == 1 and "W&B" in warnings[0] and " 0.4 s " in warnings[0]
+    gate.set()
+
+
+def test_a_tracker_that_fails_after_it_was_abandoned_is_one_warning(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tracker_threads, "CLOSE_S", 0.2)
+    gate = threading.Event()
+    writer = recorder(run, Sink(gate, fail=True), monkeypatch)
+    writer.write({"step": 1})
+    writer.close({}, 0)
+    gate.set()
+    (thread,) = writer._trackers._threads
+    thread.join(60)
+    assert not thread.is_alive() and not metrics_writer.exits_cleanly()
+    assert capsys.readouterr().err.count("[WARNING]") == 1
+
+
+def test_an_error_without_a_text_is_reported_by_its_type(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = Sink()
+    monkeypatch.setattr(sink, "write", lambda one: next(iter(())))
+    writer = recorder(run, sink, monkeypatch)
+    writer.write({"step": 1})
+    writer.close({}, 0)
+    assert capsys.readouterr().err.rstrip().endswith(": StopIteration")
+
+
+def test_a_long_wait_at_the_end_is_announced_once(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tracker_threads, "CLOSE_S", 0.5)
+    monkeypatch.setattr(tracker_threads, "STARTING_S", 0.5)
+    monkeypatch.setattr(tracker_threads, "NOTICE_S", 0.0)
+    gate = threading.Event()
+    monkeypatch.setattr(tracking, "TensorBoard", lambda run, first: gate.wait() and Sink())
+    writer = MetricsWriter(run, Config(use_dummy_wandb=True))
+    writer.write({"step": 1})
+    writer.close({}, 130)
+    notices = [line for line in capsys.readouterr().err.splitlines() if "[INFO]" in line]
+    assert len(notices) == 1 and "TensorBoard" in notices[0] and " 1 s" in notices[0]
     gate.set()
 
 
@@ -97,7 +162,7 @@ def test_a_slow_tracker_gets_the_end_before_it_has_all_records(
 ) -> None:
     """Records still queued after half of the limit are dropped: W&B must get the end of the
     run."""
-    monkeypatch.setattr(tracking, "CLOSE_S", 1.0)
+    monkeypatch.setattr(tracker_threads, "CLOSE_S", 1.0)
     sink = Sink()
     monkeypatch.setattr(sink, "write", lambda one: (time.sleep(0.02), sink.got.append(one)))
     writer = recorder(run, sink, monkeypatch)
@@ -108,7 +173,7 @@ def test_a_slow_tracker_gets_the_end_before_it_has_all_records(
     assert 0 < len(sink.got) < 100
     output = capsys.readouterr().err
     assert (
-        f"{1000 - len(sink.got)} records did not reach the trackers" in output
+        f"{1000 - len(sink.got)} records did not reach TensorBoard" in output
         and "abandoned" not in output
     )
 
@@ -118,7 +183,7 @@ def test_a_short_run_waits_for_a_tracker_that_is_still_starting(
 ) -> None:
     """For example W&B while it tries the network: what it records must not depend on how long that
     takes."""
-    monkeypatch.setattr(tracking, "CLOSE_S", 0.5)
+    monkeypatch.setattr(tracker_threads, "CLOSE_S", 0.5)
     sink = Sink()
 
     def slowly(run: RunDir, first: int) -> Sink:
@@ -142,13 +207,13 @@ def test_a_failing_rank_closes_its_trackers_with_a_short_wait(
     assert sink.end == End(1)
     metrics_writer.failed(1)  # already closed: no effect
 
-    monkeypatch.setattr(tracking, "FAILED_S", 0.2)
+    monkeypatch.setattr(tracker_threads, "FAILED_S", 0.2)
     gate = threading.Event()
     writer = recorder(run, Sink(gate), monkeypatch)
     writer.write({"step": 2})
     begun = time.monotonic()
     metrics_writer.failed(1)
-    assert time.monotonic() - begun < tracking.FAILED_S + 20
+    assert time.monotonic() - begun < tracker_threads.FAILED_S + 20
     gate.set()
 
 
@@ -191,7 +256,7 @@ def test_a_failing_tracker_is_disabled_after_one_warning(
         )
         == 1
     )
-    wait_until(lambda: not writer._trackers._thread.is_alive(), 5)
+    wait_until(lambda: not writer._trackers._threads[0].is_alive(), 5)
 
 
 @pytest.mark.parametrize(

@@ -64,10 +64,10 @@ for record in {records!r}:
     recorder.write(record)
 recorder.checkpoint()
 recorder._trackers._put(lambda sink: os.kill(os.getpid(), signal.SIGKILL))
-recorder._trackers._thread.join()
+recorder._trackers._threads[0].join()
 """
 FAILED = """
-while recorder._trackers._queue.qsize():  # it started long before
+while recorder._trackers._threads[0]._queue.qsize():  # it started long before
     time.sleep(0.01)
 metrics_writer.failed(1)
 """

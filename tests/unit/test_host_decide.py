@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from training.host import decisions
 from training.host.gpus import Gpu, GpuInventory
 from training.host.placement import LOCAL, RANK, Topology
 from training.host.torch_build import TorchBuild
+from training.plan.preflight import WARNING, precision_checks
 
 GIB = 1 << 30
 TORCH, CPU_TORCH = TorchBuild("2.13.0", "13.0"), TorchBuild("2.13.0+cpu", None)
@@ -212,3 +214,17 @@ def test_who_starts_the_ranks(
     choice = decisions.launcher(config(launcher=asked), Topology(kind, "flags", ""), script, ranks)
     assert choice.value == value
     assert expected in choice.reason
+
+
+def test_emulated_bf16_on_a_cpu_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    request: Any = SimpleNamespace(command=lambda **changes: f"again {changes}", gpu_ranks=0)
+
+    def found(precision: str) -> list[tuple[str, list[str]]]:
+        checks = precision_checks.precision_works(precision, machine(), "cpu", CPU_TORCH, request)
+        return [(check.status, check.fixes) for check in checks]
+
+    monkeypatch.setattr(decisions, "cpu_flags", lambda: {"avx2"})
+    assert found("bf16") == [(WARNING, ["again {'precision': 'auto'}"])]
+    assert found("fp32") == []
+    monkeypatch.setattr(decisions, "cpu_flags", lambda: {"avx2", "amx_bf16"})
+    assert found("bf16") == []

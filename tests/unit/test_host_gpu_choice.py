@@ -82,6 +82,23 @@ def test_beside_a_lost_gpu_the_chosen_ones_are_named_by_uuid() -> None:
     assert emptiest_gpus(machine, 2, {}, hide=False).visible == "GPU-2,GPU-3,GPU-0"
 
 
+def test_beside_a_lost_gpu_those_at_the_front_are_named_too() -> None:
+    for every, ranks in ((EVERY[1:], 1), ((EVERY[1], EVERY[3]), 2)):
+        choice = emptiest_gpus(GpuInventory(every, "-"), ranks, {}, hide=True)
+        assert choice.visible == ",".join(gpu.uuid for gpu in every[:ranks])
+    unnamed = (replace(EVERY[1], uuid="-"), replace(EVERY[3], uuid="-"))
+    assert emptiest_gpus(GpuInventory(unnamed, "-"), 2, {}, hide=True).visible is None
+
+
+@pytest.mark.parametrize("other", [gpu(0, None), gpu(0, 79, mig=True)])
+def test_enough_whole_gpus_of_known_memory_are_chosen_among(other: Gpu) -> None:
+    machine = GpuInventory((other, *EVERY[1:]), "-")
+    assert emptiest_gpus(machine, 2, {}, hide=True).visible == "GPU-1,GPU-3"
+    follow = emptiest_gpus(machine, 2, {}, hide=False).machine.gpus
+    assert [g.index for g in follow if g.mig] == []
+    assert [g.index for g in follow][:2] == [1, 3]
+
+
 @pytest.mark.parametrize(
     ("environ", "every", "ranks"),
     [
@@ -91,9 +108,9 @@ def test_beside_a_lost_gpu_the_chosen_ones_are_named_by_uuid() -> None:
         ({}, EVERY, 4),
         ({}, EVERY, 5),
         ({}, (), 1),
-        ({}, (*EVERY, gpu(4, None)), 2),
-        ({}, (*EVERY, gpu(4, 79, mig=True)), 2),
-        ({}, EVERY[1:], 1),
+        ({}, (gpu(0, 79), gpu(1, None)), 2),
+        ({}, (gpu(0, 79), gpu(1, 79, mig=True)), 2),
+        ({}, (gpu(0, 79), gpu(1, 5)), 1),
     ],
 )
 def test_otherwise_nothing_is_changed(

@@ -112,6 +112,32 @@ def test_insufficient_gpus_exit_with_3_and_advice(
     assert os.listdir(tmp_path) == []
 
 
+def test_all_gpus_visible_is_the_first_suggestion_where_some_are_hidden(nvidia: Nvidia) -> None:
+    def suggested(job: str = "", **values: object) -> bool:
+        allocated = {"LSB_JOBID": job} if job else {}
+        done = dry_run(nvidia(CUDA_VISIBLE_DEVICES="0", **values) | allocated, BALANCED)
+        assert done.returncode == 3
+        first = done.stdout.partition("try: ")[2].splitlines()[0]
+        return first == f"env -u CUDA_VISIBLE_DEVICES ./{SIMPLE} {BALANCED} --dry_run"
+
+    assert suggested(COUNT=3)
+    assert not suggested(COUNT=1)
+    assert not suggested(COUNT=2, FREE_GIB="31,0.2"), "the other one is full"
+    assert not suggested(COUNT=2, COMPUTE_MODE="0,2"), "no process may use it"
+    assert not suggested(job="4", COUNT=3), "they belong to other jobs"
+
+
+def test_a_gpu_that_does_not_answer_is_reported(nvidia: Nvidia) -> None:
+    seen = look(nvidia(COUNT=3, LOST=2))
+    assert ([gpu.index for gpu in seen.gpus], seen.silent) == ([0, 2], (1,))
+    done = dry_run(nvidia(COUNT=3, LOST=2), BALANCED)
+    assert done.returncode == 0 and "warning  GPU 1 " in done.stdout
+    assert f"CUDA_VISIBLE_DEVICES={UUID.format(0)},{UUID.format(2)} " in done.stdout
+    few = dry_run(nvidia(COUNT=2, LOST=2), BALANCED)
+    (line,) = (one for one in few.stdout.splitlines() if "1 visible" in one)
+    assert few.returncode == 3 and "GPU 1" in line and "xid" in line
+
+
 def test_a_gpu_in_prohibited_mode(nvidia: Nvidia) -> None:
     assert [g.compute_mode for g in look(nvidia(COMPUTE_MODE="0,3")).gpus] == [
         "default",
@@ -140,6 +166,14 @@ def test_a_gpu_in_exclusive_mode(nvidia: Nvidia) -> None:
     )
     assert f"try: kill {other.pid}   # if it is yours: " in done.stdout
     assert "or:  sudo nvidia-smi -i 0 -c DEFAULT" in done.stdout
+
+
+def test_a_gpu_that_another_process_has_for_itself_is_not_suggested(nvidia: Nvidia) -> None:
+    other = {"FREE_GIB": "31,0.2", "PROCESSES": f"{os.getpid()}:1"}  # of GPU 0
+    alone = "launch_train.sh 1 "
+    assert alone in dry_run(nvidia(**other), BALANCED).stdout
+    closed = dry_run(nvidia(**other, COMPUTE_MODE="3,0"), BALANCED)
+    assert (closed.returncode, alone in closed.stdout) == (3, False)
 
 
 def test_mps_shares_a_gpu_in_exclusive_mode(nvidia: Nvidia) -> None:
@@ -202,9 +236,19 @@ def test_mig_instances_are_not_counted_as_gpus(nvidia: Nvidia) -> None:
 
 def test_a_tight_fit_is_a_warning(nvidia: Nvidia) -> None:
     fixed = ("--activation_checkpointing=none", "--compile=0")
-    done = dry_run(nvidia(FREE_GIB="23"), BALANCED, *fixed)
+    machine = nvidia(FREE_GIB="23")
+    done = dry_run(machine, BALANCED, *fixed)
     assert done.returncode == 0
     assert "tight, the run may need 24.5 GiB" in done.stdout
+    # --check measures a step, whose check then has the only figure
+    code = (
+        "import os; from training.plan import training_plan\n"
+        f"words = ['--device=cuda', *{fixed}, '--check', {BALANCED!r}]\n"
+        "made = training_plan.make('train_dual_gpu_enhanced.sh', words, os.environ)\n"
+        "print([(c.status, '24.5' in c.text) for c in made[2] if c.name == 'GPU 0'])"
+    )
+    checked = python("-c", code, cwd=ROOT, **machine)
+    assert checked.stdout.splitlines()[-1:] == ["[('warning', False)]"], checked.stderr[-2000:]
 
 
 def test_the_driver_is_not_queried_on_the_cpu(nvidia: Nvidia) -> None:

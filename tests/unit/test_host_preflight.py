@@ -331,6 +331,14 @@ def test_no_fitting_batch_is_reported() -> None:
     assert found.fixes == ["a machine or container with 4.2 GiB free"]
 
 
+def test_a_tight_limit_is_left_to_the_measurement_of_a_step() -> None:
+    estimate = memory.Estimate(4 * GIB, 0, 0, 0, 0, 0, 0, 0)
+    for flag, shown in (("--dry_run", True), ("--check", False)):
+        request = ask("--device=cpu", "--depth=1", flag)
+        found = startup_checks.host_memory(estimate.tight - 1, estimate, request, [])
+        assert (found.status, "may need 6.0 GiB" in found.text) == (WARNING, shown)
+
+
 def test_all_checks_together_take_less_than_a_second_and_a_half(tmp_path: Path) -> None:
     code = (
         "import os, time; started = time.perf_counter();"

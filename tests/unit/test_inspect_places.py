@@ -6,15 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.unit import targets
 from tests.unit.conftest import ROOT, clean_environment
 from training.core.rundir import RunDir
 from training.host.gpus import Gpu, GpuInventory, GpuProcess
-from training.monitor.health import gpu_placement
+from training.monitor import host_stats
+from training.monitor.health import gpu_placement, health
 from training.monitor.health.check import BAD, OK, UNKNOWN, HealthCheck
 from training.monitor.health.target import Target
 
@@ -157,6 +160,26 @@ def test_gpus_are_distinguished_by_their_uuids() -> None:
     assert (check.status, wanted) == (BAD, {0: "GPU-y", 1: "GPU-x"})
     check, places, wanted = looked((0, "-"), (1, "-"), planned=("-", "-"))  # by index
     assert (check.status, wanted, {*places[1]}) == (OK, {}, {"1"})
+
+
+def test_instances_that_the_ranks_of_a_script_name_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else both have their processes on the same GPU."""
+
+    class Asked(Exception):
+        pass
+
+    def ask(shared: host_stats.Shared, planned: Iterable[str] = ()) -> None:
+        raise Asked(*planned)
+
+    monkeypatch.setattr(host_stats.Shared, "ask", ask)
+    names = {0: {"CUDA_VISIBLE_DEVICES": "MIG-a"}, 1: {"CUDA_VISIBLE_DEVICES": "MIG-b"}}
+    target = Target(None, {}, {0: 4194300, 1: 4194301}, 2, 2, "", names)
+    monkeypatch.setattr(health.target, "of_process", lambda pid: target)
+    with pytest.raises(Asked) as asked:
+        health.of_process(4194300)
+    assert asked.value.args == ("MIG-a", "MIG-b")
 
 
 def test_run_is_compared_with_its_plan() -> None:

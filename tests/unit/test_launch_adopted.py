@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from training.launcher import adopted_ranks
+from tests.unit.monitor_runs import Made, look
+from training.core import rundir
+from training.launcher import adopted_ranks, endings
 from training.launcher.adopted_ranks import AdoptedRanks
+from training.launcher.attempt import Attempt
+from training.launcher.local_ranks import LocalRanks
+from training.launcher.outcome import Outcome
+from training.launcher.post_run import PostRun
+from training.launcher.recovery import Recovery
 from training.watchdog.probes import procfs
 
 
@@ -97,3 +106,31 @@ def test_the_status_of_a_process_that_was_not_waited_for(ranks: Ranks) -> None:
     assert procfs.exit_status(pid) == signal.SIGKILL
     ranks.processes[0].wait()
     assert procfs.exit_status(pid) is None
+
+
+def test_the_most_ranks_of_a_watched_command_are_those_of_its_run(tmp_path: Path) -> None:
+    """They end before the command, which is the only process that is listed at the end."""
+    made = Made(tmp_path / "run", ranks=1)
+    plan = made.plan | {
+        "script": {"path": "torchrun", "args": []},
+        "launcher": {"value": "watch", "reason": ""},
+        "launch": "x",
+    }
+    plan["config"] |= {"retries": "auto", "hang_timeout": 60, "show_ranks": "0", "notify": ""}
+    rundir.write_json(made.run.plan, plan)
+    own = os.getpid()
+    rundir.write_json(made.run.supervisor, {"pid": own, "launch": "x", "started": made.at + 1})
+    attempt = Attempt(made.run, plan, LocalRanks(range(1), 1), "")
+    for found in ({0: own, 1: own}, {1: own}, {}):
+        attempt.children.adopt(found)
+    attempt.children.adopted.close()
+    assert look(made.run)["run"]["ranks"] == 2
+    endings.regular_end(
+        made.run,
+        plan,
+        PostRun(made.run, plan),
+        Outcome(ours=False, watched="torchrun"),
+        Recovery(made.run, plan),
+    )
+    assert rundir.read_json(made.run.summary)["ranks"] == 2
+    assert [rank["rank"] for rank in look(made.run)["ranks"]] == [0, 1]

@@ -213,7 +213,7 @@ def test_out_of_memory_where_the_batch_does_not_matter_is_not_cured_by_a_smaller
 
     begin = "the memory of '{}' does not depend on device_batch_size: try {}"
     smaller_model = "ending other processes on the GPU (nvidia-smi), or a smaller model"
-    for phase in ("gather state", "checkpoint", "sample"):
+    for phase in ("building the model", "gather state", "checkpoint", "sample"):
         for made in (plan(), fixed, of_task("video_restoration")):
             assert tried(phase, made) == begin.format(phase, smaller_model)
     pieces = "restoring each clip in smaller pieces: --num_frame_testing (frames), "

@@ -87,6 +87,35 @@ LINES: dict[str, dict[str, Any]] = {
         "epoch": 3,
         "epochs": 10,
     },
+    # a batch: its own loss counts in training, in an evaluation only the mean of all batches
+    "Epoch: [0][ 10/100]\tTime  0.1 ( 0.1)\tLoss 6.9000e+00 (6.9500e+00)\tAcc@1   0.00 (  0.20)": {
+        "step": 10,
+        "total": 100,
+        "loss": 6.9,
+        "scores": {},
+    },
+    "Test: [1/2]\tTime  0.1 ( 0.1)\tLoss 5.6485e+00 (5.6485e+00)\tAcc@1   0.00 (  0.00)": {
+        "scores": {},
+        "loss": None,
+        "validates": True,
+    },
+    "Test: [2/2]\tTime  0.1 ( 0.1)\tLoss 5.9164e+00 (5.7825e+00)\tAcc@1   0.00 (  0.00)": {
+        "scores": {"val_loss": 5.7825},
+    },
+    " *   Acc@1 12.500 Acc@5 31.250": {"scores": {"val_acc1": 12.5, "val_acc5": 31.25}},
+    "Test:  [ 96/98]  eta: 0:00:01  loss: 1.13 (1.24)  acc1: 70.3 (71.0)  time: 0.5": {
+        "scores": {}
+    },
+    "Test:  [ 97/98]  eta: 0:00:00  loss: 1.13 (1.24)  acc1: 70.3 (71.0)  time: 0.5": {
+        "scores": {"val_loss": 1.24},
+    },
+    "* Acc@1 72.130 Acc@5 91.100 loss 1.240": {
+        "scores": {"val_acc1": 72.13, "val_acc5": 91.1, "val_loss": 1.24},
+        "loss": None,
+    },
+    "Test: [  48/48]  Time: 0.100 (0.2)  Loss:   1.2000 (  1.3000)  Acc@1:  70.00 ( 71.00)": {
+        "scores": {"val_loss": 1.3},
+    },
 }
 
 

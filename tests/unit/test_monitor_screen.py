@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.monitor_person import Person
-from tests.unit.monitor_runs import GIB, Made, check_size, look, text_of
+from tests.unit.monitor_runs import GIB, Made, check_size, dead_pid, look, text_of
 from training.core import json_text, rundir
 from training.core.cells import cells
 from training.core.messages import LANGUAGES
@@ -215,6 +215,20 @@ def test_advice_is_complete_at_any_width(made: Made) -> None:
         shown = screen.screen(look(made.run), View(width, 40))
         assert max(map(cells, shown)) <= width
         assert " ".join(f"try: {advice}".split()) in " ".join(" ".join(shown).split())
+
+
+def test_advice_is_complete_on_a_small_terminal(made: Made) -> None:
+    """Beside a long cause, a curve, ranks and a log; also with more advice than usual."""
+    made.supervisor(dead_pid()).steps(100).beats().failure()
+    steps = [f"device_batch_size is {n}: try {n - 1}, the same 256 tokens per step" for n in (9, 7)]
+    command = "./launch_train.sh 2 --resume=oomz --device_batch_size=1 --out_dir=elsewhere"
+    for advice in ([*steps[:1], command], [*steps, *steps, *steps, command]):
+        known = json.loads(made.run.failure.read_text())
+        known |= {"summary": "CUDA out of memory " * 20, "advice": advice}
+        rundir.write_json(made.run.failure, known)
+        shown = [line.strip() for line in screen.screen(look(made.run), View(80, 24))]
+        assert " ".join(f"try: {line}" for line in advice) in " ".join(shown)
+        assert len(shown) == 24 and any(line.endswith("…") for line in shown[3:9])
 
 
 def test_wrap_keeps_all_text() -> None:

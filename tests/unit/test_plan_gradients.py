@@ -106,8 +106,15 @@ def test_the_bucket_balances_latency_and_the_last_one(
     assert times[found] <= 1.1 * min(times.values()), (times, optimum)
 
 
-def begun(rate: float | None, *, p2p: bool = True, name: str = CARD, **other: Any) -> Any:
-    known = {"gb_per_s": rate, "small_ms": 0.03, "time": 0.0, "p2p": p2p}
+def begun(
+    rate: float | None,
+    *,
+    p2p: bool = True,
+    name: str = CARD,
+    small_ms: float = 0.03,
+    **other: Any,
+) -> Any:
+    known = {"gb_per_s": rate, "small_ms": small_ms, "time": 0.0, "p2p": p2p}
     return {
         "ranks": 2,
         "local_ranks": 2,
@@ -245,5 +252,8 @@ def test_little_gain_is_explained_with_what_helps(monkeypatch: pytest.MonkeyPatc
     after = decide("none", begun(3.0), decided(accumulation=value // 16384))
     speed = after.fields["exchange"]["speed_up"]
     assert speed is not None and speed >= exchange.LITTLE * 2 and after.notes == []
+    (note,) = decide("none", begun(300.0, small_ms=20.0)).notes
+    assert "GB/s" not in note and "PCIe" not in note, "the latency is the reason, not the bandwidth"
+    assert "--gradient_compression" not in note, "it would save nothing"
     (note,) = decide("bf16", begun(0.5)).notes
     assert "--gradient_compression" not in note and "one GPU alone" in note

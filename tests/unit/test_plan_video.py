@@ -13,8 +13,10 @@ import pytest
 from PIL import Image
 
 from tests.conftest import ROOT
+from tests.unit.option_files import KEY
 from training.host.gpus import VISIBLE, Gpu, GpuInventory, visible
 from training.host.torch_build import TorchBuild
+from training.plan import request
 from training.plan import training_plan as planner
 from training.tasks import measurement
 from training.tasks.measurement import Answer
@@ -93,6 +95,20 @@ def test_several_ranks_have_the_gpus_that_there_are(four_gpus: None, file: Path)
 def test_the_environment_wins(four_gpus: None, file: Path) -> None:
     plan = made(file, 1, CUDA_VISIBLE_DEVICES="1")
     assert [g["name"] for g in plan["gpus"]] == ["Card 1"] and chosen(plan) == []
+
+
+def test_only_a_key_that_logs_in_to_wandb_has_a_note(four_gpus: None, file: Path) -> None:
+    def notes(wanted: bool, *flags: str, **environ: str) -> int:
+        logging = {"use_wandb": wanted, "wandb_api_key": KEY}
+        file.write_text(json.dumps(tree | {"logging": logging}))
+        args = ["2", str(file), *flags]
+        found = request.read("launch_train.sh", args, environ, installed=False).notes
+        return sum("WANDB_API_KEY" in note and str(file) in note for note in found)
+
+    tree = json.loads(file.read_text())
+    assert notes(True) == notes(False, "--use_dummy_wandb=false", "--wandb_mode=online") == 1
+    assert notes(False) == notes(True, WANDB_API_KEY="x") == 0
+    assert notes(True, "--wandb_mode=disabled") == notes(True, "--wandb_mode=offline") == 0
 
 
 def test_the_sentences_of_the_plan(four_gpus: None, file: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.unit.monitor_runs import Made, dead_pid, old
 from tests.unit.report_runs import CONFIG, event, page_of, planned, read, trained
 from training.core import rundir
-from training.monitor.report import chart_render, run
+from training.monitor.report import chart_render, run, sections
 
 EVIL = "</script><img src=x onerror=alert(1)>\"'&"
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
@@ -76,6 +76,19 @@ def test_changed_values_come_first(whole: Made) -> None:
     page = page_of(whole)
     shown = page[page.index('id="configuration"') :]
     assert shown.index(">num_iterations<") < shown.index("<details") < shown.index(">embedding_lr<")
+
+
+def test_defaults_that_a_resume_has_kept_are_folded(tmp_path: Path) -> None:
+    """A value of the run itself, or of this start even if it is the default, is not."""
+    for text in ("from resumed run back", "恢复的运行 back"):
+        origins = dict.fromkeys(CONFIG, text) | {"tensorboard": "from --tensorboard"}
+        made = planned(tmp_path / "experiments" / "back", origins=origins)
+        section = str(sections.configuration(run.read_run(made.run)))
+        shown, folded = (
+            {name for name in CONFIG if f">{name}<" in part} for part in section.split("<details")
+        )
+        assert shown == {"depth", "num_iterations", "tensorboard"}
+        assert folded == {"matrix_lr", "embedding_lr", "wandb_run"}
 
 
 def test_page_is_self_contained(whole: Made) -> None:

@@ -12,17 +12,19 @@ import pytest
 
 from tests.unit.monitor_runs import Made
 from tests.unit.report_runs import event, page_of, planned, read, trained
-from training.core import rundir
+from training.core import metric_units, rundir
+from training.core.units import duration
+from training.monitor import launches
 from training.monitor.report import (
     chart_types,
     charts,
-    restarts,
     run,
     run_charts,
     run_page,
     sections,
     timeline,
 )
+from training.monitor.runs import facts
 
 
 @pytest.fixture
@@ -132,10 +134,18 @@ def marked(chart: chart_types.Chart, of: int) -> list[int]:
     ]
 
 
+def test_the_final_loss_of_a_long_run_without_a_summary(tmp_path: Path) -> None:
+    made = planned(tmp_path / "experiments" / "died")
+    losses = [2.0 + (9.0 if step % 4 == 0 else 0.0) for step in range(1, 4001)]
+    for step, loss in enumerate(losses, 1):
+        made.step(step, loss)
+    assert run_charts.ends(run.read_run(made.run)) == pytest.approx(metric_units.ends(losses))
+
+
 @pytest.fixture
 def resumed(tmp_path: Path) -> Made:
     """Two starts three days apart: steps 1 to 40, then 41 to 80 with their own plan."""
-    made = planned(tmp_path / "experiments" / "resumed")
+    made = planned(tmp_path / "experiments" / "resumed", resume=True)
     days, begun = 72 * 3600, made.at - 72 * 3600
     event(made, "start", 1.0 - days, step=0, total_steps=80, world_size=2)
     for step in range(1, 41):
@@ -157,6 +167,7 @@ def test_times_of_a_resumed_run_exclude_the_pause(resumed: Made) -> None:
     assert seen.begun == pytest.approx(resumed.at - 72 * 3600 + 1) and seen.starts == 2
     assert seen.pauses == [pytest.approx((resumed.at - 72 * 3600 + 7, resumed.at))]
     assert seen.lasted_s == pytest.approx(6 + 9)
+    assert facts.read(resumed.run.path).seconds == pytest.approx(6 + 9)
     text = read(page_of(resumed)).text
     first = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen.begun))
     assert (
@@ -181,6 +192,12 @@ def test_times_of_a_resumed_run_exclude_the_pause(resumed: Made) -> None:
     assert "not running for 2 d 23:59 h" in chart.columns["text"]
 
 
+def test_times_of_the_events_table_exclude_the_pause(resumed: Made) -> None:
+    cells = read(str(sections.events(run.read_run(resumed.run)))).parts
+    ends = [i for i, cell in enumerate(cells) if cell == "end"]
+    assert [cells[i - 1] for i in ends] == [duration(6), duration(6 + 9)]
+
+
 def test_killed_start_leaves_a_pause_but_a_restart_does_not(resumed: Made) -> None:
     lines = [
         line
@@ -190,11 +207,63 @@ def test_killed_start_leaves_a_pause_but_a_restart_does_not(resumed: Made) -> No
     resumed.run.events.write_text("\n".join(lines) + "\n")
     ((since, until),) = run.read_run(resumed.run).pauses
     assert since == pytest.approx(resumed.at - 72 * 3600 + 6) and until == pytest.approx(resumed.at)
+    assert facts.read(resumed.run.path).seconds == pytest.approx(5 + 9)
     at = [(1.0, "start"), (60.0, "failure"), (90.0, "restart"), (200.0, "start")]
     assert (
-        restarts.pauses([{"time": when, "event": kind} for when, kind in at], [2.0, 59.0], 0.5)
+        launches.pauses([{"time": when, "event": kind} for when, kind in at], [2.0, 59.0], 0.5)
         == []
     )
+
+
+def test_an_evaluation_that_a_resume_has_discarded_is_not_the_best(tmp_path: Path) -> None:
+    """Resumed from step 40 and ended before a new step, then trained to step 80 again."""
+    made = planned(tmp_path / "experiments" / "back")
+    event(made, "start", 1.0, step=0, total_steps=120, world_size=2)
+    for step in range(1, 121):
+        made.step(step, 2.0)
+        if step % 40 == 0:
+            made.score(step, 3.0 - step / 100)
+            event(made, "eval", 16 + step / 10, step=step, val_bpb=3.0 - step / 100)
+    event(made, "resume", 40.0, step=40)
+    assert run.read_run(made.run).metrics.best("val_bpb") == (40, 2.6)
+    made.score(80, 2.5)
+    event(made, "eval", 50.0, step=80, val_bpb=2.5)
+    assert run.read_run(made.run).metrics.best("val_bpb") == (80, 2.5)
+
+
+def test_a_clock_set_back_to_before_the_start(tmp_path: Path) -> None:
+    """An hour in the middle of a run: its end is before its start, and no pause."""
+    made = planned(tmp_path / "experiments" / "back")
+    hour = 3600.0
+    event(made, "start", 1.0, step=0, total_steps=80, world_size=2)
+    for step in range(1, 81):
+        made.step(step, 2.0, at=made.at + 2 + step / 10 - (hour if step > 40 else 0.0))
+    event(made, "checkpoint", 9.9 - hour, step=80, path="x")
+    event(made, "end", 10.0 - hour, step=80, exit_code=0)
+    made.summary(time=made.at + 10 - hour)
+    seen = run.read_run(made.run)
+    assert seen.pauses == [] and seen.lasted_s == pytest.approx(6.0)
+    chart = timeline.timeline_chart(seen)
+    assert chart and [*zip(chart.columns["lane"], chart.columns["kind"], strict=True)] == [
+        ("start 1", "start-up"), ("start 1", "training"), ("checkpoints", "")
+    ]  # fmt: skip
+    assert min(at for at in chart.columns["at"] if at is not None) == 0.0
+    assert max(to for to in chart.columns["to"] if to is not None) == pytest.approx(6.0)
+
+
+def test_the_time_of_a_run_that_was_killed_ends_with_its_last_step(tmp_path: Path) -> None:
+    made = planned(tmp_path / "experiments" / "killed", resume=True)
+    event(made, "start", -4000.0, step=0)
+    event(made, "resume", 1.0, step=900)
+    for step in range(1000):
+        made.step(step, 2.0, at=made.at - 4000 + step)
+        made.step(step + 900, 2.0, at=made.at + 2 + step)
+    lines = made.run.metrics.read_text().splitlines()
+    made.run.metrics.write_text("\n".join(sorted(lines)) + "\n")
+    assert made.run.metrics.stat().st_size > 3 * launches.BLOCK
+    rundir.write_json(made.run.summary, {"status": "done", "time": made.at + 1005})
+    assert facts.read(made.run.path).seconds == pytest.approx(999 + 1005)
+    assert run.read_run(made.run).lasted_s == pytest.approx(999 + 1005)
 
 
 def test_many_checkpoints_hide_no_start_and_no_failure(tmp_path: Path) -> None:
@@ -229,7 +298,7 @@ def test_many_checkpoints_hide_no_start_and_no_failure(tmp_path: Path) -> None:
         (12 - day, 0.0),
     ]
     times = [one["time"] for one in seen.events]
-    assert times == sorted(times) and len(times) < before + restarts.MOST_OTHERS
+    assert times == sorted(times) and len(times) < before + launches.MOST_OTHERS
     assert len(seen.events) + seen.left_out.total() == len(events)
     chart = timeline.timeline_chart(seen)
     assert chart and {"failures", "restarts", "pauses", "start 4"} <= {*chart.columns["lane"]}
@@ -250,7 +319,7 @@ def test_notable_events_left_out_are_counted_with_their_file(tmp_path: Path) -> 
         return [part for part in page.parts if made.run.events.name in part]
 
     assert notes(first) == []
-    for count in (first + beyond, restarts.MOST_OTHERS + beyond):
+    for count in (first + beyond, launches.MOST_OTHERS + beyond):
         above, of_all = notes(count)
         assert str(count - first) in above.split() and str(count) in of_all.split()
 

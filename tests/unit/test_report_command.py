@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -199,6 +200,53 @@ def test_equal_runs_have_no_differences_and_no_best_value(tmp_path: Path) -> Non
         and "No differences recorded in the plans." in page
     )
     assert page.count("/experiments/same") > 1, "runs with the same name are shown by their folders"
+
+
+def launched(path: Path, script: str, *args: str) -> Made:
+    """A run of a user script."""
+    plan = {"script": {"path": script, "args": list(args)}, "origins": {}}
+    return Made(path, config={"hang_timeout": 60}, **plan)
+
+
+def test_scripts_differ_by_path_and_redacted_arguments(tmp_path: Path) -> None:
+    folder = tmp_path / "experiments"
+    key = ["--api_key", "hidden1"]
+    made = [launched(folder / str(lr), "a/main.py", f"--lr={lr}", *key) for lr in (1, 2)]
+    assert differing(comparison(*made)) == [["args", "--lr=1 --api_key …", "--lr=2 --api_key …"]]
+    other = launched(folder / "other", "b/main.py", "--lr=1", *key)
+    assert differing(comparison(made[0], other)) == [["script", "a/main.py", "b/main.py"]]
+    assert (
+        differing(
+            comparison(
+                made[0], launched(folder / "same", "a/main.py", *made[0].plan["script"]["args"])
+            )
+        )
+        == []
+    )
+    assert "hidden1" not in comparison(*made)
+
+
+def test_a_missing_task_is_a_difference_but_another_missing_field_is_not(tmp_path: Path) -> None:
+    folder = tmp_path / "experiments"
+    runs = [planned(folder / f"depth{n}", config={"task": "gpt", "depth": n}) for n in (2, 3)]
+    script = launched(folder / "script", "main.py", "--lr=1")
+    assert differing(comparison(runs[0], script)) == [["task", "gpt", "-"]]
+    assert differing(comparison(*runs, script)) == [
+        ["task", "gpt", "gpt", "-"],
+        ["depth", "2", "3", "-"],
+    ]
+
+
+def differing(page: str) -> list[list[str]]:
+    """Rows of the table of differences."""
+    (part,) = re.findall(r'<section id="differences".*?</section>', page, re.DOTALL)
+    return [
+        [
+            html.unescape(re.sub("<[^>]*>", "", cell))
+            for cell in re.findall(r"<t[hd].*?</t[hd]>", row)
+        ]
+        for row in re.findall(r"<tr>.*?</tr>", part)[1:]
+    ]
 
 
 def test_comparison_with_empty_runs(pair: tuple[Made, Made], tmp_path: Path) -> None:

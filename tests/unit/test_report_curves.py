@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.monitor_runs import Made
-from training.core import read_backwards
+from training.core import metric_units, read_backwards
 from training.core.rundir import append_json
 from training.monitor.report.series import POINTS, Metrics
 
@@ -55,6 +55,12 @@ def test_short_run_is_exact(made: Made) -> None:
     assert metrics.median("step_ms") == 105, "the first step, 101, is left out as in summary.json"
 
 
+def test_medians_of_whole_numbers(tmp_path: Path) -> None:
+    times: list[Any] = [900, 100, 101.0, 102, 103.0, math.nan, True, "x", 10**400]
+    rows = [step(n, step_ms=value) for n, value in enumerate(times, 1)]
+    assert written(tmp_path / "m.jsonl", rows).median("step_ms") == 101.5, "the first is left out"
+
+
 def test_long_run_keeps_its_extremes(tmp_path: Path) -> None:
     chance = random.Random(3)
     losses = {n: 2 + chance.random() for n in range(1, 20_001)}
@@ -79,6 +85,37 @@ def test_values_whose_sum_is_infinite(tmp_path: Path) -> None:
     curve = metrics.curves["loss"]
     assert curve.bad == 0 and {value for _, value in curve.points} == {huge}
     assert all(value == pytest.approx(huge) for _, value in curve.means)
+
+
+def test_the_ends_of_a_loss_are_means_of_steps(tmp_path: Path) -> None:
+    """Not of the extremes that a long curve keeps: one in three losses is far from the others."""
+    for count in (3, 100, POINTS + 1, 10_000):
+        losses = [3.0 - n / count + (6.0 if n % 3 == 0 else 0.0) for n in range(1, count + 1)]
+        rows = [step(n, loss) for n, loss in enumerate(losses, 1)]
+        first, last = written(tmp_path / "m.jsonl", rows).ends() or (0.0, 0.0)
+        assert (first, last) == pytest.approx(metric_units.ends(losses), abs=1e-9), count
+    assert Metrics(tmp_path / "none.jsonl").ends() is None
+
+
+@pytest.mark.parametrize("count", [40, 4 * POINTS])
+def test_evaluations_after_a_resume_with_another_batch(tmp_path: Path, count: int) -> None:
+    """64 tokens a step, then 192; the failed step after the last one has as many again."""
+    half, rows = count // 2, list[dict[str, Any]]()
+    tokens = [64 * n if n <= half else 64 * half + 192 * (n - half) for n in range(count + 2)]
+    for n in range(1, count + 1):
+        rows.append(step(n) | {"tokens": tokens[n]})
+        if n % 10 == 0:
+            rows.append({"time": 1000.0 + n, "step": n, "val_bpb": 1.0})
+    metrics = written(tmp_path / "m.jsonl", rows)
+    seen = [place.tokens for place, _ in metrics.evaluation("val_bpb").points]
+    assert seen == tokens[10 : count + 1 : 10]
+    assert metrics.so_far(count + 1) == tokens[count + 1]
+
+
+def test_evaluations_between_logged_steps(tmp_path: Path) -> None:
+    rows = [step(10), {"step": 15, "val_loss": 1.0}, step(20)]
+    metrics = written(tmp_path / "m.jsonl", [{"step": 5, "val_loss": 1.0}, *rows])
+    assert [place.tokens for place, _ in metrics.evaluation("val_loss").points] == [320, 960]
 
 
 def test_later_records_win(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.unit.monitor_runs import VIDEO, Made
 from tests.unit.report_runs import comparison, page_of, planned, read, restoring, trained
 from training.core import rundir
-from training.monitor.report import compare_page, run, run_charts, run_page
+from training.monitor.report import compare_page, headline, run, run_charts, run_page
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
 
@@ -192,3 +193,23 @@ def test_any_task_in_a_plan(tmp_path: Path, task: object) -> None:
 def test_run_without_a_step_counts_samples(tmp_path: Path) -> None:
     made = Made(tmp_path / "experiments" / "early", task=VIDEO)
     assert run.read_run(made.run).counted == "samples"
+
+
+def test_a_script_whose_loss_ends_as_nan_is_not_the_best(tmp_path: Path) -> None:
+    """Its finite steps are lower than those of the other script."""
+    runs = []
+    for name, losses in (
+        ("steady", [2.0] * 40),
+        ("late", [1.0] * 35 + [math.nan] * 5),
+    ):
+        made = planned(tmp_path / "experiments" / name, script={"path": "main.py", "args": []})
+        made.run.ranks.mkdir(exist_ok=True)
+        printed = "".join(f"step {n} loss: {loss}\n" for n, loss in enumerate(losses, 1))
+        (made.run.ranks / "rank0.log").write_text(printed)
+        runs.append(made)
+    steady, late = runs
+    assert "NaN" in [value for _, value, _ in headline.figures(run.read_run(late.run))]
+    page = comparison(steady, late)
+    rows = page[page.index("<table") : page.index("</table>")].split("</tr>")
+    assert ['class="n best">2.0000<' in row for row in rows[1:3]] == [True, False]
+    assert ">NaN<" in rows[2] and 'class="n best">NaN' not in page

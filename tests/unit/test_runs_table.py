@@ -171,6 +171,7 @@ def test_no_runs_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_table_fits_its_terminal(folder: Path) -> None:
     ended(Made(folder / ("a_very_long_name_" * 5)), depth=2, data="中文" * 30)
+    ended(Made(folder / "short"), data="text")
     found = facts.read_all(folder)
     for width in (80, 100, 200):
         for line in table.lines(found, width):
@@ -183,6 +184,20 @@ def test_the_table_fits_its_terminal(folder: Path) -> None:
 def test_differences_are_those_of_the_listed_runs(folder: Path) -> None:
     found = [run for run in facts.read_all(folder) if run.state == "finished"]
     assert table.differences(found) == ["depth"]
+
+
+def test_a_missing_task_is_a_difference_but_another_missing_field_is_not(tmp_path: Path) -> None:
+    ended(Made(tmp_path / "a"), task="gpt", depth=12)
+    for name, lr in (("b", 1), ("c", 2)):
+        made = Made(tmp_path / name)
+        made.plan["script"] = {"path": "main.py", "args": [f"--lr={lr}"]}
+        rundir.write_json(made.run.plan, made.plan)
+    found = {run.name: run for run in facts.read_all(tmp_path)}
+    assert table.differences([found["a"], found["b"]]) == ["task"]
+    assert set(table.differences([*found.values()])) == {"task", "args"}
+    made.plan["script"]["path"] = "other.py"
+    rundir.write_json(made.run.plan, made.plan)
+    assert table.differences([found["b"], facts.read(made.run.path)]) == ["script", "args"]
 
 
 def test_options_of_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,9 @@ import pytest
 from tests.cases import each
 from tests.unit.verdicts import TRACEBACK, failed, new_run, plan, report_error, verdict
 from training.core.contracts.verdict import FailureRecord
+from training.core.messages import msg
 from training.core.rundir import RunDir, write_json
-from training.diagnose import error_reports, exception_cause
+from training.diagnose import card, error_reports, exception_cause
 from training.host import cgroups
 from training.launcher import failure_report
 from training.launcher.outcome import Outcome
@@ -303,6 +304,27 @@ def silent_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 def ended(run: RunDir, status: int, **more: Any) -> FailureRecord:
     outcome = Outcome(guilty=(1, status), here=(1, status))
     return failure_report.failure(outcome, run, plan("cuda", gpus=CARDS, **more))
+
+
+@pytest.mark.parametrize(
+    ("place", "indices", "expected"), [(1, (3, 2), 2), (0, (3, 2), None), (1, (0, 1), None)]
+)
+def test_an_exhausted_gpu_has_its_number_on_the_machine(
+    run: RunDir,
+    silent_driver: None,
+    place: int,
+    indices: tuple[int, int],
+    expected: int | None,
+) -> None:
+    """torch counts the visible GPUs; only the one of the rank's own place is known."""
+    gpus = [one | {"index": index} for one, index in zip(CARDS, indices, strict=True)]
+    message = f"CUDA out of memory. Tried to allocate 2.00 MiB. GPU {place} has a total capacity"
+    report_error(run, 1, "OutOfMemoryError", message)
+    outcome = Outcome(guilty=(1, 1), here=(1, 1))
+    record = failure_report.failure(outcome, run, plan("cuda", gpus=gpus))
+    assert (verdict(record), record.get("gpu")) == (("gpu_oom", "error", 1), expected)
+    text = msg("diagnose.card.on_gpu", gpu=expected)
+    assert (text in card.of_run(record)) == (expected is not None)
 
 
 def test_a_driver_that_does_not_answer_has_a_time_limit(run: RunDir, silent_driver: None) -> None:

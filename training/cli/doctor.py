@@ -168,6 +168,7 @@ class DoctorReport:
     checks: list[preflight.Check]
     step: StepMemory | None  # None: unknown to the plan
     seconds: float  # of the checks, from process start, without measuring
+    total_s: float  # with it, and with what needs torch
 
     @property
     def code(self) -> Exit:
@@ -179,7 +180,7 @@ class DoctorReport:
 
     def text(self) -> str:
         """The text after the plan and the table of checks."""
-        lines = ["", msg("cli.doctor.checked", seconds=self.seconds)]
+        lines = ["", msg("cli.doctor.checked", seconds=self.total_s)]
         lines += (
             ["", msg("cli.doctor.memory_title"), *(f"  {line}" for line in self.step.lines())]
             if self.step
@@ -299,4 +300,4 @@ def run(
         ]
         checks = [*checks, broken]
     found = [*checks, *talk, *([step.check(request)] if step else [])]
-    return DoctorReport(plan, found, step, seconds)
+    return DoctorReport(plan, found, step, seconds, since_start())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from training.core import heartbeat, log, messages, phase_timeouts, rundir
 from training.core.errors import Exit, NothingToDo, RunStopped, UserError
 from training.core.messages import msg
-from training.trainer import worker
+from training.trainer import flight_recorder_server, worker
 from training.trainer.worker import SUPERVISED
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         code = int(worker.live(run, plan, world, ending))
         if ending:
             ending.close(code)
+        _leave_trackers(run, code)
         return code
     except NothingToDo as done:
         if str(done):
@@ -86,6 +87,19 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
             ending.close(status)
         # Exit at once: other ranks may wait in a collective, and a teardown could block.
         os._exit(status)
+
+
+def _leave_trackers(run: rundir.RunDir, code: int) -> None:
+    """End the process at once if a tracker failed or was abandoned: W&B's exit handler waits for
+    its service without a limit, and prints a traceback if it is gone."""
+    from training.trainer import metrics_writer
+
+    if metrics_writer.exits_cleanly():
+        return
+    flight_recorder_server.stop(run.ranks, 0)  # only rank 0 has trackers
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _report(error: UserError, run: rundir.RunDir | None, rank: int) -> int:

@@ -267,6 +267,7 @@ WARNINGS = {
     "warning.heartbeat_unreadable": "hang detection is off: a heartbeat file cannot be read",
     "warning.inject_missed": "an injected fault did not happen",
     "warning.inspector": "a finding of DDPInspector; see `kind`",
+    "warning.loss_not_finite": "the last loss that a script printed is NaN or infinite",
     "warning.machine_overloaded": "a rank is waiting for a CPU core",
     "warning.no_heartbeat": "the heartbeat of a rank is overdue, but its process is still working",
     "warning.optimizer_changed": "a user's task has another optimizer than at the checkpoint; its "

@@ -13,14 +13,38 @@ from training.core.rundir import RunDir
 def read(file: Path) -> tuple[dict[int, Record], float]:
     """From events.jsonl: (evaluations by step, of which a resume has discarded the later ones; time
     of the last restart)."""
+    return _kept(_events(file))
+
+
+def discarded(file: Path) -> set[int]:
+    """From events.jsonl: the steps whose evaluation a resume has discarded, without those that were
+    evaluated again."""
+    events = _events(file)
+    evaluated = (whole(e.get("step")) for e in events if e.get("event") == "eval")
+    return {step for step in evaluated if step is not None} - _kept(events)[0].keys()
+
+
+def _kept(events: Iterable[Record]) -> tuple[dict[int, Record], float]:
     evaluations: dict[int, Record] = {}
     restarted = 0.0
+    for record in events:
+        kind, step = record.get("event"), whole(record.get("step"))
+        if kind == "restart":
+            restarted = max(restarted, number(record.get("time")) or 0.0)
+        elif kind == "eval" and step is not None:
+            evaluations[step] = record
+        elif kind == "resume" and step is not None:
+            evaluations = {s: r for s, r in evaluations.items() if s <= step}
+    return evaluations, restarted
+
+
+def _events(file: Path) -> list[Record]:
+    """The events that decide which evaluations count, parsed in one call: one for each would take
+    three times as long. Most of the file are checkpoints."""
     try:
         content = file.read_bytes()
     except OSError:
-        return evaluations, restarted
-    # Most events are checkpoints. All others in one call: one for each would take three times as
-    # long.
+        return []
     lines = [
         line
         for line in content.split(b"\n")
@@ -30,17 +54,7 @@ def read(file: Path) -> tuple[dict[int, Record], float]:
         records = json_text.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):  # a line cut by a crash
         records = [jsonl.parse(line) for line in lines]
-    for record in records:
-        if not isinstance(record, dict):
-            continue
-        kind, step = record.get("event"), whole(record.get("step"))
-        if kind == "restart":
-            restarted = max(restarted, number(record.get("time")) or 0.0)
-        elif kind == "eval" and step is not None:
-            evaluations[step] = record
-        elif kind == "resume" and step is not None:
-            evaluations = {s: r for s, r in evaluations.items() if s <= step}
-    return evaluations, restarted
+    return [record for record in records if isinstance(record, dict)]
 
 
 def best_checkpoint(checkpoints: Iterable[Path]) -> tuple[Path, str, float] | None:

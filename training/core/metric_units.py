@@ -111,8 +111,13 @@ def course(summary: Mapping[str, Any]) -> str:
 
 def ends(losses: Sequence[float]) -> tuple[float, float]:
     """The means of the first and of the last losses."""
-    some = min(ENDS_MOST, max(1, len(losses) // ENDS_SHARE))
+    some = at_end(len(losses))
     return sum(losses[:some]) / some, sum(losses[-some:]) / some
+
+
+def at_end(steps: int) -> int:
+    """How many losses the first and the last loss of a run are means of."""
+    return min(ENDS_MOST, max(1, steps // ENDS_SHARE))
 
 
 def plain(key: str) -> str:

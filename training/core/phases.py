@@ -41,8 +41,8 @@ _WAITING = (
 )
 # Phases after the last step of the run.
 AT_END = ("barrier: end of training", "closing trackers", FINISHED)
-# Phases between steps whose memory does not depend on the micro-batch.
-WITHOUT_BATCH = ("gather state", "checkpoint", "sample")
+# Phases whose memory does not depend on the micro-batch.
+WITHOUT_BATCH = ("building the model", "gather state", "checkpoint", "sample")
 DATA = ("fetch", "creating data iterator")
 # Phases longer than a step.
 LONG = (

@@ -18,7 +18,7 @@ from training.core import phases
 from training.core.failure_kinds import GONE, SILENT
 from training.core.next_command import next_command
 from training.core.rundir import RunDir
-from training.diagnose import signatures
+from training.diagnose import gpu_occupants, signatures
 from training.diagnose.signatures import LocalizedText, Signature
 
 if TYPE_CHECKING:
@@ -88,6 +88,9 @@ def of_end(
         from training.diagnose import scan
 
         signature, groups = scan.named(end["summary"], cause)
+    if held := end.get("occupied"):
+        left = {name: value for name, value in run_values.items() if name not in SMALLER}
+        return advice(cause, signature, groups, left | gpu_occupants.values(held))
     return advice(cause, signature, groups, _in_phase(run_values, end.get("phase")))
 
 
@@ -174,7 +177,7 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
         found["slower_command"] = command(**halved)
     found |= {
         f"{LIGHTER_IN}{phase}": lighter
-        for phase in phases.BETWEEN
+        for phase in (*phases.STARTING, *phases.BETWEEN)
         if (lighter := spec.lighter_in(phase))
     }
     size = smaller(now, batch["seq_len"], batch["world_size"], total)

@@ -12,6 +12,7 @@ from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
 from training.core.project import typed
 from training.core.units import size
+from training.diagnose import gpu_occupants
 from training.diagnose.signatures import NONE
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ def of_run(record: FailureRecord) -> str:
         who = msg("diagnose.card.node", node=record["node"])
     elif "node" in record:
         who += msg("diagnose.card.on_node", node=record["node"])
-    if record["phase"]:
-        who += msg("diagnose.card.in_phase", phase=record["phase"])
+    who += _doing(record)
     lines = [
         row(msg("diagnose.card.cause"), f"{record['cause']}: {record['summary']}"),
         row(msg("diagnose.card.who"), who),
@@ -60,6 +60,9 @@ def of_run(record: FailureRecord) -> str:
     if record["evidence"]:
         lines += [msg("diagnose.card.evidence"), *_quoted(record["evidence"])]
     lines += _memory(record.get("memory"))
+    if "occupied" in record:
+        label = "" if record.get("memory") else msg("diagnose.card.memory")
+        lines.append(row(label, gpu_occupants.text(record["occupied"])))
     lines += _advice(record["advice"])
     if record["stacks"]:
         lines.append(row(msg("diagnose.card.stacks"), record["stacks"]))
@@ -83,7 +86,7 @@ def draw(record: DiagnosisRecord) -> str:
     if summary:
         lines.append(row("", cut(summary)))
     lines += [row("", note) for note in jobs]
-    lines.append(row(msg("diagnose.card.who"), _rank(record["rank"])))
+    lines.append(row(msg("diagnose.card.who"), _rank(record["rank"]) + _doing(record)))
     if record["where"]:
         lines.append(row(msg("diagnose.card.where"), record["where"]))
     place = (record["file"] or "") + (
@@ -113,6 +116,13 @@ def _list(ranks: Sequence[int | None]) -> str:
     if first is not None and last == first + len(ranks) - 1 and len(ranks) > 2:
         return f"{first}–{last}"
     return ", ".join(map(str, ranks))
+
+
+def _doing(record: FailureRecord | DiagnosisRecord) -> str:
+    """The GPU and the phase of the rank, if recorded."""
+    gpu, phase = record.get("gpu"), record.get("phase")
+    on_gpu = "" if gpu is None else msg("diagnose.card.on_gpu", gpu=gpu)
+    return on_gpu + (msg("diagnose.card.in_phase", phase=phase) if phase else "")
 
 
 def _memory(memory: ExhaustedMemoryRecord | None) -> list[str]:

@@ -4,6 +4,7 @@ reported, and the end of an aborted rank's log. Logs of other ranks are not evid
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from training.host.gpus import LIMIT_S, one_line
 from training.host.visible_devices import PART
 
 if TYPE_CHECKING:
-    from training.core.contracts.plan import Plan
+    from training.core.contracts.plan import GpuRecord, Plan
     from training.core.contracts.verdict import ChainedError, RankErrorRecord, ReportedError
     from training.diagnose.root_cause import RootCause
 
@@ -32,9 +33,11 @@ ASK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from training.host import gpus
-machine = gpus.inventory({})
-uuids = [gpu.uuid for gpu in machine.gpus]
-print(json.dumps({"answers": machine.driver is not None, "uuids": uuids, "reason": machine.reason}))
+machine = gpus.inventory({}, sys.argv[2:])
+found = {"answers": machine.driver is not None, "reason": machine.reason}
+found["uuids"] = [gpu.uuid for gpu in machine.gpus]
+found["gpus"] = [gpu.record() for gpu in machine.gpus]
+print(json.dumps(found))
 """
 UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = (
     signatures.UNKNOWN,
@@ -42,6 +45,8 @@ UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = (
     signatures.EXIT_STATUS,
     "peer_died",
 )
+GPU_OOM = "gpu_oom"
+GPU = re.compile(r"\bGPU (\d+)")
 GPU_KERNEL = "cuda_device_assert"
 TIMEOUT = "collective_timeout"
 SEGFAULT, KILLED = "segfault", "killed"  # by exit status, without a report of the rank
@@ -62,11 +67,12 @@ BY_TYPE = {
 }
 
 
-class _DriverAnswer(TypedDict):
+class DriverAnswer(TypedDict):
     """Output of ASK."""
 
     answers: bool
     uuids: list[str]
+    gpus: list[GpuRecord]
     reason: str
 
 
@@ -135,7 +141,7 @@ def lost_gpus(plan: Plan, limit_s: float) -> tuple[str, tuple[int, ...]]:
     if plan["device"]["value"] != "cuda" or not plan["gpus"]:
         return "", ()
     try:
-        machine = _ask_driver(limit_s)
+        machine = ask_driver(limit_s)
     except subprocess.TimeoutExpired:
         return msg("diagnose.gpus.no_answer", limit_s=limit_s), ()
     except (OSError, ValueError) as error:
@@ -157,10 +163,21 @@ def lost_gpus(plan: Plan, limit_s: float) -> tuple[str, tuple[int, ...]]:
     return msg("diagnose.gpus.lost", lost=names, reason=machine["reason"]), tuple(lost)
 
 
-def _ask_driver(limit_s: float) -> _DriverAnswer:
+def gpu_of(plan: Plan, place: int, text: str) -> int | None:
+    """Index on this machine of the GPU that torch names in `text` by its place among the visible
+    ones; None if that is the same number, or if it is not the GPU of this local rank."""
+    named = GPU.search(text)
+    if not named or int(named[1]) != place or not 0 <= place < len(plan["gpus"]):
+        return None
+    gpu = plan["gpus"][place]
+    return None if gpu["index"] == place or gpu["uuid"].startswith(PART) else gpu["index"]
+
+
+def ask_driver(limit_s: float, instances: Iterable[str] = ()) -> DriverAnswer:
     """In a separate process: a process that waits for a dead GPU cannot be interrupted or killed,
-    so it is abandoned. Raises subprocess.TimeoutExpired, OSError or ValueError."""
-    command = [sys.executable, "-c", ASK, str(ROOT)]
+    so it is abandoned. `instances`: as of gpus.inventory. Raises subprocess.TimeoutExpired, OSError
+    or ValueError."""
+    command = [sys.executable, "-c", ASK, str(ROOT), *instances]
     asked = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -174,7 +191,7 @@ def _ask_driver(limit_s: float) -> _DriverAnswer:
             complaint.decode("utf-8", "replace").strip().rpartition("\n")[2]
             or msg("diagnose.gpus.status", status=asked.returncode)
         )
-    found: _DriverAnswer = json.loads(answer)
+    found: DriverAnswer = json.loads(answer)
     return found
 
 
@@ -241,12 +258,6 @@ def root(errors: Sequence[RankErrorRecord], rank: int | None) -> RankErrorRecord
         return own
     before = [e for e in errors if e["time"] <= own["time"] and not is_victim(e)]
     return min(before, key=lambda e: e["time"], default=own)
-
-
-def alike(own: RankErrorRecord, errors: Sequence[RankErrorRecord]) -> list[int]:
-    """The ranks that have reported the same error at the same line, with that of `own`."""
-    what = own["type"], own["message"], own["where"]
-    return sorted(e["rank"] for e in errors if (e["type"], e["message"], e["where"]) == what)
 
 
 def suspects_gpu(error: ReportedError | None, line: str) -> bool:

@@ -113,7 +113,7 @@ def _of_run(end: EndRecord, run: RunDir, plan: Plan | None) -> DiagnosisRecord:
     """The run's own record: the supervisor's verdict, or its regular end."""
     known = values(run, plan) if plan else {}
     cause = end["cause"]
-    return {
+    record: DiagnosisRecord = {
         "schema_version": SCHEMA_VERSION,
         "cause": cause,
         "rank": end["rank"],
@@ -131,6 +131,11 @@ def _of_run(end: EndRecord, run: RunDir, plan: Plan | None) -> DiagnosisRecord:
         "source": signatures.causes()[cause].source,
         "run": str(run.path),
     }
+    if isinstance(phase := end.get("phase"), str):
+        record["phase"] = phase
+    if isinstance(gpu := end.get("gpu"), int):
+        record["gpu"] = gpu
+    return record
 
 
 def _record(found: RootCause, run: RunDir | None, plan: Plan | None) -> DiagnosisRecord:

@@ -27,6 +27,7 @@ class Counted:
     gpus: list[BareGpu]
     driver: str | None
     cuda: int  # as the driver reports it; 0 if it does not
+    silent: list[int]  # GPUs that are counted but do not answer
 
 
 class _Memory(ctypes.Structure):
@@ -45,15 +46,17 @@ def count() -> Counted | None:
     if nvml.nvmlInitWithFlags(0) != 0:
         return None
     nvml.nvmlDeviceGetCount_v2(ctypes.byref(number))
-    gpus = []
+    gpus, silent = [], []
     for index in range(number.value):
         handle = ctypes.c_void_p()
         if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
             gpus.append(_read(nvml, index, handle))
+        else:
+            silent.append(index)
     driver, version = _text(nvml.nvmlSystemGetDriverVersion), ctypes.c_int()
     nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(version))
     nvml.nvmlShutdown()
-    return Counted(gpus, driver or None, version.value)
+    return Counted(gpus, driver or None, version.value, silent)
 
 
 def _read(nvml: Any, index: int, handle: ctypes.c_void_p) -> BareGpu:

@@ -38,29 +38,30 @@ def emptiest_gpus(
     """The `ranks` emptiest GPUs; those that the user has selected stay as they are. `hide`: the
     others become invisible, else they follow in the list."""
     every = machine.gpus
-    known = all(gpu.free_bytes is not None and not gpu.mig for gpu in every)
-    if VISIBLE in environ or environ.get(ORDER, PCI) != PCI or not known or len(every) <= ranks:
+    usable = [gpu for gpu in every if gpu.free_bytes is not None and not gpu.mig]
+    lost = [gpu.index for gpu in every] != list(range(len(every)))
+    certain = len(usable) == len(every) and not lost  # which GPUs CUDA numbers from 0 on
+    if VISIBLE in environ or environ.get(ORDER, PCI) != PCI or len(usable) < ranks:
         return GpuChoice(machine)
-    bridged = ranks > 1 and sum(bool(gpu.nvlinks) for gpu in every) > 2
-    linked = nvlink.pairs(gpu.index for gpu in every) if bridged else set()
-    chosen = emptiest(every, ranks, linked)
-    rest = [gpu for gpu in every if gpu not in chosen]
-    if chosen == list(every[:ranks]):
+    if certain and len(every) == ranks:
+        return GpuChoice(machine)
+    bridged = ranks > 1 and sum(bool(gpu.nvlinks) for gpu in usable) > 2
+    linked = nvlink.pairs(gpu.index for gpu in usable) if bridged else set()
+    chosen = emptiest(usable, ranks, linked)
+    used = [*chosen, *(gpu for gpu in every if not hide and gpu not in chosen and not gpu.mig)]
+    by_uuid = not certain and all(gpu.uuid.startswith(WHOLE) for gpu in used)
+    same = chosen == list(every[:ranks])
+    if same and not by_uuid:
         return GpuChoice(machine)
     shown = msg("host.gpus.comma").join(map(_described, chosen))
     passed = msg("host.gpus.comma").join(map(_described, every[:ranks]))
-    why = msg("host.gpus.emptiest", count=len(every), chosen=shown, first=passed)
-    used = chosen if hide else [*chosen, *rest]
-    visible = _visible(used, every)
+    why = (
+        msg("host.gpus.by_uuid", chosen=shown)
+        if same
+        else msg("host.gpus.emptiest", count=len(every), chosen=shown, first=passed)
+    )
+    visible = ",".join(gpu.uuid if by_uuid else str(gpu.index) for gpu in used)
     return GpuChoice(replace(machine, gpus=tuple(used), reason=why), visible, why)
-
-
-def _visible(used: Sequence[Gpu], every: Sequence[Gpu]) -> str:
-    """CUDA_VISIBLE_DEVICES for the GPUs `used`. By UUID where the driver counts a GPU that does not
-    answer: CUDA may number the others without it."""
-    lost = [gpu.index for gpu in every] != list(range(len(every)))
-    by_uuid = lost and all(gpu.uuid.startswith(WHOLE) for gpu in used)
-    return ",".join(gpu.uuid if by_uuid else str(gpu.index) for gpu in used)
 
 
 def numbering(machine: GpuInventory, environ: Mapping[str, str]) -> list[str]:
@@ -79,7 +80,7 @@ def emptiest(
     one with weaker matrix units after stronger ones that are at least half empty."""
     left, chosen = list(every), list[Gpu]()
     while len(chosen) < count:
-        usable = [gpu for gpu in left if not _closed(gpu)] or left
+        usable = [gpu for gpu in left if not closed(gpu)] or left
         roomy = [gpu for gpu in usable if 2 * (gpu.free_bytes or 0) >= (gpu.total_bytes or 0)]
         strongest = max(map(_strength, roomy or usable))
         strong = [gpu for gpu in usable if _strength(gpu) >= strongest]
@@ -115,7 +116,8 @@ def _strength(gpu: Gpu) -> int:
     return ("fp32", "fp16", "bf16").index(best_type(gpu.capability, gpu.name))
 
 
-def _closed(gpu: Gpu) -> bool:
+def closed(gpu: Gpu) -> bool:
+    """Does its compute mode keep a further process out?"""
     taken = bool(gpu.processes) and not gpu.by_mps
     return gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and taken)
 

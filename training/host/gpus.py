@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -95,6 +95,8 @@ class GpuInventory:
     reason: str
     driver: str | None = None
     cuda: str | None = None  # newest CUDA version supported by the driver
+    hidden: tuple[Gpu, ...] = ()  # whole GPUs that CUDA_VISIBLE_DEVICES leaves out
+    silent: tuple[int, ...] = ()  # GPUs that the driver counts but that do not answer
 
 
 def inventory(
@@ -121,17 +123,19 @@ def inventory(
         cuda = _cuda_version(version)
         count = ask("nvmlDeviceGetCount") or 0
         every = [gpu for gpu in (_read(index) for index in range(count)) if gpu]
+        silent = sorted(set(range(count)) - {gpu.index for gpu in every})
         named = visible_devices.entries(environ.get(VISIBLE, ""))
         parts = [_part(uuid) for uuid in named if isinstance(uuid, str) and uuid.startswith(PART)]
         listed = [part for uuid in sorted(instances) if (part := _part(uuid))]
     finally:
         pynvml.nvmlShutdown()
-    chosen, reason = visible([*every, *filter(None, parts)], environ.get(VISIBLE))
+    chosen, reason = _selected([*every, *filter(None, parts)], silent, environ)
+    hidden = [gpu for gpu in every if gpu.index not in {one.index for one in chosen}]
     if listed:
         split = {part.index for part in listed}
         chosen = [*(gpu for gpu in chosen if gpu.index not in split), *listed]
         chosen.sort(key=lambda gpu: gpu.index)
-    return GpuInventory(tuple(chosen), reason, driver, cuda)
+    return GpuInventory(tuple(chosen), reason, driver, cuda, tuple(hidden), tuple(silent))
 
 
 def inventory_at_start(environ: Mapping[str, str]) -> GpuInventory:
@@ -170,8 +174,20 @@ def _counted(environ: Mapping[str, str]) -> GpuInventory:
         )
         for one in bare.gpus
     ]
+    chosen, reason = _selected(every, bare.silent, environ)
+    hidden = tuple(gpu for gpu in every if gpu not in chosen)
+    cuda = _cuda_version(bare.cuda)
+    return GpuInventory(tuple(chosen), reason, bare.driver, cuda, hidden, tuple(bare.silent))
+
+
+def _selected(
+    every: list[Gpu], silent: Sequence[int], environ: Mapping[str, str]
+) -> tuple[list[Gpu], str]:
     chosen, reason = visible(every, environ.get(VISIBLE))
-    return GpuInventory(tuple(chosen), reason, bare.driver, _cuda_version(bare.cuda))
+    if silent:
+        lost = ", ".join(map(str, silent))
+        reason = msg("host.gpus.silent", selected=reason, gpus=lost)
+    return chosen, reason
 
 
 def _cuda_version(number: int | None) -> str | None:

@@ -107,7 +107,9 @@ class ChildProcesses:
         known = rundir.read_json(self._state.run.supervisor) or {}
         own = [entry for entry in known.get("ranks", []) if entry["rank"] is None]
         found = [_record(rank, pid) for rank, pid in sorted(ranks.items())]
-        rundir.keep_json(self._state.run.supervisor, known | {"ranks": [*own, *found]})
+        most = max(known.get("found", 0), len(found))  # they end before the run does
+        record = known | {"ranks": [*own, *found], "found": most}
+        rundir.keep_json(self._state.run.supervisor, record)
 
     def _variables(self, rank: int) -> dict[str, str]:
         """Further variables of a rank."""

@@ -14,7 +14,7 @@ from training.core.messages import msg
 from training.core.tail import tail
 from training.core.units import plural
 from training.diagnose import card
-from training.launcher import failure_report, fewer_ranks, local_ranks
+from training.launcher import failure_report, fewer_ranks, local_ranks, script_figures
 from training.launcher.outcome import Outcome
 from training.launcher.post_run import PostRun
 from training.launcher.recovery import Recovery
@@ -131,14 +131,17 @@ def _script_end(
     if not run.is_gone():
         done: ScriptSummary = {
             "status": status,
-            "ranks": plan["ranks"],
+            "ranks": local_ranks.count(run, plan),
             "launch": plan["launch"],
             "time": now,
             "seconds": seconds,
             "exit_code": int(code),
         }
+        if (figures := script_figures.read(run)) is not None:
+            done["figures"] = figures
         rundir.keep_json(run.summary, done)
     recovered = recovery.finish()
+    _warn_of_loss(run)
     if code == Exit.DONE and outcome.watched:
         console.success(
             msg(
@@ -176,6 +179,24 @@ def _script_end(
             )
         )
     return code
+
+
+def _warn_of_loss(run: rundir.RunDir) -> None:
+    """Its status alone would call a training on NaN a success. Read once, at the end: never in the
+    way of the ranks' output."""
+    from training.diagnose.log_parsers.log_metrics import ScriptFigures
+
+    figures = ScriptFigures(run.ranks).read()
+    if figures is None or (found := figures.not_finite()) is None:
+        return
+    loss, step = found
+    text = (
+        msg("launcher.end.loss_not_finite", loss=loss)
+        if step is None
+        else msg("launcher.end.loss_not_finite_since", loss=loss, step=step)
+    )
+    console.warning(text)
+    run.event("warning", code="warning.loss_not_finite", text=text, by="supervisor")
 
 
 def analysis(run: rundir.RunDir) -> str:

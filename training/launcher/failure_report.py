@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +21,9 @@ from training.diagnose.advice import of_end, values
 from training.diagnose.log_line import shown
 from training.host import cgroups
 from training.host.process import STOP_SIGNALS
-from training.launcher import seats
+from training.launcher import exhausted_gpu, failed_gpus, seats
 from training.launcher.outcome import Outcome
+from training.launcher.restart import OOM
 from training.trainer import prepared_cache
 from training.watchdog.hang_report import DESYNC, HangFinding
 from training.watchdog.probes.stacks import Stack
@@ -187,34 +187,38 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         record["may_end"] = True
     if outcome.in_threads:
         record["threads"] = {str(r): text for r, text in sorted(outcome.in_threads.items())}
-    if places:
-        first = seats.ranks(plan).start
-        record["lost_ranks"] = [first + place for place in places]
     if "elastic" in plan and plan["elastic"]["lost"]:
         record["lost"] = plan["elastic"]["lost"]
     event = logged.event if logged else None
-    if cause == causes.GPU_KERNEL and causes.suspects_gpu(own, event.line.text if event else ""):
-        record["suspect_gpu"] = True
+    failed_gpus.note(record, outcome, plan, places, own, event.line.text if event else "")
     if lost:
         record["node"] = lost.node
-    elif own:
-        _add_reported(record, own, errors)
+    else:
+        _add_memory(record, own, run, plan if not gone else None)
+        error_reports.note_alike(record, own, errors)
     return {**record, "advice": _advice(record, event, values(run, plan))}
-
-
-def _add_reported(
-    record: FailureRecord, own: RankErrorRecord, errors: Sequence[RankErrorRecord]
-) -> None:
-    if "memory" in own:
-        record["memory"] = own["memory"]
-    alike = causes.alike(own, errors)
-    if len(alike) > 1 and own["rank"] == record["rank"]:
-        record["ranks"] = alike
 
 
 def _advice(record: FailureRecord, event: Event | None, known: dict[str, str]) -> list[str]:
     groups = event.hit.groups if event and event.hit else {}
     return of_end(record, event.signature if event else None, groups, known)
+
+
+def _add_memory(
+    record: FailureRecord, own: RankErrorRecord | None, run: rundir.RunDir, plan: Plan | None
+) -> None:
+    """The memory of an exhausted GPU, and the other processes that have exhausted it. `plan`: None
+    where the driver does not answer."""
+    if own and "memory" in own:
+        record["memory"] = own["memory"]
+    here = seats.ranks(plan) if plan and plan["gpus"] else range(0)
+    rank = record["rank"]
+    if plan is None or record["cause"] != OOM or rank is None or rank not in here:
+        return
+    ours = {beat.pid for beat in heartbeat.read_all(run.heartbeats)}
+    held = exhausted_gpu.occupants(plan, here.index(rank), record.get("memory"), ours)
+    if held:
+        record["occupied"] = held
 
 
 def _as_logged(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.config.fault_spec import ATTEMPT
-from training.core import rundir
+from training.core import run_reader, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import ENTRYPOINT, ROOT
@@ -95,6 +95,12 @@ def is_script(plan: Plan) -> bool:
 def watched(plan: Plan) -> str:
     """Name of the command that starts the ranks (./duet watch); '' where Duet starts them."""
     return Path(plan["script"]["path"]).name if plan["launcher"]["value"] == WATCH else ""
+
+
+def count(run: rundir.RunDir, plan: Plan) -> int:
+    """Number of ranks; the plan of a watched command does not know it."""
+    supervisor = run_reader.read_supervisor(run.supervisor) or {}
+    return (watched(plan) and supervisor.get("found")) or plan["ranks"]
 
 
 def shown(plan: Plan, ranks: range) -> list[int]:

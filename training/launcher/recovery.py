@@ -278,6 +278,7 @@ class Recovery:
             record["summary"],
             gone=tuple(record.get("lost_ranks", ())),
             suspect_gpu=record.get("suspect_gpu", False),
+            occupied="occupied" in record,
             snapshot=self._snapshot,
         )
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 NETWORK = {"nccl_network", "peer_died", "port_in_use", "rendezvous_timeout", "collective_timeout"}
 PAUSES_S = (1.0, 5.0, 15.0)  # before consecutive restarts after network failures
+OCCUPIED_PAUSES_S = (15.0, 60.0, 300.0)  # and while other processes occupy a GPU
 # fields that a remedy may change
 CURES = (
     "device_batch_size",
@@ -68,11 +69,11 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return cured
     if failure.kind == DIED and failure.status >= 0:
         return GiveUp(msg("launcher.retry.exits_by_itself", summary=failure.summary))
-    passing = killed(failure) or may_pass(failure) or suspect
+    passing = killed(failure) or may_pass(failure) or suspect or failure.occupied
     if not (passing or failure.cause in WORKER):
         return GiveUp(msg("launcher.retry.never.code_error"))
     same_plan = row[max((i + 1 for i, f in enumerate(row) if f.changed), default=0) :]
-    if any(failure.same(earlier) for earlier in same_plan):
+    if not failure.occupied and any(failure.same(earlier) for earlier in same_plan):
         return GiveUp(msg("launcher.retry.same_step", step=failure.step))
     number = 1 + sum(not f.changed for f in row)
     if number > retries:
@@ -84,7 +85,7 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
                 reason=plan["retries"]["reason"],
             )
         )
-    return Restart(number, pause_s=network_pause(failure, row))
+    return Restart(number, pause_s=pause_before(failure, row))
 
 
 def may_pass(failure: Failure) -> bool:
@@ -93,8 +94,11 @@ def may_pass(failure: Failure) -> bool:
     return waits and failure.kind not in (DESYNC, UNEVEN)
 
 
-def network_pause(failure: Failure, before: Sequence[Failure]) -> float:
+def pause_before(failure: Failure, before: Sequence[Failure]) -> float:
     """Seconds before the restart."""
+    if failure.occupied:
+        earlier = sum(f.occupied for f in before)
+        return OCCUPIED_PAUSES_S[min(earlier, len(OCCUPIED_PAUSES_S) - 1)]
     if failure.cause not in NETWORK:
         return 0.0
     earlier = sum(f.cause in NETWORK for f in before)
@@ -112,7 +116,7 @@ def _row(failures: Sequence[Failure]) -> Sequence[Failure]:
 
 
 def _smaller_batch(failure: Failure, plan: Plan) -> Restart | GiveUp | None:
-    if failure.cause != OOM:
+    if failure.cause != OOM or failure.occupied:
         return None
     spec = tasks.spec_of(plan)
     if lighter := spec.lighter_in(failure.phase):

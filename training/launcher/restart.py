@@ -41,6 +41,7 @@ class Failure:
     # machines that were lost by this failure and have joined again
     returned: tuple[int, ...] = ()
     suspect_gpu: bool = False  # the GPU of `rank` may be defective
+    occupied: bool = False  # other processes have exhausted the GPU of `rank`
     snapshot: Snapshot | None = None  # newest one of a script
 
     def same(self, other: Failure) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from training.core import units
 from training.core.messages import msg
+from training.diagnose import gpu_occupants
 from training.launcher.restart import BY_ITSELF, Failure, Restart
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def headline(record: FailureRecord) -> str:
     cause = "" if record["cause"] in BY_ITSELF else f"{record['cause']}: "
     where = msg("launcher.failure.at", where=record["where"]) if record["where"] else ""
     what = f"{cause}{record['summary']}{where}"
+    if "occupied" in record:
+        what += f"; {gpu_occupants.text(record['occupied'])}"
     if record["rank"] is None:
         return what
     node = msg("launcher.failure.on_node", node=record["node"]) if "node" in record else ""

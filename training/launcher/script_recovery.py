@@ -14,7 +14,7 @@ from training.core.messages import msg
 from training.core.rundir import ASKED
 from training.core.units import plural
 from training.launcher import fewer_ranks
-from training.launcher.recovery_policy import NEVER, may_pass, network_pause
+from training.launcher.recovery_policy import NEVER, may_pass, pause_before
 from training.launcher.restart import Failure, GiveUp, Restart, killed
 from training.launcher.script_snapshot import moved
 
@@ -32,7 +32,7 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
     suspect = fewer_ranks.may_be_gpu(failure, plan)
     if failure.cause in NEVER and not (killed(failure) or suspect):
         return GiveUp(NEVER[failure.cause])
-    passing = killed(failure) or may_pass(failure)
+    passing = killed(failure) or may_pass(failure) or failure.occupied
     since = [f for f in before if not moved(f.snapshot, failure.snapshot)]
     again = any((f.cause, f.summary) == (failure.cause, failure.summary) for f in since)
     if again and not passing:
@@ -46,4 +46,4 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
                 reason=plan["retries"]["reason"],
             )
         )
-    return Restart(len(before) + 1, pause_s=network_pause(failure, before))
+    return Restart(len(before) + 1, pause_s=pause_before(failure, before))

@@ -51,7 +51,9 @@ class RankStates:
             # its own time may be earlier if the clock was set back
             if beat.wall_time >= since or beat.pid == listed.get(rank, UNLISTED).pid
         }
-        numbers = {*range(min(whole(dig(plan, "ranks")) or 0, MOST_RANKS)), *beats, *listed}
+        # of a watched command as many as have been found, which have ended before it
+        expected = max(whole(dig(plan, "ranks")) or 0, whole(supervisor.get("found")) or 0)
+        numbers = {*range(min(expected, MOST_RANKS)), *beats, *listed}
         elsewhere = standing.other_host(plan, supervisor) is not None
         out: list[RankState] = []
         for rank in sorted(numbers):

@@ -83,7 +83,7 @@ def share_out(state: RunState, parts: dict[str, Section], view: View) -> dict[st
     ended = state["run"]["state"] in ENDED
     wishes = [
         ("head", 3),
-        ("verdict", 2),
+        ("verdict", view.height if ended else 2),
         ("alerts", 1),
         ("numbers", 2),
         ("ranks", 1),
@@ -105,13 +105,11 @@ def share_out(state: RunState, parts: dict[str, Section], view: View) -> dict[st
         ("warnings", 3),
         ("places", 2),
         ("system", 2),
-        ("verdict", 9 if ended else 4),
+        ("verdict", 4),
         ("ranks", ranks + 1),
     ]
     wishes += [("gpus", gpus + 1), ("alerts", 6)]
     tall = view.height > 30
-    if ended:
-        wishes.insert(2, ("verdict", 5))
     if tall:
         wishes += [
             ("curve", 6),
@@ -143,7 +141,7 @@ def _two_columns(state: RunState, view: View) -> list[Line]:
     rows = view.height - bool(view.footer)
     top = [
         *sections.head(state, view.width),
-        *sections.verdict(state, view.width)[:9],
+        *sections.verdict(state, view.width),
         *sections.alerts(state, view.width)[:5],
         [],
     ]

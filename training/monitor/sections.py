@@ -30,6 +30,7 @@ BADGES = {
     "silent": "warn",
 }
 FINE = 0.1  # labels of a curve below this have three significant digits instead of three decimals
+VERDICT = 9  # rows of a verdict from which on its cause is shortened
 CLIPPED = 50  # a curve of at least this many points is clipped at the fall of the first steps
 
 
@@ -104,7 +105,8 @@ def _progress(state: RunState, width: int) -> Line:
 
 
 def verdict(state: RunState, width: int) -> list[Line]:
-    """How the run ended, or why it makes no progress; never cut, since users copy it."""
+    """How the run ended, or why it makes no progress. A long cause is shortened; the advice never
+    is, since users copy it."""
     run, summary, failure = state["run"], state["summary"] or {}, state["failure"] or {}
     style = BADGES[run["state"]] if run["state"] in ENDED else "warn"
     if run["state"] == "finished" and "loss_last" in summary:
@@ -122,7 +124,8 @@ def verdict(state: RunState, width: int) -> list[Line]:
         return term_text.wrap([(text, style)], width, 6)
     if not run["reason"]:
         return []
-    lines: list[Line] = [[(term_text.clean(run["reason"]), style)]]
+    cause = term_text.wrap([(term_text.clean(run["reason"]), style)], width, 4)
+    lines: list[Line] = []
     place = msg("monitor.screen.phase_in_file").join(
         term_text.clean(w)
         for w in (failure.get("phase"), failure.get("where"))
@@ -139,7 +142,11 @@ def verdict(state: RunState, width: int) -> list[Line]:
         if isinstance(advice, list)
         else []
     )
-    return [row for line in lines for row in term_text.wrap(line, width, 4)]
+    rest = [row for line in lines for row in term_text.wrap(line, width, 4)]
+    most = max(1, VERDICT - len(rest))
+    if len(cause) > most:
+        cause = [*cause[: most - 1], [(f"{''.join(text for text, _ in cause[most - 1])}…", style)]]
+    return cause + rest
 
 
 def _from_to(summary: Record, name: str) -> str:

@@ -45,9 +45,18 @@ class Exchange:
         return self.gradient_bytes / 2 if self.compressed else self.gradient_bytes
 
     @property
-    def gradients_s(self) -> float:
+    def latencies_s(self) -> float:
         buckets = math.ceil(self.gradient_bytes / (self.bucket_mib * MIB))
-        return self.sent_bytes / self.bytes_per_s + buckets * self.latency_s
+        return buckets * self.latency_s
+
+    @property
+    def small(self) -> bool:
+        """Whether the latency of the buckets takes longer than their bytes."""
+        return self.latencies_s > self.sent_bytes / self.bytes_per_s
+
+    @property
+    def gradients_s(self) -> float:
+        return self.sent_bytes / self.bytes_per_s + self.latencies_s
 
     @property
     def updates_s(self) -> float:

@@ -246,7 +246,7 @@ def _little_gain(
                 speed=one.accumulated(factor).speed_up,
             )
         )
-    if not one.compressed:
+    if not one.compressed and (exchange.saved_by_compression(one) or 0.0) >= exchange.PAYS:
         half = replace(one, compressed=True)
         helps.append(msg("plan.gradients.help_compression", speed=half.speed_up))
     if one.speed_up <= 1:
@@ -256,22 +256,24 @@ def _little_gain(
         speed=one.speed_up,
         ranks=one.ranks,
         share=100 * one.share,
-        why=msg("plan.word.comma").join(_why(gpus, begun)),
+        why=msg("plan.word.comma").join(_why(gpus, begun, one)),
     )
     if helps:
         text = msg("plan.gradients.with_helps", text=text, helps=msg("plan.word.comma").join(helps))
     return [text]
 
 
-def _why(gpus: Sequence[Gpu], begun: PlanStart) -> list[str]:
-    """What limits the bandwidth, as far as the driver and the kernel report it."""
+def _why(gpus: Sequence[Gpu], begun: PlanStart, one: Exchange) -> list[str]:
+    """The latency, or what limits the bandwidth as far as the driver and the kernel report it."""
+    if one.small:
+        return [msg("plan.gradients.latency", latency=one.latencies_s * 1e3)]
     # slow driver queries, for this case only
     from training.plan.preflight import gpu_health, gpu_state
 
     measured = begun["communication"]
     states, pairs = gpu_state.read_state(gpus)
     no_copies = not measured["p2p"] or any(p.direct is False for p in pairs)
-    found = [msg("plan.gradients.only_slow", rate=measured["gb_per_s"])]
+    found = [msg("plan.gradients.bandwidth", rate=measured["gb_per_s"])]
     found += [msg("plan.gradients.no_p2p")] if no_copies else []
     translated = "DMA" in p2p_cache.machine()
     found += [msg("plan.gradients.iommu")] if no_copies and translated else []

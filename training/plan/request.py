@@ -241,7 +241,7 @@ def read(
         resume_from=resume_from,
         resumed=asked.resumed,
         start=asked.start,
-        notes=notes,
+        notes=notes + login_note(config, asked.config_file, environ),
         installed=installed,
     )
 
@@ -251,6 +251,16 @@ def trackers(config: Config, key: str | None = None) -> list[str]:
 
     wandb = ["wandb"] if wandb_mode(config, key)[0] != "disabled" else []
     return [*(["tensorboard"] if config.tensorboard else []), *wandb]
+
+
+def login_note(config: Config, file: Path | None, environ: Mapping[str, str]) -> list[str]:
+    """A note if this run logs in to W&B with the key in its option file."""
+    from training.host.wandb_login import wandb_mode
+
+    key = tasks.login_key(file)
+    if not key or environ.get("WANDB_API_KEY") or wandb_mode(config, key)[0] != "online":
+        return []
+    return [msg("plan.note.login_key", file=file)]
 
 
 def not_trackable(config: Config, origins: Mapping[str, str]) -> list[Problem]:

@@ -14,9 +14,10 @@ from training.core import json_text, log, run_reader, rundir
 from training.core.messages import msg
 from training.host import packages
 from training.host.wandb_login import wandb_mode
-from training.trainer import tracking
+from training.trainer import tracker_threads, tracking
 from training.trainer.power import PowerMeter
-from training.trainer.tracking import End, Tracker, Trackers
+from training.trainer.tracker_threads import Trackers
+from training.trainer.tracking import End, Tracker
 
 if TYPE_CHECKING:
     from training.core.contracts.metrics import Figures
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 AFTER_A_START = ("failure", "restart")  # events passed to trackers at the next start
 
 _current: MetricsWriter | None = None
+_unclean = False  # a tracker failed or was abandoned
 
 
 def login(plan: Plan) -> str | None:
@@ -95,16 +97,16 @@ class MetricsWriter:
 
     def close(self, summary: SummaryRecord, code: int) -> None:
         """Write everything, report the end to the trackers, and close or abandon them."""
-        self._close(End(code, dict(summary)), tracking.CLOSE_S, tracking.STARTING_S)
+        self._close(End(code, dict(summary)), tracker_threads.CLOSE_S, tracker_threads.STARTING_S)
 
     def _close(self, end: End, limit_s: float, starting_s: float = 0.0) -> None:
-        global _current
+        global _current, _unclean
         _current = None
         self.flush()
         if self.power:
             self.power.close()
         os.close(self._file)
-        self._trackers.close(end, limit_s, starting_s)
+        _unclean = not self._trackers.close(end, limit_s, starting_s)
 
 
 def _since_the_last_start(run: rundir.RunDir) -> list[str]:
@@ -118,7 +120,12 @@ def _since_the_last_start(run: rundir.RunDir) -> list[str]:
     return found
 
 
+def exits_cleanly() -> bool:
+    """False if exit handlers of a tracker that failed or was abandoned may block or raise."""
+    return not _unclean
+
+
 def failed(status: int) -> None:
     """Report a failure of this rank to its trackers, with a short time limit."""
     if _current:
-        _current._close(End(status), tracking.FAILED_S)
+        _current._close(End(status), tracker_threads.FAILED_S)

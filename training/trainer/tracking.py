@@ -1,26 +1,16 @@
-"""TensorBoard and W&B, fed with rank 0's records by a separate thread.
-
-A tracker cannot delay or stop a rank: the queue is bounded and drops records if full (metrics.jsonl
-has all of them), any failure disables that tracker with one warning, and the wait at the end has a
-time limit.
-"""
+"""TensorBoard and W&B as receivers of rank 0's records; tracker_threads calls them."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
 import secrets
 import shlex
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from training.config.schema import Config
-from training.core import heartbeat, log, redact, rundir
+from training.core import log, redact, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.core.metric_units import EVALUATION
@@ -28,14 +18,7 @@ from training.core.metric_units import EVALUATION
 if TYPE_CHECKING:
     from training.core.contracts.metrics import Figures
 
-QUEUE_LENGTH = 10_000
-POLL_S = 0.2
-# at the end of a run; after a failure, when other ranks may be waiting for this one
-CLOSE_S, FAILED_S = 10.0, 4.0
 WANDB_INIT_S = 10.0  # unless set by WANDB_INIT_TIMEOUT
-# additional time for a tracker that is still starting when a short run ends: W&B tries with and
-# then without the network
-STARTING_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -182,111 +165,3 @@ def _wandb_id(run: rundir.RunDir) -> str:
     made = secrets.token_hex(4)
     rundir.write_json(run.wandb_id, {"id": made})
     return made
-
-
-class Trackers:
-    """The queue and its thread. `makers`: name → function of the first step that makes a
-    tracker."""
-
-    def __init__(self, makers: Mapping[str, Callable[[int], Tracker]]) -> None:
-        self._makers, self._started, self._dropped = makers, False, 0
-        self._queue: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(QUEUE_LENGTH)
-        self._thread = threading.Thread(target=self._serve, name="trackers", daemon=True)
-        self._ready = threading.Event()  # every tracker has started or failed to start
-        self._first = 0
-        self._in = msg("trainer.tracker.a_tracker")  # the tracker that the thread is calling
-        self._end: End | None = None
-        self._marked = False
-        # monotonic time after which queued records are dropped in favour of a clean end
-        self._skip_from = float("inf")
-
-    def write(self, record: Figures) -> None:
-        """Queue a record; returns at once. The first record starts the thread, since importing
-        trackers takes a second."""
-        if not self._makers:
-            return
-        if not self._started:
-            threading.excepthook = _thread_failed  # a tracker's own threads
-            # A resume may begin with the evaluation of the last step before it.
-            self._first, self._started = record["step"] + of_evaluation(record), True
-            self._thread.start()
-        self._put(lambda sink: sink.write(record))
-
-    def note(self, text: str, step: int) -> None:
-        """Queue an event; ignored before the first record."""
-        if self._started:
-            self._put(lambda sink: sink.note(text, step))
-
-    def flush(self) -> None:
-        """Queue the flush of everything written so far."""
-        if self._started:
-            self._put(lambda sink: sink.flush())
-
-    def _put(self, action: Callable[[Tracker], None]) -> None:
-        try:
-            self._queue.put_nowait(action)
-        except queue.Full:
-            self._dropped += 1
-
-    def _serve(self) -> None:
-        sinks: dict[str, Tracker] = {}
-        for name, make in self._makers.items():
-            begin = partial(self._begin, sinks, name, make)
-            self._guarded(name, sinks, begin)
-        self._ready.set()
-        while (action := self._queue.get()) is not None:
-            if time.monotonic() > self._skip_from:
-                self._dropped += 1
-                continue
-            for name in list(sinks):
-                self._guarded(name, sinks, lambda name=name, action=action: action(sinks[name]))  # type: ignore[misc]
-        end = self._end
-        assert end
-        for name in list(sinks):
-            self._guarded(name, sinks, lambda name=name: sinks[name].close(end))  # type: ignore[misc]
-
-    def _begin(self, sinks: dict[str, Tracker], name: str, make: Callable[[int], Tracker]) -> None:
-        sinks[name] = make(self._first)
-
-    def _guarded(self, name: str, sinks: dict[str, Tracker], action: Callable[[], None]) -> None:
-        self._in = name
-        try:
-            action()
-        except Exception as error:  # a tracker's error must not end the training
-            sinks.pop(name, None)
-            log.warning(
-                msg("trainer.tracker.off", name=name, kind=type(error).__name__, error=error)
-            )
-
-    def close(self, end: End, limit_s: float, starting_s: float = 0.0) -> None:
-        """End the trackers; those not done within `limit_s` are abandoned. `starting_s`: further
-        time for trackers that have not started yet."""
-        if not self._started:
-            return
-        self._wait(self._ready.is_set, starting_s)
-        self._end, self._skip_from = end, time.monotonic() + limit_s / 2
-        self._wait(self._gone, limit_s)
-        if self._dropped:
-            log.warning(msg("trainer.tracker.dropped", dropped=self._dropped))
-        if self._thread.is_alive():
-            log.warning(msg("trainer.tracker.abandoned", name=self._in, limit_s=limit_s))
-
-    def _gone(self) -> bool:
-        """Whether the thread has ended. The end marker is retried while the queue is full."""
-        if not self._marked:
-            with contextlib.suppress(queue.Full):
-                self._queue.put_nowait(None)
-                self._marked = True
-        return not self._thread.is_alive()
-
-    def _wait(self, over: Callable[[], bool], limit_s: float) -> None:
-        until = time.monotonic() + limit_s
-        while not over() and time.monotonic() < until:
-            heartbeat.current.beat("closing trackers")  # not a hang: limited by limit_s
-            self._thread.join(min(POLL_S, limit_s))
-
-
-def _thread_failed(what: threading.ExceptHookArgs) -> None:
-    log.warning(
-        msg("trainer.tracker.thread_failed", kind=what.exc_type.__name__, error=what.exc_value)
-    )

@@ -49,6 +49,7 @@ class SupervisorRecord(TypedDict, total=False):
     started: float  # unix s
     ticks: int  # of its start, since boot: identifies the process
     ranks: list[ProcessRecord]  # of this machine; [] before they are started
+    found: int  # ranks of a watched command that ran at the same time, at most
 
 
 class ReplicaRecord(TypedDict):
@@ -113,6 +114,21 @@ class SweepRecord(TypedDict):
     runs: list[SweepRun]
 
 
+class PrintedFigures(TypedDict):
+    """What a user script has printed, at its end; of the evaluations the best one, if it is known
+    whether more is better, else the last one. None: unknown."""
+
+    step: int | None
+    loss: float | None
+    loss_unit: str | None
+    eval_name: str | None
+    eval_unit: str | None
+    eval: float | None
+    eval_step: int | None
+    tokens_per_s: NotRequired[float | None]  # median, all ranks together
+    samples_per_s: NotRequired[float | None]
+
+
 class ScriptSummary(TypedDict):
     """summary.json of a user script."""
 
@@ -122,6 +138,7 @@ class ScriptSummary(TypedDict):
     time: NotRequired[float]  # unix s
     seconds: float
     exit_code: int
+    figures: NotRequired[PrintedFigures]
     restarts: NotRequired[list[RestartFacts]]
     lost: NotRequired[list[LostRank]]  # at the end, of a run with --min_ranks
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, TypedDict
 from training.core.contracts.kinds import FailureKind, HangKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from typing_extensions import NotRequired
 
-    from training.core.contracts.plan import LostRank
+    from training.core.contracts.plan import GpuProcessRecord, LostRank
 
 
 class VerdictRecord(TypedDict):
@@ -53,6 +55,15 @@ class ExhaustedMemoryRecord(TypedDict):
     largest: list[BlockRecord]  # by total size
 
 
+class OccupiedRecord(TypedDict):
+    """A GPU whose memory other processes have exhausted (training.launcher.exhausted_gpu)."""
+
+    gpu: int  # index on its machine
+    held_bytes: int  # after the ranks had ended
+    total_bytes: int
+    processes: Sequence[GpuProcessRecord]  # by memory; [] if the driver lists none
+
+
 class RankErrorRecord(ReportedError):
     """ranks/rank<r>.error.json: the exception that ended a rank, written by the rank itself
     (training.trainer.error_file, lib/run_script.py). `type` is SystemExit if a script called
@@ -89,6 +100,7 @@ class EndRecord(TypedDict):
     where: str | None  # file:line
     evidence: list[str]
     stacks: str | None  # folder
+    occupied: NotRequired[OccupiedRecord]  # the GPU of `rank`, by others: the reason of a gpu_oom
 
 
 class FailureRecord(EndRecord):
@@ -110,6 +122,7 @@ class FailureRecord(EndRecord):
     launch: NotRequired[str]  # of the plan; missing in early 0.1
     time: float  # unix s
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU of `rank` had none left
+    gpu: NotRequired[int]  # index of that GPU on its machine, if torch's message has another one
     threads: NotRequired[dict[str, str]]  # rank → exception that has ended a thread of it
     lost_ranks: NotRequired[list[int]]  # whose GPUs the driver no longer lists
     lost: NotRequired[list[LostRank]]  # before this failure, of a run with --min_ranks
@@ -136,5 +149,7 @@ class DiagnosisRecord(TypedDict):
     signature: str | None  # signature ID
     source: str  # cited by the catalogue
     run: str | None  # run directory
+    phase: NotRequired[str]  # of the rank, by the run's own record
+    gpu: NotRequired[int]  # the same
     jobs: NotRequired[int]  # separate jobs in `file`, of which the last one is diagnosed
     jobs_at_least: NotRequired[bool]  # `jobs` is a lower bound

@@ -68,6 +68,11 @@ _EVAL_LINE = re.compile(
     r")?(?:validate|validation|valid|val|eval|evaluation|test)\b(?! loss \d)",
     re.I,
 )
+# End of the validation in PyTorch's image examples: ` *   Acc@1 72.130 Acc@5 91.100 loss 1.240`.
+_ACCURACY = re.compile(r"^(?:\*|Test:?) +(?:Acc|Prec)@1 ")
+_TOP = re.compile(r"(?:acc|prec)@(\d+)")
+# `Loss 5.9164 (5.7825)`: of this batch, and the mean so far
+_MEAN = re.compile(rf" *\( *(?P<mean>{_NUMBER}) *\)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _BYTES = {
     "KB": 1e3,
@@ -107,13 +112,14 @@ class LogRecord:
     eta_s: float | None = None
     percent: float | None = None  # if given beside the step
     scores: dict[str, float] = field(default_factory=dict)  # of an evaluation
+    validates: bool = False  # a batch of an evaluation, whose score is not known yet
     bar: bool = False
     whole_epoch: bool = False  # step and total are counted within an epoch
 
     @property
     def tells(self) -> bool:
         """Whether it shows the progress of the training."""
-        return self.step is not None or self.loss is not None or bool(self.scores)
+        return self.step is not None or self.loss is not None or bool(self.scores) or self.validates
 
     @property
     def complete(self) -> bool:
@@ -252,15 +258,21 @@ def _within_epoch(text: str, found: re.Match[str], fact: LogRecord) -> None:
 
 
 def _pairs(text: str, fact: LogRecord) -> None:
-    evaluation = _EVAL_LINE.match(text) is not None
+    accuracy = _ACCURACY.match(text) is not None
+    evaluation = accuracy or _EVAL_LINE.match(text) is not None
     preferred = len(LOSSES)
     for pair in _PAIR.finditer(text):
         key, unit = pair["key"].lower(), (pair["unit"] or "").strip()
         name, value = _field(key), _float(pair["value"])
         if (score := _EVAL.fullmatch(key)) and not _NO_SCORE.search(score["what"] or ""):
             fact.scores.setdefault(_score_name(key, score), value)
+        elif accuracy and (top := _TOP.fullmatch(key)):
+            fact.scores.setdefault(f"{EVALUATION}acc{top[1]}", value)
         elif name == "loss" and evaluation:
-            fact.scores.setdefault("val_loss", value)
+            if (mean := _mean_of_all(text, pair.end(), value)) is None:
+                fact.validates = True
+            else:
+                fact.scores.setdefault("val_loss", mean)
         elif name == "loss" and (place := _loss_place(key)) < preferred:
             fact.loss, preferred = value, place
         elif name in ("step", "epoch"):
@@ -277,6 +289,17 @@ def _pairs(text: str, fact: LogRecord) -> None:
     if fact.scores and "val_loss" in fact.scores and fact.source == "nanoGPT":
         # `step 250: train loss 2.1, val loss 2.3`: an estimate over many batches, not of this step
         fact.loss = None
+
+
+def _mean_of_all(text: str, end: int, value: float) -> float | None:
+    """The loss of an evaluation. `Test: [ 8/79]  Loss 5.9 (5.8)` is of one batch, with the mean so
+    far: None, except at the last batch."""
+    mean, part = _MEAN.match(text, end), _PART.search(text)
+    if mean is None or part is None:
+        return value
+    # torchvision and DeiT print an ETA and count batches from 0 to n-1; others end at n/n.
+    last = int(part["of"]) - (_ETA.search(text) is not None)
+    return _float(mean["mean"]) if int(part["done"]) == last else None
 
 
 def _field(key: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,18 @@ class LogMetrics:
             "loss_scale": None,
             "skipped_steps": None,
         }
+
+    def not_finite(self) -> tuple[float, int | None] | None:
+        """The last loss if it is NaN or infinite, and the first step since then, if known."""
+        loss, since = self.tally.loss, None
+        if loss is None or math.isfinite(loss):
+            return None
+        for record in reversed(self.tally.records()):
+            if "loss" in record:
+                if math.isfinite(record["loss"]):
+                    break
+                since = record["step"]
+        return loss, since
 
     def loss_curve(self, points: int) -> CurveState:
         over, curve = self.tally.curve(points)

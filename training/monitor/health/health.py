@@ -101,10 +101,10 @@ def of_process(pid: int) -> HealthReport:
 
 
 def _look(found: Target, watch: RunWatch | None, shared: host_stats.Shared) -> HealthReport:
+    shared.ask(found.selected)
     before = watch.read(0.0) if watch else None
     log_watch = None if found.beats else logs.watch(found, shared)
     log = log_watch.read(0.0) if log_watch else None
-    shared.ask()
     verdict: HangFinding | NoFinding = NoFinding(SHORT, "")
     if found.beats and before is not None:
         usual = before["training"]["step_ms_p95"]

@@ -11,6 +11,7 @@ from training.core import rundir
 from training.core.errors import Problem, UserError
 from training.core.jsonl import Record, dig, items, read_object, text, whole
 from training.core.rundir import RunDir
+from training.host import visible_devices
 from training.monitor.health.options import COMMAND
 from training.watchdog import discovery
 from training.watchdog.probes import procfs
@@ -49,6 +50,13 @@ class Target:
         """Whether the ranks have heartbeats: those of a Duet task do, those of a user script do
         not."""
         return self.run is not None and "script" not in self.plan
+
+    @property
+    def selected(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs, or instances of one (MIG), that the plan or the ranks name."""
+        lists = (known.get("CUDA_VISIBLE_DEVICES", "") for known in self.variables.values())
+        named = (entry for listed in lists for entry in visible_devices.entries(listed))
+        return (*self.planned, *(entry for entry in named if isinstance(entry, str)))
 
     @property
     def elsewhere(self) -> tuple[int, ...]:

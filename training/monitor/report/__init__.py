@@ -1,7 +1,7 @@
 """One run, or a comparison of several, as one self-contained HTML file, readable without scripts.
 
 run             records and state of one run
-restarts        pauses between the starts of a run
+rank_failure    failure of a start without a supervisor
 curve           one curve: points, smoothing, times
 series          metrics.jsonl as curves
 chart_types     chart, series, colours

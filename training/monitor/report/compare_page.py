@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -10,6 +11,7 @@ from training.core import metric_units
 from training.core.jsonl import dig, number, text
 from training.core.messages import msg
 from training.core.units import count, decimal, milliseconds
+from training.monitor import run_settings
 from training.monitor.report import chart_types, charts, headline, run_charts, sections
 from training.monitor.report.chart_types import DOTS, LINE, Chart, Series
 from training.monitor.report.curve import Curve
@@ -130,7 +132,7 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
         named = f"{named}, {unit}" if unit else named
         columns.append((named, _best(key), decimal, metric_units.higher_is_better(key)))
     columns += [
-        (msg("monitor.report.compare.final_loss"), _last_loss, decimal, False),
+        (msg("monitor.report.compare.final_loss"), _last_loss, run_charts.loss_text, False),
         *((f"{unit}/s", _median(unit + metric_units.PER_S), count, True) for unit in _units(runs)),
         (
             msg("monitor.report.compare.step_time"),
@@ -180,12 +182,14 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
 def _best_of(
     runs: Sequence[Run], values: Sequence[float | None], task: str, *, more: bool
 ) -> float | None:
+    """The best finite value of the task's runs; None if there is no other value."""
     known = {
         value
         for run, value in zip(runs, values, strict=True)
         if value is not None and run.task == task
     }
-    return (max if more else min)(known) if len(known) > 1 else None
+    finite = [value for value in known if math.isfinite(value)]
+    return (max if more else min)(finite) if finite and len(known) > 1 else None
 
 
 def _scores(runs: Sequence[Run]) -> list[str]:
@@ -352,7 +356,7 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> Html:
         fields, key=lambda name: (any(name not in config for config in configs), not _trains(name))
     ):
         values = [config.get(field, "-") for config in configs]
-        if any(value != values[0] for value in values):
+        if run_settings.differ(field, configs):
             rows.append(
                 [
                     field,

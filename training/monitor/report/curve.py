@@ -9,6 +9,7 @@ from typing import Any
 
 from training.core import metric_units
 from training.core.jsonl import Record, number
+from training.monitor.launches import clock, left_over
 
 SMOOTH_FROM = 20  # points
 SMOOTH_SHARE = 40  # a curve is smoothed over this part of its length
@@ -65,12 +66,6 @@ class Curve:
         return (min(values), max(values)) if values else None
 
 
-def clock(record: Record) -> float:
-    """Time of the record, unix s; 0 if unknown."""
-    at = number(record.get("time"))
-    return at if at is not None and math.isfinite(at) else 0.0
-
-
 def not_finite_name(value: float) -> str:
     return "NaN" if math.isnan(value) else "+∞" if value > 0 else "−∞"
 
@@ -121,11 +116,6 @@ def in_order(
         latest = max(latest, place.time_s - origin)
         out.append((PointPosition(place.step, round(latest, 3), place.tokens), value))
     return out
-
-
-def left_over(at: float, pauses: list[tuple[float, float]]) -> float:
-    """The time `at` less all pauses before it."""
-    return at - sum(min(at, until) - since for since, until in pauses if at > since)
 
 
 def without_pauses(

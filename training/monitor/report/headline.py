@@ -7,7 +7,7 @@ from training.core.jsonl import whole
 from training.core.messages import msg
 from training.core.units import count, decimal, duration, milliseconds
 from training.monitor.report.run import Run
-from training.monitor.report.run_charts import GIB, MIB, display, ends, titled
+from training.monitor.report.run_charts import GIB, MIB, display, ends, loss_text, titled
 
 
 def lasted(seconds: float) -> str:
@@ -63,16 +63,12 @@ def figures(run: Run) -> list[tuple[str, object, object]]:
             )
         )
     if at := ends(run):
+        before = msg("monitor.report.headline.from", loss=loss_text(at[0]))
         out.append(
             (
                 msg("monitor.report.headline.final_loss"),
-                decimal(at[1]),
-                ", ".join(
-                    filter(
-                        None,
-                        [display(run)[1], msg("monitor.report.headline.from", loss=decimal(at[0]))],
-                    )
-                ),
+                loss_text(at[1]),
+                ", ".join(filter(None, [display(run)[1], before])),
             )
         )
     speed, step = metrics.median(run.counted + metric_units.PER_S), metrics.median("step_ms")

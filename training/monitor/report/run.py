@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import tasks
-from training.core import heartbeat, metric_units, rundir, standing
+from training.core import evaluations, heartbeat, metric_units, rundir, standing
 from training.core.jsonl import Record, dig, number, read_object, text
 from training.core.redact import masked_values
 from training.diagnose.log_parsers.log_metrics import ScriptFigures
-from training.monitor import run_status, state
-from training.monitor.report import curve, restarts
-from training.monitor.report.curve import clock
+from training.monitor import launches, run_settings, run_status, state
+from training.monitor.launches import clock
+from training.monitor.report import rank_failure
 from training.monitor.report.series import Metrics
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Run:
     failure: Record
     checks: list[Record]
     metrics: Metrics
-    events: list[Record]  # see training.monitor.report.restarts
+    events: list[Record]  # see training.monitor.launches
     left_out: Counter[str]  # events that are not in `events`, by kind
     durations: dict[int, dict[str, float]]  # rank → kind of phase → seconds, approximate
     pictures: list[Picture]
@@ -83,11 +83,9 @@ class Run:
 
     @property
     def settings(self) -> Record:
-        """Fields of the configuration, including those of the task."""
-        parts = (self.plan.get("config"), dig(self.plan, "task", "options"))
-        return {
-            name: value for part in parts if isinstance(part, dict) for name, value in part.items()
-        }
+        """Fields of the configuration, including those of the task; path and arguments of a user
+        script."""
+        return run_settings.settings(self.plan)
 
     @property
     def begun(self) -> float:
@@ -99,14 +97,23 @@ class Run:
         return sum(event["event"] == "start" for event in self.events)
 
     @property
+    def until(self) -> float:
+        """The end, or now, unix s. If the clock was set back to before the start: the latest moment
+        that the records have."""
+        end = number(self.state["run"]["ended_unix_s"]) or number(self.state["time_unix_s"])
+        if end is not None and end >= self.begun:
+            return end
+        return max([self.begun, *self.metrics.times[-1:], *map(clock, self.events)])
+
+    @property
     def lasted_s(self) -> float | None:
         """Seconds from the first start to the end, or until now, without pauses."""
-        end = number(self.state["run"]["ended_unix_s"]) or number(self.state["time_unix_s"])
-        return self.since(end) if self.begun and end and end >= self.begun else None
+        return self.since(self.until) if self.begun else None
 
     def since(self, at: float) -> float:
-        """Seconds from the first start to `at` (unix s), without pauses."""
-        return curve.left_over(at, self.pauses) - self.begun
+        """Seconds from the first start to `at` (unix s), without pauses; 0 before it, after the
+        clock was set back."""
+        return max(0.0, launches.left_over(at, self.pauses) - self.begun)
 
     @property
     def ended(self) -> bool:
@@ -118,7 +125,7 @@ def read_run(folder: rundir.RunDir) -> Run:
     watch = state.RunWatch(folder)
     seen = watch.read(patience_s=0.0)
     plan = masked_values(watch.plan or {})
-    events, left_out = restarts.read_events(folder.events)
+    events, left_out = launches.read_events(folder.events)
     times = [
         t for t in (number(plan.get("created")), *map(clock, events[:1])) if t and math.isfinite(t)
     ]
@@ -128,11 +135,14 @@ def read_run(folder: rundir.RunDir) -> Run:
     metrics = Metrics(
         folder.metrics, min(times, default=None), records=printed.records() if printed else None
     )
-    pauses = restarts.pauses(known, metrics.times, number(plan.get("created")))
+    launched = number(plan.get("created"))
+    steps = [*metrics.times, *launches.last_steps(folder.metrics, known)]
+    pauses = launches.pauses(known, steps, launched, metrics.origin)
     metrics.leave_out(pauses)
+    metrics.discard(evaluations.discarded(folder.events))
     failure = read_object(folder.failure) if seen["run"]["state"] == run_status.FAILED else None
     if seen["run"]["state"] == run_status.DIED:  # no supervisor recorded the failure
-        failure = restarts.of_ranks(folder, number(plan.get("created")) or 0.0)
+        failure = rank_failure.of_ranks(folder, number(plan.get("created")) or 0.0)
     return Run(
         folder,
         masked_values(seen),

@@ -11,9 +11,10 @@ from training.core import heartbeat, metric_units, units
 from training.core.jsonl import number, whole
 from training.core.messages import msg
 from training.core.units import decimal
+from training.monitor.launches import clock
 from training.monitor.report import charts
 from training.monitor.report.chart_types import DOTS, LINE, Chart, Series, joined
-from training.monitor.report.curve import Curve, PointPosition, clock
+from training.monitor.report.curve import Curve, PointPosition, not_finite_name
 from training.monitor.report.run import Run
 from training.monitor.report.series import Metrics
 
@@ -99,14 +100,19 @@ def losses(run: Run) -> Curve:
 
 
 def ends(run: Run) -> tuple[float, float] | None:
-    """(first, last) loss, each a mean of some steps: from the summary, or from the curve if the run
-    has not ended."""
+    """(first, last) loss, each a mean of some steps: from the summary, or from the steps if it has
+    none."""
     factor, _ = display(run)
     recorded = [number(run.summary.get(f"loss_{which}")) for which in ("begin", "end")]
     if recorded[0] is not None and recorded[1] is not None:
         return recorded[0] * factor, recorded[1] * factor
-    points = losses(run).points
-    return metric_units.ends([value for _, value in points]) if points else None
+    first, last = run.metrics.ends() or (None, None)
+    return None if first is None or last is None else (first * factor, last * factor)
+
+
+def loss_text(value: float) -> str:
+    """A loss as a figure; a non-finite one has the name that charts give it."""
+    return decimal(value) if math.isfinite(value) else not_finite_name(value)
 
 
 def loss(run: Run) -> Chart | None:
@@ -152,11 +158,9 @@ def failure_mark(run: Run) -> tuple[PointPosition, str] | None:
         or step in (place.step for place, _ in run.metrics.curves.get("loss", Curve()).marks)
     ):
         return None
-    tokens = metric_units.so_far(run.metrics.last)
     at = run.since(clock(run.failure) or clock(run.metrics.last))
-    return PointPosition(
-        step, max(0.0, at), tokens * step // last if tokens is not None else None
-    ), str(run.failure.get("cause") or "failure")
+    place = PointPosition(step, at, run.metrics.so_far(step))
+    return place, str(run.failure.get("cause") or "failure")
 
 
 def small(run: Run) -> list[Chart | None]:

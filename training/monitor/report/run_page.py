@@ -9,9 +9,9 @@ from training.core import metric_units
 from training.core.jsonl import items, text
 from training.core.messages import msg
 from training.core.units import clock, plural
+from training.monitor import launches
 from training.monitor.alerts import MEASURED_STEPS, SLOW_RANK
 from training.monitor.report import (
-    curve,
     headline,
     profile_section,
     run_charts,
@@ -33,7 +33,7 @@ def page(run: Run) -> ReportPage:
         pauses=bool(run.pauses),
         counted=None if run.script else run.counted,
     )
-    out.timed = not run.metrics.steps or bool(curve.clock(run.metrics.last))
+    out.timed = not run.metrics.steps or bool(launches.clock(run.metrics.last))
     drawn = out.figures([run_charts.loss(run), *run_charts.small(run)])
     if drawn:
         hint = msg("monitor.report.run.hint")

@@ -14,7 +14,7 @@ from training.core.jsonl import Record, dig, items, number, text, whole
 from training.core.messages import msg
 from training.core.units import clock, count, duration
 from training.diagnose import card
-from training.monitor.report import curve
+from training.monitor import launches, run_settings
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import code, folded
 from training.monitor.report.run import PICTURE_BYTES, PICTURES, Run, value_of
@@ -78,17 +78,19 @@ def failure(run: Run) -> Html | None:
 
 def configuration(run: Run) -> Html | None:
     origins, fields = run.plan.get("origins"), _fields(run)
-    if not run.settings:
+    settings = run_settings.fields(run.plan)  # the command has the arguments of a user script
+    if not settings:
         return None
     known: Record = origins if isinstance(origins, dict) else {}
     rows = {
         n: _setting(
             n, value, str(known.get(n, msg("monitor.report.sections.unknown"))), fields.get(n)
         )
-        for n, value in run.settings.items()
+        for n, value in settings.items()
     }
-    changed = [row for name, row in rows.items() if known.get(name) != "default"]
-    rest = [row for name, row in rows.items() if known.get(name) == "default"]
+    folds = _defaults(run, fields)
+    changed = [row for name, row in rows.items() if name not in folds]
+    rest = [row for name, row in rows.items() if name in folds]
     head = (
         msg("monitor.report.column.field"),
         msg("monitor.report.column.value"),
@@ -106,8 +108,26 @@ def configuration(run: Run) -> Html | None:
     )
 
 
+def _defaults(run: Run, fields: Mapping[str, Field[Any]]) -> set[str]:
+    """Settings that are defaults: by their origin, or kept by a resume with the default's value."""
+    kept = {
+        messages.templates("config")["config.origin.file"][language].format(
+            origin=messages.templates("plan")["plan.resume.origin"][language].format(
+                name=run.plan.get("run_name")
+            )
+        )
+        for language in messages.LANGUAGES
+    }
+    return {
+        name
+        for name, value in run.settings.items()
+        if (origin := text(dig(run.plan, "origins", name))) == "default"
+        or (origin in kept and name in fields and value == fields[name].default)
+    }
+
+
 def _fields(run: Run) -> Mapping[str, Field[Any]]:
-    """Schema of the run's settings; unknown for options of a user's task."""
+    """Schema of the fields; unknown for options of a user's task."""
     task, own = run.plan.get("task"), dig(run.plan, "task", "options")
     spec = tasks.BUILT_IN.get(text(dig(task, "name")) or "") if dig(task, "file") is None else None
     return {
@@ -309,9 +329,8 @@ def checks(run: Run) -> Html | None:
 
 def events(run: Run) -> Html | None:
     """Table of the notable events, then of all events."""
-    begun = run.metrics.origin
-    notable = [_event(e, begun) for e in run.events if e["event"] in NOTABLE]
-    everything = [_event(e, begun) for e in run.events]
+    notable = [_event(e, run) for e in run.events if e["event"] in NOTABLE]
+    everything = [_event(e, run) for e in run.events]
     head = (
         msg("monitor.report.column.time"),
         msg("monitor.report.column.after"),
@@ -344,11 +363,11 @@ def events(run: Run) -> Html | None:
     return join(parts)
 
 
-def _event(event: Record, begun: float) -> list[object]:
-    at = curve.clock(event)
+def _event(event: Record, run: Run) -> list[object]:
+    at = launches.clock(event)
     cells = [
         {"": clock(at, FULL_TIME), "class_": "when"},
-        {"": duration(max(0.0, at - begun)), "class_": "when"},
+        {"": duration(run.since(at)), "class_": "when"},
     ]
     return [*cells, event["event"], describe(event)]
 

@@ -10,20 +10,21 @@ from __future__ import annotations
 import math
 import statistics
 from array import array
-from collections import defaultdict
+from bisect import bisect_right
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
-from operator import sub
+from operator import itemgetter, sub
 from pathlib import Path
 
 from training.core import metric_units
 from training.core.jsonl import Record, number, whole
 from training.core.read_backwards import backwards, count_lines
+from training.monitor.launches import clock
 from training.monitor.report.curve import (
     Curve,
     PointPosition,
     add_stretch,
-    clock,
     in_order,
     not_finite_name,
     without_pauses,
@@ -61,6 +62,10 @@ class Metrics:
         self.first: Record = {}
         self.back_s = 0.0  # the largest backward jump of the clock
         self._next: list[Record] = []  # first record of the range that was read before
+        self._counted: dict[int, int] = {}  # step → tokens or samples so far
+        self._losses = 0
+        self._first_losses = deque[float](maxlen=metric_units.ENDS_MOST)
+        self._last_losses: list[float] = []
         self._values = defaultdict[str, "array[float]"](lambda: array("d"))
         self.lines = count_lines(path) if records is None else len(records)
         self._read(backwards(path) if records is None else reversed(records), max(2, points) // 2)
@@ -71,8 +76,8 @@ class Metrics:
             key,
             known,
         ) in self._values.items():
-            value = self.first.get(key)
-            if len(known) > 1 and isinstance(value, float) and value in known:
+            value = number(self.first.get(key))
+            if len(known) > 1 and value is not None and value in known:
                 known.remove(value)
 
     def _read(self, records: Iterable[Record], stretches: int) -> None:
@@ -96,6 +101,8 @@ class Metrics:
             lowest = step
             self.last = self.last or record
             self.first = record
+            if step in self.evaluations:
+                self._note_counted(record)
             group.append(record)
             if len(group) == self.stretch:
                 self._keep(group)
@@ -111,6 +118,8 @@ class Metrics:
         times = [clock(record) for record in (*group, *self._next)]
         self.back_s = max(self.back_s, *map(sub, times, times[1:]), 0.0)
         self._next = group[:1]
+        self._note_counted(group[0])
+        self._note_counted(group[-1])
         for key in {*chain.from_iterable(group)}.difference(
             AXES, [metric_units.counted(self.last)]
         ):
@@ -126,9 +135,22 @@ class Metrics:
                 continue
             if key in MEDIANS or key.endswith(metric_units.PER_S):
                 self._values[key].extend(
-                    v for v in values if isinstance(v, float) and math.isfinite(v)
+                    v for value in values if (v := number(value)) is not None and math.isfinite(v)
                 )
+            if key == "loss":
+                self._keep_ends([v for value in values if (v := number(value)) is not None])
             add_stretch(self.curves.setdefault(key, Curve()), group, values)
+
+    def _note_counted(self, record: Record) -> None:
+        if (counted := metric_units.so_far(record)) is not None:
+            self._counted[record["step"]] = counted
+
+    def _keep_ends(self, losses: list[float]) -> None:
+        """Adds the losses of one range, from the last range to the first."""
+        self._losses += len(losses)
+        self._first_losses.extendleft(reversed(losses))
+        if (missing := metric_units.ENDS_MOST - len(self._last_losses)) > 0:
+            self._last_losses = losses[-missing:] + self._last_losses
 
     def _order(self, begun: float | None) -> None:
         """Sorts everything by step, with times relative to the start of the run."""
@@ -154,6 +176,26 @@ class Metrics:
         summary.json."""
         return statistics.median(self._values[key]) if self._values.get(key) else None
 
+    def ends(self) -> tuple[float, float] | None:
+        """The first and last loss, as in summary.json: means of steps, whatever the curve keeps,
+        non-finite if one of the steps is."""
+        if not self._losses:
+            return None
+        some = metric_units.at_end(self._losses)
+        return sum(list(self._first_losses)[:some]) / some, sum(self._last_losses[-some:]) / some
+
+    def so_far(self, step: int) -> int | None:
+        """Tokens or samples until this step: as recorded, else by the steps around it, since a
+        resume may change the batch."""
+        if step in self._counted or not self._counted:
+            return self._counted.get(step)
+        known = sorted({0: 0, **self._counted}.items())
+        if len(known) == 1:
+            return known[0][1]
+        after = min(max(1, bisect_right(known, step, key=itemgetter(0))), len(known) - 1)
+        (least, fewest), (most, many) = known[after - 1 : after + 1]
+        return max(0, fewest + (many - fewest) * (step - least) // (most - least))
+
     @property
     def times(self) -> list[float]:
         """Times of all steps and evaluations, unix s."""
@@ -173,6 +215,11 @@ class Metrics:
         for curve in [*self.curves.values(), *chain.from_iterable(self.by_rank.values())]:
             self._without_pauses(curve)
 
+    def discard(self, steps: Iterable[int]) -> None:
+        """Removes the evaluations of these steps."""
+        for step in steps:
+            self.evaluations.pop(step, None)
+
     def _without_pauses(self, curve: Curve) -> None:
         if self._pauses:
             curve.points, curve.means = (
@@ -188,15 +235,9 @@ class Metrics:
 
     def evaluation(self, key: str) -> Curve:
         """Curve of one metric of the evaluations."""
-        curve, tokens, steps = (
-            Curve(),
-            metric_units.so_far(self.last),
-            whole(self.last.get("step")) or 0,
-        )
+        curve = Curve()
         for step, record in self.evaluations.items():
-            # every step has the same number
-            seen = tokens * step // steps if tokens is not None and steps else None
-            place = PointPosition(step, clock(record), seen)
+            place = PointPosition(step, clock(record), self.so_far(step))
             if (value := number(record.get(key))) is None:
                 continue
             if math.isfinite(value):

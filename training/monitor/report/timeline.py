@@ -12,9 +12,9 @@ from training.core.cells import cells
 from training.core.jsonl import Record, number, text, whole
 from training.core.messages import msg
 from training.core.units import duration
+from training.monitor.launches import clock
 from training.monitor.report import chart_types, charts
 from training.monitor.report.chart_types import Chart
-from training.monitor.report.curve import clock
 from training.monitor.report.run import Run
 
 START, TRAINING, EVALUATION, LOST = "start", "training", "evaluation", "lost"  # kinds of bars
@@ -84,11 +84,11 @@ def timeline_chart(run: Run) -> Chart | None:
     begun = run.begun
     if not begun:
         return None
-    end = number(run.state["run"]["ended_unix_s"]) or number(run.state["time_unix_s"]) or begun
+    end = run.until
     moments = _moments()
     bars = [bar for bar in _bars(run, begun, end) if bar.to_s > bar.from_s >= 0]
     marks = [
-        TimelineMark(lane, max(0.0, run.since(clock(event))), describe(event), paint)
+        TimelineMark(lane, run.since(clock(event)), describe(event), paint)
         for event in run.events
         if event["event"] in moments
         for lane, paint in [moments[event["event"]]]

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from training.core import evaluations, find_run, json_text, jsonl, metric_units, rundir, standing
 from training.core.course import median
-from training.core.jsonl import Record, dig, items, mtime, number, read_object, text, whole
+from training.core.jsonl import Record, dig, mtime, number, read_object, text, whole
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.core.sweep_dir import SWEEPS
+from training.monitor import launches, run_settings
 from training.monitor.run_status import (
     DIED,
     ENDED,
@@ -40,7 +41,6 @@ EMPTY: Final = "empty"
 FOREIGN: Final = "foreign"  # other files only
 STATES = (STARTING, RUNNING, FINISHED, STOPPED, FAILED, DIED, DAMAGED, EMPTY, FOREIGN)
 LIVE = (STARTING, RUNNING)
-ARGS = "args"  # the arguments of a user script, in its `config`
 TAIL = 1 << 14  # bytes of metrics.jsonl that are read first
 STEPS = 20  # whose speed is that of a run without a summary
 _WORDS: dict[str, str] = {
@@ -104,7 +104,7 @@ def option_names(experiments: Path) -> set[str]:
         plans = [read_object(_plan_file(RunDir(path))) for path in rundir.folders(experiments)]
     except OSError:
         return set()
-    return {name for plan in plans if plan for name in _config(plan)}
+    return {name for plan in plans if plan for name in run_settings.settings(plan)}
 
 
 def read(path: Path) -> RunFacts:
@@ -134,13 +134,16 @@ def _of_plan(run: RunDir, plan: Record) -> RunFacts:
     evaluated, restarted = evaluations.read(run.events)
     since = max(created, restarted)
     summary, failure = standing.ends_of(run, plan, since)
-    complete = summary if summary and "loss_end" in summary else None
-    steps = [complete] if complete else _last_steps(run.metrics)
+    printed = dig(summary, "figures")  # of a user script
+    complete = printed or (summary if summary and "loss_end" in summary else None)
+    steps = [complete] if isinstance(complete, dict) else _last_steps(run.metrics)
     last = steps[0] if steps else {}
     state, reason, ended = _state(run, plan, since, summary, failure, last)
-    best = _best(evaluated)
+    best = _best(evaluated) or _printed_best(last)
     loss, name, unit = best[:3] if best else _training_loss(run, last)
-    took = (time.time() if ended is None else ended) - created
+    until = time.time() if ended is None else ended
+    resumed = bool(plan.get("resume"))
+    took = launches.seconds(run, created, until) if resumed else until - created
     return RunFacts(
         run=run,
         state=state,
@@ -157,7 +160,7 @@ def _of_plan(run: RunDir, plan: Record) -> RunFacts:
         ranks=whole(plan.get("ranks")),
         started=created,
         seconds=took if took >= 0 else None,
-        config=_config(plan),
+        config=run_settings.settings(plan),
     )
 
 
@@ -212,6 +215,14 @@ def _best(evaluated: dict[int, Record]) -> tuple[float, str, str | None, int] | 
     return value, name, metric_units.score_unit(name), step
 
 
+def _printed_best(last: Record) -> tuple[float, str, str | None, int | None] | None:
+    """The same of a user script, from its summary."""
+    value, name = number(last.get("eval")), text(last.get("eval_name"))
+    if value is None or name is None or not math.isfinite(value):
+        return None
+    return value, name, text(last.get("eval_unit")), whole(last.get("eval_step"))
+
+
 def _training_loss(run: RunDir, last: Record) -> tuple[float | None, str | None, str | None]:
     """(value, name, unit) of the last training loss, in bits per byte where that is known."""
     value = number(last.get("loss_end", last.get("loss")))
@@ -249,20 +260,6 @@ def _task(plan: Record) -> str | None:
     if (script := script_of(plan)) is not None:
         return Path(script).name
     return text(dig(plan, "task", "name")) or text(dig(plan, "config", "task"))
-
-
-def _config(plan: Record) -> Record:
-    """The configuration with the options of the task; of a user script its arguments."""
-    parts = (plan.get("config"), dig(plan, "task", "options"))
-    found = {
-        name: value for part in parts if isinstance(part, dict) for name, value in part.items()
-    }
-    if script_of(plan) is not None:
-        from training.core import redact
-
-        words = items(dig(plan, "script", "args"))
-        found[ARGS] = redact.joined(word for word in words if isinstance(word, str))
-    return found
 
 
 def _is_empty(path: Path) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from training.core import metric_units, units
 from training.core.cells import cells, pad
 from training.core.messages import msg
-from training.monitor import term_text
+from training.monitor import run_settings, term_text
 from training.monitor.runs import facts
 from training.monitor.runs.facts import RunFacts
 from training.monitor.term_text import Line
@@ -42,11 +42,7 @@ def differences(runs: Sequence[RunFacts]) -> list[str]:
     has them."""
     planned = [run.config for run in runs if run.config]
     names = dict.fromkeys(name for config in planned for name in config if name not in NAMING)
-    found = set[str]()
-    for config in planned[1:]:
-        if config != planned[0]:
-            found.update(n for n in names if config.get(n) != planned[0].get(n))
-    return [name for name in names if name in found]
+    return [name for name in names if run_settings.differ(name, planned)]
 
 
 def shown(value: object) -> str:

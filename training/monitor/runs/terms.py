@@ -14,7 +14,8 @@ from training.core import units
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.core.suggest import suggest
-from training.monitor.runs.facts import ARGS, STATES, RunFacts
+from training.monitor.run_settings import ARGS, SCRIPT
+from training.monitor.runs.facts import STATES, RunFacts
 
 _TERM = r"([A-Za-z_][\w.-]*)\s*(<=|>=|!=|=|<|>)\s*((?s:.*))"  # compiled at its first use
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -127,7 +128,7 @@ def _wrong(term: Term, text: str, again: str, options: Options) -> list[Problem]
 
 
 def _is_known(key: str, options: Options) -> bool:
-    if key in COLUMNS or key == ARGS:
+    if key in (*COLUMNS, ARGS, SCRIPT):
         return True
     from training.config.schema import FIELDS
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from training.core import units
 from training.core.messages import msg
 from training.host import process
-from training.host.gpu_choice import emptiest_gpus
+from training.host.gpu_choice import closed, emptiest_gpus
 from training.host.gpus import EXCLUSIVE, MPS, PROHIBITED, VISIBLE, Gpu, GpuInventory, GpuProcess
 from training.host.placement import LOCAL, RANK
 from training.host.torch_build import TorchBuild
@@ -22,6 +22,7 @@ from training.tasks.memory import StepNeeds
 RECOMMENDED_GPU_BYTES = 20 * 10**9  # what the original configs were made for
 # a few cores: two of them compute the quickstart's 1.5e13 operations in a minute
 CPU_FLOPS, PATIENCE_S = 1e11, 600
+ALLOCATED = {"SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"}
 
 
 def on_cpu(request: LaunchRequest, step: StepNeeds | None) -> list[str]:
@@ -44,7 +45,8 @@ def gpus(
     have, ranks = len(machine.gpus), request.gpu_ranks
     if have < ranks:
         parts = [msg("plan.gpus.whole")] if "MIG-" in machine.reason else []
-        fixes = [*parts, *([request.command_with(have)] if have else [])]
+        fixes = [*parts, *_all_visible(machine, estimate, request)]
+        fixes += [request.command_with(have)] if have else []
         anywhere = msg("plan.gpus.anywhere")
         fixes += [
             *on_cpu(request, step),
@@ -73,14 +75,33 @@ def gpus(
             cuda=machine.cuda or "-",
         ),
     )
+    for index in machine.silent:
+        fixes = ["nvidia-smi", "sudo dmesg | grep -i xid"]
+        yield Check(f"GPU {index}", WARNING, msg("plan.gpus.silent"), fixes)
     ours = {os.getpid(), os.getppid()}
     if request.place.kind == RANK:  # of torchrun or another launcher, which starts the others too
         ours |= process.children(os.getppid())
     fixes = [*_fewer_ranks(machine, estimate, request, step), *smaller]
     for gpu in machine.gpus[:ranks]:
-        yield from _gpu(gpu, estimate, fixes, ours)
+        yield from _gpu(gpu, estimate, fixes, ours, measured=request.check)
         if gpu.mig and not (gpu.uuid.startswith(PART) and ranks == 1):
             yield _split(gpu, request)
+
+
+def _all_visible(
+    machine: GpuInventory, estimate: memory.Estimate, request: LaunchRequest
+) -> list[str]:
+    """The same command with all GPUs of the machine visible, if enough of them can be used; [] in
+    an allocation, where the others may belong to other jobs."""
+    if request.place.kind != LOCAL or ALLOCATED & os.environ.keys():
+        return []
+    usable = [
+        gpu
+        for gpu in (*machine.gpus, *machine.hidden)
+        if not gpu.mig and not closed(gpu) and (gpu.free_bytes or 0) >= estimate.needed
+    ]
+    enough = machine.hidden and len(usable) >= request.gpu_ranks
+    return [f"env -u {VISIBLE} {request.command()}"] if enough else []
 
 
 def _fewer_ranks(
@@ -100,9 +121,8 @@ def _fewer_ranks(
         ):
             return []
         needed = step.resized(ranks=ranks).estimate.needed  # more, if ranks share a state
-        roomy = [
-            gpu for gpu in machine.gpus[: request.gpu_ranks] if (gpu.free_bytes or 0) >= needed
-        ]
+        own = machine.gpus[: request.gpu_ranks]
+        roomy = [gpu for gpu in own if (gpu.free_bytes or 0) >= needed and not closed(gpu)]
         if len(roomy) >= ranks:
             break
     else:
@@ -125,9 +145,10 @@ def _split(gpu: Gpu, request: LaunchRequest) -> Check:
 
 
 def _gpu(
-    gpu: Gpu, estimate: memory.Estimate, smaller: list[str], ours: set[int]
+    gpu: Gpu, estimate: memory.Estimate, smaller: list[str], ours: set[int], *, measured: bool
 ) -> Iterable[Check]:
-    """`smaller`: commands for when the memory of the GPU is too small."""
+    """`smaller`: commands for when the memory of the GPU is too small. `measured`: a step is, after
+    these checks; what it may need is then in that check alone."""
     name = f"GPU {gpu.index}"
     shown = msg(
         "plan.gpus.memory",
@@ -178,7 +199,9 @@ def _gpu(
         yield Check(
             name,
             WARNING,
-            msg(
+            msg("plan.gpus.tight_step", shown=shown, occupied=occupied)
+            if measured
+            else msg(
                 "plan.gpus.tight", shown=shown, tight=memory.gib(estimate.tight), occupied=occupied
             ),
             kill,

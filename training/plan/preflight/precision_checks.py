@@ -31,6 +31,8 @@ def precision_works(
     fix = request.command(precision="auto")
     if device == "cpu" and precision == "fp16":
         yield Check("precision", ERROR, msg("plan.precision.fp16_cpu"), [fix])
+    if device == "cpu" and precision == "bf16" and not decisions.cpu_bf16():
+        yield Check("precision", WARNING, msg("plan.precision.bf16_cpu"), [fix])
     if device == "cuda" and precision == "bf16":
         for gpu in machine.gpus[: request.gpu_ranks]:
             if not decisions.has_bf16(gpu):

@@ -291,8 +291,6 @@ class OptionReader:
     def wandb_key(self, dotted: str, value: Any) -> None:
         if not isinstance(value, str):
             self.wrong_kind(dotted, value, msg("tasks.kair.key.key_wanted"))
-        elif value.strip():
-            self.notes.append(msg("tasks.kair.key.key_used", at=self.at(dotted)))
 
     def net_type(self, dotted: str, value: Any) -> None:
         if self.ours:

@@ -1,0 +1,52 @@
+"""The final figures of a user script, from its output to the table of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.monitor_runs import Made
+from training.core import rundir
+from training.launcher import endings
+from training.launcher.outcome import Outcome
+from training.launcher.post_run import PostRun
+from training.launcher.recovery import Recovery
+from training.monitor.runs import facts
+
+
+def finished(path: Path, *lines: str) -> facts.RunFacts:
+    made = Made(path, launch="x")
+    made.plan["script"] = {"path": "main.py", "args": [], "python": "python3"}
+    made.plan["launcher"] = {"value": "spawn", "reason": ""}
+    made.plan["config"] |= {"notify": "", "retries": "auto"}
+    rundir.write_json(made.run.plan, made.plan)
+    made.run.rank_log(0).write_text("".join(f"{line}\n" for line in lines))
+    ending, recovery = PostRun(made.run, made.plan), Recovery(made.run, made.plan)
+    outcome = Outcome(ours=False, ended=[(0, 0), (1, 0)])
+    assert endings.regular_end(made.run, made.plan, ending, outcome, recovery) == 0
+    return facts.read(path)
+
+
+def test_step_loss_and_speed_are_those_that_the_script_has_printed(tmp_path: Path) -> None:
+    found = finished(
+        tmp_path / "run",
+        *(f"step {n}/40 loss {4 - n / 20} tokens_per_s 5000" for n in range(10, 41, 10)),
+    )
+    assert (found.step, found.loss, found.loss_name) == (40, 2.0, "loss")
+    assert (found.speed, found.unit) == (5000.0, "tokens")
+
+
+def test_the_best_evaluation_of_a_script_is_its_loss(tmp_path: Path) -> None:
+    lines = []
+    for step, loss in ((10, 3.0), (20, 1.5), (30, 1.75)):
+        lines += [f"step {step} loss 2.0", f"step {step} val_loss {loss}"]
+    found = finished(tmp_path / "run", *lines)
+    assert (found.loss, found.loss_name, found.best_step) == (1.5, "val_loss", 20)
+
+
+@pytest.mark.parametrize("lines", [(), ("hello",)])
+def test_a_script_without_figures_has_none(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    found = finished(tmp_path / "run", *lines)
+    assert (found.state, found.step, found.loss, found.speed) == ("finished", None, None, None)
+    assert "figures" not in (rundir.read_json(found.run.summary) or {})

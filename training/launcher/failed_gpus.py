@@ -1,0 +1,37 @@
+"""The GPUs in a failure record: lost, exhausted, or perhaps defective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from training.diagnose import exception_cause as causes
+from training.launcher import seats
+from training.launcher.outcome import Outcome
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.verdict import FailureRecord, RankErrorRecord
+
+
+def note(
+    record: FailureRecord,
+    outcome: Outcome,
+    plan: Plan,
+    lost: Sequence[int],
+    own: RankErrorRecord | None,
+    line: str,
+) -> None:
+    """Add them to the record. `lost`: positions in the plan; `line`: of the log, with the error."""
+    rank = record["rank"]
+    if lost:
+        first = seats.ranks(plan).start
+        record["lost_ranks"] = [first + place for place in lost]
+    if record["cause"] == causes.GPU_KERNEL and causes.suspects_gpu(own, line):
+        record["suspect_gpu"] = True
+    # a watched command selects its GPUs itself
+    of_plan = rank is not None and plan["gpus"] and not outcome.watched
+    if record["cause"] == causes.GPU_OOM and rank is not None and of_plan:
+        gpu = causes.gpu_of(plan, rank - seats.ranks(plan).start, record["summary"])
+        if gpu is not None:
+            record["gpu"] = gpu
