@@ -42,6 +42,7 @@ from training.data.tokenizer import for_corpus
 from training.tasks import optim
 from training.tasks.gpt import optim as gpt_optim
 from training.tasks.gpt.model_dims import ModelDims
+from training.tasks.gpt.rates import MATRIX_LR
 
 DEPTH, LENGTH, SEQUENCES = 4, 256, 8
 VALIDATION = 512  # sequences
@@ -72,12 +73,8 @@ CHANGES = {
     "no_momentum_warmup": Change("Muon's momentum 0.95 from the start", momentum_steps=1),
     "ns4": Change("4 Newton-Schulz iterations, not 5", newton_schulz=4),
     "ns3": Change("3 Newton-Schulz iterations, not 5", newton_schulz=3),
-    "matrix_lr_half": Change(
-        "matrix rate × 1/2", config={"matrix_lr": gpt_optim.MATRIX_LR["muon"] / 2}
-    ),
-    "matrix_lr_double": Change(
-        "matrix rate × 2", config={"matrix_lr": gpt_optim.MATRIX_LR["muon"] * 2}
-    ),
+    "matrix_lr_half": Change("matrix rate × 1/2", config={"matrix_lr": MATRIX_LR["muon"] / 2}),
+    "matrix_lr_double": Change("matrix rate × 2", config={"matrix_lr": MATRIX_LR["muon"] * 2}),
     "embedding_lr_half": Change(
         "embedding rate × 1/2", config={"embedding_lr": Config.embedding_lr / 2}
     ),
@@ -148,11 +145,7 @@ CHANGES = {
 def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
     """training.tasks.gpt.optim.build for the parameters of a variant."""
     matrices, scale = model.matrices, (model.shape.width / gpt_optim.REFERENCE_WIDTH) ** -0.5
-    rate = (
-        gpt_optim.MATRIX_LR[config.optimizer]
-        if isinstance(config.matrix_lr, str)
-        else config.matrix_lr
-    )
+    rate = MATRIX_LR[config.optimizer] if isinstance(config.matrix_lr, str) else config.matrix_lr
     embedding_betas = (change.betas[0], change.embedding_beta2)
     own: list[dict[str, Any]] = [  # with nanochat's rates
         {"params": model.named("values.weight"), "lr": config.embedding_lr * scale / 2}

@@ -37,6 +37,8 @@ _NOTHING_TO_CLOSE = (
     *(types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType),
     *(str, bytes, int, float, Path),
 )
+# code without a file, as of exec(): the line that executes it counts
+_NO_FILE = ("<frozen ", "<string>", "<stdin>")
 CHAIN = 10  # most exceptions of a recorded chain
 
 
@@ -194,7 +196,7 @@ def _own_frame(error: BaseException) -> "traceback.FrameSummary | None":
         for f in frames
         if "site-packages" not in f.filename
         and os.sep + "lib" + os.sep + "python" not in f.filename
-        and not f.filename.startswith("<frozen ")
+        and not f.filename.startswith(_NO_FILE)
     ] or frames
     return own[-1] if own else None
 

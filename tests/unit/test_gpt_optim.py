@@ -12,6 +12,7 @@ from training.tasks.gpt import optim
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
 from training.tasks.gpt.muon import Muon, _apply_in_one_kernel, _nesterov_in_one_kernel
+from training.tasks.gpt.rates import MATRIX_LR
 from training.tasks.optim import Optimizers
 
 
@@ -39,7 +40,7 @@ def test_every_weight_is_in_one_group_with_its_rate(name: str) -> None:
         list(model.parameters())
     )
     scale = (768 / 128) ** 0.5  # depth 2 is 128 wide
-    matrices = optim.MATRIX_LR[name] * (scale if name == "adamw" else 1.0)
+    matrices = MATRIX_LR[name] * (scale if name == "adamw" else 1.0)
     assert optimizer.schedule(0, 0.5) == pytest.approx(matrices / 2)
     wanted = [matrices / 2, scale * config.embedding_lr / 2, scale * config.unembedding_lr / 2]
     assert [g["lr"] for g in optimizer.param_groups] == pytest.approx(wanted)
@@ -102,7 +103,7 @@ def test_muon_updates_all_directions_of_a_matrix_equally() -> None:
     assert slopes[0] / slopes[-1] > 100
     optimizer.step()
     values = torch.linalg.svdvals(model.blocks[0].up.weight.detach() - before) / (
-        optim.MATRIX_LR["muon"] * (model.shape.inner / model.shape.width) ** 0.5
+        MATRIX_LR["muon"] * (model.shape.inner / model.shape.width) ** 0.5
     )
     # In fp32 the smallest directions need more iterations; in bf16 rounding fills them.
     alike = (

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.verdicts import report_error
 from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat, read_all
 from training.core.project import ROOT
@@ -93,6 +94,18 @@ def test_output_of_this_attempt_decides(run: RunDir, start: Start) -> None:
         f"beat('forward'); print({GLOO!r}, flush=True); os.kill(os.getpid(), signal.SIGABRT)"
     ).go()
     assert outcome.death and outcome.death.kind == "desync"
+
+
+def test_the_phase_of_a_reported_error_is_where_the_rank_failed(run: RunDir, start: Start) -> None:
+    """Rank 0 closes its trackers after the report."""
+    report_error(run, 0, "OutOfMemoryError", "CUDA out of memory.", phase="evaluation")
+    report = run.rank_error(0).read_text()  # the attempt removes it
+    outcome = start(
+        f"beat('evaluation'); Path({str(run.rank_error(0))!r}).write_text({report!r})\n"
+        "beat('closing trackers'); sys.exit(1)"
+    ).go()
+    record = failure_report.failure(outcome, run, PLAN)
+    assert (outcome.phases, record["phase"]) == ({0: "evaluation"}, "evaluation")
 
 
 def test_under_torchrun_a_rank_s_own_log_is_from_another_attempt(run: RunDir) -> None:

@@ -70,6 +70,7 @@ CODE = "a code error recurs"
         *((hang(kind), FIRST) for kind in ("hang", "stopped", "blocked", "error")),
         (hang(rank=None), FIRST),
         *((hang(kind), GiveUp(CODE)) for kind in ("desync", "uneven")),
+        (replace(hang("desync"), cause="collective_timeout", status=-ABORT), GiveUp(CODE)),
         *(
             (error(cause), Restart(1, pause_s=1.0))
             for cause in ("peer_died", "port_in_use", "rendezvous_timeout", "collective_timeout")

@@ -224,3 +224,12 @@ def test_an_error_of_the_inspector_is_where_the_training_called_it(file: str) ->
     with pytest.raises(ValueError, match="planted") as caught:
         of_duet["step"]()  # type: ignore[operator]
     assert run_script["_where"]("main.py", caught.value).startswith(f"{__file__}:")
+
+
+def test_an_error_of_executed_text_is_where_the_script_executes_it() -> None:
+    """As of `exec(open("configurator.py").read())`."""
+    run_script = runpy.run_path(str(RUN_SCRIPT))
+    with pytest.raises(ValueError, match="planted") as caught:
+        exec("raise ValueError('planted')")
+    line = caught.traceback[0].lineno + 1
+    assert run_script["_where"]("main.py", caught.value) == f"{__file__}:{line}"

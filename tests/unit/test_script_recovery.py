@@ -52,6 +52,9 @@ def test_which_failures_are_tried_again() -> None:
         Restart(1, pause_s=1.0),
         Restart(2, pause_s=5.0),
     ]
+    desync = Failure("collective_timeout", "desync", None, -6, 0, 0, "", "other collectives")
+    assert remedy(desync, PLAN, []) == Restart(1, pause_s=1.0)
+    assert isinstance(remedy(desync, PLAN, [desync]), GiveUp), "a code error recurs"
     none = cast("Plan", {"retries": {"value": 0, "reason": ""}})
     assert remedy(KILL, none, []) == GiveUp("")
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from tests.unit.verdicts import failed, finding, new_run, report_error, verdict
+from tests.cases import each
+from tests.unit.verdicts import failed, finding, new_run, plan, report_error, verdict
 from training.core.errors import Exit
 from training.core.rundir import RunDir
 from training.diagnose import card
+from training.diagnose.advice import of_end, values
 from training.launcher import failure_report
 from training.launcher.outcome import Outcome
 from training.watchdog.hang_report import DESYNC, UNEVEN
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.verdict import EndRecord
 
 
 @pytest.fixture
@@ -122,3 +129,49 @@ def test_a_card_without_evidence_has_no_section_for_it(run: RunDir) -> None:
 )
 def test_exit_codes(outcome: Outcome, code: int) -> None:
     assert failure_report.exit_code(outcome) == code
+
+
+def test_ranks_that_wait_in_different_places_get_advice_on_branches(run: RunDir) -> None:
+    uneven = failed(run, 0, finding=finding(UNEVEN))["advice"]
+    branch = failed(run, 0, None, finding=finding(UNEVEN, None))["advice"]
+    assert branch[1:] == uneven and "if rank == 0" in branch[0]
+
+
+def test_advice_on_nan_has_the_halved_learning_rates(run: RunDir) -> None:
+    rates = {"matrix_lr": "auto", "embedding_lr": 0.3, "unembedding_lr": 0.0, "optimizer": "muon"}
+    of_run = plan()
+    of_run["config"] |= rates
+    known = values(run, cast("Plan", of_run))
+    slower = "./launch_train.sh 2 --resume=run --matrix_lr=0.01 --embedding_lr=0.15"
+    assert known["slower_command"] == slower
+    end = {"cause": "nan_loss", "kind": "error", "phase": None, "summary": ""}
+    first = of_end(cast("EndRecord", end), None, {}, known)[0]
+    assert first.endswith(f": {slower}")
+
+
+def test_a_user_s_task_has_learning_rates_of_its_own(run: RunDir) -> None:
+    options = {"lr": 0.5, "head_lr": 1e-3, "learning_rate": 0, "scale": 2.0}
+    task = {"name": "mine.py", "unit": "samples", "file": "mine.py", "options": options}
+    known = values(run, cast("Plan", plan(task=task)))
+    assert known["slower_command"].endswith("--lr=0.25 --head_lr=0.0005")
+
+
+@each("cause", ["gpu_hardware", "batch_not_divisible"])
+def test_commands_in_advice_are_complete(run: RunDir, cause: str) -> None:
+    end = {"cause": cause, "kind": "error", "phase": None, "summary": ""}
+    sentences = of_end(cast("EndRecord", end), None, {}, values(run, cast("Plan", plan())))
+    commands = [s.partition("./launch_train.sh ")[2] for s in sentences if "./launch" in s]
+    flag = {"gpu_hardware": "--check", "batch_not_divisible": "--dry_run"}[cause]
+    assert commands == [f"2 --resume=run {flag}"]
+
+
+def test_an_error_that_all_ranks_report_is_not_that_of_one(run: RunDir) -> None:
+    missing = ("ModuleNotFoundError", "No module named 'absent'")
+    for rank in (0, 1):
+        report_error(run, rank, *missing, where="main.py:1")
+    record = failed(run)
+    assert (record["rank"], record["ranks"]) == (1, [0, 1])
+    shown = card.of_run(record)
+    assert "ranks 0, 1, in" in shown and "Others" not in shown
+    report_error(run, 0, *missing, where="main.py:2")
+    assert "ranks" not in failed(run)

@@ -80,6 +80,8 @@ def of_end(
         return of_kind("may_end", {**run_values, **place})
     if kind in (SILENT, GONE):
         return of_kind(SILENT, run_values)
+    if kind == "uneven" and end["rank"] is None:  # all ranks wait, in different places
+        return of_kind("branch", run_values)
     if kind in signatures.kinds():
         return of_kind(kind, run_values)
     if signature is None and not signatures.causes()[cause].ours.sentences():
@@ -155,6 +157,8 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
     now, total = batch["device_sequences"], config["total_batch_size"]
     found: dict[str, object] = {
         "resume_command": command(),
+        "check_command": f"{command()} --check",
+        "dry_run_command": f"{command()} --dry_run",
         "now": now,
         "total": total,
         "unit": tasks.task_of(plan)["unit"],
@@ -168,6 +172,9 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
     if "precision" in plan and plan["precision"]["value"] != "fp32":
         found["fp32_command"] = command(precision="fp32")
     spec = tasks.spec_of(plan)
+    if rates := spec.learning_rates(plan):
+        halved = {name: f"{rate / 2:g}" for name, rate in rates.items()}
+        found["slower_command"] = command(**halved)
     found |= {
         f"{LIGHTER_IN}{phase}": lighter
         for phase in (*phases.STARTING, *phases.BETWEEN)

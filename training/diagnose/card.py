@@ -39,7 +39,8 @@ def in_logs(label: str) -> str:
 
 def of_run(record: FailureRecord) -> str:
     """Card of a failed run (failure.json)."""
-    who = _rank(record["rank"])
+    same = record.get("ranks", [record["rank"]])
+    who = _rank(record["rank"]) if len(same) == 1 else msg("diagnose.card.ranks", ranks=_list(same))
     if record["kind"] in (SILENT, GONE):
         who = msg("diagnose.card.node", node=record["node"])
     elif "node" in record:
@@ -54,7 +55,7 @@ def of_run(record: FailureRecord) -> str:
     for rank, text in record.get("threads", {}).items():
         lines.append(row(msg("diagnose.card.thread"), f"rank {rank}: {cut(text)}"))
     places = record["waiting"] or record["phases"]
-    if others := [f"rank {r}: {p}" for r, p in places.items() if str(record["rank"]) != r]:
+    if others := [f"rank {r}: {p}" for r, p in places.items() if r not in map(str, same)]:
         lines.append(row(msg("diagnose.card.others"), "; ".join(others)))
     if record["evidence"]:
         lines += [msg("diagnose.card.evidence"), *_quoted(record["evidence"])]
@@ -108,6 +109,13 @@ def _jobs(jobs: int, at_least: bool) -> str:
 
 def _rank(rank: int | None) -> str:
     return msg("diagnose.card.no_rank") if rank is None else f"rank {rank}"
+
+
+def _list(ranks: Sequence[int | None]) -> str:
+    first, last = ranks[0], ranks[-1]
+    if first is not None and last == first + len(ranks) - 1 and len(ranks) > 2:
+        return f"{first}–{last}"
+    return ", ".join(map(str, ranks))
 
 
 def _doing(record: FailureRecord | DiagnosisRecord) -> str:

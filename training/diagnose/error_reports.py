@@ -4,7 +4,7 @@ torch.distributed.elastic writes where that is missing or no more than an exit s
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from training.diagnose import traceback
 from training.diagnose.exception_cause import LEFT
 
 if TYPE_CHECKING:
-    from training.core.contracts.verdict import RankErrorRecord
+    from training.core.contracts.verdict import FailureRecord, RankErrorRecord
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 NONE: Mapping[int, str] = MappingProxyType({})
@@ -42,6 +42,18 @@ def of_all(run: rundir.RunDir, printed: Mapping[int, str] = NONE) -> list[RankEr
     written = [error for rank in sorted(ranks) if (error := of_rank(run, rank))]
     known = {error["rank"] for error in written}
     return written + [_printed(rank, text) for rank, text in printed.items() if rank not in known]
+
+
+def note_alike(
+    record: FailureRecord, own: RankErrorRecord | None, errors: Sequence[RankErrorRecord]
+) -> None:
+    """Note the ranks that have reported the same error at the same line as the failed rank."""
+    if own is None or own["rank"] != record["rank"]:
+        return
+    what = own["type"], own["message"], own["where"]
+    same = sorted(e["rank"] for e in errors if (e["type"], e["message"], e["where"]) == what)
+    if len(same) > 1:
+        record["ranks"] = same
 
 
 def _printed(rank: int, text: str) -> RankErrorRecord:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from training.core import heartbeat, log, rundir
 from training.core.jsonl import Record
 from training.core.messages import msg
+from training.diagnose import error_reports
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.others import Others
 from training.launcher.outcome import Outcome
@@ -42,8 +43,11 @@ class AttemptState:
         return self.readings.read()
 
     def phases(self) -> dict[int, str]:
-        """Rank → its current phase, as text."""
-        return {beat.rank: str(beat) for beat in self.beats()}
+        """Rank → its current phase, as text; of a rank that has reported an error, the phase of
+        the error: rank 0 closes its trackers after that."""
+        errors = error_reports.of_all(self.run, self.outcome.unwritten)
+        failed_in = {error["rank"]: error["phase"] for error in errors}
+        return {beat.rank: failed_in.get(beat.rank) or str(beat) for beat in self.beats()}
 
     def summary(self) -> Record:
         """What rank 0 has written at the end of this start; {} before that."""

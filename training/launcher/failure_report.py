@@ -195,6 +195,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         record["node"] = lost.node
     else:
         _add_memory(record, own, run, plan if not gone else None)
+        error_reports.note_alike(record, own, errors)
     return {**record, "advice": _advice(record, event, values(run, plan))}
 
 
@@ -340,7 +341,7 @@ def _what(
     if -status == signal.SIGKILL and (kills := _for_memory(outcome)):
         return "host_oom_killed", DIED, kills
     if (death := outcome.death) and death.kind != DIED:
-        return causes.UNKNOWN, death.kind, death.how
+        return causes.TIMEOUT if death.kind == DESYNC else causes.UNKNOWN, death.kind, death.how
     if own:
         known = causes.of_error(own)
         return causes.EXIT_STATUS if known == causes.UNKNOWN else known, DIED, causes.left(own)

@@ -69,9 +69,8 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return cured
     if failure.kind == DIED and failure.status >= 0:
         return GiveUp(msg("launcher.retry.exits_by_itself", summary=failure.summary))
-    hang = failure.cause == "hang" and failure.kind not in (DESYNC, UNEVEN)
-    passing = killed(failure) or hang or suspect or failure.occupied
-    if not (passing or failure.cause in NETWORK or failure.cause in WORKER):
+    passing = killed(failure) or may_pass(failure) or suspect or failure.occupied
+    if not (passing or failure.cause in WORKER):
         return GiveUp(msg("launcher.retry.never.code_error"))
     same_plan = row[max((i + 1 for i, f in enumerate(row) if f.changed), default=0) :]
     if not failure.occupied and any(failure.same(earlier) for earlier in same_plan):
@@ -87,6 +86,12 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
             )
         )
     return Restart(number, pause_s=pause_before(failure, row))
+
+
+def may_pass(failure: Failure) -> bool:
+    """A hang or a failure of the network, unless the ranks called different collectives."""
+    waits = failure.cause == "hang" or failure.cause in NETWORK
+    return waits and failure.kind not in (DESYNC, UNEVEN)
 
 
 def pause_before(failure: Failure, before: Sequence[Failure]) -> float:

@@ -14,10 +14,9 @@ from training.core.messages import msg
 from training.core.rundir import ASKED
 from training.core.units import plural
 from training.launcher import fewer_ranks
-from training.launcher.recovery_policy import NETWORK, NEVER, pause_before
+from training.launcher.recovery_policy import NEVER, may_pass, pause_before
 from training.launcher.restart import Failure, GiveUp, Restart, killed
 from training.launcher.script_snapshot import moved
-from training.watchdog.hang_report import DESYNC, UNEVEN
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -33,8 +32,7 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
     suspect = fewer_ranks.may_be_gpu(failure, plan)
     if failure.cause in NEVER and not (killed(failure) or suspect):
         return GiveUp(NEVER[failure.cause])
-    passing = killed(failure) or failure.cause in NETWORK or failure.occupied
-    passing |= failure.cause == "hang" and failure.kind not in (DESYNC, UNEVEN)
+    passing = killed(failure) or may_pass(failure) or failure.occupied
     since = [f for f in before if not moved(f.snapshot, failure.snapshot)]
     again = any((f.cause, f.summary) == (failure.cause, failure.summary) for f in since)
     if again and not passing:

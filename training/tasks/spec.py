@@ -113,6 +113,15 @@ class TaskSpec(ABC):
         """What to try if this phase does not fit the memory; None: a smaller micro-batch."""
         return msg("tasks.spec.lighter_model") if phase in WITHOUT_BATCH else None
 
+    def learning_rates(self, plan: Plan) -> dict[str, float]:
+        """Options that are learning rates, with their values."""
+        return {
+            name: float(value)
+            for name, value in plan["task"]["options"].items()
+            if name == "learning_rate" or name.rpartition("_")[2] == "lr"
+            if isinstance(value, int | float) and value > 0
+        }
+
     def memory_fields(self, plan: Plan) -> FieldValues:
         """Fields whose values repeat what the plan has decided to save memory, apart from the
         micro-batch."""

@@ -108,6 +108,7 @@ class FailureRecord(EndRecord):
     failure card."""
 
     node: NotRequired[int]  # index of the machine, if it is another one or one of several
+    ranks: NotRequired[list[int]]  # several have the same error as `rank`, which is one of them
     victim: bool  # the rank only lost its connection to another one
     step: int  # last one begun; 0 before the first
     phase: str | None

@@ -10,13 +10,12 @@ from training.config.schema import Config
 from training.host import decisions
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.muon import Muon
+from training.tasks.gpt.rates import MATRIX_LR
 from training.tasks.optim import MOMENTUM, Group, Optimizers
 
 BETAS = (0.8, 0.95)
 EPSILON = 1e-10
 REFERENCE_WIDTH = 768  # the configured AdamW learning rates apply to this width
-# Learning rate of the blocks if the configuration has auto.
-MATRIX_LR = {"muon": 0.02, "adamw": 0.0015}
 
 # In this order: what multiplies in one of them multiplies in those before.
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -17,6 +17,7 @@ from training.data.corpus import CorpusSource
 from training.data.tokenizer import vocab_of
 from training.tasks.gpt import validation
 from training.tasks.gpt.model_dims import ModelDims, of_checkpoint
+from training.tasks.gpt.rates import MATRIX_LR
 from training.tasks.planning import Decided, PlanRequest, Situation
 from training.tasks.spec import TaskSpec
 
@@ -115,6 +116,13 @@ class GptSpec(TaskSpec):
         from training.tasks.gpt.step import GptStep
 
         return GptStep(StepWorkload(**load))
+
+    def learning_rates(self, plan: Plan) -> dict[str, float]:
+        config = plan["config"]
+        rates = {n: config.get(n) for n in ("matrix_lr", "embedding_lr", "unembedding_lr")}
+        if isinstance(rates["matrix_lr"], str):
+            rates["matrix_lr"] = MATRIX_LR[config["optimizer"]]
+        return {name: rate for name, rate in rates.items() if rate}
 
     def memory_fields(self, plan: Plan) -> FieldValues:
         from training.tasks.gpt import memory_fit
