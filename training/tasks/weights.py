@@ -129,11 +129,15 @@ def _of_kind(found: Weights, kind: str | None, again: str, shown: str) -> Weight
     problem. Raises UserError if there are no weights of this kind."""
     has = "ema" in found.facts
     if kind == EMA and not has:
-        missing = "tasks.weights.no_average" if found.run else "tasks.weights.no_average_exported"
+        what = (
+            msg("tasks.weights.no_average", title=shown)
+            if found.run
+            else msg("tasks.weights.no_average_exported", title=shown)
+        )
         raise UserError(
             Problem(
                 "weights.other_kind",
-                msg(missing, title=shown),
+                what,
                 RAW,
                 [f"{again}{RAW}"],
             )
