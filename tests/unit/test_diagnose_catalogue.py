@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import string
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,34 @@ def names(text: LocalizedText) -> set[str]:
         for _, name, _, _ in string.Formatter().parse(one)
         if name
     }
+
+
+def translated(found: object) -> Iterator[dict[str, list[str]]]:
+    """Every text in both languages, however deep."""
+    if isinstance(found, dict):
+        if {"en", "zh"} <= found.keys():
+            texts = {language: found[language] for language in ("en", "zh")}
+            yield {lang: [t] if isinstance(t, str) else t for lang, t in texts.items()}
+        for inner in found.values():
+            yield from translated(inner)
+    elif isinstance(found, list):
+        for inner in found:
+            yield from translated(inner)
+
+
+def test_both_languages_have_the_same_values() -> None:
+    checked = 0
+    for file in Path(signatures.__file__).parent.glob("*.json"):
+        for text in translated(json.loads(file.read_text(encoding="utf-8"))):
+            assert len(text["en"]) == len(text["zh"]), text
+            for pair in zip(text["en"], text["zh"], strict=True):
+                english, chinese = (
+                    {name for _, name, _, _ in string.Formatter().parse(one) if name}
+                    for one in pair
+                )
+                assert english == chinese, pair
+                checked += 1
+    assert checked > 500
 
 
 each_entry = each("entry", ALL, ids=lambda entry: entry.id)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.conftest import python
 from tests.unit.diagnosed import KEY, LOGS, OOM, ROOT, asked, new_run
 from tests.unit.monitor_runs import Made, old
 from training.cli import diagnose as command
@@ -46,6 +47,15 @@ def test_json_output() -> None:
     assert record["evidence"].startswith(
         "torch.OutOfMemoryError: CUDA out of memory."
     ) and isinstance(record["advice"], list)
+
+
+def test_the_module_is_the_same_command(tmp_path: Path) -> None:
+    log = str(LOGS / "gpu_oom" / "01.log")
+    for words, code in (([log, "--json"], 0), ([str(tmp_path / "none.log")], 2)):
+        done = python("-m", "training.diagnose", *words, cwd=ROOT)
+        there = python("-m", "training.cli.diagnose", *words, cwd=ROOT)
+        assert (done.returncode, done.stdout) == (there.returncode, there.stdout), words
+        assert done.returncode == code
 
 
 def test_the_card_is_in_the_language_of_the_locale() -> None:

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import shlex
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,7 +24,7 @@ from tests.unit.conftest import ROOT
 from tests.unit.trained_runs import checkpoint, flip_a_bit, gpt, made, stored
 from tests.unit.video_data import rendered
 from training import tasks
-from training.cli import evaluate
+from training.cli import evaluate, export
 from training.core import manifest, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.data.tokenizer_base import BOS, Bytes
@@ -147,6 +148,26 @@ def test_formats_and_checkpoints_side_by_side(
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == ["run", "step", "loss", "bpb", "perplexity", "tokens", "bytes"]
     assert [row.split()[:2] for row in rows] == [["tiny", "300"], ["tiny", "150"]]
+
+
+def test_few_tokens_are_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "a.txt"
+    data.write_text("x" * 23)
+    assert evaluate.main([str(stored(tmp_path).path), f"--data={data}", "--device=cpu"]) == 0
+    assert capsys.readouterr().out.split()[-2:] == ["23", "23"]
+
+
+def test_an_exported_folder_without_an_average(tmp_path: Path) -> None:
+    """The folder is named, not its run, and the command to try has the same data."""
+    run, out, data = stored(tmp_path), tmp_path / "out", tmp_path / "some text.txt"
+    data.write_text(TEXT)
+    assert export.main([str(run.path), "--format=torch", f"--out={out}", "--quiet"]) == 0
+    with pytest.raises(UserError) as caught:
+        evaluate.parse([str(out), f"--data={data}", "--weights=ema"])
+    (problem,) = caught.value.problems
+    assert problem.code == "weights.other_kind" and problem.what.startswith(f"{out}: ")
+    (fix,) = problem.fixes
+    assert shlex.split(fix) == ["./duet", "evaluate", f"--data={data}", str(out), "--weights=raw"]
 
 
 def test_problems(tmp_path: Path) -> None:

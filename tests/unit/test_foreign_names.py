@@ -10,12 +10,14 @@ import pytest
 
 from tests.cases import each
 from tests.unit.conftest import ENHANCED, LAUNCH, ROOT, SIMPLE, Shell, make_run, only, python, wrong
-from training.config import foreign_names
+from training.config import foreign_names, meant
 from training.config.foreign_names import ROWS, Foreign
 from training.config.schema import FIELDS
 from training.config.translate import RANKS
 from training.core import suggest
 from training.core.rundir import write_json
+from training.tasks import everything
+from training.tasks.video_restoration.kair.keys import KEYS, leaf
 
 Write = Callable[..., str]
 CONFIG = (
@@ -28,6 +30,7 @@ CONFIG = (
 def small(home: Path, write: Write) -> str:
     """A config, a run to resume, and the files used in examples."""
     write("a.txt", "some text")
+    write("net.pth", "weights")
     write("tokenizer.json", '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}')
     plan = {
         "config": {"depth": 2, "data": "a.txt", "max_seq_len": 32},
@@ -84,12 +87,14 @@ def test_the_same_for_a_variable_and_a_key(
             wrong(corrected)
         except pytest.fail.Exception:
             continue
-        # a divisible batch, a run of that config
+        # a divisible batch, a run of that config, a file of weights, workers to keep
         of_others = (
             "total_batch_size",
             "device_batch_size",
             "max_seq_len",
             "resume",
+            "init_from",
+            "persistent_workers",
         )
         assert any(name in fix for name in of_others)
 
@@ -255,6 +260,32 @@ def test_a_value_in_a_file(home: Path, write: Write) -> None:
         '"precision": "fp16"   in c.json: \'precision\''
     ]
     assert only(wrong(env={"DUET_DEVICE": "gpu"})).fixes == ["export DUET_DEVICE=cuda"]
+
+
+def test_the_keys_of_option_files_are_known_as_flags() -> None:
+    """Those with another name than Duet's field, which is a field of every task."""
+    renamed = {
+        word: key.field
+        for dotted, key in KEYS.items()
+        if (word := leaf(dotted)) != key.field in FIELDS and word not in everything()
+    }
+    assert len(renamed) > 10
+    del renamed["root"]  # too common a word to mean out_dir
+    rows = {word: foreign_names.row_of(word) for word in renamed}
+    assert {word: row.to if row else () for word, row in rows.items()} == {
+        word: (field,) for word, field in renamed.items()
+    }
+
+
+def test_a_similar_spelling_neither_continues_a_run_nor_replaces_a_flag(small: str) -> None:
+    for typed in ("--checkpoint_saved=10", "--checkpoint_tests=10", "--checkpoint_prints=1"):
+        (problem,) = wrong("2", small, "--resume=earlier", typed, script=LAUNCH)
+        fixes = " ".join(problem.fixes)
+        assert "--resume=latest" not in fixes and "--out_dir" not in fixes, typed
+    assert meant.name("depht", "8", FIELDS).changes == ({"depth": "8"},)
+    assert meant.name("depht", "8", FIELDS, given={"depth": "4"}).changes == ()
+    (problem,) = wrong("2", small, "--depth=4", "--depht=8", script=LAUNCH)
+    assert problem.fixes == [f"./{LAUNCH} --help"]
 
 
 def test_the_documentation_has_the_table() -> None:

@@ -75,12 +75,19 @@ def test_another_model_is_refused_with_all_differences(run: rundir.RunDir) -> No
     checkpoint(run)
     with pytest.raises(UserError) as caught:
         resume_checks.check_model(
-            request_for(run, optimizer="adamw"),
+            request_for(run, optimizer="adamw", vocab_size=512),
             {**SHAPE, "depth": 4, "vocab": 512, "optimizer": "adamw"},
         )
     problem = only(caught.value.problems)
     assert "depth 2 (now 4), vocab 320 (now 512), optimizer muon (now adamw)" in problem.what
-    assert "omit --depth --tokenizer and --vocab_size --optimizer" in problem.fixes[0]
+    (fix,) = problem.fixes  # only what was given
+    assert {word for word in fix.replace(":", " ").split() if word.startswith("--")} == {
+        "--vocab_size",
+        "--optimizer",
+    }
+    with pytest.raises(UserError) as caught:
+        resume_checks.check_model(request_for(run), {**SHAPE, "depth": 4})
+    assert only(caught.value.problems).fixes == []
 
 
 @pytest.mark.parametrize(("saved", "now"), [("gpt", "line"), ("line", "gpt"), (None, "line")])

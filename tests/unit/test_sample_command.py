@@ -79,6 +79,17 @@ def test_samples_that_do_not_fit_together_are_the_same(
     assert all(one["text"] in capsys.readouterr().out for one in together[:1])
 
 
+def test_an_empty_prompt_is_text_from_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(stored(tmp_path).path)
+    for words in (["--prompt="], ["--prompt", ""]):
+        (one,) = answer(capsys, run, *words, "--max_tokens=4", "--seed=5")["samples"]
+        assert one["prompt"] == ""
+    assert codes(run, "--prompt") == ["flag.no_value"]
+    assert codes(run, "--prompts=") == ["flag.no_value"]
+
+
 def test_prompts_that_are_not_utf8(tmp_path: Path) -> None:
     run, prompts = str(stored(tmp_path).path), tmp_path / "prompts.txt"
     assert codes(run, "--prompt=caf\udce9") == ["prompts.unreadable"]

@@ -47,14 +47,13 @@ from training.core.find_run import LATEST, RunSelector, path_of
 from training.core.messages import msg
 from training.core.project import typed
 from training.host import process, program
-from training.tasks.evaluation import Evaluation, Part
+from training.tasks.evaluation import SIZES, Evaluation, Part
 from training.tasks.weights import RAW, Weights
 
 if TYPE_CHECKING:
     from training.tasks.trained import Trained
 
 COMMAND = "./duet evaluate"
-ASKER = RunSelector("RUN", f"{COMMAND} --data=PATH ", f"{COMMAND} --data=PATH")
 FLAGS = {
     "data": args.TEXT,
     "text_field": args.TEXT,
@@ -89,9 +88,11 @@ def parse(argv: list[str]) -> EvaluateOptions:
     if "help" in values:
         return EvaluateOptions(help=True)
     given = {n: values[n] for n in ("data", "text_field", "encoding") if values.get(n)}
+    same = " ".join(f"--{n}={shlex.quote(v)}" for n, v in given.items()) or "--data=PATH"
+    asker = RunSelector("RUN", f"{COMMAND} {same} ", f"{COMMAND} {same}")
     chosen = []
     for word in line.words or [LATEST]:
-        found = weights_argument.find(word, ASKER, problems, values.get("weights"))
+        found = weights_argument.find(word, asker, problems, values.get("weights"))
         if found and not any(p.field == "data" for p in problems):
             plan, wrong = tasks.spec_of(found.plan).aim(found.plan, given)
             problems += [p for p in wrong if p not in problems]
@@ -232,7 +233,7 @@ def _table(rows: list[dict[str, object]]) -> list[str]:
     averaged = any(row["weights"] != RAW for row in rows)
     left_out = ("file",) if averaged else ("file", "weights")
     names = list(dict.fromkeys(name for row in rows for name in row if name not in left_out))
-    cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
+    cells = [names, *([_cell(name, row.get(name)) for name in names] for row in rows)]
     widths = [max(len(line[n]) for line in cells) for n in range(len(names))]
     return [
         "  ".join(
@@ -243,9 +244,9 @@ def _table(rows: list[dict[str, object]]) -> list[str]:
     ]
 
 
-def _cell(value: object) -> str:
+def _cell(name: str, value: object) -> str:
     if isinstance(value, float) and math.isfinite(value):
-        whole = value.is_integer() and 100 <= value < WHOLE
+        whole = value.is_integer() and (name in SIZES or value >= 100) and value < WHOLE
         return f"{value:,.0f}" if whole else units.decimal(value)
     return "-" if value is None else str(value)
 

@@ -52,7 +52,7 @@ COMMAND = "./duet sample"
 ASKER = RunSelector("RUN", f"{COMMAND} ", COMMAND)
 SEEDS = 1 << 31
 FLAGS = {
-    "prompt": args.TEXT,
+    "prompt": args.Flag(str, empty=True),  # text from nothing
     "prompts": args.TEXT,
     "max_tokens": args.whole(1, 1 << 20, 256),
     "temperature": args.number(0.0, 100.0, 0.8),

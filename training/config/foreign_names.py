@@ -2,8 +2,9 @@
 training/config/meant.py.
 
 Sources: the argument parsers of Hugging Face Trainer (TrainingArguments), Accelerate, Lightning
-(Trainer), nanoGPT, nanochat, LitGPT, DeepSpeed and torchrun. docs/reference/names.md has the table;
-a test compares the two.
+(Trainer), nanoGPT, nanochat, LitGPT, DeepSpeed, torchrun, and KAIR's option files, whose keys are
+typed as flags too (tasks/video_restoration/kair/keys.py; a test compares them).
+docs/reference/names.md has the table; a test compares the two.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ HF, ACCELERATE, LIGHTNING, NANOGPT, NANOCHAT = (
     "nanochat",
 )
 LITGPT, DEEPSPEED, TORCHRUN, COMMON = "LitGPT", "DeepSpeed", "torchrun", "many scripts"
-EARLIER = "Duet, early 0.1"
+EARLIER, KAIR = "Duet, early 0.1", "KAIR"
 
 
 def _row(
@@ -129,8 +130,9 @@ _EACH = ("device_batch_size", "max_seq_len", "ranks")
 ROWS = (
     # Batch and model
     _row(
-        "per_device_train_batch_size batch_size micro_batch_size train_micro_batch_size_per_gpu",
-        f"{HF}, {NANOGPT}, {LITGPT}, {DEEPSPEED}",
+        "per_device_train_batch_size batch_size micro_batch_size train_micro_batch_size_per_gpu "
+        "dataloader_batch_size",
+        f"{HF}, {NANOGPT}, {LITGPT}, {DEEPSPEED}, {KAIR}",
         "device_batch_size",
         same("device_batch_size"),
         "16",
@@ -186,8 +188,8 @@ ROWS = (
     ),
     # Duration
     _row(
-        "max_steps max_iters max_iterations train_steps total_steps train_iters",
-        f"{HF}, {LIGHTNING}, {LITGPT}, {NANOGPT}",
+        "max_steps max_iters max_iterations train_steps total_steps train_iters total_iter",
+        f"{HF}, {LIGHTNING}, {LITGPT}, {NANOGPT}, {KAIR}",
         "num_iterations",
         count("num_iterations"),
         "100",
@@ -231,8 +233,8 @@ ROWS = (
         msg("config.foreign.duration"),
     ),
     _row(
-        "eval_interval",
-        f"{NANOGPT}, {LITGPT}",
+        "eval_interval checkpoint_test",
+        f"{NANOGPT}, {LITGPT}, {KAIR}",
         "eval_every",
         count("eval_every"),
         "50",
@@ -263,15 +265,15 @@ ROWS = (
         True,
     ),
     _row(
-        "logging_steps log_interval log_every_n_steps",
-        f"{HF}, {NANOGPT}, {LITGPT}, {LIGHTNING}",
+        "logging_steps log_interval log_every_n_steps checkpoint_print",
+        f"{HF}, {NANOGPT}, {LITGPT}, {LIGHTNING}, {KAIR}",
         "log_every",
         same("log_every"),
         "5",
     ),
     _row(
-        "save_steps save_interval every_n_train_steps checkpointing_steps",
-        f"{HF}, {LITGPT}, {LIGHTNING}",
+        "save_steps save_interval every_n_train_steps checkpointing_steps checkpoint_save",
+        f"{HF}, {LITGPT}, {LIGHTNING}, {KAIR}",
         "save_every",
         count("save_every"),
         "100",
@@ -284,7 +286,7 @@ ROWS = (
         "3",
     ),
     _row("load_best_model_at_end", HF, "keep_best", same("keep_best"), "true"),
-    _row("ema_decay model_ema_decay", COMMON, "ema", same("ema"), "0.999"),
+    _row("ema_decay model_ema_decay E_decay", f"{COMMON}, {KAIR}", "ema", same("ema"), "0.999"),
     _row(
         "eval_strategy evaluation_strategy save_strategy logging_strategy",
         HF,
@@ -310,8 +312,8 @@ ROWS = (
         "adamw_torch",
     ),
     _row(
-        "max_grad_norm gradient_clip_val gradient_clipping clip_grad max_norm",
-        f"{HF}, {LIGHTNING}, {ACCELERATE}, {DEEPSPEED}, {LITGPT}",
+        "max_grad_norm gradient_clip_val gradient_clipping clip_grad max_norm G_optimizer_clipgrad",
+        f"{HF}, {LIGHTNING}, {ACCELERATE}, {DEEPSPEED}, {LITGPT}, {KAIR}",
         "grad_clip",
         same("grad_clip"),
         "0.5",
@@ -361,7 +363,16 @@ ROWS = (
         ".",
         msg("config.foreign.local_data"),
     ),
-    _row("dataloader_num_workers workers", HF, "num_workers", same("num_workers"), "2"),
+    _row(
+        "dataloader_num_workers workers", f"{HF}, {KAIR}", "num_workers", same("num_workers"), "2"
+    ),
+    _row(
+        "dataloader_persistent_workers",
+        f"{HF}, {KAIR}",
+        "persistent_workers",
+        same("persistent_workers"),
+        "true",
+    ),
     _row("text_column text_column_name", HF, "text_field", same("text_field"), "content"),
     _row(
         "tokenizer_name tokenizer_path",
@@ -500,11 +511,12 @@ ROWS = (
     ),
     _row(
         "random_seed manual_seed seed_everything data_seed",
-        f"{LIGHTNING}, {HF}",
+        f"{LIGHTNING}, {HF}, {KAIR}",
         "seed",
         same("seed"),
         "42",
     ),
+    _row("pretrained_netG", KAIR, "init_from", same("init_from"), "net.pth"),
     # Run directory and tracking
     _row(
         "output_dir default_root_dir save_dir checkpoint_dir ckpt_dir work_dir",
@@ -560,10 +572,11 @@ ROWS = (
     _row("no_wandb disable_wandb", COMMON, "use_dummy_wandb", switch({"use_dummy_wandb": "true"})),
     _row("wandb_run_name wandb_name", NANOGPT, "wandb_run", same("wandb_run"), "first try"),
     _row("run", NANOCHAT, "wandb_run", same("wandb_run"), "first", msg("config.foreign.run_name")),
+    _row("use_tensorboard", KAIR, "tensorboard", same("tensorboard"), "true"),
     _row("project", HF, "wandb_project", same("wandb_project"), "demo"),
     _row("debug_mode verbose", COMMON, "debug", switch({"debug": "true"})),
 )
-NAMES = {name: row for row in ROWS for name in row.names}
+NAMES = {name.lower(): row for row in ROWS for name in row.names}
 SECTIONS = (
     "train",
     "trainer",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 SUFFIXES = {"k": 3, "m": 6, "g": 9, "b": 9}
 SECRET = re.compile(r"key|token$|secret|passw|credential")
 NEGATION = re.compile(r"(?:no|disable|without)_?(\w{3,})")
+# A guess must not continue another run or write elsewhere: no name similar to another tool's name
+# for one of these (checkpoint_save, checkpoint_dir) suggests it.
+OTHER_RUN = ("resume", "out_dir")
 DEFAULT = Sizes(8, 1536, 2, 24576, 0, 12)
 
 
@@ -48,9 +52,11 @@ def name(
     sizes: Sizes = DEFAULT,
     actions: tuple[str, ...] = (),
     dashes: str = "",
+    given: Container[str] = (),
 ) -> Meant:
     """Suggestions for the unknown name `typed`. `text`: its value as text, None without one;
-    `actions`: other known names; `dashes`: prefix of field names in sentences."""
+    `actions`: other known names; `dashes`: prefix of field names in sentences; `given`: fields that
+    the same command sets, which no similar spelling replaces."""
     row = row_of(typed)
     if row is not None and not (text is None and row.example):
         found = _foreign(row, "true" if text is None else text, fields, sizes, dashes)
@@ -63,9 +69,14 @@ def name(
         return Meant()  # never repeat its value
     if negated := _negated(plain, text, fields):
         return Meant((negated,))
-    fitting = [n for n in suggest(plain, [*fields, *actions]) if fits(n, text, fields)]
+    fitting = [
+        n for n in suggest(plain, [*fields, *actions]) if n not in given and fits(n, text, fields)
+    ]
     if not fitting and text is not None and (spelled := suggest(plain, list(NAMES), 0.8)[:1]):
-        return _foreign(NAMES[spelled[0]], text, fields, sizes, dashes) or Meant()
+        row = NAMES[spelled[0]]
+        if any(field in OTHER_RUN or field in given for field in row.to):
+            return Meant()
+        return _foreign(row, text, fields, sizes, dashes) or Meant()
     switched = {n: "true" if n in fields else "" for n in fitting}  # an action needs no value
     return Meant(tuple({n: switched[n] if text is None else text} for n in fitting))
 

@@ -25,13 +25,15 @@ Near = Callable[[str], str | None]
 class Flag:
     """`read` converts text to a value and raises ValueError; None: a switch. `allowed`: valid
     values, as shown in errors; `near`: suggested replacements for an invalid value; `fixes`: other
-    commands that help; `bare`: the value of a flag without one (None: a value is required)."""
+    commands that help; `bare`: the value of a flag without one (None: a value is required);
+    `empty`: whether an empty text is a value."""
 
     read: Callable[[str], Any] | None = None
     allowed: str = ""
     near: Callable[[str], Iterable[str]] = lambda text: ()
     bare: Any = None
     fixes: tuple[str, ...] = ()
+    empty: bool = False
 
 
 SWITCH, TEXT = Flag(), Flag(str)
@@ -173,7 +175,7 @@ def _value(name: str, flag: Flag, text: str | None, again: str) -> tuple[Problem
         return wrong if text is not None else None, True
     if text is None and flag.bare is not None:
         return None, flag.bare
-    if not text:
+    if text is None or not (text or flag.empty):
         return Problem(
             "flag.no_value",
             msg("core.args.no_value", name=name),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 
 from training.config import batch, flags, meant
@@ -27,7 +27,7 @@ def problems(
     """The problem of every unknown flag, then `others`. A suggestion of flags alone becomes the
     whole command, with the unknown flags and invalid values of the other problems corrected too,
     unless one of them has no suggestion: that command would fail again."""
-    found, sizes = names(asked.line.unknown, asked.kind.fields, _sizes(asked))
+    found, sizes = names(asked.line.unknown, asked.kind.fields, _sizes(asked), asked.line.flags)
     every: Changes = {}
     for one in found.values():
         every |= one.changes[0] if one.changes else {}
@@ -62,15 +62,15 @@ def problems(
 
 
 def names(
-    unknown: Iterable[flags.Unknown], fields: Known, sizes: Sizes
+    unknown: Iterable[flags.Unknown], fields: Known, sizes: Sizes, given: Container[str] = ()
 ) -> tuple[dict[flags.Unknown, meant.Meant], Sizes]:
     """What each unknown flag means, in the order of the command line, and the sizes after all of
-    them. Flags whose translation depends on sizes are translated last."""
+    them. Flags whose translation depends on sizes are translated last. `given`: the known flags."""
     actions = tuple(n for n in flags.ACTIONS if n in flags.SWITCHES)
     found: dict[flags.Unknown, meant.Meant] = {}
     in_order = list(unknown)
     for one in sorted(in_order, key=lambda u: bool((row := row_of(u.name)) and row.sized)):
-        found[one] = meant.name(one.name, one.text, fields, sizes, actions, "--")
+        found[one] = meant.name(one.name, one.text, fields, sizes, actions, "--", given)
         if found[one].changes:
             sizes = meant.with_changes(sizes, found[one].changes[0])
     return {one: found[one] for one in in_order}, sizes

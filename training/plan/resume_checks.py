@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from training import tasks
 from training.config.loader import Values
+from training.config.origin import Origin, asked_for
 from training.core import manifest, rundir, standing
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
@@ -101,7 +102,8 @@ def check_model(request: Request, model: FieldValues) -> list[str]:
     else:
         _same_task(request, saved)
         then = request.kind.saved_model(saved)
-        _same_model(run, then, {name: value for name, value in model.items() if name in then})
+        now = {name: value for name, value in model.items() if name in then}
+        _same_model(run, then, now, request.origins)
         begins = _average(request, saved)
     return begins + changes({**asdict(request.config), **request.options}, request.resumed)
 
@@ -133,23 +135,28 @@ def _average(request: Request, saved: ManifestRecord) -> list[str]:
     ]
 
 
-def _same_model(run: rundir.RunDir, then: FieldValues, now: FieldValues) -> None:
+def _same_model(
+    run: rundir.RunDir, then: FieldValues, now: FieldValues, origins: Mapping[str, str]
+) -> None:
     different = [name for name in now if str(then[name]) != str(now[name])]
     if different:
         shown = ", ".join(
             msg("plan.resume.then_now", name=name, then=then[name], now=now[name])
             for name in different
         )
-        leave = " ".join(
-            msg("plan.resume.vocab_flags") if name == "vocab" else f"--{name}" for name in different
-        )
+        fields = [f for name in different for f in (OF_TOKENS if name == "vocab" else (name,))]
+        given = [
+            origin.name
+            for field in fields
+            if isinstance(origin := origins.get(field), Origin) and asked_for(origin)
+        ]
         what = msg("plan.resume.other_model", name=run.name, shown=shown)
         raise UserError(
             Problem(
                 "resume.other_model",
                 what,
                 msg("plan.resume.same_model"),
-                [msg("plan.resume.omit_flags", flags=leave)],
+                [msg("plan.resume.omit_flags", flags=" ".join(given))] if given else [],
             )
         )
 

@@ -114,7 +114,9 @@ def find(
     if found is None:
         found = _of_run(find_run.find(word, experiments, asker), experiments, asker)
     again = asker.newest if word is None else asker.command(word)
-    return _of_kind(found, kind, f"{again} --{flag}=")
+    # An exported folder is not its run, which may have both kinds.
+    shown = found.title if found.run or word is None else word
+    return _of_kind(found, kind, f"{again} --{flag}=", shown)
 
 
 def bare(file: Path, kind: str | None = None) -> Weights:
@@ -122,15 +124,20 @@ def bare(file: Path, kind: str | None = None) -> Weights:
     return Weights(file.absolute(), file.name, cast("Plan", {}), {}, averaged=kind != RAW)
 
 
-def _of_kind(found: Weights, kind: str | None, again: str) -> Weights:
-    """`again`: the words that select another kind, without it. Raises UserError if there are no
-    weights of this kind."""
+def _of_kind(found: Weights, kind: str | None, again: str, shown: str) -> Weights:
+    """`again`: the words that select another kind, without it; `shown`: the weights as named in a
+    problem. Raises UserError if there are no weights of this kind."""
     has = "ema" in found.facts
     if kind == EMA and not has:
+        what = (
+            msg("tasks.weights.no_average", title=shown)
+            if found.run
+            else msg("tasks.weights.no_average_exported", title=shown)
+        )
         raise UserError(
             Problem(
                 "weights.other_kind",
-                msg("tasks.weights.no_average", title=found.title),
+                what,
                 RAW,
                 [f"{again}{RAW}"],
             )
@@ -139,13 +146,13 @@ def _of_kind(found: Weights, kind: str | None, again: str) -> Weights:
         raise UserError(
             Problem(
                 "weights.other_kind",
-                msg("tasks.weights.only_average", title=found.title),
+                msg("tasks.weights.only_average", title=shown),
                 EMA,
                 [f"{again}{EMA}"],
             )
         )
     earlier = tuple(
-        _of_kind(one, None if kind == EMA else kind, again)
+        _of_kind(one, None if kind == EMA else kind, again, one.title)
         for one in found.earlier
         if kind != EMA or "ema" in one.facts
     )
