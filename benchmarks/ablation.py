@@ -28,7 +28,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import muon_variants
-from benchmarks.common import ROOT, environment, prepared
+from benchmarks.common import ROOT, environment, prepared, warn_of_emulation
 from benchmarks.gpu.machine import commit
 from benchmarks.muon_variants import Ideas
 from benchmarks.variants import Choices, Variant
@@ -298,6 +298,7 @@ def main() -> None:
     if unknown := [n for n in names if n not in CHANGES]:
         sys.exit(f"unknown variant {', '.join(unknown)}; allowed: {', '.join(CHANGES)}")
     prepared()
+    warn_of_emulation(args.precision)
     pairs = [(name, seed) for seed in seeds for name in names]
     found: Found = {name: {} for name in names}
     with ThreadPoolExecutor(args.jobs) as pool:

@@ -9,9 +9,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from training.core import log
 from training.core.errors import UserError
+from training.core.messages import msg
 from training.data import corpus
 from training.data.prepare import PreparedCorpus, ensure
+from training.host import decisions
 from training.trainer.prepared_cache import CACHE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +42,12 @@ def prepared() -> PreparedCorpus:
         assert problem
         raise UserError(problem)
     return ensure(source, "text", CACHE)
+
+
+def warn_of_emulation(precision: str) -> None:
+    """A training that takes an hour takes a day then."""
+    if precision == "bf16" and not decisions.cpu_bf16():
+        log.warning(msg("plan.precision.bf16_cpu"))
 
 
 def train_command(folder: Path, **flags: object) -> list[str]:

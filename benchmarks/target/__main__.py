@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import NANOCHAT_DIR, target
-from benchmarks.common import ROOT, prepared
+from benchmarks.common import ROOT, prepared, warn_of_emulation
 from benchmarks.target import plan, runs, table, turns
 
 STARTS = {"gpt2": 7e-4, "nanochat": 16.0}
@@ -87,6 +87,7 @@ def main() -> None:
     try:
         if not asked.table:
             prepared()
+            warn_of_emulation(asked.precision)
             if asked.timing:
                 turns.measure(chosen, kept.folder, asked.rounds)
             else:

@@ -270,7 +270,7 @@ def test_the_keys_of_option_files_are_known_as_flags() -> None:
         if (word := leaf(dotted)) != key.field in FIELDS and word not in everything()
     }
     assert len(renamed) > 10
-    del renamed["root"]  # too common a word to mean out_dir
+    del renamed["root"]  # too common to mean out_dir
     rows = {word: foreign_names.row_of(word) for word in renamed}
     assert {word: row.to if row else () for word, row in rows.items()} == {
         word: (field,) for word, field in renamed.items()
