@@ -133,7 +133,7 @@ def _script_end(
     if not run.is_gone():
         done: ScriptSummary = {
             "status": status,
-            "ranks": local_ranks.count(run, plan),
+            "ranks": (outcome.watched and local_ranks.found(run)) or plan["ranks"],
             "launch": plan["launch"],
             "time": now,
             "seconds": seconds,

@@ -97,10 +97,9 @@ def watched(plan: Plan) -> str:
     return Path(plan["script"]["path"]).name if plan["launcher"]["value"] == WATCH else ""
 
 
-def count(run: rundir.RunDir, plan: Plan) -> int:
-    """Number of ranks; the plan of a watched command does not know it."""
-    supervisor = run_reader.read_supervisor(run.supervisor) or {}
-    return (watched(plan) and supervisor.get("found")) or plan["ranks"]
+def found(run: rundir.RunDir) -> int | None:
+    """Number of ranks of a watched command, which its plan does not know."""
+    return (run_reader.read_supervisor(run.supervisor) or {}).get("found")
 
 
 def shown(plan: Plan, ranks: range) -> list[int]:
