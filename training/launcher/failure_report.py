@@ -23,7 +23,6 @@ from training.host import cgroups
 from training.host.process import STOP_SIGNALS
 from training.launcher import exhausted_gpu, failed_gpus, seats
 from training.launcher.outcome import Outcome
-from training.launcher.restart import OOM
 from training.trainer import prepared_cache
 from training.watchdog.hang_report import DESYNC, HangFinding
 from training.watchdog.probes.stacks import Stack
@@ -213,7 +212,7 @@ def _add_memory(
         record["memory"] = own["memory"]
     here = seats.ranks(plan) if plan and plan["gpus"] else range(0)
     rank = record["rank"]
-    if plan is None or record["cause"] != OOM or rank is None or rank not in here:
+    if plan is None or record["cause"] != causes.GPU_OOM or rank is None or rank not in here:
         return
     ours = {beat.pid for beat in heartbeat.read_all(run.heartbeats)}
     held = exhausted_gpu.occupants(plan, here.index(rank), record.get("memory"), ours)

@@ -19,8 +19,9 @@ from training.core import phases
 from training.core.messages import msg
 from training.core.rundir import ASKED
 from training.core.units import plural
+from training.diagnose.exception_cause import GPU_OOM
 from training.launcher import fewer_ranks
-from training.launcher.restart import OOM, Failure, GiveUp, Restart, killed
+from training.launcher.restart import Failure, GiveUp, Restart, killed
 from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, UNEVEN
 from training.watchdog.rank_exit import DIED
 
@@ -116,7 +117,7 @@ def _row(failures: Sequence[Failure]) -> Sequence[Failure]:
 
 
 def _smaller_batch(failure: Failure, plan: Plan) -> Restart | GiveUp | None:
-    if failure.cause != OOM or failure.occupied:
+    if failure.cause != GPU_OOM or failure.occupied:
         return None
     spec = tasks.spec_of(plan)
     if lighter := spec.lighter_in(failure.phase):

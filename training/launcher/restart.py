@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from training.launcher.script_snapshot import Snapshot
 
 SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
-OOM = "gpu_oom"
 # the summary is more specific than these
 BY_ITSELF = {UNKNOWN, RAISED, EXIT_STATUS, SEGFAULT, KILLED}
 

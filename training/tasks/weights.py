@@ -126,7 +126,7 @@ def bare(file: Path, kind: str | None = None) -> Weights:
 
 def _of_kind(found: Weights, kind: str | None, again: str, shown: str) -> Weights:
     """`again`: the words that select another kind, without it; `shown`: the weights as named in a
-    problem. Raises UserError if there are no weights of this kind."""
+    problem. Raises UserError if weights of this kind are missing."""
     has = "ema" in found.facts
     if kind == EMA and not has:
         what = (

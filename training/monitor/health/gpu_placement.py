@@ -152,10 +152,14 @@ def _placed(
     also = {r: [n for n in held if n != on[r]] for r, held in places.items() if len(held) > 1}
     cards = by_key(seen)
     notes = [
-        msg("monitor.health.gpus.also", rank=rank, gib=held / GIB, gpu=cards[name].index)
+        msg(
+            "monitor.health.gpus.also",
+            rank=rank,
+            gib=places[rank][name] / GIB,
+            gpu=cards[name].index,
+        )
         for rank, others in also.items()
         for name in others
-        for held in [places[rank][name]]
     ]
     for name, gpu in cards.items():
         for process in gpu.processes if name in on.values() else ():

@@ -182,7 +182,7 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
 def _best_of(
     runs: Sequence[Run], values: Sequence[float | None], task: str, *, more: bool
 ) -> float | None:
-    """The best finite value of the task's runs; None if there is no other value."""
+    """The best finite value of the task's runs; None unless they have several values."""
     known = {
         value
         for run, value in zip(runs, values, strict=True)
