@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import signal
+from pathlib import Path
 from typing import Any
 
 from tests.conftest import ROOT
 from tests.unit.communication_outcomes import LARGE, ended, find, hung
+from training.core import rundir
 from training.launcher.communication import analysis, stages
 from training.launcher.communication.analysis import CommunicationFinding
 from training.launcher.communication.result import CommunicationResult, p2p_may_help
@@ -260,6 +263,14 @@ def wrong(
         "expected": expected,
         "count": count,
     }
+
+
+def test_wrong_data_may_be_nan(tmp_path: Path) -> None:
+    """JSON has no NaN: the record's file has a name for it."""
+    files = stages.Files(tmp_path)
+    rundir.write_json(files.record(1), {"wrong": [wrong("all_reduce", 3, math.nan, 12.0)]})
+    found = find(ended(0, 0, records={1: files.read_record(1)}))
+    assert (found.kind, found.guilty, found.stage) == ("wrong data", [1], "all_reduce of 1 KiB")
 
 
 def test_wrong_data_names_rank_element_and_values() -> None:

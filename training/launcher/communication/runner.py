@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from training.core import heartbeat, rundir
+from training.core import heartbeat
 from training.core.jsonl import Record
 from training.core.project import ROOT
 from training.core.tail import tail
@@ -246,7 +246,7 @@ class _Trial:
         self._kill(rank)
         self.outcome.statuses[rank] = self._popens[rank].wait()
         self.outcome.died_at[rank] = time.monotonic()
-        self.outcome.records[rank] = rundir.read_json(self.files.record(rank)) or {}
+        self.outcome.records[rank] = self.files.read_record(rank)
 
     def _failed(self) -> bool:
         return any(not self.outcome.regular(rank) for rank in self.outcome.statuses)

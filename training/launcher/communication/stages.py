@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from training.core import json_text, rundir
+from training.core.jsonl import Record
 from training.core.messages import msg
 
 LIMIT_S = 20.0  # of one attempt, from when the last rank can communicate to the exit of the last
@@ -77,6 +79,11 @@ class Files:
     def record(self, rank: int) -> Path:
         """Its result or its error."""
         return self.folder / f"rank{rank}.json"
+
+    def read_record(self, rank: int) -> Record:
+        """Empty if there is none. A wrong element may be NaN."""
+        found: Record = json_text.as_given(rundir.read_json(self.record(rank)) or {})
+        return found
 
     def log(self, rank: int) -> Path:
         """Its output."""
