@@ -34,6 +34,8 @@ class SanityCheckError(RuntimeError):
     """Ranks have inconsistent data, weights or steps. Raised on all ranks; `rank`: the guilty
     one."""
 
+    of_code = False  # the line that raised it is that of the check
+
     def __init__(self, text: str, rank: int | None) -> None:
         super().__init__(text)
         self.rank = rank
