@@ -183,6 +183,11 @@ def data(plan: Mapping[str, Any] | None) -> str | None:
     )
 
 
+def memory_word(on_gpu: bool) -> str:
+    """What the memory of a step or rank is called, which in Chinese depends on the device."""
+    return msg("core.memory.gpu") if on_gpu else msg("core.memory.host")
+
+
 def pieces(plan: Mapping[str, Any] | None) -> str:
     """The elements of the data set, in words: samples or sequences."""
     return piece_word("samples" if dig(plan, "task", "unit") == "samples" else "sequences")

@@ -141,7 +141,7 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
             False,
         ),
         (
-            msg("monitor.report.compare.memory"),
+            msg("monitor.report.compare.memory", memory=_memory_word(runs)),
             lambda r: r.metrics.peak("memory_bytes"),
             lambda v: f"{v / run_charts.MIB:,.0f} MiB",
             False,
@@ -325,6 +325,10 @@ def _each(
     ]
 
 
+def _memory_word(runs: Sequence[Run]) -> str:
+    return metric_units.memory_word(all(run.on_gpu for run in runs))
+
+
 def _memory(runs: Sequence[Run], names: Sequence[str]) -> Chart | None:
     """Memory of the largest rank of each run."""
     series = []
@@ -340,7 +344,7 @@ def _memory(runs: Sequence[Run], names: Sequence[str]) -> Chart | None:
         )
     return charts.lines(
         "memory",
-        msg("monitor.report.headline.memory"),
+        _memory_word(runs).capitalize(),
         series,
         unit="GiB",
         note=msg("monitor.report.compare.largest_rank"),

@@ -95,7 +95,7 @@ def figures(run: Run) -> list[tuple[str, object, object]]:
     if peak:
         out.append(
             (
-                msg("monitor.report.headline.memory"),
+                run.memory_word.capitalize(),
                 f"{peak / GIB:.2f} GiB" if peak >= GIB else f"{peak / MIB:.0f} MiB",
                 msg("monitor.report.headline.largest_rank"),
             )

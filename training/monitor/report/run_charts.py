@@ -222,7 +222,7 @@ def memory(run: Run) -> Chart | None:
     scaled = [[(place, value / size) for place, value in curve.points] for curve in of_ranks]
     gpu = (
         msg("monitor.report.charts.gpu_memory")
-        if (run.state["run"]["device"] or "") == "cuda"
+        if run.on_gpu
         else msg("monitor.report.charts.resident_memory")
     )
     shown = _some([points[-1][1] if points else 0.0 for points in scaled])
@@ -232,7 +232,7 @@ def memory(run: Run) -> Chart | None:
     ]
     return charts.lines(
         "memory",
-        msg("monitor.report.charts.memory_per_rank"),
+        msg("monitor.report.charts.memory_per_rank", memory=run.memory_word.capitalize()),
         series,
         unit=unit,
         note=joined([gpu, _left_out(shown, of_ranks)]),
