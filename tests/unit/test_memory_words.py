@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from tests.unit.report_runs import planned, trained
-from training.cli import doctor
+from training.cli import doctor, restore
 from training.config.schema import Config
 from training.core.contracts.plan import Plan
-from training.core.errors import Exit
+from training.core.errors import Exit, UserError
 from training.monitor.health import health, render
 from training.monitor.health.health import HealthReport
 from training.monitor.report import run, run_page
@@ -41,6 +43,22 @@ def test_memory_of_a_planned_step(device: str) -> None:
     step = doctor.StepMemory(GptStep(load), None, None)
     for text in (chosen.sequences.reason, chosen.sentence(), step.sentence):
         assert word in text and other not in text
+
+
+@pytest.mark.parametrize("device", WORDS)
+def test_memory_for_the_frames_of_a_film(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(restore, "_written", fails)
+    model: Any = SimpleNamespace(device=torch.device(device))
+    chosen: Any = SimpleNamespace(source=SimpleNamespace(size=(64, 48)))
+    pieces: Any = SimpleNamespace(tile=0, window=8)
+    with pytest.raises(UserError) as caught:
+        restore._restore(model, chosen, pieces)
+    (problem,) = caught.value.problems
+    assert (problem.code, caught.value.code) == ("restore.memory", Exit.RESOURCES)
+    assert WORDS[device][0] in problem.what and WORDS[device][1] not in problem.what
 
 
 @pytest.mark.parametrize("device", WORDS)
