@@ -4,6 +4,7 @@ itself; `--explain`."""
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +65,10 @@ def test_the_verdict(
     room = None if room_gib is None else int(room_gib * GIB)
     monkeypatch.setattr(GptStep, "estimate", Estimate(10 * GIB, 0, 0, 0, 0, 0, 0, 0))
     step = doctor.StepMemory(GptStep(LOAD), room, None)
-    assert (doctor.sentence(10 * GIB, room), step.check(made[0]).status) == (shown, status)
+    assert (doctor.sentence(10 * GIB, room, on_gpu=False), step.check(made[0]).status) == (
+        shown,
+        status,
+    )
     assert step.lines()[-1] == f"verdict: {shown}"
 
 
@@ -315,7 +319,7 @@ def test_the_bug_report_block_is_complete_and_anonymous(
     assert "warning: GPU 0: x; occupied by pid 4711 …" in lines
     assert "error: y: HOST '''" in lines
     assert any(line.startswith("note: NCCL_TIMEOUT=9 has no effect") for line in lines)
-    assert "memory of a step: fits" in lines
+    assert re.search(r"^memory of a step: fits, [\d.]+ GiB needed, [\d.]+ GiB free$", block, re.M)
     for private in ("alice", "bob", "tower", str(tmp_path), key, "pw"):
         assert private not in block, private
 

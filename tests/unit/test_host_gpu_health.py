@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import ROOT, python
-from training.host.gpus import slowdowns
-from training.plan.preflight import gpu_health
+from training.host.gpus import EXCLUSIVE, PROHIBITED, SLOWDOWNS, Gpu, slowdowns
+from training.plan.preflight import gpu_checks, gpu_health
 from training.plan.preflight.gpu_state import Pair, State
+from training.tasks.gpt.memory import Estimate
 
 Nvidia = Callable[..., dict[str, Any]]
 QUIET = {"REASONS": 1, "ECC": 0, "WIDTH": 16, "GENERATION": 1}
@@ -87,6 +88,31 @@ def test_clocks_that_are_low_for_abnormal_reasons(
         fix,
         "nvidia-smi -i 0 -q -d PERFORMANCE,TEMPERATURE,POWER   # details",
     ]
+
+
+def test_chinese_words_for_the_driver_s_answers(nvidia: Nvidia) -> None:
+    chinese = {"DUET_LANG": "zh"}
+    slow, quick, _ = checks(nvidia(REASONS="64,1") | chinese)
+    assert slow["text"].startswith("因过热降频（硬件）；") and quick["status"] == "ok"
+    code = (
+        "from training.host import gpu_words, gpus\n"
+        "for one in gpus.SLOWDOWNS.values(): print(gpu_words.slowdown(one))\n"
+        "for one in (gpus.EXCLUSIVE, gpus.PROHIBITED): print(gpu_words.compute_mode(one))"
+    )
+    english, translated = (
+        python("-c", code, DUET_LANG=language).stdout.splitlines() for language in ("en", "zh")
+    )
+    assert english == [*SLOWDOWNS.values(), EXCLUSIVE, PROHIBITED]
+    assert len(english) == len(translated) and not set(english) & set(translated)
+
+
+def test_a_compute_mode_is_refused_in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(0, "GPU-0", "Fake", 32 << 30, 31 << 30, 0, 40, 50.0, compute_mode=PROHIBITED)
+    estimate = Estimate(1 << 30, 0, 0, 0, 0, 0, 0, 0)
+    monkeypatch.setenv("DUET_LANG", "zh")
+    (check,) = gpu_checks._gpu(gpu, estimate, [], set(), measured=False)
+    assert (check.status, check.name) == ("error", "GPU 0")
+    assert "'禁止'" in check.text and PROHIBITED not in check.text
 
 
 def test_the_generic_hardware_bit_is_the_last_resort() -> None:

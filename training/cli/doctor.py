@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from training import tasks
 from training.config.batch import Batch
-from training.core import log, project, units
+from training.core import log, metric_units, project, units
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.host.placement import RANK
@@ -62,6 +62,10 @@ class StepMemory:
     def verdict(self) -> str:
         return verdict(self.total, self.room)
 
+    @property
+    def sentence(self) -> str:
+        return sentence(self.total, self.room, on_gpu=self.step.on_gpu)
+
     def check(self, request: LaunchRequest) -> preflight.Check:
         by_verdict: dict[str, CheckStatus] = {TIGHT: preflight.WARNING, TOO_LARGE: preflight.ERROR}
         status = by_verdict.get(self.verdict, preflight.OK)
@@ -70,7 +74,7 @@ class StepMemory:
         if self.verdict == TOO_LARGE and self.room:
             room = int(self.room * self.step.estimate.total / self.total)
             fixes = preflight.smaller_runs(request, self.step, room)
-        return preflight.Check("memory of a step", status, sentence(self.total, self.room), fixes)
+        return preflight.Check("memory of a step", status, self.sentence, fixes)
 
     def lines(self) -> list[str]:
         lines = [f"{self.step.source}   {gib(self.step.estimate.total)}"]
@@ -89,7 +93,7 @@ class StepMemory:
                 ),
                 msg("cli.doctor.not_included_depth"),
             ]
-        return [*lines, msg("cli.doctor.verdict", sentence=sentence(self.total, self.room))]
+        return [*lines, msg("cli.doctor.verdict", sentence=self.sentence)]
 
     def record(self) -> dict[str, object]:
         record, seen = self.step.record(), self.measured
@@ -122,10 +126,10 @@ def verdict(total: int, room: int | None) -> str:
     )
 
 
-def sentence(total: int, room: int | None) -> str:
+def sentence(total: int, room: int | None, *, on_gpu: bool) -> str:
     least, found = gib(with_margin(total)), verdict(total, room)
     if found == UNKNOWN:
-        return msg("cli.doctor.unknown", least=least)
+        return msg("cli.doctor.unknown", least=least, memory=metric_units.memory_word(on_gpu))
     if found == TIGHT:
         ample = gib(with_ample_margin(total))
         return msg("cli.doctor.tight", least=least, ample=ample, room=gib(room))
@@ -181,14 +185,14 @@ class DoctorReport:
     def text(self) -> str:
         """The text after the plan and the table of checks."""
         lines = ["", msg("cli.doctor.checked", seconds=self.total_s)]
-        lines += (
-            ["", msg("cli.doctor.memory_title"), *(f"  {line}" for line in self.step.lines())]
-            if self.step
-            else []
-        )
-        block = bug_report.block(
-            self.plan, self.checks, self.versions, self.step.verdict if self.step else ""
-        )
+        known = ""
+        if self.step:
+            word = metric_units.memory_word(self.step.step.on_gpu).capitalize()
+            title = msg("cli.doctor.memory_title", memory=word)
+            lines += ["", title, *(f"  {line}" for line in self.step.lines())]
+            # the others are warnings and errors, which the block has
+            known = self.step.sentence if self.step.verdict in (FITS, UNKNOWN) else ""
+        block = bug_report.block(self.plan, self.checks, self.versions, known)
         return "\n".join([*lines, "", msg("cli.doctor.bug_report"), "", block])
 
     def json(self) -> str:

@@ -43,6 +43,7 @@ from training.core import args, log
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import RunSelector, path_of
 from training.core.messages import msg
+from training.core.metric_units import memory_word
 from training.core.project import typed
 from training.core.units import plural
 from training.data.frames import output, source
@@ -172,7 +173,9 @@ def _restore(model: FrameModel, chosen: RestoreOptions, pieces: Pieces) -> int:
         if not _out_of_memory(error):
             raise
         smaller = (pieces.tile or max(given.size)) // 2
-        what = msg("cli.restore.memory", size=_pixels(given.size), device=model.device)
+        word = memory_word(model.device.type == "cuda")
+        size = _pixels(given.size)
+        what = msg("cli.restore.memory", size=size, memory=word, device=model.device)
         fixes = [f"--tile={max(32, smaller)}", f"--window={max(2, pieces.window // 2)}"]
         raise UserError(Problem("restore.memory", what, "", fixes), Exit.RESOURCES) from None
 

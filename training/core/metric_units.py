@@ -183,15 +183,24 @@ def data(plan: Mapping[str, Any] | None) -> str | None:
     )
 
 
+def memory_word(on_gpu: bool) -> str:
+    """What the memory of a step or rank is called, which in Chinese depends on the device."""
+    return msg("core.memory.gpu") if on_gpu else msg("core.memory.host")
+
+
 def pieces(plan: Mapping[str, Any] | None) -> str:
     """The elements of the data set, in words: samples or sequences."""
     return piece_word("samples" if dig(plan, "task", "unit") == "samples" else "sequences")
 
 
-def piece_word(pieces: str) -> str:
-    """A task's unit of its data set in the selected language; another word as it is."""
+def piece_word(pieces: str, count: int = 0) -> str:
+    """A task's unit of its data set in the selected language, for `count` of them; another word as
+    it is."""
     known = {
+        "sample": msg("core.pieces.sample"),
+        "sequence": msg("core.pieces.sequence"),
         "samples": msg("core.pieces.samples"),
         "sequences": msg("core.pieces.sequences"),
     }
-    return known.get(pieces, pieces)
+    word = pieces.removesuffix("s") if count == 1 else pieces
+    return known.get(word, word)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from training.core.jsonl import whole
 from training.core.messages import msg
-from training.host import gpus
+from training.host import gpu_words, gpus
 from training.host.visible_devices import PART
 from training.watchdog.probes import procfs
 
@@ -171,14 +171,7 @@ class Shared:
 
 def slowdowns(reasons: Sequence[str]) -> str:
     """`throttle_reasons` of a GPU as they are shown."""
-    words = {
-        0x08: msg("monitor.slowdown.hardware"),
-        0x20: msg("monitor.slowdown.heat_driver"),
-        0x40: msg("monitor.slowdown.heat_hardware"),
-        0x80: msg("monitor.slowdown.power_brake"),
-    }
-    known = {code: words[bit] for bit, code in gpus.SLOWDOWNS.items() if bit in words}
-    return ", ".join(known.get(reason, reason) for reason in reasons)
+    return ", ".join(map(gpu_words.slowdown, reasons))
 
 
 def gpu_records(machine: gpus.GpuInventory, family: set[int], planned: set[str]) -> list[GpuState]:

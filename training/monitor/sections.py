@@ -259,8 +259,7 @@ def numbers(state: RunState, width: int, rows: int) -> list[Line]:
 
 def memory_word(state: RunState) -> str:
     """What `memory_bytes` of a rank measures: memory of its GPU, or of its process."""
-    on_gpu = state["run"]["device"] == "cuda"
-    return msg("monitor.screen.memory_of_gpu") if on_gpu else msg("monitor.screen.memory")
+    return metric_units.memory_word(state["run"]["device"] == "cuda")
 
 
 def loss_curve(state: RunState, width: int, rows: int) -> list[Line]:

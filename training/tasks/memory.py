@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from training.config.schema import Config
-from training.core.messages import msg
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -36,9 +35,6 @@ class Estimate(Protocol):
     def needed(self) -> int: ...
     @property
     def tight(self) -> int: ...
-
-
-MEASURING = msg("tasks.measure.begins")  # log line
 
 
 class Unavailable(RuntimeError):
@@ -76,6 +72,10 @@ class StepNeeds(ABC):
     @property
     @abstractmethod
     def estimate(self) -> Estimate: ...
+
+    @property
+    @abstractmethod
+    def on_gpu(self) -> bool: ...
 
     @property
     @abstractmethod

@@ -131,6 +131,10 @@ class SampleStep(StepNeeds):
         return self.load.gradients
 
     @property
+    def on_gpu(self) -> bool:
+        return self.load.cuda
+
+    @property
     def source(self) -> str:
         precision = "16-bit" if self.load.bf16 else "fp32"
         return msg("tasks.sample.memory.source", precision=precision)

@@ -9,11 +9,11 @@ from training.config import batch
 from training.config.schema import FIELDS
 from training.core import log
 from training.core.messages import msg
+from training.core.metric_units import memory_word
 from training.host.decisions import Decision
 from training.host.placement import RANK
 from training.tasks import measurement, sample_batch
 from training.tasks.measurement import Answer, Question
-from training.tasks.memory import MEASURING
 from training.tasks.planning import Decided, PlanRequest, Situation
 
 if TYPE_CHECKING:
@@ -56,12 +56,15 @@ def decide(request: PlanRequest, machine: Situation, task: TaskRecord) -> Decide
         fields["device_batch_size"] = size.record()
         split = batch.split(size.value, 1, request.ranks, total or size.value * request.ranks)
         assert split, "chosen from those that divide"
+    word = memory_word(question.cuda)
     if found.step is None:
-        return Decided(split, [], [msg("tasks.sample.plan.not_measured", why=found.why)], fields)
+        return Decided(
+            split, [], [msg("tasks.sample.plan.not_measured", memory=word, why=found.why)], fields
+        )
     fields["memory"] = {**found.step.record(), "free_bytes": machine.room}
     return Decided(
         split,
-        [msg("tasks.sample.plan.measured", estimated=found.step.estimate.sentence())],
+        [msg("tasks.sample.plan.measured", memory=word, estimated=found.step.estimate.sentence())],
         [],
         fields,
         step=found.step,
@@ -72,16 +75,21 @@ def _answer(request: PlanRequest, question: Question) -> Answer:
     """Of ranks that plan together only rank 0 measures: its plan counts."""
     if request.place.kind == RANK and request.place.rank != 0:
         return Answer(None, msg("tasks.sample.plan.rank_0"))
-    log.info(MEASURING)
+    log.info(msg("tasks.measure.begins", memory=memory_word(question.cuda)))
     return measurement.ask(question)
 
 
 def _size(question: Question, found: Answer) -> Decision:
     """The value chosen for `auto`."""
+    word = memory_word(question.cuda)
     if question.room is None:
-        return Decision(_fallback(question), msg("tasks.sample.plan.free_unknown", limit=FALLBACK))
+        return Decision(
+            _fallback(question), msg("tasks.sample.plan.free_unknown", limit=FALLBACK, memory=word)
+        )
     if found.step is None:
-        return Decision(_fallback(question), msg("tasks.sample.plan.step_unknown", limit=FALLBACK))
+        return Decision(
+            _fallback(question), msg("tasks.sample.plan.step_unknown", limit=FALLBACK, memory=word)
+        )
     size, follows = found.step.load.sequences, not question.total
     if not found.fits:
         return Decision(

@@ -101,7 +101,11 @@ def _table(report: HealthReport) -> list[str]:
             "" if r.get("compute_ms_median") is None else f"{r['compute_ms_median']:.1f} ms"
             for r in rows
         ],
-        msg("monitor.health.column.memory"): [_bytes(r.get("memory_bytes")) for r in rows],
+        (
+            msg("monitor.health.column.allocated")
+            if report.state and report.state["run"]["device"] == "cuda"
+            else msg("monitor.health.column.memory")
+        ): [_bytes(r.get("memory_bytes")) for r in rows],
         msg("monitor.health.column.gpu_memory"): [_bytes(r.get("gpu_memory_bytes")) for r in rows],
         msg("monitor.health.column.place"): [_place(r) for r in rows],
     }

@@ -71,6 +71,15 @@ class Run:
         )
 
     @property
+    def on_gpu(self) -> bool:
+        return self.state["run"]["device"] == "cuda"
+
+    @property
+    def memory_word(self) -> str:
+        """What `memory_bytes` of a rank measures."""
+        return metric_units.memory_word(self.on_gpu)
+
+    @property
     def task(self) -> str:
         """Path of the user script or name of the task; plans of old versions have the default
         task."""

@@ -14,7 +14,7 @@ from training.core.units import decimal
 from training.monitor.launches import clock
 from training.monitor.report import charts
 from training.monitor.report.chart_types import DOTS, LINE, Chart, Series, joined
-from training.monitor.report.curve import Curve, PointPosition, not_finite_name
+from training.monitor.report.curve import Curve, PointPosition
 from training.monitor.report.run import Run
 from training.monitor.report.series import Metrics
 
@@ -108,11 +108,6 @@ def ends(run: Run) -> tuple[float, float] | None:
         return recorded[0] * factor, recorded[1] * factor
     first, last = run.metrics.ends() or (None, None)
     return None if first is None or last is None else (first * factor, last * factor)
-
-
-def loss_text(value: float) -> str:
-    """A loss as a figure; a non-finite one has the name that charts give it."""
-    return decimal(value) if math.isfinite(value) else not_finite_name(value)
 
 
 def loss(run: Run) -> Chart | None:
@@ -227,7 +222,7 @@ def memory(run: Run) -> Chart | None:
     scaled = [[(place, value / size) for place, value in curve.points] for curve in of_ranks]
     gpu = (
         msg("monitor.report.charts.gpu_memory")
-        if (run.state["run"]["device"] or "") == "cuda"
+        if run.on_gpu
         else msg("monitor.report.charts.resident_memory")
     )
     shown = _some([points[-1][1] if points else 0.0 for points in scaled])
@@ -237,7 +232,7 @@ def memory(run: Run) -> Chart | None:
     ]
     return charts.lines(
         "memory",
-        msg("monitor.report.charts.memory_per_rank"),
+        msg("monitor.report.charts.memory_per_rank", memory=run.memory_word.capitalize()),
         series,
         unit=unit,
         note=joined([gpu, _left_out(shown, of_ranks)]),

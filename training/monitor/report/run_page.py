@@ -202,7 +202,7 @@ def _balance(run: Run) -> Html | None:
         (
             "",
             {"": msg("monitor.report.balance.compute_time"), "class_": "n"},
-            {"": msg("monitor.report.balance.peak_memory"), "class_": "n"},
+            {"": msg("monitor.report.balance.peak_memory", memory=run.memory_word), "class_": "n"},
         ),
         rows,
     )

@@ -230,7 +230,7 @@ def data(run: Run) -> Html | None:
             if free is None
             else msg("monitor.report.data.memory_free", needed=needed / GIB, free=free / GIB)
         )
-        rows.append([msg("monitor.report.data.estimated_memory"), estimate])
+        rows.append([msg("monitor.report.data.estimated_memory", memory=run.memory_word), estimate])
     return table((), rows) if rows else None
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from training.core import redact, units
 from training.core.messages import msg
+from training.core.metric_units import memory_word
 from training.plan.preflight import versions
 from training.plan.preflight.report import OK, Check, count
 
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
 NOTES, VALUE = 6, 60  # most notes; most characters of a value
 
 
-def block(plan: Plan, checks: Sequence[Check], found: Mapping[str, str | None], memory: str) -> str:
-    """Fenced Markdown. `memory`: verdict on the memory of a step."""
-    clean = redact.Anonymous()
+def block(
+    plan: Plan, checks: Sequence[Check], found: Mapping[str, str | None], verdict: str
+) -> str:
+    """Fenced Markdown. `verdict`: on the memory of a step; '' if a check has it."""
+    clean, word = redact.Anonymous(), memory_word(plan["device"]["value"] == "cuda")
     decided = [
         f"{name} {_word(plan[name]['value'])}"
         for name in ("launcher", "device", "precision", "compile")
@@ -42,7 +45,7 @@ def block(plan: Plan, checks: Sequence[Check], found: Mapping[str, str | None], 
         ),
         msg("plan.word.comma").join([units.plural(plan["ranks"], "rank"), *decided])
         + (msg("plan.bug_report.gpus", cards=", ".join(cards)) if cards else ""),
-        *([msg("plan.bug_report.memory", memory=memory)] if memory else []),
+        *([msg("plan.bug_report.memory", memory=word, verdict=verdict)] if verdict else []),
         *([msg("plan.bug_report.variables", variables=" ".join(chosen))] if chosen else []),
         count(list(checks)),
         *(f"{c.status}: {c.name}: {c.text}" for c in checks if c.status != OK),

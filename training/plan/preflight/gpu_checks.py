@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from training.core import units
 from training.core.messages import msg
-from training.host import process
+from training.host import gpu_words, process
 from training.host.gpu_choice import closed, emptiest_gpus
 from training.host.gpus import EXCLUSIVE, MPS, PROHIBITED, VISIBLE, Gpu, GpuInventory, GpuProcess
 from training.host.placement import LOCAL, RANK
@@ -173,7 +173,12 @@ def _gpu(
         yield Check(
             name,
             ERROR,
-            msg("plan.gpus.compute_mode", shown=shown, mode=gpu.compute_mode, why=why),
+            msg(
+                "plan.gpus.compute_mode",
+                shown=shown,
+                mode=gpu_words.compute_mode(gpu.compute_mode),
+                why=why,
+            ),
             fixes,
         )
     elif gpu.free_bytes is None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from training.core.messages import msg
 from training.core.units import plural
+from training.host import gpu_words
 from training.host.gpus import SLOWDOWNS, Gpu
 from training.plan.preflight import gpu_state
 from training.plan.preflight.gpu_state import Pair, State
@@ -29,7 +30,7 @@ def health(state: State) -> Check:
     fixes: list[str] = []
     good: list[str] = []
     if state.slowdowns:
-        bad += state.slowdowns
+        bad += map(gpu_words.slowdown, state.slowdowns)
         heat = any(one in HEAT for one in state.slowdowns)
         fixes.append(msg("plan.gpu.cooling") if heat else msg("plan.gpu.power_supply"))
         details = msg("plan.gpu.details")

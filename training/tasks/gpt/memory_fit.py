@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from training.config import batch
 from training.config.schema import Config
 from training.core.messages import msg
+from training.core.metric_units import memory_word
 from training.core.units import plural
 from training.host.decisions import AS_ASKED, Decision
 from training.tasks.gpt.memory import Estimate, StepWorkload, estimate
@@ -85,7 +86,10 @@ def _sequences(load: StepWorkload, config: Config, ranks: int, room: int | None)
     if not sizes:
         return None
     if room is None:
-        return Decision(sizes[-1], msg("tasks.gpt.fit.largest_unknown", sizes=len(sizes)))
+        return Decision(
+            sizes[-1],
+            msg("tasks.gpt.fit.largest_unknown", sizes=len(sizes), memory=memory_word(load.cuda)),
+        )
     fitting = [
         one for size in sizes if (one := cheapest(replace(load, sequences=size), config, room))
     ]
@@ -124,7 +128,9 @@ def _time(load: StepWorkload) -> float:
 
 def _frugal(load: StepWorkload, config: Config, room: int | None) -> tuple[StepWorkload, str]:
     if room is None:
-        return next(_candidates(load, config)), msg("tasks.gpt.fit.not_chosen")
+        return next(_candidates(load, config)), msg(
+            "tasks.gpt.fit.not_chosen", memory=memory_word(load.cuda)
+        )
     found = cheapest(load, config, room)
     sequences = plural(load.sequences, "sequence")
     if found is None:

@@ -10,6 +10,7 @@ from training.config import batch
 from training.config.origin import DEFAULT
 from training.core import manifest
 from training.core.messages import msg
+from training.core.metric_units import memory_word
 from training.data.tokenizer import vocab_of
 from training.data.tokenizer_base import BPE
 from training.tasks.gpt import memory, memory_fit
@@ -113,11 +114,11 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         },
     }
     promise = memory.PROMISE.get(Path(request.config_file).stem) if request.config_file else None
-    estimated = step.estimate.sentence()
+    estimated, word = step.estimate.sentence(), memory_word(step.on_gpu)
     text = [
-        msg("tasks.gpt.plan.memory_promise", estimated=estimated, promise=promise)
+        msg("tasks.gpt.plan.memory_promise", memory=word, estimated=estimated, promise=promise)
         if promise
-        else msg("tasks.gpt.plan.memory", estimated=estimated),
+        else msg("tasks.gpt.plan.memory", memory=word, estimated=estimated),
         fitting.sentence(),
     ]
     notes = _larger(fitting, request, machine.room)

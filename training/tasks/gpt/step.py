@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from training.config.schema import Config
 from training.core import log
 from training.core.messages import msg
+from training.core.metric_units import memory_word
 from training.tasks.gpt import memory, memory_fit
 from training.tasks.gpt.model_dims import BLOCKS_PER_GRAPH, flops_per_token
-from training.tasks.memory import MEASURING, CompiledBlocks, Measured, StepNeeds
+from training.tasks.memory import CompiledBlocks, Measured, StepNeeds
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -27,6 +28,10 @@ class GptStep(StepNeeds):
     @property
     def estimate(self) -> memory.Estimate:
         return memory.estimate(self.load)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.load.cuda
 
     @property
     def source(self) -> str:
@@ -78,7 +83,7 @@ class GptStep(StepNeeds):
         return float(flops_per_token(self.load.shape) * tokens)
 
     def measure(self) -> Measured:
-        log.info(MEASURING)
+        log.info(msg("tasks.measure.begins", memory=memory_word(self.on_gpu)))
         started = time.perf_counter()
         from training.tasks.gpt.fake_memory import peak
 
