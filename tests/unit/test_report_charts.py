@@ -14,7 +14,8 @@ from tests.unit.monitor_runs import Made
 from tests.unit.report_runs import event, page_of, planned, read, trained
 from training.core import metric_units, rundir
 from training.core.units import duration
-from training.monitor import launches
+from training.launcher import notification
+from training.monitor import launches, state
 from training.monitor.report import (
     chart_types,
     charts,
@@ -229,6 +230,34 @@ def test_an_evaluation_that_a_resume_has_discarded_is_not_the_best(tmp_path: Pat
     made.score(80, 2.5)
     event(made, "eval", 50.0, step=80, val_bpb=2.5)
     assert run.read_run(made.run).metrics.best("val_bpb") == (80, 2.5)
+
+
+def test_steps_that_a_resume_has_discarded_are_in_no_view(tmp_path: Path) -> None:
+    """Resumed from step 40 of 120 and ended before a new step, then trained to step 41."""
+    made = planned(tmp_path / "experiments" / "back")
+    event(made, "start", 1.0, step=0, total_steps=400, world_size=2)
+    for step in range(1, 121):
+        made.step(step, 3.0 - step / 100, at=made.at + 2 + step / 10)
+    made.summary(steps=120, loss_begin=3.0, loss_end=1.8, time=made.at + 15)
+    watch = state.RunWatch(made.run)
+    assert watch.read()["progress"]["step"] == facts.read(made.run.path).step == 120
+    event(made, "resume", 40.0, step=40)
+
+    def check(step: int) -> None:
+        loss = 3.0 - step / 100
+        for seen in (watch.read(), state.RunWatch(made.run).read(), run.read_run(made.run).state):
+            assert (seen["progress"]["step"], seen["training"]["loss"]) == (step, loss)
+            assert [point["step"] for point in seen["loss_curve"]["points"]][-1] == step
+        listed, page = facts.read(made.run.path), run.read_run(made.run)
+        assert (listed.step, listed.loss) == (step, loss)
+        assert page.metrics.last["step"] == page.metrics.steps == step
+        assert loss_of(made).columns["step"][-1] == step
+        assert run_charts.ends(page) == pytest.approx((2.985, loss + 0.005))
+        assert notification.payload(made.run, made.plan, 4, begun=True)["loss"] == loss
+
+    check(40)
+    made.step(41, 3.0 - 41 / 100, at=made.at + 41)
+    check(41)
 
 
 def test_a_clock_set_back_to_before_the_start(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from training.core import rundir, standing
+from training.core import last_resume, rundir, standing
 from training.core.jsonl import (
     Record,
     Tail,
@@ -43,6 +43,7 @@ from training.plan.script_words import WATCH
 if TYPE_CHECKING:
     from training.core.contracts.kinds import RunStatus
     from training.core.contracts.state import FiguresState, RunsState, RunState, WarningState
+    from training.core.last_resume import LastResume
     from training.diagnose.log_parsers.log_metrics import LogMetrics, ScriptFigures
 
 SCHEMA_VERSION = 2
@@ -71,6 +72,7 @@ class RunWatch:
         self._warned = 0
         self._total: int | None = None  # steps, from the event of the last start
         self._epochs: int | None = None  # from the same event
+        self._resumed: LastResume | None = None
         self._script: ScriptFigures | None = None
         self._machine = shared or host_stats.Shared()
         self.plan: Record | None = None  # as of the last read, like the next
@@ -96,6 +98,7 @@ class RunWatch:
         alive = rank_states.supervised(run, plan, supervisor)
         self._history.update()
         self._read_events()
+        self._history.discard(self._resumed)
         printed = self._printed(plan)
 
         since = max([since, *self._restarts[-1:]])
@@ -232,7 +235,7 @@ class RunWatch:
         if fresh:
             self._warnings.clear()
             self._restarts.clear()
-            self._warned, self._total, self._epochs = 0, None, None
+            self._warned, self._total, self._epochs, self._resumed = 0, None, None, None
         for event in events:
             kind, message = event.get("event"), text(event.get("text"))
             if kind == "restart":
@@ -243,6 +246,7 @@ class RunWatch:
                     step=event.get("step"),
                 )
             self._warned += kind == "warning"
+            self._resumed = last_resume.of_event(event) or self._resumed
             self._total = whole(event.get("total_steps")) or self._total
             self._epochs = whole(event.get("epochs")) or self._epochs
             if kind in ("warning", "restart", "pace", "verdict", "takeover", "given_up"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import tasks
-from training.core import evaluations, heartbeat, metric_units, rundir, standing
+from training.core import evaluations, heartbeat, last_resume, metric_units, rundir, standing
 from training.core.jsonl import Record, dig, number, read_object, text
 from training.core.redact import masked_values
 from training.diagnose.log_parsers.log_metrics import ScriptFigures
@@ -132,8 +132,12 @@ def read_run(folder: rundir.RunDir) -> Run:
     checks = (read_object(folder.preflight) or {}).get("checks")
     known = [masked_values(event) for event in events]
     printed = ScriptFigures(folder.ranks).read() if run_status.script_of(plan) else None
+    resumed = [found for event in events if (found := last_resume.of_event(event))]
     metrics = Metrics(
-        folder.metrics, min(times, default=None), records=printed.records() if printed else None
+        folder.metrics,
+        min(times, default=None),
+        records=printed.records() if printed else None,
+        resumed=resumed[-1] if resumed else None,
     )
     launched = number(plan.get("created"))
     steps = [*metrics.times, *launches.last_steps(folder.metrics, known)]

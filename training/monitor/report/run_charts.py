@@ -104,7 +104,9 @@ def ends(run: Run) -> tuple[float, float] | None:
     none."""
     factor, _ = display(run)
     recorded = [number(run.summary.get(f"loss_{which}")) for which in ("begin", "end")]
-    if recorded[0] is not None and recorded[1] is not None:
+    resumed = run.metrics.resumed
+    of_earlier = resumed is not None and resumed.discards_end(run.summary)
+    if recorded[0] is not None and recorded[1] is not None and not of_earlier:
         return recorded[0] * factor, recorded[1] * factor
     first, last = run.metrics.ends() or (None, None)
     return None if first is None or last is None else (first * factor, last * factor)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from training.core import metric_units
 from training.core.jsonl import Record, number, whole
+from training.core.last_resume import LastResume
 from training.core.read_backwards import backwards, count_lines
 from training.monitor.launches import clock
 from training.monitor.report.curve import (
@@ -45,7 +46,7 @@ MEDIANS = ("step_ms", "joules_per_unit")
 
 class Metrics:
     """Content of a metrics.jsonl, or of `records` in its place. `curves`: key → curve; `by_rank`:
-    key → one curve for each rank. `begun`: start of the run, unix s."""
+    key → one curve for each rank. `begun`: start of the run, unix s. `resumed`: the last resume."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Metrics:
         begun: float | None = None,
         points: int = POINTS,
         records: Sequence[Record] | None = None,
+        resumed: LastResume | None = None,
     ) -> None:
         self.curves: dict[str, Curve] = {}
         self.by_rank: dict[str, list[Curve]] = {}
@@ -68,7 +70,9 @@ class Metrics:
         self._last_losses: list[float] = []
         self._values = defaultdict[str, "array[float]"](lambda: array("d"))
         self.lines = count_lines(path) if records is None else len(records)
-        self._read(backwards(path) if records is None else reversed(records), max(2, points) // 2)
+        self.resumed = resumed
+        found = backwards(path) if records is None else reversed(records)
+        self._read((r for r in found if not self._is_discarded(r)), max(2, points) // 2)
         self._order(begun)
         self._pauses: list[tuple[float, float]] = []
         # without the first step, which includes warm-up (see training.trainer.finish)
@@ -79,6 +83,11 @@ class Metrics:
             value = number(self.first.get(key))
             if len(known) > 1 and value is not None and value in known:
                 known.remove(value)
+
+    def _is_discarded(self, record: Record) -> bool:
+        discarded = self.resumed is not None and self.resumed.discards(record)
+        self.repeated += discarded and "loss" in record
+        return discarded
 
     def _read(self, records: Iterable[Record], stretches: int) -> None:
         """`records`: from last to first."""
