@@ -169,6 +169,7 @@ def test_times_of_a_resumed_run_exclude_the_pause(resumed: Made) -> None:
     assert seen.pauses == [pytest.approx((resumed.at - 72 * 3600 + 7, resumed.at))]
     assert seen.lasted_s == pytest.approx(6 + 9)
     assert facts.read(resumed.run.path).seconds == pytest.approx(6 + 9)
+    assert seen.state["progress"]["elapsed_s"] == pytest.approx(6 + 9)
     text = read(page_of(resumed)).text
     first = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen.begun))
     assert (

@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -82,13 +83,27 @@ def clock(record: Record) -> float:
     return at if at is not None and math.isfinite(at) else 0.0
 
 
-def seconds(run: rundir.RunDir, launched: float, until: float) -> float:
-    """Seconds from the first launch to `until` (unix s), without pauses. `launched`: when the last
-    launch was planned. Never reads the whole metrics.jsonl."""
+@dataclass(frozen=True)
+class RunClock:
+    """Time of a run from its first launch, `begun` (unix s), without pauses."""
+
+    begun: float
+    pauses: list[tuple[float, float]]
+
+    def seconds(self, until: float) -> float | None:
+        """Until this moment (unix s). None: it is before the start, since the clock was set."""
+        took = left_over(until, self.pauses) - self.begun
+        return took if took >= 0 else None
+
+
+def run_clock(run: rundir.RunDir, plan: Record | None, launched: float) -> RunClock:
+    """`launched`: when the last launch, of `plan`, was planned. Never reads the whole
+    metrics.jsonl."""
+    if not (plan or {}).get("resume"):
+        return RunClock(launched, [])
     events, _ = read_events(run.events)
     begun = min([launched, *map(clock, events[:1])])
-    found = pauses(events, last_steps(run.metrics, events), launched, begun)
-    return left_over(until, found) - begun
+    return RunClock(begun, pauses(events, last_steps(run.metrics, events), launched, begun))
 
 
 def last_steps(metrics: Path, events: Iterable[Record]) -> Iterator[float]:

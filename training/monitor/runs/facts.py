@@ -148,7 +148,6 @@ def _of_plan(run: RunDir, plan: Record) -> RunFacts:
     best = _best(evaluated) or _printed_best(last)
     loss, name, unit = best[:3] if best else _training_loss(run, last)
     until = time.time() if ended is None else ended
-    took = launches.seconds(run, created, until) if plan.get("resume") else until - created
     return RunFacts(
         run=run,
         state=state,
@@ -164,7 +163,7 @@ def _of_plan(run: RunDir, plan: Record) -> RunFacts:
         unit=metric_units.counted(last),
         ranks=whole(plan.get("ranks")),
         started=created,
-        seconds=took if took >= 0 else None,
+        seconds=launches.run_clock(run, plan, created).seconds(until),
         config=run_settings.settings(plan),
     )
 
