@@ -281,6 +281,35 @@ def test_a_clock_set_back_to_before_the_start(tmp_path: Path) -> None:
     assert max(to for to in chart.columns["to"] if to is not None) == pytest.approx(6.0)
 
 
+def test_a_clock_set_back_between_two_starts(resumed: Made) -> None:
+    """By three days and a minute: the second start is planned before the first one."""
+    minute, days = 60.0, 72 * 3600
+    for file in (resumed.run.events, resumed.run.metrics):
+        records = list(rundir.read_records(file))
+        for record in records:
+            if record["time"] > resumed.at:
+                record["time"] -= days + minute
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    launched = resumed.at - days - minute
+    rundir.write_json(resumed.run.plan, {**resumed.plan, "created": launched})
+    resumed.summary(steps=80, time=launched + 9.0)
+    seen = run.read_run(resumed.run)
+    assert seen.begun == pytest.approx(resumed.at - days + 1) and seen.pauses == []
+    assert seen.lasted_s == pytest.approx(6 + 9)
+    assert seen.state["progress"]["elapsed_s"] == pytest.approx(6 + 9)
+    assert facts.read(resumed.run.path).seconds == pytest.approx(6 + 9)
+    times = [place.time_s for place, _ in seen.metrics.curves["loss"].points]
+    assert times == sorted(times) and times[0] == pytest.approx(1.1)
+    assert times[-1] == pytest.approx(6 + 8, abs=0.1)
+    chart = timeline.timeline_chart(seen)
+    assert chart
+    bars = [(at, to) for at, to in zip(chart.columns["at"], chart.columns["to"], strict=True) if to]
+    assert bars == sorted(bars) and bars[-1] == (pytest.approx(6 + 4), pytest.approx(6 + 9))
+    assert seen.metrics.back_s == pytest.approx(minute + 7)
+    text = read(str(sections.events(seen))).text
+    assert time.strftime("%H:%M:%S", time.localtime(launched + 4)) in text
+
+
 def test_the_time_of_a_run_that_was_killed_ends_with_its_last_step(tmp_path: Path) -> None:
     made = planned(tmp_path / "experiments" / "killed", resume=True)
     event(made, "start", -4000.0, step=0)

@@ -160,7 +160,8 @@ def failure_mark(run: Run) -> tuple[PointPosition, str] | None:
         or step in (place.step for place, _ in run.metrics.curves.get("loss", Curve()).marks)
     ):
         return None
-    at = run.since(clock(run.failure) or clock(run.metrics.last))
+    failed = clock(run.failure)
+    at = run.since(failed + run.ahead_s if failed else clock(run.metrics.last))
     place = PointPosition(step, at, run.metrics.so_far(step))
     return place, str(run.failure.get("cause") or "failure")
 
