@@ -36,6 +36,16 @@ export DUET_ROOT DUET_SCRIPT
 if [[ . -ef $DUET_ROOT || -f $DUET_ROOT.json ]]; then DUET_STARTED_AS=; else DUET_STARTED_AS=${DUET_STARTED_AS:-$0}; fi
 export DUET_STARTED_AS
 
+# Exit codes of the shell part; the full list is class Exit in training/core/errors.py.
+# shellcheck disable=SC2034 # used by the parts below
+readonly EXIT_CONFIG=2 EXIT_RESOURCES=3 EXIT_PREEMPTED=75
+
+# shellcheck source=lib/log.sh
+source "$DUET_ROOT/lib/log.sh"
+# shellcheck source=lib/messages.sh
+source "$DUET_ROOT/lib/messages.sh"
+messages::expect_json "$@"
+
 # `--lang=zh` before `--` sets the language of every message (training/core/messages.py), for each command alike. Only Python knows where
 # the program's own arguments begin (training/cli/run_words.py).
 DUET_WORDS=()
@@ -47,7 +57,8 @@ while (($#)) && [[ $1 != -- ]]; do
     en | zh) export DUET_LANG=$2 ;;
     *)
       printf "[ERROR] --lang is '%s'\n    allowed: en or zh\n    try:     --lang=zh\n" "${2-}" >&2
-      exit 2
+      messages::refuse_as_json lang.value "$EXIT_CONFIG" "--lang is '${2-}'" 'en or zh' --lang=zh
+      exit "$EXIT_CONFIG"
       ;;
     esac
     shift
@@ -67,14 +78,6 @@ done
 set -- ${DUET_WORDS[@]+"${DUET_WORDS[@]}"} "$@"
 unset DUET_WORDS
 
-# Exit codes of the shell part; the full list is class Exit in training/core/errors.py.
-# shellcheck disable=SC2034 # used by the parts below
-readonly EXIT_CONFIG=2 EXIT_RESOURCES=3 EXIT_PREEMPTED=75
-
-# shellcheck source=lib/log.sh
-source "$DUET_ROOT/lib/log.sh"
-# shellcheck source=lib/messages.sh
-source "$DUET_ROOT/lib/messages.sh"
 # shellcheck source=lib/help.sh
 source "$DUET_ROOT/lib/help.sh"
 # shellcheck source=lib/python.sh

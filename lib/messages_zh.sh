@@ -7,6 +7,7 @@ declare -gA MESSAGES_ZH=(
   ["batch.frozen"]='%s 是某个作业的冻结代码，只能在作业中运行（建议：在项目中运行 ./submit_job.sh --resume=…）'
   ["batch.no_environment"]='节点 %s 上没有这个作业的环境：%s（退出码 %d）'
   ["environment.creating"]='正在用 %s 创建环境 .venv（仅此一次）'
+  ["environment.not_created"]='无法创建环境 .venv'
   ["environment.recreating"]='正在用 %s 重新创建环境 .venv：原环境已损坏，或来自另一个 requirements.lock（仅此一次）'
   ["python.active_lacks"]='已激活的环境 %s 有 torch，但缺少必需的包：%s'
   ["python.active_unused"]='不使用已激活的环境 %s：%s'

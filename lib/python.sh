@@ -37,8 +37,7 @@ python::base() {
     printf '%s' "$candidate"
     return 0
   done
-  messages::error python.missing 'no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv)'
-  return "$EXIT_RESOURCES"
+  messages::refuse python.missing 'no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv)'
 }
 
 # Sets PYTHON; exits if the command can be answered without the packages. Usage: python::ensure ARGS… of the script
@@ -73,8 +72,7 @@ python::find() {
   [[ -z ${TORCH_LOCAL_PATH:-} ]] || torch_local::use || exit
   if [[ -n ${DUET_PYTHON-} ]]; then
     lacking=$("$PYTHON" "$DUET_ROOT/lib/environment.py" missing) && return
-    messages::error python.installed_lacks 'the environment of the installed Duet (%s) lacks: %s' "$PYTHON" "${lacking:-Python}"
-    exit "$EXIT_RESOURCES"
+    messages::refuse python.installed_lacks 'the environment of the installed Duet (%s) lacks: %s' "$PYTHON" "${lacking:-Python}" || exit
   elif [[ -z ${TORCH_LOCAL_PATH:-} && -n $active && -x $active/bin/python && ! $active -ef $DUET_ROOT/.venv ]]; then
     lacking=$("$active/bin/python" "$DUET_ROOT/lib/environment.py" missing "$active" 2>/dev/null) || status=$?
     case $status in
@@ -84,8 +82,7 @@ python::find() {
       ;;
     "$EXIT_RESOURCES") # it has torch: do not install a second one
       venv::is_current || {
-        messages::error python.active_lacks 'the active environment %s has torch but lacks required packages: %s' "$active" "$lacking"
-        exit "$EXIT_RESOURCES"
+        messages::refuse python.active_lacks 'the active environment %s has torch but lacks required packages: %s' "$active" "$lacking" || exit
       }
       ;;
     esac

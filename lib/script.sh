@@ -38,7 +38,7 @@ script::find_python() {
 # The Python on PATH that has torch, as in containers.
 script::_on_path() {
   local found
-  for found in "$(type -P python)" "$(type -P python3)" "$(python::base 2>/dev/null)"; do
+  for found in "$(type -P python)" "$(type -P python3)" "$(REFUSED_TO='' python::base 2>/dev/null)"; do
     "$found" -c 'import sys; sys.path.pop(0)
 from importlib.util import find_spec; sys.exit(find_spec("torch") is None)' &>/dev/null || continue
     printf '%s' "$found"

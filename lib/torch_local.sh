@@ -5,8 +5,8 @@ torch_local::use() {
   local any problem
   any=$(python::any) || return
   problem=$("$any" -I -S "$DUET_ROOT/lib/environment.py" local "$TORCH_LOCAL_PATH") || {
-    messages::error torch_local.unusable "TORCH_LOCAL_PATH is '%s' (environment): %s" "$TORCH_LOCAL_PATH" "${problem:-?}"
-    return "$EXIT_RESOURCES"
+    messages::refuse torch_local.unusable "TORCH_LOCAL_PATH is '%s' (environment): %s" "$TORCH_LOCAL_PATH" "${problem:-?}"
+    return
   }
   torch_local::put_first
   messages::info torch_local.used 'PyTorch from TORCH_LOCAL_PATH=%s (PYTHONPATH, LD_LIBRARY_PATH)' "$TORCH_LOCAL_PATH"

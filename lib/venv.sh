@@ -33,7 +33,7 @@ venv::_stamp() {
 }
 
 venv::make() {
-  local base stamp
+  local base stamp status=0
   base=$(python::base) || return
   stamp=$(venv::_stamp)
   if [[ -f $DUET_ROOT/.venv/duet.stamp ]]; then
@@ -43,7 +43,12 @@ venv::make() {
     messages::info environment.creating 'creating the environment .venv with %s (once)' "$base"
   fi
   # Packages on the user's PYTHONPATH do not count as installed: they may be missing at the next run.
-  PYTHONPATH='' "$base" "$DUET_ROOT/lib/environment.py" make "$DUET_ROOT" "$stamp"
+  PYTHONPATH='' "$base" "$DUET_ROOT/lib/environment.py" make "$DUET_ROOT" "$stamp" || status=$?
+  if ((status == EXIT_RESOURCES)); then # it has logged why
+    messages::text environment.not_created 'the environment .venv could not be created'
+    messages::refuse_as_json environment.not_created "$status" "$MESSAGE"
+  fi
+  return "$status"
 }
 
 # Install another section of requirements.lock into .venv, or the part that .venv lacks into FOLDER. Usage: venv::add SECTION [FOLDER]

@@ -76,6 +76,18 @@ bare_machine() {
   BARE=$BATS_TEST_TMPDIR/stubs:$BATS_TEST_TMPDIR/bare
 }
 
+# Whether a text is the JSON object with which training.cli.doctor refuses a command. Usage: is_refusal JSON STATUS CODE TEXT [ALLOWED FIX]
+is_refusal() {
+  PYTHONPATH=$ROOT "$REAL_PYTHON" - "$@" <<'END'
+import json, sys
+from training.cli import doctor
+from training.core.errors import Exit, Problem, UserError
+found, status, code, text, *more = sys.argv[1:]
+error = UserError(Problem(code, text, "".join(more[:1]), more[1:]), Exit(int(status)))
+assert json.loads(found) == json.loads(doctor.refused(error)), found
+END
+}
+
 # `output` and `stderr` without the time of each message.
 without_times() {
   sed -E 's/^(\[[A-Z]+\]) [0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} /\1 /' <<<"$1"

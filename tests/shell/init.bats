@@ -132,6 +132,9 @@ bash_is() {
     is "$status:$output" '2:'
     has "$stderr" 'allowed: en or zh'
   done
+  run --separate-stderr ./train_dual_gpu.sh --lang='a "b"\' --check --json
+  is "$status" 2
+  is_refusal "$output" 2 lang.value "--lang is 'a \"b\"\\'" 'en or zh' --lang=zh
 }
 
 @test "--lang after the program of duet run and duet watch belongs to the program" {

@@ -38,7 +38,7 @@ EOF
 }
 
 plan() {
-  run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
+  run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --device=cpu "$@"
 }
 
 # Check how often the environment was created, and that the supervisor was started with the plan.
@@ -134,6 +134,8 @@ planned_after_making() {
   has "$stderr" "[ERROR] "
   has "$stderr" "the active environment $BATS_TEST_TMPDIR/theirs has torch but lacks required packages: no psutil, no tqdm"
   is "${stderr_lines[1]}" '    try:     pip install psutil tqdm'
+  VIRTUAL_ENV=$BATS_TEST_TMPDIR/theirs plan --check --json
+  is_refusal "$output" 3 python.active_lacks "the active environment $BATS_TEST_TMPDIR/theirs has torch but lacks required packages: no psutil, no tqdm"$'\n    try:     pip install psutil tqdm'
   [[ ! -e .venv ]]
   project::environment # with a finished .venv nothing has to be built
   VIRTUAL_ENV=$BATS_TEST_TMPDIR/theirs plan
@@ -163,12 +165,24 @@ planned_after_making() {
     is "$output" ''
     has_not "$stderr" 'environment ready'
   done
+  rm -rf .venv
+  INSTALLER_STATUS=3 plan --check --json
+  is_refusal "$output" 3 environment.not_created 'the environment .venv could not be created'
 }
 
-@test "no Python 3.10 or newer: exit 3 and what to install" {
+@test "no Python 3.10 or newer: exit 3 and what to install, with --check --json as an object" {
   rm -r .venv
   bare_machine
   for old in python3 python; do stub "$old" <<<'exit 1'; done
+  for words in '--check --json' '--json=true --check=True'; do
+    # shellcheck disable=SC2086 # several words
+    run --separate-stderr env PATH="$BARE" ./train_dual_gpu.sh "$QUICKSTART" $words
+    is "$status" 3
+    is_refusal "$output" 3 python.missing \
+      'no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv)'
+  done
+  run --separate-stderr env PATH="$BARE" ./train_dual_gpu.sh "$QUICKSTART" --script main.py -- --check --json
+  is "$output" ''
   run --separate-stderr env PATH="$BARE" ./train_dual_gpu.sh "$QUICKSTART"
   is "$status" 3
   is "$output" ''

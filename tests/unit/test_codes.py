@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -45,6 +46,8 @@ def test_problems() -> None:
             assert ast.unparse(code) in PASSED_ON, (
                 f"{path}:{code.lineno}: the code of a Problem is a literal"
             )
+    shell = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "lib").glob("*.sh"))
+    used |= set(re.findall(r"messages::refuse(?:_as_json)? ([a-z_]+\.[a-z_]+)", shell))
     assert used == set(codes.PROBLEMS)
 
 

@@ -12,7 +12,8 @@ from tests.cases import each
 from tests.unit.conftest import only
 from training.config.flags import parse
 from training.config.loader import Values
-from training.config.resolve import Resolved, resolve
+from training.config.origin import given
+from training.config.resolve import Resolved, command_origins, resolve
 from training.config.schema import FIELDS, Config, kind
 from training.core.errors import Problem
 
@@ -34,6 +35,15 @@ def accepted(resolved: Resolved) -> Config:
 
 def refused(resolved: Resolved) -> Problem:
     return only(resolved.problems)
+
+
+def test_what_the_command_sets_is_known_in_the_plan_and_in_a_later_process() -> None:
+    args, env = ["--vocab-size=300", "--depth=4"], {"DUET_TOKENIZER": "bpe"}
+    names = ("tokenizer", "vocab_size", "data", "seed")
+    merged = merge(*args, file={"data": "stdlib"}, env=env).origins
+    typed = ["DUET_TOKENIZER", "--vocab-size"]
+    assert given(merged, names) == typed
+    assert given(command_origins(names, parse(args), env), names) == typed
 
 
 def test_nothing_given_is_the_defaults() -> None:

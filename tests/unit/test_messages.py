@@ -115,7 +115,7 @@ def test_a_log_is_diagnosed_alike_in_both_languages() -> None:
 
 def test_shell_messages_take_the_same_values_in_chinese() -> None:
     code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "lib").glob("*.sh"))
-    call = r"""messages::(?:text|info|error) ([a-z_.]+) (?:\\\n\s*)?(["'])(.*?)\2(?=[ \n])"""
+    call = r"""messages::(?:text|info|error|refuse) ([a-z_.]+) (?:\\\n\s*)?(["'])(.*?)\2(?=[ \n])"""
     english = {key: text for key, _, text in re.findall(call, code)}
     table = (ROOT / "lib/messages_zh.sh").read_text(encoding="utf-8")
     chinese = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import TypeGuard
+
 from training.core.messages import msg
 
 FLAG, VARIABLE, FILE = "flag", "variable", "file"
@@ -35,6 +38,12 @@ def shown(origin: str) -> str:
     return f"{origin}".removeprefix("from ")
 
 
-def asked_for(origin: str) -> bool:
+def asked_for(origin: str | None) -> TypeGuard[Origin]:
     """Whether a flag or variable of this command sets the value."""
     return isinstance(origin, Origin) and origin.source in (FLAG, VARIABLE)
+
+
+def given(origins: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """The flags and variables, as typed, that set these fields. `origins`: as made by
+    training.config.resolve, since those in a plan are only texts."""
+    return [one.name for name in names if asked_for(one := origins.get(name))]

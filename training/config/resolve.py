@@ -154,10 +154,12 @@ def _lookup(
     return None
 
 
-def given(names: Iterable[str], line: CommandLine, environ: Mapping[str, str]) -> list[str]:
-    """The flags and variables, as typed, that set these fields."""
-    found = (_lookup(name, FIELDS, line, {}, environ, {}) for name in names)
-    return [origin.name for _, origin, _ in filter(None, found)]
+def command_origins(
+    names: Iterable[str], line: CommandLine, environ: Mapping[str, str]
+) -> dict[str, Origin]:
+    """The origins of those fields that a flag or variable sets."""
+    found = {name: _lookup(name, FIELDS, line, {}, environ, {}) for name in names}
+    return {name: one[1] for name, one in found.items() if one}
 
 
 def _unknown_variables(environ: Mapping[str, str], fields: Known) -> list[Problem]:

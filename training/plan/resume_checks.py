@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from training import tasks
+from training.config import origin
 from training.config.loader import Values
-from training.config.origin import Origin, asked_for
 from training.core import manifest, rundir, standing
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
@@ -145,11 +145,7 @@ def _same_model(
             for name in different
         )
         fields = [f for name in different for f in (OF_TOKENS if name == "vocab" else (name,))]
-        given = [
-            origin.name
-            for field in fields
-            if isinstance(origin := origins.get(field), Origin) and asked_for(origin)
-        ]
+        given = origin.given(origins, fields)
         what = msg("plan.resume.other_model", name=run.name, shown=shown)
         raise UserError(
             Problem(

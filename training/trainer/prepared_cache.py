@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.config import flags, resolve
+from training.config import flags, origin, resolve
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.core import log, manifest, rundir, units
@@ -63,7 +63,8 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
         if note := tokenizer.fewer(chosen, vocab, data.vocab):
             log.info(note)
         line = flags.parse(plan["command"]["args"])
-        given = resolve.given(resume_checks.OF_TOKENS, line, os.environ)
+        of_tokens = resume_checks.OF_TOKENS
+        given = origin.given(resolve.command_origins(of_tokens, line, os.environ), of_tokens)
         if warning := resume_checks.check_data(saved, data, given):
             log.warning(warning)
         if file := tokenizer.file_in(Path(data.folder)):
