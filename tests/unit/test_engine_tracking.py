@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -300,6 +301,38 @@ def test_a_tracker_adds_almost_no_time_to_a_step(run: RunDir, tmp_path: Path, to
     output = train(run, "offline", code, tmp_path, token, last=400)
     median, _ = (float(word) for word in output.splitlines()[0].split())
     assert median < 2000, "microseconds"
+
+
+def test_wandb_gets_at_the_next_start_what_it_lacks_of_a_start_that_was_killed(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while W&B was starting, after step 4; resumed from step 2."""
+    run.create()
+    wandb = MagicMock()
+    wandb.errors.Error = ConnectionError
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for step in (1, 2, 3, 4):
+        append_json(run.metrics, {"time": step, "step": step, "loss": 5.0 - step})
+        if step == 2:
+            append_json(run.metrics, {"time": step, "step": 2, "val_loss": 2.5})
+    wandb.init.side_effect = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        tracking.WandB(run, Config(), "online", {})
+    wandb.init.side_effect = None
+    earlier = run.metrics.stat().st_size
+    append_json(run.metrics, {"time": 5, "step": 2, "val_loss": 9.0})  # of the next start
+
+    def sent(first: int) -> list[dict[str, float]]:
+        wandb.init.return_value.log.reset_mock()
+        tracking.WandB(run, Config(), "online", {}, first=first, earlier=earlier)
+        return [call.args[0] for call in wandb.init.return_value.log.call_args_list]
+
+    assert sent(3) == [
+        {"step": 1, "loss": 4.0},
+        {"step": 2, "loss": 3.0},
+        {"step": 2, "val_loss": 2.5},
+    ]
+    assert sent(3) == [], "once"
 
 
 def test_a_damaged_id_is_replaced(run: RunDir) -> None:

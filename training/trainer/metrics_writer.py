@@ -62,7 +62,10 @@ class MetricsWriter:
             mode, reason = "disabled", msg("trainer.metrics.no_wandb")
         shown = vars(config) if values is None else values
         if mode != "disabled":
-            makers["W&B"] = lambda first: tracking.WandB(run, config, mode, shown, key)
+            earlier = os.fstat(self._file).st_size
+            makers["W&B"] = lambda first: tracking.WandB(
+                run, config, mode, shown, key, first, earlier
+            )
         self.wandb = f"{mode} ({reason})"
         self.power: PowerMeter | None = None  # of the GPUs; None: unknown
         self.forecast: Forecast | None = None

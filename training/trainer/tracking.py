@@ -7,17 +7,21 @@ import secrets
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from training.config.schema import Config
 from training.core import log, redact, rundir
 from training.core.errors import Exit
+from training.core.jsonl import parse, whole
 from training.core.messages import msg
 from training.core.metric_units import EVALUATION
 
 if TYPE_CHECKING:
     from training.core.contracts.metrics import Figures
 
+LACKS_FROM = "lacks_from"  # in wandb.json: the first step that W&B may lack
 WANDB_INIT_S = 10.0  # unless set by WANDB_INIT_TIMEOUT
 
 
@@ -80,7 +84,9 @@ class TensorBoard:
 
 class WandB:
     """W&B, online or offline; without login or network it falls back to offline, with one warning.
-    All starts of a run have the same W&B id."""
+    All starts of a run have the same W&B id. `first`: the first step of this start; `earlier`:
+    bytes of metrics.jsonl that are older. What was recorded while W&B was starting is lost if the
+    process is killed: the next start sends it from there."""
 
     def __init__(
         self,
@@ -89,10 +95,16 @@ class WandB:
         mode: str,
         values: Mapping[str, Any],
         key: str | None = None,
+        first: int = 1,
+        earlier: int = 0,
     ) -> None:
+        known = rundir.read_json(run.wandb_id) or {}
+        name, number = config.wandb_run or run.name, _wandb_id(run)
+        lacks = min(whole(known.get(LACKS_FROM)) or first, first)
+        rundir.keep_json(run.wandb_id, {"id": number, LACKS_FROM: lacks})  # before a slow import
         import wandb
 
-        name, number, self.wandb = config.wandb_run or run.name, _wandb_id(run), wandb
+        self.wandb = wandb
 
         def begin(mode: Any) -> Any:
             more: dict[str, Any] = (
@@ -128,6 +140,10 @@ class WandB:
         # W&B's step counter cannot decrease, as it would in a run that restarts from a checkpoint.
         self.run.define_metric("step", hidden=True)
         self.run.define_metric("*", step_metric="step")
+        if lacks < first:
+            for record in _recorded(run.metrics, earlier, range(lacks, first)):
+                self.write(record)
+        rundir.keep_json(run.wandb_id, {"id": number})
 
     def write(self, record: Figures) -> None:
         self.run.log({**dict(figures(record)), "step": record["step"]})
@@ -165,3 +181,18 @@ def _wandb_id(run: rundir.RunDir) -> str:
     made = secrets.token_hex(4)
     rundir.write_json(run.wandb_id, {"id": made})
     return made
+
+
+def _recorded(metrics: Path, size: int, steps: range) -> list[Figures]:
+    """The steps and evaluations in the first `size` bytes; of a repeated one the last record."""
+    found: dict[tuple[int, bool], Figures] = {}
+    try:
+        with metrics.open("rb") as file:
+            lines = file.read(size).split(b"\n")
+    except OSError:
+        return []
+    for line in lines:
+        record = parse(line)
+        if record and whole(record.get("step")) in steps:
+            found[record["step"], of_evaluation(record)] = record
+    return [record for _, record in sorted(found.items(), key=itemgetter(0))]
