@@ -4,13 +4,10 @@ history.History for logs."""
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from training.core import metric_units
 from training.core.course import CURVE_POINTS, RATE_STEPS, SPEED_STEPS, median, percentile, thin
 from training.core.jsonl import Record
 from training.core.metric_units import (
@@ -19,9 +16,9 @@ from training.core.metric_units import (
     NATS,
     SPEEDS,
     TOKENS,
-    score_unit,
 )
-from training.diagnose.log_parsers.line_parser import LogRecord
+from training.diagnose.log_parsers import evaluations
+from training.diagnose.log_parsers.log_record import LogRecord
 from training.diagnose.log_parsers.metric_names import BAR, unit_of
 
 if TYPE_CHECKING:
@@ -29,12 +26,6 @@ if TYPE_CHECKING:
 
 LOGGED = ("time", "loss", "lr", "grad_norm", "step_ms", "mfu", *SPEEDS.values())
 KEPT = ("lr", "grad_norm", "tokens", "mfu", "memory_bytes")  # the last value of any line
-BETTER_HIGH = re.compile(
-    r"bleu|rouge|reward|(?<![a-z])(core|f1|auc|auroc|m?iou|m?ap|recall)(?![a-z])"
-)
-BETTER_LOW = re.compile(
-    r"loss|bpb|ppl|perplexity|error|(?<![a-z])(wer|cer|r?mse|mae|mape|fid)(?![a-z])"
-)
 EVALUATIONS = 4096
 PER_DEVICE = ("torchtitan",)  # frameworks that log tokens/s per GPU
 
@@ -354,42 +345,5 @@ class LogAggregator:
         return bool(self._speeds[SPEEDS[TOKENS]])
 
     def _evaluation(self) -> EvaluationState:
-        """The metric that ranks evaluations; a best value only if its direction is known."""
-        evaluations = [
-            *self._evaluations,
-            *([(None, self._pending.scores)] if self._pending else []),
-        ]
-        names = {name: None for _, scores in evaluations for name in scores}
-        if not names:
-            return {
-                "eval_name": None,
-                "eval_unit": None,
-                "eval_last": None,
-                "eval_best": None,
-                "eval_best_step": None,
-                "eval_averaged": False,
-            }
-        name = min(
-            names, key=lambda n: ("bpb" not in n, "psnr" not in n, not n.endswith("loss"), n)
-        )
-        values = [(scores[name], step) for step, scores in evaluations if name in scores]
-        finite = [pair for pair in values if math.isfinite(pair[0])]
-        choose = _better(name)
-        best = choose(finite, key=lambda pair: pair[0]) if choose and finite else (None, None)
-        return {
-            "eval_name": name,
-            "eval_unit": score_unit(name),
-            "eval_last": values[-1][0],
-            "eval_best": best[0],
-            "eval_best_step": best[1],
-            "eval_averaged": False,
-        }
-
-
-def _better(name: str) -> Callable[..., Any] | None:
-    """min or max; None for an unknown score, which has no best value."""
-    if metric_units.higher_is_better(name):
-        return max
-    if BETTER_HIGH.search(name) and not name.endswith(metric_units.LOWER):
-        return max
-    return min if BETTER_LOW.search(name) else None
+        pending = [(None, self._pending.scores)] if self._pending else []
+        return evaluations.best([*self._evaluations, *pending])
