@@ -13,7 +13,12 @@ from training.diagnose.log_parsers import line_parser
 
 @pytest.mark.parametrize(
     "line",
-    ["step 3/30 loss nan lr 0.1", "step 3/30 train loss NaN lr 0.1", "step 3/30 loss=inf lr=0.1"],
+    [
+        "step 3/30 loss nan lr 0.1",
+        "step 3/30 train loss NaN lr 0.1",
+        "step 3/30 loss=inf lr=0.1",
+        " 10%|█| 3/30 [00:00<00:01, 5.2it/s]{'loss': 'nan', 'learning_rate': '0.1', 'epoch': '0.1'}",
+    ],
 )
 def test_non_finite_loss_among_other_values(line: str) -> None:
     fact = line_parser.parse(line)
@@ -87,6 +92,44 @@ LINES: dict[str, dict[str, Any]] = {
         "epoch": 3,
         "epochs": 10,
     },
+    # printed behind a bar: of the bar's step, unless the text has a count of its own
+    " 17%|█▋        | 2/12 [00:00<00:01,  5.27it/s]{'loss': '4.316', 'learning_rate': '4.5e-05', "
+    "'epoch': '0.125'}": {
+        **{"step": 2, "total": 12, "epoch": 0.125, "loss": 4.316, "lr": 4.5e-05},
+        **{"source": "Hugging Face Trainer", "bar": True, "behind_bar": True},
+    },
+    "100%|██████████| 12/12 [00:02<00:00,  6.65it/s]{'eval_loss': '4.3', 'epoch': '0.75'}": {
+        "step": 12,
+        "scores": {"eval_loss": 4.3},
+    },
+    " 38%|███▊      | 38/100 [00:10<00:15,  4.0it/s]INFO:train:step=40 loss=0.31": {
+        **{"step": 40, "total": 100, "loss": 0.31, "eta_s": 15.0, "bar": True},
+    },
+    "  2%|▏         | 2/100 [00:01<00:25,  4.0it/s]epoch 3 step 202 loss 0.31": {
+        **{"step": 202, "total": None, "epoch": 3.0, "loss": 0.31, "bar": False},
+    },
+    "Epoch 3:   2%|▏         | 2/100 [00:01<00:25,  4.0it/s]global step 302 loss 0.31": {
+        **{"step": 2, "total": 100, "epoch": 3, "loss": 0.31, "whole_epoch": True},
+    },
+    "Epochs:  30%|███       | 3/10 [00:10<00:20,  3.00s/it]step 3000 loss 0.5": {
+        **{"step": 3000, "total": None, "epoch": 3.0, "epochs": 10, "loss": 0.5, "bar": False},
+    },
+    " 17%|█▋        | 2/12 [00:00<00:01,  5.27it/s][rank1]: step 3 loss 0.5": {
+        **{"rank": 1, "step": 3, "total": None, "loss": 0.5, "bar": False},
+    },
+    "  0%|          | 0/4 [00:00<?, ?it/s]\x1b[A[rank0]: step 3 loss 0.5": {
+        **{"rank": 0, "step": 3, "loss": 0.5, "bar": False},
+    },
+    "100%|██████████| 12/12 [00:02<00:00,  6.65it/s]saving the model of step 2": {
+        **{"step": 12, "total": 12, "bar": True, "behind_bar": False},
+    },
+    # in the bar and before it
+    " 40%|████      | 40/100 [00:10<00:15,  4.0it/s, lr=[1e-05], loss=0.3]": {
+        **{"step": 40, "lr": 1e-05, "loss": 0.3, "behind_bar": False},
+    },
+    "Training Epoch: 1/3, step 12/388 completed (loss: 1.25):   3%|3| 12/388 [00:10<05:10, 1.2it/s]": {
+        **{"epoch": 1, "epochs": 3, "step": 12, "total": 388, "loss": 1.25},
+    },
     # a batch: its own loss counts in training, in an evaluation only the mean of all batches
     "Epoch: [0][ 10/100]\tTime  0.1 ( 0.1)\tLoss 6.9000e+00 (6.9500e+00)\tAcc@1   0.00 (  0.20)": {
         "step": 10,
@@ -132,6 +175,7 @@ def test_progress_line(line: str) -> None:
         "Loading checkpoint shards: 100%|██████████| 4/4 [00:01<00:00,  3.60it/s]",
         "Validation DataLoader 0:  25%|██▌       | 5/20 [00:00<00:00, 1337.55it/s]",
         "  0%|          | 0/4 [00:00<?, ?it/s]\x1b[A",
+        "  0%|          | 0/4 [00:00<?, ?it/s]\x1b[A[rank0]: Traceback (most recent call last):",
         "Downloading model-00001 of 00004 at a later date",
         "[transformers] `loss_type=None` was set in the config but it is unrecognized.",
         "{'train_runtime': '5.122', 'train_steps_per_second': '7.81', 'train_loss': '3.903', "

@@ -59,6 +59,7 @@ class LogAggregator:
         self._sources: Counter[str] = Counter()
         self._rank, self._rank_has_loss = 0, False
         self._pending: LogRecord | None = None
+        self._behind_bars = False  # metrics follow the bar of their step
         self._lines_with_step = False  # if so, a bar without a loss counts something else
         self._curve: list[Point] = []
         self._evaluations: deque[tuple[int | None, dict[str, float]]] = deque(maxlen=EVALUATIONS)
@@ -81,11 +82,15 @@ class LogAggregator:
         if fact.source:
             self._sources[fact.source] += 1
         self.newest_offset = fact.offset
+        self._behind_bars |= fact.behind_bar
         # Hugging Face's metrics have no step; the bar redrawn right after them has it.
         if fact.step is None and (fact.loss is not None or fact.scores) and fact.epoch is not None:
             self._settle()
-            self._pending = fact
             self._take(fact)
+            if self._behind_bars and fact.loss is None:
+                self._record(fact)  # the bar was redrawn before them
+            else:
+                self._pending = fact
             return
         if self._pending and fact.bar and fact.step is not None:
             self._pending.step, self._pending.total = fact.step, fact.total
@@ -183,6 +188,8 @@ class LogAggregator:
             self._first_epoch = min(
                 self._first_epoch, 0 if fact.source == "Lightning" else int(fact.epoch)
             )
+        if self.total is not None and fact.total is None and step > self.total:
+            self.total = None  # of a bar that counts something else
         self._epoch_size = max(self._epoch_size, step + 1 if fact.total is None else fact.total)
         if last and last.step is not None and step < last.step and not self.within_epoch:
             if fact.epoch is not None and last.epoch is not None and fact.epoch > last.epoch:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import replace
 
 from training.core.metric_units import EVALUATION
 from training.diagnose import log_line as prefixes
@@ -12,6 +14,7 @@ from training.diagnose.log_parsers.metric_names import BAR, source_of
 from training.diagnose.log_parsers.named_numbers import ETA, NUMBER, PART, to_float
 
 LONG = 1000  # characters of a line that are parsed
+REDRAWN_MS = 10_000  # a bar of tqdm is redrawn at least this often (maxinterval)
 # Quick filter: every progress line has a digit after one of these.
 HINT = re.compile(
     r"loss|step|iter|epoch|bpb|psnr|\d%\||it/s|s/it|it \[|l_[a-z]+:|━|损失|memory"
@@ -67,14 +70,16 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     """Metrics of a line; None without any."""
     if not HINT.search(raw):
         return None
-    nested = raw.rstrip().endswith(progress_bars.NESTED)
     plain = COLOUR.sub("", raw) if "\x1b" in raw else raw
     text, rank = prefixes.split(_GAP.sub("  ", plain[:LONG]).strip())
     text = text.strip()
     if bar := progress_bars.find(text):
-        # A Hugging Face dict and a bar never share a segment; text beside a bar is parsed like any
-        # other.
-        return None if bar.other or nested else _of_bar(text, bar, LogRecord(offset, rank))
+        nested = "\x1b" in raw and progress_bars.NESTED.search(raw)
+        fact = None if bar.other or nested else _of_bar(text, bar, LogRecord(offset, rank))
+        printed = parse(bar.behind, offset) if bar.behind else None
+        if printed is None or printed.bar or (printed.loss is None and not printed.scores):
+            return fact
+        return _with_text_behind(fact, printed) if fact else printed
     fact = LogRecord(offset, rank)
     _stamp(plain, fact)
     text = _TIMESTAMP.sub("", text)
@@ -144,8 +149,9 @@ def _of_bar(text: str, bar: progress_bars.ProgressBar, fact: LogRecord) -> LogRe
     fact.epoch, fact.epochs = bar.epoch, bar.epochs
     fact.whole_epoch = bar.epoch is not None or bar.kind == "keras"
     fact.source = source_of(text) or (BAR if bar.kind == "tqdm" else None)
-    if bar.rest and bar.done:  # at 0 it shows values of the previous epoch
+    if bar.done:  # at 0 it shows values of the previous epoch
         beside = LogRecord()
+        named_numbers.read(bar.head, beside)
         named_numbers.read(bar.rest, beside)
         fact.loss, fact.lr, fact.grad_norm, fact.scores = (
             beside.loss,
@@ -157,6 +163,39 @@ def _of_bar(text: str, bar: progress_bars.ProgressBar, fact: LogRecord) -> LogRe
         fact.mfu, fact.memory_bytes = beside.mfu, beside.memory_bytes
         fact.epoch = fact.epoch if fact.epoch is not None else beside.epoch
     return fact
+
+
+def _with_text_behind(bar: LogRecord, text: LogRecord) -> LogRecord:
+    """A bar and the metrics printed behind it: of the bar's step, unless they have another one."""
+    if text.rank not in (None, bar.rank):
+        return text
+    told = {
+        name: value
+        for name, value in vars(text).items()
+        if value is not None and value is not False and value != {}
+    }
+    if text.step is not None and not _counts_alike(bar, text):
+        if not bar.whole_epoch:
+            text.epoch = bar.epoch if text.epoch is None else text.epoch
+            text.epochs = bar.epochs if text.epochs is None else text.epochs
+            return text
+        for name in ("step", "total", "epoch", "epochs"):
+            told.pop(name, None)
+    return replace(bar, **told, behind_bar=True)
+
+
+def _counts_alike(bar: LogRecord, text: LogRecord) -> bool:
+    """Whether a bar counts the steps that the text behind it counts: from 0 or 1, and perhaps not
+    redrawn for a while."""
+    if bar.step is None or text.step is None:
+        return False
+    late = REDRAWN_MS / bar.step_ms if bar.step_ms else math.inf
+    return (
+        -1 <= text.step - bar.step <= 1 + late
+        and (bar.total is None or text.step <= bar.total)
+        and text.total in (None, bar.total)
+        and text.epoch in (None, bar.epoch)
+    )
 
 
 def _within_epoch(text: str, found: re.Match[str], fact: LogRecord) -> None:

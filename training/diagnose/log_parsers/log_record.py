@@ -33,6 +33,7 @@ class LogRecord:
     scores: dict[str, float] = field(default_factory=dict)  # of an evaluation
     validates: bool = False  # a batch of an evaluation, whose score is not known yet
     bar: bool = False
+    behind_bar: bool = False  # printed after a bar, without a line end between them
     whole_epoch: bool = False  # step and total are counted within an epoch
 
     @property
