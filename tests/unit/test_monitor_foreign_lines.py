@@ -92,6 +92,16 @@ LINES: dict[str, dict[str, Any]] = {
         "epoch": 3,
         "epochs": 10,
     },
+    # the brackets of the epoch are not a step
+    "Epoch: [2/100]  [20010/20018]  eta: 8:10:10  loss: 10.0004 (11.0886)  lr: 0.000001 (0.0)": {
+        **{"epoch": 2, "epochs": 100, "step": 20010, "total": 20018, "loss": 10.0004},
+        "whole_epoch": True,
+    },
+    "Epoch [12/100] [100/500] loss: 0.3": {"epoch": 12, "epochs": 100, "step": 100, "total": 500},
+    "Epoch: [3/10], loss: 0.5": {
+        **{"epoch": 3, "epochs": 10, "step": None, "total": None, "loss": 0.5},
+        "whole_epoch": False,
+    },
     # printed behind a bar: of the bar's step, unless the text has a count of its own
     " 17%|█▋        | 2/12 [00:00<00:01,  5.27it/s]{'loss': '4.316', 'learning_rate': '4.5e-05', "
     "'epoch': '0.125'}": {

@@ -26,7 +26,8 @@ COLOUR = re.compile(
 )
 _RATE = re.compile(r"(?<![\d,.])(\d[\d,]*(?:\.\d+)?) ?(tok|sample)(?:ens?|s)?/s(?:ec)?\b")
 _GAP = re.compile(r"\s{3,}")
-_EPOCH_AT = re.compile(r"\bEpoch:? *\[ *(\d+)(?:/(\d+))? *\]|\bTrain(?: Epoch)?: (\d+) \[")
+# `Epoch: [2/100]`, `Train Epoch: 1 [`
+_EPOCH_AT = re.compile(r"\bEpoch:? *\[ *(\d+)(?:/(\d+))? *\]|\bTrain(?: Epoch)?: (\d+) (?=\[)")
 _MEGATRON_EVAL = re.compile(
     r"validation loss at (?:the end of training|iteration (\d+))[^|]*\| .*?loss value: (\S+)"
 )
@@ -93,8 +94,8 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
         return fact
     named_numbers.read(text, fact)
     _special(text, fact)
-    if fact.step is None and (found := PART.search(text)):
-        _within_epoch(text, found, fact)
+    if fact.step is None and fact.loss is not None and (at := _EPOCH_AT.search(text)):
+        _within_epoch(text, at, fact)
     known = (fact.total, fact.epochs, fact.memory_bytes)
     return fact if fact.tells or any(value is not None for value in known) else None
 
@@ -198,11 +199,10 @@ def _counts_alike(bar: LogRecord, text: LogRecord) -> bool:
     )
 
 
-def _within_epoch(text: str, found: re.Match[str], fact: LogRecord) -> None:
+def _within_epoch(text: str, at: re.Match[str], fact: LogRecord) -> None:
     """Progress within an epoch: `Train Epoch: 1 [640/60000 (1%)] Loss: 0.5`, `Epoch: [0][  10/5005]
-    Loss 6.9`."""
-    at = _EPOCH_AT.search(text)
-    if at and fact.loss is not None:
-        fact.step, fact.total, fact.whole_epoch = int(found["done"]), int(found["of"]), True
-        fact.epoch = float(at[1] or at[3])
-        fact.epochs = int(at[2]) if at[2] else None
+    Loss 6.9`. The brackets of the epoch itself are not a step: `Epoch: [2/100]  [10/5005]`."""
+    if part := PART.search(text, at.end()):
+        fact.step, fact.total, fact.whole_epoch = int(part["done"]), int(part["of"]), True
+    fact.epoch = float(at[1] or at[3])
+    fact.epochs = int(at[2]) if at[2] else None
