@@ -92,6 +92,8 @@ LINES: dict[str, dict[str, Any]] = {
         "epoch": 3,
         "epochs": 10,
     },
+    "step 1 loss 0.5 1.2e4 tok/s": {"step": 1, "loss": 0.5, "tokens_per_s": 12000.0},
+    "step 1 loss 0.5, 速度1,234.5 samples/s": {"samples_per_s": 1234.5},
     # the brackets of the epoch are not a step
     "Epoch: [2/100]  [20010/20018]  eta: 8:10:10  loss: 10.0004 (11.0886)  lr: 0.000001 (0.0)": {
         **{"epoch": 2, "epochs": 100, "step": 20010, "total": 20018, "loss": 10.0004},

@@ -24,7 +24,9 @@ HINT = re.compile(
 COLOUR = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|\x1b[@-Z\\-_]"
 )
-_RATE = re.compile(r"(?<![\d,.])(\d[\d,]*(?:\.\d+)?) ?(tok|sample)(?:ens?|s)?/s(?:ec)?\b")
+_RATE = re.compile(
+    r"(?<![a-zA-Z\d,.])(\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?) ?(tok|sample)(?:ens?|s)?/s(?:ec)?\b"
+)
 _GAP = re.compile(r"\s{3,}")
 # `Epoch: [2/100]`, `Train Epoch: 1 [`
 _EPOCH_AT = re.compile(r"\bEpoch:? *\[ *(\d+)(?:/(\d+))? *\]|\bTrain(?: Epoch)?: (\d+) (?=\[)")
