@@ -94,6 +94,9 @@ LINES: dict[str, dict[str, Any]] = {
     },
     "step 1 loss 0.5 1.2e4 tok/s": {"step": 1, "loss": 0.5, "tokens_per_s": 12000.0},
     "step 1 loss 0.5, 速度1,234.5 samples/s": {"samples_per_s": 1234.5},
+    "Train Epoch: \t1, Loss: \t0.0523": {"epoch": 1, "loss": 0.0523},
+    "step:\t5\tloss:\t0.3\tlr:\t1e-4": {"step": 5, "loss": 0.3, "lr": 1e-4},
+    "step\t5\tloss\t0.3": {"step": 5, "loss": 0.3},
     # the brackets of the epoch are not a step
     "Epoch: [2/100]  [20010/20018]  eta: 8:10:10  loss: 10.0004 (11.0886)  lr: 0.000001 (0.0)": {
         **{"epoch": 2, "epochs": 100, "step": 20010, "total": 20018, "loss": 10.0004},

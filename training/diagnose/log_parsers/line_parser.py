@@ -27,7 +27,7 @@ COLOUR = re.compile(
 _RATE = re.compile(
     r"(?<![a-zA-Z\d,.])(\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?) ?(tok|sample)(?:ens?|s)?/s(?:ec)?\b"
 )
-_GAP = re.compile(r"\s{3,}")
+_GAP = re.compile(r"\s{3,}|\t")
 # `Epoch: [2/100]`, `Train Epoch: 1 [`
 _EPOCH_AT = re.compile(r"\bEpoch:? *\[ *(\d+)(?:/(\d+))? *\]|\bTrain(?: Epoch)?: (\d+) (?=\[)")
 _MEGATRON_EVAL = re.compile(
