@@ -107,6 +107,26 @@ LINES: dict[str, dict[str, Any]] = {
         **{"epoch": 3, "epochs": 10, "step": None, "total": None, "loss": 0.5},
         "whole_epoch": False,
     },
+    # Swin, mmengine, DINOv2, PyTorch's language model
+    "[2025-01-01 10:00:00 swin_tiny] (main.py 200): INFO Train: [3/300][10/1251]\teta 0:30:12 lr "
+    "0.000001\ttime 0.4012 (0.4312)\tloss 6.9412 (6.9512)": {
+        **{"epoch": 3, "epochs": 300, "step": 10, "total": 1251, "loss": 6.9412},
+        "whole_epoch": True,
+    },
+    "01/01 10:00:00 - mmengine - INFO - Epoch(train)  [1][  50/7330]  lr: 1.9e-03  loss: 5.1": {
+        **{"epoch": 1, "step": 50, "total": 7330, "loss": 5.1, "whole_epoch": True},
+    },
+    "01/01 10:00:00 - mmengine - INFO - Iter(train) [   50/160000]  lr: 1.9e-03  loss: 5.1": {
+        **{"epoch": None, "step": 50, "total": 160000, "whole_epoch": False},
+    },
+    "Training  [   10/125000]  eta: 1 day, 10:00:00  lr: 0.0  total_loss: 14.01 (14.11)": {
+        **{"epoch": None, "step": 10, "total": 125000, "loss": 14.01, "whole_epoch": False},
+    },
+    "| epoch   2 |   200/ 2983 batches | lr 5.00 | ms/batch 12.30 | loss  8.21 | ppl  3678.11": {
+        **{"epoch": 2, "step": 200, "total": 2983, "loss": 8.21, "whole_epoch": True},
+    },
+    "Step 20 - loss: tensor(0.3123, device='cuda:0', grad_fn=<MeanBackward0>)": {"loss": 0.3123},
+    "step 20 loss tensor([0.3123]) lr 0.1": {"step": 20, "loss": 0.3123, "lr": 0.1},
     # printed behind a bar: of the bar's step, unless the text has a count of its own
     " 17%|█▋        | 2/12 [00:00<00:01,  5.27it/s]{'loss': '4.316', 'learning_rate': '4.5e-05', "
     "'epoch': '0.125'}": {

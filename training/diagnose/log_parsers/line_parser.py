@@ -28,8 +28,14 @@ _RATE = re.compile(
     r"(?<![a-zA-Z\d,.])(\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?) ?(tok|sample)(?:ens?|s)?/s(?:ec)?\b"
 )
 _GAP = re.compile(r"\s{3,}|\t")
-# `Epoch: [2/100]`, `Train Epoch: 1 [`
-_EPOCH_AT = re.compile(r"\bEpoch:? *\[ *(\d+)(?:/(\d+))? *\]|\bTrain(?: Epoch)?: (\d+) (?=\[)")
+# `Epoch: [2/100]`, `Epoch(train) [1]`, `Train Epoch: 1 [`, `Train: [0/300][`
+_EPOCH_AT = re.compile(
+    r"\b(?:Epoch(?:\(train\))?:? *\[|Train(?: Epoch)?: (?=\d+ \[)|Train: \[(?=\d+/\d+\]\[)) *"
+    r"(?P<epoch>\d+)(?:/(?P<epochs>\d+))?(?: *\]| (?=\[))"
+)
+# `Training  [   10/125000]`, `Iter(train) [  50/160000]`
+_OF_RUN = re.compile(r"\b(?:Training:?|Iter\(train\)) *\[ *(?P<done>\d+)/(?P<of>\d+)\](?! *\[)")
+_BATCHES = re.compile(r"(?<!\d)(?P<done>\d+)/ *(?P<of>\d+) batches\b")  # with the epoch before it
 _MEGATRON_EVAL = re.compile(
     r"validation loss at (?:the end of training|iteration (\d+))[^|]*\| .*?loss value: (\S+)"
 )
@@ -96,8 +102,8 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
         return fact
     named_numbers.read(text, fact)
     _special(text, fact)
-    if fact.step is None and fact.loss is not None and (at := _EPOCH_AT.search(text)):
-        _within_epoch(text, at, fact)
+    if fact.step is None and fact.loss is not None:
+        _bracketed_step(text, fact)
     known = (fact.total, fact.epochs, fact.memory_bytes)
     return fact if fact.tells or any(value is not None for value in known) else None
 
@@ -201,10 +207,19 @@ def _counts_alike(bar: LogRecord, text: LogRecord) -> bool:
     )
 
 
-def _within_epoch(text: str, at: re.Match[str], fact: LogRecord) -> None:
-    """Progress within an epoch: `Train Epoch: 1 [640/60000 (1%)] Loss: 0.5`, `Epoch: [0][  10/5005]
-    Loss 6.9`. The brackets of the epoch itself are not a step: `Epoch: [2/100]  [10/5005]`."""
-    if part := PART.search(text, at.end()):
-        fact.step, fact.total, fact.whole_epoch = int(part["done"]), int(part["of"]), True
-    fact.epoch = float(at[1] or at[3])
-    fact.epochs = int(at[2]) if at[2] else None
+def _bracketed_step(text: str, fact: LogRecord) -> None:
+    """A step without a name: `Train Epoch: 1 [640/60000 (1%)] Loss: 0.5`, `Epoch: [0][  10/5005]`.
+    The brackets of the epoch itself are not a step: `Epoch: [2/100]  [10/5005]`."""
+    part = None
+    if at := _EPOCH_AT.search(text):
+        fact.epoch = float(at["epoch"])
+        fact.epochs = int(at["epochs"]) if at["epochs"] else None
+        part = PART.search(text, at.end())
+    elif fact.epoch is not None:
+        part = _BATCHES.search(text)
+    if part:
+        fact.whole_epoch = True
+    elif at is None:
+        part = _OF_RUN.search(text)
+    if part:
+        fact.step, fact.total = int(part["done"]), int(part["of"])

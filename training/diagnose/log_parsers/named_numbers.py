@@ -15,11 +15,11 @@ NUMBER = (
     r"|[-+]?\b(?:nan|inf|NaN|Inf|NAN|INF|Infinity)\b"
 )
 # `loss: 2.31`, `'loss': '2.31'`, `train loss 2.1`, `lr=[1e-05`, `elapsed time per iteration (ms):
-# 120.5`, `iteration  100/ 1000`
+# 120.5`, `iteration  100/ 1000`, `loss tensor(0.31, device='cuda:0')`
 _WORDS = r"(?: (?!(?i:nan|inf|infinity)\b)[A-Za-z]+){0,3}"  # more words of a name; nan is a value
 _PAIR = re.compile(
     rf"(?<![\w/.@-])(?P<key>[A-Za-z_][\w/.@-]*{_WORDS}(?: ?\((?:ms|s|data|MB|GB)\))?)['\"]?(?: "
-    rf"*[:=] *|\s+)['\"\[(]{{0,2}} *"
+    rf"*[:=] *|\s+)(?:tensor(?=\())?['\"\[(]{{0,2}} *"
     rf"(?P<value>{NUMBER})(?P<unit> ?(?:%|(?:ms|[smh]|[KMGT]i?B)\b))?(?: *(?:/|of) "
     rf"*(?P<of>\d[\d,]*)(?![\d.]))?"
 )
