@@ -158,6 +158,9 @@ LINES: dict[str, dict[str, Any]] = {
     "100%|██████████| 12/12 [00:02<00:00,  6.65it/s]saving the model of step 2": {
         **{"step": 12, "total": 12, "bar": True, "behind_bar": False},
     },
+    "Validation: 100%|█| 5/5 [00:00<00:00, 9.9it/s]{'eval_loss': '4.3', 'epoch': '0.75'}": {
+        **{"step": None, "scores": {"eval_loss": 4.3}, "behind_bar": True},
+    },
     # in the bar and before it
     " 40%|████      | 40/100 [00:10<00:15,  4.0it/s, lr=[1e-05], loss=0.3]": {
         **{"step": 40, "lr": 1e-05, "loss": 0.3, "behind_bar": False},

@@ -88,7 +88,7 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
         printed = parse(bar.behind, offset) if bar.behind else None
         if printed is None or printed.bar or (printed.loss is None and not printed.scores):
             return fact
-        return _with_text_behind(fact, printed) if fact else printed
+        return _with_text_behind(fact, printed) if fact else replace(printed, behind_bar=True)
     fact = LogRecord(offset, rank)
     _stamp(plain, fact)
     text = _TIMESTAMP.sub("", text)
