@@ -155,6 +155,15 @@ LOGS: dict[str, tuple[Any, ...]] = {
         (5, 3.901),
         (40, 3.899),
     ),
+    "huggingface_stdout.log": (  # metrics on the line of the bar, as standard output is buffered
+        "Hugging Face Trainer",
+        (12, 12, 0.75),
+        4.321,
+        ("eval_loss", None, 4.319, 4.317, 6),
+        6,
+        (2, 4.316),
+        (12, 4.321),
+    ),
     "lightning_running.log": (
         "Lightning",
         (450, 1000, 3),
@@ -325,3 +334,21 @@ def test_the_best_value_of_a_score(tmp_path: Path, name: str, best: float | None
     log.write_text(f"step 10 loss 2.0 {name} 0.9\nstep 20 loss 1.9 {name} 0.5\n")
     seen = look(log)
     assert parts(seen, "training", "eval_name", "eval_last", "eval_best") == (name, 0.5, best)
+
+
+def test_losses_that_a_loop_prints_behind_its_bar(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    bars = [f"\r{2 * i:3d}%|#| {i}/50 [00:01<00:05,  9.9it/s]" for i in range(43)]
+    for i in range(10, 43, 10):
+        bars[i] += f"step {i} loss {1 / i}\n"
+    log.write_text("".join(bars))
+    seen = look(log)
+    assert parts(seen, "progress", "step", "total_steps", "percent") == (42, 50, 84.0)
+    assert curve(seen) == [(i, 1 / i) for i in (10, 20, 30, 40)]
+    # a bar for each epoch has another count
+    log.write_text(
+        "".join(f"\r 5%|#| 5/100 [00:01<00:19,  5it/s]step {i} loss 2\n" for i in (5, 905))
+    )
+    seen = look(log)
+    assert parts(seen, "progress", "step", "total_steps", "percent") == (905, None, None)
+    assert curve(seen) == [(5, 2.0), (905, 2.0)]

@@ -13,7 +13,12 @@ from training.diagnose.log_parsers import line_parser
 
 @pytest.mark.parametrize(
     "line",
-    ["step 3/30 loss nan lr 0.1", "step 3/30 train loss NaN lr 0.1", "step 3/30 loss=inf lr=0.1"],
+    [
+        "step 3/30 loss nan lr 0.1",
+        "step 3/30 train loss NaN lr 0.1",
+        "step 3/30 loss=inf lr=0.1",
+        " 10%|█| 3/30 [00:00<00:01, 5.2it/s]{'loss': 'nan', 'learning_rate': '0.1', 'epoch': '0.1'}",
+    ],
 )
 def test_non_finite_loss_among_other_values(line: str) -> None:
     fact = line_parser.parse(line)
@@ -87,6 +92,82 @@ LINES: dict[str, dict[str, Any]] = {
         "epoch": 3,
         "epochs": 10,
     },
+    "step 1 loss 0.5 1.2e4 tok/s": {"step": 1, "loss": 0.5, "tokens_per_s": 12000.0},
+    "step 1 loss 0.5, 速度1,234.5 samples/s": {"samples_per_s": 1234.5},
+    "Train Epoch: \t1, Loss: \t0.0523": {"epoch": 1, "loss": 0.0523},
+    "step:\t5\tloss:\t0.3\tlr:\t1e-4": {"step": 5, "loss": 0.3, "lr": 1e-4},
+    "step\t5\tloss\t0.3": {"step": 5, "loss": 0.3},
+    # the brackets of the epoch are not a step
+    "Epoch: [2/100]  [20010/20018]  eta: 8:10:10  loss: 10.0004 (11.0886)  lr: 0.000001 (0.0)": {
+        **{"epoch": 2, "epochs": 100, "step": 20010, "total": 20018, "loss": 10.0004},
+        "whole_epoch": True,
+    },
+    "Epoch [12/100] [100/500] loss: 0.3": {"epoch": 12, "epochs": 100, "step": 100, "total": 500},
+    "Epoch: [3/10], loss: 0.5": {
+        **{"epoch": 3, "epochs": 10, "step": None, "total": None, "loss": 0.5},
+        "whole_epoch": False,
+    },
+    # Swin, mmengine, DINOv2, PyTorch's language model
+    "[2025-01-01 10:00:00 swin_tiny] (main.py 200): INFO Train: [3/300][10/1251]\teta 0:30:12 lr "
+    "0.000001\ttime 0.4012 (0.4312)\tloss 6.9412 (6.9512)": {
+        **{"epoch": 3, "epochs": 300, "step": 10, "total": 1251, "loss": 6.9412},
+        "whole_epoch": True,
+    },
+    "01/01 10:00:00 - mmengine - INFO - Epoch(train)  [1][  50/7330]  lr: 1.9e-03  loss: 5.1": {
+        **{"epoch": 1, "step": 50, "total": 7330, "loss": 5.1, "whole_epoch": True},
+    },
+    "01/01 10:00:00 - mmengine - INFO - Iter(train) [   50/160000]  lr: 1.9e-03  loss: 5.1": {
+        **{"epoch": None, "step": 50, "total": 160000, "whole_epoch": False},
+    },
+    "Training  [   10/125000]  eta: 1 day, 10:00:00  lr: 0.0  total_loss: 14.01 (14.11)": {
+        **{"epoch": None, "step": 10, "total": 125000, "loss": 14.01, "whole_epoch": False},
+    },
+    "| epoch   2 |   200/ 2983 batches | lr 5.00 | ms/batch 12.30 | loss  8.21 | ppl  3678.11": {
+        **{"epoch": 2, "step": 200, "total": 2983, "loss": 8.21, "whole_epoch": True},
+    },
+    "Step 20 - loss: tensor(0.3123, device='cuda:0', grad_fn=<MeanBackward0>)": {"loss": 0.3123},
+    "step 20 loss tensor([0.3123]) lr 0.1": {"step": 20, "loss": 0.3123, "lr": 0.1},
+    # printed behind a bar: of the bar's step, unless the text has a count of its own
+    " 17%|█▋        | 2/12 [00:00<00:01,  5.27it/s]{'loss': '4.316', 'learning_rate': '4.5e-05', "
+    "'epoch': '0.125'}": {
+        **{"step": 2, "total": 12, "epoch": 0.125, "loss": 4.316, "lr": 4.5e-05},
+        **{"source": "Hugging Face Trainer", "bar": True, "behind_bar": True},
+    },
+    "100%|██████████| 12/12 [00:02<00:00,  6.65it/s]{'eval_loss': '4.3', 'epoch': '0.75'}": {
+        "step": 12,
+        "scores": {"eval_loss": 4.3},
+    },
+    " 38%|███▊      | 38/100 [00:10<00:15,  4.0it/s]INFO:train:step=40 loss=0.31": {
+        **{"step": 40, "total": 100, "loss": 0.31, "eta_s": 15.0, "bar": True},
+    },
+    "  2%|▏         | 2/100 [00:01<00:25,  4.0it/s]epoch 3 step 202 loss 0.31": {
+        **{"step": 202, "total": None, "epoch": 3.0, "loss": 0.31, "bar": False},
+    },
+    "Epoch 3:   2%|▏         | 2/100 [00:01<00:25,  4.0it/s]global step 302 loss 0.31": {
+        **{"step": 2, "total": 100, "epoch": 3, "loss": 0.31, "whole_epoch": True},
+    },
+    "Epochs:  30%|███       | 3/10 [00:10<00:20,  3.00s/it]step 3000 loss 0.5": {
+        **{"step": 3000, "total": None, "epoch": 3.0, "epochs": 10, "loss": 0.5, "bar": False},
+    },
+    " 17%|█▋        | 2/12 [00:00<00:01,  5.27it/s][rank1]: step 3 loss 0.5": {
+        **{"rank": 1, "step": 3, "total": None, "loss": 0.5, "bar": False},
+    },
+    "  0%|          | 0/4 [00:00<?, ?it/s]\x1b[A[rank0]: step 3 loss 0.5": {
+        **{"rank": 0, "step": 3, "loss": 0.5, "bar": False},
+    },
+    "100%|██████████| 12/12 [00:02<00:00,  6.65it/s]saving the model of step 2": {
+        **{"step": 12, "total": 12, "bar": True, "behind_bar": False},
+    },
+    "Validation: 100%|█| 5/5 [00:00<00:00, 9.9it/s]{'eval_loss': '4.3', 'epoch': '0.75'}": {
+        **{"step": None, "scores": {"eval_loss": 4.3}, "behind_bar": True},
+    },
+    # in the bar and before it
+    " 40%|████      | 40/100 [00:10<00:15,  4.0it/s, lr=[1e-05], loss=0.3]": {
+        **{"step": 40, "lr": 1e-05, "loss": 0.3, "behind_bar": False},
+    },
+    "Training Epoch: 1/3, step 12/388 completed (loss: 1.25):   3%|3| 12/388 [00:10<05:10, 1.2it/s]": {
+        **{"epoch": 1, "epochs": 3, "step": 12, "total": 388, "loss": 1.25},
+    },
     # a batch: its own loss counts in training, in an evaluation only the mean of all batches
     "Epoch: [0][ 10/100]\tTime  0.1 ( 0.1)\tLoss 6.9000e+00 (6.9500e+00)\tAcc@1   0.00 (  0.20)": {
         "step": 10,
@@ -132,6 +213,7 @@ def test_progress_line(line: str) -> None:
         "Loading checkpoint shards: 100%|██████████| 4/4 [00:01<00:00,  3.60it/s]",
         "Validation DataLoader 0:  25%|██▌       | 5/20 [00:00<00:00, 1337.55it/s]",
         "  0%|          | 0/4 [00:00<?, ?it/s]\x1b[A",
+        "  0%|          | 0/4 [00:00<?, ?it/s]\x1b[A[rank0]: Traceback (most recent call last):",
         "Downloading model-00001 of 00004 at a later date",
         "[transformers] `loss_type=None` was set in the config but it is unrecognized.",
         "{'train_runtime': '5.122', 'train_steps_per_second': '7.81', 'train_loss': '3.903', "

@@ -352,6 +352,25 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
     assert seen["log"]["last_lines"][-1] == "step 100 loss 2.00"
 
 
+def test_log_in_gbk_and_utf8(tmp_path: Path) -> None:
+    """GBK from a program, UTF-8 from a library in it; the last character is incomplete."""
+    lines = "".join(f"第 1 轮 训练 step {n} 损失 {4 / n} 学习率 0.001\n" for n in range(1, 5))
+    log = made(tmp_path, lines.encode("gbk"))
+    seen = look(log)
+    assert seen["progress"]["step"] == 4
+    assert seen["log"]["last_lines"] == lines.splitlines()
+    bar = "\r 50%|█████     | 5/10 [00:01<00:01,  5.27it/s, loss=2.5]"
+    seen = look(made(tmp_path, lines.encode("gbk") + bar.encode() + "训".encode("gbk")[:1]))
+    assert (seen["progress"]["step"], seen["training"]["loss"]) == (5, 2.5)
+
+
+def test_accents_in_latin1_are_text(tmp_path: Path) -> None:
+    log = made(
+        tmp_path, "".join(f"éàü éàü step {n} loss {4 / n}\n" for n in range(1, 5)).encode("latin-1")
+    )
+    assert look(log)["progress"]["step"] == 4
+
+
 def test_long_log_in_utf16(tmp_path: Path) -> None:
     long = "".join(f"step {n} loss {n % 7}.5 some more words\n" for n in range(30_000))
     log = made(tmp_path, long.encode("utf-16"))

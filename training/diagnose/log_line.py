@@ -91,6 +91,7 @@ def split(raw: str) -> tuple[str, int | None]:
 
 
 def decoded(data: bytes) -> str:
+    """A line in UTF-8 or GBK."""
     for encoding in ("utf-8", "gb18030"):
         try:
             return data.decode(encoding)

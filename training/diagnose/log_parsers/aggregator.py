@@ -4,13 +4,10 @@ history.History for logs."""
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from training.core import metric_units
 from training.core.course import CURVE_POINTS, RATE_STEPS, SPEED_STEPS, median, percentile, thin
 from training.core.jsonl import Record
 from training.core.metric_units import (
@@ -19,9 +16,9 @@ from training.core.metric_units import (
     NATS,
     SPEEDS,
     TOKENS,
-    score_unit,
 )
-from training.diagnose.log_parsers.line_parser import LogRecord
+from training.diagnose.log_parsers import evaluations
+from training.diagnose.log_parsers.log_record import LogRecord
 from training.diagnose.log_parsers.metric_names import BAR, unit_of
 
 if TYPE_CHECKING:
@@ -29,12 +26,6 @@ if TYPE_CHECKING:
 
 LOGGED = ("time", "loss", "lr", "grad_norm", "step_ms", "mfu", *SPEEDS.values())
 KEPT = ("lr", "grad_norm", "tokens", "mfu", "memory_bytes")  # the last value of any line
-BETTER_HIGH = re.compile(
-    r"bleu|rouge|reward|(?<![a-z])(core|f1|auc|auroc|m?iou|m?ap|recall)(?![a-z])"
-)
-BETTER_LOW = re.compile(
-    r"loss|bpb|ppl|perplexity|error|(?<![a-z])(wer|cer|r?mse|mae|mape|fid)(?![a-z])"
-)
 EVALUATIONS = 4096
 PER_DEVICE = ("torchtitan",)  # frameworks that log tokens/s per GPU
 
@@ -68,6 +59,7 @@ class LogAggregator:
         self._sources: Counter[str] = Counter()
         self._rank, self._rank_has_loss = 0, False
         self._pending: LogRecord | None = None
+        self._behind_bars = False  # metrics follow the bar of their step
         self._lines_with_step = False  # if so, a bar without a loss counts something else
         self._curve: list[Point] = []
         self._evaluations: deque[tuple[int | None, dict[str, float]]] = deque(maxlen=EVALUATIONS)
@@ -90,11 +82,15 @@ class LogAggregator:
         if fact.source:
             self._sources[fact.source] += 1
         self.newest_offset = fact.offset
+        self._behind_bars |= fact.behind_bar
         # Hugging Face's metrics have no step; the bar redrawn right after them has it.
         if fact.step is None and (fact.loss is not None or fact.scores) and fact.epoch is not None:
             self._settle()
-            self._pending = fact
             self._take(fact)
+            if self._behind_bars and fact.loss is None:
+                self._record(fact)  # the bar was redrawn before them
+            else:
+                self._pending = fact
             return
         if self._pending and fact.bar and fact.step is not None:
             self._pending.step, self._pending.total = fact.step, fact.total
@@ -192,6 +188,8 @@ class LogAggregator:
             self._first_epoch = min(
                 self._first_epoch, 0 if fact.source == "Lightning" else int(fact.epoch)
             )
+        if self.total is not None and fact.total is None and step > self.total:
+            self.total = None  # of a bar that counts something else
         self._epoch_size = max(self._epoch_size, step + 1 if fact.total is None else fact.total)
         if last and last.step is not None and step < last.step and not self.within_epoch:
             if fact.epoch is not None and last.epoch is not None and fact.epoch > last.epoch:
@@ -354,42 +352,5 @@ class LogAggregator:
         return bool(self._speeds[SPEEDS[TOKENS]])
 
     def _evaluation(self) -> EvaluationState:
-        """The metric that ranks evaluations; a best value only if its direction is known."""
-        evaluations = [
-            *self._evaluations,
-            *([(None, self._pending.scores)] if self._pending else []),
-        ]
-        names = {name: None for _, scores in evaluations for name in scores}
-        if not names:
-            return {
-                "eval_name": None,
-                "eval_unit": None,
-                "eval_last": None,
-                "eval_best": None,
-                "eval_best_step": None,
-                "eval_averaged": False,
-            }
-        name = min(
-            names, key=lambda n: ("bpb" not in n, "psnr" not in n, not n.endswith("loss"), n)
-        )
-        values = [(scores[name], step) for step, scores in evaluations if name in scores]
-        finite = [pair for pair in values if math.isfinite(pair[0])]
-        choose = _better(name)
-        best = choose(finite, key=lambda pair: pair[0]) if choose and finite else (None, None)
-        return {
-            "eval_name": name,
-            "eval_unit": score_unit(name),
-            "eval_last": values[-1][0],
-            "eval_best": best[0],
-            "eval_best_step": best[1],
-            "eval_averaged": False,
-        }
-
-
-def _better(name: str) -> Callable[..., Any] | None:
-    """min or max; None for an unknown score, which has no best value."""
-    if metric_units.higher_is_better(name):
-        return max
-    if BETTER_HIGH.search(name) and not name.endswith(metric_units.LOWER):
-        return max
-    return min if BETTER_LOW.search(name) else None
+        pending = [(None, self._pending.scores)] if self._pending else []
+        return evaluations.best([*self._evaluations, *pending])

@@ -3,7 +3,6 @@ and the end."""
 
 from __future__ import annotations
 
-import codecs
 import os
 import re
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from training.diagnose import log_line
 from training.diagnose.source import HEAD, LogSource, wide
 
 # More than WHOLE new bytes are sampled: a gigabyte must not delay the first screen.
@@ -18,7 +18,7 @@ WHOLE, BEGIN, END = 1 << 20, 1 << 15, 1 << 18
 SAMPLES, WINDOW = 400, 1 << 12  # places, and bytes read at each
 ENDING, SHOWN = 1 << 15, 1 << 14  # bytes of the end: read for the outcome, shown
 QUIET_S = 2.0  # an incomplete line that has not grown for this time is parsed as it is
-BINARY = 0.05  # share of non-text characters in a binary file
+BINARY = 0.05  # share of control characters in a binary file
 HOLE = 0.6  # share of zeros that no text has in any encoding
 GZIP = b"\x1f\x8b"
 _SEGMENT = re.compile(r"[^\r\n]+")
@@ -80,10 +80,7 @@ class LogText:
             head = head[zeros - zeros % 2 :]
         self._encoding = wide(head) or "utf-8"
         self.start = self._decoded(head)
-        strange = sum(
-            (not c.isprintable() and c not in "\r\n\t\x1b\f\b\a") or c == "\ufffd"
-            for c in self.start
-        )
+        strange = sum(not c.isprintable() and c not in "\r\n\t\x1b\f\b\a" for c in self.start)
         self.binary = strange > BINARY * max(200, len(self.start))
 
     def _pieces(self, file: IO[bytes], quiet: bool) -> Iterator[LogChunk]:
@@ -153,10 +150,16 @@ class LogText:
         return [(begin + width * m.start(), m[0]) for m in _SEGMENT.finditer(self._decoded(data))]
 
     def _decoded(self, data: bytes) -> str:
+        try:
+            text = data.decode(self._encoding)
+        except UnicodeDecodeError:  # cut within a character, or lines in another encoding
+            text = (
+                "".join(map(log_line.decoded, data.splitlines(keepends=True)))
+                if self._width() == 1
+                else data.decode(self._encoding, "replace")
+            )
         # \0: a log truncated while its program kept writing at the old offset starts with a hole.
-        return (
-            codecs.decode(data, self._encoding, "replace").replace("\0", "").removeprefix("\ufeff")
-        )
+        return text.replace("\0", "").removeprefix("\ufeff")
 
     def last_lines(self, count: int) -> list[str]:
         """The end as a terminal shows it: the last state of a line that overwrites itself."""

@@ -39,7 +39,8 @@ _OTHER = re.compile(
     r"|shards?|index\w*|read\w*|comput\w*)\b",
     re.I,
 )
-NESTED = "\x1b[A"  # tqdm moves the cursor up again after a nested bar
+# tqdm moves the cursor up again after a nested bar, which it fills with spaces
+NESTED = re.compile(r"\] *\x1b\[A|\x1b\[A\s*$")
 _SCALES = {"k": 1e3, "M": 1e6, "G": 1e9}
 
 
@@ -53,7 +54,9 @@ class ProgressBar:
     epoch: int | None
     epochs: int | None
     of_epochs: bool  # it counts epochs, not steps
-    rest: str  # text beside the bar: `loss=0.1`
+    head: str  # text before the bar: `Epoch 3 loss 0.1`
+    rest: str  # text in the bar: `loss=0.1`
+    behind: str  # text after the bar, which the program printed before the next one
     kind: str  # "tqdm", "rich", "keras"
     other: bool  # it does not count training steps
 
@@ -78,6 +81,9 @@ def _bar(found: re.Match[str], kind: str, head: str) -> ProgressBar:
             step_ms = float(rate) * {"s": 1e3, "ms": 1.0, "us": 1e-3}[unit]
         else:
             step_ms = 1e3 * float(rate) if unit.startswith("s/") else 1e3 / float(rate)
+    rest, behind = part["rest"] or "", found.string[found.end() :].strip()
+    if behind.startswith(","):  # `lr=[1e-05], loss=0.3]`: the match ended within the bar
+        rest, behind = rest + behind, ""
     epoch = _EPOCH.search(head)
     epochs = int(epoch["epochs"]) if epoch and epoch["epochs"] else None
     return ProgressBar(
@@ -89,7 +95,9 @@ def _bar(found: re.Match[str], kind: str, head: str) -> ProgressBar:
         epoch=int(epoch["epoch"]) if epoch else None,
         epochs=epochs if epochs and epochs > 0 else None,
         of_epochs=_OF_EPOCHS.fullmatch(head) is not None,
-        rest=part["rest"] or "",
+        head=head,
+        rest=rest,
+        behind=behind,
         kind=kind,
         other=bool(_OTHER.search(head)),
     )
