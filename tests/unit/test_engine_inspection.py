@@ -90,6 +90,21 @@ def test_a_bad_share_is_named(bad: RankStep, kind: type[Exception], message: str
     assert message in str(caught.value) and caught.value.rank == 1  # type: ignore[attr-defined]
 
 
+def test_a_share_of_one_sequence_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = session(debug_ddp=True)
+    one.batches.indices = lambda epoch, used, rank: np.array([5])
+    bad = StepReport([RankStep(7, 1, float("nan"), NO_CHECKSUM)], 0, 1.0)
+    with pytest.raises(sanity_checks.NotFinite, match=r"\(epoch 2, sequence 5\)$"):
+        sanity_checks.check_step(one, bad, BEGUN)
+    sanity_checks.check_step(one, StepReport([RankStep(7, 1, 2.5, 5.0)], 0, 1.0), BEGUN)
+    assert "rank 0: 1 sequence, loss 2.5000" in capsys.readouterr().err
+    monkeypatch.setenv("DUET_LANG", "zh")
+    with pytest.raises(sanity_checks.NotFinite, match=r"序列 5"):
+        sanity_checks.check_step(one, bad, BEGUN)
+
+
 def test_a_gradient_norm_that_is_not_finite_names_no_rank() -> None:
     with pytest.raises(sanity_checks.NotFinite, match="gradient norm is inf at step 7") as caught:
         look(GOOD, norm=float("inf"))

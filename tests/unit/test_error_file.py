@@ -20,6 +20,7 @@ from training.core.errors import RANK_FAILED
 from training.core.rundir import RunDir, read_json
 from training.diagnose import card
 from training.trainer import error_file, memory_snapshot
+from training.trainer.sanity_checks import EmptyBatch, NotFinite, SanityCheckError
 
 KILLED = "DataLoader worker (pid 7) is killed by signal: Killed."
 
@@ -91,6 +92,15 @@ def test_the_place_is_the_last_one_outside_of_libraries(
             library["fail"]()
         found = error_file._facts(RunDir(tmp_path), 0, caught.value)
         assert found["where"].startswith(f"{__file__}:") and found["code"] == 'library["fail"]()'
+
+
+def test_a_failed_check_has_no_place_in_the_code(tmp_path: Path) -> None:
+    for error in (NotFinite("loss is nan on rank 1 at step 5", 1), EmptyBatch("none", 0)):
+        with pytest.raises(SanityCheckError) as caught:
+            raise error
+        found = error_file._facts(RunDir(tmp_path), 0, caught.value)
+        assert (found["where"], found["code"], found["guilty_rank"]) == ("", None, error.rank)
+        assert found["traceback"]
 
 
 @pytest.mark.parametrize("problem", [OSError(errno.ENOSPC, "full"), KeyError("segments")])

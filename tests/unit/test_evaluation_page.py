@@ -53,8 +53,15 @@ def test_scores_of_a_diverged_model_fit_the_table_and_the_page(tmp_path: Path) -
     _, first, second = (line.split() for line in evaluate._table(rows))
     assert first == ["run", "1", "600", "3.773e+260"] and second == ["run", "2", "nan", "inf"]
     page = read(evaluation_page.page([huge, broken], "data", "cpu", 0.0).html())
-    for text in ("600.0000 3.773e+260", "nan inf"):
+    for text in ("600.0000 3.773e+260", "NaN +∞"):
         assert text in page.text
+
+
+def test_the_psnr_of_a_perfect_picture_is_infinite() -> None:
+    part = Part("clip", {"psnr": math.inf}, pictures=[Picture("output", b"png", psnr=math.inf)])
+    one = Evaluation("run", 1, RAW, "/run", "/run/a", {"psnr": math.inf}, [part])
+    html = evaluation_page.page([one], "data", "cpu", 0.0).html()
+    assert ": +∞ dB" in html and "inf dB" not in html
 
 
 def test_only_pictures_that_are_shown_stay_in_memory() -> None:

@@ -119,6 +119,16 @@ def test_a_non_finite_loss_names_rank_and_samples(ranks: Ranks, given: bool) -> 
     )
 
 
+def test_a_batch_of_one_sample(ranks: Ranks) -> None:
+    def spoil(rank: int, step: int, batch: torch.Tensor) -> torch.Tensor:
+        return batch * (float("inf") if (rank, step) == (1, 5) else 1)
+
+    with pytest.raises(InspectionError) as caught:
+        ranks.train(lambda rank: sharded(Samples(), rank, 1, shuffle=False), spoil=spoil)
+    assert str(caught.value).endswith("input is not finite: sample 9; the batch: sample 9)")
+    assert ranks.logged("step 1: all ranks train: rank 0: 1 sample, loss ")
+
+
 def test_a_loss_per_sample(ranks: Ranks) -> None:
     ranks.start(GOOD["batches"], on_finding="warn")
     ranks.inspectors[0].step(torch.tensor([1.0, float("nan"), 2.0]), torch.ones(3, 6))

@@ -23,6 +23,7 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.rundir import RunDir
 from training.core.sweep_dir import SweepDir
 from training.host.gpus import Gpu
+from training.monitor.report import sweep_page
 from training.monitor.runs import facts
 from training.monitor.runs import sweep as sweep_runs
 from training.monitor.runs.sweep import SweepRow
@@ -328,6 +329,7 @@ def test_evaluations_are_ranked_before_training_losses() -> None:
     assert [row.name for row in ranked] == ["better", "good", "training", "none", "nan"]
     best = sweep_runs.best(rows)
     assert best and best.title == "depth=5"
+    assert ">NaN<" in str(sweep_page._table(ranked, []))
     shown = ["".join(text for text, _ in line) for line in sweep_runs.lines(ranked, "TIME")]
     assert shown[0].split() == ["DEPTH", "STATE", "STEP", "LOSS", "SPEED/S", "TIME"]
     assert shown[2].split() == ["3", "finished", "4", "1.0000", "-", "1:01"]

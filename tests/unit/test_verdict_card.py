@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -102,6 +103,39 @@ def test_a_reported_error_has_the_advice_of_its_signature(run: RunDir) -> None:
     assert [word in " ".join(record["advice"]) for word in ("put_", "--deterministic")] == [
         True
     ] * 2
+
+
+@each(
+    ("kind", "message", "command"),
+    [
+        ("OSError", "[Errno 27] File too large", "ulimit -f unlimited "),
+        ("RuntimeError", "can't start new thread", "ulimit -u;"),
+    ],
+)
+def test_advice_on_a_known_exception_precedes_the_general_one(
+    run: RunDir, kind: str, message: str, command: str
+) -> None:
+    report_error(run, 1, kind, message)
+    record = failed(run)
+    assert verdict(record) == ("exception", "error", 1)
+    assert record["advice"][0].startswith(command)
+    assert str(run.ranks) in record["advice"][-2] and "--report-issue" in record["advice"][-1]
+    assert not any("df -h" in sentence for sentence in record["advice"])
+
+
+def test_a_file_limit_is_in_the_advice_on_a_file_that_could_not_be_written(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.save does not report whether the disk or the limit was the reason."""
+    report_error(run, 1, "RuntimeError", "[enforce fail at a.cc:6] . unexpected pos 576 vs 534")
+    known = failed(run)
+    most = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2_000_000, most))
+    limited = failed(run)
+    assert known["cause"] == limited["cause"] == "disk_full"
+    assert "ulimit -f" not in " ".join(known["advice"])
+    assert limited["advice"][0].startswith("ulimit -f unlimited ")
+    assert "2.0 MB" in limited["advice"][0] and limited["advice"][1:] == known["advice"]
 
 
 def test_a_card_without_evidence_has_no_section_for_it(run: RunDir) -> None:

@@ -261,6 +261,17 @@ def test_a_rank_can_report_another_rank_as_guilty(run: RunDir) -> None:
     assert failed(run, rank=0)["rank"] == 1
 
 
+def test_the_card_of_a_failed_check_does_not_name_its_line(run: RunDir) -> None:
+    """Neither by the rank's report nor by the traceback in its log."""
+    for kind in ("NotFinite", "SanityCheckError"):
+        trace = TRACEBACK.replace("ValueError", kind)
+        run.rank_log(1).write_text(trace)
+        report_error(run, 1, kind, "planted", where="", traceback=trace.splitlines(keepends=True))
+        record = failed(run)
+        assert record["rank"] == 1 and record["where"] is None
+        assert "  Where" not in card.of_run(record)
+
+
 def test_an_earlier_exception_of_the_rank_is_the_cause(run: RunDir) -> None:
     report_error(
         run,

@@ -188,10 +188,14 @@ def pieces(plan: Mapping[str, Any] | None) -> str:
     return piece_word("samples" if dig(plan, "task", "unit") == "samples" else "sequences")
 
 
-def piece_word(pieces: str) -> str:
-    """A task's unit of its data set in the selected language; another word as it is."""
+def piece_word(pieces: str, count: int = 0) -> str:
+    """A task's unit of its data set in the selected language, for `count` of them; another word as
+    it is."""
     known = {
+        "sample": msg("core.pieces.sample"),
+        "sequence": msg("core.pieces.sequence"),
         "samples": msg("core.pieces.samples"),
         "sequences": msg("core.pieces.sequences"),
     }
-    return known.get(pieces, pieces)
+    word = pieces.removesuffix("s") if count == 1 else pieces
+    return known.get(word, word)

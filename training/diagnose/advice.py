@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config.batch import smaller
-from training.core import phases
+from training.core import phases, units
 from training.core.failure_kinds import GONE, SILENT
 from training.core.next_command import next_command
 from training.core.rundir import RunDir
@@ -29,6 +29,9 @@ GIB = 1 << 30
 MOST = 6  # sentences: one screen
 STACKS = 4  # files that are named
 OTHERWISE = " || "
+# Causes whose advice for a run only names its logs. A text of the second one is the first one if it
+# is of an exception.
+GENERAL = (signatures.RAISED, signatures.UNKNOWN)
 LIGHTER_IN = "lighter in "  # + phase
 # values about a smaller micro-batch
 SMALLER = {"size", "factor", "smaller_command", "fits_gib", "smallest"}
@@ -47,10 +50,15 @@ def advice(
     A signature's own advice is complete; the general advice of its cause is used only for
     signatures without any."""
     known = signatures.causes().get(cause) or signatures.causes()[signatures.UNKNOWN]
-    special = filled(signature.advice, groups) if signature and signature.cause == cause else []
+    special = filled(signature.advice, groups) if signature and _is_of(signature, cause) else []
     if run_values and (own := filled(known.ours, {**groups, **run_values})):
-        return _first_ones([*own, *(s for s in special if not _repeats(s, own, known.same))])
+        special = [s for s in special if not _repeats(s, own, known.same)]
+        return _first_ones([*special, *own] if cause in GENERAL else [*own, *special])
     return _first_ones(special or filled(known.advice, groups))
+
+
+def _is_of(signature: Signature, cause: str) -> bool:
+    return signature.cause == cause or (signature.cause in GENERAL and cause in GENERAL)
 
 
 def _repeats(sentence: str, others: Sequence[str], topics: Sequence[str]) -> bool:
@@ -84,10 +92,10 @@ def of_end(
         return of_kind("branch", run_values)
     if kind in signatures.kinds():
         return of_kind(kind, run_values)
-    if signature is None and not signatures.causes()[cause].ours.sentences():
+    if signature is None and (cause in GENERAL or not signatures.causes()[cause].ours.sentences()):
         from training.diagnose import scan
 
-        signature, groups = scan.named(end["summary"], cause)
+        signature, groups = scan.named(end["summary"], GENERAL if cause in GENERAL else (cause,))
     if held := end.get("occupied"):
         left = {name: value for name, value in run_values.items() if name not in SMALLER}
         return advice(cause, signature, groups, left | gpu_occupants.values(held))
@@ -137,6 +145,9 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
         found["crash_stacks"] = " ".join(crashed[:STACKS])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found |= {"nofile": soft, "nofile_most": hard}
+    largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if largest != resource.RLIM_INFINITY:
+        found["file_limit"] = units.size(largest)
     with contextlib.suppress(OSError):  # the run directory was moved: the sentence is omitted
         found["free_mb"] = f"{shutil.disk_usage(run.path).free / 1e6:.0f}"
     if "config" in plan and "batch" in plan:

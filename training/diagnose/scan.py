@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from training.diagnose import card, patterns, signatures
@@ -89,10 +90,11 @@ def recognised(text: str) -> list[signatures.Signature]:
     return sorted((by_id[key] for key in found), key=lambda s: signatures.ROLES.index(s.role))
 
 
-def named(text: str, cause: str) -> tuple[signatures.Signature | None, dict[str, str]]:
-    """The signature of this cause in the text of an error, and the values that it captures."""
+def named(text: str, of: Collection[str]) -> tuple[signatures.Signature | None, dict[str, str]]:
+    """The signature of one of these causes in the text of an error, and the values that it
+    captures."""
     for signature in recognised(text):
-        for pattern in signature.patterns if signature.cause == cause else ():
+        for pattern in signature.patterns if signature.cause in of else ():
             if found := patterns.compiled(pattern).search(text.encode("utf-8", "replace")):
                 return signature, patterns.groups(found)
     return None, {}

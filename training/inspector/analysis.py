@@ -350,6 +350,8 @@ def _share(row: StepRow) -> str:
     size = (
         msg("inspector.step.a_batch")
         if row["size"] is None
+        else msg("inspector.step.sample", size=1)
+        if row["size"] == 1
         else msg("inspector.step.samples", size=row["size"])
     )
     return (

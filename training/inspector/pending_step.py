@@ -79,9 +79,8 @@ class PendingStep:
             if not inputs and not own:
                 parts.append(msg("inspector.not_finite.inputs_finite"))
         if indices:
-            parts.append(
-                msg("inspector.not_finite.batch", samples=listed(indices, 2 * sample_tracker.SHOWN))
-            )
+            samples = _samples(indices, 2 * sample_tracker.SHOWN)
+            parts.append(msg("inspector.not_finite.batch", samples=samples))
         return joined(parts)
 
 
@@ -95,18 +94,21 @@ def _on_its_way(tensor: torch.Tensor, gpus: set[torch.device]) -> torch.Tensor:
     )
 
 
+def _samples(indices: list[int], limit: int) -> str:
+    samples = listed(indices, limit)
+    return (
+        msg("inspector.not_finite.sample", samples=samples)
+        if len(indices) == 1
+        else msg("inspector.not_finite.samples", samples=samples)
+    )
+
+
 def _named(places: list[int], indices: list[int]) -> str:
-    one = len(places) == 1
     if indices and places[-1] < len(indices):
-        samples = listed([indices[p] for p in places], sample_tracker.SHOWN)
-        return (
-            msg("inspector.not_finite.sample", samples=samples)
-            if one
-            else msg("inspector.not_finite.samples", samples=samples)
-        )
+        return _samples([indices[p] for p in places], sample_tracker.SHOWN)
     shown = listed(places, sample_tracker.SHOWN)
     return (
         msg("inspector.not_finite.sample_place", places=shown)
-        if one
+        if len(places) == 1
         else msg("inspector.not_finite.sample_places", places=shown)
     )

@@ -361,9 +361,11 @@ def _for_memory(outcome: Outcome) -> str:
 def _where(
     outcome: Outcome, own: RankErrorRecord | None, thrown: Traceback | None, rank: int | None
 ) -> str | None:
-    """`thrown`: in the log, which may be that of a rank that waited for the guilty one."""
+    """`thrown`: in the log, which may be that of a rank that waited for the guilty one. A report
+    with a traceback lacks its place only if that explains nothing."""
     own_place = str(own["where"]) if own else outcome.death.where if outcome.death else None
-    logged = thrown.where if thrown and (own is None or own["rank"] == rank) else None
+    usable = own is None or (own["rank"] == rank and not own.get("traceback"))
+    logged = thrown.where if thrown and usable else None
     return own_place or logged
 
 

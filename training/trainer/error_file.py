@@ -101,6 +101,8 @@ def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> RankErrorReco
     disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not _of_library(f.filename)] or list(frames)
+    if not getattr(error, "of_code", True):
+        own = []
     where = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
     beat = heartbeat.read(run.heartbeat(rank))
     return {

@@ -19,7 +19,7 @@ from training.data.permutation import digest
 from training.inspector.checksum import checksums
 from training.inspector.distributed import exchange_texts
 from training.trainer.loss_scale import BACKOFF, MINIMUM, PATIENCE
-from training.trainer.step_stats import NO_CHECKSUM, StepReport
+from training.trainer.step_stats import NO_CHECKSUM, RankStep, StepReport
 
 if TYPE_CHECKING:
     from training.core.contracts.events import ShardReport
@@ -33,6 +33,8 @@ SHOWN_INDICES = 8
 class SanityCheckError(RuntimeError):
     """Ranks have inconsistent data, weights or steps. Raised on all ranks; `rank`: the guilty
     one."""
+
+    of_code = False  # the line that raised it is that of the check
 
     def __init__(self, text: str, rank: int | None) -> None:
         super().__init__(text)
@@ -175,11 +177,7 @@ def check_step(session: TrainState, report: StepReport, position: TrainProgress)
     if report.shares[0].checksum != NO_CHECKSUM:
         _compare(session, report, step)
         if session.config.debug_ddp and session.world.rank == 0:
-            pieces = metric_units.piece_word(session.task.pieces)
-            shown = "; ".join(
-                msg("trainer.sanity.rank", r=r, sequences=s.sequences, pieces=pieces, loss=s.loss)
-                for r, s in enumerate(report.shares)
-            )
+            shown = "; ".join(_share(session, r, s) for r, s in enumerate(report.shares))
             log.info(
                 msg(
                     "trainer.sanity.all_train",
@@ -188,6 +186,13 @@ def check_step(session: TrainState, report: StepReport, position: TrainProgress)
                     checksum=int(report.shares[0].checksum),
                 )
             )
+
+
+def _share(session: TrainState, rank: int, share: RankStep) -> str:
+    pieces = metric_units.piece_word(session.task.pieces, share.sequences)
+    return msg(
+        "trainer.sanity.rank", r=rank, sequences=share.sequences, pieces=pieces, loss=share.loss
+    )
 
 
 def _check_overflow(session: TrainState, report: StepReport, position: TrainProgress) -> None:
@@ -213,7 +218,7 @@ def _samples(session: TrainState, position: TrainProgress, rank: int) -> str:
     """The sequences of a rank; computable on every rank, since the order is arithmetic."""
     indices = [int(i) for i in session.batches.indices(position.epoch, position.used, rank)]
     shown = ", ".join(map(str, indices[: 2 * SHOWN_INDICES]))
-    pieces = metric_units.piece_word(session.task.pieces)
+    pieces = metric_units.piece_word(session.task.pieces, len(indices))
     place = msg("trainer.sanity.place", epoch=position.epoch + 1, pieces=pieces, shown=shown)
     return (
         msg("trainer.sanity.place_more", place=place, indices=len(indices))

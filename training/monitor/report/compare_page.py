@@ -14,7 +14,7 @@ from training.core.units import count, decimal, milliseconds
 from training.monitor import run_settings
 from training.monitor.report import chart_types, charts, headline, run_charts, sections
 from training.monitor.report.chart_types import DOTS, LINE, Chart, Series
-from training.monitor.report.curve import Curve
+from training.monitor.report.curve import Curve, score_text
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import ReportPage, code, state_name
 from training.monitor.report.page import names as legend
@@ -132,7 +132,7 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
         named = f"{named}, {unit}" if unit else named
         columns.append((named, _best(key), decimal, metric_units.higher_is_better(key)))
     columns += [
-        (msg("monitor.report.compare.final_loss"), _last_loss, run_charts.loss_text, False),
+        (msg("monitor.report.compare.final_loss"), _last_loss, score_text, False),
         *((f"{unit}/s", _median(unit + metric_units.PER_S), count, True) for unit in _units(runs)),
         (
             msg("monitor.report.compare.step_time"),

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from training.core import metric_units
+from training.core import metric_units, units
 from training.core.jsonl import Record, number
 from training.monitor.launches import clock, left_over
 
@@ -68,6 +68,13 @@ class Curve:
 
 def not_finite_name(value: float) -> str:
     return "NaN" if math.isnan(value) else "+∞" if value > 0 else "−∞"
+
+
+def score_text(value: float | None, form: str = "") -> str:
+    """A loss or score as a figure; a non-finite one has the name that charts give it."""
+    if value is None or math.isfinite(value):
+        return units.decimal(value, form)
+    return not_finite_name(value)
 
 
 def add_stretch(curve: Curve, group: list[Record], values: list[Any]) -> None:

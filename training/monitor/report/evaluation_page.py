@@ -11,10 +11,10 @@ from dataclasses import replace
 import training
 from training.core import metric_units, units
 from training.core.messages import msg
-from training.core.units import count, decimal, plural
+from training.core.units import count, plural
 from training.monitor.report import chart_types, charts
 from training.monitor.report.chart_types import DOTS, LINE, Chart, Series
-from training.monitor.report.curve import PointPosition
+from training.monitor.report.curve import PointPosition, score_text
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import ReportPage, folded, tiles
 from training.tasks import weights
@@ -132,13 +132,9 @@ def _best(found: Sequence[Evaluation]) -> int:
 
 
 def _shown(key: str, value: float | None) -> str:
-    if value is None:
-        return "-"
-    if not math.isfinite(value):
-        return str(value)
     if key in SIZES:
         return count(value)
-    return decimal(value, ".2f" if metric_units.score_unit(key) == "dB" else "")
+    return score_text(value, ".2f" if metric_units.score_unit(key) == "dB" else "")
 
 
 def _tiles(one: Evaluation) -> Html:
@@ -235,7 +231,7 @@ def _passages(one: Evaluation, name: str) -> Html:
 
 
 def _passage(part: Part) -> Html:
-    bits = f"{decimal(part.scores['bpb'])} {metric_units.BITS}"
+    bits = f"{score_text(part.scores['bpb'])} {metric_units.BITS}"
     text = tag("pre", part.text, class_="sample")
     return tag("div", tag("p", f"{bits} · {part.name}", class_="sub"), text, class_="passage")
 
@@ -295,6 +291,6 @@ def _of(part: Part, kind: Kind) -> Picture | None:
 def _figure(picture: Picture | None, word: str) -> Html | None:
     if picture is None:
         return None
-    text = word if picture.psnr is None else f"{word}: {picture.psnr:.2f} dB"
+    text = word if picture.psnr is None else f"{word}: {score_text(picture.psnr, '.2f')} dB"
     address = f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
     return tag("figure", tag("img", src=address, alt=text), tag("figcaption", text))

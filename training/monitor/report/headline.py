@@ -6,8 +6,9 @@ from training.core import metric_units, units
 from training.core.jsonl import whole
 from training.core.messages import msg
 from training.core.units import count, decimal, duration, milliseconds
+from training.monitor.report.curve import score_text
 from training.monitor.report.run import Run
-from training.monitor.report.run_charts import GIB, MIB, display, ends, loss_text, titled
+from training.monitor.report.run_charts import GIB, MIB, display, ends, titled
 
 
 def lasted(seconds: float) -> str:
@@ -63,11 +64,11 @@ def figures(run: Run) -> list[tuple[str, object, object]]:
             )
         )
     if at := ends(run):
-        before = msg("monitor.report.headline.from", loss=loss_text(at[0]))
+        before = msg("monitor.report.headline.from", loss=score_text(at[0]))
         out.append(
             (
                 msg("monitor.report.headline.final_loss"),
-                loss_text(at[1]),
+                score_text(at[1]),
                 ", ".join(filter(None, [display(run)[1], before])),
             )
         )

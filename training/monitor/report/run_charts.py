@@ -14,7 +14,7 @@ from training.core.units import decimal
 from training.monitor.launches import clock
 from training.monitor.report import charts
 from training.monitor.report.chart_types import DOTS, LINE, Chart, Series, joined
-from training.monitor.report.curve import Curve, PointPosition, not_finite_name
+from training.monitor.report.curve import Curve, PointPosition
 from training.monitor.report.run import Run
 from training.monitor.report.series import Metrics
 
@@ -108,11 +108,6 @@ def ends(run: Run) -> tuple[float, float] | None:
         return recorded[0] * factor, recorded[1] * factor
     first, last = run.metrics.ends() or (None, None)
     return None if first is None or last is None else (first * factor, last * factor)
-
-
-def loss_text(value: float) -> str:
-    """A loss as a figure; a non-finite one has the name that charts give it."""
-    return decimal(value) if math.isfinite(value) else not_finite_name(value)
 
 
 def loss(run: Run) -> Chart | None:

@@ -11,6 +11,7 @@ from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.core.sweep_dir import SweepDir
 from training.monitor.report import chart_types, compare_page, run_charts
+from training.monitor.report.curve import score_text
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import ReportPage, code
 from training.monitor.report.run import Run, read_run
@@ -72,7 +73,7 @@ def _head(name: str, rows: Sequence[SweepRow], command: str) -> Html:
 def _loss(row: SweepRow) -> str:
     found = row.found
     unit = found.loss_unit if found else None
-    return " ".join(filter(None, [_score(found), units.decimal(row.loss), unit]))
+    return " ".join(filter(None, [_score(found), score_text(row.loss), unit]))
 
 
 def _score(found: RunFacts | None) -> str:
@@ -103,7 +104,7 @@ def _table(rows: Sequence[SweepRow], seen: Sequence[SweepRow]) -> Html:
         star = "*" if row.starred and row.loss is not None else ""
         step = row.found.best_step if row.found else None
         figures = [
-            f"{units.decimal(row.loss)}{star}",
+            f"{score_text(row.loss)}{star}",
             "-" if step is None else f"{step:,}",
             "-" if row.step is None else f"{row.step:,}",
             units.count(row.speed),
