@@ -26,13 +26,18 @@ def of_rank(run: rundir.RunDir, rank: int) -> RankErrorRecord | None:
 
 
 def _original(error: RankErrorRecord) -> RankErrorRecord:
-    """The error of a data-loader worker instead of the one with which torch reports it in the rank
-    (torch/_utils.py, ExceptionWrapper)."""
+    """The error of a data-loader worker or of a process of mp.spawn instead of the one with which
+    torch reports it in the rank (torch/_utils.py, ExceptionWrapper;
+    torch/multiprocessing/spawn.py)."""
     found = traceback.carried(error["message"])
     if found is None:
         return error
-    where = {"where": found.where, "code": found.code} if found.where else {}
-    return {**error, "type": found.type, "message": found.text, **where}  # type: ignore[typeddict-item]
+    known: dict[str, object] = {"type": found.type, "message": found.text}
+    if found.where:
+        known |= {"where": found.where, "code": found.code}
+    if found.process is not None:
+        known["process"] = found.process
+    return {**error, **known}  # type: ignore[typeddict-item]
 
 
 def of_all(run: rundir.RunDir, printed: Mapping[int, str] = NONE) -> list[RankErrorRecord]:
