@@ -16,6 +16,7 @@ from training.diagnose import card
 from training.diagnose.result import diagnose
 from training.launcher import failed_gpus, failure_report
 from training.launcher.outcome import Outcome
+from training.watchdog import rank_exit
 
 
 @pytest.fixture
@@ -290,6 +291,31 @@ def test_a_long_exception_message_is_truncated(run: RunDir) -> None:
     assert (
         len(failed(run)["summary"]) == len("OutOfMemoryError: ") + failure_report.SHOWN_CHARACTERS
     )
+
+
+@each(
+    ("message", "code", "expected"),
+    [
+        ("", "assert s == 3", "ValueError: assert s == 3"),
+        ("\n \n  bad sample\n", "assert s == 3", "ValueError:   bad sample"),
+        ("", "raise ValueError", "ValueError"),
+        ("", None, "ValueError"),
+        (" \n", "", "ValueError"),
+    ],
+)
+def test_an_exception_without_a_message_is_named_with_its_code(
+    run: RunDir, message: str, code: str | None, expected: str
+) -> None:
+    report_error(run, 1, "ValueError", message, code=code)
+    assert failed(run)["summary"] == expected
+    how = rank_exit.explain(run, 1, 1, [], {}).how
+    assert how == expected.replace("   ", " ")
+
+
+def test_an_exception_without_a_message_that_was_only_printed(run: RunDir) -> None:
+    """As lib/run_script.py prints it if its file cannot be written."""
+    record = failed(run, unwritten={1: "ValueError: at a.py:3"})
+    assert (record["summary"], record["where"]) == ("ValueError", "a.py:3")
 
 
 def test_a_rank_that_lost_a_peer_is_the_victim_of_that_peer(run: RunDir) -> None:

@@ -49,6 +49,20 @@ def of_all(run: rundir.RunDir, printed: Mapping[int, str] = NONE) -> list[RankEr
     return written + [_printed(rank, text) for rank, text in printed.items() if rank not in known]
 
 
+def named(error: RankErrorRecord, message: str) -> str:
+    """`TYPE: MESSAGE`; instead of an empty message the line of code, unless that line only names
+    the exception too."""
+    code = str(error.get("code") or "")
+    text = message or ("" if code.startswith("raise ") else code)
+    return f"{error['type']}: {text}" if text else error["type"]
+
+
+def headline(error: RankErrorRecord, most: int) -> str:
+    """An exception in one line, with at most this many characters of its message."""
+    first = next((line for line in error["message"].splitlines() if line.strip()), "")
+    return named(error, first if len(first) <= most else f"{first[: most - 1]}…")
+
+
 def note_alike(
     record: FailureRecord, own: RankErrorRecord | None, errors: Sequence[RankErrorRecord]
 ) -> None:
@@ -63,7 +77,8 @@ def note_alike(
 
 def _printed(rank: int, text: str) -> RankErrorRecord:
     said, at, where = text.rpartition(" at ")
-    kind, _, message = (said if at else text).partition(": ")
+    kind, _, message = (said if at else text).partition(":")  # no space after it: no message
+    message = message.lstrip()
     return {
         "rank": rank,
         "guilty_rank": rank,

@@ -327,13 +327,7 @@ def _what(
     if gone:
         return "gpu_hardware", ERROR if own else DIED, gone
     if own and own["type"] != causes.LEFT:
-        first_line = own["message"].splitlines()[0] if own["message"] else ""
-        first_line = (
-            first_line
-            if len(first_line) <= SHOWN_CHARACTERS
-            else f"{first_line[: SHOWN_CHARACTERS - 1]}…"
-        )
-        return causes.of_error(own), ERROR, f"{own['type']}: {first_line}"
+        return causes.of_error(own), ERROR, error_reports.headline(own, SHOWN_CHARACTERS)
     if outcome.ours and -status == signal.SIGBUS and (changed := prepared_cache.changed(run)):
         return (
             causes.UNKNOWN,
