@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tests.cases import each
-from tests.unit.verdicts import TRACEBACK, failed, new_run, plan, report_error, verdict
+from tests.unit.verdicts import TRACEBACK, failed, new_run, plan, report_error, spawned, verdict
 from training.core import rundir
 from training.core.contracts.plan import Plan
 from training.core.rundir import RunDir, write_json
@@ -171,18 +171,6 @@ def test_an_exception_of_a_worker_is_reported_as_raised_there(
     report_error(run, 1, "ValueError", raised(worker, *lines))
     record = failed(run)
     assert (record["cause"], record["summary"], record["where"]) == expected
-
-
-def spawned(*lines: str) -> str:
-    """As torch.multiprocessing.spawn reports an exception of process 3."""
-    return (
-        "\n\n-- Process 3 terminated with the following error:\n"
-        "Traceback (most recent call last):\n"
-        '  File "/env/site-packages/torch/multiprocessing/spawn.py", line 87, in _wrap\n'
-        "    fn(i, *args)\n"
-        '  File "/data/train.py", line 9, in worker\n'
-        '    raise ValueError("bad sample")\n'
-    ) + "".join(f"{line}\n" for line in lines)
 
 
 @each(

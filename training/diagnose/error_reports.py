@@ -22,10 +22,10 @@ NONE: Mapping[int, str] = MappingProxyType({})
 def of_rank(run: rundir.RunDir, rank: int) -> RankErrorRecord | None:
     own = run_reader.read_rank_error(run.rank_error(rank))
     found = own if own and own["type"] != LEFT else _recorded(run, rank) or own
-    return _original(found) if found else None
+    return original(found) if found else None
 
 
-def _original(error: RankErrorRecord) -> RankErrorRecord:
+def original(error: RankErrorRecord) -> RankErrorRecord:
     """The error of a data-loader worker or of a process of mp.spawn instead of the one with which
     torch reports it in the rank (torch/_utils.py, ExceptionWrapper;
     torch/multiprocessing/spawn.py)."""
