@@ -188,6 +188,10 @@ def test_a_full_disk_causes_no_traceback() -> None:
     [
         ("train.py: error: unrecognized arguments: --local-rank=0", "distributed.local_rank_flag"),
         (
+            "train.py: error: the following arguments are required: --data, --local_rank, --out",
+            "distributed.local_rank_required",
+        ),
+        (
             "Loss.cu:186: nll_loss_forward_no_reduce_cuda_kernel: block: [0,0,0], thread: [32,0,0] "
             "Assertion `cur_target >= 0 && cur_target < n_classes` failed.",
             "gpu.assert.label",

@@ -14,6 +14,7 @@ import pytest
 
 from tests.unit.monitor_runs import Made, dead_pid, old
 from tests.unit.report_runs import CONFIG, event, page_of, planned, read, trained
+from tests.unit.verdicts import spawned
 from training.core import rundir
 from training.monitor.report import chart_render, run, sections
 
@@ -369,3 +370,8 @@ def test_errors_of_ranks_without_a_supervisor(whole: Made) -> None:
     )
     whole.run.rank_error(0).unlink()
     assert "ZeroDivisionError" not in page_of(whole), "from an earlier start"
+    text = spawned("ValueError: bad sample")
+    raised = lost | {"guilty_rank": 0, "type": "ProcessRaisedException", "message": text}
+    rundir.write_json(whole.run.rank_error(0), raised)
+    card = page_of(whole)
+    assert "exception: ValueError: bad sample" in card and "/data/train.py:9" in card

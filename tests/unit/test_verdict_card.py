@@ -77,6 +77,22 @@ def test_no_rank_is_guilty_of_a_stop_request(run: RunDir, asked: Exit, cause: st
     assert "rank 1\n" not in card.of_run(record)
 
 
+def test_advice_for_an_interrupted_script_without_a_stop_request(run: RunDir) -> None:
+    """A closed terminal does not stop a run, so the advice is not about terminals."""
+    report_error(run, 1, "KeyboardInterrupt", "")
+    trained = failed(run)
+    script = {name: value for name, value in plan().items() if name not in ("config", "batch")}
+    asked = failed(run, -15, killed=True, asked=Exit.INTERRUPTED)
+    by_code, by_request = (
+        of_end(end, None, {}, values(run, cast("Plan", script))) for end in (trained, asked)
+    )
+    assert trained["cause"] == asked["cause"] == "interrupted"
+    assert "checkpoint" in by_request[0] and by_code[0] == by_request[0]
+    assert ["model.py:1" in sentence for sentence in by_code[1:]] == [True]
+    assert by_request[1:] == asked["advice"][1:] == []
+    assert trained["advice"] == ["./launch_train.sh 2 --resume=run", by_code[1]]
+
+
 @pytest.mark.parametrize(
     ("kind", "advice"),
     [(DESYNC, "every rank must call the same collectives"), (UNEVEN, "the same number of batches")],

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from tests.cases import each
-from tests.unit.verdicts import TRACEBACK, failed, new_run, report_error, verdict
+from tests.unit.verdicts import TRACEBACK, failed, new_run, plan, report_error, spawned, verdict
 from training.core import rundir
+from training.core.contracts.plan import Plan
 from training.core.rundir import RunDir, write_json
 from training.diagnose import card
-from training.launcher import failure_report
+from training.diagnose.result import diagnose
+from training.launcher import failed_gpus, failure_report
+from training.launcher.outcome import Outcome
+from training.watchdog import rank_exit
 
 
 @pytest.fixture
@@ -168,6 +173,48 @@ def test_an_exception_of_a_worker_is_reported_as_raised_there(
     assert (record["cause"], record["summary"], record["where"]) == expected
 
 
+@each(
+    ("lines", "expected"),
+    [
+        (["ValueError: bad sample"], ("exception", "ValueError: bad sample", "/data/train.py:9")),
+        (
+            ["torch.OutOfMemoryError: CUDA out of memory. GPU 0 has no free memory"],
+            (
+                "gpu_oom",
+                "OutOfMemoryError: CUDA out of memory. GPU 0 has no free memory",
+                "/data/train.py:9",
+            ),
+        ),
+        (
+            raised(True, "KeyError: 'b.png'").replace("Caught", "ValueError: Caught").split("\n"),
+            ("exception", "KeyError: 'b.png'", "/data/own.py:9"),
+        ),
+    ],
+)
+def test_an_exception_in_mp_spawn_is_that_of_its_process(
+    run: RunDir, lines: list[str], expected: tuple[str, str, str]
+) -> None:
+    report_error(run, 0, "ProcessRaisedException", spawned(*lines))
+    record = failed(run, rank=0)
+    assert (record["cause"], record["summary"], record["where"]) == expected
+    assert (record["rank"], record["process"], record["victim"]) == (0, 3, False)
+    write_json(run.failure, record)
+    write_json(run.plan, plan())
+    assert diagnose([run.path])["process"] == 3
+
+
+def test_the_gpu_of_a_process_of_mp_spawn_is_unknown(run: RunDir) -> None:
+    """It selects one itself; torch's number is not the one of the rank."""
+    gpus = [{"index": 5, "uuid": "GPU-5"}, {"index": 6, "uuid": "GPU-6"}]
+    message = "CUDA out of memory. GPU 0 has no free memory"
+    own = {"type": "OutOfMemoryError", "message": message, "rank": 0}
+    record = {"cause": "gpu_oom", "rank": 0, "summary": message}
+    for process, gpu in (({}, 5), ({"process": 0}, None)):
+        found: Any = record | process
+        failed_gpus.note(found, Outcome(), cast(Plan, plan(gpus=gpus)), (), cast(Any, own), "")
+        assert found.get("gpu") == gpu
+
+
 @pytest.mark.parametrize("who", ["ranks 0, 1 (no majority)", "rank 1"])
 def test_weights_that_drift_apart_are_not_blamed_on_the_model(run: RunDir, who: str) -> None:
     """They were equal at the first step: the advice is about what changes them."""
@@ -232,6 +279,31 @@ def test_a_long_exception_message_is_truncated(run: RunDir) -> None:
     assert (
         len(failed(run)["summary"]) == len("OutOfMemoryError: ") + failure_report.SHOWN_CHARACTERS
     )
+
+
+@each(
+    ("message", "code", "expected"),
+    [
+        ("", "assert s == 3", "ValueError: assert s == 3"),
+        ("\n \n  bad sample\n", "assert s == 3", "ValueError:   bad sample"),
+        ("", "raise ValueError", "ValueError"),
+        ("", None, "ValueError"),
+        (" \n", "", "ValueError"),
+    ],
+)
+def test_an_exception_without_a_message_is_named_with_its_code(
+    run: RunDir, message: str, code: str | None, expected: str
+) -> None:
+    report_error(run, 1, "ValueError", message, code=code)
+    assert failed(run)["summary"] == expected
+    how = rank_exit.explain(run, 1, 1, [], {}).how
+    assert how == expected.replace("   ", " ")
+
+
+def test_an_exception_without_a_message_that_was_only_printed(run: RunDir) -> None:
+    """As lib/run_script.py prints it if its file cannot be written."""
+    record = failed(run, unwritten={1: "ValueError: at a.py:3"})
+    assert (record["summary"], record["where"]) == ("ValueError", "a.py:3")
 
 
 def test_a_rank_that_lost_a_peer_is_the_victim_of_that_peer(run: RunDir) -> None:

@@ -79,6 +79,18 @@ def report_error(
     )
 
 
+def spawned(*lines: str) -> str:
+    """As torch.multiprocessing.spawn reports an exception of process 3."""
+    return (
+        "\n\n-- Process 3 terminated with the following error:\n"
+        "Traceback (most recent call last):\n"
+        '  File "/env/site-packages/torch/multiprocessing/spawn.py", line 87, in _wrap\n'
+        "    fn(i, *args)\n"
+        '  File "/data/train.py", line 9, in worker\n'
+        '    raise ValueError("bad sample")\n'
+    ) + "".join(f"{line}\n" for line in lines)
+
+
 def failed(run: RunDir, status: int = 1, rank: int | None = 1, **outcome: Any) -> FailureRecord:
     shown: dict[str, Any] = {
         "guilty": (rank, status),

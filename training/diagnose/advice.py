@@ -99,7 +99,10 @@ def of_end(
     if held := end.get("occupied"):
         left = {name: value for name, value in run_values.items() if name not in SMALLER}
         return advice(cause, signature, groups, left | gpu_occupants.values(held))
-    return advice(cause, signature, groups, _in_phase(run_values, end.get("phase")))
+    known = dict(_in_phase(run_values, end.get("phase")))
+    if kind == "error" and (where := end.get("where")):
+        known["raised_at"] = where
+    return advice(cause, signature, groups, known)
 
 
 def _in_phase(run_values: Mapping[str, str], phase: object) -> Mapping[str, str]:

@@ -119,10 +119,11 @@ def _list(ranks: Sequence[int | None]) -> str:
 
 
 def _doing(record: FailureRecord | DiagnosisRecord) -> str:
-    """The GPU and the phase of the rank, if recorded."""
-    gpu, phase = record.get("gpu"), record.get("phase")
+    """The process, the GPU and the phase of the rank, if recorded."""
+    process, gpu, phase = record.get("process"), record.get("gpu"), record.get("phase")
+    spawned = "" if process is None else msg("diagnose.card.spawned", process=process)
     on_gpu = "" if gpu is None else msg("diagnose.card.on_gpu", gpu=gpu)
-    return on_gpu + (msg("diagnose.card.in_phase", phase=phase) if phase else "")
+    return spawned + on_gpu + (msg("diagnose.card.in_phase", phase=phase) if phase else "")
 
 
 def _memory(memory: ExhaustedMemoryRecord | None) -> list[str]:

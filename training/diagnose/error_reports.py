@@ -22,17 +22,22 @@ NONE: Mapping[int, str] = MappingProxyType({})
 def of_rank(run: rundir.RunDir, rank: int) -> RankErrorRecord | None:
     own = run_reader.read_rank_error(run.rank_error(rank))
     found = own if own and own["type"] != LEFT else _recorded(run, rank) or own
-    return _original(found) if found else None
+    return original(found) if found else None
 
 
-def _original(error: RankErrorRecord) -> RankErrorRecord:
-    """The error of a data-loader worker instead of the one with which torch reports it in the rank
-    (torch/_utils.py, ExceptionWrapper)."""
+def original(error: RankErrorRecord) -> RankErrorRecord:
+    """The error of a data-loader worker or of a process of mp.spawn instead of the one with which
+    torch reports it in the rank (torch/_utils.py, ExceptionWrapper;
+    torch/multiprocessing/spawn.py)."""
     found = traceback.carried(error["message"])
     if found is None:
         return error
-    where = {"where": found.where, "code": found.code} if found.where else {}
-    return {**error, "type": found.type, "message": found.text, **where}  # type: ignore[typeddict-item]
+    known: dict[str, object] = {"type": found.type, "message": found.text}
+    if found.where:
+        known |= {"where": found.where, "code": found.code}
+    if found.process is not None:
+        known["process"] = found.process
+    return {**error, **known}  # type: ignore[typeddict-item]
 
 
 def of_all(run: rundir.RunDir, printed: Mapping[int, str] = NONE) -> list[RankErrorRecord]:
@@ -42,6 +47,20 @@ def of_all(run: rundir.RunDir, printed: Mapping[int, str] = NONE) -> list[RankEr
     written = [error for rank in sorted(ranks) if (error := of_rank(run, rank))]
     known = {error["rank"] for error in written}
     return written + [_printed(rank, text) for rank, text in printed.items() if rank not in known]
+
+
+def named(error: RankErrorRecord, message: str) -> str:
+    """`TYPE: MESSAGE`; instead of an empty message the line of code, unless that line only names
+    the exception too."""
+    code = str(error.get("code") or "")
+    text = message or ("" if code.startswith("raise ") else code)
+    return f"{error['type']}: {text}" if text else error["type"]
+
+
+def headline(error: RankErrorRecord, most: int) -> str:
+    """An exception in one line, with at most this many characters of its message."""
+    first = next((line for line in error["message"].splitlines() if line.strip()), "")
+    return named(error, first if len(first) <= most else f"{first[: most - 1]}…")
 
 
 def note_alike(
@@ -58,7 +77,8 @@ def note_alike(
 
 def _printed(rank: int, text: str) -> RankErrorRecord:
     said, at, where = text.rpartition(" at ")
-    kind, _, message = (said if at else text).partition(": ")
+    kind, _, message = (said if at else text).partition(":")  # no space after it: no message
+    message = message.lstrip()
     return {
         "rank": rank,
         "guilty_rank": rank,

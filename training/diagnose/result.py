@@ -135,6 +135,8 @@ def _of_run(end: EndRecord, run: RunDir, plan: Plan | None) -> DiagnosisRecord:
         record["phase"] = phase
     if isinstance(gpu := end.get("gpu"), int):
         record["gpu"] = gpu
+    if isinstance(process := end.get("process"), int):
+        record["process"] = process
     return record
 
 

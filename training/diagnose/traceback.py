@@ -44,9 +44,11 @@ LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>
 INSPECTOR = "/training/inspector/"
 NO_FILE = ("<frozen ", "<string>", "<stdin>")  # frames without a file
 # An exception raised again in another process, with the original traceback in its message.
-CARRIED = "\nOriginal Traceback (most recent call last):\n"
+SPAWNED = re.compile(r"^-- Process (?P<process>\d+) terminated with the following error:")
 EMBEDDED = re.compile(r"^Original Traceback \(most")
-SPAWNED = re.compile(r"^-- Process \d+ terminated with the following error:")
+CARRIED = re.compile(
+    rf"(?:^Original |{SPAWNED.pattern}\n)Traceback \(most recent call last\):\n", re.MULTILINE
+)
 
 
 @dataclass
@@ -109,15 +111,16 @@ class Carried:
     text: str
     where: str  # file:line of the innermost frame outside libraries; '': all are in libraries
     code: str | None  # that line
+    process: int | None  # of mp.spawn
 
 
 def carried(message: str) -> Carried | None:
     """The exception whose traceback ends the message of the one that was raised again; None: it has
     none."""
-    _, head, rest = message.partition(CARRIED)
-    lines = rest.splitlines()
+    head = CARRIED.search(message)
+    lines = message[head.end() :].splitlines() if head else []
     frames = [(n, f) for n, line in enumerate(lines) if (f := FRAME.search(line)) and f["file"]]
-    if not head or not frames:
+    if head is None or not frames:
         return None
     end = next((n for n in range(frames[-1][0] + 1, len(lines)) if lines[n][:1].strip()), None)
     kind, _, first = lines[end].partition(": ") if end is not None else ("", "", "")
@@ -130,7 +133,9 @@ def carried(message: str) -> Carried | None:
         at, frame = own[-1]
         where = f"{frame['file']}:{frame['line']}"
         code = lines[at + 1].strip() if lines[at + 1].startswith("    ") else None
-    return Carried(name, "\n".join([first, *lines[end + 1 :]]).rstrip("\n"), where, code)
+    text = "\n".join([first, *lines[end + 1 :]]).rstrip("\n")
+    process = int(head["process"]) if head["process"] else None
+    return Carried(name, text, where, code, process)
 
 
 def read(lines: Sequence[LogLine]) -> list[Traceback]:

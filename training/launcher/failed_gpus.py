@@ -29,8 +29,8 @@ def note(
         record["lost_ranks"] = [first + place for place in lost]
     if record["cause"] == causes.GPU_KERNEL and causes.suspects_gpu(own, line):
         record["suspect_gpu"] = True
-    # a watched command selects its GPUs itself
-    of_plan = rank is not None and plan["gpus"] and not outcome.watched
+    # a watched command and a process of mp.spawn select their GPU themselves
+    of_plan = plan["gpus"] and not outcome.watched and "process" not in record
     if record["cause"] == causes.GPU_OOM and rank is not None and of_plan:
         gpu = causes.gpu_of(plan, rank - seats.ranks(plan).start, record["summary"])
         if gpu is not None:

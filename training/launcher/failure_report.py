@@ -186,6 +186,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         record["may_end"] = True
     if outcome.in_threads:
         record["threads"] = {str(r): text for r, text in sorted(outcome.in_threads.items())}
+    if own and "process" in own and own["rank"] == rank:
+        record["process"] = own["process"]
     if "elastic" in plan and plan["elastic"]["lost"]:
         record["lost"] = plan["elastic"]["lost"]
     event = logged.event if logged else None
@@ -210,7 +212,8 @@ def _add_memory(
     where the driver does not answer."""
     if own and "memory" in own:
         record["memory"] = own["memory"]
-    here = seats.ranks(plan) if plan and plan["gpus"] else range(0)
+    planned = plan and plan["gpus"] and "process" not in record  # mp.spawn's select their own
+    here = seats.ranks(plan) if plan and planned else range(0)
     rank = record["rank"]
     if plan is None or record["cause"] != causes.GPU_OOM or rank is None or rank not in here:
         return
@@ -324,13 +327,7 @@ def _what(
     if gone:
         return "gpu_hardware", ERROR if own else DIED, gone
     if own and own["type"] != causes.LEFT:
-        first_line = own["message"].splitlines()[0] if own["message"] else ""
-        first_line = (
-            first_line
-            if len(first_line) <= SHOWN_CHARACTERS
-            else f"{first_line[: SHOWN_CHARACTERS - 1]}…"
-        )
-        return causes.of_error(own), ERROR, f"{own['type']}: {first_line}"
+        return causes.of_error(own), ERROR, error_reports.headline(own, SHOWN_CHARACTERS)
     if outcome.ours and -status == signal.SIGBUS and (changed := prepared_cache.changed(run)):
         return (
             causes.UNKNOWN,

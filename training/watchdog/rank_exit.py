@@ -100,7 +100,7 @@ def explain(
             ERROR,
             error["guilty_rank"],
             error["where"],
-            f"{error['type']}: {_said(error['message'])[:200]}",
+            error_reports.named(error, _said(error["message"])[:200]),
         )
     stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")  # written on a crash
     frame = stacks.own(stack.main.frames) if stack and stack.main else None
@@ -158,4 +158,4 @@ def _said(message: str) -> str:
     """An exception's message in one line, without the hints that torch adds to every CUDA error."""
     for hint in ("\nSearch for `", "\nCUDA kernel errors might be"):
         message = message.partition(hint)[0]
-    return one_line(message)
+    return one_line(message.strip())

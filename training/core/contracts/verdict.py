@@ -78,6 +78,7 @@ class RankErrorRecord(ReportedError):
     disk_full: bool
     stopped: NotRequired[str]  # message of a run that stopped itself
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU had none left
+    process: NotRequired[int]  # of mp.spawn in that rank, which raised it; not in the file
 
 
 class EndedRecord(TypedDict):
@@ -108,6 +109,7 @@ class FailureRecord(EndRecord):
     failure card."""
 
     node: NotRequired[int]  # index of the machine, if it is another one or one of several
+    process: NotRequired[int]  # of mp.spawn in `rank`, which raised the exception
     ranks: NotRequired[list[int]]  # several have the same error as `rank`, which is one of them
     victim: bool  # the rank only lost its connection to another one
     step: int  # last one begun; 0 before the first
@@ -151,5 +153,6 @@ class DiagnosisRecord(TypedDict):
     run: str | None  # run directory
     phase: NotRequired[str]  # of the rank, by the run's own record
     gpu: NotRequired[int]  # the same
+    process: NotRequired[int]  # the same
     jobs: NotRequired[int]  # separate jobs in `file`, of which the last one is diagnosed
     jobs_at_least: NotRequired[bool]  # `jobs` is a lower bound

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, cast
 
 from training.core import rundir
 from training.core.jsonl import Record, number, read_object, text, whole
-from training.diagnose import exception_cause
+from training.diagnose import error_reports, exception_cause
 from training.monitor.launches import clock
 
 if TYPE_CHECKING:
-    from training.core.contracts.verdict import ReportedError
+    from training.core.contracts.verdict import RankErrorRecord, ReportedError
 
 
 def of_ranks(folder: rundir.RunDir, since: float) -> Record | None:
@@ -21,7 +21,7 @@ def of_ranks(folder: rundir.RunDir, since: float) -> Record | None:
     except OSError:
         return None
     errors = [
-        e
+        _original(e)
         for e in map(read_object, files)
         if e and clock(e) >= since and text(e.get("type")) and whole(e.get("rank")) is not None
     ]
@@ -30,7 +30,7 @@ def of_ranks(folder: rundir.RunDir, since: float) -> Record | None:
     errors.sort(key=lambda e: (_is_victim(e), clock(e)))
     first, *others = errors
     return {
-        "cause": exception_cause.of_error(cast("ReportedError", {"message": "", **first})),
+        "cause": exception_cause.of_error(cast("ReportedError", first)),
         "rank": whole(first.get("guilty_rank", first["rank"])),
         "summary": _message(first),
         "phase": text(first.get("phase")),
@@ -41,9 +41,15 @@ def of_ranks(folder: rundir.RunDir, since: float) -> Record | None:
     }
 
 
+def _original(error: Record) -> Record:
+    checked = {**error, "message": str(error.get("message", ""))}
+    return cast("Record", error_reports.original(cast("RankErrorRecord", checked)))
+
+
 def _is_victim(error: Record) -> bool:
-    return exception_cause.is_victim(cast("ReportedError", {"message": "", **error}))
+    return exception_cause.is_victim(cast("ReportedError", error))
 
 
 def _message(error: Record) -> str:
-    return f"{error['type']}: {' '.join(str(error.get('message', '')).split())}"
+    message = " ".join(error["message"].split())
+    return error_reports.named(cast("RankErrorRecord", error), message)
