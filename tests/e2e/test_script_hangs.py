@@ -170,6 +170,7 @@ def test_a_stuck_rank_that_the_only_rank_has_started(
     assert verdict["where"] == f"{script}:9" and list(verdict["waiting"]) == ["0"]
     assert (run.failure["cause"], run.failure["rank"]) == ("hang", 1)
     assert run.failure["log"] == str(run.run.rank_log(0))
+    assert "[WARNING]" not in run.output, "of processes left behind"
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ class OwnRanks:
 
     def __init__(self, script: str) -> None:
         self._script = script
-        self._running: dict[int, int] = {}
+        self.running: dict[int, int] = {}
         self._seen: set[int] = set()  # ranks of the same start
         self._complete = False
         self._since, self._next = time.monotonic(), 0.0
@@ -30,28 +30,28 @@ class OwnRanks:
     @property
     def ended(self) -> set[int]:
         """With an unknown status: only the script can wait for them."""
-        return self._seen - self._running.keys()
+        return self._seen - self.running.keys()
 
     def of(self, pid: int) -> dict[int, int]:
         """Rank → PID of those that run below this process; {} without any. The last one's end is
         the end of their training: the script may start others."""
-        self._running = {rank: one for rank, one in self._running.items() if procfs.lives(one)}
-        if self._seen and not self._running:
+        self.running = {rank: one for rank, one in self.running.items() if procfs.lives(one)}
+        if self._seen and not self.running:
             self._seen, self._complete, self.elsewhere, self.joining = set(), False, False, False
         now = time.monotonic()
         # those without variables are numbered by the order of their start
         if not self._complete and not self.ended and now >= self._next:
             self._next = now + SEARCH_S
             self._search(pid, settled=now - self._since > SETTLED_S)
-        return self._running
+        return self.running
 
     def _search(self, pid: int, settled: bool) -> None:
         found, local, world, maybe = discovery.own_ranks(pid, settled)
-        if len(found) < len(self._running) or not found:
+        if len(found) < len(self.running) or not found:
             return
-        if found != self._running:
+        if found != self.running:
             ranks, pids = plural(len(found), "rank"), ", ".join(map(str, found.values()))
             log.info(msg("watchdog.adopted", ranks=ranks, command=self._script, pids=pids))
-        self._running, self._complete = found, len(found) == local and not maybe
+        self.running, self._complete = found, len(found) == local and not maybe
         self.elsewhere, self.joining = world > local, maybe > 0
         self._seen |= found.keys()

@@ -209,7 +209,9 @@ class RanksWatch:
 
     @property
     def adopted(self) -> dict[int, int]:
-        """Rank → PID of the running ranks that a watched command has started."""
+        """Rank → PID of the running ranks that a watched command, or the only rank, has started."""
+        if self._own:
+            return self._own.running
         return self._below if self._watched else {}
 
     def _adopt(self, command: int) -> dict[int, int]:
