@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.conftest import Launched, Script
 from training.core.rundir import read_records
+from training.launcher.local_ranks import free_port
 
 FAULTY = Path(__file__).parent / "scripts/faulty.py"
 FLOOR_S = 3
@@ -126,6 +127,50 @@ def test_the_stuck_rank_is_named_if_torchs_own_timeout_comes_first(faulty: Fault
     assert failure["victim"] and set(failure["waiting"]) == {"1"}
     assert Path(failure["stacks"], "rank0.txt").exists()
     assert [(v["kind"], v["rank"]) for v in verdicts(run)] == [("error", 0)]
+
+
+# Starts its ranks itself, by torch.multiprocessing or torchrun.
+STARTS_RANKS = """
+import os, signal, subprocess, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def main(rank, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    if rank == 1:
+        signal.pause()
+    dist.all_reduce(torch.ones(1))
+
+if __name__ == "__main__":
+    how, port = sys.argv[1:]
+    if how == "rank":
+        main(int(os.environ["RANK"]), os.environ["MASTER_PORT"])
+    elif how == "spawn":
+        mp.spawn(main, (port,), nprocs=2)
+    else:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
+        subprocess.run([*launcher, f"--master_port={port}", __file__, "rank", port])
+"""
+
+
+@pytest.mark.parametrize("how", [pytest.param("spawn", marks=pytest.mark.slow), soak("torchrun")])
+def test_a_stuck_rank_that_the_only_rank_has_started(
+    launch: Callable[..., Launched], tmp_path: Path, how: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STARTS_RANKS)
+    flags = {"run_name": "run", "device": "cpu", "hang_timeout": FLOOR_S}
+    flags |= {"out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"}
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    command = ["./duet", "run", "-n", "1", *words, str(script), how, str(free_port("127.0.0.1"))]
+    run = launch(*command, name="run", bare=True, env={"OMP_NUM_THREADS": "1"})
+    assert run.wait() == 5, run.output[-3000:]
+    (verdict,) = verdicts(run)
+    assert (verdict["kind"], verdict["rank"]) == ("hang", 1)
+    assert verdict["where"] == f"{script}:9" and list(verdict["waiting"]) == ["0"]
+    assert (run.failure["cause"], run.failure["rank"]) == ("hang", 1)
+    assert run.failure["log"] == str(run.run.rank_log(0))
+    assert "[WARNING]" not in run.output, "of processes left behind"
 
 
 @pytest.mark.slow

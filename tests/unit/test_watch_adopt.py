@@ -43,7 +43,9 @@ def watched(
     monkeypatch.setattr(
         discovery, "started_by", lambda pid, settled: discovery.Started(found, 2, 2)
     )
-    monkeypatch.setattr("training.watchdog.start._lives", lambda pid: pid != 1 or len(passed) < 1)
+    monkeypatch.setattr(
+        "training.watchdog.probes.procfs.lives", lambda pid: pid != 1 or len(passed) < 1
+    )
     run.launcher_log("bash").write_text("ValueError: of an earlier attempt\n")
     return RanksWatch(run, PLAN | WATCHED, range(2), 2), passed
 
@@ -138,6 +140,43 @@ def test_a_search_without_a_result_is_reported_after_the_last_attempt(
     assert ("no ranks found" in capsys.readouterr().err) is not bool(found)
     assert watch._script and watch._script.joining is bool(found)
     assert not watch._script.others_elsewhere
+
+
+def test_the_ranks_that_the_only_rank_has_started_are_watched_until_the_last_has_ended(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, alive = [1000.0], {7, 11, 12}
+    seen: list[tuple[dict[int, int], dict[int, int | None]]] = []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(
+        ScriptWatch, "look", lambda self, pids, ended: seen.append((dict(pids), ended))
+    )
+    monkeypatch.setattr("training.watchdog.probes.procfs.lives", lambda pid: pid in alive)
+    monkeypatch.setattr("training.watchdog.wrapped._training", lambda pid, tree, others: pid)
+    found = [discovery.Started({0: 11, 1: 12}, 2, 4)]
+    monkeypatch.setattr(discovery, "own_ranks", lambda pid, settled: found[0])
+    script = WATCHED | {"launcher": {"value": "spawn", "reason": ""}}
+    watch = RanksWatch(run, PLAN | script, range(1), 1)
+    assert watch._script
+    watch.look({0: 7}, {})
+    assert watch._script.others_elsewhere
+    alive.discard(12)
+    watch.look({0: 7}, {})
+    alive.discard(11)
+    found[0] = discovery.Started({})
+    clock[0] += 100
+    watch.look({0: 7}, {})
+    assert not watch._script.others_elsewhere
+    found[0] = discovery.Started({0: 13, 1: 14}, 2, 2)
+    alive.update((13, 14))
+    clock[0] += 100
+    watch.look({0: 7}, {})
+    assert seen == [
+        ({0: 11, 1: 12}, {}),
+        ({0: 11}, {1: None}),
+        ({0: 7}, {}),
+        ({0: 13, 1: 14}, {}),
+    ]
 
 
 def test_a_rank_that_has_ended_with_an_unknown_status() -> None:

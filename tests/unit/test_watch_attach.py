@@ -18,6 +18,7 @@ from tests.unit import targets
 from training.core import rundir
 from training.core.errors import Problem, UserError
 from training.monitor import attach
+from training.monitor.health import target
 from training.watchdog import discovery
 from training.watchdog.probes import procfs
 
@@ -238,6 +239,24 @@ def test_a_run_started_by_torchrun(tmp_path: Path) -> None:
             path / "supervisor.json", facts | {"ranks": [{"rank": None, "pid": os.getpid()}]}
         )
         assert discovery.of_run(path) == pids
+
+
+def test_the_ranks_that_the_only_rank_of_a_run_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process is their launcher."""
+    (tmp_path / "ranks").mkdir()
+    with targets.ranks(tmp_path / "ranks", "waits", "waits") as (pids, _):
+        path = run_directory(tmp_path, {0: os.getpid()}, supervisor=os.getppid())
+        found = target.of_run(rundir.RunDir(path))
+        assert found.pids == pids
+        rundir.write_json(path / "plan.json", {"ranks": 1, "local_ranks": 1})
+        found = target.of_run(rundir.RunDir(path))
+        assert (found.world, found.here, found.known_by) == (2, 2, "WORLD_SIZE")
+        # by torch.multiprocessing: they inherit the variables of the only rank
+        monkeypatch.setattr(target, "variables", lambda pid: {"WORLD_SIZE": "1"})
+        found = target.of_run(rundir.RunDir(path))
+        assert (found.world, found.here, found.missing) == (None, None, ())
 
 
 def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,15 +12,20 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.unit import targets
+from training.core.errors import UserError
 from training.watchdog import discovery, wrapped
 from training.watchdog.probes import procfs
 
-# Starts PROGRAM (itself: Lightning) once for each of RANKS, and waits for it.
+# Starts PROGRAM (itself: Lightning) once for each of RANKS, and waits for it. THREAD: name of a
+# thread.
 STARTS = """
 import os, subprocess, sys, time
 
-if "LOCAL_RANK" in os.environ:
+if "LOCAL_RANK" in os.environ and "PROGRAM" not in os.environ:
     time.sleep(1000)
+if "THREAD" in os.environ:
+    with open("/proc/self/comm", "w") as name:
+        name.write(os.environ["THREAD"])
 ranks = os.environ["RANKS"].split()
 names = ("RANK", "LOCAL_RANK")
 for rank in ranks:
@@ -44,7 +49,7 @@ def rank(number, port, settled):
             time.sleep(0.01)
         other = socket.create_connection(("127.0.0.1", port.value))
     with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as name:
-        name.write("pt_gloo_runloop")
+        name.write(os.environ.get("THREAD", "pt_gloo_runloop"))
     settled.set()
     time.sleep(1000)
 
@@ -108,6 +113,63 @@ def test_ranks_without_variables_are_found_by_their_connections(
         expected = {rank: int(number) for rank, number in enumerate(output[1:])}
         wait_until(lambda: discovery.started_by(pid) == (expected, 2, 2, 0), 20)
         assert discovery.of_process(pid) == expected
+
+
+# of the only rank of a training
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+NONE = discovery.Started({})
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver", "self"])
+def test_the_only_rank_is_the_launcher_of_connected_ranks(tmp_path: Path, method: str) -> None:
+    env = {"METHOD": method, "STARTED": "2", "OTHERS": "pt_data_worker pt_data_worker"}
+    with targets.running(tmp_path, SPAWNS, env=env | ALONE) as (pid, _, output):
+        expected = {rank: int(number) for rank, number in enumerate(output[1:])}
+        wait_until(lambda: discovery.own_ranks(pid) == (expected, 2, 2, 0), 20)
+        assert discovery.of_process(pid) == discovery.of_process(expected[1]) == expected
+
+
+@pytest.mark.parametrize(
+    ("started", "thread"), [("1", "pt_gloo_runloop"), ("2", "grpc_server"), ("0", "python")]
+)
+def test_other_processes_below_the_only_rank_are_not_ranks(
+    tmp_path: Path, started: str, thread: str
+) -> None:
+    """Workers, which inherit its variables; a server and its client."""
+    env = {"METHOD": "fork", "STARTED": started, "OTHERS": "python python", "THREAD": thread}
+    with targets.running(tmp_path, SPAWNS, env=env | ALONE) as (pid, _, _):
+        for settled in (False, True):
+            assert discovery.own_ranks(pid, settled) == NONE
+        assert discovery.of_process(pid) == {0: pid}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more", "found"),
+    [
+        ("0 1", {}, [0, 1]),
+        ("0", {}, []),  # an evaluation
+        ("0 1", {"WORLD_SIZE": "2"}, []),  # the launcher is one of several ranks
+        ("0 1", {"THREAD": "pt_gloo_runloop"}, []),  # it trains itself
+        ("0 1 0 1", {}, []),  # two trainings
+    ],
+)
+def test_the_only_rank_is_the_launcher_of_ranks_with_other_variables(
+    tmp_path: Path, ranks: str, more: dict[str, str], found: list[int]
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("import time\ntime.sleep(1000)\n")
+    env = {"RANKS": ranks, "PROGRAM": str(program), **ALONE, **more}
+    with targets.running(tmp_path, STARTS, env=env) as (pid, _, _):
+        pids = started(pid, len(ranks.split()))
+        wait_until(lambda: all(procfs.program(one) == "train.py" for one in pids), 20)
+        assert list(discovery.own_ranks(pid).ranks) == found
+        if found:
+            assert discovery.own_ranks(pid) == (dict(enumerate(pids)), 2, 2, 0)
+            assert discovery.of_process(pid) == dict(enumerate(pids))
+        elif ranks == "0 1 0 1":
+            with pytest.raises(UserError) as caught:
+                discovery.of_process(pid)
+            assert caught.value.problems[0].code == "process.several"
 
 
 @pytest.mark.parametrize("method", ["fork", "self"])

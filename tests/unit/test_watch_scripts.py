@@ -153,6 +153,14 @@ def test_a_write_that_never_returns_is_a_hang_after_a_longer_time(tmp_path: Path
     )
 
 
+@pytest.mark.slow
+def test_a_single_rank_that_waits_is_only_a_warning(tmp_path: Path) -> None:
+    logged: list[str] = []
+    with targets.ranks(tmp_path, "waits") as (pids, _):
+        assert watched(pids, 15 * FLOOR_S, logged=logged) is None
+    assert len(logged) == 1
+
+
 def test_all_wait_in_different_places(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "waits", "waits_elsewhere") as (pids, _):
         found = stuck(pids)

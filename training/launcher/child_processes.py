@@ -198,8 +198,9 @@ class ChildProcesses:
         """Kill the descendants of ranks that still run, also those in sessions of their own."""
         blocked = set(self.pids().values()) if self._state.outcome.blocked else set()
         for pid, command in process.sweep(self._token).items():
-            # ranks of a watched command have sessions of their own
-            killed = self._state.outcome.watched and self._killed_at is not None
+            # ranks that another launcher has started have sessions of their own
+            adopted = self._state.outcome.watched or self._state.watch.adopted
+            killed = adopted and self._killed_at is not None
             if pid not in blocked | self._killed and not killed:
                 self._warn_of_left(pid, command)
 

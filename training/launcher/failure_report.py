@@ -244,7 +244,9 @@ def _log(outcome: Outcome, run: rundir.RunDir, *ranks: int | None) -> Path:
     if of_all in outcome.log_from:
         return of_all  # a rank's own log is from a start without torchrun
     own = (run.rank_log(rank) for rank in ranks if rank is not None)
-    return next((file for file in own if file.exists()), of_all)
+    # ranks that the only rank has started itself print to its log
+    rest = next(iter(outcome.log_from)) if len(outcome.log_from) == 1 else of_all
+    return next((file for file in own if file.exists()), rest)
 
 
 def _last_lines(log: Path, since: int) -> list[str]:

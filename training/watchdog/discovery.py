@@ -23,6 +23,7 @@ RENDEZVOUS = (
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
 )
+Seat = tuple[str | None, ...]  # the variables that a launcher sets for one rank
 
 
 def of_run(path: Path) -> dict[int, int]:
@@ -70,6 +71,9 @@ def of_run(path: Path) -> dict[int, int]:
             and _holds(beat.pid, run.heartbeat(beat.rank))
         ):
             found[beat.rank] = beat.pid
+    if len(found) == 1:
+        (only,) = found.values()
+        found = own_ranks(only, settled=True).ranks or found
     if not found:
         where = msg("watchdog.find.no_ranks", path=path)
         if elsewhere:
@@ -139,6 +143,9 @@ def of_process(pid: int) -> dict[int, int]:
                 if (p := [q for q in pids if _rendezvous(q) == mine])
             } or found
             above = procfs.read_process(above.parent)
+    if len(found) == 1:
+        (alike,) = found.values()
+        found = (len(alike) == 1 and _own_ranks(alike[0], settled=True)[0]) or found
     if not found:
         fixes = [msg("core.args.list_pythons")]
         raise UserError(
@@ -182,13 +189,8 @@ def started_by(pid: int, settled: bool = False) -> Started:
     """`settled`: see spawned.ranks."""
     found, main = below(pid), python_of(pid)
     if not found:
-        tree = procfs.tree()
-        pythons = [main, *(one for one in procfs.family(main, tree) if procfs.is_python(one))]
-        for one in pythons:
-            found, possible = spawned.ranks(one, tree, settled)
-            if found:
-                return Started(found, len(found), len(found), possible - len(found))
-        return Started({})
+        found, maybe = _spawned(main, settled)
+        return Started(found, len(found), len(found), maybe)
     one = next(iter(found.values()))
     world = procfs.environment(one).get("WORLD_SIZE", "")
     local = max(_world(one), len(found))
@@ -197,7 +199,47 @@ def started_by(pid: int, settled: bool = False) -> Started:
     again = one in procfs.family(main) and procfs.program(one) == procfs.program(main) != ""
     if again and 0 not in found and len(found) == local - 1:
         found = {0: main, **found}
-    return Started(found, local, max(local, int(world) if world.isdecimal() else 0))
+    return Started(found, local, max(local, _whole(world)))
+
+
+def own_ranks(pid: int, settled: bool = False) -> Started:
+    """The ranks that the only rank of a training has started itself, by a launcher or by
+    torch.multiprocessing; none of several trainings. `settled`: see spawned.ranks."""
+    several, maybe = _own_ranks(pid, settled)
+    if any(len(pids) > 1 for pids in several.values()):
+        return Started({})
+    found = {rank: pids[0] for rank, pids in sorted(several.items())}
+    world = [_whole(procfs.environment(one).get("WORLD_SIZE", "")) for one in found.values()]
+    local = map(_world, found.values())
+    return Started(found, max([len(found), *local]), max([len(found), *world]), maybe)
+
+
+def _own_ranks(pid: int, settled: bool) -> tuple[dict[int, list[int]], int]:
+    """Rank → PIDs, at least two ranks or none; how many processes may still join them. Workers
+    inherit the variables of their rank: ranks below it have others. A rank that has joined a
+    process group trains itself, and what it starts beside that is another training."""
+    if procfs.environment(pid).get("WORLD_SIZE", "1") != "1":
+        return {}, 0
+    found, maybe, main = _below(pid, _seat(pid)), 0, python_of(pid)
+    if not found:
+        connected, maybe = _spawned(main, settled)
+        # other processes may have connections too, such as a server and its client
+        if all(map(spawned.in_group, connected.values())):
+            found = {rank: [one] for rank, one in connected.items()}
+    elif spawned.in_group(main):
+        found = {}
+    return (found, maybe) if len(found) > 1 else ({}, 0)
+
+
+def _spawned(main: int, settled: bool) -> tuple[dict[int, int], int]:
+    """Ranks without variables that this Python process or one below it has started; how many
+    processes may still join them."""
+    tree = procfs.tree()
+    for one in (main, *(one for one in procfs.family(main, tree) if procfs.is_python(one))):
+        found, possible = spawned.ranks(one, tree, settled)
+        if found:
+            return found, possible - len(found)
+    return {}, 0
 
 
 def python_of(pid: int) -> int:
@@ -218,13 +260,14 @@ def python_of(pid: int) -> int:
     return next((one for one in top if procfs.maps(one, wrapped.TORCH)), top[0])
 
 
-def _below(pid: int) -> dict[int, list[int]]:
-    """The topmost Python process of each rank; its workers inherit its variables."""
+def _below(pid: int, without: Seat | None = None) -> dict[int, list[int]]:
+    """The topmost Python process of each rank; its workers inherit its variables. `without`:
+    processes with these variables are not ranks."""
     found: dict[int, list[int]] = {}
     inside: set[int] = set()
     tree = procfs.tree()
     for child in procfs.family(pid, tree):
-        if child in inside or not _is_rank(child, tree):
+        if child in inside or not _is_rank(child, tree) or _seat(child) == without:
             continue
         inside.update(procfs.family(child, tree))
         found.setdefault(_number(child), []).append(child)
@@ -268,8 +311,7 @@ def _has_number(pid: int) -> bool:
 
 def _number(pid: int) -> int:
     variables = procfs.environment(pid)
-    text = variables.get("RANK", variables.get("LOCAL_RANK", ""))
-    return int(text) if text.isdecimal() else 0
+    return _whole(variables.get("RANK", variables.get("LOCAL_RANK", "")))
 
 
 def _world(pid: int) -> int:
@@ -279,9 +321,18 @@ def _world(pid: int) -> int:
     return int(text) if text.isdecimal() else 1
 
 
+def _whole(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
 def _rendezvous(pid: int) -> tuple[str | None, ...]:
     variables = procfs.environment(pid)
     return tuple(variables.get(name) for name in RENDEZVOUS)
+
+
+def _seat(pid: int) -> Seat:
+    variables = procfs.environment(pid)
+    return tuple(variables.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", *RENDEZVOUS))
 
 
 def _holds(pid: int, file: Path) -> bool:

@@ -29,6 +29,7 @@ from training.watchdog.hang_report import (
     LOOPS,
     QUIET,
     SHORT,
+    SINGLE,
     STOPPED,
     WORKS,
     HangFinding,
@@ -47,7 +48,7 @@ PER_PATIENCE = 12  # samples in that time
 LEAST_S = 0.3  # minimum interval of samples
 ALONE_TIMES = 5.0  # no rank waits for another, or the one they wait for may be working
 # Limits of silence after which a reason for no finding is a warning, once: it may be wrong.
-WARN_TIMES = {QUIET: ALONE_TIMES, WORKS: 2 * ALONE_TIMES, ADVANCES: 2 * ALONE_TIMES}
+WARN_TIMES = {QUIET: ALONE_TIMES} | dict.fromkeys((WORKS, ADVANCES, SINGLE), 2 * ALONE_TIMES)
 # long work in Python looks like an endless loop; before the first step it counts as work
 SPIN_TIMES = ALONE_TIMES
 SPIN_LOOKS = 6  # consecutive findings before it is reported

@@ -22,6 +22,7 @@ from training.plan.script_words import WATCH
 from training.watchdog import discovery, hang_dump
 from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, HangFinding
 from training.watchdog.heartbeat_watchdog import HeartbeatWatchdog
+from training.watchdog.own_ranks import OwnRanks
 from training.watchdog.probes import flight_recorder, procfs, waits
 from training.watchdog.probes.stacks import Stack
 from training.watchdog.rank_exit import ERROR, RankExit
@@ -53,6 +54,7 @@ class RanksWatch:
         self._been_below: set[int] = set()  # ranks seen so far under torchrun
         self._next_below = 0.0
         self._trainings = TrainingProcesses()
+        self._own: OwnRanks | None = None  # of the only rank
         script = plan.get("script")
         self._watched = (
             Path(script["path"]).name if script and plan["launcher"]["value"] == WATCH else ""
@@ -62,6 +64,8 @@ class RanksWatch:
         self._log_from = _size(run.launcher_log(self._watched)) if self._watched else 0
         self._expected: set[int] | None = None  # ranks of a watched command, once known
         if script:
+            if world_size == 1 and not self._watched:
+                self._own = OwnRanks(Path(script["path"]).name)
             floor_s, elsewhere = float(plan["config"]["hang_timeout"]), len(ranks) < world_size
             self._script = ScriptWatch(
                 floor_s,
@@ -167,6 +171,12 @@ class RanksWatch:
             pids = self._torchruns(started[None])
             # torchrun ends all ranks when one fails
             ended = {**dict.fromkeys(self._been_below - pids.keys(), 0), **ended}
+        if self._own and len(pids) == 1:
+            (launcher,) = pids.values()
+            pids = self._own.of(launcher) or pids
+            ended = {**dict.fromkeys(self._own.ended, None), **ended}
+            self._script.others_elsewhere = self._own.elsewhere
+            self._script.joining = self._own.joining
         pids = self._trainings.of(pids)
         if self._slow:
             self._slow.look(pids)
@@ -199,12 +209,14 @@ class RanksWatch:
 
     @property
     def adopted(self) -> dict[int, int]:
-        """Rank → PID of the running ranks that a watched command has started."""
+        """Rank → PID of the running ranks that a watched command, or the only rank, has started."""
+        if self._own:
+            return self._own.running
         return self._below if self._watched else {}
 
     def _adopt(self, command: int) -> dict[int, int]:
         """Ranks of a watched command, whose number is known when it has started the first one."""
-        self._below = {rank: pid for rank, pid in self._below.items() if _lives(pid)}
+        self._below = {rank: pid for rank, pid in self._below.items() if procfs.lives(pid)}
         now = time.monotonic()
         if self._below.keys() != self._expected and now >= self._next_below:
             self._next_below = now + BELOW_S
@@ -227,11 +239,7 @@ class RanksWatch:
 
     def _torchruns(self, launcher: int) -> dict[int, int]:
         """Ranks of torchrun: some start late, and their exit statuses are unknown."""
-        known = {
-            rank: pid
-            for rank, pid in self._below.items()
-            if (now := procfs.read_process(pid)) and now.state not in "ZX"
-        }
+        known = {rank: pid for rank, pid in self._below.items() if procfs.lives(pid)}
         if len(known) < len(self.ranks) and time.monotonic() >= self._next_below:
             self._next_below = time.monotonic() + BELOW_S
             known = discovery.below(launcher) or known
@@ -288,8 +296,3 @@ def _exits(taken: Mapping[int, Stack | str], rank: int) -> bool:
     stack = taken.get(rank)
     main = stack.main if isinstance(stack, Stack) else None
     return main is not None and waits.at_exit(main)
-
-
-def _lives(pid: int) -> bool:
-    process = procfs.read_process(pid)
-    return process is not None and process.state not in "ZX"

@@ -52,15 +52,10 @@ class TrainingProcesses:
             self._next_settle = now + SETTLE_S
         for pid in started.values():
             known = self._found.get(pid, pid)
-            missing = not _lives(known) or (known == pid and not procfs.is_python(pid))
+            missing = not procfs.lives(known) or (known == pid and not procfs.is_python(pid))
             if (search and missing) or (settle and known not in self._settled):
                 tree = procfs.tree() if tree is None else tree
                 known = self._found[pid] = _training(pid, tree, pids - {pid})
                 if procfs.maps(known, TORCH) and spawned.in_group(known):
                     self._settled.add(known)
         return {rank: self._found.get(pid, pid) for rank, pid in started.items()}
-
-
-def _lives(pid: int) -> bool:
-    process = procfs.read_process(pid)
-    return process is not None and process.state not in "ZX"

@@ -97,6 +97,8 @@ def of_run(run: RunDir) -> Target:
     # with SLURM's srun each rank has its own plan
     here = max(whole(own.get("local_ranks")) or world or 0, len(pids))
     known = {rank: variables(pid) for rank, pid in pids.items()}
+    if world == 1 < len(pids):  # which the script has started itself
+        return Target(run, plan, pids, *_expected(known), known)
     planned = tuple(text(dig(gpu, "uuid")) or "" for gpu in items(own.get("gpus")))
     return Target(run, plan, pids, world, here, "plan.json", known, planned)
 
@@ -117,14 +119,20 @@ def of_process(pid: int) -> Target:
         if (run := _run_of(process)) is not None:
             return of_run(run)
     known = {rank: variables(process) for rank, process in pids.items()}
+    return Target(None, {}, pids, *_expected(known), known)
+
+
+def _expected(known: dict[int, dict[str, str]]) -> tuple[int | None, int | None, str]:
+    """`world`, `here` and `known_by` of ranks without a plan, by their variables. Those that
+    torch.multiprocessing has started inherit the ones of their launcher."""
     world, here = (_most(known, name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    if world is None:
-        return Target(None, {}, pids, None, None, "", known)
+    if world is None or world < len(known):
+        return None, None, ""
     if here is None and (
-        len(pids) >= world or all(_is_here(v.get("MASTER_ADDR", "")) for v in known.values())
+        len(known) >= world or all(_is_here(v.get("MASTER_ADDR", "")) for v in known.values())
     ):
         here = world
-    return Target(None, {}, pids, world, here, "WORLD_SIZE", known)
+    return world, here, "WORLD_SIZE"
 
 
 def _most(known: dict[int, dict[str, str]], name: str) -> int | None:

@@ -55,6 +55,11 @@ def read_process(pid: int) -> Process | None:
     )
 
 
+def lives(pid: int) -> bool:
+    process = read_process(pid)
+    return process is not None and process.state not in "ZX"
+
+
 def command(pid: int) -> str:
     """Its command line; "" when it has exited or is exiting, or of a kernel thread."""
     return _bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
