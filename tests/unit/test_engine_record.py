@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
+from training.cli import train
 from training.config.schema import Config
-from training.core.rundir import RunDir, append_json, read_records
+from training.core.errors import Exit, Problem, UserError
+from training.core.rundir import VARIABLE, RunDir, append_json, read_records
 from training.host import wandb_login
-from training.trainer import metrics_writer, tracker_threads, tracking
+from training.trainer import metrics_writer, tracker_threads, tracking, worker
 from training.trainer.metrics_writer import MetricsWriter
 from training.trainer.tracking import End
 
@@ -215,6 +217,22 @@ def test_a_failing_rank_closes_its_trackers_with_a_short_wait(
     metrics_writer.failed(1)
     assert time.monotonic() - begun < tracker_threads.FAILED_S + 20
     gate.set()
+
+
+def test_a_user_error_in_the_middle_of_training_closes_the_trackers(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Sink()
+
+    def live(*_: object) -> None:
+        recorder(run, sink, monkeypatch).write({"step": 1})
+        raise UserError(Problem("task.failed", "no such clip"))
+
+    monkeypatch.setattr(worker, "planned", lambda _: {})
+    monkeypatch.setattr(train, "_meet", lambda *_: None)
+    monkeypatch.setattr(worker, "live", live)
+    assert train.main([], {VARIABLE: str(run.path), worker.SUPERVISED: "1"}) == Exit.CONFIG
+    assert sink.end == End(Exit.CONFIG)
 
 
 def test_a_failing_rank_without_a_recorder() -> None:

@@ -14,7 +14,8 @@ from tests.unit.monitor_runs import Made
 from tests.unit.report_runs import event, page_of, planned, read, trained
 from training.core import metric_units, rundir
 from training.core.units import duration
-from training.monitor import launches
+from training.launcher import notification
+from training.monitor import launches, state
 from training.monitor.report import (
     chart_types,
     charts,
@@ -168,6 +169,7 @@ def test_times_of_a_resumed_run_exclude_the_pause(resumed: Made) -> None:
     assert seen.pauses == [pytest.approx((resumed.at - 72 * 3600 + 7, resumed.at))]
     assert seen.lasted_s == pytest.approx(6 + 9)
     assert facts.read(resumed.run.path).seconds == pytest.approx(6 + 9)
+    assert seen.state["progress"]["elapsed_s"] == pytest.approx(6 + 9)
     text = read(page_of(resumed)).text
     first = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen.begun))
     assert (
@@ -231,6 +233,34 @@ def test_an_evaluation_that_a_resume_has_discarded_is_not_the_best(tmp_path: Pat
     assert run.read_run(made.run).metrics.best("val_bpb") == (80, 2.5)
 
 
+def test_steps_that_a_resume_has_discarded_are_in_no_view(tmp_path: Path) -> None:
+    """Resumed from step 40 of 120 and ended before a new step, then trained to step 41."""
+    made = planned(tmp_path / "experiments" / "back")
+    event(made, "start", 1.0, step=0, total_steps=400, world_size=2)
+    for step in range(1, 121):
+        made.step(step, 3.0 - step / 100, at=made.at + 2 + step / 10)
+    made.summary(steps=120, loss_begin=3.0, loss_end=1.8, time=made.at + 15)
+    watch = state.RunWatch(made.run)
+    assert watch.read()["progress"]["step"] == facts.read(made.run.path).step == 120
+    event(made, "resume", 40.0, step=40)
+
+    def check(step: int) -> None:
+        loss = 3.0 - step / 100
+        for seen in (watch.read(), state.RunWatch(made.run).read(), run.read_run(made.run).state):
+            assert (seen["progress"]["step"], seen["training"]["loss"]) == (step, loss)
+            assert [point["step"] for point in seen["loss_curve"]["points"]][-1] == step
+        listed, page = facts.read(made.run.path), run.read_run(made.run)
+        assert (listed.step, listed.loss) == (step, loss)
+        assert page.metrics.last["step"] == page.metrics.steps == step
+        assert loss_of(made).columns["step"][-1] == step
+        assert run_charts.ends(page) == pytest.approx((2.985, loss + 0.005))
+        assert notification.payload(made.run, made.plan, 4, begun=True)["loss"] == loss
+
+    check(40)
+    made.step(41, 3.0 - 41 / 100, at=made.at + 41)
+    check(41)
+
+
 def test_a_clock_set_back_to_before_the_start(tmp_path: Path) -> None:
     """An hour in the middle of a run: its end is before its start, and no pause."""
     made = planned(tmp_path / "experiments" / "back")
@@ -249,6 +279,35 @@ def test_a_clock_set_back_to_before_the_start(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert min(at for at in chart.columns["at"] if at is not None) == 0.0
     assert max(to for to in chart.columns["to"] if to is not None) == pytest.approx(6.0)
+
+
+def test_a_clock_set_back_between_two_starts(resumed: Made) -> None:
+    """By three days and a minute: the second start is planned before the first one."""
+    minute, days = 60.0, 72 * 3600
+    for file in (resumed.run.events, resumed.run.metrics):
+        records = list(rundir.read_records(file))
+        for record in records:
+            if record["time"] > resumed.at:
+                record["time"] -= days + minute
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    launched = resumed.at - days - minute
+    rundir.write_json(resumed.run.plan, {**resumed.plan, "created": launched})
+    resumed.summary(steps=80, time=launched + 9.0)
+    seen = run.read_run(resumed.run)
+    assert seen.begun == pytest.approx(resumed.at - days + 1) and seen.pauses == []
+    assert seen.lasted_s == pytest.approx(6 + 9)
+    assert seen.state["progress"]["elapsed_s"] == pytest.approx(6 + 9)
+    assert facts.read(resumed.run.path).seconds == pytest.approx(6 + 9)
+    times = [place.time_s for place, _ in seen.metrics.curves["loss"].points]
+    assert times == sorted(times) and times[0] == pytest.approx(1.1)
+    assert times[-1] == pytest.approx(6 + 8, abs=0.1)
+    chart = timeline.timeline_chart(seen)
+    assert chart
+    bars = [(at, to) for at, to in zip(chart.columns["at"], chart.columns["to"], strict=True) if to]
+    assert bars == sorted(bars) and bars[-1] == (pytest.approx(6 + 4), pytest.approx(6 + 9))
+    assert seen.metrics.back_s == pytest.approx(minute + 7)
+    text = read(str(sections.events(seen))).text
+    assert time.strftime("%H:%M:%S", time.localtime(launched + 4)) in text
 
 
 def test_the_time_of_a_run_that_was_killed_ends_with_its_last_step(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from training.core import heartbeat, log, messages, phase_timeouts, rundir
 from training.core.errors import Exit, NothingToDo, RunStopped, UserError
@@ -69,8 +69,8 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         if ending:
             ending.close(code, str(error))
         if isinstance(error, RunStopped):
-            sys.stdout.flush()
-            os._exit(code)  # at once, as below
+            _exit_at_once(code)  # as below
+        _leave_trackers(run, code)
         return code
     except Exception as error:
         if run is None:
@@ -89,14 +89,20 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         os._exit(status)
 
 
-def _leave_trackers(run: rundir.RunDir, code: int) -> None:
+def _leave_trackers(run: rundir.RunDir | None, code: int) -> None:
     """End the process at once if a tracker failed or was abandoned: W&B's exit handler waits for
     its service without a limit, and prints a traceback if it is gone."""
+    if run is None:
+        return
     from training.trainer import metrics_writer
 
     if metrics_writer.exits_cleanly():
         return
     flight_recorder_server.stop(run.ranks, 0)  # only rank 0 has trackers
+    _exit_at_once(code)
+
+
+def _exit_at_once(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -105,15 +111,17 @@ def _leave_trackers(run: rundir.RunDir, code: int) -> None:
 def _report(error: UserError, run: rundir.RunDir | None, rank: int) -> int:
     """Report an error once for all ranks, and record it for this one. Returns the exit code."""
     error.said_by_another |= run is not None and rank != 0
-    if not isinstance(error, RunStopped):
-        log.report(error, msg("core.log.nothing_launched") if run is None else ENDED)
-    else:
-        log.report(error, error.closing)
-        if run:
-            from training.trainer import error_file, metrics_writer
+    stopped = error if isinstance(error, RunStopped) else None
+    log.report(
+        error,
+        stopped.closing if stopped else msg("core.log.nothing_launched") if run is None else ENDED,
+    )
+    if run:
+        from training.trainer import error_file, metrics_writer
 
-            error_file.note(run, rank, error)
-            metrics_writer.failed(int(error.code))
+        if stopped:
+            error_file.note(run, rank, stopped)
+        metrics_writer.failed(int(error.code))  # a task may raise one in the middle of training
     return int(error.code)
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from training.core import json_text, jsonl, manifest, metric_units
+from training.core import json_text, jsonl, last_resume, manifest, metric_units
 from training.core.jsonl import Record, number, whole
+from training.core.last_resume import LastResume
 from training.core.rundir import RunDir
 
 
-def read(file: Path) -> tuple[dict[int, Record], float]:
+def read(file: Path) -> tuple[dict[int, Record], float, LastResume | None]:
     """From events.jsonl: (evaluations by step, of which a resume has discarded the later ones; time
-    of the last restart)."""
+    of the last restart; the last resume)."""
     return _kept(_events(file))
 
 
@@ -24,18 +25,19 @@ def discarded(file: Path) -> set[int]:
     return {step for step in evaluated if step is not None} - _kept(events)[0].keys()
 
 
-def _kept(events: Iterable[Record]) -> tuple[dict[int, Record], float]:
+def _kept(events: Iterable[Record]) -> tuple[dict[int, Record], float, LastResume | None]:
     evaluations: dict[int, Record] = {}
-    restarted = 0.0
+    restarted, resumed = 0.0, None
     for record in events:
         kind, step = record.get("event"), whole(record.get("step"))
         if kind == "restart":
             restarted = max(restarted, number(record.get("time")) or 0.0)
         elif kind == "eval" and step is not None:
             evaluations[step] = record
-        elif kind == "resume" and step is not None:
-            evaluations = {s: r for s, r in evaluations.items() if s <= step}
-    return evaluations, restarted
+        elif found := last_resume.of_event(record):
+            resumed = found
+            evaluations = {s: r for s, r in evaluations.items() if s <= found.step}
+    return evaluations, restarted, resumed
 
 
 def _events(file: Path) -> list[Record]:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from training.core import json_text, manifest, run_reader, rundir
+from training.core import evaluations, json_text, manifest, run_reader, rundir
 from training.core.errors import EXIT_MEANING, Exit
 from training.core.jsonl import Record, read_figures
 from training.core.messages import msg
@@ -146,10 +146,13 @@ def _last(run: rundir.RunDir) -> tuple[Record, Record]:
     """The last recorded step and the last evaluation; empty without any."""
     step: Record = {}
     evaluation: Record = {}
+    resumed = evaluations.read(run.events)[2]
     for line in tail(run.metrics, RECORDS):
         try:
             record = json_text.loads(line)
         except ValueError:  # cut in the middle
+            continue
+        if resumed and resumed.discards(record):
             continue
         if "loss" in record:
             step = record

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from training.core import metric_units
 from training.core.course import CURVE_POINTS, RATE_STEPS, SPEED_STEPS, median, thin
 from training.core.jsonl import Record, Tail, items, number, whole
+from training.core.last_resume import LastResume
+from training.core.read_backwards import backwards
 
 if TYPE_CHECKING:
     from training.core.contracts.state import EvaluationState
@@ -20,7 +22,8 @@ class History:
     ones."""
 
     def __init__(self, path: Path) -> None:
-        self._tail = Tail(path, keep=b'"val_')
+        self._path, self._tail = path, Tail(path, keep=b'"val_')
+        self._resumed: LastResume | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -42,7 +45,8 @@ class History:
 
     def _add_earlier(self) -> None:
         for record in self._tail.earlier():
-            if (step := whole(record.get("step"))) is not None:
+            step = whole(record.get("step"))
+            if step is not None and not (self._resumed and self._resumed.discards(record)):
                 self.evaluations.setdefault(step, record)
 
     def complete(self) -> None:
@@ -68,6 +72,28 @@ class History:
         if (loss := number(record.get("loss"))) is not None:
             speed = metric_units.speed(record)
             self._curve.append((step, loss, math.nan if speed is None else speed))
+
+    def discard(self, resumed: LastResume | None) -> None:
+        """Forget what the last resume has discarded, before its own steps replace it."""
+        self._resumed = resumed
+        if not resumed or not resumed.discards(self.last):
+            return
+        self.evaluations = {s: r for s, r in self.evaluations.items() if not resumed.discards(r)}
+        while self._curve and self._curve[-1][0] > resumed.step:
+            self._curve.pop()
+        while self._window and self._window[-1]["step"] > resumed.step:
+            self._window.pop()
+        self.last = self._window[-1] if self._window else self._newest_until(resumed.step)
+
+    def _newest_until(self, step: int) -> Record:
+        return next(
+            (
+                r
+                for r in backwards(self._path)
+                if "loss" in r and (whole(r.get("step")) or 0) <= step
+            ),
+            {},
+        )
 
     def evaluation(self) -> EvaluationState:
         """The metric by which evaluations are compared: its name, newest and best value."""

@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -20,8 +21,71 @@ AT_WORK = (TRAINED, "eval", "checkpoint")
 CONTINUES = (*AT_WORK, "restart")
 BEGINS = (LAUNCHED, "resume", "start")
 OF_STARTS = (*OVER, *BEGINS, "restart")  # few, and the history of a run depends on each
+RECORDED = "recorded"  # field of an event
 BLOCK = 1 << 16  # bytes, more than a record
 MOST_OTHERS = 5000  # events of all other kinds
+
+
+@dataclass(frozen=True)
+class SetBack:
+    """A launch after the clock was set back: from `launched` (unix s) on, records are `by_s` later
+    than their time, and follow those before."""
+
+    launched: float
+    by_s: float
+
+
+def in_order(
+    events: Iterable[Record], launched: float | None
+) -> tuple[list[Record], list[SetBack]]:
+    """The events of `read_events` with times that no launch sets back; a changed one keeps its own
+    as RECORDED. How long such a launch came after the one before is unknown: at once. `launched`:
+    when the last launch was planned."""
+    events = list(events)
+    firsts = _set_back(events)
+    found: list[SetBack] = []
+    ordered: list[Record] = []
+    latest = ahead = 0.0
+    for place, event in enumerate(events):
+        at = clock(event)
+        if place in firsts:
+            # the plan of an earlier launch is not known
+            of_plan = place == firsts[-1] and launched is not None and launched <= at
+            begun = launched if of_plan and launched is not None else at
+            found.append(SetBack(begun, latest - ahead - begun))
+            ahead += found[-1].by_s
+        latest = max(latest, at + ahead)
+        ordered.append({**event, "time": at + ahead, RECORDED: at} if ahead else event)
+    return ordered, found
+
+
+def _set_back(events: list[Record]) -> list[int]:
+    """Places of the first event of each launch that is earlier than an event before it."""
+    latest, found = 0.0, []
+    for place, event in enumerate(events):
+        at = clock(event)
+        if event["event"] in BEGINS and at < latest - PAUSE_S:
+            found.append(place)
+            latest = at
+        latest = max(latest, at)
+    return found
+
+
+def later(records: Iterable[Record], found: list[SetBack]) -> Iterator[Record]:
+    """The records of metrics.jsonl, from last to first, with times as in `in_order`."""
+    left, following = list(found), math.inf
+    ahead = ahead_s(found)
+    for record in records:
+        at = clock(record)
+        if left and at > following + PAUSE_S and following >= left[-1].launched:
+            ahead -= left.pop().by_s
+        following = at
+        yield {**record, "time": at + ahead} if ahead and at else record
+
+
+def ahead_s(found: Iterable[SetBack]) -> float:
+    """What the times of the last launch lack."""
+    return sum(one.by_s for one in found)
 
 
 def read_events(file: Path) -> tuple[list[Record], Counter[str]]:
@@ -82,23 +146,43 @@ def clock(record: Record) -> float:
     return at if at is not None and math.isfinite(at) else 0.0
 
 
-def seconds(run: rundir.RunDir, launched: float, until: float) -> float:
-    """Seconds from the first launch to `until` (unix s), without pauses. `launched`: when the last
-    launch was planned. Never reads the whole metrics.jsonl."""
-    events, _ = read_events(run.events)
-    begun = min([launched, *map(clock, events[:1])])
-    found = pauses(events, last_steps(run.metrics, events), launched, begun)
-    return left_over(until, found) - begun
+@dataclass(frozen=True)
+class RunClock:
+    """Time of a run from its first launch, `begun` (unix s), without pauses. `ahead_s`: see there,
+    of the last launch."""
+
+    begun: float
+    pauses: list[tuple[float, float]]
+    ahead_s: float = 0.0
+
+    def seconds(self, until: float) -> float | None:
+        """Until this moment (unix s) of the last launch. None: it is before the start, since the
+        clock was set."""
+        took = left_over(until + self.ahead_s, self.pauses) - self.begun
+        return took if took >= 0 else None
+
+
+def run_clock(run: rundir.RunDir, plan: Record | None, launched: float) -> RunClock:
+    """`launched`: when the last launch, of `plan`, was planned. Never reads the whole
+    metrics.jsonl."""
+    if not (plan or {}).get("resume"):
+        return RunClock(launched, [])
+    events, set_back = in_order(read_events(run.events)[0], launched)
+    ahead = ahead_s(set_back)
+    begun = min([launched + ahead, *map(clock, events[:1])])
+    found = pauses(events, last_steps(run.metrics, events), launched + ahead, begun)
+    return RunClock(begun, found, ahead)
 
 
 def last_steps(metrics: Path, events: Iterable[Record]) -> Iterator[float]:
     """Times of the last step before each launch after one without an end, also if the next one
     has discarded that step."""
     for before, event in pairwise(events):
+        ahead = clock(event) - event.get(RECORDED, clock(event))
         if event["event"] in BEGINS and before["event"] not in OVER:
-            at = _last_before(metrics, clock(event))
+            at = _last_before(metrics, clock(event) - ahead)
             if at is not None:
-                yield at
+                yield at + ahead
 
 
 def _last_before(metrics: Path, moment: float) -> float | None:

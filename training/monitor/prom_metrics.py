@@ -216,7 +216,7 @@ OF_A_RUN = [
     Metric(
         "duet_elapsed_seconds",
         (),
-        "Time since the run was planned, up to its end.",
+        "Time from the first start to the end or now, without the pauses before resumes.",
         _run("progress", "elapsed_s"),
     ),
     Metric(

@@ -61,7 +61,7 @@ def progress(
         "percent": min(100.0, max(percent)) if percent else None,
         "epoch": whole(history.last.get("epoch")),
         "epochs": whole(dig(data, "epochs")) or planned[1],
-        "elapsed_s": elapsed_s if elapsed_s is not None and elapsed_s >= 0 else None,
+        "elapsed_s": elapsed_s,
         "eta_s": min(left) if left and state == RUNNING else None,
     }
 

@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from training.core import rundir, standing
+from training.core import last_resume, rundir, standing
 from training.core.jsonl import (
     Record,
     Tail,
@@ -22,7 +22,7 @@ from training.core.jsonl import (
     whole,
 )
 from training.core.messages import msg
-from training.monitor import alerts, host_stats, rank_states, run_figures
+from training.monitor import alerts, host_stats, launches, rank_states, run_figures
 from training.monitor.history import History
 from training.monitor.run_figures import CURVE_POINTS
 from training.monitor.run_status import (
@@ -43,6 +43,7 @@ from training.plan.script_words import WATCH
 if TYPE_CHECKING:
     from training.core.contracts.kinds import RunStatus
     from training.core.contracts.state import FiguresState, RunsState, RunState, WarningState
+    from training.core.last_resume import LastResume
     from training.diagnose.log_parsers.log_metrics import LogMetrics, ScriptFigures
 
 SCHEMA_VERSION = 2
@@ -71,6 +72,8 @@ class RunWatch:
         self._warned = 0
         self._total: int | None = None  # steps, from the event of the last start
         self._epochs: int | None = None  # from the same event
+        self._resumed: LastResume | None = None
+        self._clock: tuple[float, launches.RunClock] | None = None  # of the launch at this time
         self._script: ScriptFigures | None = None
         self._machine = shared or host_stats.Shared()
         self.plan: Record | None = None  # as of the last read, like the next
@@ -96,6 +99,7 @@ class RunWatch:
         alive = rank_states.supervised(run, plan, supervisor)
         self._history.update()
         self._read_events()
+        self._history.discard(self._resumed)
         printed = self._printed(plan)
 
         since = max([since, *self._restarts[-1:]])
@@ -129,7 +133,7 @@ class RunWatch:
         on_gpus = host_stats.gpu_records(gpus, family, _planned(plan))
         if script_of(plan):
             self._script_ranks.add(ranks, printed, on_gpus)
-        took = (ended or now) - started if started else None
+        took = self._run_clock(plan, started).seconds(ended or now) if started else None
         seen: RunState = {
             "schema_version": SCHEMA_VERSION,
             "time_unix_s": now,
@@ -180,6 +184,12 @@ class RunWatch:
             seen["progress"]["eta_s"] = None  # unknown while no step completes
         seen["alerts"] = alerts.active_alerts(seen)
         return seen
+
+    def _run_clock(self, plan: Record | None, launched: float) -> launches.RunClock:
+        """Made again only after new events, since it reads all of them."""
+        if self._clock is None or self._clock[0] != launched:
+            self._clock = launched, launches.run_clock(self.run, plan, launched)
+        return self._clock[1]
 
     def _printed(self, plan: Record | None) -> LogMetrics | None:
         """Figures that a user script has printed; None for a task, which keeps records."""
@@ -232,7 +242,9 @@ class RunWatch:
         if fresh:
             self._warnings.clear()
             self._restarts.clear()
-            self._warned, self._total, self._epochs = 0, None, None
+            self._warned, self._total, self._epochs, self._resumed = 0, None, None, None
+        if events or fresh:
+            self._clock = None
         for event in events:
             kind, message = event.get("event"), text(event.get("text"))
             if kind == "restart":
@@ -243,6 +255,7 @@ class RunWatch:
                     step=event.get("step"),
                 )
             self._warned += kind == "warning"
+            self._resumed = last_resume.of_event(event) or self._resumed
             self._total = whole(event.get("total_steps")) or self._total
             self._epochs = whole(event.get("epochs")) or self._epochs
             if kind in ("warning", "restart", "pace", "verdict", "takeover", "given_up"):

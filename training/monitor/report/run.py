@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import tasks
-from training.core import evaluations, heartbeat, metric_units, rundir, standing
+from training.core import evaluations, heartbeat, last_resume, metric_units, rundir, standing
 from training.core.jsonl import Record, dig, number, read_object, text
 from training.core.redact import masked_values
 from training.diagnose.log_parsers.log_metrics import ScriptFigures
@@ -56,6 +56,7 @@ class Run:
     pictures: list[Picture]
     profiles: list[Record]  # profile/rank<r>.json, by rank
     pauses: list[tuple[float, float]]  # from the end of a start to the next one, unix s
+    ahead_s: float  # what the times of the last start lack, after the clock was set back
 
     @property
     def name(self) -> str:
@@ -90,7 +91,13 @@ class Run:
     @property
     def begun(self) -> float:
         """First start, unix s; 0 if unknown. plan.json only has the last one."""
-        return self.metrics.origin or number(self.plan.get("created")) or 0.0
+        return self.metrics.origin or self.planned or 0.0
+
+    @property
+    def planned(self) -> float | None:
+        """The last start, unix s."""
+        created = number(self.plan.get("created"))
+        return None if created is None else created + self.ahead_s
 
     @property
     def starts(self) -> int:
@@ -101,8 +108,8 @@ class Run:
         """The end, or now, unix s. If the clock was set back to before the start: the latest moment
         that the records have."""
         end = number(self.state["run"]["ended_unix_s"]) or number(self.state["time_unix_s"])
-        if end is not None and end >= self.begun:
-            return end
+        if end is not None and end + self.ahead_s >= self.begun:
+            return end + self.ahead_s
         return max([self.begun, *self.metrics.times[-1:], *map(clock, self.events)])
 
     @property
@@ -125,17 +132,23 @@ def read_run(folder: rundir.RunDir) -> Run:
     watch = state.RunWatch(folder)
     seen = watch.read(patience_s=0.0)
     plan = masked_values(watch.plan or {})
-    events, left_out = launches.read_events(folder.events)
-    times = [
-        t for t in (number(plan.get("created")), *map(clock, events[:1])) if t and math.isfinite(t)
-    ]
+    recorded, left_out = launches.read_events(folder.events)
+    launched = number(plan.get("created"))
+    events, set_back = launches.in_order(recorded, launched)
+    ahead = launches.ahead_s(set_back)
+    launched = None if launched is None else launched + ahead
+    times = [t for t in (launched, *map(clock, events[:1])) if t and math.isfinite(t)]
     checks = (read_object(folder.preflight) or {}).get("checks")
     known = [masked_values(event) for event in events]
     printed = ScriptFigures(folder.ranks).read() if run_status.script_of(plan) else None
+    resumed = [found for event in events if (found := last_resume.of_event(event))]
     metrics = Metrics(
-        folder.metrics, min(times, default=None), records=printed.records() if printed else None
+        folder.metrics,
+        min(times, default=None),
+        records=printed.records() if printed else None,
+        resumed=resumed[-1] if resumed else None,
+        set_back=set_back,
     )
-    launched = number(plan.get("created"))
     steps = [*metrics.times, *launches.last_steps(folder.metrics, known)]
     pauses = launches.pauses(known, steps, launched, metrics.origin)
     metrics.leave_out(pauses)
@@ -160,6 +173,7 @@ def read_run(folder: rundir.RunDir) -> Run:
         _pictures(folder.samples),
         _profiles(folder),
         pauses,
+        ahead,
     )
 
 

@@ -104,7 +104,9 @@ def ends(run: Run) -> tuple[float, float] | None:
     none."""
     factor, _ = display(run)
     recorded = [number(run.summary.get(f"loss_{which}")) for which in ("begin", "end")]
-    if recorded[0] is not None and recorded[1] is not None:
+    resumed = run.metrics.resumed
+    of_earlier = resumed is not None and resumed.discards_end(run.summary)
+    if recorded[0] is not None and recorded[1] is not None and not of_earlier:
         return recorded[0] * factor, recorded[1] * factor
     first, last = run.metrics.ends() or (None, None)
     return None if first is None or last is None else (first * factor, last * factor)
@@ -158,7 +160,8 @@ def failure_mark(run: Run) -> tuple[PointPosition, str] | None:
         or step in (place.step for place, _ in run.metrics.curves.get("loss", Curve()).marks)
     ):
         return None
-    at = run.since(clock(run.failure) or clock(run.metrics.last))
+    failed = clock(run.failure)
+    at = run.since(failed + run.ahead_s if failed else clock(run.metrics.last))
     place = PointPosition(step, at, run.metrics.so_far(step))
     return place, str(run.failure.get("cause") or "failure")
 

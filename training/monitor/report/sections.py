@@ -366,7 +366,7 @@ def events(run: Run) -> Html | None:
 def _event(event: Record, run: Run) -> list[object]:
     at = launches.clock(event)
     cells = [
-        {"": clock(at, FULL_TIME), "class_": "when"},
+        {"": clock(event.get(launches.RECORDED, at), FULL_TIME), "class_": "when"},
         {"": duration(run.since(at)), "class_": "when"},
     ]
     return [*cells, event["event"], describe(event)]

@@ -19,8 +19,10 @@ from pathlib import Path
 
 from training.core import metric_units
 from training.core.jsonl import Record, number, whole
+from training.core.last_resume import LastResume
 from training.core.read_backwards import backwards, count_lines
-from training.monitor.launches import clock
+from training.monitor import launches
+from training.monitor.launches import SetBack, clock
 from training.monitor.report.curve import (
     Curve,
     PointPosition,
@@ -45,7 +47,8 @@ MEDIANS = ("step_ms", "joules_per_unit")
 
 class Metrics:
     """Content of a metrics.jsonl, or of `records` in its place. `curves`: key → curve; `by_rank`:
-    key → one curve for each rank. `begun`: start of the run, unix s."""
+    key → one curve for each rank. `begun`: start of the run, unix s. `resumed`: the last resume.
+    `set_back`: launches after the clock was set back."""
 
     def __init__(
         self,
@@ -53,6 +56,8 @@ class Metrics:
         begun: float | None = None,
         points: int = POINTS,
         records: Sequence[Record] | None = None,
+        resumed: LastResume | None = None,
+        set_back: Sequence[SetBack] = (),
     ) -> None:
         self.curves: dict[str, Curve] = {}
         self.by_rank: dict[str, list[Curve]] = {}
@@ -60,7 +65,8 @@ class Metrics:
         self.steps = self.repeated = 0  # steps in the file; records replaced by later ones
         self.last: Record = {}
         self.first: Record = {}
-        self.back_s = 0.0  # the largest backward jump of the clock
+        # the largest backward jump of the clock
+        self.back_s = max((one.by_s for one in set_back), default=0.0)
         self._next: list[Record] = []  # first record of the range that was read before
         self._counted: dict[int, int] = {}  # step → tokens or samples so far
         self._losses = 0
@@ -68,7 +74,11 @@ class Metrics:
         self._last_losses: list[float] = []
         self._values = defaultdict[str, "array[float]"](lambda: array("d"))
         self.lines = count_lines(path) if records is None else len(records)
-        self._read(backwards(path) if records is None else reversed(records), max(2, points) // 2)
+        self.resumed = resumed
+        found = launches.later(
+            backwards(path) if records is None else reversed(records), list(set_back)
+        )
+        self._read((r for r in found if not self._is_discarded(r)), max(2, points) // 2)
         self._order(begun)
         self._pauses: list[tuple[float, float]] = []
         # without the first step, which includes warm-up (see training.trainer.finish)
@@ -79,6 +89,11 @@ class Metrics:
             value = number(self.first.get(key))
             if len(known) > 1 and value is not None and value in known:
                 known.remove(value)
+
+    def _is_discarded(self, record: Record) -> bool:
+        discarded = self.resumed is not None and self.resumed.discards(record)
+        self.repeated += discarded and "loss" in record
+        return discarded
 
     def _read(self, records: Iterable[Record], stretches: int) -> None:
         """`records`: from last to first."""

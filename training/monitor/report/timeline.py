@@ -12,7 +12,7 @@ from training.core.cells import cells
 from training.core.jsonl import Record, number, text, whole
 from training.core.messages import msg
 from training.core.units import duration
-from training.monitor.launches import clock
+from training.monitor.launches import RECORDED, clock
 from training.monitor.report import chart_types, charts
 from training.monitor.report.chart_types import Chart
 from training.monitor.report.run import Run
@@ -135,7 +135,7 @@ def _bars(run: Run, begun: float, end: float) -> list[TimelineBar]:
                 run.since(end),
             )
         ]
-    planned = number(run.plan.get("created")) or begun
+    planned = run.planned or begun
     bars = []
     for i, start in enumerate(starts):
         since, until = clock(start), clock(starts[i + 1]) if i + 1 < len(starts) else end
@@ -334,7 +334,7 @@ def describe(event: Record) -> str:
     facts = {
         k: v
         for k, v in event.items()
-        if k not in ("time", "event", "path", "step") and not isinstance(v, (dict, list))
+        if k not in ("time", RECORDED, "event", "path", "step") and not isinstance(v, (dict, list))
     }
     shown = ([msg("monitor.report.at_step", step=step)] if step is not None else []) + [
         f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in facts.items()

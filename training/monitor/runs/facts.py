@@ -7,13 +7,16 @@ import math
 import os
 import time
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from training.core import evaluations, find_run, json_text, jsonl, metric_units, rundir, standing
 from training.core.course import median
 from training.core.jsonl import Record, dig, mtime, number, read_object, text, whole
+from training.core.last_resume import LastResume
 from training.core.messages import msg
+from training.core.read_backwards import backwards
 from training.core.rundir import RunDir
 from training.core.sweep_dir import SWEEPS
 from training.monitor import launches, run_settings
@@ -131,19 +134,20 @@ def _plan_file(run: RunDir) -> Path:
 
 def _of_plan(run: RunDir, plan: Record) -> RunFacts:
     created = number(plan.get("created")) or mtime(run.plan) or 0.0
-    evaluated, restarted = evaluations.read(run.events)
+    evaluated, restarted, resumed = evaluations.read(run.events)
     since = max(created, restarted)
     summary, failure = standing.ends_of(run, plan, since)
     printed = dig(summary, "figures")  # of a user script
     complete = printed or (summary if summary and "loss_end" in summary else None)
-    steps = [complete] if isinstance(complete, dict) else _last_steps(run.metrics)
+    if isinstance(complete, dict) and not (resumed and resumed.discards_end(complete)):
+        steps = [complete]
+    else:
+        steps = _last_steps(run.metrics, resumed)
     last = steps[0] if steps else {}
     state, reason, ended = _state(run, plan, since, summary, failure, last)
     best = _best(evaluated) or _printed_best(last)
     loss, name, unit = best[:3] if best else _training_loss(run, last)
     until = time.time() if ended is None else ended
-    resumed = bool(plan.get("resume"))
-    took = launches.seconds(run, created, until) if resumed else until - created
     return RunFacts(
         run=run,
         state=state,
@@ -159,7 +163,7 @@ def _of_plan(run: RunDir, plan: Record) -> RunFacts:
         unit=metric_units.counted(last),
         ranks=whole(plan.get("ranks")),
         started=created,
-        seconds=took if took >= 0 else None,
+        seconds=launches.run_clock(run, plan, created).seconds(until),
         config=run_settings.settings(plan),
     )
 
@@ -235,8 +239,17 @@ def _training_loss(run: RunDir, last: Record) -> tuple[float | None, str | None,
     return value * factor, "loss", unit
 
 
-def _last_steps(file: Path) -> list[Record]:
-    """Up to STEPS of the last steps in metrics.jsonl, the newest first."""
+def _last_steps(file: Path, resumed: LastResume | None) -> list[Record]:
+    """Up to STEPS of the last steps in metrics.jsonl, the newest first, without those that the last
+    resume has discarded."""
+    found = _steps_at_end(file)
+    if not resumed or not found or not resumed.discards(found[0]):
+        return found
+    kept = (r for r in backwards(file) if "loss" in r and "step" in r and not resumed.discards(r))
+    return list(islice(kept, STEPS))
+
+
+def _steps_at_end(file: Path) -> list[Record]:
     found = list[Record]()
     size = TAIL
     try:
