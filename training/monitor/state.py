@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 2
 GPU_PATIENCE_S = 2.0
 LOG_LINES, WARNINGS = 20, 20
+NOTABLE = ("warning", "restart", "pace", "verdict", "takeover", "given_up")  # kinds of events
 
 
 class StateSource(Protocol):
@@ -258,7 +259,7 @@ class RunWatch:
             self._resumed = last_resume.of_event(event) or self._resumed
             self._total = whole(event.get("total_steps")) or self._total
             self._epochs = whole(event.get("epochs")) or self._epochs
-            if kind in ("warning", "restart", "pace", "verdict", "takeover", "given_up"):
+            if kind in NOTABLE or (kind == "recovered" and message):
                 self._warnings.append(
                     {"time_unix_s": number(event.get("time")), "text": message or str(kind)}
                 )
