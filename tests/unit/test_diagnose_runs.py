@@ -231,10 +231,12 @@ def test_a_vanished_run_is_described_by_its_heartbeats(run: RunDir) -> None:
     run.rank_log(1).write_text("step 11 | loss: 3.1\n")
     record = result.diagnose([run.path])
     assert record["cause"] == "unknown" and "rank 1: step 12: backward" in record["summary"]
+    assert record["advice"][0].endswith(": ./launch_train.sh 2 --resume=run")
     write_json(
         run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
     )
     living = result.diagnose([run.path])
+    assert "--resume" not in "".join(living["advice"])
     assert living["cause"] == "none" and "rank 1: step 12: backward" in living["summary"]
     run.heartbeat(1).unlink()  # a user script has none
     assert "()" not in result.diagnose([run.path])["summary"]

@@ -16,9 +16,14 @@ from typing import Any
 
 import pytest
 
-from training.core.errors import RANK_FAILED
+from tests.unit.test_launch_attempt import PLAN
+from tests.unit.test_launch_unwritten import read as read_output
+from training.core import rundir
+from training.core.errors import RANK_FAILED, Exit, Problem, RunStopped
 from training.core.rundir import RunDir, read_json
 from training.diagnose import card
+from training.launcher import failure_report
+from training.launcher.outcome import Outcome
 from training.trainer import error_file, memory_snapshot
 from training.trainer.sanity_checks import EmptyBatch, NotFinite, SanityCheckError
 
@@ -167,3 +172,27 @@ def test_the_memory_of_an_exhausted_gpu_is_kept_with_the_error(
     }
     assert pickle.loads(run.memory_snapshot(1).read_bytes()) == SNAPSHOT
     assert any(memory["file"] in line for line in card._memory(memory))
+
+
+def test_a_run_that_stops_on_a_full_disk_is_not_a_rejected_input(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without room for the rank's error file, its cause is in the rank's output."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fails(*_: object) -> None:
+        raise full
+
+    monkeypatch.setattr(rundir, "write_bytes", fails)
+    problem = Problem("checkpoint.unwritable", "two checkpoints were not saved")
+    error_file.note(run, 0, RunStopped(problem, "stopped at step 8", full))
+    printed = capfd.readouterr().err.encode()
+    text = read_output(tmp := run.path / "rank0.log", printed, 3).unwritten()
+    assert tmp.read_bytes() == printed
+    outcome = Outcome(guilty=(0, Exit.RESOURCES), here=(0, Exit.RESOURCES), unwritten={0: text})
+    record = failure_report.failure(outcome, run, PLAN)
+    found = record["cause"], record["kind"], record["rank"], record["exit_code"]
+    assert found == ("disk_full", "error", 0, Exit.RESOURCES)
+    assert record["summary"] == str(full)
+    rejected = Outcome(guilty=(0, Exit.RESOURCES), here=(0, Exit.RESOURCES))
+    assert failure_report.failure(rejected, run, PLAN)["cause"] == "config_error"

@@ -331,7 +331,13 @@ def test_the_list_of_machines_cannot_be_deleted(
 ) -> None:
     run.machines.mkdir()  # unlink() fails
     own = plan() | node_plan(0, local_ranks.free_port(node_plan(0, 0)["place"]["master_addr"]))
-    monkeypatch.setattr(several_machines.Leader, "once", lambda _: 0)
+    ending = PostRun(run, own)
+
+    def once(leader: Leader) -> int:
+        assert ending.restarts is leader.launch.recovery.restarts  # for the notification
+        return 0
+
+    monkeypatch.setattr(several_machines.Leader, "once", once)
     with Coordinator(own) as line:
-        assert several_machines.train(run, own, PostRun(run, own), line, "70ce") == 0
+        assert several_machines.train(run, own, ending, line, "70ce") == 0
     assert f"cannot delete {run.machines}: " in capfd.readouterr().err

@@ -92,6 +92,7 @@ def test_a_failure_that_seems_to_be_older_than_its_run_is_sent(
     plan: Any = PLAN | {
         "config": {"hang_timeout": 60, "notify": f"cat > {shlex.quote(str(sent))}"},
         "created": time.time() + 3600,
+        "retries": {"value": 1},
         "place": {"node_rank": 0, "nnodes": 1},
         "script": {"path": "main.py", "args": [], "python": "python3"},
         "command": {"script": "launch_train.sh", "cwd": str(run.path)},
@@ -102,4 +103,5 @@ def test_a_failure_that_seems_to_be_older_than_its_run_is_sent(
     ending.close(code)
     facts = json.loads(sent.read_text())
     assert (code, facts["cause"], facts["rank"]) == (Exit.TRAINING, "exception", 1)
+    assert facts["restarts"] == 1
     assert facts["text"] == "rank 1: ValueError: bad sample; 17 (exit 4)"

@@ -45,6 +45,17 @@ def print_of(made: Made, name: str, text: str) -> Path:
     return log
 
 
+def test_a_watched_command_has_the_name_that_its_user_typed(script: Made) -> None:
+    """`duet watch` is `duet run` with a flag."""
+    launchers = {"spawn": "duet run", "watch": "duet watch"}
+    for launcher, name in launchers.items():
+        command = {"script": "duet run", "args": ["1"], "cwd": "/"}
+        changed = {"command": command, "launcher": {"value": launcher}}
+        rundir.write_json(script.run.plan, script.plan | changed)
+        assert look(script.run)["run"]["script"] == name
+        assert f"{name} · main_train_vrt.py" in text_of(script.run)
+
+
 def test_script_without_output_runs_without_a_step(script: Made) -> None:
     print_of(script, "rank0.log", "loading\n")
     seen = look(script.run)

@@ -178,6 +178,11 @@ def test_a_run_that_is_still_running_is_not_resumed(folders: list[str], tmp_path
         assert problem.what == f"mine is still running (pid {supervisor.pid})"
         assert shlex.split(problem.fixes[0]) == ["./monitor_training.sh", f"--run={run.path}"]
         assert problem.fixes[1] == f"kill {supervisor.pid}"
+        with pytest.raises(UserError) as refused:
+            make("--device=cpu", *place, "--run_name=mine", script=ENHANCED)
+        (taken,) = refused.value.problems
+        assert (taken.code, taken.fixes[:2]) == ("run_name.taken", problem.fixes)
+        assert "--run_name=mine_2" in taken.fixes[2] and len(taken.fixes) == 3
         (tmp_path / "link").symlink_to(run.path.parent)
         for other_name in (f"{tmp_path}/link/mine", f"{tmp_path}/my runs/../my runs/mine"):
             again = lacking("--device=cpu", *place, f"--resume={other_name}", script=ENHANCED)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.monitor_runs import Made
 from tests.unit.report_runs import event, page_of, planned, read, trained
-from training.core import metric_units, rundir
+from training.core import jsonl, metric_units, rundir
 from training.core.units import duration
 from training.launcher import notification
 from training.monitor import launches, state
@@ -215,6 +215,25 @@ def test_killed_start_leaves_a_pause_but_a_restart_does_not(resumed: Made) -> No
         launches.pauses([{"time": when, "event": kind} for when, kind in at], [2.0, 59.0], 0.5)
         == []
     )
+
+
+def test_the_last_event_of_a_killed_start_may_be_of_any_kind() -> None:
+    """The machine dies after it, and the run is resumed the next morning; the ranks take 9 s."""
+    night = [(1100.0, 31100.0)]
+    begun: list[tuple[float, str]] = [(1000.0, "start")]
+    for kind in ("checkpoint", "warning", "verdict", "shards", "recovered", "restart", "start"):
+        killed = [*begun, (1100.0, kind)]
+        for launched in (31100.0, None):
+            again = [(31109.0 if launched else 31100.0, "resume"), (31118.0, "start")]
+            if kind == "restart" and not launched:
+                continue  # by the supervisor, as far as known
+            events: list[jsonl.Record] = [{"time": at, "event": of} for at, of in (*killed, *again)]
+            assert launches.pauses(events, [1099.0], launched, 1000.0) == night, (kind, launched)
+    at = [*begun, (1100.0, "restart"), (1110.0, "warning"), (1120.0, "resume"), (1130.0, "start")]
+    events = [{"time": when, "event": kind} for when, kind in at]
+    assert launches.pauses(events, [1099.0], 1000.0, 1000.0) == []
+    events.insert(2, {"time": 1109.0, "event": "warning"})
+    assert launches.pauses(events, [1099.0], 1000.0, 1000.0) == []
 
 
 def test_an_evaluation_that_a_resume_has_discarded_is_not_the_best(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -338,7 +339,9 @@ def test_folders_that_the_user_named_are_kept(tmp_path: Path, home: Path, shell:
     assert (found.logs, found.config.num_iterations) == (home / "my logs", 9)
 
 
-def test_a_training_without_a_recorded_step_has_a_summary(run: RunDir) -> None:
+def test_a_training_without_a_recorded_step_has_a_summary(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A complete run whose metrics.jsonl was deleted, and that is resumed."""
     session: Any = SimpleNamespace(
         run=run,
@@ -350,7 +353,10 @@ def test_a_training_without_a_recorded_step_has_a_summary(run: RunDir) -> None:
     recorder: Any = SimpleNamespace(flush=lambda: None)
     position: Any = SimpleNamespace(step=400, tokens=1_638_400)
     known: Any = plan() | {"launch": "ab", "created": 0.0}
-    finish.write_summary(session, known, recorder, position, Exit.PREEMPTED, 0.0)
+    began = time.monotonic() - 60
+    monkeypatch.setattr(time, "time", lambda: 1e9)  # a clock that was set back
+    found = finish.write_summary(session, known, recorder, position, Exit.PREEMPTED, began)
+    assert 60 <= found["seconds"] < 120
     text = render(run, known)
     assert "0.45 M parameters" in text
     assert "nan" not in text and "--resume" in text

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from training.core import jsonl, run_reader, rundir
+from training.core.errors import RunStopped
 from training.diagnose import traceback
 from training.diagnose.exception_cause import LEFT
 
@@ -79,7 +80,7 @@ def _printed(rank: int, text: str) -> RankErrorRecord:
     said, at, where = text.rpartition(" at ")
     kind, _, message = (said if at else text).partition(":")  # no space after it: no message
     message = message.lstrip()
-    return {
+    report: RankErrorRecord = {
         "rank": rank,
         "guilty_rank": rank,
         "time": 0.0,  # unknown
@@ -91,6 +92,9 @@ def _printed(rank: int, text: str) -> RankErrorRecord:
         "disk_full": any(f"[Errno {number}]" in message for number in FULL),
         "traceback": [],
     }
+    if kind == RunStopped.__name__:
+        report["stopped"] = message
+    return report
 
 
 def _recorded(run: rundir.RunDir, rank: int) -> RankErrorRecord | None:

@@ -14,7 +14,7 @@ from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.core.units import plural
 from training.diagnose import run_files, signatures
-from training.diagnose.advice import advice, filled, of_end, values
+from training.diagnose.advice import advice, filled, of_end, of_kind, values
 from training.diagnose.events import LOST, OWN, Event
 from training.diagnose.health import BROKEN_OFF, NO_SIGN
 from training.diagnose.jobs import JobCount
@@ -145,6 +145,8 @@ def _record(found: RootCause, run: RunDir | None, plan: Plan | None) -> Diagnosi
     signature = event.signature if event else None
     groups = event.hit.groups if event and event.hit else {}
     line = (event.hit.line if event.hit else event.line) if event else None
+    known = values(run, plan) if run and plan else None
+    vanished = bool(run and event and event.file == run.supervisor)
     return {
         "schema_version": SCHEMA_VERSION,
         "cause": found.cause,
@@ -153,9 +155,10 @@ def _record(found: RootCause, run: RunDir | None, plan: Plan | None) -> Diagnosi
         "evidence": shown(line.text if line else "", event.hit.start if event and event.hit else 0),
         "confidence": found.confidence,
         "summary": _summary(found, groups),
-        "advice": advice(
-            found.cause, signature, groups, values(run, plan) if run and plan else None
-        ),
+        "advice": [
+            *(of_kind("vanished", known or {}) if vanished else []),
+            *advice(found.cause, signature, groups, known),
+        ],
         "also": found.also,
         "title": _title(found.cause),
         "file": (event.analysis.source.name if event.analysis else str(event.file or ""))

@@ -54,11 +54,12 @@ def payload(
     begun: bool,
     why: str = "",
     known: FailureRecord | None = None,
+    restarts: int = 0,
 ) -> NotificationRecord:
     """Facts without secrets, because they leave this machine. Unless `begun`, the run directory has
     no records of this launch. `why`: the text shown to the user where no rank has ended the run.
     `known`: the failure, whose file may be missing (a full disk) or seem to be from an earlier
-    start (a clock that was set back)."""
+    start (a clock that was set back). `restarts`: of this launch."""
     done = _of_this_start(run.summary, plan) if begun else {}
     failure = _failure(run, plan, known) if begun and not why else {}
     status: NotifyStatus = BY_CODE.get(Exit(code), FAILED) if code in EXIT_MEANING else FAILED
@@ -82,10 +83,7 @@ def payload(
         "eval": {name: value for name, value in evaluation.items() if name.startswith("val_")}
         or None,
         "seconds": round(time.time() - plan["created"], 1),
-        "restarts": sum(
-            e.get("event") == "restart" and e["time"] >= plan["created"]
-            for e in rundir.read_records(run.events)
-        ),
+        "restarts": restarts,
         "host": socket.gethostname(),
         "run_dir": str(run.path) if run.plan.exists() else None,
         "report": str(run.report)

@@ -25,7 +25,7 @@ OPEN_BYTES = 1 << 16  # of an unterminated line
 IN_THREAD = b"Exception in thread "  # printed by Python; the process continues without the thread
 THREAD_BYTES = 1 << 14  # of such a traceback
 MOST_FRAMES = 100  # lines of it
-# printed by lib/run_script.py, before the exception
+# printed before the exception by lib/run_script.py and training.trainer.error_file
 UNWRITTEN = b".error.json cannot be written: "
 REPORT_BYTES = 1 << 12
 _buffer = bytearray(READ_BYTES)  # of all outputs: a new one for each read costs more than the read

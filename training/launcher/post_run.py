@@ -17,6 +17,9 @@ from training.launcher import hook_runner, notification, spawn
 from training.launcher.stop_signals import StopSignals
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from training.core.contracts.events import RestartFacts
     from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import NotificationRecord
     from training.core.contracts.verdict import FailureRecord
@@ -38,6 +41,7 @@ class PostRun:
             False
         )
         self.failure: FailureRecord | None = None  # of the last start of the ranks
+        self.restarts: Sequence[RestartFacts] = ()  # of the ranks, so far
         self.left = False  # other machines continue the run, or may
         self._alone = ""  # why this machine must not continue it, if perhaps no other one does
 
@@ -109,6 +113,7 @@ class PostRun:
                         begun=self.begun,
                         why=self._alone or why,
                         known=self.failure,
+                        restarts=len(self.restarts),
                     ),
                 )
 

@@ -48,7 +48,8 @@ class Recovery:
 
     def __init__(self, run: rundir.RunDir, plan: Plan, signals: StopSignals | None = None) -> None:
         self.run, self.plan, self._signals = run, plan, signals or StopSignals()
-        self.restarts: list[RestartFacts] = []  # as in events.jsonl
+        # as in events.jsonl, with the step of the checkpoint that was loaded
+        self.restarts: list[RestartFacts] = []
         self.stopped: Exit | None = None  # asked to stop between two attempts
         # why the last failure was not followed by a restart, where restarts were requested
         self.given_up = ""
@@ -337,7 +338,7 @@ class Recovery:
         self.restarts.append(facts)
         self._texts.append(text)
         if not self._of_script:  # no heartbeat
-            self._resumption.begin(self._attempt, self._failed_at, facts["step"], ranks)
+            self._resumption.begin(facts, self._failed_at, ranks)
 
     def grow(self, team: Team, why: str, text: str) -> bool:
         """A restart without a failure, with more ranks; logged, as `text`. False: the plan cannot

@@ -13,6 +13,8 @@ from training.core.tail import tail
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from training.core.contracts.events import RecoveredFacts, RestartFacts
+
 SETTLED = 2  # steps after a start that are slower than the others
 MEASURED = 8  # steps whose median is the time of a step
 RECENT = 200  # last lines of metrics.jsonl, with those of evaluations
@@ -24,7 +26,7 @@ class Resumption:
 
     def __init__(self, run: rundir.RunDir) -> None:
         self._run = run
-        self._attempt = 0
+        self._restart: RestartFacts | None = None  # the last one
         self._failed_at = 0.0
         self._waits = False  # for the first step
         self._ranks: tuple[int, int] | None = None  # whose time of a step is still to be measured
@@ -37,9 +39,11 @@ class Resumption:
         """Whether the ranks have trained since the last restart."""
         return not self._waits
 
-    def begin(self, attempt: int, failed_at: float, step: int, ranks: tuple[int, int]) -> None:
-        """A restart after a failure in `step`. `ranks`: before and after."""
-        self._attempt, self._failed_at, self._waits = attempt, failed_at, True
+    def begin(self, restart: RestartFacts, failed_at: float, ranks: tuple[int, int]) -> None:
+        """`restart` is corrected if it resumes from an earlier step than planned; `ranks`: before
+        and after."""
+        self._restart, self._failed_at, self._waits = restart, failed_at, True
+        step = restart["step"]
         times = (
             []
             if self._first is None
@@ -60,18 +64,41 @@ class Resumption:
             or (beat.step == beat.first_step and beat.phase in heartbeat.STEP_PHASES)
         ):
             return
+        assert self._restart is not None
         if self._waits:
             self._waits, self._first = False, beat.first_step
-            seconds = beat.wall_time - self._failed_at
-            log.info(msg("launcher.restart.resumed", seconds=seconds))
-            self._run.event(
-                "recovered", attempt=self._attempt, step=beat.first_step, seconds=seconds
-            )
+            self._resumed(self._restart, beat.first_step, beat.wall_time - self._failed_at)
         assert self._first is not None
         if self._ranks and beat.step > self._first + SETTLED + MEASURED:
-            self._measure(self._ranks, self._first + SETTLED)
+            self._measure(self._restart["attempt"], self._ranks, self._first + SETTLED)
 
-    def _measure(self, ranks: tuple[int, int], first: int) -> None:
+    def _resumed(self, restart: RestartFacts, first: int, seconds: float) -> None:
+        saved = first - 1
+        lost = restart["step"] - saved
+        facts: RecoveredFacts = {
+            "attempt": restart["attempt"],
+            "step": first,
+            "seconds": seconds,
+            "resumes_at": saved,
+            "steps_lost": lost,
+        }
+        if saved == restart["resumes_at"]:
+            log.info(msg("launcher.restart.resumed", seconds=seconds))
+        else:  # the weights of a checkpoint are verified by the ranks, which skip a damaged one
+            text = msg(
+                "launcher.restart.resumed_earlier",
+                seconds=seconds,
+                step=saved,
+                planned=restart["resumes_at"],
+                steps=units.plural(lost, "step"),
+            )
+            log.warning(text)
+            facts["text"] = text
+            restart["resumes_at"], restart["steps_lost"] = saved, lost
+            restart["text"] += f"; {text}"
+        self._run.event("recovered", **facts)
+
+    def _measure(self, attempt: int, ranks: tuple[int, int], first: int) -> None:
         """`first`: step to begin with."""
         times = _step_times(self._run.metrics, first, None)
         if len(times) < MEASURED:
@@ -91,7 +118,7 @@ class Resumption:
         log.info(text)
         self._run.event(
             "pace",
-            attempt=self._attempt,
+            attempt=attempt,
             ranks=list(ranks),
             step_ms=[self._before_ms, after],
             expected_slowdown=expected,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 def train(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token: str) -> int:
     """To the end of the run; the exit code of this machine."""
     launch = Launch(run, plan, ending, token)
+    ending.restarts = launch.recovery.restarts
     machine: Machine
     if isinstance(line, Coordinator):
         machine = Leader(launch, line)

@@ -184,6 +184,7 @@ def _prepare(run: rundir.RunDir, plan: Plan, line: PeerLink | None) -> None:
 def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str], token: str) -> int:
     with StopSignals() as signals, Growth(Recovery(run, plan, signals)) as growth:
         recovery = growth.recovery
+        ending.restarts = recovery.restarts
         while True:
             ending.failure = None
             attempt = Attempt(run, plan, local_ranks.alone(plan), token, signals=signals)

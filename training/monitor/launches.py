@@ -20,6 +20,8 @@ OVER = ("end", "failure", "given_up", "requeue")
 AT_WORK = (TRAINED, "eval", "checkpoint")
 CONTINUES = (*AT_WORK, "restart")
 BEGINS = (LAUNCHED, "resume", "start")
+STARTING = (LAUNCHED, "restart", "resume")  # the ranks do not train yet
+STARTED = ("start", *AT_WORK, *OVER)
 OF_STARTS = (*OVER, *BEGINS, "restart")  # few, and the history of a run depends on each
 RECORDED = "recorded"  # field of an event
 BLOCK = 1 << 16  # bytes, more than a record
@@ -118,7 +120,7 @@ def pauses(
     launched: float | None,
     begun: float = 0.0,
 ) -> list[tuple[float, float]]:
-    """(from, to), unix s: from an end, or from the last step of a killed start, to the next launch.
+    """(from, to), unix s: from an end, or the last sign of a killed start, to the next launch.
     Restarts by the supervisor are not pauses. `trained`: times of steps; `launched`: when the last
     launch was planned; `begun`: start of the run. An earlier moment is of a clock that was set
     back."""
@@ -126,11 +128,12 @@ def pauses(
     moments += [(at, TRAINED) for at in trained]
     moments += [(launched, LAUNCHED)] if launched else []
     moments = sorted(moment for moment in moments if moment[0] >= begun)
-    found = []
+    found, starting = [], True
     for (since, before), (until, after) in pairwise(moments):
-        if until - since > PAUSE_S and (
-            (before in OVER and after not in CONTINUES) or (before in AT_WORK and after in BEGINS)
-        ):
+        # Of any kind may be the last event of a killed start, and the first of the next one.
+        starting = before in STARTING or (starting and before not in STARTED)
+        begins = after == LAUNCHED or (after in BEGINS and not starting)
+        if until - since > PAUSE_S and (begins or (before in OVER and after not in CONTINUES)):
             found.append((since, until))
     return found
 

@@ -38,7 +38,7 @@ from training.monitor.run_status import (
     script_of,
 )
 from training.monitor.script_ranks import ScriptRanks
-from training.plan.script_words import WATCH
+from training.plan.script_words import RUN, WATCH, WATCHING
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import RunStatus
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 2
 GPU_PATIENCE_S = 2.0
 LOG_LINES, WARNINGS = 20, 20
+NOTABLE = ("warning", "restart", "pace", "verdict", "takeover", "given_up")  # kinds of events
 
 
 class StateSource(Protocol):
@@ -122,6 +123,7 @@ class RunWatch:
         rank_states.mark_late(ranks, active=state in (STARTING, RUNNING))
         rank_states.add_recorded(ranks, self._history)
         watched = text(dig(plan, "launcher", "value")) == WATCH  # its plan has no number of ranks
+        script = text(dig(plan, "command", "script"))
         started = number(dig(plan, "created")) or number(supervisor.get("started"))
         end = failure if state == FAILED or (state == STOPPED and not summary) else summary
         ended = ended_at(state, evidence, end) if state in ENDED else None
@@ -142,7 +144,7 @@ class RunWatch:
                 "source": printed.source if printed else None,
                 "name": run.name,
                 "dir": str(run.path),
-                "script": text(dig(plan, "command", "script")),
+                "script": WATCHING if watched and script == RUN else script,
                 "program": script_of(plan),
                 "task": text(dig(plan, "task", "name")),
                 "ranks": (not watched and whole(dig(plan, "ranks"))) or len(ranks) or None,
@@ -258,7 +260,7 @@ class RunWatch:
             self._resumed = last_resume.of_event(event) or self._resumed
             self._total = whole(event.get("total_steps")) or self._total
             self._epochs = whole(event.get("epochs")) or self._epochs
-            if kind in ("warning", "restart", "pace", "verdict", "takeover", "given_up"):
+            if kind in NOTABLE or (kind == "recovered" and message):
                 self._warnings.append(
                     {"time_unix_s": number(event.get("time")), "text": message or str(kind)}
                 )

@@ -13,6 +13,7 @@ from training.core import rundir
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.host.placement import NODE, Topology
+from training.plan import running
 
 NAME_CHARACTERS = msg("plan.run_name.characters")
 
@@ -66,12 +67,18 @@ def taken(
             for n in itertools.count(2)
             if not os.path.lexists(experiments / f"{name[:100]}_{n}")
         )
-        resumable = rundir.read_json(rundir.RunDir(experiments / name).plan)
-        fixes = [again(resume=name)] if resumable and not resumable.get("script") else []
+        run = rundir.RunDir(experiments / name)
+        if pid := running.pid_of(run):
+            what = msg("plan.run_name.running", given=given, path=run.path, pid=pid)
+            fixes = running.fixes(run, pid)
+        else:
+            what = msg("plan.run_name.taken", given=given, path=run.path)
+            resumable = rundir.read_json(run.plan)
+            fixes = [again(resume=name)] if resumable and not resumable.get("script") else []
         return [
             Problem(
                 "run_name.taken",
-                msg("plan.run_name.taken", given=given, path=experiments / name),
+                what,
                 msg("plan.run_name.new"),
                 [*fixes, again(run_name=free)],
             )

@@ -10,6 +10,7 @@ from training.config.schema import FIELDS
 SEPARATOR = "--"
 WATCH = "watch"  # launcher of a plan whose ranks the program itself starts
 RUN = "duet run"  # the other command that launches a script; lib/init.sh passes its name
+WATCHING = "duet watch"  # becomes RUN with the flag --watch
 PROGRAM = ("script", "module", "no_python", "watch")  # flags that name what is launched
 # Fields that apply to the launch of any script.
 USED = (

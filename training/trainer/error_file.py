@@ -3,7 +3,6 @@ parsed."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import signal
@@ -83,11 +82,15 @@ def _final(error: BaseException) -> BaseException:
 
 
 def note(run: rundir.RunDir, rank: int, error: RunStopped) -> None:
-    """Write ranks/rank<r>.error.json of a run that stops itself and has reported why."""
-    with contextlib.suppress(OSError):
-        rundir.write_json(
-            run.rank_error(rank), {**_facts(run, rank, error.cause), "stopped": str(error)}
-        )
+    """Write ranks/rank<r>.error.json of a run that stops itself and has reported why. Without room
+    for it, print the cause, which the supervisor finds (training.launcher.output)."""
+    file, facts = run.rank_error(rank), _facts(run, rank, error.cause)
+    try:
+        rundir.write_json(file, {**facts, "stopped": str(error)})
+    except OSError as full:
+        cause = " ".join(f"{type(error).__name__}: {facts['message']}".split())
+        where = f" at {facts['where']}" if facts["where"] else ""
+        print(f"{file} cannot be written: {full.strerror}; {cause}{where}", file=sys.stderr)
 
 
 def _of_library(file: str) -> bool:

@@ -91,7 +91,7 @@ def write_summary(
         "exit_code": int(code),
         "launch": plan["launch"],
         "time": time.time(),
-        "seconds": time.time() - started,  # since begun_at
+        "seconds": time.monotonic() - started,  # since begun_at; the clock may be set meanwhile
         "begun_at": session.position.step,
         "steps": position.step,
         "parameters": session.parameters,

@@ -83,7 +83,7 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
     from training.trainer.step_stats import StopRequest
 
     stop = StopRequest()
-    started = time.time()
+    started = time.monotonic()
     if world.device.type == "cpu":
         allocator.keep_freed_memory()
     else:

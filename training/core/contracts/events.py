@@ -126,6 +126,9 @@ class RecoveredFacts(TypedDict):
     attempt: int
     step: int
     seconds: float  # since the failure
+    resumes_at: int  # step of the checkpoint that was loaded: earlier if the newest is damaged
+    steps_lost: int
+    text: NotRequired[str]  # where these two differ from those of the restart
 
 
 class PaceFacts(TypedDict):

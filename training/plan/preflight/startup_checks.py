@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import socket
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 from training.core import log, rundir, standing, units
 from training.core.messages import msg
 from training.host import cgroups, decisions, env_vars, ports, process
+from training.plan import running
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
 from training.plan.request import LaunchRequest
 from training.tasks import memory
@@ -29,35 +29,14 @@ WRITTEN_S, POLL_S = 60.0, 0.5
 def not_running(run: rundir.RunDir, *, waits: bool) -> list[Check]:
     """The run to resume is not running: two supervisors would overwrite each other's files.
     `waits`: also until it is clear whether another machine runs it, unlike a dry run."""
-    started = standing.starter(run)
-    if started not in (None, os.getpid(), os.getppid()):
-        return [_still_running(run, started)]
+    if pid := running.pid_of(run):
+        text = msg("plan.run.still_running", name=run.name, pid=pid)
+        return [Check("run", ERROR, text, running.fixes(run, pid))]
     facts = rundir.read_json(run.supervisor) or {}
-    pid, host = facts.get("pid"), facts.get("host")
-    if pid is None:
+    host = facts.get("host")
+    if facts.get("pid") is None or host == socket.gethostname():
         return []
-    if host != socket.gethostname():
-        return _not_elsewhere(run, str(host), waits=waits)
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return []
-    if not any(_is_folder(word, run.path) for word in words):
-        return []  # the pid belongs to another process now
-    return [_still_running(run, pid)]
-
-
-def _still_running(run: rundir.RunDir, pid: int) -> Check:
-    text = msg("plan.run.still_running", name=run.name, pid=pid)
-    return Check("run", ERROR, text, [_watch(run), f"kill {pid}"])
-
-
-def _is_folder(word: bytes, folder: Path) -> bool:
-    """Whether an argument, an absolute path, names this folder in any spelling."""
-    try:
-        return word.startswith(b"/") and folder.samefile(os.fsdecode(word))
-    except (OSError, ValueError):
-        return False
+    return _not_elsewhere(run, str(host), waits=waits)
 
 
 def _not_elsewhere(run: rundir.RunDir, host: str, *, waits: bool) -> list[Check]:
@@ -71,7 +50,7 @@ def _not_elsewhere(run: rundir.RunDir, host: str, *, waits: bool) -> list[Check]
         return []
     text = msg("plan.run.written_elsewhere", name=run.name, seconds=since, host=host)
     if not waits:
-        return [Check("run", WARNING, text, [_watch(run)])]
+        return [Check("run", WARNING, text, [running.monitor(run)])]
     log.info(msg("plan.run.waits", text=text, seconds=WRITTEN_S - since))
     end = time.monotonic() + WRITTEN_S - since
     with process.stoppable():
@@ -79,16 +58,16 @@ def _not_elsewhere(run: rundir.RunDir, host: str, *, waits: bool) -> list[Check]
             time.sleep(POLL_S)
     if _written(run) == written:
         return []
-    return [Check("run", ERROR, msg("plan.run.runs_on", name=run.name, host=host), [_watch(run)])]
+    return [
+        Check(
+            "run", ERROR, msg("plan.run.runs_on", name=run.name, host=host), [running.monitor(run)]
+        )
+    ]
 
 
 def _written(run: rundir.RunDir) -> float:
     files = (run.metrics, run.events)
     return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
-
-
-def _watch(run: rundir.RunDir) -> str:
-    return f"./monitor_training.sh --run={shlex.quote(str(run.path))}"
 
 
 def host_memory(

@@ -1,0 +1,43 @@
+"""Whether a run is running on this machine, and the commands that show or end it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+from pathlib import Path
+
+from training.core import rundir, standing
+
+
+def pid_of(run: rundir.RunDir) -> int | None:
+    """PID of the process on this machine that runs the run, or begins to; not of this launch."""
+    started = standing.starter(run)
+    if started not in (None, os.getpid(), os.getppid()):
+        return started
+    facts = rundir.read_json(run.supervisor) or {}
+    pid = facts.get("pid")
+    if pid is None or facts.get("host") != socket.gethostname():
+        return None
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    # else the pid belongs to another process now
+    return int(pid) if any(_is_folder(word, run.path) for word in words) else None
+
+
+def _is_folder(word: bytes, folder: Path) -> bool:
+    """Whether an argument, an absolute path, names this folder in any spelling."""
+    try:
+        return word.startswith(b"/") and folder.samefile(os.fsdecode(word))
+    except (OSError, ValueError):
+        return False
+
+
+def monitor(run: rundir.RunDir) -> str:
+    return f"./monitor_training.sh --run={shlex.quote(str(run.path))}"
+
+
+def fixes(run: rundir.RunDir, pid: int) -> list[str]:
+    return [monitor(run), f"kill {pid}"]
