@@ -58,7 +58,7 @@ def test_estimates_that_print_alike_are_not_compared(run: RunDir) -> None:
     assert f"{known['fits_gib']} of 24.0 GiB" in told(run, LARGE)
 
 
-def test_memory_far_above_the_estimate_is_said_instead(run: RunDir) -> None:
+def test_memory_far_above_the_estimate_replaces_it(run: RunDir) -> None:
     total = estimate(LARGE).total
     for allocated, beyond in ((total, False), (2 * total, True)):
         found = told(run, LARGE, allocated)
