@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.bench import Bench, check
@@ -25,7 +26,12 @@ def run(bench: Bench) -> dict[str, Any]:
         "steps_lost": [e["steps_lost"] for e in restarts],
         "seconds_to_next_step": recovered,
         "checks": [
-            check("smaller batch", changes == [[8, 4]], f"device_batch_size {changes}"),
+            check("smaller batch", changes == [[8, 4]], f"device_batch_size {sizes(changes)}"),
             check("all steps are done", len(one.steps) == 20, f"{len(one.steps)} of 20 steps"),
         ],
     }
+
+
+def sizes(changes: Sequence[Sequence[int] | None]) -> str:
+    """'8 → 4, 4 → 2'; 'unchanged' for a restart with the same batch."""
+    return ", ".join("unchanged" if one is None else f"{one[0]} → {one[1]}" for one in changes)

@@ -15,7 +15,7 @@ typedef struct {
   char name[128];
 } UniqueId;
 typedef struct {
-  int arrived, generation, joined;
+  int arrived, generation;
   struct {
     int kind;
     size_t bytes;
@@ -33,10 +33,13 @@ static const size_t SIZES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}; /* by ncclDa
 int ncclGetVersion(int *version) { return *version = 22907, SUCCESS; }
 const char *ncclGetErrorString(int code) { return code ? "unhandled cuda error (run with NCCL_DEBUG=INFO for details)" : "no error"; }
 const char *ncclGetLastError(void *comm) { return (void)comm, ""; }
+/* A file without a name, which this process offers to the other ranks: nothing is left behind, whoever is killed. */
+static const char OFFERED[] = "/proc/%d/fd/%d";
 int ncclGetUniqueId(UniqueId *id) {
-  static int made;
+  int file = memfd_create("null-nccl", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, sizeof(Room))) return 2; /* ncclSystemError */
   memset(id, 0, sizeof *id);
-  return snprintf(id->name, sizeof id->name, "/null-nccl-%d-%d", getpid(), __atomic_add_fetch(&made, 1, __ATOMIC_SEQ_CST)), SUCCESS;
+  return snprintf(id->name, sizeof id->name, OFFERED, getpid(), file), SUCCESS;
 }
 
 static bool ended(const Comm *comm) { return comm->aborted || device_state(comm->device)->fault; }
@@ -61,16 +64,18 @@ int ncclCommInitRankConfig(Comm **out, int ranks, UniqueId id, int rank, void *c
   COUNT("NCCL communicator");
   (void)config;
   if (ranks > RANKS) return 4; /* ncclInvalidArgument */
-  int file = shm_open(id.name, O_CREAT | O_RDWR, 0600);
-  if (file < 0 || ftruncate(file, sizeof(Room))) return 2; /* ncclSystemError */
+  int file = open(id.name, O_RDWR | O_CLOEXEC);
+  if (file < 0) return 2; /* ncclSystemError: as without the process that has made the id */
   Room *room = mmap(0, sizeof(Room), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
   Comm *comm = calloc(1, sizeof *comm);
   if (room == MAP_FAILED || !comm) return 2;
   *comm = (Comm){.room = room, .ranks = ranks, .rank = rank, .device = physical_device()};
-  /* Nobody needs the name any more: nothing is left behind, whoever is killed. */
-  if (__atomic_add_fetch(&room->joined, 1, __ATOMIC_SEQ_CST) == ranks) shm_unlink(id.name);
-  return *out = comm, met(comm) ? SUCCESS : 1;
+  *out = comm;
+  if (!met(comm)) return 1;
+  int owner, offered;
+  if (sscanf(id.name, OFFERED, &owner, &offered) == 2 && owner == getpid()) close(offered); /* all have it */
+  return SUCCESS;
 }
 int ncclCommInitRank(Comm **out, int ranks, UniqueId id, int rank) { return ncclCommInitRankConfig(out, ranks, id, rank, NULL); }
 int ncclCommGetAsyncError(Comm *comm, int *error) { return *error = device_state(comm->device)->fault ? 1 : 0, SUCCESS; }

@@ -1,8 +1,10 @@
 /* The fake NVML with memory and processes as the null GPU has them (NULL_GPU_STATE), and what torch asks besides. */
+#define nvmlDeviceGetHandleByIndex_v2 fixed_handle
 #define nvmlDeviceGetMemoryInfo fixed_memory
 #define nvmlDeviceGetUUID fixed_uuid
 #define nvmlDeviceGetComputeRunningProcesses_v3 fixed_processes
 #include "../fake_nvml/fake_nvml.c"
+#undef nvmlDeviceGetHandleByIndex_v2
 #undef nvmlDeviceGetMemoryInfo
 #undef nvmlDeviceGetUUID
 #undef nvmlDeviceGetComputeRunningProcesses_v3
@@ -31,7 +33,11 @@ static DeviceState *shared(unsigned device) {
 static bool lives(const ProcessUse *use) { return use->pid && !(kill(use->pid, 0) && errno == ESRCH); }
 enum { GPU_IS_LOST = 15 };
 
-/* A lost GPU has no identity any more, so the driver's list lacks it. */
+/* A lost GPU is counted, but has no handle and no identity any more. */
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **out) {
+  DeviceState *state = index < DEVICES ? shared(index) : NULL;
+  return state && state->fault ? GPU_IS_LOST : fixed_handle(index, out);
+}
 int nvmlDeviceGetUUID(Device *d, char *out, unsigned length) {
   DeviceState *state = shared(d->index);
   return state && state->fault ? GPU_IS_LOST : fixed_uuid(d, out, length);

@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.e2e.conftest import Launched
 from tests.null_gpu.conftest import NullGpus
+from training.core.messages import msg
 from training.core.rundir import read_json, read_records
 from training.launcher.communication.stages import LIMIT_S
 
@@ -142,6 +143,10 @@ def test_a_lost_gpu_is_named(train: Train, gpus: NullGpus) -> None:
     gpus.break_down(1, 999)
     assert run.wait() == 4
     assert (run.failure["cause"], run.failure["rank"]) == ("gpu_hardware", 1)
+    assert run.failure["lost_ranks"] == [1]
+    # the driver counts it, but it does not answer
+    others = msg("host.gpus.on_machine", count=1)
+    assert msg("host.gpus.silent", selected=others, gpus=1) in run.failure["summary"]
 
 
 def test_different_collectives_are_named(train: Train) -> None:

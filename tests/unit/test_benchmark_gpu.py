@@ -22,6 +22,7 @@ from benchmarks.gpu import (
     correctness,
     machine,
     page,
+    recovery,
     results,
     stages,
     table,
@@ -360,3 +361,8 @@ def test_a_python_that_imports_torch_for_too_long_is_refused_in_a_line(
     with pytest.raises(machine.NoGpu) as refused:
         machine.find(str(python))
     assert str(refused.value) == f"{python}: torch is not imported after 0 s"
+
+
+def test_batches_of_restarts_in_words() -> None:
+    assert recovery.sizes([[8, 4]]) == "8 → 4"
+    assert recovery.sizes([[8, 4], None, [4, 2]]) == "8 → 4, unchanged, 4 → 2"

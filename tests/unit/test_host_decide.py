@@ -13,7 +13,7 @@ from training.host import decisions
 from training.host.gpus import Gpu, GpuInventory
 from training.host.placement import LOCAL, RANK, Topology
 from training.host.torch_build import TorchBuild
-from training.plan.preflight import WARNING, precision_checks
+from training.plan.preflight import WARNING, gpu_checks, precision_checks
 
 GIB = 1 << 30
 TORCH, CPU_TORCH = TorchBuild("2.13.0", "13.0"), TorchBuild("2.13.0+cpu", None)
@@ -168,6 +168,24 @@ def test_a_gpu_without_a_compiler_trains_eagerly() -> None:
     found = decisions.compiled(config(), "cuda", ["gcc", "Python.h"])
     assert found.value is False and "gcc, Python.h" in found.reason
     assert decisions.compiled(config(compile="1"), "cuda", ["gcc"]).value is True, "then refused"
+
+
+def test_emulated_bf16_is_not_compiled() -> None:
+    """torch warns and runs such code eagerly."""
+    for capability, precision, emulated in (
+        ((7, 5), "bf16", "Card 0"),
+        ((7, 5), "fp16", ""),
+        ((8, 0), "bf16", ""),
+        (None, "bf16", ""),
+    ):
+        gpus = machine(16, 16, capability=capability).gpus
+        assert decisions.without_bf16(precision, gpus) == emulated
+        assert decisions.compiled(config(), "cuda", (), emulated).value is not bool(emulated)
+    assert decisions.compiled(config(compile="1"), "cuda", (), "Card 0").value is True
+    request: Any = SimpleNamespace(command=lambda **changes: str(changes))
+    for name, found in (("Card 0", [WARNING]), ("", [])):
+        checks = gpu_checks.compile_works(TORCH, "cuda", {}, request, name)
+        assert [check.status for check in checks] == found
 
 
 def test_a_static_graph_is_used_only_where_it_works() -> None:

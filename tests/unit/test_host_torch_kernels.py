@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import pytest
 
 from tests.cases import each
 from tests.unit.conftest import ROOT, SIMPLE, ask, fake_torch, python
+from training.host import torch_build
 from training.host.gpus import Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight import torch_kernels, torch_wheels
@@ -120,6 +123,25 @@ def test_the_build_for_older_gpus_and_drivers(
     found = torch_wheels.older(machine, version, ask(QUICKSTART, script=SIMPLE))
     assert bool(found) is exists
     assert all("torch==2.13.0 " in one or "rm -r " in one for one in found)
+
+
+def test_an_older_build_is_not_installed_beside_a_chosen_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only without the variable does the run use what was installed."""
+    card = Gpu(0, "GPU-0", "Card", None, None, None, None, None, (7, 0))
+    machine, request = GpuInventory((card,), "", "550.1", "13.0"), ask(QUICKSTART, script=SIMPLE)
+    build = TorchBuild("2.13.0+cu130", "13.0", str(tmp_path / "torch"))
+    by = torch_build.chosen_by(build, {"TORCH_LOCAL_PATH": str(tmp_path)})
+    for prefix, environment in ((str(ROOT / ".venv"), 0), ("/usr", 1)):
+        monkeypatch.setattr(sys, "prefix", prefix)
+        (plain,) = torch_wheels.older(machine, build.version, request)
+        assert "env" not in shlex.split(plain)
+        (fix,) = torch_wheels.older(machine, build.version, request, by)
+        first, then = (shlex.split(part) for part in fix.partition("  #")[0].split("; "))
+        assert first[0] == ("rm", sys.executable)[environment]
+        assert then[:3] == ["env", "-u", "TORCH_LOCAL_PATH"]
+        assert shlex.join(then).endswith(request.command())
 
 
 def test_the_pinned_build_is_the_one_in_the_tables() -> None:

@@ -191,7 +191,8 @@ def test_out_of_memory_goes_down_to_one_sequence_whatever_the_number_of_restarts
         before.append(error("gpu_oom", changed=True))
     assert sizes == [4, 2, 1]
     assert chosen == GiveUp(
-        "device_batch_size is already 1: try a smaller --max_seq_len or --depth"
+        "device_batch_size is already 1: try --activation_checkpointing=1 (the same model, slower), "
+        "or a smaller --max_seq_len or --depth"
     )
 
 

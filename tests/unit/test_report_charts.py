@@ -17,6 +17,7 @@ from training.core.units import duration
 from training.launcher import notification
 from training.monitor import launches, state
 from training.monitor.report import (
+    chart_render,
     chart_types,
     charts,
     run,
@@ -25,6 +26,7 @@ from training.monitor.report import (
     sections,
     timeline,
 )
+from training.monitor.report.curve import PointPosition
 from training.monitor.runs import facts
 
 
@@ -422,6 +424,28 @@ def test_spike_does_not_flatten_the_loss(whole: Made) -> None:
         whole.step(step, 2.0)
     chart = loss_of(whole)
     assert "▲: above 5" in chart.note and 121 in marked(chart, charts.BEYOND)
+
+
+def test_tiny_and_huge_values_have_short_labels() -> None:
+    """Those of gradients that vanish were cut to zeros."""
+    for size, form, short in (
+        (1e-44, "", True),
+        (3e-5, "", True),
+        (1e30, "~s", True),
+        (0.002, "", False),
+        (4e8, "~s", False),
+        (0.0, "", False),
+    ):
+        places = [PointPosition(step, float(step), None) for step in (1, 2, 3)]
+        points = [(place, size * place.step) for place in places]
+        one = chart_types.Series("a", 1, chart_types.LINE, points)
+        chart = charts.lines("a", "a", [one], form=form)
+        assert chart is not None
+        axis = chart.spec["layer"][0]["encoding"]["y"]["axis"]
+        assert axis.get("format", "") == (charts.EXPONENT if short else form)
+        if short and chart_render.available():
+            labels = re.findall(r">([^<>]*e[+−-]\d+)<", chart_render.picture(chart))
+            assert len(set(labels)) == len(labels) > 1
 
 
 def test_axis_of_a_single_value_shows_it(tmp_path: Path) -> None:

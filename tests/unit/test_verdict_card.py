@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import resource
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -20,7 +21,7 @@ from training.watchdog.hang_report import DESYNC, UNEVEN
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
-    from training.core.contracts.verdict import EndRecord
+    from training.core.contracts.verdict import EndRecord, FailureRecord
 
 
 @pytest.fixture
@@ -108,6 +109,18 @@ def test_advice_for_out_of_memory_has_the_values_of_the_plan(run: RunDir) -> Non
     advice = failed(run)["advice"]
     assert all(value in advice[0] for value in ("device_batch_size is 8", "try 4", "512 tokens"))
     assert advice[1] == "./launch_train.sh 2 --resume=run --device_batch_size=4"
+
+
+def test_exhausted_memory_is_in_the_units_of_the_plan(run: RunDir) -> None:
+    """A card of 24 GiB does not seem to have 26 GB allocated."""
+    report_error(run, 1, "OutOfMemoryError", "CUDA out of memory.")
+    largest = [{"bytes": 1 << 34, "count": 1}, {"bytes": 20 << 20, "count": 3}]
+    memory: dict[str, Any] = {"allocated_bytes": 24 << 30, "reserved_bytes": 24 << 30}
+    memory |= {"largest_free_bytes": 512 << 10, "largest": largest}
+    text = card.of_run(cast("FailureRecord", failed(run) | {"memory": memory}))
+    row = next(line for line in text.splitlines() if "1 × " in line)
+    sizes = re.findall(r"[\d.]+ [KMG]i?B", row)
+    assert sizes == ["24.0 GiB", "24.0 GiB", "512 KiB", "16.0 GiB", "20 MiB"]
 
 
 def test_a_reported_error_has_the_advice_of_its_signature(run: RunDir) -> None:

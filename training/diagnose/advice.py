@@ -20,10 +20,11 @@ from training.core.next_command import next_command
 from training.core.rundir import RunDir
 from training.diagnose import gpu_occupants, signatures
 from training.diagnose.signatures import LocalizedText, Signature
+from training.tasks.memory import gib, with_ample_margin
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
-    from training.core.contracts.verdict import EndRecord
+    from training.core.contracts.verdict import EndRecord, ExhaustedMemoryRecord
 
 GIB = 1 << 30
 MOST = 6  # sentences: one screen
@@ -34,7 +35,8 @@ OTHERWISE = " || "
 GENERAL = (signatures.RAISED, signatures.UNKNOWN)
 LIGHTER_IN = "lighter in "  # + phase
 # values about a smaller micro-batch
-SMALLER = {"size", "factor", "smaller_command", "fits_gib", "smallest"}
+SMALLER = {"size", "factor", "smaller_command", "fits_gib", "smallest", "lighter_command"}
+ESTIMATED = "estimated_bytes"  # the plan's estimate of a rank on a GPU
 FORMAT = string.Formatter()
 
 
@@ -99,10 +101,24 @@ def of_end(
     if held := end.get("occupied"):
         left = {name: value for name, value in run_values.items() if name not in SMALLER}
         return advice(cause, signature, groups, left | gpu_occupants.values(held))
-    known = dict(_in_phase(run_values, end.get("phase")))
+    judged = _beyond_estimate(run_values, end.get("memory"))
+    known = dict(_in_phase(judged, end.get("phase")))
     if kind == "error" and (where := end.get("where")):
         known["raised_at"] = where
     return advice(cause, signature, groups, known)
+
+
+def _beyond_estimate(
+    run_values: Mapping[str, str], memory: ExhaustedMemoryRecord | None
+) -> Mapping[str, str]:
+    """With the values of a GPU on which far more was allocated than estimated: then the estimate of
+    a smaller micro-batch is of no use."""
+    if not memory or ESTIMATED not in run_values:
+        return run_values
+    allocated, estimated = memory["allocated_bytes"], int(run_values[ESTIMATED])
+    if allocated < with_ample_margin(estimated):
+        return run_values
+    return {**run_values, "allocated": gib(allocated), "estimated": gib(estimated)}
 
 
 def _in_phase(run_values: Mapping[str, str], phase: object) -> Mapping[str, str]:
@@ -194,18 +210,25 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
         for phase in (*phases.STARTING, *phases.BETWEEN)
         if (lighter := spec.lighter_in(phase))
     }
+    needs = plan["memory"]["total_bytes"] if plan["gpus"] else None
+    if needs is not None:
+        found[ESTIMATED] = needs
     size = smaller(now, batch["seq_len"], batch["world_size"], total)
     if size is None:
-        return found | {"smallest": now, "lighter": spec.lighter}
+        found |= {"smallest": now, "lighter": spec.lighter_than(plan)}
+        savings = spec.savings(plan)
+        return found | ({"lighter_command": command(**savings)} if savings else {})
     found |= {
         "size": size,
         "factor": f"{now / size:g}",
         "smaller_command": command(device_batch_size=size),
     }
-    if plan["gpus"] and (step := tasks.step_of(plan, size)):
+    if needs is not None and (step := tasks.step_of(plan, size)):
         found |= {
             "fits_gib": f"{step.estimate.total / GIB:.1f}",
-            "needs_gib": f"{plan['memory']['total_bytes'] / GIB:.1f}",
+            "needs_gib": f"{needs / GIB:.1f}",
             "gpu_gib": f"{min(gpu['total_bytes'] or 0 for gpu in plan['gpus']) / GIB:.1f}",
         }
+        if found["fits_gib"] == found["needs_gib"]:
+            del found["fits_gib"]
     return found

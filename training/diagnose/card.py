@@ -11,9 +11,9 @@ from training.core.cells import pad
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
 from training.core.project import typed
-from training.core.units import size
 from training.diagnose import gpu_occupants
 from training.diagnose.signatures import NONE
+from training.tasks.memory import gib
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import (
@@ -127,17 +127,17 @@ def _doing(record: FailureRecord | DiagnosisRecord) -> str:
 
 
 def _memory(memory: ExhaustedMemoryRecord | None) -> list[str]:
-    """The state of an exhausted GPU, and its snapshot."""
+    """The state of an exhausted GPU, in the units of torch's error, and its snapshot."""
     if not memory:
         return []
     state = msg(
         "diagnose.card.memory_state",
-        allocated=size(memory["allocated_bytes"]),
-        reserved=size(memory["reserved_bytes"]),
-        free=size(memory["largest_free_bytes"]),
+        allocated=gib(memory["allocated_bytes"]),
+        reserved=gib(memory["reserved_bytes"]),
+        free=gib(memory["largest_free_bytes"]),
     )
     if memory["largest"]:
-        each = (f"{block['count']} × {size(block['bytes'])}" for block in memory["largest"])
+        each = (f"{block['count']} × {gib(block['bytes'])}" for block in memory["largest"])
         state += msg("diagnose.card.memory_largest", largest=", ".join(each))
     lines = [row(msg("diagnose.card.memory"), state)]
     if file := memory.get("file"):

@@ -141,12 +141,22 @@ def cpu_flags() -> set[str]:
     return set(line.partition(":")[2].split())
 
 
-def compiled(config: Config, on: str, missing: Iterable[str] = ()) -> Decision:
-    """`missing`: what torch.compile needs and this machine lacks."""
+def without_bf16(precision: str, gpus: Iterable[Gpu]) -> str:
+    """The first GPU that only emulates the bf16 of this run: torch compiles no bf16 for it and runs
+    such code eagerly (torch/_inductor/compile_fx.py); ''."""
+    return next((g.name for g in gpus if precision == "bf16" and not has_bf16(g)), "")
+
+
+def compiled(
+    config: Config, on: str, missing: Iterable[str] = (), no_bf16_on: str = ""
+) -> Decision:
+    """`missing`: what torch.compile needs and this machine lacks. `no_bf16_on`: `without_bf16`."""
     if config.compile != "auto":
         return Decision(config.compile == "1", AS_ASKED)
     if on == "cuda" and (lacks := ", ".join(missing)):
         return Decision(False, msg("host.decision.compile_lacks", lacks=lacks))
+    if no_bf16_on:
+        return Decision(False, msg("host.decision.compile_no_bf16", name=no_bf16_on))
     if on == "cuda":
         return Decision(True, msg("host.decision.compile_gpu"))
     return Decision(False, msg("host.decision.compile_cpu"))

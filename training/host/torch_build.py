@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,15 @@ def installed() -> TorchBuild | None:
         cuda.group(1) if cuda else None,
         str(Path(spec.origin).parent),
     )
+
+
+def chosen_by(build: TorchBuild, environ: Mapping[str, str]) -> str:
+    """The variable that selects this torch; '' if it belongs to the interpreter."""
+    site = Path(build.folder).parent.resolve()
+    for name in ("TORCH_LOCAL_PATH", "PYTHONPATH"):
+        if any(Path(p).resolve() == site for p in environ.get(name, "").split(":") if p):
+            return name
+    return ""
 
 
 def nccl() -> str | None:

@@ -125,7 +125,8 @@ def _smaller_batch(failure: Failure, plan: Plan) -> Restart | GiveUp | None:
     now, total = plan["config"]["device_batch_size"], plan["config"]["total_batch_size"]
     size = batch.smaller(now, plan["batch"]["seq_len"], plan["batch"]["world_size"], total)
     if size is None:
-        return GiveUp(msg("launcher.retry.batch_too_small", now=now, lighter=spec.lighter))
+        lighter = spec.lighter_than(plan)
+        return GiveUp(msg("launcher.retry.batch_too_small", now=now, lighter=lighter))
     unit = tasks.task_of(plan)["unit"]
     label = msg(
         "launcher.retry.smaller_batch",

@@ -47,8 +47,11 @@ def build(
         else gpus.GpuInventory((), msg("plan.device.not_asked"))
     )
     torch = torch_build.installed()
-    own_why = msg("plan.device.gpu_ids", config_file=request.config_file)
-    gpu_choice = GpuChoice(machine, own_gpu, own_why if own_gpu else "")
+    gpu_choice = GpuChoice(
+        machine,
+        own_gpu,
+        msg("plan.device.gpu_ids", config_file=request.config_file) if own_gpu else "",
+    )
     if not own_gpu and place.kind != RANK:
         gpu_choice = emptiest_gpus(machine, request.gpu_ranks, environ, hide=True)
         machine, environ = gpu_choice.machine, gpu_choice.environ(environ)
@@ -58,7 +61,8 @@ def build(
     precision = decisions.precision(config, device.value, request.gpu_ranks, machine)
     used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
     missing = toolchain.missing(device.value, environ, used)
-    compiled = decisions.compiled(config, device.value, missing)
+    no_bf16_on = decisions.without_bf16(precision.value, used)
+    compiled = decisions.compiled(config, device.value, missing, no_bf16_on)
     room = decisions.budget(
         device.value, request.gpu_ranks if device.value == "cuda" else local, machine
     )
@@ -72,7 +76,7 @@ def build(
     checks += _checks(request, machine, torch, device.value, room, decided.step)
     checks += preflight.precision_works(precision.value, machine, device.value, torch, request)
     if compiled.value:
-        checks += preflight.compile_works(torch, device.value, missing, request)
+        checks += preflight.compile_works(torch, device.value, missing, request, no_bf16_on)
     checks = preflight.of_ranks(request, checks)
     builder.refuse_errors(request, checks)
 

@@ -152,7 +152,9 @@ def with_ample_margin(total: int) -> int:
 
 
 def gib(amount: int | None) -> str:
-    """Bytes in words, GiB or MiB."""
+    """Bytes in words, GiB, MiB or KiB."""
     if amount is None:
         return "-"
+    if 0 < amount < 1 << 20:
+        return f"{amount / 1024:.0f} KiB"
     return f"{amount / GIB:.1f} GiB" if amount >= GIB else f"{amount / (1 << 20):.0f} MiB"

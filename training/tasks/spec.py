@@ -113,6 +113,17 @@ class TaskSpec(ABC):
         """What to try if this phase does not fit the memory; None: a smaller micro-batch."""
         return msg("tasks.spec.lighter_model") if phase in WITHOUT_BATCH else None
 
+    def savings(self, plan: Plan) -> FieldValues:
+        """Fields that save the most memory of the same model and micro-batch; {}: none are left."""
+        return {}
+
+    def lighter_than(self, plan: Plan) -> str:
+        """What to try if the smallest micro-batch of this plan does not fit."""
+        if not (found := self.savings(plan)):
+            return self.lighter
+        flags = " ".join(f"--{name}={value}" for name, value in found.items())
+        return msg("tasks.spec.lighter_first", flags=flags, lighter=self.lighter)
+
     def learning_rates(self, plan: Plan) -> dict[str, float]:
         """Options that are learning rates, with their values."""
         return {

@@ -101,6 +101,7 @@ class EndRecord(TypedDict):
     where: str | None  # file:line
     evidence: list[str]
     stacks: str | None  # folder
+    memory: NotRequired[ExhaustedMemoryRecord]  # the GPU of `rank` had none left
     occupied: NotRequired[OccupiedRecord]  # the GPU of `rank`, by others: the reason of a gpu_oom
 
 
@@ -123,7 +124,6 @@ class FailureRecord(EndRecord):
     torn_down: bool  # a script had finished its work
     launch: NotRequired[str]  # of the plan; missing in early 0.1
     time: float  # unix s
-    memory: NotRequired[ExhaustedMemoryRecord]  # the GPU of `rank` had none left
     gpu: NotRequired[int]  # index of that GPU on its machine, if torch's message has another one
     threads: NotRequired[dict[str, str]]  # rank → exception that has ended a thread of it
     lost_ranks: NotRequired[list[int]]  # whose GPUs the driver no longer lists

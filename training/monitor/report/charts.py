@@ -37,6 +37,8 @@ CALM_FROM = 30  # points
 HALF_POINTS = 750  # of a curve in a chart of half the width
 EQUAL_SHARE = 0.02  # of the value: extent of the axis around it if all values are equal
 EDGE = 5  # pixels
+# Values beyond these, of a diverged or vanished gradient, have exponents instead of many zeros.
+SHORTEST, LONGEST, EXPONENT = 1e-4, 1e12, "~e"
 PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"  # "0" instead of "0k"
 
 
@@ -105,11 +107,6 @@ def lines(
         "axis": at,
         "scale": {"nice": False, "zero": False},
     }
-    axis: VegaSpec = {
-        "title": None,
-        **({"format": form} if form else {}),
-        **({"labelExpr": PLAIN_ZERO} if form == "~s" else {}),
-    }
     scale: VegaSpec = {"zero": zero, "nice": True} | (
         {}
         if top is None
@@ -119,7 +116,12 @@ def lines(
     if values and min(values) == max(values) and not zero:
         around = EQUAL_SHARE * abs(values[0]) or 1.0
         scale = {"domain": [values[0] - around, values[0] + around], "zero": False, "nice": False}
-    y = {"field": "y", "type": "quantitative", "axis": axis, "scale": scale}
+    y = {
+        "field": "y",
+        "type": "quantitative",
+        "axis": _value_axis(values, top, form),
+        "scale": scale,
+    }
     paint: VegaSpec = {
         "field": "series",
         "type": "nominal",
@@ -202,6 +204,16 @@ def lines(
         tuple(i for i, one in enumerate(series) if one.style == THIN),
         hover=True,
     )
+
+
+def _value_axis(values: Sequence[float], top: float | None, form: str) -> VegaSpec:
+    extent = max((abs(v) for v in values if top is None or v <= top), default=0.0)
+    form = form if extent == 0 or SHORTEST <= extent < LONGEST else EXPONENT
+    return {
+        "title": None,
+        **({"format": form} if form else {}),
+        **({"labelExpr": PLAIN_ZERO} if form in ("~s", EXPONENT) else {}),
+    }
 
 
 def thin(points: list[tuple[PointPosition, float]], most: int) -> list[tuple[PointPosition, float]]:

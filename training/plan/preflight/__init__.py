@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from training import tasks
 from training.core.messages import msg
-from training.host import cgroups, decisions
+from training.host import cgroups, decisions, torch_build
 from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight import torch_wheels
@@ -97,7 +97,10 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
     if facts.device == "cuda":
         cards = facts.machine.gpus[: request.gpu_ranks]
         torch = facts.torch
-        other = torch_wheels.older(facts.machine, torch.version, request) if torch else []
+        other: list[str] = []
+        if torch:
+            by = torch_build.chosen_by(torch, os.environ)
+            other = torch_wheels.older(facts.machine, torch.version, request, by)
         checks += [
             *gpus(facts.machine, estimate, request, smaller, step),
             *torch_fits(facts.machine, facts.torch, request, step, other),

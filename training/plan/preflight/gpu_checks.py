@@ -266,10 +266,18 @@ def torch_fits(
 
 
 def compile_works(
-    torch: TorchBuild | None, device: str, missing: Mapping[str, str], request: LaunchRequest
+    torch: TorchBuild | None,
+    device: str,
+    missing: Mapping[str, str],
+    request: LaunchRequest,
+    no_bf16_on: str = "",
 ) -> Iterable[Check]:
-    """`missing`: what torch.compile lacks here → a command that provides it."""
+    """`missing`: what torch.compile lacks here → a command that provides it. `no_bf16_on`: a GPU
+    that only emulates the bf16 of this run."""
     eager = request.command(compile=0)
+    if no_bf16_on:
+        text = msg("host.decision.compile_no_bf16", name=no_bf16_on)
+        yield Check("compile", WARNING, text, [eager])
     if missing:
         text = msg("host.decision.compile_lacks", lacks=", ".join(missing))
         yield Check("compile", ERROR, text, [*filter(None, missing.values()), eager])

@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from training.core.messages import msg
 from training.core.project import ROOT
@@ -34,10 +33,8 @@ def failure(request: LaunchRequest) -> Check | None:
 def fix(build: TorchBuild, request: LaunchRequest, environ: Mapping[str, str], prefix: str) -> str:
     """The command that uses another torch if a variable selects this one, else one that installs
     it again. `prefix`: sys.prefix."""
-    site = Path(build.folder).parent.resolve()
-    for name in ("TORCH_LOCAL_PATH", "PYTHONPATH"):
-        if any(Path(p).resolve() == site for p in environ.get(name, "").split(":") if p):
-            return f"env -u {name} {request.command()}"
+    if name := torch_build.chosen_by(build, environ):
+        return f"env -u {name} {request.command()}"
     if prefix == str(ROOT / ".venv"):
         return f"rm -r {shlex.quote(prefix)}; {request.command()}"
     number = re.match(r"\d+(\.\d+)*", build.version)  # without +cu130, which PyPI does not have

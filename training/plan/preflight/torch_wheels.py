@@ -28,10 +28,13 @@ OLDER_KERNELS = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 OLDER_VERSIONS = (2, 6), (2, 14)
 
 
-def older(machine: GpuInventory, version: str, request: LaunchRequest) -> list[str]:
+def older(
+    machine: GpuInventory, version: str, request: LaunchRequest, chosen_by: str = ""
+) -> list[str]:
     """The command that installs the build for older GPUs and drivers. `version`: such as
     2.13.0+cu130; [] if that release has no older build, or if the GPUs or the driver cannot use
-    it."""
+    it. `chosen_by`: the variable that selects the torch of this run, which would hide the installed
+    one."""
     number = re.match(r"(\d+)\.(\d+)[.\d]*", version)
     first, last = OLDER_VERSIONS
     if not number or not first <= (int(number[1]), int(number[2])) <= last:
@@ -43,8 +46,11 @@ def older(machine: GpuInventory, version: str, request: LaunchRequest) -> list[s
         return []
     if request.installed and sys.prefix != str(ROOT / ".venv"):
         pip = [sys.executable, "-m", "pip", "install", f"torch=={number[0]}"]
-        return [_explained(shlex.join([*pip, f"--index-url={OLDER_INDEX}"]))]
-    again = _explained(f"PIP_EXTRA_INDEX_URL={OLDER_INDEX} {request.command()}")
+        command = shlex.join([*pip, f"--index-url={OLDER_INDEX}"])
+        then = f"; env -u {chosen_by} {request.command()}" if chosen_by else ""
+        return [_explained(command + then)]
+    unset = f"env -u {chosen_by} " if chosen_by else ""
+    again = _explained(f"{unset}PIP_EXTRA_INDEX_URL={OLDER_INDEX} {request.command()}")
     return [f"rm -r {shlex.quote(str(ROOT / '.venv'))}; {again}" if request.installed else again]
 
 

@@ -134,7 +134,7 @@ def _frugal(load: StepWorkload, config: Config, room: int | None) -> tuple[StepW
     found = cheapest(load, config, room)
     sequences = plural(load.sequences, "sequence")
     if found is None:
-        least = min(_candidates(load, config, everything=True), key=lambda one: estimate(one).total)
+        least = _least(load, config)
         given = AUTO not in (config.activation_checkpointing, config.loss_chunks)
         return least, (
             msg("tasks.gpt.fit.asked_too_large", sequences=sequences, room=gib(room))
@@ -147,6 +147,21 @@ def _frugal(load: StepWorkload, config: Config, room: int | None) -> tuple[StepW
     if not found.blocks and not found.selective and found.chunks == 1:
         return found, msg("tasks.gpt.fit.not_needed", sequences=sequences, room=gib(room))
     return found, msg("tasks.gpt.fit.needed", sequences=sequences, room=gib(room))
+
+
+def _least(load: StepWorkload, config: Config) -> StepWorkload:
+    """With all savings that `config` allows."""
+    return min(_candidates(load, config, everything=True), key=lambda one: estimate(one).total)
+
+
+def lightest(load: StepWorkload) -> FieldValues:
+    """The fields that save the most memory of this model and micro-batch; {} if nothing is left to
+    save."""
+    found = _least(load, Config())
+    now = settings(load)
+    if estimate(found).total >= estimate(load).total:
+        return {}
+    return {name: value for name, value in settings(found).items() if value != now[name]}
 
 
 def cheapest(

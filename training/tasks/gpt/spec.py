@@ -117,6 +117,13 @@ class GptSpec(TaskSpec):
 
         return GptStep(StepWorkload(**load))
 
+    def savings(self, plan: Plan) -> FieldValues:
+        from training.tasks.gpt import memory_fit
+        from training.tasks.gpt.memory import StepWorkload
+
+        load = plan.get("memory", {}).get("load")
+        return memory_fit.lightest(StepWorkload(**load)) if load else {}
+
     def learning_rates(self, plan: Plan) -> dict[str, float]:
         config = plan["config"]
         rates = {n: config.get(n) for n in ("matrix_lr", "embedding_lr", "unembedding_lr")}

@@ -1,0 +1,87 @@
+"""Advice after a GPU of a training has run out of memory."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from tests.unit import test_launch_recovery
+from tests.unit.test_launch_remedy import error
+from tests.unit.verdicts import new_run
+from training.core.rundir import RunDir
+from training.diagnose.advice import of_end, values
+from training.launcher.recovery_policy import remedy
+from training.launcher.restart import GiveUp
+from training.tasks.gpt import memory_fit
+from training.tasks.gpt.memory import StepWorkload, estimate
+from training.tasks.gpt.spec import GptSpec
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.verdict import EndRecord
+
+SMALL = StepWorkload(2, 2, 64, 320, bf16=True, compiled=False)
+LARGE = StepWorkload(24, 8, 4096, 65536, bf16=True, compiled=False)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return new_run(tmp_path)
+
+
+def plan(load: StepWorkload) -> Plan:
+    made = test_launch_recovery.plan(size=load.sequences)
+    made["config"]["total_batch_size"] = 8 * load.sequences * load.seq_len
+    made["origins"] |= dict.fromkeys(("out_dir", "log_dir"), "default")
+    made["batch"] |= {"device_sequences": load.sequences, "seq_len": load.seq_len}
+    made["memory"] = {**estimate(load).record(), "load": vars(load)}
+    made["gpus"] = [{"total_bytes": 24 << 30}] * 2
+    return cast("Plan", made)
+
+
+def told(run: RunDir, load: StepWorkload, allocated: int | None = None) -> str:
+    end: dict[str, Any] = {"cause": "gpu_oom", "kind": "error", "phase": None, "summary": ""}
+    if allocated is not None:
+        end["memory"] = {"allocated_bytes": allocated}
+    return "\n".join(of_end(cast("EndRecord", end), None, {}, values(run, plan(load))))
+
+
+def test_estimates_that_print_alike_are_not_compared(run: RunDir) -> None:
+    assert "fits_gib" not in values(run, plan(SMALL))
+    assert "GiB" not in told(run, SMALL)
+    known = values(run, plan(LARGE))
+    assert float(known["fits_gib"]) < float(known["needs_gib"])
+    assert f"{known['fits_gib']} of 24.0 GiB" in told(run, LARGE)
+
+
+def test_memory_far_above_the_estimate_replaces_it(run: RunDir) -> None:
+    total = estimate(LARGE).total
+    for allocated, beyond in ((total, False), (2 * total, True)):
+        found = told(run, LARGE, allocated)
+        assert (f"{allocated / (1 << 30):.1f} GiB allocated" in found) is beyond
+        assert (values(run, plan(LARGE))["fits_gib"] in found) is not beyond
+    assert "allocated" in told(run, replace(SMALL, sequences=1), 23 << 30), "also without a smaller"
+
+
+def test_savings_that_keep_the_model_come_before_a_smaller_one(run: RunDir) -> None:
+    one = replace(LARGE, sequences=1)
+    known = values(run, plan(one))
+    flags = known["lighter_command"].partition(" --resume=run ")[2]
+    assert flags and known["lighter"].startswith(flags)
+    assert known["lighter_command"] in told(run, one).splitlines()
+    fields = dict(one.removeprefix("--").split("=") for one in shlex.split(flags))
+    blocks, chunks = (int(fields.pop(n)) for n in ("activation_checkpointing", "loss_chunks"))
+    assert not fields
+    saved = replace(one, blocks=blocks, chunks=chunks)
+    assert estimate(saved).total < estimate(one).total
+    # with them nothing but a smaller model is left
+    assert memory_fit.lightest(saved) == {}
+    assert "lighter_command" not in values(run, plan(saved))
+    assert values(run, plan(saved))["lighter"] == GptSpec.lighter
+    for load, first in ((one, known["lighter"]), (saved, GptSpec.lighter)):
+        given_up = remedy(error("gpu_oom"), cast(Any, plan(load)), [])
+        assert isinstance(given_up, GiveUp) and given_up.reason.endswith(first)
