@@ -11,15 +11,17 @@ import textwrap
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.test_launch_attempt import PLAN, RANK
+from training.core import manifest
 from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat, read_all
 from training.core.rundir import RunDir, read_json
-from training.launcher import failure_report, local_ranks, supervisor, timeouts
+from training.launcher import failure_report, local_ranks, stop_report, supervisor, timeouts
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.outcome import Outcome
@@ -103,7 +105,7 @@ def test_a_script_after_a_stop_request_has_not_failed(
         False,
         code,
     )
-    assert failure_report.statuses(outcome) == statuses
+    assert stop_report.statuses(outcome) == statuses
 
 
 def test_a_stop_request_after_a_failure_does_not_hide_it(
@@ -193,6 +195,55 @@ def test_a_training_killed_after_a_stop_request_has_lost_only_the_steps_it_had_b
     assert failure_report.exit_code(outcome) == code
     record = failure_report.failure(outcome, run, PLAN)
     assert (record["kind"], record["cause"]) == ("asked", "preempted")
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "cause"),
+    [
+        (signal.SIGINT, Exit.INTERRUPTED, "interrupted"),
+        (signal.SIGTERM, Exit.TRAINING, "preempted"),
+    ],
+)
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_stop_request_to_a_stuck_training_names_the_stuck_rank(
+    run: RunDir,
+    handlers: None,
+    pair: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    stop: int,
+    code: Exit,
+    cause: str,
+    saved: bool,
+) -> None:
+    """It is the usual reason for the request."""
+    monkeypatch.setattr(timeouts, "STALL_S", 0.5)
+    monkeypatch.setattr(timeouts, "NOTICE_S", 0.5)
+    monkeypatch.setattr(manifest, "newest_step", lambda folder: 5 if saved else 0)
+    outcome = pair(
+        f"""
+        beat.__self__._first_step = 1
+        beat.__self__.step = 9
+        beat("forward")
+        rank or beat("backward")
+        signal.signal({stop}, signal.SIG_IGN)
+        Path(sys.argv[1], f"ready{{rank}}").touch()
+        sleep()
+        """,
+        script=False,
+        stop=stop,
+    )
+    assert (outcome.killed, failure_report.exit_code(outcome)) == (True, code)
+    record = failure_report.failure(outcome, run, PLAN)
+    assert (record["kind"], record["cause"], record["rank"]) == ("asked", cause, 1)
+    assert record["phase"] == "step 9: forward" == record["phases"]["1"]
+    assert record["waiting"].keys() == {"0"} and record["phases"].keys() == {"0", "1"}
+    assert {path.name for path in Path(record["stacks"] or "").iterdir()} >= {
+        "rank0.txt",
+        "rank1.txt",
+    }
+    assert record["log"] == str(run.rank_log(1))
+    assert ("last checkpoint" in record["summary"]) == saved
+    assert read_json(next(run.hangs.glob("*/verdict.json")))["rank"] == 1
 
 
 # ── limits of the ranks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from training.launcher import other_ranks
@@ -52,3 +54,10 @@ def test_lines_of_other_ranks_before_a_failure(monkeypatch: pytest.MonkeyPatch) 
         others.add(rank, f"{line}\n".encode(), first=False)
     others.drop_after(2.0, failed=1)
     assert others.due(1e12) == [(1, b"warned"), (2, b"early"), (1, b"own")]
+
+
+def test_errors_of_collectives_stay_in_the_logs() -> None:
+    others = OtherRanks()
+    others.add(1, b"[rank1]:[E1128 19:42:14.05 ProcessGroupNCCL.cpp:682] timeout\n", first=False)
+    others.add(1, b"frame #0: c10::Error::Error()\nDiskWarning: slow\n", first=False)
+    assert others.due(math.inf) == [(1, b"DiskWarning: slow")]

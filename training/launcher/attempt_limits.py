@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 from training.core import find_run, heartbeat, log, phases
@@ -12,7 +13,7 @@ from training.launcher.attempt_state import AttemptState
 from training.launcher.child_processes import ChildProcesses
 from training.launcher.first_failure import FirstFailure
 from training.launcher.stop_requests import StopRequests
-from training.watchdog import hang_dump
+from training.watchdog import hang_dump, stalled_ranks
 from training.watchdog.hang_report import HangFinding
 
 Beats = list[heartbeat.HeartbeatRecord]
@@ -58,6 +59,7 @@ class AttemptLimits:
             if outcome.resized and not outcome.ours:
                 self._children.kill_finished()
             elif self._ignores_stop(beats):
+                self._keep_stalled(beats)
                 self._children.kill()
         for lost in state.link.watch(self.waiting_s(beats)) if state.link else []:
             self._failure.of_lost_peer(lost)
@@ -72,7 +74,23 @@ class AttemptLimits:
             if self._stop.asked_at is None:
                 self._failure.of_hang(found)
             else:
+                outcome.stalled, outcome.phases = found, state.phases()
                 self._stop.after_hang(found.sentence())
+
+    def _keep_stalled(self, beats: Beats) -> None:
+        """What ranks do that are killed because they ignore a stop request: perhaps the user has
+        made it because they hang. Before the first step nothing is usual."""
+        outcome, begun = self._state.outcome, any(beat.step for beat in beats)
+        failed = outcome.guilty is not None or outcome.left is not None
+        if not self._children.killing and outcome.ours and begun and not failed:
+            self._state.best_effort(
+                msg("launcher.effort.stalled"), functools.partial(self._find_stalled, beats)
+            )
+
+    def _find_stalled(self, beats: Beats) -> None:
+        state = self._state
+        state.outcome.phases = state.phases()
+        state.outcome.stalled = stalled_ranks.find(state.run, beats)
 
     def _lose_folder(self) -> None:
         """Ranks of Duet's training could save nothing more. A script has its files elsewhere and

@@ -14,7 +14,13 @@ from training.core.messages import msg
 from training.core.tail import tail
 from training.core.units import plural
 from training.diagnose import card
-from training.launcher import failure_report, fewer_ranks, local_ranks, script_figures
+from training.launcher import (
+    failure_report,
+    fewer_ranks,
+    local_ranks,
+    script_figures,
+    stop_report,
+)
 from training.launcher.outcome import Outcome
 from training.launcher.post_run import PostRun
 from training.launcher.recovery import Recovery
@@ -94,7 +100,7 @@ def keep_failure(run: rundir.RunDir, record: FailureRecord, plan: Plan) -> None:
 
 def node_end(run: rundir.RunDir, code: int, outcome: Outcome) -> int:
     text = msg("launcher.end.node", ranks=run.ranks)
-    how = "" if outcome.ours else failure_report.statuses(outcome)
+    how = "" if outcome.ours else stop_report.statuses(outcome)
     console.success(text) if code == Exit.DONE else console.warning(
         msg("launcher.end.node_stopped", how=how, code=int(code), text=text)
     )
@@ -176,7 +182,7 @@ def _script_end(
                 "launcher.end.script_stopped",
                 who=who,
                 recovered=recovered,
-                statuses=failure_report.statuses(outcome),
+                statuses=stop_report.statuses(outcome),
                 code=int(code),
                 folder=run.ranks,
             )

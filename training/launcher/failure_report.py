@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
@@ -10,8 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.config.fault_spec import ATTEMPT
-from training.core import exit_status, heartbeat, manifest, rundir
+from training.core import exit_status, heartbeat, rundir
 from training.core.errors import RANK_DISK_FULL, Exit
 from training.core.messages import msg
 from training.core.tail import tail
@@ -21,11 +19,11 @@ from training.diagnose.advice import of_end, values
 from training.diagnose.log_line import shown
 from training.host import cgroups
 from training.host.process import STOP_SIGNALS
-from training.launcher import exhausted_gpu, failed_gpus, seats
+from training.launcher import exhausted_gpu, failed_gpus, seats, stop_report
 from training.launcher.outcome import Outcome
+from training.launcher.stop_report import stopped_early
 from training.trainer import prepared_cache
-from training.watchdog.hang_report import DESYNC, HangFinding
-from training.watchdog.probes.stacks import Stack
+from training.watchdog.hang_report import DESYNC
 from training.watchdog.rank_exit import DIED, ERROR
 
 if TYPE_CHECKING:
@@ -75,35 +73,6 @@ def exit_code(outcome: Outcome) -> int:
             # after a request for other ranks they may not have noticed the one to stop
             return outcome.asked if outcome.resized and outcome.asked != Exit.DONE else code
     return Exit.DONE if Exit.DONE in codes else outcome.closed
-
-
-def stopped_early(outcome: Outcome) -> bool:
-    """A stop request while a rank was still starting: it dies of the signal, or is killed, because
-    there is nothing to save yet."""
-    return outcome.idle or (
-        outcome.ours
-        and outcome.asked != Exit.DONE
-        and outcome.guilty is not None
-        and -outcome.guilty[1] in STOP_SIGNALS
-    )
-
-
-def statuses(outcome: Outcome) -> str:
-    """Exit statuses of the ranks of this machine, after a colon; '' under torchrun, which does not
-    report them."""
-    by_end: dict[str, list[str]] = {}
-    for rank, status in sorted(
-        (rank, status) for rank, status in outcome.ended if rank is not None
-    ):
-        by_end.setdefault(
-            msg("launcher.failure.status_0") if status == 0 else exit_status.how(status), []
-        ).append(str(rank))
-    return "".join(
-        msg("launcher.failure.more_ranks", ranks=", ".join(ranks), how=how)
-        if i
-        else msg("launcher.failure.ranks", ranks=", ".join(ranks), how=how)
-        for i, (how, ranks) in enumerate(by_end.items())
-    )
 
 
 def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
@@ -176,18 +145,17 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "stacks": seen.folder if seen else None,
         "status": status,
         "exit_code": int(exit_code(outcome)),
-        "evidence": _stack(found) if found else _last_lines(log, since),
+        "evidence": found.evidence() if found else _last_lines(log, since),
         "log": plan.get("log_file") or str(log) if lost or not log.exists() else str(log),
         "torn_down": outcome.torn_down,
         "launch": plan["launch"],
         "time": time.time(),
     }
+    if kind == rundir.ASKED and outcome.stalled:
+        stop_report.add_stalled(record, outcome.stalled, run)
     if found and found.may_end:
         record["may_end"] = True
-    if outcome.in_threads:
-        record["threads"] = {str(r): text for r, text in sorted(outcome.in_threads.items())}
-    if own and "process" in own and own["rank"] == rank:
-        record["process"] = own["process"]
+    _add_parts(record, outcome, own)
     if "elastic" in plan and plan["elastic"]["lost"]:
         record["lost"] = plan["elastic"]["lost"]
     event = logged.event if logged else None
@@ -198,6 +166,14 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         _add_memory(record, own, run, plan if not gone else None)
         error_reports.note_alike(record, own, errors)
     return {**record, "advice": _advice(record, event, values(run, plan))}
+
+
+def _add_parts(record: FailureRecord, outcome: Outcome, own: RankErrorRecord | None) -> None:
+    """Threads of ranks, and the process of mp.spawn that has failed."""
+    if outcome.in_threads:
+        record["threads"] = {str(r): text for r, text in sorted(outcome.in_threads.items())}
+    if own and "process" in own and own["rank"] == record["rank"]:
+        record["process"] = own["process"]
 
 
 def _advice(record: FailureRecord, event: Event | None, known: dict[str, str]) -> list[str]:
@@ -256,13 +232,6 @@ def _last_lines(log: Path, since: int) -> list[str]:
     return [f"{one[:KEPT_CHARACTERS]}…" if len(one) > KEPT_CHARACTERS else one for one in kept]
 
 
-def _stack(found: HangFinding) -> list[str]:
-    """Stack of the guilty rank, innermost frame first."""
-    stack = found.stacks.get(found.rank) if found.rank is not None else None
-    main = stack.main if isinstance(stack, Stack) else None
-    return [str(frame) for frame in main.frames[:SHOWN_LINES]] if main else []
-
-
 def of_node(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     """That of one of several machines, for all of them: files on a disk of its own are named as
     host:path."""
@@ -307,7 +276,7 @@ def _what(
         return (
             "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted",
             rundir.ASKED,
-            _stop(outcome, run),
+            stop_report.sentence(outcome, run),
         )
     if outcome.torn_down:
         return (
@@ -381,16 +350,3 @@ def _step(run: rundir.RunDir, rank: int | None) -> int:
     return max(
         (b.step for b in beats if b.rank == rank), default=max((b.step for b in beats), default=0)
     )
-
-
-def _stop(outcome: Outcome, run: rundir.RunDir) -> str:
-    if not outcome.ours:
-        return msg("launcher.failure.script_stopped", statuses=statuses(outcome))
-    if outcome.left is not None:
-        return msg("launcher.failure.left_alone", rank=outcome.left)
-    if stopped_early(outcome):
-        if os.environ.get(ATTEMPT, "1") == "1":
-            return msg("launcher.failure.before_begin")
-        saved = (manifest.newest(run.checkpoints) or {"step": 0})["step"]
-        return msg("launcher.failure.before_restart", saved=saved)
-    return msg("launcher.failure.at_once")

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
+from collections import defaultdict, deque
+
+from training.launcher.symptoms import SymptomLines
 
 HOLD_S = 2.0  # the first rank may print the same line later
 MOST = 20  # lines of one attempt; the rest is in the log of the rank
@@ -31,6 +33,7 @@ class OtherRanks:
         self._known: dict[bytes, None] = {}
         self._waiting: deque[tuple[float, int, bytes]] = deque()
         self._in_traceback: dict[int, bool] = {}
+        self._symptoms: defaultdict[int, SymptomLines] = defaultdict(SymptomLines)
         self._rest: dict[int, bytes] = {}  # unfinished lines
         self.shown = 0
         self.silenced = 0  # lines beyond MOST
@@ -49,7 +52,9 @@ class OtherRanks:
             return
         now = time.monotonic()
         for line in lines:
-            if not self._of_traceback(rank, line) and len(self._waiting) < WAITING:
+            if self._of_traceback(rank, line) or self._symptoms[rank].rest(line) is not None:
+                continue
+            if len(self._waiting) < WAITING:
                 self._waiting.append((now, rank, line))
 
     def _know(self, seen: bytes) -> None:

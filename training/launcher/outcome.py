@@ -30,6 +30,8 @@ class Outcome:
     asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED after a stop signal
     resized: bool = False  # asked to save and exit, to start again with other ranks
     killed: bool = False  # asked to stop twice, or the ranks did not stop
+    # which rank made no progress then, and which ones waited for it
+    stalled: HangFinding | None = None
     idle: bool = False  # killed before a rank of Duet's training had begun a step
     closed: Exit = Exit.DONE  # exit code of a training whose ranks did not exit
     blocked: str = ""  # ranks that even SIGKILL does not end

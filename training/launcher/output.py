@@ -17,6 +17,7 @@ from training.core.errors import unwritable
 from training.core.messages import msg
 from training.diagnose import traceback
 from training.launcher.backlog import Backlog
+from training.launcher.symptoms import Symptoms
 
 PIPE_BYTES = 1 << 20  # the maximum for an unprivileged user (/proc/sys/fs/pipe-max-size)
 READ_BYTES = 1 << 20
@@ -35,8 +36,8 @@ PROMPT_S, BAR_S = 1.0, 10.0
 
 class RankOutput:
     """Drains one descriptor. `console`: the launcher's descriptor that shows it (1 or 2); `label`:
-    before each line there; `backlog`: what is shown later. Raises UserError if the file cannot be
-    opened."""
+    before each line there; `backlog`: what is shown later; `symptoms`: what is not shown. Raises
+    UserError if the file cannot be opened."""
 
     def __init__(
         self,
@@ -46,9 +47,10 @@ class RankOutput:
         label: bytes = b"",
         *,
         backlog: Backlog,
+        symptoms: Symptoms | None = None,
     ) -> None:
         self.fd, self.path, self._console, self._label = fd, path, console, label
-        self._backlog, self.unlimited = backlog, console is None
+        self._backlog, self.unlimited, self._symptoms = backlog, console is None, symptoms
         with contextlib.suppress(OSError):  # closed
             self.unlimited = console is None or stat.S_ISREG(os.fstat(console).st_mode)
         self.heard: Callable[[bytes], None] = lambda chunk: None
@@ -125,8 +127,10 @@ class RankOutput:
         self._look_for_report(chunk)
         if not self._thread_found and self._thread_at is None:
             self._look_for_thread(chunk, begin)
-        if self._console is None:
-            return
+        if self._console is not None:
+            self._take_shown(self._symptoms.without(chunk) if self._symptoms else chunk)
+
+    def _take_shown(self, chunk: bytes) -> None:
         if not self._label:
             self._show(chunk)
         cut = chunk.rfind(b"\n") + 1
@@ -208,6 +212,8 @@ class RankOutput:
         return found or ""
 
     def close(self) -> None:
+        if self._symptoms and (left := self._symptoms.end()):
+            self._take_shown(left)
         if self._line and self._console:
             if self._label:
                 self._line = self._label + _last_state(self._line)

@@ -20,6 +20,7 @@ from training.launcher.other_ranks import OtherRanks
 from training.launcher.outcome import Outcome
 from training.launcher.output import RankOutput
 from training.launcher.spawn import Child
+from training.launcher.symptoms import Symptoms
 
 GATHER_S = 0.002
 
@@ -44,6 +45,7 @@ class Outputs:
         # rank → exception that it could not write to its file
         self.unwritten: dict[int, str] = {}
         self._open: dict[int, RankOutput] = {}  # by descriptor
+        self._symptoms: dict[Path, Symptoms] = {}  # of shown ranks, by their log
         self._told_of_more = False
         self._trickles = False  # output comes in small pieces
         self._backlog = Backlog()
@@ -63,6 +65,10 @@ class Outputs:
         rank = self._first if child.rank is None else child.rank
         shown = child.rank is None or rank in self._shown
         labelled = child.rank is not None and self.labelled
+        # a launcher prints the lines of all ranks, and may be the user's own
+        if shown and child.rank is not None:
+            self._symptoms[path] = Symptoms()
+        errors = max(child.outputs, default=2)  # 1 where both streams are joined
         for number, fd in child.outputs.items():
             output = self._open[fd] = RankOutput(
                 fd,
@@ -70,6 +76,7 @@ class Outputs:
                 number if shown else None,
                 b"[rank%d] " % rank if labelled else b"",
                 backlog=self._backlog,
+                symptoms=self._symptoms.get(path) if number == errors else None,
             )
             if self._others and number == 2 and child.rank is not None:
                 add = functools.partial(self._others.add, rank, first=shown)
@@ -143,6 +150,14 @@ class Outputs:
             failed = outcome.guilty[0] if outcome.guilty else None
             self._others.drop_after(outcome.failed_at, failed)
         self.show_others(ended=True)
+        if outcome.failed_at is None and not outcome.killed:
+            self._warn_of_symptoms()
+
+    def _warn_of_symptoms(self) -> None:
+        """Without a failure nothing else on the console mentions them."""
+        for path, symptoms in self._symptoms.items():
+            if count := symptoms.lines.dropped:
+                log.warning(msg("launcher.symptoms", count=count, path=path))
 
     def show_others(self, ended: bool = False) -> None:
         """Lines that only other ranks print on standard error."""

@@ -24,9 +24,11 @@ def keep(run: rundir.RunDir, found: HangFinding, texts: Mapping[int, str]) -> Ha
     return found
 
 
-def keep_stacks(run: rundir.RunDir, found: HangFinding) -> HangFinding:
-    """Without an event: another failure has one."""
-    return _written(run, found, _facts(found), found.texts())
+def keep_stacks(
+    run: rundir.RunDir, found: HangFinding, texts: Mapping[int, str] | None = None
+) -> HangFinding:
+    """Without an event: something else has ended the run."""
+    return _written(run, found, _facts(found), found.texts() if texts is None else texts)
 
 
 def _facts(found: HangFinding) -> VerdictRecord:

@@ -21,6 +21,7 @@ UNEVEN: Final = "uneven"
 BLIND, QUIET, PAUSED, LOOPS = "no_stack", "quiet", "paused", "loops"
 WORKS, ADVANCES, ELSEWHERE, SINGLE = "works", "collectives_advance", "elsewhere", "single_rank"
 SHORT, GPU_WORKS, FAILED = "too_few_samples", "gpu_works", "sampling_failed"
+SHOWN_FRAMES = 10
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,12 @@ class HangFinding:
 
     def others(self) -> str:
         return "; ".join(f"rank {rank}: {place}" for rank, place in sorted(self.waiting.items()))
+
+    def evidence(self) -> list[str]:
+        """Stack of the guilty rank, innermost frame first."""
+        stack = self.stacks.get(self.rank) if self.rank is not None else None
+        main = stack.main if isinstance(stack, Stack) else None
+        return [str(frame) for frame in main.frames[:SHOWN_FRAMES]] if main else []
 
     def texts(self) -> dict[int, str]:
         """The stacks as text, for files."""
