@@ -192,19 +192,19 @@ TABLE = {
         "nan@step=5",
         r"loss is nan on rank 1 at step 5 \(epoch 1, sequences \d+(, \d+){3}\)",
         "nan_loss",
-        where=r"sanity_checks\.py:\d+$",
+        where=None,
         phase="step 5: record",
     ),
     "empty batch": error(
         "empty@step=5",
         "rank 1 had an empty batch at step 5",
-        where=r"sanity_checks\.py:\d+$",
+        where=None,
         phase="step 5: record",
     ),
     "a rank without data": error(
         "no_data",
         "see rank 1",
-        where=r"sanity_checks\.py:\d+$",
+        where=None,
         phase="epoch 1: creating data iterator|barrier: before iteration",
     ),
     "worker killed": error(
