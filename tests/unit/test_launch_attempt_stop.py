@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -27,7 +26,6 @@ from training.launcher.local_ranks import LocalRanks
 from training.launcher.outcome import Outcome
 from training.launcher.post_run import PostRun
 from training.launcher.stop_signals import StopSignals
-from training.watchdog.hang_report import HANG
 from training.watchdog.start import RanksWatch
 
 SCRIPT = {"path": "main.py", "args": [], "python": "python3"}
@@ -284,65 +282,6 @@ def test_slow_phases_keep_their_budget_after_a_request_of_the_scheduler(
     writer.beat(phase)
     (beat,) = read_all(run.heartbeats)
     assert timeouts.patience_s(beat, asked, RanksWatch(run, PLAN, range(1), 1)) == seconds
-
-
-def test_a_rank_of_torchrun_that_exited_during_its_work_is_a_hang(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timeouts, "GONE_S", 0.0)
-    Heartbeat(run.heartbeat(1), 1).beat("backward")
-    gone = timeouts.Gone(0.0)
-    for last in ("finished", "forward"):
-        assert gone.look(read_all(run.heartbeats)) is None
-        subprocess.run([sys.executable, "-c", RANK + f"beat({last!r})", str(run.path)], check=True)
-    assert gone.look(read_all(run.heartbeats)) is None, "not on the first look"
-    found = gone.look(read_all(run.heartbeats))
-    assert found and (found.kind, found.rank, found.waiting) == (HANG, 0, {1: "step 0: backward"})
-    assert found.phase == "step 0: forward" and "exited" in found.how
-    patient = timeouts.Gone(3600.0)
-    assert [patient.look(read_all(run.heartbeats)) for _ in range(2)] == [None, None], (
-        "not before the limit of a hang"
-    )
-
-
-def test_a_rank_that_finishes_during_the_check_is_not_a_hang(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timeouts, "GONE_S", 0.0)
-    gone = timeouts.Gone(0.0)
-    subprocess.run(
-        [sys.executable, "-c", RANK + "beat('closing trackers')", str(run.path)], check=True
-    )
-    assert gone.look(read_all(run.heartbeats)) is None
-    subprocess.run([sys.executable, "-c", RANK + "beat('finished')", str(run.path)], check=True)
-    assert gone.look(read_all(run.heartbeats)) is None
-
-
-@pytest.mark.parametrize(
-    ("phase", "step", "still"),
-    [
-        ("backward", 9, True),
-        ("backward", 1, False),
-        ("forward", 9, False),
-        ("checkpoint", 9, False),
-        ("evaluation", 9, False),
-    ],
-)
-def test_only_ranks_that_wait_for_others_count_as_waiting(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, phase: str, step: int, still: bool
-) -> None:
-    """Decides when a frozen supervisor of another machine counts as lost: a rank that evaluates is
-    slow by itself."""
-    writer = Heartbeat(run.heartbeat(0), 0)
-    for writer.step in range(1, step + 1):
-        writer.beat("fetch")
-    writer.beat(phase)
-    (beat,) = read_all(run.heartbeats)
-    later = beat.monotonic_ns + 9 * 10**9
-    monkeypatch.setattr("time.monotonic_ns", lambda: later)
-    watch = RanksWatch(run, PLAN, range(1), 1)
-    assert timeouts.still_s([beat], watch) == (9.0 if still else 0.0)
-    assert timeouts.still_s([], watch) == 0.0
 
 
 # ── between two attempts

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
 from tests.cases import each
-from tests.unit.verdicts import TRACEBACK, failed, new_run, plan, report_error, spawned, verdict
+from tests.unit.verdicts import TRACEBACK, failed, new_run, report_error, verdict
 from training.core import rundir
-from training.core.contracts.plan import Plan
 from training.core.rundir import RunDir, write_json
 from training.diagnose import card
-from training.diagnose.result import diagnose
-from training.launcher import failed_gpus, failure_report
-from training.launcher.outcome import Outcome
+from training.launcher import failure_report
 from training.watchdog import rank_exit
 
 
@@ -113,106 +109,6 @@ def test_cause_of_a_reported_exception(run: RunDir, kind: str, message: str, exp
         7,
         "step 7: forward",
     )
-
-
-def raised(worker: bool, *lines: str) -> str:
-    """As torch's ExceptionWrapper reports an exception of a worker."""
-    inside = (
-        '  File "/data/own.py", line 9, in __getitem__\n    return self.files[index]\n    ^^^^\n'
-    )
-    return (
-        "Caught ValueError in DataLoader worker process 1.\n"
-        "Original Traceback (most recent call last):\n"
-        '  File "/env/site-packages/torch/utils/data/_utils/worker.py", line 374, in _worker_loop\n'
-        "    data = fetcher.fetch(index)  # type: ignore[possibly-undefined]\n"
-        f"{inside * worker}"
-        '  File "/env/site-packages/torch/utils/data/_utils/collate.py", line 398, in collate\n'
-        "    raise error\n"
-    ) + "".join(f"{line}\n" for line in lines)
-
-
-@each(
-    ("worker", "lines", "expected"),
-    [
-        (
-            True,
-            ["ValueError: bad sample 40", "  of a.png"],
-            ("exception", "ValueError: bad sample 40", "/data/own.py:9"),
-        ),
-        (
-            False,
-            ["own.errors.Unreadable: b.png is truncated"],
-            ("exception", "Unreadable: b.png is truncated", "model.py:1"),
-        ),
-        (
-            True,
-            ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."],
-            (
-                "gpu_oom",
-                "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
-                "/data/own.py:9",
-            ),
-        ),
-        (
-            True,
-            ["[another line]"],
-            (
-                "exception",
-                "ValueError: Caught ValueError in DataLoader worker process 1.",
-                "model.py:1",
-            ),
-        ),
-    ],
-)
-def test_an_exception_of_a_worker_is_reported_as_raised_there(
-    tmp_path: Path, worker: bool, lines: list[str], expected: tuple[str, str, str]
-) -> None:
-    run = new_run(tmp_path)
-    report_error(run, 1, "ValueError", raised(worker, *lines))
-    record = failed(run)
-    assert (record["cause"], record["summary"], record["where"]) == expected
-
-
-@each(
-    ("lines", "expected"),
-    [
-        (["ValueError: bad sample"], ("exception", "ValueError: bad sample", "/data/train.py:9")),
-        (
-            ["torch.OutOfMemoryError: CUDA out of memory. GPU 0 has no free memory"],
-            (
-                "gpu_oom",
-                "OutOfMemoryError: CUDA out of memory. GPU 0 has no free memory",
-                "/data/train.py:9",
-            ),
-        ),
-        (
-            raised(True, "KeyError: 'b.png'").replace("Caught", "ValueError: Caught").split("\n"),
-            ("exception", "KeyError: 'b.png'", "/data/own.py:9"),
-        ),
-    ],
-)
-def test_an_exception_in_mp_spawn_is_that_of_its_process(
-    run: RunDir, lines: list[str], expected: tuple[str, str, str]
-) -> None:
-    report_error(run, 0, "ProcessRaisedException", spawned(*lines))
-    record = failed(run, rank=0)
-    assert (record["cause"], record["summary"], record["where"]) == expected
-    assert (record["rank"], record["process"], record["victim"]) == (0, 3, False)
-    write_json(run.failure, record)
-    write_json(run.plan, plan())
-    assert diagnose([run.path])["process"] == 3
-
-
-def test_the_gpu_of_a_process_of_mp_spawn_is_unknown(run: RunDir) -> None:
-    """It selects one itself; torch's number is not the one of the rank."""
-    gpus = [{"index": 5, "uuid": "GPU-5"}, {"index": 6, "uuid": "GPU-6"}]
-    message = "CUDA out of memory. GPU 0 has no free memory"
-    own = {"type": "OutOfMemoryError", "message": message, "rank": 0}
-    record = {"cause": "gpu_oom", "rank": 0, "summary": message}
-    for process, gpu in (({}, 5), ({"process": 0}, None)):
-        found: Any = record | process
-        failed_gpus.note(found, Outcome(), cast(Plan, plan(gpus=gpus)), (), cast(Any, own), "")
-        assert found.get("gpu") == gpu
 
 
 @pytest.mark.parametrize("who", ["ranks 0, 1 (no majority)", "rank 1"])

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from training.config.schema import of_the_run
-from training.core import metric_units
-from training.core.jsonl import dig, number, text
+from training.core.jsonl import dig, text
 from training.core.messages import msg
-from training.core.units import count, decimal, milliseconds
 from training.monitor import run_settings
-from training.monitor.report import chart_types, charts, headline, run_charts, sections
+from training.monitor.report import (
+    chart_types,
+    charts,
+    compare_figures,
+    run_charts,
+    sections,
+)
 from training.monitor.report.chart_types import DOTS, LINE, Chart, Series
-from training.monitor.report.curve import Curve, score_text
+from training.monitor.report.curve import Curve
 from training.monitor.report.html import Html, join, table, tag
-from training.monitor.report.page import ReportPage, code, state_name
+from training.monitor.report.page import ReportPage, code
 from training.monitor.report.page import names as legend
 from training.monitor.report.run import Run
 
 CHANGING = ("host memory",)  # facts that change from moment to moment
-# name, value of a run, value as text, whether more is better
-Figure = tuple[str, Callable[[Run], float | None], Callable[[float], str], bool | None]
 
 
 def page(runs: Sequence[Run]) -> ReportPage:
@@ -33,7 +34,7 @@ def page(runs: Sequence[Run]) -> ReportPage:
         pauses=any(run.pauses for run in runs),
     )
     out.counted = common_unit(runs)
-    out.add("figures", msg("monitor.report.title.figures"), _figures(runs, names))
+    out.add("figures", msg("monitor.report.title.figures"), compare_figures.figures(runs, names))
     out.add(
         "differences",
         msg("monitor.report.title.config_differences"),
@@ -48,7 +49,7 @@ def page(runs: Sequence[Run]) -> ReportPage:
 
 def common_unit(runs: Sequence[Run]) -> str | None:
     """What all runs count; None if they differ."""
-    units = _units(runs)
+    units = compare_figures.units_of(runs)
     return units[0] if len(units) == 1 else None
 
 
@@ -115,122 +116,9 @@ def _head(runs: Sequence[Run], names: Sequence[str]) -> Html:
     )
 
 
-def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
-    """Table of the figures. Marks the best value of each column among the runs of one task, unless
-    all are equal."""
-    columns: list[Figure] = [
-        (
-            msg("monitor.report.axis.steps"),
-            lambda r: number(r.metrics.last.get("step")),
-            lambda v: f"{v:,}",
-            None,
-        )
-    ]
-    for key in _scores(runs):
-        title, unit = run_charts.titled(key)
-        named = msg("monitor.report.compare.best", title=title[0].lower() + title[1:])
-        named = f"{named}, {unit}" if unit else named
-        columns.append((named, _best(key), decimal, metric_units.higher_is_better(key)))
-    columns += [
-        (msg("monitor.report.compare.final_loss"), _last_loss, score_text, False),
-        *((f"{unit}/s", _median(unit + metric_units.PER_S), count, True) for unit in _units(runs)),
-        (
-            msg("monitor.report.compare.step_time"),
-            lambda r: r.metrics.median("step_ms"),
-            milliseconds,
-            False,
-        ),
-        (
-            msg("monitor.report.compare.memory", memory=_memory_word(runs)),
-            lambda r: r.metrics.peak("memory_bytes"),
-            lambda v: f"{v / run_charts.MIB:,.0f} MiB",
-            False,
-        ),
-        *((unit, _trained(unit), count, None) for unit in _units(runs)),
-        (msg("monitor.report.axis.time"), lambda r: r.lasted_s, headline.lasted, None),
-    ]
-    rows: list[list[object]] = []
-    for i, (run, name) in enumerate(zip(runs, names, strict=True)):
-        state = run.state["run"]["state"]
-        mark = tag("i", class_="key", style=f"background:{chart_types.swatch(i + 1)}")
-        rows.append([join([mark, name]), tag("span", state_name(state), class_=state)])
-    head: list[object] = [
-        msg("monitor.report.column.run"),
-        msg("monitor.report.column.state"),
-    ]
-    for title, of, shown, more in columns:
-        values = [of(run) for run in runs]
-        if all(value is None for value in values):
-            continue
-        best = (
-            {}
-            if more is None
-            else {task: _best_of(runs, values, task, more=more) for task in _tasks(runs)}
-        )
-        head.append({"": title, "class_": "n"})
-        for row, run, value in zip(rows, runs, values, strict=True):
-            known_best = value is not None and value == best.get(run.task)
-            row.append(
-                {
-                    "": "-" if value is None else shown(value),
-                    "class_": "n best" if known_best else "n",
-                }
-            )
-    return table(head, rows)
-
-
-def _best_of(
-    runs: Sequence[Run], values: Sequence[float | None], task: str, *, more: bool
-) -> float | None:
-    """The best finite value of the task's runs; None unless they have several values."""
-    known = {
-        value
-        for run, value in zip(runs, values, strict=True)
-        if value is not None and run.task == task
-    }
-    finite = [value for value in known if math.isfinite(value)]
-    return (max if more else min)(finite) if finite and len(known) > 1 else None
-
-
-def _scores(runs: Sequence[Run]) -> list[str]:
-    """Metrics of any run's evaluations, without those of the model's input."""
-    keys = dict.fromkeys(key for run in runs for key in run.metrics.scores)
-    return [key for key in keys if not metric_units.of_the_input(key, keys)]
-
-
-def _best(key: str) -> Callable[[Run], float | None]:
-    def of(run: Run) -> float | None:
-        best = run.metrics.best(key)
-        return best[1] if best else None
-
-    return of
-
-
-def _median(key: str) -> Callable[[Run], float | None]:
-    return lambda run: run.metrics.median(key)
-
-
-def _trained(unit: str) -> Callable[[Run], float | None]:
-    return lambda run: number(run.metrics.last.get(unit))
-
-
-def _last_loss(run: Run) -> float | None:
-    at = run_charts.ends(run)
-    return at[1] if at else None
-
-
-def _units(runs: Sequence[Run]) -> list[str]:
-    return list(dict.fromkeys(run.counted for run in runs if run.metrics.steps))
-
-
-def _tasks(runs: Sequence[Run]) -> list[str]:
-    """Tasks of the runs with steps: only runs of the same task are comparable."""
-    return list(dict.fromkeys(run.task for run in runs if run.metrics.steps))
-
-
 def _losses(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
     """One chart for each task."""
-    tasks = _tasks(runs)
+    tasks = compare_figures.tasks_of(runs)
     return [
         _loss(
             runs,
@@ -286,7 +174,7 @@ def _loss(runs: Sequence[Run], names: Sequence[str], task: str, title: str) -> C
 
 def _small(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
     out: list[Chart | None] = []
-    for key in _scores(runs):
+    for key in compare_figures.scores_of(runs):
         title, unit = run_charts.titled(key)
         note = run_charts.direction(key)
         points = [
@@ -325,10 +213,6 @@ def _each(
     ]
 
 
-def _memory_word(runs: Sequence[Run]) -> str:
-    return metric_units.memory_word(all(run.on_gpu for run in runs))
-
-
 def _memory(runs: Sequence[Run], names: Sequence[str]) -> Chart | None:
     """Memory of the largest rank of each run."""
     series = []
@@ -344,7 +228,7 @@ def _memory(runs: Sequence[Run], names: Sequence[str]) -> Chart | None:
         )
     return charts.lines(
         "memory",
-        _memory_word(runs).capitalize(),
+        compare_figures.memory_word(runs).capitalize(),
         series,
         unit="GiB",
         note=msg("monitor.report.compare.largest_rank"),
