@@ -80,6 +80,9 @@ def test_savings_that_keep_the_model_come_before_a_smaller_one(run: RunDir) -> N
     assert estimate(saved).total < estimate(one).total
     # with them nothing but a smaller model is left
     assert memory_fit.lightest(saved) == {}
+    # its least estimate is that of a mixture, which only auto chooses, where it is needed
+    tiny = StepWorkload(2, 1, 64, 320, bf16=True, compiled=False)
+    assert memory_fit.lightest(tiny) == {"activation_checkpointing": 2}
     assert "lighter_command" not in values(run, plan(saved))
     assert values(run, plan(saved))["lighter"] == GptSpec.lighter
     for load, first in ((one, known["lighter"]), (saved, GptSpec.lighter)):

@@ -155,10 +155,14 @@ def _least(load: StepWorkload, config: Config) -> StepWorkload:
 
 
 def lightest(load: StepWorkload) -> FieldValues:
-    """The fields that save the most memory of this model and micro-batch; {} if nothing is left to
-    save."""
-    found = _least(load, Config())
-    now = settings(load)
+    """The fields that save the most memory of this model and micro-batch, with values that force
+    it; {} if nothing is left to save."""
+    forced = (
+        one
+        for one in _candidates(load, Config(), everything=True)
+        if AUTO not in settings(one).values()
+    )
+    found, now = min(forced, key=lambda one: estimate(one).total), settings(load)
     if estimate(found).total >= estimate(load).total:
         return {}
     return {name: value for name, value in settings(found).items() if value != now[name]}
