@@ -67,6 +67,12 @@ def test_memory_far_above_the_estimate_replaces_it(run: RunDir) -> None:
     assert "allocated" in told(run, replace(SMALL, sequences=1), 23 << 30), "also without a smaller"
 
 
+def test_a_task_whose_step_was_not_measured_has_no_estimate(run: RunDir) -> None:
+    unmeasured = plan(LARGE)
+    del unmeasured["memory"]
+    assert not {"fits_gib", "estimated_bytes"} & values(run, unmeasured).keys()
+
+
 def test_savings_that_keep_the_model_come_before_a_smaller_one(run: RunDir) -> None:
     one = replace(LARGE, sequences=1)
     known = values(run, plan(one))

@@ -210,7 +210,7 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
         for phase in (*phases.STARTING, *phases.BETWEEN)
         if (lighter := spec.lighter_in(phase))
     }
-    needs = plan["memory"]["total_bytes"] if plan["gpus"] else None
+    needs = plan["memory"]["total_bytes"] if plan["gpus"] and "memory" in plan else None
     if needs is not None:
         found[ESTIMATED] = needs
     size = smaller(now, batch["seq_len"], batch["world_size"], total)
