@@ -23,7 +23,7 @@ from training.diagnose.log_line import LogLine, decoded, said_by, split, time_of
 from training.diagnose.scan import OUTPUT_BELOW, LogSpan, Places, recognised
 from training.diagnose.signatures import ROOT, WEAK, Signature
 from training.diagnose.source import COLOUR, LogSource
-from training.diagnose.traceback import EXCEPTION, NEW_MESSAGE, Traceback
+from training.diagnose.traceback import EXCEPTION, NEW_MESSAGE, SPAWNED, Traceback
 
 AROUND = 16 << 10  # bytes read before and after a place
 TAIL = 128 << 10
@@ -42,7 +42,6 @@ WORLD = re.compile(
     re.I,
 )
 ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d+)|last enqueued: (\d+)")
-SPAWNED = re.compile(r"-- Process (\d+) terminated")
 CARD = re.compile(rf"^  {card.in_logs('diagnose.card.cause')}([a-z_]+): (.*)")
 CARD_WHO = re.compile(rf"^  {card.in_logs('diagnose.card.who')}rank (\d+)")
 QUOTED = "      │ "  # evidence in such a card
@@ -309,7 +308,7 @@ def _take(analysis: LogAnalysis, line: LogLine) -> None:
         if rank is not None:
             analysis.enqueued.setdefault(rank, int(found[1] or found[2]))
     if spawned := SPAWNED.search(line.text):
-        analysis.spawned.append((line.offset, int(spawned[1])))
+        analysis.spawned.append((line.offset, int(spawned["process"])))
 
 
 def _cards(analysis: LogAnalysis) -> None:

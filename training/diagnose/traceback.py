@@ -44,10 +44,10 @@ LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>
 INSPECTOR = "/training/inspector/"
 NO_FILE = ("<frozen ", "<string>", "<stdin>")  # frames without a file
 # An exception raised again in another process, with the original traceback in its message.
-SPAWNED = re.compile(r"^-- Process (?P<process>\d+) terminated with the following error:")
+SPAWNED = re.compile(r"-- Process (?P<process>\d+) terminated with the following error:")
 EMBEDDED = re.compile(r"^Original Traceback \(most")
 CARRIED = re.compile(
-    rf"(?:^Original |{SPAWNED.pattern}\n)Traceback \(most recent call last\):\n", re.MULTILINE
+    rf"^(?:Original |{SPAWNED.pattern}\n)Traceback \(most recent call last\):\n", re.MULTILINE
 )
 
 

@@ -143,9 +143,9 @@ def of_process(pid: int) -> dict[int, int]:
                 if (p := [q for q in pids if _rendezvous(q) == mine])
             } or found
             above = procfs.read_process(above.parent)
-    if len(found) == 1:
-        (alike,) = found.values()
-        found = (len(alike) == 1 and _own_ranks(alike[0], settled=True)[0]) or found
+    alone = [pids[0] for pids in found.values() if len(found) == len(pids) == 1]
+    if alone:
+        found = _own_ranks(alone[0], settled=True)[0] or found
     if not found:
         fixes = [msg("core.args.list_pythons")]
         raise UserError(
