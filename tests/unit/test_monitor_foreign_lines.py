@@ -125,6 +125,22 @@ LINES: dict[str, dict[str, Any]] = {
     "| epoch   2 |   200/ 2983 batches | lr 5.00 | ms/batch 12.30 | loss  8.21 | ppl  3678.11": {
         **{"epoch": 2, "step": 200, "total": 2983, "loss": 8.21, "whole_epoch": True},
     },
+    # counts without a name
+    "INFO:root:[1,  2000] loss: 2.193": {
+        **{"epoch": 1, "step": 2000, "total": None, "loss": 2.193, "whole_epoch": True},
+    },
+    "loss: 2.303494  [   64/60000]": {"epoch": None, "step": 64, "total": 60000, "loss": 2.303494},
+    "Epoch 1/10, Batch 100/938, Loss: 0.31": {
+        **{"epoch": 1, "epochs": 10, "step": 100, "total": 938, "loss": 0.31},
+        "whole_epoch": True,
+    },
+    "Epoch: 1, Batch: 100, Loss: 0.31": {"epoch": 1, "step": 100, "total": None},
+    "Epoch:[1/10](100/938) loss:2.31 lr:0.0005 epoch_Time:3.0min:": {
+        **{"epoch": 1, "epochs": 10, "step": 100, "total": 938, "lr": 0.0005},
+    },
+    "[Epoch 1][100/938] loss 0.31": {"epoch": 1, "step": 100, "total": 938},
+    "[100/1000] loss: 0.31": {"step": 100, "total": 1000, "whole_epoch": False},
+    "Epoch 1, batch size 32, ms/batch 12, loss 0.31": {"epoch": 1, "step": None},
     "Step 20 - loss: tensor(0.3123, device='cuda:0', grad_fn=<MeanBackward0>)": {"loss": 0.3123},
     "step 20 loss tensor([0.3123]) lr 0.1": {"step": 20, "loss": 0.3123, "lr": 0.1},
     # printed behind a bar: of the bar's step, unless the text has a count of its own

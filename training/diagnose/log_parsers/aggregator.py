@@ -50,6 +50,7 @@ class LogAggregator:
         self._bits = False
         self.epoch: float | None = None
         self.epochs: int | None = None
+        self._heading: float | None = None  # epoch of the last heading
         self.total: int | None = None
         self.within_epoch = False  # step counts restart in every epoch
         self.newest_offset = -1
@@ -83,6 +84,10 @@ class LogAggregator:
             self._sources[fact.source] += 1
         self.newest_offset = fact.offset
         self._behind_bars |= fact.behind_bar
+        if fact.heading:
+            self._heading = fact.epoch
+        elif fact.epoch is None and fact.step is not None:
+            fact.epoch = self._heading
         # Hugging Face's metrics have no step; the bar redrawn right after them has it.
         if fact.step is None and (fact.loss is not None or fact.scores) and fact.epoch is not None:
             self._settle()

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from training.core.metric_units import EVALUATION
 from training.diagnose import log_line as prefixes
-from training.diagnose.log_parsers import named_numbers, progress_bars
+from training.diagnose.log_parsers import named_numbers, progress_bars, unnamed_steps
 from training.diagnose.log_parsers.log_record import LogRecord
 from training.diagnose.log_parsers.metric_names import BAR, source_of
-from training.diagnose.log_parsers.named_numbers import ETA, NUMBER, PART, to_float
+from training.diagnose.log_parsers.named_numbers import ETA, NUMBER, to_float
 
 LONG = 1000  # characters of a line that are parsed
 REDRAWN_MS = 10_000  # a bar of tqdm is redrawn at least this often (maxinterval)
@@ -28,14 +28,6 @@ _RATE = re.compile(
     r"(?<![a-zA-Z\d,.])(\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?) ?(tok|sample)(?:ens?|s)?/s(?:ec)?\b"
 )
 _GAP = re.compile(r"\s{3,}|\t")
-# `Epoch: [2/100]`, `Epoch(train) [1]`, `Train Epoch: 1 [`, `Train: [0/300][`
-_EPOCH_AT = re.compile(
-    r"\b(?:Epoch(?:\(train\))?:? *\[|Train(?: Epoch)?: (?=\d+ \[)|Train: \[(?=\d+/\d+\]\[)) *"
-    r"(?P<epoch>\d+)(?:/(?P<epochs>\d+))?(?: *\]| (?=\[))"
-)
-# `Training  [   10/125000]`, `Iter(train) [  50/160000]`
-_OF_RUN = re.compile(r"\b(?:Training:?|Iter\(train\)) *\[ *(?P<done>\d+)/(?P<of>\d+)\](?! *\[)")
-_BATCHES = re.compile(r"(?<!\d)(?P<done>\d+)/ *(?P<of>\d+) batches\b")  # with the epoch before it
 _MEGATRON_EVAL = re.compile(
     r"validation loss at (?:the end of training|iteration (\d+))[^|]*\| .*?loss value: (\S+)"
 )
@@ -103,9 +95,11 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     named_numbers.read(text, fact)
     _special(text, fact)
     if fact.step is None and fact.loss is not None:
-        _bracketed_step(text, fact)
+        unnamed_steps.read(text, fact)
+    fact.heading = fact.epoch is not None and unnamed_steps.is_heading(text)
     known = (fact.total, fact.epochs, fact.memory_bytes)
-    return fact if fact.tells or any(value is not None for value in known) else None
+    told = fact.tells or fact.heading or any(value is not None for value in known)
+    return fact if told else None
 
 
 def _special(text: str, fact: LogRecord) -> None:
@@ -205,21 +199,3 @@ def _counts_alike(bar: LogRecord, text: LogRecord) -> bool:
         and text.total in (None, bar.total)
         and text.epoch in (None, bar.epoch)
     )
-
-
-def _bracketed_step(text: str, fact: LogRecord) -> None:
-    """A step without a name: `Train Epoch: 1 [640/60000 (1%)] Loss: 0.5`, `Epoch: [0][  10/5005]`.
-    The brackets of the epoch itself are not a step: `Epoch: [2/100]  [10/5005]`."""
-    part = None
-    if at := _EPOCH_AT.search(text):
-        fact.epoch = float(at["epoch"])
-        fact.epochs = int(at["epochs"]) if at["epochs"] else None
-        part = PART.search(text, at.end())
-    elif fact.epoch is not None:
-        part = _BATCHES.search(text)
-    if part:
-        fact.whole_epoch = True
-    elif at is None:
-        part = _OF_RUN.search(text)
-    if part:
-        fact.step, fact.total = int(part["done"]), int(part["of"])

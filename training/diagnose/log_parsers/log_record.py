@@ -34,6 +34,7 @@ class LogRecord:
     validates: bool = False  # a batch of an evaluation, whose score is not known yet
     bar: bool = False
     behind_bar: bool = False  # printed after a bar, without a line end between them
+    heading: bool = False  # of an epoch, for the lines below it
     whole_epoch: bool = False  # step and total are counted within an epoch
 
     @property

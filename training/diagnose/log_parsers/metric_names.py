@@ -35,6 +35,8 @@ NAMES = {
         "train/loss",
         "train_loss_step",
         "g_loss",
+        "loss_g",
+        "g loss",
         "l_total",
         "l_g_total",
         "l_pix",

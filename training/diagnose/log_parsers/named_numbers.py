@@ -42,6 +42,7 @@ _EVAL_LINE = re.compile(
 )
 # End of the validation in PyTorch's image examples: ` *   Acc@1 72.130 Acc@5 91.100 loss 1.240`.
 _ACCURACY = re.compile(r"^(?:\*|Test:?) +(?:Acc|Prec)@1 ")
+_QUICKSTART = re.compile(r"^Accuracy: +[\d.]+%, +Avg loss: ")  # PyTorch's tutorial
 _TOP = re.compile(r"(?:acc|prec)@(\d+)")
 # `Loss 5.9164 (5.7825)`: of this batch, and the mean so far
 _MEAN = re.compile(rf" *\( *(?P<mean>{NUMBER}) *\)")
@@ -61,7 +62,7 @@ _BYTES = {
 def read(text: str, fact: LogRecord) -> None:
     """Adds the metrics in `text` to `fact`."""
     accuracy = _ACCURACY.match(text) is not None
-    evaluation = accuracy or _EVAL_LINE.match(text) is not None
+    evaluation = accuracy or any(p.match(text) for p in (_EVAL_LINE, _QUICKSTART))
     preferred = len(LOSSES)
     for pair in _PAIR.finditer(text):
         key, unit = pair["key"].lower(), (pair["unit"] or "").strip()

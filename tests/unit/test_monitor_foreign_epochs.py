@@ -1,0 +1,61 @@
+"""Counts within an epoch in logs of other programs: they grow over the epochs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from training.core.jsonl import Record
+from training.diagnose.log_parsers import line_parser
+from training.diagnose.log_parsers.aggregator import LogAggregator
+
+# name: lines of two epochs, (epoch, step, total) of the last one, steps of the curve, evaluations
+LOGS: dict[str, tuple[str, tuple[Any, ...], list[int], list[Record]]] = {
+    "PyTorch's CIFAR tutorial": (
+        "[1,  2000] loss: 2.193\n[1,  4000] loss: 1.8\n[2,  2000] loss: 1.4\n[2,  4000] loss: 1.3\n"
+        "Finished Training\n",
+        (2, 4000, None),
+        [2000, 4000, 6001, 8001],
+        [],
+    ),
+    "PyTorch's quickstart": (
+        "".join(
+            f"Epoch {epoch}\n-------------------------------\n"
+            f"loss: 2.303494  [   64/60000]\nloss: 2.2  [32064/60000]\n"
+            f"Test Error: \n Accuracy: 45.1%, Avg loss: {2 - epoch / 2} \n\n"
+            for epoch in (1, 2)
+        ),
+        (2, 32064, 60000),
+        [64, 32064, 60064, 92064],
+        [{"step": 32064, "val_loss": 1.5}, {"step": 92064, "val_loss": 1.0}],
+    ),
+    "batches with a name": (
+        "Epoch 1/10, Batch 100/938, Loss: 0.9\nEpoch 1/10, Batch 900/938, Loss: 0.5\n"
+        "Epoch 2/10, Batch 100/938, Loss: 0.4\n",
+        (2, 100, 938),
+        [100, 900, 1038],
+        [],
+    ),
+    "PyTorch's DCGAN": (
+        "[0/25][0/1583]\tLoss_D: 1.7\tLoss_G: 5.2\tD(x): 0.5\n[0/25][50/1583]\tLoss_D: 0.1\tLoss_G: 9\n"
+        "[1/25][0/1583]\tLoss_D: 0.3\tLoss_G: 4.1\n",
+        (1, 0, 1583),
+        [0, 50, 1583],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_steps_grow_over_the_epochs(name: str) -> None:
+    text, last, steps, evaluations = LOGS[name]
+    tally = LogAggregator()
+    for offset, line in enumerate(text.splitlines()):
+        if fact := line_parser.parse(line, offset):
+            tally.add(fact)
+    assert tally.last and (tally.epoch, tally.last.step, tally.total) == last
+    assert tally.within_epoch
+    records = tally.records()
+    assert [record["step"] for record in records if "loss" in record] == steps
+    assert [record for record in records if "loss" not in record] == evaluations
