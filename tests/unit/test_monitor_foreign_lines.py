@@ -111,7 +111,7 @@ LINES: dict[str, dict[str, Any]] = {
     "[2025-01-01 10:00:00 swin_tiny] (main.py 200): INFO Train: [3/300][10/1251]\teta 0:30:12 lr "
     "0.000001\ttime 0.4012 (0.4312)\tloss 6.9412 (6.9512)": {
         **{"epoch": 3, "epochs": 300, "step": 10, "total": 1251, "loss": 6.9412},
-        "whole_epoch": True,
+        **{"whole_epoch": True, "eta_s": 1812.0},
     },
     "01/01 10:00:00 - mmengine - INFO - Epoch(train)  [1][  50/7330]  lr: 1.9e-03  loss: 5.1": {
         **{"epoch": 1, "step": 50, "total": 7330, "loss": 5.1, "whole_epoch": True},

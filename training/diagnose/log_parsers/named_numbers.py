@@ -25,7 +25,7 @@ _PAIR = re.compile(
 )
 # `Epoch: [0][  10/5005]`, `[640/60000 (1%)]`
 PART = re.compile(r"\[\s*(?P<done>\d+)/\s*(?P<of>\d+)(?: \(|\])")
-ETA = re.compile(r"\beta: *((?:\d+ days?, )?\d+:\d\d(?::\d\d)?)")
+ETA = re.compile(r"\beta:? *((?:\d+ days?, )?\d+:\d\d(?::\d\d)?)")
 _EVAL = re.compile(
     r"(?:average )?(?P<which>val|valid|validation|eval|test)[ _/.](?P<what>[\w/ ]+)|average "
     r"(?P<psnr>psnr|ssim)",
