@@ -46,6 +46,12 @@ from training.diagnose import card, result, traceback
             "step counts up to the end",
         ),
         (
+            "".join(f"损失: 2.{i} 步数: {i}\n" for i in range(5)).encode(),
+            "none",
+            "medium",
+            "step counts up to the end",
+        ),
+        (
             b"Error: no icon\n"
             + b"".join(b"[%d]\ttrain-rmse:0.%d\n" % (i, 90 - i) for i in range(5)),
             "none",

@@ -141,6 +141,21 @@ LINES: dict[str, dict[str, Any]] = {
     "[Epoch 1][100/938] loss 0.31": {"epoch": 1, "step": 100, "total": 938},
     "[100/1000] loss: 0.31": {"step": 100, "total": 1000, "whole_epoch": False},
     "Epoch 1, batch size 32, ms/batch 12, loss 0.31": {"epoch": 1, "step": None},
+    "损失: 0.31 学习率: 1e-4 步数: 100": {"step": 100, "loss": 0.31, "lr": 1e-4},
+    "迭代次数：100，训练损失：0.31，学习率：0.0001": {"step": 100, "loss": 0.31, "lr": 1e-4},
+    "轮次: 3/10, 步数: 100/938, 损失值: 0.31": {
+        **{"epoch": 3, "epochs": 10, "step": 100, "total": 938, "loss": 0.31},
+    },
+    "第3轮/共10轮，第 100 步，loss=0.31": {"epoch": 3, "epochs": 10, "step": 100, "loss": 0.31},
+    "[训练] 轮 1 迭代 7 损失=nan 验证损失=0.33 验证准确率: 0.9": {
+        **{"epoch": 1, "step": 7, "scores": {"val_loss": 0.33, "val_acc": 0.9}},
+    },
+    "第 0 轮 [20/200] 损失 2.8 错误率 0.860 学习率 1e-4 剩余时间 0:10:02": {
+        **{"epoch": 0, "step": 20, "total": 200, "loss": 2.8, "whole_epoch": True, "eta_s": 602.0},
+    },
+    "第 2 轮:  50%|█████     | 5/10 [00:01<00:01, 5.0it/s, 损失=0.3]": {
+        **{"epoch": 2, "step": 5, "loss": 0.3, "whole_epoch": True},
+    },
     "Step 20 - loss: tensor(0.3123, device='cuda:0', grad_fn=<MeanBackward0>)": {"loss": 0.3123},
     "step 20 loss tensor([0.3123]) lr 0.1": {"step": 20, "loss": 0.3123, "lr": 0.1},
     # printed behind a bar: of the bar's step, unless the text has a count of its own
@@ -227,6 +242,8 @@ def test_progress_line(line: str) -> None:
     "line",
     [
         "Loading checkpoint shards: 100%|██████████| 4/4 [00:01<00:00,  3.60it/s]",
+        "验证:  50%|█████     | 5/10 [00:01<00:01, 5.0it/s]",
+        "每 100 步保存一次检查点，共 1000 步",
         "Validation DataLoader 0:  25%|██▌       | 5/20 [00:00<00:00, 1337.55it/s]",
         "  0%|          | 0/4 [00:00<?, ?it/s]\x1b[A",
         "  0%|          | 0/4 [00:00<?, ?it/s]\x1b[A[rank0]: Traceback (most recent call last):",

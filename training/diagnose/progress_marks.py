@@ -9,7 +9,7 @@ from dataclasses import dataclass
 COUNTED = re.compile(
     r"\bepochs?\b[\"']?\W{0,4}(?P<part>\d+\.\d+)\b"  # of an epoch: Hugging Face's Trainer
     r"|(?P<name>\b(?:global[_ "
-    r"]step|steps?|iter(?:ation)?s?|it|updates?|num_updates|batch|epochs?|ep|train_step)(?:\b|(?=\d)))"
+    r"]step|steps?|iter(?:ation)?s?|it|updates?|num_updates|batch|epochs?|ep|train_step|步数?|迭代(?:次数)?)(?:\b|(?=\d)))"
     r"[\"']?(?: {5,12}|\W{0,4})(?P<number>\d[\d,]*)"
     r"|(?P<bar>\d+)%\|[^|]*\| *(?P<done>\d+)/|[\[ ](?P<of>\d+) ?/ ?\d+\b",
     re.I,

@@ -8,7 +8,12 @@ from dataclasses import replace
 
 from training.core.metric_units import EVALUATION
 from training.diagnose import log_line as prefixes
-from training.diagnose.log_parsers import named_numbers, progress_bars, unnamed_steps
+from training.diagnose.log_parsers import (
+    chinese_names,
+    named_numbers,
+    progress_bars,
+    unnamed_steps,
+)
 from training.diagnose.log_parsers.log_record import LogRecord
 from training.diagnose.log_parsers.metric_names import BAR, source_of
 from training.diagnose.log_parsers.named_numbers import ETA, NUMBER, to_float
@@ -17,7 +22,7 @@ LONG = 1000  # characters of a line that are parsed
 REDRAWN_MS = 10_000  # a bar of tqdm is redrawn at least this often (maxinterval)
 # Quick filter: every progress line has a digit after one of these.
 HINT = re.compile(
-    r"loss|step|iter|epoch|bpb|psnr|\d%\||it/s|s/it|it \[|l_[a-z]+:|━|损失|memory"
+    r"loss|step|iter|epoch|bpb|psnr|\d%\||it/s|s/it|it \[|l_[a-z]+:|━|损失|步|轮|迭代|memory"
     r"|train_runtime|acc",
     re.I,
 )
@@ -73,7 +78,7 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
         return None
     plain = COLOUR.sub("", raw) if "\x1b" in raw else raw
     text, rank = prefixes.split(_GAP.sub("  ", plain[:LONG]).strip())
-    text = text.strip()
+    text = chinese_names.in_english(text.strip())
     if bar := progress_bars.find(text):
         nested = "\x1b" in raw and progress_bars.NESTED.search(raw)
         fact = None if bar.other or nested else _of_bar(text, bar, LogRecord(offset, rank))
