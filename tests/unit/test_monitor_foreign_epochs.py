@@ -37,6 +37,18 @@ LOGS: dict[str, tuple[str, tuple[Any, ...], list[int], list[Record]]] = {
         [100, 900, 1038],
         [],
     ),
+    "MAE, which repeats the means of an epoch": (
+        "".join(
+            f"Epoch: [{epoch}]  [  0/125]  eta: 0:01:04  lr: 0.000000  loss: 1.9 (1.9)  time: 0.5\n"
+            f"Epoch: [{epoch}]  [ 20/125]  eta: 0:00:34  lr: 0.000001  loss: 1.5 (1.7)  time: 0.3\n"
+            f"Epoch: [{epoch}] Total time: 0:00:40 (0.32 s / it)\n"
+            "Averaged stats: lr: 0.000001  loss: 9.9 (9.9)\n"
+            for epoch in (0, 1)
+        ),
+        (1, 20, 125),
+        [0, 20, 125, 145],
+        [],
+    ),
     "PyTorch's DCGAN": (
         "[0/25][0/1583]\tLoss_D: 1.7\tLoss_G: 5.2\tD(x): 0.5\n[0/25][50/1583]\tLoss_D: 0.1\tLoss_G: 9\n"
         "[1/25][0/1583]\tLoss_D: 0.3\tLoss_G: 4.1\n",
@@ -59,3 +71,4 @@ def test_steps_grow_over_the_epochs(name: str) -> None:
     records = tally.records()
     assert [record["step"] for record in records if "loss" in record] == steps
     assert [record for record in records if "loss" not in record] == evaluations
+    assert tally.loss == [record["loss"] for record in records if "loss" in record][-1]

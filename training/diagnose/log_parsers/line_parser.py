@@ -41,6 +41,8 @@ _OWN_EVAL = re.compile(rf"Validation: ({NUMBER}) (bits/byte|bits per byte|dB)")
 _OWN_BITS = re.compile(rf"Loss: (?:{NUMBER}) bits/byte")
 # `Loss       0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB`, see training.trainer.summary
 _SUMMARY = re.compile(r"Loss  \S+ → ")
+# `Averaged stats: lr: 0.001  loss: 1.23 (2.34)`, at the end of an epoch of DETR, DINO, MAE
+_AVERAGED = re.compile(r"\bAveraged (?:\w+ )?stats: ")
 # `Validation: acc 0.9123, wer 0.2`, `Validation: PSNR 29.81 dB (+1.20 over the input), SSIM 0.9123`
 _OWN_SCORES = re.compile(rf"(?:Validation:|,) (\w+) ({NUMBER})(?: dB)?(?: \([^()]*\))?(?=,|$)")
 # a task may have another name for its samples
@@ -90,8 +92,8 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     _stamp(plain, fact)
     text = _TIMESTAMP.sub("", text)
     fact.source = source_of(text)
-    # the loss here is the mean of all steps, or those of the first and the last step
-    if "'train_runtime'" in text or _SUMMARY.match(text):
+    # the loss here is the mean of many steps, or those of the first and the last step
+    if "'train_runtime'" in text or _SUMMARY.match(text) or _AVERAGED.search(text):
         return None
     if found := _MEGATRON_EVAL.search(text):
         fact.step = int(found[1]) if found[1] else None
