@@ -8,20 +8,27 @@ import pytest
 
 from tests.unit.monitor_runs import Made
 from training.core import rundir
-from training.launcher import endings
+from training.core.errors import Exit
+from training.launcher import end_record, endings, failure_report
 from training.launcher.outcome import Outcome
 from training.launcher.post_run import PostRun
 from training.launcher.recovery import Recovery
 from training.monitor.runs import facts
 
 
-def finished(path: Path, *lines: str) -> facts.RunFacts:
+def script(path: Path, *lines: str) -> Made:
+    """A run of a user script whose rank 0 has printed these lines."""
     made = Made(path, launch="x")
     made.plan["script"] = {"path": "main.py", "args": [], "python": "python3"}
     made.plan["launcher"] = {"value": "spawn", "reason": ""}
     made.plan["config"] |= {"notify": "", "retries": "auto"}
     rundir.write_json(made.run.plan, made.plan)
     made.run.rank_log(0).write_text("".join(f"{line}\n" for line in lines))
+    return made
+
+
+def finished(path: Path, *lines: str) -> facts.RunFacts:
+    made = script(path, *lines)
     ending, recovery = PostRun(made.run, made.plan), Recovery(made.run, made.plan)
     outcome = Outcome(ours=False, ended=[(0, 0), (1, 0)])
     assert endings.regular_end(made.run, made.plan, ending, outcome, recovery) == 0
@@ -35,6 +42,31 @@ def test_step_loss_and_speed_are_those_that_the_script_has_printed(tmp_path: Pat
     )
     assert (found.step, found.loss, found.loss_name) == (40, 2.0, "loss")
     assert (found.speed, found.unit) == (5000.0, "tokens")
+
+
+def fail(made: Made) -> facts.RunFacts:
+    made.plan["place"] = {"nnodes": 1}
+    outcome = Outcome(ours=False, guilty=(1, 1), here=(1, 1))
+    record = failure_report.failure(outcome, made.run, made.plan)
+    endings.keep_failure(made.run, record, made.plan)
+    return facts.read(made.run.path)
+
+
+def test_a_failed_script_has_the_figures_that_it_has_printed(tmp_path: Path) -> None:
+    made = script(tmp_path / "run", "step 10/40 loss 3.5", "step 20/40 loss 3.0")
+    found = fail(made)
+    assert (found.state, found.step, found.loss, found.loss_name) == ("failed", 20, 3.0, "loss")
+    # stopped before the next start
+    end_record.write(made.run, made.plan, Exit.INTERRUPTED, 0, "stopped")
+    found = facts.read(made.run.path)
+    assert (found.state, found.step, found.loss, found.loss_name) == ("stopped", 20, 3.0, "loss")
+
+
+def test_a_failed_script_that_has_printed_nothing_has_no_figures(tmp_path: Path) -> None:
+    made = script(tmp_path / "run", "hello")
+    found = fail(made)
+    assert (found.state, found.step, found.loss) == ("failed", None, None)
+    assert "figures" not in (rundir.read_json(made.run.failure) or {})
 
 
 def test_the_best_evaluation_of_a_script_is_its_loss(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from training.core import rundir
 from training.core.errors import Exit
 from training.diagnose import exception_cause as causes
 from training.diagnose.advice import of_end, values
+from training.launcher import script_figures
 from training.watchdog.rank_exit import ERROR
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def write(run: rundir.RunDir, plan: Plan, code: Exit, saved: int, text: str) -> 
     }
     if "elastic" in plan and plan["elastic"]["lost"]:
         record["lost"] = plan["elastic"]["lost"]
+    script_figures.add(record, run, plan)
     rundir.discard(run.failure)  # of the failure before: also if this one cannot be written
     advice = of_end(record, None, {}, values(run, plan))
     rundir.keep_json(run.failure, {**record, "advice": advice})

@@ -93,6 +93,7 @@ def report_end(
 
 
 def keep_failure(run: rundir.RunDir, record: FailureRecord, plan: Plan) -> None:
+    script_figures.add(record, run, plan)
     rundir.keep_json(run.failure, record)
     if run.own == run.path:
         run.forget_before(plan, run.failure)

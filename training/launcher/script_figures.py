@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.core import rundir
+from training.launcher.local_ranks import is_script
 
 if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import PrintedFigures
+    from training.core.contracts.verdict import FailureRecord
     from training.diagnose.log_parsers.log_metrics import LogMetrics
 
 
@@ -17,6 +20,12 @@ def printed(run: rundir.RunDir) -> LogMetrics | None:
     from training.diagnose.log_parsers.log_metrics import ScriptFigures
 
     return ScriptFigures(run.ranks).read()
+
+
+def add(record: FailureRecord, run: rundir.RunDir, plan: Plan) -> None:
+    """Adds the figures of a user script to the record of its failure."""
+    if is_script(plan) and (found := printed(run)):
+        record["figures"] = final(found)
 
 
 def final(printed: LogMetrics) -> PrintedFigures:

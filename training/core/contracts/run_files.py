@@ -115,8 +115,8 @@ class SweepRecord(TypedDict):
 
 
 class PrintedFigures(TypedDict):
-    """What a user script has printed, at its end; of the evaluations the best one, if it is known
-    whether more is better, else the last one. None: unknown."""
+    """What a user script has printed until its end or failure; of the evaluations the best one, if
+    it is known whether more is better, else the last one. None: unknown."""
 
     step: int | None
     loss: float | None

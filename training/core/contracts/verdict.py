@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
     from training.core.contracts.plan import GpuProcessRecord, LostRank
+    from training.core.contracts.run_files import PrintedFigures
 
 
 class VerdictRecord(TypedDict):
@@ -128,6 +129,7 @@ class FailureRecord(EndRecord):
     threads: NotRequired[dict[str, str]]  # rank → exception that has ended a thread of it
     lost_ranks: NotRequired[list[int]]  # whose GPUs the driver no longer lists
     lost: NotRequired[list[LostRank]]  # before this failure, of a run with --min_ranks
+    figures: NotRequired[PrintedFigures]  # of a user script, as in its summary
     suspect_gpu: NotRequired[bool]  # a defective GPU of `rank` may be the cause
     advice: NotRequired[list[str]]  # derived from the other fields
 

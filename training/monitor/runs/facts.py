@@ -137,7 +137,7 @@ def _of_plan(run: RunDir, plan: Record) -> RunFacts:
     evaluated, restarted, resumed = evaluations.read(run.events)
     since = max(created, restarted)
     summary, failure = standing.ends_of(run, plan, since)
-    printed = dig(summary, "figures")  # of a user script
+    printed = dig(summary or failure, "figures")  # of a user script
     complete = printed or (summary if summary and "loss_end" in summary else None)
     if isinstance(complete, dict) and not (resumed and resumed.discards_end(complete)):
         steps = [complete]
