@@ -16,6 +16,7 @@ from tests.unit.trained_runs import stored
 from training.cli import evaluate
 from training.core import manifest, rundir
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.data.tokenizer_base import BOS, Bytes
 from training.monitor.report import evaluation_page
 from training.tasks.evaluation import Evaluation, Part, Picture
@@ -55,6 +56,32 @@ def test_scores_of_a_diverged_model_fit_the_table_and_the_page(tmp_path: Path) -
     page = read(evaluation_page.page([huge, broken], "data", "cpu", 0.0).html())
     for text in ("600.0000 3.773e+260", "NaN +∞"):
         assert text in page.text
+
+
+def test_a_loss_that_is_not_finite_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, data = stored(tmp_path), tmp_path / "a.txt"
+    data.write_text(TEXT)
+    scores: dict[str, float] = {}
+    measured = Evaluation("tiny", 300, RAW, str(run.path), str(run.path), scores)
+    monkeypatch.setattr(evaluate, "_measured", lambda *_, **__: measured)
+    words = [str(run.path), f"--data={data}", "--device=cpu"]
+    for found, name, explained in (
+        ({"loss": math.nan, "perplexity": math.nan}, "loss", True),
+        ({"loss": math.inf, "perplexity": math.inf}, "loss", True),
+        ({"acc": 0.5, "f1": math.nan}, "f1", True),
+        ({"loss": 900.0, "perplexity": math.inf}, "", False),
+        ({"psnr": math.inf}, "", False),
+    ):
+        scores.clear()
+        scores.update(found)
+        assert evaluate.main(words) == Exit.DONE
+        printed = capsys.readouterr().err
+        text = msg(
+            "cli.evaluate.not_finite", name=name, value=found.get(name), models="tiny, step 300"
+        )
+        assert (text in printed, "WARNING" in printed) == (explained, explained), found
 
 
 def test_the_psnr_of_a_perfect_picture_is_infinite() -> None:

@@ -101,6 +101,10 @@ def test_a_single_process(
         "[inspector] rank 0 of 1: 40 samples, 10 batches an epoch, SequentialSampler, first "
         "indices 0, 1, 2, 3" in shown
     )
+    with DDPInspector(model, DataLoader(Samples(1), 4)) as alone:
+        for batch in alone._loader:
+            alone.step(model(batch).mean(), batch)
+    assert "rank 0 of 1: 1 sample, 1 batch an epoch, " in capsys.readouterr().err
     assert (
         re.search(r"step 10: rank 0: 4 samples, loss -?\d", shown)
         and "WARNING" not in shown

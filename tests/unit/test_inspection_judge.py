@@ -168,6 +168,11 @@ def test_epochs_of_different_length_are_reported_at_the_start() -> None:
         "names": [],
         "wrapped": True,
     }
+    for rank, batches in enumerate((20, 1)):
+        reports.board.put(f"start/{rank}", facts | {"batches": batches})
+    (found,) = reports.after(0)
+    assert found.rank == 1 and "only 1 batch an epoch on rank 1, up to 20" in found.text
+    reports = Reports()
     for rank, batches in enumerate((20, 19)):
         reports.board.put(f"start/{rank}", facts | {"batches": batches})
     (found,) = reports.after(0)

@@ -48,7 +48,7 @@ from training.core.messages import msg
 from training.core.project import typed
 from training.host import process, program
 from training.tasks.evaluation import SIZES, Evaluation, Part
-from training.tasks.weights import RAW, Weights
+from training.tasks.weights import RAW, Weights, title
 
 if TYPE_CHECKING:
     from training.tasks.trained import Trained
@@ -66,6 +66,7 @@ FLAGS = {
     "help": args.SWITCH,
 }
 EVERY_S = 0.5  # progress
+NAMED = 3  # models in a message
 WHOLE = 1e15  # larger numbers are always integers in float64
 
 
@@ -164,6 +165,8 @@ def main(argv: list[str]) -> int:
         print(json_text.answer({"evaluations": rows}))
     elif done:
         print("\n".join(_table(rows)))
+    if broken := _not_finite(done):
+        log.warning(broken)
     if chosen.out and done:
         try:
             _write(chosen.out, done, chosen.data, device)
@@ -226,6 +229,23 @@ def _measured(model: Trained, *, pictured: bool) -> Evaluation:
     return Evaluation(
         weights.name, weights.step, weights.kind, str(folder), str(weights.file), scores, parts
     )
+
+
+def _not_finite(done: list[Evaluation]) -> str | None:
+    """What a NaN means, or an infinite loss. Other scores may be infinite: the PSNR of a perfect
+    picture, the perplexity of a large loss."""
+    found = [
+        (one, name, value)
+        for one in done
+        for name, value in one.scores.items()
+        if math.isnan(value) or (math.isinf(value) and name == "loss")
+    ]
+    if not found:
+        return None
+    models = list(dict.fromkeys(title(one.run, one.step, one.weights) for one, _, _ in found))
+    named = "; ".join(models[:NAMED]) + ("; …" if len(models) > NAMED else "")
+    _, name, value = found[0]
+    return msg("cli.evaluate.not_finite", name=name, value=value, models=named)
 
 
 def _table(rows: list[dict[str, object]]) -> list[str]:

@@ -132,7 +132,9 @@ class Judge:
             self._find(
                 Finding(
                     "uneven",
-                    msg("inspector.uneven", ranks=ranks(few), least=least, most=most),
+                    msg("inspector.uneven_one", ranks=ranks(few), least=1, most=most)
+                    if least == 1
+                    else msg("inspector.uneven", ranks=ranks(few), least=least, most=most),
                     few[0],
                 )
             )
@@ -330,9 +332,13 @@ def _data(r: StartReport) -> str:
     parts = [
         msg("inspector.data.samples_unknown")
         if r["dataset"] is None
+        else msg("inspector.data.sample", samples=1)
+        if r["dataset"] == 1
         else msg("inspector.data.samples", samples=r["dataset"]),
         msg("inspector.data.batches_unknown")
         if r["batches"] is None
+        else msg("inspector.data.batch", batches=1)
+        if r["batches"] == 1
         else msg("inspector.data.batches", batches=r["batches"]),
         r["sampler"],
     ]
