@@ -30,6 +30,16 @@ LOGS: dict[str, tuple[str, tuple[Any, ...], list[int], list[Record]]] = {
         [64, 32064, 60064, 92064],
         [{"step": 32064, "val_loss": 1.5}, {"step": 92064, "val_loss": 1.0}],
     ),
+    "PyTorch's introduction": (
+        "".join(
+            f"EPOCH {epoch}:\n  batch 1000 loss: 1.73\n  batch 2000 loss: 0.8\n"
+            f"LOSS train 0.8 valid {1 / epoch}\n"
+            for epoch in (1, 2)
+        ),
+        (2, 2000, None),
+        [1000, 2000, 3001, 4001],
+        [{"step": 2000, "val_loss": 1.0}, {"step": 4001, "val_loss": 0.5}],
+    ),
     "batches with a name": (
         "Epoch 1/10, Batch 100/938, Loss: 0.9\nEpoch 1/10, Batch 900/938, Loss: 0.5\n"
         "Epoch 2/10, Batch 100/938, Loss: 0.4\n",

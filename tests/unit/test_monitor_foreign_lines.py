@@ -156,6 +156,23 @@ LINES: dict[str, dict[str, Any]] = {
     "第 2 轮:  50%|█████     | 5/10 [00:01<00:01, 5.0it/s, 损失=0.3]": {
         **{"epoch": 2, "step": 5, "loss": 0.3, "whole_epoch": True},
     },
+    # litgpt, ms-swift, picotron, detectron2, Keras, fairseq
+    "Epoch 1 | iter 100 step 25 | loss train: 2.123, val: 2.213 | iter time: 300.12 ms (step)": {
+        **{"epoch": 1, "step": 100, "loss": 2.123, "step_ms": 300.12},
+    },
+    "{'loss': 1.2, 'epoch': 0.1, 'global_step/max_steps': '10/100', 'elapsed_time': '1m 2s', "
+    "'remaining_time': '1h 9m 1s'}": {
+        **{"step": 10, "total": 100, "loss": 1.2, "elapsed_s": 62.0, "eta_s": 4141.0},
+    },
+    "[Rank 0] Step: 10 | Loss: 3.2 | Tokens/s: 10.2K | Tokens: 10.5M | MFU: 40.12%": {
+        **{"step": 10, "loss": 3.2, "tokens_per_s": 10200.0, "tokens": 10_500_000},
+    },
+    "[08/10 12:00:00 d2.utils.events]:  eta: 1:00:00  iter: 19  total_loss: 2.31  max_mem: 3300M": {
+        **{"step": 19, "loss": 2.31, "eta_s": 3600.0, "memory_bytes": 3300 << 20},
+    },
+    "Training loss (for one batch) at step 200: 0.9123": {"step": 200, "loss": 0.9123},
+    "2023-01-01 10:00:00 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 8.1 | "
+    "num_updates 1200": {"step": 1200, "loss": None, "scores": {"val_loss": 8.1}},
     "Step 20 - loss: tensor(0.3123, device='cuda:0', grad_fn=<MeanBackward0>)": {"loss": 0.3123},
     "step 20 loss tensor([0.3123]) lr 0.1": {"step": 20, "loss": 0.3123, "lr": 0.1},
     # printed behind a bar: of the bar's step, unless the text has a count of its own

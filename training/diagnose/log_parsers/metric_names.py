@@ -21,6 +21,7 @@ NAMES = {
         "num_updates",
         "train_step",
         "global step",
+        "global_step/max_steps",
     ),
     "epoch": ("epoch", "ep", "train epoch"),
     "loss": (
@@ -46,6 +47,7 @@ NAMES = {
         "running loss",
         "mean loss",
         "batch loss",
+        "loss train",
         "train_loss_epoch",
     ),
     "lr": ("lr", "learning_rate", "learning rate", "lr-adamw", "lr-adam", "lr-sgd"),
@@ -102,7 +104,7 @@ NAMES = {
     ),
     "tokens": ("tokens", "n_tokens", "tokens_seen", "ntokens_seen"),
     "elapsed": ("total time", "elapsed", "elapsed_time"),
-    "left": ("eta", "remaining"),
+    "left": ("eta", "remaining", "remaining_time"),
 }
 FIELD = {name: field for field, names in NAMES.items() for name in names}
 LOSSES = {name: place for place, name in enumerate(NAMES["loss"])}

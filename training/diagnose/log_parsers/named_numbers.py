@@ -14,13 +14,21 @@ NUMBER = (
     r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
     r"|[-+]?\b(?:nan|inf|NaN|Inf|NAN|INF|Infinity)\b"
 )
+# `Training loss (for one batch) at step 200: 0.91`
+_LOSS_AT = re.compile(
+    rf"\bloss\b[^:=\d]{{0,40}} (?:at|after) (?P<what>step|iteration|epoch) (?P<count>\d+)"
+    rf" ?[:=] *(?P<loss>{NUMBER})",
+    re.I,
+)
+# `LOSS train 0.31 valid 0.35`: the end of an epoch in a tutorial of PyTorch
+_TRAIN_VALID = re.compile(rf"LOSS train (?:{NUMBER}) valid (?P<loss>{NUMBER})")
 # `loss: 2.31`, `'loss': '2.31'`, `train loss 2.1`, `lr=[1e-05`, `elapsed time per iteration (ms):
 # 120.5`, `iteration  100/ 1000`, `loss tensor(0.31, device='cuda:0')`
 _WORDS = r"(?: (?!(?i:nan|inf|infinity)\b)[A-Za-z]+){0,3}"  # more words of a name; nan is a value
 _PAIR = re.compile(
     rf"(?<![\w/.@-])(?P<key>[A-Za-z_][\w/.@-]*{_WORDS}(?: ?\((?:ms|s|data|MB|GB)\))?)['\"]?(?: "
     rf"*[:=] *|\s+)(?:tensor(?=\())?['\"\[(]{{0,2}} *"
-    rf"(?P<value>{NUMBER})(?P<unit> ?(?:%|(?:ms|[smh]|[KMGT]i?B)\b))?(?: *(?:/|of) "
+    rf"(?P<value>{NUMBER})(?P<unit> ?(?:%|(?:ms|[smh]|[KMGT]i?B)\b)|[KM]\b)?(?: *(?:/|of) "
     rf"*(?P<of>\d[\d,]*)(?![\d.]))?"
 )
 # `Epoch: [0][  10/5005]`, `[640/60000 (1%)]`
@@ -36,8 +44,8 @@ _NO_SCORE = re.compile(
     re.I,
 )
 _EVAL_LINE = re.compile(
-    r"^\W*(?:\[[^\]]*\] *)*(?:.{0,60} - "
-    r")?(?:validate|validation|valid|val|eval|evaluation|test)\b(?! loss \d)",
+    r"^\W*(?:\[[^\]]*\] *)*(?:.{0,60} - |INFO \| )?"
+    r"(?:validate|validation|valid|val|eval|evaluation|test)\b(?! loss \d)",
     re.I,
 )
 # End of the validation in PyTorch's image examples: ` *   Acc@1 72.130 Acc@5 91.100 loss 1.240`.
@@ -46,8 +54,11 @@ _QUICKSTART = re.compile(r"^Accuracy: +[\d.]+%, +Avg loss: ")  # PyTorch's tutor
 _TOP = re.compile(r"(?:acc|prec)@(\d+)")
 # `Loss 5.9164 (5.7825)`: of this batch, and the mean so far
 _MEAN = re.compile(rf" *\( *(?P<mean>{NUMBER}) *\)")
+_DURATION = re.compile(r"(?:(\d+)d )?(?:(\d+)h )?(\d+)m (\d+)s")  # of ms-swift
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_THOUSANDS = {"K": 1e3, "M": 1e6}
 _BYTES = {
+    "M": 1 << 20,
     "KB": 1e3,
     "MB": 1e6,
     "GB": 1e9,
@@ -61,12 +72,17 @@ _BYTES = {
 
 def read(text: str, fact: LogRecord) -> None:
     """Adds the metrics in `text` to `fact`."""
+    if ended := _TRAIN_VALID.match(text):
+        fact.scores["val_loss"] = to_float(ended["loss"])
+        return
     accuracy = _ACCURACY.match(text) is not None
     evaluation = accuracy or any(p.match(text) for p in (_EVAL_LINE, _QUICKSTART))
     preferred = len(LOSSES)
     for pair in _PAIR.finditer(text):
         key, unit = pair["key"].lower(), (pair["unit"] or "").strip()
         name, value = field_of(key), to_float(pair["value"])
+        if name != "memory":
+            value *= _THOUSANDS.get(unit, 1)
         if (score := _EVAL.fullmatch(key)) and not _NO_SCORE.search(score["what"] or ""):
             fact.scores.setdefault(_score_name(key, score), value)
         elif accuracy and (top := _TOP.fullmatch(key)):
@@ -87,11 +103,21 @@ def read(text: str, fact: LogRecord) -> None:
                 setattr(fact, name, value)
         elif name == "tokens" and fact.tokens is None and value.is_integer():
             fact.tokens = int(value)
+        elif name in ("elapsed", "left") and (long := _DURATION.match(text, pair.start("value"))):
+            _measure(fact, name, key, _seconds(long), "s")
         elif name:
             _measure(fact, name, key, value, unit)
+    if fact.loss is None and not evaluation and (at := _LOSS_AT.search(text)):
+        fact.loss = to_float(at["loss"])
+        _count(fact, "epoch" if at["what"].lower() == "epoch" else "step", float(at["count"]), None)
     if fact.scores and "val_loss" in fact.scores and fact.source == "nanoGPT":
         # `step 250: train loss 2.1, val loss 2.3`: an estimate over many batches, not of this step
         fact.loss = None
+
+
+def _seconds(found: re.Match[str]) -> float:
+    days, hours, minutes, rest = (int(group or 0) for group in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
 
 
 def _mean_of_all(text: str, end: int, value: float) -> float | None:

@@ -15,7 +15,7 @@ _EPOCH_AT = re.compile(
 )
 # `Training  [   10/125000]`, `Iter(train) [  50/160000]`
 _OF_RUN = re.compile(r"\b(?:Training:?|Iter\(train\)) *\[ *(?P<done>\d+)/(?P<of>\d+)\](?! *\[)")
-# Counts within the epoch that the line names.
+# Counts within the epoch that the line names, or a heading above `  batch 1000 loss: 1.73`.
 _BATCH = re.compile(
     r"(?<!\d)(?P<of_batches>\d+)/ *(?P<batches>\d+) batches\b"
     r"|(?<![\w/.-])(?:mini-?)?batch(?:[_ ](?:idx|index|number))?\W{0,3}(?P<batch>\d+)"
@@ -61,10 +61,10 @@ def read(text: str, fact: LogRecord) -> None:
         part = PART.search(text, at.end())
     if not part and fact.epoch is not None:
         part = _BESIDE_EPOCH.search(text)
-        if not part and (batch := _BATCH.search(text)):
-            fact.step = int(batch["of_batches"] or batch["batch"])
-            total = batch["batches"] or batch["of"]
-            fact.total, fact.whole_epoch = int(total) if total else None, True
+    if not part and (batch := (_BATCH.search if fact.epoch is not None else _BATCH.match)(text)):
+        fact.step = int(batch["of_batches"] or batch["batch"])
+        total = batch["batches"] or batch["of"]
+        fact.total, fact.whole_epoch = int(total) if total else None, True
     elif not part and (
         whole := _PAIR.search(text) or _PAIR_OF.match(text) or _SAMPLES.search(text)
     ):
