@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -40,6 +41,49 @@ LOGS: dict[str, tuple[str, tuple[Any, ...], list[int], list[Record]]] = {
         [1000, 2000, 3001, 4001],
         [{"step": 2000, "val_loss": 1.0}, {"step": 4001, "val_loss": 0.5}],
     ),
+    "YOLO": (
+        "".join(
+            "      Epoch    GPU_mem   box_loss   cls_loss   dfl_loss  Instances       Size\n"
+            + "".join(
+                f"\r      {epoch}/3      2.51G      1.5      2.5      1.0         22        640: "
+                f" 50%|█████     | {step}/4 [00:01<00:01,  2.0it/s]"
+                for step in (2, 4)
+            )
+            + "\n                 Class     Images  Instances      Box(P          R      mAP50  "
+            "mAP50-95): 100%|██████████| 9/9 [00:03<00:00,  2.18it/s]\n"
+            f"                   all        722       1444      0.9      0.8      0.{epoch}      0.1\n"
+            for epoch in (1, 2)
+        ),
+        (2, 4, 4),
+        [2, 4, 6, 8],
+        [
+            {"step": 4, "val_map50": 0.1, "val_map": 0.1},
+            {"step": 8, "val_map50": 0.2, "val_map": 0.1},
+        ],
+    ),
+    "torchtune, with a bar for each epoch": (
+        "".join(
+            f"\r {epoch}|{8 * epoch + step - 8}|Loss: 2.{step}:  12%|█▏        | {step}/8 "
+            "[01:00<07:00,  1.6it/s]"
+            for epoch in (1, 2)
+            for step in (1, 8)
+        ),
+        (2, 8, 8),
+        [1, 8, 9, 16],
+        [],
+    ),
+    "mmengine": (
+        "".join(
+            f"01/01 10:00:00 - mmengine - INFO - Epoch(train)  [{epoch}][ 50/100]  lr: 1e-3  loss: 5.1\n"
+            "01/01 10:00:00 - mmengine - INFO - Epoch(val)  [1][20/40]    eta: 0:00:10  time: 0.1\n"
+            "01/01 10:00:00 - mmengine - INFO - Epoch(val)  [1][40/40]    coco/bbox_mAP: 0.3210  "
+            "data_time: 0.01  time: 0.1\n"
+            for epoch in (1, 2)
+        ),
+        (2, 50, 100),
+        [50, 150],
+        [{"step": 50, "val_coco_bbox_map": 0.321}],
+    ),
     "batches with a name": (
         "Epoch 1/10, Batch 100/938, Loss: 0.9\nEpoch 1/10, Batch 900/938, Loss: 0.5\n"
         "Epoch 2/10, Batch 100/938, Loss: 0.4\n",
@@ -73,7 +117,7 @@ LOGS: dict[str, tuple[str, tuple[Any, ...], list[int], list[Record]]] = {
 def test_steps_grow_over_the_epochs(name: str) -> None:
     text, last, steps, evaluations = LOGS[name]
     tally = LogAggregator()
-    for offset, line in enumerate(text.splitlines()):
+    for offset, line in enumerate(re.split(r"[\r\n]+", text)):
         if fact := line_parser.parse(line, offset):
             tally.add(fact)
     assert tally.last and (tally.epoch, tally.last.step, tally.total) == last

@@ -156,6 +156,16 @@ LINES: dict[str, dict[str, Any]] = {
     "第 2 轮:  50%|█████     | 5/10 [00:01<00:01, 5.0it/s, 损失=0.3]": {
         **{"epoch": 2, "step": 5, "loss": 0.3, "whole_epoch": True},
     },
+    # YOLO: the sum of its losses, or the column of their sum
+    "     12/300      3.87G       3.63      5.712      4.189        176        640: 25% ━━━───────── "
+    "2/8 4.0it/s 0.6s<1.9s": {
+        **{"source": "YOLO", "epoch": 12, "epochs": 300, "step": 2, "total": 8, "loss": 13.531},
+        **{"memory_bytes": 3_870_000_000, "step_ms": 250.0, "eta_s": 1.0, "whole_epoch": True},
+    },
+    "     5/249    0.868G   0.06393   0.01588  0.009617   0.08943        36       640: 100%|█| "
+    "211/211 [00:48<00:00,  4.2it/s]": {"epoch": 5, "step": 211, "total": 211, "loss": 0.08943},
+    "       1/3         0G        nan        1.2          22        640:  25%|██▌       | 1/4 "
+    "[00:01<00:03,  1.0s/it]": {"epoch": 1, "step": 1, "source": "YOLO"},
     # litgpt, ms-swift, picotron, detectron2, Keras, fairseq
     "Epoch 1 | iter 100 step 25 | loss train: 2.123, val: 2.213 | iter time: 300.12 ms (step)": {
         **{"epoch": 1, "step": 100, "loss": 2.123, "step_ms": 300.12},
@@ -259,6 +269,8 @@ def test_progress_line(line: str) -> None:
     "line",
     [
         "Loading checkpoint shards: 100%|██████████| 4/4 [00:01<00:00,  3.60it/s]",
+        "                 Class     Images  Instances      Box(P          R      mAP50  mAP50-95): 100% "
+        "━━━━━━━━━━━━ 4/4 4.3it/s 0.9s",
         "验证:  50%|█████     | 5/10 [00:01<00:01, 5.0it/s]",
         "每 100 步保存一次检查点，共 1000 步",
         "Validation DataLoader 0:  25%|██▌       | 5/20 [00:00<00:00, 1337.55it/s]",

@@ -23,7 +23,7 @@ REDRAWN_MS = 10_000  # a bar of tqdm is redrawn at least this often (maxinterval
 # Quick filter: every progress line has a digit after one of these.
 HINT = re.compile(
     r"loss|step|iter|epoch|bpb|psnr|\d%\||it/s|s/it|it \[|l_[a-z]+:|━|损失|步|轮|迭代|memory"
-    r"|train_runtime|acc",
+    r"|train_runtime|acc|^ +all  ",
     re.I,
 )
 COLOUR = re.compile(
@@ -41,6 +41,8 @@ _OWN_EVAL = re.compile(rf"Validation: ({NUMBER}) (bits/byte|bits per byte|dB)")
 _OWN_BITS = re.compile(rf"Loss: (?:{NUMBER}) bits/byte")
 # `Loss       0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB`, see training.trainer.summary
 _SUMMARY = re.compile(r"Loss  \S+ → ")
+# the line below a bar of YOLO's validation: images, objects, precision, recall, mAP50, mAP50-95
+_YOLO_EVAL = re.compile(rf"all(?: +(?:{NUMBER})){{4}} +(?P<map50>{NUMBER}) +(?P<map>{NUMBER})\b")
 # `Averaged stats: lr: 0.001  loss: 1.23 (2.34)`, at the end of an epoch of DETR, DINO, MAE
 _AVERAGED = re.compile(r"\bAveraged (?:\w+ )?stats: ")
 # `Validation: acc 0.9123, wer 0.2`, `Validation: PSNR 29.81 dB (+1.20 over the input), SSIM 0.9123`
@@ -95,6 +97,9 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     # the loss here is the mean of many steps, or those of the first and the last step
     if "'train_runtime'" in text or _SUMMARY.match(text) or _AVERAGED.search(text):
         return None
+    if found := _YOLO_EVAL.match(text):
+        fact.scores = {f"val_{name}": to_float(value) for name, value in found.groupdict().items()}
+        return fact
     if found := _MEGATRON_EVAL.search(text):
         fact.step = int(found[1]) if found[1] else None
         fact.scores = {"val_loss": to_float(found[2])}

@@ -129,6 +129,7 @@ _SOURCES = tuple(
         ("Duet", r"^Epoch: \d+, Iter: \d+, (?:Loss|Validation): "),
         ("DeepSpeed", r"log_dist\] \[Rank \d+\]|RunningAvgSamplesPerSec"),
         ("Lightning", r"v_num=|^Epoch \d+/-?\d+ +[━╸╺]|`?Trainer\.fit`? stopped"),
+        ("YOLO", r"^\d+/\d+ +[\d.]+G +(?:\S+ +){3,}\d+: *\d+%"),
         ("Keras", r"ms/step - |s/step - |=\] - .*loss: "),
     )
 )

@@ -51,6 +51,7 @@ _EVAL_LINE = re.compile(
 # End of the validation in PyTorch's image examples: ` *   Acc@1 72.130 Acc@5 91.100 loss 1.240`.
 _ACCURACY = re.compile(r"^(?:\*|Test:?) +(?:Acc|Prec)@1 ")
 _QUICKSTART = re.compile(r"^Accuracy: +[\d.]+%, +Avg loss: ")  # PyTorch's tutorial
+_OPENMMLAB = re.compile(r"\b(?:Epoch|Iter)\(val\) *\[")  # any name is that of a score
 _TOP = re.compile(r"(?:acc|prec)@(\d+)")
 # `Loss 5.9164 (5.7825)`: of this batch, and the mean so far
 _MEAN = re.compile(rf" *\( *(?P<mean>{NUMBER}) *\)")
@@ -75,8 +76,8 @@ def read(text: str, fact: LogRecord) -> None:
     if ended := _TRAIN_VALID.match(text):
         fact.scores["val_loss"] = to_float(ended["loss"])
         return
-    accuracy = _ACCURACY.match(text) is not None
-    evaluation = accuracy or any(p.match(text) for p in (_EVAL_LINE, _QUICKSTART))
+    accuracy, any_score = _ACCURACY.match(text) is not None, _OPENMMLAB.search(text) is not None
+    evaluation = accuracy or any_score or any(p.match(text) for p in (_EVAL_LINE, _QUICKSTART))
     preferred = len(LOSSES)
     for pair in _PAIR.finditer(text):
         key, unit = pair["key"].lower(), (pair["unit"] or "").strip()
@@ -87,6 +88,8 @@ def read(text: str, fact: LogRecord) -> None:
             fact.scores.setdefault(_score_name(key, score), value)
         elif accuracy and (top := _TOP.fullmatch(key)):
             fact.scores.setdefault(f"{EVALUATION}acc{top[1]}", value)
+        elif any_score and not name and not _NO_SCORE.search(key):
+            fact.scores.setdefault(EVALUATION + key.replace("/", "_"), value)
         elif name == "loss" and evaluation:
             if (mean := _mean_of_all(text, pair.end(), value)) is None:
                 fact.validates = True

@@ -1,7 +1,8 @@
-"""Progress bars in logs: tqdm, rich (Lightning), Keras."""
+"""Progress bars in logs: tqdm, rich (Lightning), YOLO, Keras."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -28,6 +29,17 @@ _KERAS = re.compile(
     r")?(?P<left>[\d:]+m?s?)"
     r"(?: (?P<rate>[\d.]+)(?P<unit>[mu]?s)/step)?(?P<rest> - .*)?"
 )
+# `12/300  3.87G  3.63  5.712  4.189  176  640: 100% ━━━━━━━━━━━━ 8/8 3.1it/s 2.6s<0.4s`
+_YOLO = re.compile(
+    r"(?P<head>[^━╸─%\r\n]{0,160}?):? *\b\d{1,3}% [━╸─]{12} (?P<done>\d+)/(?P<of>\d+) +"
+    r"(?:[\d.]+[KMG]it/s +|(?P<rate>[\d.]+)(?P<unit>it/s) +)?"
+    r"(?P<elapsed>[\d:.]+s?)(?:<(?P<left>[\d:.]+s?))?(?P<rest>)"
+)
+# Before a bar of YOLO: epoch, memory, losses, objects and size of the images
+_YOLO_HEAD = re.compile(
+    r"(?P<epoch>\d+/\d+) +(?P<memory>\d[\d.]*)G +(?P<losses>(?:\S+ +){1,8}?)\d+ +\d+:?"
+)
+_TORCHTUNE = re.compile(r"(?P<epoch>\d+)\|\d+\|Loss: ")  # `1|100|Loss: 0.81:  12%|█▏ | 100/800`
 _EPOCH = re.compile(
     r"\b(?:epochs?|ep)\b\W{0,3}(?P<epoch>\d+)(?: *(?:/|of) *(?P<epochs>-?\d+))?", re.I
 )
@@ -36,7 +48,7 @@ _OF_EPOCHS = re.compile(r"\W*(?:training )?epochs?\W*", re.I)
 _OTHER = re.compile(
     r"\b(?:val\w*|eval\w*|test\w*|sanity|predict\w*|sampl\w+|generat\w+|download\w*|upload\w*|fetch\w*|load\w*|resolv\w+|map|filter\w*|tokeniz\w*"
     r"|group\w*|sav\w+|writ\w+|cach\w+|extract\w*|scan\w*|pack\w*|process\w*|creat\w+|build\w*|convert\w*|prepar\w*|compil\w*|warm\w*|infer\w*"
-    r"|shards?|index\w*|read\w*|comput\w*)\b",
+    r"|shards?|index\w*|read\w*|comput\w*|class +images)\b",
     re.I,
 )
 # tqdm moves the cursor up again after a nested bar, which it fills with spaces
@@ -57,14 +69,19 @@ class ProgressBar:
     head: str  # text before the bar: `Epoch 3 loss 0.1`
     rest: str  # text in the bar: `loss=0.1`
     behind: str  # text after the bar, which the program printed before the next one
-    kind: str  # "tqdm", "rich", "keras"
+    kind: str  # "tqdm", "rich", "yolo", "keras"
     other: bool  # it does not count training steps
 
 
 def find(text: str) -> ProgressBar | None:
     """The last bar of a segment: the one that a terminal shows."""
     if "[" in text and "/" in text and (bars := list(_TQDM.finditer(text))):
-        return _bar(bars[-1], "tqdm", bars[-1]["head"] or "")
+        head = _named(bars[-1]["head"] or "")
+        if tuned := _TORCHTUNE.match(text):
+            head = f"epoch {tuned['epoch']} {head}"
+        return _bar(bars[-1], "tqdm", head)
+    if yolo := _YOLO.search(text) if "━" in text or "─" in text else None:
+        return _bar(yolo, "yolo", _named(yolo["head"]))
     if rich := _RICH.search(text) if "━" in text or "╸" in text else None:
         return _bar(rich, "rich", rich["head"])
     if keras := _KERAS.search(text):
@@ -103,6 +120,25 @@ def _bar(found: re.Match[str], kind: str, head: str) -> ProgressBar:
     )
 
 
+def _named(head: str) -> str:
+    """The columns of YOLO with their names; any other text is unchanged."""
+    columns = _YOLO_HEAD.fullmatch(head.strip())
+    if not columns:
+        return head
+    losses = [number for word in columns["losses"].split() if (number := _number(word)) is not None]
+    *parts, last = losses or [math.nan]
+    # older versions have the total in the last column
+    total = last if parts and math.isclose(sum(parts), last, rel_tol=2e-3) else sum(losses)
+    return f"epoch {columns['epoch']} memory {columns['memory']}GB loss {total:g}"
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
 def _count(text: str) -> int:
     scale = _SCALES.get(text[-1], 1)
     return round(float(text.rstrip("kMG")) * scale)
@@ -110,7 +146,7 @@ def _count(text: str) -> int:
 
 def seconds(text: str | None) -> float | None:
     """`1 day, 2:03:04`, `12:05`, `5s` in seconds; None for anything else."""
-    found = re.fullmatch(r"(?:(\d+) days?, )?(?:(\d+):)?(?:(\d+):)?(\d+)s?", text or "")
+    found = re.fullmatch(r"(?:(\d+) days?, )?(?:(\d+):)?(?:(\d+):)?(\d+)(?:\.\d+)?s?", text or "")
     if not found:
         return None
     days, first, second, last = (int(g) if g else 0 for g in found.groups())
