@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -266,8 +267,10 @@ def math_modes(plan: Plan, device: torch.device) -> None:
     if device.type != "cuda":
         return
     fast = plan["tf32"]["value"]
-    torch.set_float32_matmul_precision("high" if fast else "highest")
-    torch.backends.cudnn.allow_tf32 = fast
+    with warnings.catch_warnings():  # torch 2.9 calls its own function old
+        warnings.filterwarnings("ignore", "Please use the new API settings", UserWarning)
+        torch.set_float32_matmul_precision("high" if fast else "highest")
+        torch.backends.cudnn.allow_tf32 = fast
     torch.backends.cudnn.benchmark = plan["cudnn_benchmark"]["value"]
 
 
