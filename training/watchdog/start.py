@@ -89,7 +89,7 @@ class RanksWatch:
         if self._script and self._lines.remembers:
             self._unread = self._unread or self._heard
         elif self._script:
-            self._script.output(self._heard)
+            self._script.output(self._heard, training=self._ranks_seen)
 
     def close(self) -> None:
         """Wait for its threads: processes must be started from a process with one thread."""
@@ -188,11 +188,16 @@ class RanksWatch:
             return replace(found, death=death)
         return hang_dump.keep(self.run, self._compared(found, pids), found.texts())
 
+    @property
+    def _ranks_seen(self) -> bool:
+        """Not yet: a watched command prints itself, such as torchrun about OMP_NUM_THREADS."""
+        return bool(self._been_below) or not self._watched
+
     def _read_output(self, script: ScriptWatch) -> None:
         """Report output to the hang detection, except that torch waits."""
         if self._unread is not None:
             if not self._lines.only():
-                script.output(self._unread)
+                script.output(self._unread, training=self._ranks_seen)
             self._unread = None
         elif time.monotonic() - self._heard > SILENT_S:
             self._lines.remember()
