@@ -91,13 +91,19 @@ if __name__ == "__main__":
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver", "os.fork"])
+@pytest.mark.parametrize(
+    ("launcher", "method"),
+    [
+        *(((sys.executable,), method) for method in ("spawn", "fork", "forkserver", "os.fork")),
+        ((*TORCHRUN, "--nproc-per-node=1"), "spawn"),
+    ],
+)
 def test_a_hung_rank_of_the_programs_own_is_named(
-    watch: Watch, tmp_path: Path, token: str, method: str
+    watch: Watch, tmp_path: Path, token: str, launcher: tuple[str, ...], method: str
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SPAWN)
-    run = watch(sys.executable, str(script), method, timeout=3)
+    run = watch(*launcher, str(script), method, timeout=3)
     assert run.wait() == 5, run.output[-3000:]
     (verdict,) = (e for e in read_records(run.run.events) if e["event"] == "verdict")
     assert (verdict["kind"], verdict["rank"]) == ("hang", 1)

@@ -190,6 +190,17 @@ def test_a_machine_that_leaves_notifies_only_if_perhaps_no_other_continues(run: 
     )
 
 
+@pytest.mark.parametrize("step_s", [-3600, 3600])
+def test_the_seconds_of_a_launch_during_which_the_clock_was_set(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, step_s: int
+) -> None:
+    end, clock = PostRun(run, plan(f"cat > {shlex.quote(str(run.path))}/facts")), time.time
+    monkeypatch.setattr("time.time", lambda: clock() + step_s)
+    end.close(0)
+    facts = json.loads((run.path / "facts").read_text())
+    assert 75 <= facts["seconds"] < 1000
+
+
 def test_stopped_between_two_attempts(run: RunDir) -> None:
     facts = notification.payload(run, plan(), Exit.PREEMPTED, begun=True)
     assert (facts["status"], facts["text"]) == ("preempted", "no checkpoint yet (exit 75)")

@@ -67,7 +67,13 @@ def test_a_signal_while_the_supervisor_is_imported_withdraws_the_run(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     run = RunDir(tmp_path / "run")
     run.create()
-    plan: Any = {"place": {"nnodes": 1}, "resume": None, "launch": "a1b2", "config": {}}
+    plan: Any = {
+        "place": {"nnodes": 1},
+        "resume": None,
+        "launch": "a1b2",
+        "created": 0.0,
+        "config": {},
+    }
     early = remember_stops()
     os.kill(os.getpid(), number)
     found = supervisor._run(run, plan, set(), PostRun(run, plan), early)

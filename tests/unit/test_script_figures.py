@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,3 +84,18 @@ def test_a_script_without_figures_has_none(tmp_path: Path, lines: tuple[str, ...
     found = finished(tmp_path / "run", *lines)
     assert (found.state, found.step, found.loss, found.speed) == ("finished", None, None, None)
     assert "figures" not in (rundir.read_json(found.run.summary) or {})
+
+
+def test_the_seconds_of_a_script_during_which_the_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, created = time.time, PostRun.__init__
+
+    def init(self: PostRun, *args: Any) -> None:
+        created(self, *args)
+        monkeypatch.setattr("time.time", lambda: clock() + 3600)
+
+    monkeypatch.setattr(PostRun, "__init__", init)
+    found = finished(tmp_path / "run", "hello")
+    took = (rundir.read_json(found.run.summary) or {})["seconds"]
+    assert 0 <= took < 1000

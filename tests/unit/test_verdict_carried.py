@@ -12,6 +12,7 @@ from tests.unit.verdicts import failed, new_run, plan, report_error, spawned
 from training.core.contracts.plan import Plan
 from training.core.rundir import RunDir, write_json
 from training.diagnose.result import diagnose
+from training.host import cgroups
 from training.launcher import failed_gpus
 from training.launcher.outcome import Outcome
 
@@ -107,6 +108,49 @@ def test_an_exception_in_mp_spawn_is_that_of_its_process(
     write_json(run.failure, record)
     write_json(run.plan, plan())
     assert diagnose([run.path])["process"] == 3
+
+
+@each(
+    ("how", "logged", "expected"),
+    [
+        ("exit code 3", "", ("exit_status", "died", "exited with status 3")),
+        ("exit code 1", "", ("exit_status", "died", "exited with status 1")),
+        ("exit code 1", "ModuleNotFoundError: No module named 'own'", ("module_missing", "died")),
+        ("signal SIGKILL", "", ("killed", "error")),
+        ("signal SIGTERM", "", ("killed", "error")),
+        ("signal SIGSEGV", "", ("segfault", "error")),
+        ("signal SIGABRT", "", ("unknown", "error")),
+        ("signal SIGABRT", "OSError: [Errno 28] No space left on device", ("disk_full", "error")),
+    ],
+)
+def test_the_end_of_a_process_of_mp_spawn_without_an_exception(
+    tmp_path: Path, how: str, logged: str, expected: tuple[str, ...]
+) -> None:
+    """torch raises its end at the line that called mp.spawn, where nothing has failed."""
+    run = new_run(tmp_path)
+    text = f"process 1 terminated with {how}"
+    report_error(run, 0, "ProcessExitedException", text)
+    head = 'Traceback (most recent call last):\n  File "/own/main.py", line 3, in <module>\n'
+    output = [head.replace("main", "data") + logged] * bool(logged) + [
+        "W1128 12:53:37.648000 20040 spawn.py:165] Terminating process 20181 via signal SIGTERM",
+        f"{head}torch.multiprocessing.spawn.ProcessExitedException: {text}\n",
+    ]
+    run.rank_log(0).write_text("\n".join(output))
+    record = failed(run, rank=0)
+    found = record["cause"], record["kind"], record["summary"]
+    assert found[: len(expected)] == expected
+    assert (record["rank"], record["process"], record["victim"]) == (0, 1, False)
+    assert record["where"] == ("/own/data.py:3" if logged else None)
+
+
+def test_a_process_of_mp_spawn_that_the_kernel_has_killed_for_lack_of_memory(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "oom_kills", lambda: 2)
+    for name, cause in (("SIGKILL", "host_oom_killed"), ("SIGTERM", "killed")):
+        report_error(run, 0, "ProcessExitedException", f"process 1 terminated with signal {name}")
+        record = failed(run, rank=0, oom_kills=1)
+        assert (record["cause"], record["process"]) == (cause, 1)
 
 
 def test_the_gpu_of_a_process_of_mp_spawn_is_unknown(run: RunDir) -> None:

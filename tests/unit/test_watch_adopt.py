@@ -179,6 +179,49 @@ def test_the_ranks_that_the_only_rank_has_started_are_watched_until_the_last_has
     ]
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_ranks_that_the_only_rank_of_a_watched_command_has_started_are_watched(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, world: int
+) -> None:
+    """torch.multiprocessing.spawn under torchrun --nproc-per-node=1, on one machine."""
+    seen: list[dict[int, int]] = []
+    monkeypatch.setattr(ScriptWatch, "look", lambda self, pids, ended: seen.append(dict(pids)))
+    monkeypatch.setattr("training.watchdog.probes.procfs.lives", lambda pid: True)
+    monkeypatch.setattr("training.watchdog.wrapped._training", lambda pid, tree, others: pid)
+    of_torchrun = discovery.Started({0: 8}, 1, world)
+    monkeypatch.setattr(discovery, "started_by", lambda pid, settled: of_torchrun)
+    found = discovery.Started({0: 11, 1: 12}, 2, 2)
+    monkeypatch.setattr(discovery, "own_ranks", lambda pid, settled: found if pid == 8 else None)
+    watch = RanksWatch(run, PLAN | WATCHED, range(1), 1)
+    watch.look({None: 7}, {})
+    ranks = {0: 11, 1: 12} if world == 1 else {0: 8}
+    assert seen == [ranks] and watch.adopted == ranks
+    assert watch._script and watch._script.others_elsewhere is (world > 1)
+
+
+def test_the_time_from_the_output_of_a_watched_launcher_to_that_of_its_ranks_does_not_count(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun prints about OMP_NUM_THREADS, then the ranks import for long."""
+    clock = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(ScriptWatch, "look", lambda self, pids, ended: None)
+    monkeypatch.setattr("training.watchdog.probes.procfs.lives", lambda pid: True)
+    monkeypatch.setattr("training.watchdog.wrapped._training", lambda pid, tree, others: pid)
+    started = discovery.Started({0: 8, 1: 9}, 2, 2)
+    monkeypatch.setattr(discovery, "started_by", lambda pid, settled: started)
+    watch = RanksWatch(run, PLAN | WATCHED, range(2), 2)
+    assert watch._script
+    watch.output()
+    watch.look({None: 7}, {})
+    clock[0] += 40
+    watch.output()
+    assert watch._script.patience_s() == PLAN["config"]["hang_timeout"]
+    clock[0] += 2
+    watch.output()
+    assert watch._script.patience_s() == 10
+
+
 def test_a_rank_that_has_ended_with_an_unknown_status() -> None:
     samples = [Sample(float(at), {0: reduce()}) for at in (0, 1)]
     found = stall_detector.detect_stall(samples, {1: None, 2: 7})

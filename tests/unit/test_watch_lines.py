@@ -25,7 +25,7 @@ def test_a_report_of_torchs_store_is_not_output(
 ) -> None:
     clock, heard = [1000.0], list[float]()
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    monkeypatch.setattr(ScriptWatch, "output", lambda self, at: heard.append(at))
+    monkeypatch.setattr(ScriptWatch, "output", lambda self, at, training: heard.append(at))
     monkeypatch.setattr(ScriptWatch, "look", lambda self, pids, ended: None)
     run = RunDir(tmp_path)
     run.create()

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import wait_until
 from tests.unit import targets
 from training.watchdog.probes import procfs, waits
@@ -30,6 +32,23 @@ def test_a_script_that_is_edited_while_it_runs(tmp_path: Path) -> None:
             assert waits_in(file) == "wait"
         assert ScriptWatch(60.0).look({0: pid}) is None
         assert waits_in(script) is None, "another attempt reads it again"
+
+
+@pytest.mark.parametrize(
+    ("module", "file"), [("own.program", "own/program.py"), ("own", "own/__main__.py")]
+)
+def test_a_module_that_is_edited_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, file: str
+) -> None:
+    script = tmp_path / file
+    script.parent.mkdir()
+    script.write_text(WAITS)
+    monkeypatch.chdir(tmp_path)
+    starts = f"import os, sys; os.execv(sys.executable, [sys.executable, '-u', '-m', {module!r}])"
+    with targets.running(tmp_path, starts) as (pid, _, _):
+        assert ScriptWatch(60.0).look({0: pid}) is None
+        script.write_text("# two\n# lines\n" + WAITS)
+        assert waits_in(script) == "wait"
 
 
 FORKSERVER = """

@@ -347,7 +347,9 @@ EVENTS = {
 TABLES = {
     "Problems": (
         "Why a command was rejected or a run stopped itself (exit code 2 or 3; "
-        "`run.folder_lost` and, during a run, `run.unwritable`: 4).",
+        "`run.folder_lost` and, during a run, `run.unwritable`: 4). `--check --json` lists them as "
+        "`problems`. Other commands with `--json` write nothing to standard output then, and the "
+        "text to standard error.",
         PROBLEMS,
     ),
     "Events": ("`event` in `events.jsonl`.", EVENTS),

@@ -4,6 +4,7 @@ torch.distributed.elastic writes where that is missing or no more than an exit s
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING
 from training.core import jsonl, run_reader, rundir
 from training.core.errors import RunStopped
 from training.diagnose import traceback
-from training.diagnose.exception_cause import LEFT
+from training.diagnose.exception_cause import EXITED, LEFT
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import FailureRecord, RankErrorRecord
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+SPAWNED_END = re.compile(
+    r"process (?P<process>\d+) terminated with (?:exit code (?P<status>\d+)|signal )"
+)
 NONE: Mapping[int, str] = MappingProxyType({})
 
 
@@ -27,9 +31,14 @@ def of_rank(run: rundir.RunDir, rank: int) -> RankErrorRecord | None:
 
 
 def original(error: RankErrorRecord) -> RankErrorRecord:
-    """The error of a data-loader worker or of a process of mp.spawn instead of the one with which
-    torch reports it in the rank (torch/_utils.py, ExceptionWrapper;
-    torch/multiprocessing/spawn.py)."""
+    """The error of a data-loader worker or of a process of mp.spawn, or the end of such a process,
+    instead of the error with which torch reports it in the rank (torch/_utils.py,
+    ExceptionWrapper; torch/multiprocessing/spawn.py)."""
+    if error["type"] == EXITED and (end := SPAWNED_END.match(error["message"])):
+        own: dict[str, object] = {"process": int(end["process"]), "where": "", "code": None}
+        if end["status"]:
+            own |= {"type": LEFT, "message": end["status"]}
+        return {**error, **own}  # type: ignore[typeddict-item]
     found = traceback.carried(error["message"])
     if found is None:
         return error

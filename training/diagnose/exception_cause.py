@@ -53,6 +53,9 @@ SEGFAULT, KILLED = "segfault", "killed"  # by exit status, without a report of t
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 VAGUE = {UNKNOWN, RAISED, EXIT_STATUS}  # the rank's log may be more specific
 LEFT = "SystemExit"  # type in the error file of a script that called sys.exit
+# A process of mp.spawn has ended without an exception: it belongs to the rank, and is not its peer.
+EXITED = "ProcessExitedException"
+BY_SIGNAL = re.compile(r"terminated with signal (SIG\w+)")
 BUFFER = 16 << 10  # bytes that a process may still print after the traceback that ended it
 OF_SOCKETS = (
     *("ConnectionRefusedError", "ConnectionResetError", "ConnectionAbortedError"),
@@ -78,6 +81,8 @@ class DriverAnswer(TypedDict):
 
 def of_error(error: ReportedError) -> str:
     """Cause of the error that a rank reported (training.trainer.error_file)."""
+    if error["type"] == EXITED and (by := BY_SIGNAL.search(error["message"])):
+        return of_status(-signal.Signals[by[1]])
     chain = [_known(one) for one in (error, *error.get("before", ()))]
     own, role = chain[0]
     if own == PEER_DIED and _of_another_connection(error):
@@ -207,7 +212,7 @@ def left(error: ReportedError) -> str:
 
 def is_victim(error: ReportedError) -> bool:
     return timed_out(error) or (
-        error["type"] not in BY_TYPE
+        error["type"] not in (*BY_TYPE, EXITED)
         and _known(error)[1] == signatures.CASCADE
         and not _of_another_connection(error)
     )

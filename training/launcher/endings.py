@@ -113,7 +113,7 @@ def regular_end(
 ) -> int:
     code = failure_report.exit_code(outcome)
     if local_ranks.is_script(plan):
-        return _script_end(run, plan, code, outcome, recovery)
+        return _script_end(run, plan, code, outcome, recovery, ending.seconds)
     recovered = recovery.finish()
     ending.report(code)
     text = summary.render(run, plan)
@@ -130,10 +130,13 @@ def regular_end(
 
 
 def _script_end(
-    run: rundir.RunDir, plan: Plan, code: int, outcome: Outcome, recovery: Recovery
+    run: rundir.RunDir,
+    plan: Plan,
+    code: int,
+    outcome: Outcome,
+    recovery: Recovery,
+    seconds: float,
 ) -> int:
-    now = time.time()
-    seconds = now - plan["created"]
     ranks = plural(plan["ranks"], "rank")
     status: SummaryStatus = "finished" if code == Exit.DONE else "stopped"
     printed = script_figures.printed(run)
@@ -142,7 +145,7 @@ def _script_end(
             "status": status,
             "ranks": (outcome.watched and local_ranks.found(run)) or plan["ranks"],
             "launch": plan["launch"],
-            "time": now,
+            "time": time.time(),
             "seconds": seconds,
             "exit_code": int(code),
         }

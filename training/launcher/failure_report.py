@@ -107,6 +107,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         if cause in causes.VAGUE and by_itself and status
         else None
     )
+    if logged and logged.cause == causes.PEER_DIED and own and "process" in own:
+        logged = None  # torch's lines about that process
     if rank is None and logged:
         rank = logged.rank
     thrown = logged.event.thrown if logged and logged.event else None
@@ -297,6 +299,8 @@ def _what(
         return "disk_full", ERROR, msg("launcher.failure.disk_full", path=run.path)
     if gone:
         return "gpu_hardware", ERROR if own else DIED, gone
+    if _killed(status, own) and (kills := _for_memory(outcome)):
+        return "host_oom_killed", DIED, kills
     if own and own["type"] != causes.LEFT:
         return causes.of_error(own), ERROR, error_reports.headline(own, SHOWN_CHARACTERS)
     if outcome.ours and -status == signal.SIGBUS and (changed := prepared_cache.changed(run)):
@@ -305,8 +309,6 @@ def _what(
             DIED,
             msg("launcher.failure.sigbus", changed=changed),
         )
-    if -status == signal.SIGKILL and (kills := _for_memory(outcome)):
-        return "host_oom_killed", DIED, kills
     if (death := outcome.death) and death.kind != DIED:
         return causes.TIMEOUT if death.kind == DESYNC else causes.UNKNOWN, death.kind, death.how
     if own:
@@ -314,6 +316,13 @@ def _what(
         return causes.EXIT_STATUS if known == causes.UNKNOWN else known, DIED, causes.left(own)
     torchrun = rank is None and status >= 0  # it reports only that something failed
     return causes.UNKNOWN if torchrun else causes.of_status(status), DIED, exit_status.how(status)
+
+
+def _killed(status: int, own: RankErrorRecord | None) -> bool:
+    """By SIGKILL: the rank, or its process of mp.spawn."""
+    if own and own["type"] != causes.LEFT:
+        return own["type"] == causes.EXITED and own["message"].endswith(" SIGKILL")
+    return -status == signal.SIGKILL
 
 
 def _for_memory(outcome: Outcome) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -55,11 +54,12 @@ def payload(
     why: str = "",
     known: FailureRecord | None = None,
     restarts: int = 0,
+    seconds: float = 0.0,
 ) -> NotificationRecord:
     """Facts without secrets, because they leave this machine. Unless `begun`, the run directory has
     no records of this launch. `why`: the text shown to the user where no rank has ended the run.
     `known`: the failure, whose file may be missing (a full disk) or seem to be from an earlier
-    start (a clock that was set back). `restarts`: of this launch."""
+    start (a clock that was set back). `restarts`, `seconds`: of this launch."""
     done = _of_this_start(run.summary, plan) if begun else {}
     failure = _failure(run, plan, known) if begun and not why else {}
     status: NotifyStatus = BY_CODE.get(Exit(code), FAILED) if code in EXIT_MEANING else FAILED
@@ -82,7 +82,7 @@ def payload(
         "loss": step.get("loss"),
         "eval": {name: value for name, value in evaluation.items() if name.startswith("val_")}
         or None,
-        "seconds": round(time.time() - plan["created"], 1),
+        "seconds": round(seconds, 1),
         "restarts": restarts,
         "host": socket.gethostname(),
         "run_dir": str(run.path) if run.plan.exists() else None,

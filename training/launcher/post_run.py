@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from training.core import json_text, log, rundir
@@ -36,6 +37,8 @@ class PostRun:
 
     def __init__(self, run: rundir.RunDir, plan: Plan) -> None:
         self.run, self.plan, self._signals, self._reported = run, plan, StopSignals(), False
+        # of the launch, as time.monotonic(): the clock may be set during it
+        self._launched = time.monotonic() - max(0.0, time.time() - plan["created"])
         self.begun = (
             # the data is accepted; before that the run directory has no records of this launch
             False
@@ -44,6 +47,11 @@ class PostRun:
         self.restarts: Sequence[RestartFacts] = ()  # of the ranks, so far
         self.left = False  # other machines continue the run, or may
         self._alone = ""  # why this machine must not continue it, if perhaps no other one does
+
+    @property
+    def seconds(self) -> float:
+        """Since the launch."""
+        return time.monotonic() - self._launched
 
     def report(self, code: int) -> bool:
         """Write report.html, once: has this call written it? A failure is a warning. The report of
@@ -114,6 +122,7 @@ class PostRun:
                         why=self._alone or why,
                         known=self.failure,
                         restarts=len(self.restarts),
+                        seconds=self.seconds,
                     ),
                 )
 

@@ -98,13 +98,14 @@ class ScriptWatch:
         waits.forget_lines()
         self._read_scripts: set[int] = set()  # of these processes
 
-    def output(self, at: float | None = None) -> None:
-        """A rank has printed something; `at`: then, rather than now."""
+    def output(self, at: float | None = None, *, training: bool = True) -> None:
+        """A rank has printed something; `at`: then, rather than now. `training`: False for its
+        launcher, before the ranks were found."""
         now = time.monotonic() if at is None else at
         # The time before the first output is the start (imports), not a usual gap.
         if self._heard is not None and now - self._heard > BURST_S:
             self._gaps.append(now - self._heard)
-        self._heard = now
+        self._heard = now if training else None
         self._begin(now)
 
     def patience_s(self) -> float:

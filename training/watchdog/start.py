@@ -55,6 +55,7 @@ class RanksWatch:
         self._next_below = 0.0
         self._trainings = TrainingProcesses()
         self._own: OwnRanks | None = None  # of the only rank
+        self._alone = world_size == 1  # is there no other? updated for a watched command
         script = plan.get("script")
         self._watched = (
             Path(script["path"]).name if script and plan["launcher"]["value"] == WATCH else ""
@@ -64,7 +65,7 @@ class RanksWatch:
         self._log_from = _size(run.launcher_log(self._watched)) if self._watched else 0
         self._expected: set[int] | None = None  # ranks of a watched command, once known
         if script:
-            if world_size == 1 and not self._watched:
+            if self._alone or self._watched:
                 self._own = OwnRanks(Path(script["path"]).name)
             floor_s, elsewhere = float(plan["config"]["hang_timeout"]), len(ranks) < world_size
             self._script = ScriptWatch(
@@ -88,7 +89,7 @@ class RanksWatch:
         if self._script and self._lines.remembers:
             self._unread = self._unread or self._heard
         elif self._script:
-            self._script.output(self._heard)
+            self._script.output(self._heard, training=self._ranks_seen)
 
     def close(self) -> None:
         """Wait for its threads: processes must be started from a process with one thread."""
@@ -171,7 +172,7 @@ class RanksWatch:
             pids = self._torchruns(started[None])
             # torchrun ends all ranks when one fails
             ended = {**dict.fromkeys(self._been_below - pids.keys(), 0), **ended}
-        if self._own and len(pids) == 1:
+        if self._own and self._alone and len(pids) == 1:
             (launcher,) = pids.values()
             pids = self._own.of(launcher) or pids
             ended = {**dict.fromkeys(self._own.ended, None), **ended}
@@ -187,11 +188,16 @@ class RanksWatch:
             return replace(found, death=death)
         return hang_dump.keep(self.run, self._compared(found, pids), found.texts())
 
+    @property
+    def _ranks_seen(self) -> bool:
+        """Not yet: a watched command prints itself, such as torchrun about OMP_NUM_THREADS."""
+        return bool(self._been_below) or not self._watched
+
     def _read_output(self, script: ScriptWatch) -> None:
         """Report output to the hang detection, except that torch waits."""
         if self._unread is not None:
             if not self._lines.only():
-                script.output(self._unread)
+                script.output(self._unread, training=self._ranks_seen)
             self._unread = None
         elif time.monotonic() - self._heard > SILENT_S:
             self._lines.remember()
@@ -210,9 +216,8 @@ class RanksWatch:
     @property
     def adopted(self) -> dict[int, int]:
         """Rank → PID of the running ranks that a watched command, or the only rank, has started."""
-        if self._own:
-            return self._own.running
-        return self._below if self._watched else {}
+        own = self._own.running if self._own and self._alone else {}
+        return own or (self._below if self._watched else {})
 
     def _adopt(self, command: int) -> dict[int, int]:
         """Ranks of a watched command, whose number is known when it has started the first one."""
@@ -227,7 +232,7 @@ class RanksWatch:
                 log.info(msg("watchdog.adopted", ranks=ranks, command=self._watched, pids=pids))
             if self._script and found:
                 self._script.others_elsewhere, self._script.joining = world > local, maybe > 0
-            self._below = found
+            self._below, self._alone = found, world == 1
             self._expected = {*found} if found and len(found) == local and not maybe else None
             if maybe:
                 self._next_below = now + MAYBE_S

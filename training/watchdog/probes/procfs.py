@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from training.host.process import COMPILERS
@@ -82,13 +83,16 @@ def program(pid: int) -> str:
 
 
 def scripts(pid: int) -> list[Path]:
-    """Python files in its command line."""
-    folder = Path(f"/proc/{pid}/cwd")
+    """Python files in its command line, and that of `-m MODULE` below its working directory."""
     words = _bytes(f"/proc/{pid}/cmdline").decode("utf-8", "replace").split("\0")
     try:
-        return [folder.readlink() / word for word in words if word.endswith(".py")]
+        folder = Path(f"/proc/{pid}/cwd").readlink()
     except OSError:
         return []
+    modules = (folder.joinpath(*b.split(".")) for a, b in pairwise(words) if a == "-m")
+    of_modules = (f for m in modules for f in (m.with_suffix(".py"), m / "__main__.py"))
+    named = [folder / word for word in words if word.endswith(".py")]
+    return [*named, *(file for file in of_modules if file.is_file())]
 
 
 def name(pid: int) -> str:
