@@ -51,6 +51,7 @@ class LogAggregator:
         self.epoch: float | None = None
         self.epochs: int | None = None
         self._heading: float | None = None  # epoch of the last heading
+        self.epoch_steps: int | None = None  # from a heading
         self.total: int | None = None
         self.within_epoch = False  # step counts restart in every epoch
         self.newest_offset = -1
@@ -85,7 +86,7 @@ class LogAggregator:
         self.newest_offset = fact.offset
         self._behind_bars |= fact.behind_bar
         if fact.heading:
-            self._heading = fact.epoch
+            self._heading, self.epoch_steps = fact.epoch, fact.epoch_steps
         elif fact.epoch is None and fact.step is not None:
             fact.epoch = self._heading
         # Hugging Face's metrics have no step; the bar redrawn right after them has it.

@@ -108,7 +108,8 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     _special(text, fact)
     if fact.step is None and fact.loss is not None:
         unnamed_steps.read(text, fact)
-    fact.heading = fact.epoch is not None and unnamed_steps.is_heading(text)
+    if fact.epoch is not None:
+        unnamed_steps.read_heading(text, fact)
     known = (fact.total, fact.epochs, fact.memory_bytes)
     told = fact.tells or fact.heading or any(value is not None for value in known)
     return fact if told else None

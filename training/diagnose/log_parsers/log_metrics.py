@@ -54,7 +54,8 @@ class LogMetrics:
     def training(self) -> TrainingState:
         return {
             **self.tally.training(),
-            "last_step_unix_s": self._last_step,
+            # an epoch without steps may take hours
+            "last_step_unix_s": self._last_step if self.tally.facts else None,
             "loss_scale": None,
             "skipped_steps": None,
         }
@@ -94,11 +95,13 @@ class LogMetrics:
         tally, last = self.tally, self.tally.last
         step, total = (last.step, tally.total) if last else (None, tally.total)
         percent = last.percent if last else None
+        only_epochs = last is None and tally.epoch_steps is not None
+        total = tally.epoch_steps if only_epochs else total
         if percent is None and step is not None and total:
             percent = min(100.0, 100 * step / total)
         return {
             "scope": "epoch"
-            if tally.within_epoch
+            if tally.within_epoch or only_epochs
             else "run",  # scope of steps, elapsed time and ETA
             "step": step,
             "total_steps": total,
@@ -149,13 +152,15 @@ class ScriptFigures:
         self._logs: dict[Path, LogMetrics] = {}
 
     def read(self) -> LogMetrics | None:
-        """The first log with metrics; None until a rank has printed any."""
+        """The first log with metrics, or else with epochs; None until a rank has printed any."""
+        epochs = None
         for path in self._candidates():
             log = self._logs.setdefault(path, LogMetrics(path))
             log.read(time.time())
             if log.tally.facts:
                 return log
-        return None
+            epochs = epochs or (log if log.tally.epoch is not None else None)
+        return epochs
 
     def _candidates(self) -> list[Path]:
         try:

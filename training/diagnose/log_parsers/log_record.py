@@ -17,6 +17,7 @@ class LogRecord:
     total: int | None = None
     epoch: float | None = None
     epochs: int | None = None
+    epoch_steps: int | None = None  # of each epoch, if the line is its heading
     loss: float | None = None
     bits: bool = False  # the loss is in bits per byte
     lr: float | None = None
