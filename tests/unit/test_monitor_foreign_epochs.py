@@ -31,6 +31,26 @@ LOGS: dict[str, tuple[str, tuple[Any, ...], list[int], list[Record]]] = {
         [64, 32064, 60064, 92064],
         [{"step": 32064, "val_loss": 1.5}, {"step": 92064, "val_loss": 1.0}],
     ),
+    "the same without a heading": (
+        "".join(
+            f"loss: {3 - epoch}  [    0/60000]\nloss: {2.5 - epoch}  [57600/60000]\n"
+            f"Test Error: \n Accuracy: 45.1%, Avg loss: {2 - epoch / 2} \n\n"
+            for epoch in (1, 2)
+        ),
+        (None, 57600, 60000),  # the number of the epoch may be another one
+        [0, 57600, 60000, 117600],
+        [{"step": 57600, "val_loss": 1.5}, {"step": 117600, "val_loss": 1.0}],
+    ),
+    "epochs that are named at their end": (
+        "".join(
+            f"batch 100/938 loss 0.{9 - epoch}\nbatch 900/938 loss 0.{8 - epoch}\n"
+            f"Epoch {epoch}: val_loss 0.{epoch}\n"
+            for epoch in (1, 2, 3)
+        ),
+        (3, 900, 938),
+        [100, 900, 1038, 1838, 1976, 2776],
+        [{"step": at, "val_loss": loss} for at, loss in ((900, 0.1), (1838, 0.2), (2776, 0.3))],
+    ),
     "PyTorch's introduction": (
         "".join(
             f"EPOCH {epoch}:\n  batch 1000 loss: 1.73\n  batch 2000 loss: 0.8\n"

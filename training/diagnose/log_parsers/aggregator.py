@@ -56,6 +56,7 @@ class LogAggregator:
         self.within_epoch = False  # step counts restart in every epoch
         self.newest_offset = -1
         self._epoch_size = 1  # steps seen so far
+        self._unnamed_epoch = 1  # counted where the log does not name it
         self._first_epoch = 1  # or 0, once an epoch 0 was seen
         self._kept: Record = {}  # the newest value of each metric
         self._sources: Counter[str] = Counter()
@@ -93,8 +94,9 @@ class LogAggregator:
         if fact.step is None and (fact.loss is not None or fact.scores) and fact.epoch is not None:
             self._settle()
             self._take(fact)
-            if self._behind_bars and fact.loss is None:
-                self._record(fact)  # the bar was redrawn before them
+            behind = self._behind_bars or (self.last is not None and not self.last.bar)
+            if behind and fact.loss is None:
+                self._record(fact)  # their step was printed before them
             else:
                 self._pending = fact
             return
@@ -190,6 +192,9 @@ class LogAggregator:
         dropped."""
         step, last = fact.step or 0, self.last
         self.within_epoch |= fact.whole_epoch
+        if fact.whole_epoch and fact.epoch is None:
+            self._unnamed_epoch += bool(last and step < (last.step or 0))
+            fact.epoch = self._unnamed_epoch
         if fact.epoch is not None:  # min: the log may start at a later epoch
             self._first_epoch = min(
                 self._first_epoch, 0 if fact.source == "Lightning" else int(fact.epoch)
