@@ -104,6 +104,49 @@ LOGS: dict[str, tuple[str, tuple[Any, ...], list[int], list[Record]]] = {
         [50, 150],
         [{"step": 50, "val_coco_bbox_map": 0.321}],
     ),
+    "WeNet": (
+        "".join(
+            "".join(
+                f"2023-05-01 10:00:00,1 DEBUG TRAIN | steps/sec 1.234| Batch {epoch}/{step} loss 9.5 "
+                f"loss_att 3.1 lr 0.00000010 grad_norm 12.3 rank {rank}\n"
+                for step in (100, 200)
+                for rank in (0, 1)
+            )
+            + f"2023-05-01 10:05:00,1 DEBUG CV Batch {epoch}/100 loss 5.5 history loss 5.5 rank 0\n"
+            f"2023-05-01 10:06:00,1 INFO Epoch {epoch} CV info cv_loss {4.5 - epoch / 4}\n"
+            for epoch in (0, 1)
+        ),
+        (1, 200, None),
+        [100, 200, 301, 401],
+        [{"step": 200, "val_loss": 4.5}, {"step": 401, "val_loss": 4.25}],
+    ),
+    "ESPnet": (
+        "".join(
+            f"[host] 2020-04-05 16:34:54,2 (trainer:192) INFO: {epoch}/40epoch started. Estimated time\n"
+            + "".join(
+                f"[host] 2020-04-05 16:34:56,3 (trainer:453) INFO: {epoch}epoch:train:{at - 49}-{at}"
+                "batch: iter_time=0.006, loss_ctc=65.9, acc=0.4, loss=50.8, optim0_lr0=1e-06\n"
+                for at in (50, 100)
+            )
+            + f"[host] 2020-04-05 16:35:54,2 (trainer:338) INFO: {epoch}epoch results: [train] "
+            f"loss=9.1, time=10 minutes and 1.1 seconds, [valid] loss_ctc=70.1, loss=6{epoch}.5, acc=0.3\n"
+            for epoch in (1, 2)
+        ),
+        (2, 100, None),
+        [50, 100, 151, 201],
+        [{"step": 100, "val_loss": 61.5}, {"step": 201, "val_loss": 62.5}],
+    ),
+    "pix2pix": (
+        "".join(
+            f"(epoch: {epoch}, iters: {at}, time: 0.223, data: 0.295) G_GAN: 1.5 G_L1: 37.5 "
+            f"D_real: 0.652 D_fake: 0.238 \nEnd of epoch {epoch} / 200 \t Time Taken: 9 sec\n"
+            for epoch in (1, 2)
+            for at in (100, 200)
+        ),
+        (2, 200, None),
+        [100, 200, 301, 401],
+        [],
+    ),
     "batches with a name": (
         "Epoch 1/10, Batch 100/938, Loss: 0.9\nEpoch 1/10, Batch 900/938, Loss: 0.5\n"
         "Epoch 2/10, Batch 100/938, Loss: 0.4\n",

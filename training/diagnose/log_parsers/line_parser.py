@@ -12,6 +12,7 @@ from training.diagnose.log_parsers import (
     chinese_names,
     named_numbers,
     progress_bars,
+    toolkit_lines,
     unnamed_steps,
 )
 from training.diagnose.log_parsers.log_record import LogRecord
@@ -103,6 +104,8 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     if found := _MEGATRON_EVAL.search(text):
         fact.step = int(found[1]) if found[1] else None
         fact.scores = {"val_loss": to_float(found[2])}
+        return fact
+    if toolkit_lines.read(text, fact):
         return fact
     named_numbers.read(text, fact)
     _special(text, fact)
