@@ -76,6 +76,12 @@ class LogAggregator:
         # steps from one line of progress to the next
         self._strides: deque[int] = deque(maxlen=SPEED_STEPS)
 
+    def restart(self, rank: int) -> None:
+        """Forgets what other ranks have logged, except the length of the run."""
+        total, epochs = self.total, self.epochs
+        self.clear()
+        self._rank, self.total, self.epochs = rank, total, epochs
+
     # -- reading
 
     def add(self, fact: LogRecord) -> None:
@@ -120,9 +126,7 @@ class LogAggregator:
         first that does."""
         rank, has_loss = fact.rank or 0, fact.loss is not None
         if has_loss and rank != self._rank and (not self._rank_has_loss or rank == 0):
-            total, epochs = self.total, self.epochs  # of the run, from any rank
-            self.clear()
-            self._rank, self.total, self.epochs = rank, total, epochs
+            self.restart(rank)
         if rank != self._rank:
             if fact.memory_bytes is not None and not fact.tells:
                 self._kept["memory_bytes"] = max(

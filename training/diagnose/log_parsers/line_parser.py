@@ -82,7 +82,8 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     if not HINT.search(raw):
         return None
     plain = COLOUR.sub("", raw) if "\x1b" in raw else raw
-    text, rank = prefixes.split(_GAP.sub("  ", plain[:LONG]).strip())
+    start = _GAP.sub("  ", plain[:LONG]).strip()
+    text, rank = prefixes.split(start)
     text = chinese_names.in_english(text.strip())
     if bar := progress_bars.find(text):
         nested = "\x1b" in raw and progress_bars.NESTED.search(raw)
@@ -111,6 +112,8 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     _special(text, fact)
     if fact.step is None and fact.loss is not None:
         unnamed_steps.read(text, fact)
+    if fact.step is None and fact.epoch is None and fact.loss is not None:
+        fact.number = unnamed_steps.number_before(start)
     if fact.epoch is not None:
         unnamed_steps.read_heading(text, fact)
     known = (fact.total, fact.epochs, fact.memory_bytes)

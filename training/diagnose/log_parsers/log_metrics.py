@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from training.core.jsonl import Record
 from training.diagnose.log_parsers import line_parser, metric_names
 from training.diagnose.log_parsers.aggregator import LogAggregator
+from training.diagnose.log_parsers.log_record import LogRecord
 from training.diagnose.log_parsers.log_tail import LogChunk, LogText
 from training.diagnose.log_parsers.metric_names import BAR
+from training.diagnose.log_parsers.numbered_lines import NumberedLines
 
 if TYPE_CHECKING:
     from training.core.contracts.state import CurveState, ProgressState, TrainingState
@@ -25,6 +27,7 @@ class LogMetrics:
 
     def __init__(self, log: Path) -> None:
         self.text, self.tally = LogText(log), LogAggregator()
+        self._numbered = NumberedLines()
         self._looked, self._newest = False, -1
         self._last_step: float | None = None  # when the newest progress line was written
 
@@ -34,6 +37,7 @@ class LogMetrics:
         fresh, pieces = self.text.read(now)
         if fresh:
             self.tally.clear()
+            self._numbered.clear()
             self._last_step, self._newest, before = None, -1, 0
         for piece in pieces:
             self._read_piece(piece)
@@ -125,10 +129,17 @@ class LogMetrics:
                 continue
             if piece.brief and found and not fact.bar:
                 break
-            self.tally.add(fact)
+            self._add(fact)
             found |= fact.tells
             if piece.brief and found and fact.bar:
                 break
+
+    def _add(self, fact: LogRecord) -> None:
+        known = self._numbered.read(fact)
+        if len(known) > 1:
+            self.tally.restart(0)
+        for one in known:
+            self.tally.add(one)
 
     def _note_last_step(self, pieces: list[LogChunk]) -> None:
         """Notes when the newest progress line was written: the file's time, if the line is new

@@ -11,6 +11,7 @@ class LogRecord:
 
     offset: int = 0
     rank: int | None = None
+    number: int | None = None  # before a loss without a step: a rank, or the step
     time: float | None = None  # timestamp of the line, for differences only
     source: str | None = None
     step: int | None = None

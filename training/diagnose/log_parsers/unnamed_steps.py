@@ -48,7 +48,15 @@ _EPOCH_SIZE = re.compile(
     r"(?:\[\w{1,20}\]:? )?epoch\W{1,3}\d+\W{1,3}batch ?size\W{1,3}\d+\W{1,3}steps\W{1,3}(\d+)\W*",
     re.I,
 )
+# `[100] loss: 0.5`, `100: loss 0.5`
+_NUMBER_BEFORE = re.compile(r"(?:\[ *(\d{1,9})\]:?|(\d{1,9}):) +(?=[a-z])", re.I)
 _AT_START = re.compile(r"\[ *(?P<step>\d+) ?/ ?(?P<total>\d+) ?\](?! ?\[)")
+
+
+def number_before(text: str) -> int | None:
+    """The number at the start of a whole line."""
+    found = _NUMBER_BEFORE.match(text)
+    return int(found[1] or found[2]) if found else None
 
 
 def read_heading(text: str, fact: LogRecord) -> None:
