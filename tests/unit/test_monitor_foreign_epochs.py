@@ -31,6 +31,26 @@ LOGS: dict[str, tuple[str, tuple[Any, ...], list[int], list[Record]]] = {
         [64, 32064, 60064, 92064],
         [{"step": 32064, "val_loss": 1.5}, {"step": 92064, "val_loss": 1.0}],
     ),
+    "the same without a heading": (
+        "".join(
+            f"loss: {3 - epoch}  [    0/60000]\nloss: {2.5 - epoch}  [57600/60000]\n"
+            f"Test Error: \n Accuracy: 45.1%, Avg loss: {2 - epoch / 2} \n\n"
+            for epoch in (1, 2)
+        ),
+        (None, 57600, 60000),  # the number of the epoch may be another one
+        [0, 57600, 60000, 117600],
+        [{"step": 57600, "val_loss": 1.5}, {"step": 117600, "val_loss": 1.0}],
+    ),
+    "epochs that are named at their end": (
+        "".join(
+            f"batch 100/938 loss 0.{9 - epoch}\nbatch 900/938 loss 0.{8 - epoch}\n"
+            f"Epoch {epoch}: val_loss 0.{epoch}\n"
+            for epoch in (1, 2, 3)
+        ),
+        (3, 900, 938),
+        [100, 900, 1038, 1838, 1976, 2776],
+        [{"step": at, "val_loss": loss} for at, loss in ((900, 0.1), (1838, 0.2), (2776, 0.3))],
+    ),
     "PyTorch's introduction": (
         "".join(
             f"EPOCH {epoch}:\n  batch 1000 loss: 1.73\n  batch 2000 loss: 0.8\n"
@@ -83,6 +103,49 @@ LOGS: dict[str, tuple[str, tuple[Any, ...], list[int], list[Record]]] = {
         (2, 50, 100),
         [50, 150],
         [{"step": 50, "val_coco_bbox_map": 0.321}],
+    ),
+    "WeNet": (
+        "".join(
+            "".join(
+                f"2023-05-01 10:00:00,1 DEBUG TRAIN | steps/sec 1.234| Batch {epoch}/{step} loss 9.5 "
+                f"loss_att 3.1 lr 0.00000010 grad_norm 12.3 rank {rank}\n"
+                for step in (100, 200)
+                for rank in (0, 1)
+            )
+            + f"2023-05-01 10:05:00,1 DEBUG CV Batch {epoch}/100 loss 5.5 history loss 5.5 rank 0\n"
+            f"2023-05-01 10:06:00,1 INFO Epoch {epoch} CV info cv_loss {4.5 - epoch / 4}\n"
+            for epoch in (0, 1)
+        ),
+        (1, 200, None),
+        [100, 200, 301, 401],
+        [{"step": 200, "val_loss": 4.5}, {"step": 401, "val_loss": 4.25}],
+    ),
+    "ESPnet": (
+        "".join(
+            f"[host] 2020-04-05 16:34:54,2 (trainer:192) INFO: {epoch}/40epoch started. Estimated time\n"
+            + "".join(
+                f"[host] 2020-04-05 16:34:56,3 (trainer:453) INFO: {epoch}epoch:train:{at - 49}-{at}"
+                "batch: iter_time=0.006, loss_ctc=65.9, acc=0.4, loss=50.8, optim0_lr0=1e-06\n"
+                for at in (50, 100)
+            )
+            + f"[host] 2020-04-05 16:35:54,2 (trainer:338) INFO: {epoch}epoch results: [train] "
+            f"loss=9.1, time=10 minutes and 1.1 seconds, [valid] loss_ctc=70.1, loss=6{epoch}.5, acc=0.3\n"
+            for epoch in (1, 2)
+        ),
+        (2, 100, None),
+        [50, 100, 151, 201],
+        [{"step": 100, "val_loss": 61.5}, {"step": 201, "val_loss": 62.5}],
+    ),
+    "pix2pix": (
+        "".join(
+            f"(epoch: {epoch}, iters: {at}, time: 0.223, data: 0.295) G_GAN: 1.5 G_L1: 37.5 "
+            f"D_real: 0.652 D_fake: 0.238 \nEnd of epoch {epoch} / 200 \t Time Taken: 9 sec\n"
+            for epoch in (1, 2)
+            for at in (100, 200)
+        ),
+        (2, 200, None),
+        [100, 200, 301, 401],
+        [],
     ),
     "batches with a name": (
         "Epoch 1/10, Batch 100/938, Loss: 0.9\nEpoch 1/10, Batch 900/938, Loss: 0.5\n"

@@ -134,3 +134,31 @@ def test_unreadable_logs(what: str, tmp_path: Path) -> None:
         "\0": "not a valid file name",
     }
     assert raised.value.problems[0].what == f"--log is {str(path)!r}: {words[what]}"
+
+
+@pytest.mark.parametrize("form", ["[{}] loss: {}\n", "{}: loss {}\n", "[{}] lr 0.1, loss {}\n"])
+def test_a_number_before_the_loss_is_a_step_if_it_grows(form: str, tmp_path: Path) -> None:
+    log = made(tmp_path, "".join(form.format(n, 9 - n / 100) for n in range(0, 300, 100)))
+    watch = LogWatch(log)
+    seen = watch.read(PATIENCE_S)
+    assert (seen["progress"]["step"], seen["training"]["loss"]) == (None, 7.0)
+    steps = [*range(0, 3000, 100), 123_400]
+    with log.open("a") as file:
+        file.writelines(form.format(n, 9 - n / 100) for n in steps[3:])
+    seen = watch.read(PATIENCE_S)
+    assert [p["step"] for p in seen["loss_curve"]["points"]] == steps
+    assert (seen["progress"]["step"], seen["training"]["loss"]) == (123_400, -1225.0)
+    with log.open("a") as file:  # restarted
+        file.write(form.format(2900, 0.5))
+    seen = watch.read(PATIENCE_S)
+    assert (seen["progress"]["step"], len(seen["loss_curve"]["points"])) == (2900, 30)
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (3, 0, 2, 1), (0, 8, 16), (0,)])
+def test_a_number_before_the_loss_is_a_rank_if_it_repeats(
+    ranks: tuple[int, ...], tmp_path: Path
+) -> None:
+    log = made(tmp_path, "".join(f"[{r}] loss: {n}.{r}\n" for n in range(9) for r in ranks))
+    seen = look(log)
+    assert (seen["progress"]["step"], seen["training"]["loss"]) == (None, 8.0)
+    assert [p["loss"] for p in seen["loss_curve"]["points"]] == list(range(9))

@@ -180,6 +180,25 @@ LINES: dict[str, dict[str, Any]] = {
     "[08/10 12:00:00 d2.utils.events]:  eta: 1:00:00  iter: 19  total_loss: 2.31  max_mem: 3300M": {
         **{"step": 19, "loss": 2.31, "eta_s": 3600.0, "memory_bytes": 3300 << 20},
     },
+    # WeNet, ESPnet, CycleGAN, CUT
+    "2024-01-01 10:00:00,123 DEBUG TRAIN Batch 3/100 loss 12.5 loss_att 10.1 lr 0.0001 rank 2": {
+        **{"epoch": 3, "step": 100, "total": None, "loss": 12.5, "lr": 1e-4, "rank": 2},
+    },
+    "2024-01-01 10:00:00,123 DEBUG CV Batch 3/100 loss 12.5 history loss 12.3 rank 0": {
+        **{"step": None, "loss": None, "scores": {}, "validates": True},
+    },
+    "[host] 2023-01-01 10:00:00,0 (trainer:737) INFO: 1epoch:train:1-50batch: iter_time=0.005, "
+    "loss_ctc=100.1, acc=0.1, loss=nan, grad_norm=3.5, optim0_lr0=1e-06, train_time=0.5": {
+        **{"epoch": 1, "step": 50, "grad_norm": 3.5, "lr": 1e-6, "whole_epoch": True},
+    },
+    "[host] 2023-01-01 10:00:00,0 (trainer:298) INFO: 3/40epoch started": {
+        **{"epoch": 3, "epochs": 40, "heading": True},
+    },
+    "(epoch: 1, iters: 100, time: 0.103, data: 0.210) D_A: 0.3 G_A: 0.5 cycle_A: 1.5 idt_A: 0.5 D_B: "
+    "0.2 G_B: 0.25 cycle_B: 1.0 idt_B: 0.5 ": {"epoch": 1, "step": 100, "loss": 4.25},
+    "(epoch: 7, iters: 100, time: 0.12, data: 0.00) G_GAN: 0.6 D_real: 0.5 G: 4.0 idt: 3.0": {
+        **{"epoch": 7, "step": 100, "loss": 4.0, "whole_epoch": True},
+    },
     "Training loss (for one batch) at step 200: 0.9123": {"step": 200, "loss": 0.9123},
     "2023-01-01 10:00:00 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 8.1 | "
     "num_updates 1200": {"step": 1200, "loss": None, "scores": {"val_loss": 8.1}},

@@ -116,6 +116,31 @@ def test_figures_from_the_last_rank_or_from_torchrun(script: Made, name: str, ot
     assert seen["run"]["state"] == "running"
 
 
+def test_a_script_that_prints_only_epochs(script: Made) -> None:
+    """PyTorch's DDP tutorial, whose steps are those of an epoch."""
+    size = "Batchsize: 32 | Steps: 2048"
+    log = print_of(script, "rank0.log", f"[GPU0] Epoch 4 | {size}\n[GPU0] Epoch 5 | {size}\n")
+    print_of(script, "rank1.log", f"[GPU1] Epoch 4 | {size}\n")
+    os.utime(log, (time.time() - 700,) * 2)
+    seen = look(script.run)
+    keys = ("epoch", "step", "total_steps", "percent", "scope")
+    assert [seen["progress"][key] for key in keys] == [5, None, 2048, None, "epoch"]
+    assert seen["training"]["last_step_unix_s"] is None and not seen["alerts"]
+    shown = text_of(script.run)
+    assert "epoch 5" in shown and "2,048" in shown and "no step" not in shown
+    # a loss printed below it has the epoch, but the count may be that of the run
+    print_of(script, "rank0.log", "step 5000 loss 1.5\n")
+    seen = look(script.run)
+    assert [seen["progress"][key] for key in keys] == [5, 5000, None, None, "run"]
+
+
+def test_figures_are_preferred_to_epochs(script: Made) -> None:
+    print_of(script, "rank0.log", "Epoch 2/9\n")
+    assert look(script.run)["progress"]["epoch"] == 2
+    print_of(script, "rank1.log", STEPS)
+    assert look(script.run)["progress"]["step"] == 100
+
+
 def test_ended_script_keeps_its_last_figures(script: Made) -> None:
     print_of(script, "rank0.log", STEPS)
     script.supervisor(dead_pid()).failure()

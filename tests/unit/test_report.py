@@ -16,7 +16,7 @@ from tests.unit.monitor_runs import Made, dead_pid, old
 from tests.unit.report_runs import CONFIG, event, page_of, planned, read, trained
 from tests.unit.verdicts import spawned
 from training.core import rundir
-from training.monitor.report import chart_render, run, sections
+from training.monitor.report import chart_render, plan_sections, run
 
 EVIL = "</script><img src=x onerror=alert(1)>\"'&"
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
@@ -84,7 +84,7 @@ def test_defaults_that_a_resume_has_kept_are_folded(tmp_path: Path) -> None:
     for text in ("from resumed run back", "恢复的运行 back"):
         origins = dict.fromkeys(CONFIG, text) | {"tensorboard": "from --tensorboard"}
         made = planned(tmp_path / "experiments" / "back", origins=origins)
-        section = str(sections.configuration(run.read_run(made.run)))
+        section = str(plan_sections.configuration(run.read_run(made.run)))
         shown, folded = (
             {name for name in CONFIG if f">{name}<" in part} for part in section.split("<details")
         )

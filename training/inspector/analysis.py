@@ -1,4 +1,5 @@
-"""Analysis of the reports of all ranks, on rank 0."""
+"""Analysis of the reports of all ranks, on rank 0: steps, stragglers, ranks without data; see also
+start_checks."""
 
 from __future__ import annotations
 
@@ -8,22 +9,19 @@ from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING
 
+from . import start_checks
 from .messages import msg
-from .reporting import MANY, Finding, joined, listed, ranks
-from .sample_tracker import SHOWN
+from .reporting import MANY, Finding, joined, ranks
 from .shared_store import SharedStore
 from .step_timer import WINDOW
 
 if TYPE_CHECKING:
     from training.inspector.exchange import (
         RankProgress,
-        SampledReport,
-        SeenReport,
         StartReport,
         StepRow,
     )
 
-SAME = 0.5  # share of common samples of two ranks that is not a coincidence
 COSTS = 0.05  # share of a step that a slow rank must cost to be reported
 LEAST_MS = 2.0
 NAMED_S = 5.0  # standstill of the other ranks before the rank they wait for is reported
@@ -70,10 +68,11 @@ class Judge:
         if self._starts is None:
             self._starts = self._board.take_all("start")
             if self._starts:
-                self._tell_start(self._starts)
+                start_checks.report_start(self._starts, self._report, self._find)
         if self._starts and not self._compared and (seen := self._board.take_all("seen")):
             self._compared = True
-            self._compare_samples(self._starts, seen)
+            if len(seen) > 1 and self._disjoint:
+                start_checks.compare_samples(self._starts, seen, self._report, self._find)
         while self._due and self._starts and (rows := self._board.take_all(f"row/{self._due}")):
             self._participation(self._due, rows, self._starts)
             self._board.drop_all(f"row/{self._due}")
@@ -99,77 +98,6 @@ class Judge:
 
     def _awaited(self, key: str, wanted: bool) -> bool:
         return wanted and 0 < len(self._board.missing(key)) < self._board.world
-
-    # The start
-
-    def _tell_start(self, reports: list[StartReport]) -> None:
-        world = self._board.world
-        for rank, r in enumerate(reports[:MANY]):
-            facts = {key: r[key] for key in ("dataset", "batches", "sampler", "first")}
-            self._report(
-                msg("inspector.start.rank", rank=rank, world=world, data=_data(r)),
-                rank=rank,
-                world_size=world,
-                **facts,
-            )
-        reasons = sorted({r["left_out"] for r in reports if r["left_out"]})
-        if len({r["structure"] for r in reports}) > 1:
-            self._report(msg("inspector.start.different_models"))
-        elif world > 1 and reasons:
-            left = joined(reasons)
-            self._report(
-                msg("inspector.start.not_compared", reasons=left)
-                if any(r["compared"] for r in reports)
-                else msg("inspector.start.none_compared", reasons=left)
-            )
-        if world > 1 and not any(r["wrapped"] for r in reports):
-            self._report(msg("inspector.start.not_wrapped"))
-        counts = [r["batches"] for r in reports]
-        if len({c for c in counts if c is not None}) > 1:
-            least = min(c for c in counts if c is not None)
-            few = [rank for rank, count in enumerate(counts) if count == least]
-            most = max(c for c in counts if c is not None)
-            self._find(
-                Finding(
-                    "uneven",
-                    msg("inspector.uneven_one", ranks=ranks(few), least=1, most=most)
-                    if least == 1
-                    else msg("inspector.uneven", ranks=ranks(few), least=least, most=most),
-                    few[0],
-                )
-            )
-
-    def _compare_samples(self, starts: list[StartReport], seen: list[SeenReport]) -> None:
-        if self._board.world == 1 or not self._disjoint:
-            return
-        pairs = (
-            [(a, b) for a in range(len(seen)) for b in range(a + 1, len(seen))]
-            if len(seen) <= MANY
-            else [(0, b) for b in range(1, len(seen))]
-        )
-        same: list[tuple[int, int, str]] = []
-        notes: list[tuple[int, int, str]] = []
-        for a, b in pairs:
-            evidence, certain = overlap({**starts[a], **seen[a]}, {**starts[b], **seen[b]})
-            if evidence:
-                (same if certain else notes).append((a, b, evidence))
-        if same:
-            guilty = sorted({rank for a, b, _ in same for rank in (a, b)})
-            self._find(
-                Finding(
-                    "overlap",
-                    msg("inspector.overlap.same_samples", ranks=ranks(guilty), evidence=same[0][2]),
-                    None,
-                    None,
-                )
-            )
-        elif notes:
-            self._report(f"{ranks([notes[0][0], notes[0][1]])}: {notes[0][2]}")
-        elif all(s["digests"] or s["indices"] for s in seen):
-            count = min(len(s["indices"] or s["digests"]) for s in seen)
-            self._report(msg("inspector.overlap.disjoint", count=count))
-        else:
-            self._report(msg("inspector.overlap.unknown"))
 
     # Participation
 
@@ -326,32 +254,6 @@ def _place(state: RankProgress) -> tuple[object, ...]:
     return state["step"], state["in_step"], state["ended"], state["broken"], state["waits"]
 
 
-def _data(r: StartReport) -> str:
-    if not r["sampler"]:
-        return msg("inspector.data.no_loader")
-    parts = [
-        msg("inspector.data.samples_unknown")
-        if r["dataset"] is None
-        else msg("inspector.data.sample", samples=1)
-        if r["dataset"] == 1
-        else msg("inspector.data.samples", samples=r["dataset"]),
-        msg("inspector.data.batches_unknown")
-        if r["batches"] is None
-        else msg("inspector.data.batch", batches=1)
-        if r["batches"] == 1
-        else msg("inspector.data.batches", batches=r["batches"]),
-        r["sampler"],
-    ]
-    if r["first"]:
-        parts.append(
-            msg(
-                "inspector.data.first",
-                indices=listed([i for batch in r["first"] for i in batch], SHOWN),
-            )
-        )
-    return ", ".join(parts)
-
-
 def _share(row: StepRow) -> str:
     size = (
         msg("inspector.step.a_batch")
@@ -364,36 +266,4 @@ def _share(row: StepRow) -> str:
         msg("inspector.step.loss", size=size, loss=float(row["loss"]))
         if row["loss"] is not None
         else size
-    )
-
-
-def overlap(a: SampledReport, b: SampledReport) -> tuple[str, bool]:
-    """(evidence of common samples of two ranks or '', whether it is certain)."""
-    one, other = set(a["digests"]), set(b["digests"])
-    # Samples that repeat often within a rank prove nothing.
-    known = all(len(s) >= 2 and 2 * len(s) >= len(r["digests"]) for s, r in ((one, a), (other, b)))
-    common = len(one & other)
-    if known and common >= SAME * min(len(one), len(other)):
-        return msg(
-            "inspector.overlap.by_content", common=common, count=min(len(one), len(other))
-        ), True
-    if not a["fingerprint"] or a["fingerprint"] != b["fingerprint"] or a["dataset"] != b["dataset"]:
-        return "", False  # different datasets
-    mine, its = set(a["indices"] or ()), set(b["indices"] or ())
-    shared = len(mine & its)
-    alike = bool(shared) and shared >= SAME * min(len(mine), len(its))
-    if alike and known:
-        return (
-            msg("inspector.overlap.same_indices"),
-            False,
-        )
-    if a["whole_dataset"] and b["whole_dataset"]:
-        return (
-            msg("inspector.overlap.whole_dataset", samples=a["dataset"]),
-            True,
-        )
-    return (
-        (msg("inspector.overlap.by_index", shared=shared, count=min(len(mine), len(its))), True)
-        if alike
-        else ("", False)
     )

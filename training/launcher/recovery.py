@@ -20,6 +20,7 @@ from training.launcher import (
     fewer_ranks,
     rejoin,
     replan,
+    restart_order,
     restart_text,
     script_recovery,
     script_snapshot,
@@ -205,46 +206,21 @@ class Recovery:
         return True
 
     def order(self, chosen: Restart) -> Message:
-        """The order for the other machines. With `--min_ranks` it has everything that a machine
-        needs which joins with its own plan."""
-        if "elastic" not in self.plan:
-            return {"changes": chosen.changes, "why": chosen.why}
-        plan = replan.changed_plan(self.plan, chosen.changes, "") if chosen.changes else self.plan
-        plan = replan.with_team(plan, chosen.team, "") if chosen.team else plan
-        config, elastic = plan["config"], plan["elastic"]
-        return {
-            "changes": {name: config[name] for name in CURES if name in config},
-            "why": chosen.why,
-            "attempt": self._attempt + 1,
-            "team": {
-                name: elastic[name] for name in ("seats", "lost", "rejoined", "device_batch_size")
-            },
-        }
+        """The order for the other machines."""
+        return restart_order.made(self.plan, chosen, self._attempt + 1)
 
     def follow(self, order: Message, record: FailureRecord | None) -> bool:
-        """On a node other than 0: apply the order of node 0. It comes from a network: only fields
-        that may change are changed. False: this machine cannot (`given_up`)."""
-        plan, why = self.plan, str(order["why"])
-        changes = {
-            name: value
-            for name, value in order["changes"].items()
-            if name in CURES and value != self.plan["config"].get(name)
-        }
-        if team := order.get("team"):
+        """On a node other than 0: apply the order of node 0. False: this machine cannot
+        (`given_up`)."""
+        plan = restart_order.followed(self.plan, order)
+        if order.get("team"):  # this machine may have joined later
             self._attempt = int(order["attempt"]) - 1
-            changes.pop("device_batch_size", None)
-            size = order["changes"]["device_batch_size"] if "batch" in self.plan else None
-            lists = (team["seats"], team["lost"], team["rejoined"])
-            plan = replan.with_seats(plan, *lists, size, why)
-            # for this machine's own decisions, if it takes over
-            limit = team.get("device_batch_size", plan["elastic"]["device_batch_size"])
-            plan |= {"elastic": {**plan["elastic"], "device_batch_size": limit}}
         try:
-            self._use(replan.changed_plan(plan, changes, why) if changes else plan)
+            self._use(plan)
         except UserError as error:
             self.give_up(str(error))
             return False
-        headline = restart_text.headline(record) if record else why
+        headline = restart_text.headline(record) if record else str(order["why"])
         first = self._attempt == 1  # without machines that have not connected
         log.warning(headline if first else msg("launcher.restart.with_others", headline=headline))
         return True

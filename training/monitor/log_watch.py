@@ -121,7 +121,7 @@ class LogWatch:
             else empty
             if not text.size
             else None
-            if tally.facts
+            if tally.facts or tally.epoch is not None
             else msg("monitor.log.unknown")
         )
         recent_s = max(RECENT_S, alerts.LATE_LINES * (tally.interval_s() or 0))

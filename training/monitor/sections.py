@@ -75,7 +75,9 @@ def head(state: RunState, width: int) -> list[Line]:
 def _progress(state: RunState, width: int) -> Line:
     progress = state["progress"]
     total, step, percent = progress["total_steps"], progress["step"], progress["percent"]
-    if step is None:
+    if step is None and total and progress.get("scope") == "epoch":
+        right = msg("monitor.screen.steps_per_epoch", total=total)
+    elif step is None:
         right = msg("monitor.screen.no_step")
     elif total:
         right = msg("monitor.screen.step_of", step=step, total=total)

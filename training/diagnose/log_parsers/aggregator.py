@@ -51,10 +51,12 @@ class LogAggregator:
         self.epoch: float | None = None
         self.epochs: int | None = None
         self._heading: float | None = None  # epoch of the last heading
+        self.epoch_steps: int | None = None  # from a heading
         self.total: int | None = None
         self.within_epoch = False  # step counts restart in every epoch
         self.newest_offset = -1
         self._epoch_size = 1  # steps seen so far
+        self._unnamed_epoch = 1  # counted where the log does not name it
         self._first_epoch = 1  # or 0, once an epoch 0 was seen
         self._kept: Record = {}  # the newest value of each metric
         self._sources: Counter[str] = Counter()
@@ -74,6 +76,12 @@ class LogAggregator:
         # steps from one line of progress to the next
         self._strides: deque[int] = deque(maxlen=SPEED_STEPS)
 
+    def restart(self, rank: int) -> None:
+        """Forgets what other ranks have logged, except the length of the run."""
+        total, epochs = self.total, self.epochs
+        self.clear()
+        self._rank, self.total, self.epochs = rank, total, epochs
+
     # -- reading
 
     def add(self, fact: LogRecord) -> None:
@@ -85,15 +93,16 @@ class LogAggregator:
         self.newest_offset = fact.offset
         self._behind_bars |= fact.behind_bar
         if fact.heading:
-            self._heading = fact.epoch
+            self._heading, self.epoch_steps = fact.epoch, fact.epoch_steps
         elif fact.epoch is None and fact.step is not None:
             fact.epoch = self._heading
         # Hugging Face's metrics have no step; the bar redrawn right after them has it.
         if fact.step is None and (fact.loss is not None or fact.scores) and fact.epoch is not None:
             self._settle()
             self._take(fact)
-            if self._behind_bars and fact.loss is None:
-                self._record(fact)  # the bar was redrawn before them
+            behind = self._behind_bars or (self.last is not None and not self.last.bar)
+            if behind and fact.loss is None:
+                self._record(fact)  # their step was printed before them
             else:
                 self._pending = fact
             return
@@ -117,9 +126,7 @@ class LogAggregator:
         first that does."""
         rank, has_loss = fact.rank or 0, fact.loss is not None
         if has_loss and rank != self._rank and (not self._rank_has_loss or rank == 0):
-            total, epochs = self.total, self.epochs  # of the run, from any rank
-            self.clear()
-            self._rank, self.total, self.epochs = rank, total, epochs
+            self.restart(rank)
         if rank != self._rank:
             if fact.memory_bytes is not None and not fact.tells:
                 self._kept["memory_bytes"] = max(
@@ -189,6 +196,9 @@ class LogAggregator:
         dropped."""
         step, last = fact.step or 0, self.last
         self.within_epoch |= fact.whole_epoch
+        if fact.whole_epoch and fact.epoch is None:
+            self._unnamed_epoch += bool(last and step < (last.step or 0))
+            fact.epoch = self._unnamed_epoch
         if fact.epoch is not None:  # min: the log may start at a later epoch
             self._first_epoch = min(
                 self._first_epoch, 0 if fact.source == "Lightning" else int(fact.epoch)

@@ -12,6 +12,7 @@ from training.diagnose.log_parsers import (
     chinese_names,
     named_numbers,
     progress_bars,
+    toolkit_lines,
     unnamed_steps,
 )
 from training.diagnose.log_parsers.log_record import LogRecord
@@ -81,7 +82,8 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     if not HINT.search(raw):
         return None
     plain = COLOUR.sub("", raw) if "\x1b" in raw else raw
-    text, rank = prefixes.split(_GAP.sub("  ", plain[:LONG]).strip())
+    start = _GAP.sub("  ", plain[:LONG]).strip()
+    text, rank = prefixes.split(start)
     text = chinese_names.in_english(text.strip())
     if bar := progress_bars.find(text):
         nested = "\x1b" in raw and progress_bars.NESTED.search(raw)
@@ -104,11 +106,16 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
         fact.step = int(found[1]) if found[1] else None
         fact.scores = {"val_loss": to_float(found[2])}
         return fact
+    if toolkit_lines.read(text, fact):
+        return fact
     named_numbers.read(text, fact)
     _special(text, fact)
     if fact.step is None and fact.loss is not None:
         unnamed_steps.read(text, fact)
-    fact.heading = fact.epoch is not None and unnamed_steps.is_heading(text)
+    if fact.step is None and fact.epoch is None and fact.loss is not None:
+        fact.number = unnamed_steps.number_before(start)
+    if fact.epoch is not None:
+        unnamed_steps.read_heading(text, fact)
     known = (fact.total, fact.epochs, fact.memory_bytes)
     told = fact.tells or fact.heading or any(value is not None for value in known)
     return fact if told else None

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from training.core.jsonl import Record
 from training.diagnose.log_parsers import line_parser, metric_names
 from training.diagnose.log_parsers.aggregator import LogAggregator
+from training.diagnose.log_parsers.log_record import LogRecord
 from training.diagnose.log_parsers.log_tail import LogChunk, LogText
 from training.diagnose.log_parsers.metric_names import BAR
+from training.diagnose.log_parsers.numbered_lines import NumberedLines
 
 if TYPE_CHECKING:
     from training.core.contracts.state import CurveState, ProgressState, TrainingState
@@ -25,6 +27,7 @@ class LogMetrics:
 
     def __init__(self, log: Path) -> None:
         self.text, self.tally = LogText(log), LogAggregator()
+        self._numbered = NumberedLines()
         self._looked, self._newest = False, -1
         self._last_step: float | None = None  # when the newest progress line was written
 
@@ -34,6 +37,7 @@ class LogMetrics:
         fresh, pieces = self.text.read(now)
         if fresh:
             self.tally.clear()
+            self._numbered.clear()
             self._last_step, self._newest, before = None, -1, 0
         for piece in pieces:
             self._read_piece(piece)
@@ -54,7 +58,8 @@ class LogMetrics:
     def training(self) -> TrainingState:
         return {
             **self.tally.training(),
-            "last_step_unix_s": self._last_step,
+            # an epoch without steps may take hours
+            "last_step_unix_s": self._last_step if self.tally.facts else None,
             "loss_scale": None,
             "skipped_steps": None,
         }
@@ -94,11 +99,13 @@ class LogMetrics:
         tally, last = self.tally, self.tally.last
         step, total = (last.step, tally.total) if last else (None, tally.total)
         percent = last.percent if last else None
+        only_epochs = last is None and tally.epoch_steps is not None
+        total = tally.epoch_steps if only_epochs else total
         if percent is None and step is not None and total:
             percent = min(100.0, 100 * step / total)
         return {
             "scope": "epoch"
-            if tally.within_epoch
+            if tally.within_epoch or only_epochs
             else "run",  # scope of steps, elapsed time and ETA
             "step": step,
             "total_steps": total,
@@ -122,10 +129,17 @@ class LogMetrics:
                 continue
             if piece.brief and found and not fact.bar:
                 break
-            self.tally.add(fact)
+            self._add(fact)
             found |= fact.tells
             if piece.brief and found and fact.bar:
                 break
+
+    def _add(self, fact: LogRecord) -> None:
+        known = self._numbered.read(fact)
+        if len(known) > 1:
+            self.tally.restart(0)
+        for one in known:
+            self.tally.add(one)
 
     def _note_last_step(self, pieces: list[LogChunk]) -> None:
         """Notes when the newest progress line was written: the file's time, if the line is new
@@ -149,13 +163,15 @@ class ScriptFigures:
         self._logs: dict[Path, LogMetrics] = {}
 
     def read(self) -> LogMetrics | None:
-        """The first log with metrics; None until a rank has printed any."""
+        """The first log with metrics, or else with epochs; None until a rank has printed any."""
+        epochs = None
         for path in self._candidates():
             log = self._logs.setdefault(path, LogMetrics(path))
             log.read(time.time())
             if log.tally.facts:
                 return log
-        return None
+            epochs = epochs or (log if log.tally.epoch is not None else None)
+        return epochs
 
     def _candidates(self) -> list[Path]:
         try:

@@ -11,12 +11,14 @@ class LogRecord:
 
     offset: int = 0
     rank: int | None = None
+    number: int | None = None  # before a loss without a step: a rank, or the step
     time: float | None = None  # timestamp of the line, for differences only
     source: str | None = None
     step: int | None = None
     total: int | None = None
     epoch: float | None = None
     epochs: int | None = None
+    epoch_steps: int | None = None  # of each epoch, if the line is its heading
     loss: float | None = None
     bits: bool = False  # the loss is in bits per byte
     lr: float | None = None

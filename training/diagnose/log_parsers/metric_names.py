@@ -50,7 +50,16 @@ NAMES = {
         "loss train",
         "train_loss_epoch",
     ),
-    "lr": ("lr", "learning_rate", "learning rate", "lr-adamw", "lr-adam", "lr-sgd"),
+    "lr": (
+        "lr",
+        "learning_rate",
+        "learning rate",
+        "lr-adamw",
+        "lr-adam",
+        "lr-sgd",
+        "lr_0",
+        "optim0_lr0",
+    ),
     "grad_norm": (
         "grad_norm",
         "grad norm",

@@ -43,12 +43,27 @@ _HEADING = re.compile(
     r"(?: ?(?:/|of) ?\d+)?\W*",
     re.I,
 )
+# `[GPU0] Epoch 1 | Batchsize: 32 | Steps: 2048`: PyTorch's DDP tutorial, which prints no others
+_EPOCH_SIZE = re.compile(
+    r"(?:\[\w{1,20}\]:? )?epoch\W{1,3}\d+\W{1,3}batch ?size\W{1,3}\d+\W{1,3}steps\W{1,3}(\d+)\W*",
+    re.I,
+)
+# `[100] loss: 0.5`, `100: loss 0.5`
+_NUMBER_BEFORE = re.compile(r"(?:\[ *(\d{1,9})\]:?|(\d{1,9}):) +(?=[a-z])", re.I)
 _AT_START = re.compile(r"\[ *(?P<step>\d+) ?/ ?(?P<total>\d+) ?\](?! ?\[)")
 
 
-def is_heading(text: str) -> bool:
-    """Whether a line with an epoch is the heading of that epoch."""
-    return _HEADING.fullmatch(text) is not None
+def number_before(text: str) -> int | None:
+    """The number at the start of a whole line."""
+    found = _NUMBER_BEFORE.match(text)
+    return int(found[1] or found[2]) if found else None
+
+
+def read_heading(text: str, fact: LogRecord) -> None:
+    """Marks a line with an epoch that is the heading of that epoch."""
+    if found := _EPOCH_SIZE.fullmatch(text):
+        fact.step, fact.epoch_steps = None, int(found[1])
+    fact.heading = found is not None or _HEADING.fullmatch(text) is not None
 
 
 def read(text: str, fact: LogRecord) -> None:

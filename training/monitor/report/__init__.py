@@ -10,7 +10,8 @@ chart_render    specification → SVG picture
 run_charts      charts of one run
 headline        headline figures of one run
 timeline        timeline of one run
-sections        text sections of a page
+plan_sections   sections from the plan: configuration, data, machine
+sections        sections on what happened: failure, checks, events, samples
 run_page        page of one run
 compare_page    page of several runs
 page            frame of a page

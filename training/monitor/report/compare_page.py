@@ -13,6 +13,7 @@ from training.monitor.report import (
     chart_types,
     charts,
     compare_figures,
+    plan_sections,
     run_charts,
     sections,
 )
@@ -268,14 +269,14 @@ def _trains(field: str) -> bool:
 def _value(run: Run, field: str, value: object) -> dict[str, object]:
     origin = text(dig(run.plan, "origins", field))
     return {
-        "": code(sections.plain(value)),
+        "": code(plan_sections.plain(value)),
         "class_": "from" if origin == "default" else None,
         "title": origin,
     }
 
 
 def _environments(runs: Sequence[Run], names: Sequence[str]) -> Html:
-    known = [sections.facts(run) for run in runs]
+    known = [plan_sections.facts(run) for run in runs]
     rows = []
     for fact in dict.fromkeys(fact for facts in known for fact in facts if fact not in CHANGING):
         values = [facts.get(fact, "-") for facts in known]

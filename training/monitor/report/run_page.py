@@ -13,6 +13,7 @@ from training.monitor import launches
 from training.monitor.alerts import MEASURED_STEPS, SLOW_RANK
 from training.monitor.report import (
     headline,
+    plan_sections,
     profile_section,
     run_charts,
     sections,
@@ -57,17 +58,19 @@ def page(run: Run) -> ReportPage:
         profile_section.tables(run),
     )
     out.add("samples", msg("monitor.report.title.samples"), sections.samples(run))
-    out.add("configuration", msg("monitor.report.title.configuration"), sections.configuration(run))
+    out.add(
+        "configuration", msg("monitor.report.title.configuration"), plan_sections.configuration(run)
+    )
     out.add(
         "data",
         msg("monitor.report.title.data"),
-        sections.data(run),
+        plan_sections.data(run),
         short=msg("monitor.report.title.data_short"),
     )
     out.add(
         "machine",
         msg("monitor.report.title.machine"),
-        sections.environment(run),
+        plan_sections.environment(run),
         short=msg("monitor.report.title.machine_short"),
     )
     out.add(
