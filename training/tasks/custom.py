@@ -99,7 +99,7 @@ def read(
         return {}, [
             Problem(
                 "task.name_taken",
-                msg("tasks.custom.hides", shown=shown, stem=path.stem, hides=hides),
+                msg("tasks.custom.hides", shown=shown, hides=hides),
                 msg("tasks.custom.other_name"),
             )
         ]
@@ -294,8 +294,10 @@ def _problem(where: str, name: Any, value: Any) -> Problem | None:
 def _hidden(path: Path) -> str:
     """The module that a file of this name would replace for everything in the process, or ""."""
     name = path.stem
-    if name in sys.stdlib_module_names or name == training.__name__:
-        return name
+    if name in sys.stdlib_module_names:
+        return msg("tasks.custom.standard_module", name=name)
+    if name == training.__name__:
+        return msg("tasks.custom.own_package", name=name)
     spec = importlib.machinery.PathFinder.find_spec(name) if name.isidentifier() else None
     origin = Path(spec.origin) if spec and spec.origin else path
     installed = {"site-packages", "dist-packages"} & {*origin.parts}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from training.core import find_run
 from training.core.messages import msg
+from training.core.units import plural
 
 if TYPE_CHECKING:
     import lmdb
@@ -117,7 +118,7 @@ def damage(root: Path) -> str:
         return str(error)
     if not absent:
         return ""
-    return msg("data.frames.lmdb_keys", count=len(absent), first=min(absent))
+    return msg("data.frames.lmdb_keys", keys=plural(len(absent), "key"), first=min(absent))
 
 
 def _split(address: str) -> tuple[str, str]:
