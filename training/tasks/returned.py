@@ -3,6 +3,7 @@ the method: a check that fails is found there, not in Duet. `task`: the class.""
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Iterable, Mapping
 from types import CodeType
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
+WHOLE_LINE = 10_000  # columns: a traceback then marks no part of the line
 OPTIMIZER = ("param_groups", "step", "zero_grad", "state_dict", "load_state_dict")
 
 
@@ -122,8 +124,12 @@ def sample(found: Any, task: type) -> str | None:
 
 def raise_at(error: Exception, file: str, line: int, name: str) -> NoReturn:
     """Raise `error` as if the line of this file did."""
-    code = compile("\n" * (line - 1) + "raise error", file, "exec").replace(co_name=name)
-    exec(code, {"error": error})
+    statement = ast.parse("raise error")
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.stmt, ast.expr)):
+            node.lineno = node.end_lineno = line
+            node.col_offset, node.end_col_offset = 0, WHOLE_LINE
+    exec(compile(statement, file, "exec").replace(co_name=name), {"error": error})
     raise AssertionError
 
 
