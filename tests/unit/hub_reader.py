@@ -14,7 +14,7 @@ def main(folder: str, out: str, *texts: str) -> None:
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-    tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token, "left"
+    tokenizer.padding_side = "left"
     ids = [tokenizer(text)["input_ids"] for text in texts]
     with torch.no_grad():
         logits = [model(torch.tensor([one])).logits[0] for one in ids]

@@ -225,6 +225,22 @@ def test_file_values_of_wrong_type_or_range(name: str, value: object, expected: 
     assert getattr(resolved.config, name) == FIELDS[name].default
 
 
+@each(
+    ("typed", "wanted"),
+    [("8 h", "8h"), ("90 min", "90m"), ("2 days 3 hours", "2d3h"), ("5 ms", "")],
+)
+def test_a_duration_with_spaces_or_words_is_suggested(typed: str, wanted: str) -> None:
+    fixes = refused(merge(f"--max_time={typed}")).fixes
+    assert fixes == ([f"--max_time={wanted}"] if wanted else [])
+
+
+def test_zero_is_suggested_with_its_meaning() -> None:
+    for name in ("max_time", "num_iterations", "num_epochs"):
+        problem = refused(merge(f"--{name}=-5"))
+        assert problem.fixes == [f"--{name}=0"] and "no limit" in problem.what
+    assert "no limit" not in refused(merge("--sample_tokens=-5")).what
+
+
 def test_a_number_too_large_to_print_is_refused_too() -> None:
     problem = refused(merge(file={"depth": 16**5000}))
     assert "depth" in problem.what and "c.py:1" in problem.what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import subprocess
@@ -114,6 +115,23 @@ def test_a_wrong_encoding_and_a_damaged_file(write: Write) -> None:
     )
     (problem,) = refused(write("c.jsonl", b'{"text": "fine"}\n{"text": "\xff\xfe\x81"}\n'))
     assert problem.what.startswith("c.jsonl:2: not UTF-8") and problem.allowed
+
+
+def test_the_first_wrong_byte_is_named(write: Write) -> None:
+    text = "zwölf\n".encode()
+    many = 100_000  # the text is read in pieces
+    for name, content, place in (
+        ("a.txt", text * many + b"x\xff" + text, f"a.txt:{many + 1} (byte {7 * many + 1})"),
+        ("b.txt", codecs.BOM_UTF8 + text + b"\xff" + text * 20, "b.txt:2 (byte 10)"),
+        (
+            "c.jsonl",
+            b'{"text": "fine"}\n\n{"text": "' + b"\xc3\xb6" * 20 + b'\xff"}',
+            "c.jsonl:3 (byte 68)",
+        ),
+        ("d.txt.gz", gzip.compress(text * 20 + b"\xff"), "d.txt.gz:21 (byte 140)"),
+    ):
+        (problem,) = refused(write(name, content))
+        assert problem.code == "data.encoding_damaged" and problem.what.startswith(place), name
 
 
 def test_values_that_are_not_an_encoding() -> None:

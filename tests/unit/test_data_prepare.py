@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -161,6 +162,12 @@ def test_a_bad_line_is_reported_with_file_and_line(
     problem = refused("corpus", cache)
     assert problem.what.startswith(f"corpus/b.jsonl:3: {message}")
     assert "JSON object" in problem.allowed
+
+
+def test_a_line_that_is_not_json_has_one_position(write: Write, cache: Path) -> None:
+    problem = refused(write("a.jsonl", '{"text": "fine"}\n{"text": 1 2}\n'), cache)
+    assert problem.code == "data.not_json"
+    assert re.findall(r"\d+", problem.what) == ["2", "12"]  # line and column
 
 
 def test_text_fields_are_suggested(write: Write, cache: Path, home: Path, shell: Shell) -> None:

@@ -89,6 +89,21 @@ def test_a_failure_is_reported_and_published(
     assert (other.value.code, other.value.problems) == (Exit.CONFIG, [])
 
 
+def test_a_suggestion_is_the_whole_command(write: Write, run: RunDir, tmp_path: Path) -> None:
+    name = write("a b.jsonl", '{"the body": "some text"}\n')
+    asked = plan(name)
+    for script, args, wanted in (
+        ("launch_train.sh", ["2", f"--data={name}"], f"./launch_train.sh 2 '--data={name}'"),
+        ("train.py", ["--text_field=x"], "python train.py"),
+    ):
+        asked["command"] = {"script": script, "args": args}
+        with pytest.raises(UserError) as caught:
+            prepared_cache.prepare(run, asked, tmp_path / "cache")
+        (problem,) = caught.value.problems
+        assert problem.code == "data.no_text_field"
+        assert problem.fixes == [f"{wanted} --text_field='the body'"]
+
+
 def test_an_unwritable_folder_for_shards(
     write: Write, run: RunDir, home: Path, tmp_path: Path
 ) -> None:

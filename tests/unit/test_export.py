@@ -237,23 +237,16 @@ def test_a_learned_tokenizer_stays_with_the_model(kind: str, tmp_path: Path) -> 
         )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bytes", "bpe"])
-def test_transformers_compute_the_same(kind: str, tmp_path: Path) -> None:
+def in_transformers(script: str, folder: Path, answer: Path, texts: list[str]) -> Any:
+    """What the script of tests/unit prints, in a process without Duet."""
     if not (ROOT / ".tools/peers/transformers").is_dir():
         pytest.skip("transformers is not there: make peers")
-    file = bpe_file(tmp_path) if kind == "bpe" else None
-    rows = tokenizer.load(str(file)).padded_vocab if file else 320
-    model = gpt(2, vocab=rows, length=64, key_offset=kind == "bpe")
-    run = made(tmp_path / "run", model, file)
-    out, answer = tmp_path / "model", tmp_path / "answer"
-    assert export.main([str(run.path), "--format=hf", f"--out={out}"]) == 0
-    texts = ["The plan of", "naïve 训练"]
+    home = answer.parent
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/unit/hub_reader.py"), str(out), str(answer), *texts],
-        cwd=tmp_path,
+        [sys.executable, str(ROOT / "tests/unit" / script), str(folder), str(answer), *texts],
+        cwd=home,
         env=clean_environment(
-            PYTHONPATH=str(ROOT / ".tools/peers"), HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "hf")
+            PYTHONPATH=str(ROOT / ".tools/peers"), HF_HUB_OFFLINE="1", HF_HOME=str(home / "hf")
         ),
         capture_output=True,
         text=True,
@@ -261,7 +254,37 @@ def test_transformers_compute_the_same(kind: str, tmp_path: Path) -> None:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(answer.read_text())
+    return json.loads(answer.read_text())
+
+
+@pytest.mark.slow
+def test_transformers_train_alike_in_one_batch_and_in_parts(tmp_path: Path) -> None:
+    """Texts of unequal lengths: the mean over all labels of a step, as one batch has it."""
+    run, out = made(tmp_path / "run", gpt(2, length=64)), tmp_path / "model"
+    assert export.main([str(run.path), "--format=hf", f"--out={out}"]) == 0
+    texts = [("The plan of " * 4)[: 3 + 5 * n] for n in range(8)]
+    found = in_transformers("hub_trainer.py", out, tmp_path / "answer", texts)
+    for parts in ("parts", "checkpointed"):
+        assert found[parts] == pytest.approx(found["whole"], rel=1e-4), parts
+    model = tasks.load_model(run.path).model
+    width, rows = model.shape.width, model.shape.vocab
+    ids = len(tasks.load_model(run.path).encode(texts[0]))
+    assert found["states"] == [[1, ids, width]] * 3
+    assert (found["embedded"], found["last"], found["kept"]) == (True, True, True)
+    assert found["grown"] == [rows + 64, rows + 64]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_transformers_compute_the_same(kind: str, tmp_path: Path) -> None:
+    file = bpe_file(tmp_path) if kind == "bpe" else None
+    rows = tokenizer.load(str(file)).padded_vocab if file else 320
+    model = gpt(2, vocab=rows, length=64, key_offset=kind == "bpe")
+    run = made(tmp_path / "run", model, file)
+    out, answer = tmp_path / "model", tmp_path / "answer"
+    assert export.main([str(run.path), "--format=hf", f"--out={out}"]) == 0
+    texts = ["The plan of", "naïve 训练"]
+    found = in_transformers("hub_reader.py", out, answer, texts)
     ours = tasks.load_model(run.path)
     ids = [ours.encode(text) for text in texts]
     assert found["ids"] == ids and found["decoded"] == texts and found["modules"] == []

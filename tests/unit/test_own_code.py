@@ -248,9 +248,11 @@ def test_a_result_that_is_refused_is_an_error_of_the_task(tmp_path: Path) -> Non
     run = run_of(file)
     with file.open("a") as text:
         text.write("    def metrics(self, model, batch):\n        return 3\n")
+    line = len(file.read_text().splitlines()) - 1
     with pytest.raises(UserError) as caught:
         loss(run)
-    assert problem(caught).code == "task.failed" and problem(caught).what.startswith(f"{file}: ")
+    assert problem(caught).code == "task.failed"
+    assert problem(caught).what.startswith(f"{file}:{line}: ") and "^" not in problem(caught).what
 
 
 def test_a_task_without_val_data_is_not_called_empty(tmp_path: Path) -> None:

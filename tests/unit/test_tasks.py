@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -136,6 +137,11 @@ def test_an_existing_file_is_suggested(home: Path, line: str) -> None:
         ("class My(Task)\n    pass\n", "t.py:1: expected ':': 'class My(Task)'"),
         (
             "x = 1\nclass My:\n    pass\n",
+            "task is 't.py' (from --task on the command line): the file has no Task class",
+        ),
+        (
+            "from torch import nn\nclass My(object):\n    pass\nclass Net(nn.Module): ...\n"
+            "class Deep(Net): ...\n",
             "task is 't.py' (from --task on the command line): the file has no Task class",
         ),
         (
@@ -300,5 +306,7 @@ def test_an_incomplete_class_is_named(home: Path, write: Write, imports: None) -
     path = home / write("lacking.py", text)
     with pytest.raises(
         TypeError, match="has no class that is a complete Task: Half lacks loss, train_data"
-    ):
+    ) as caught:
         custom.load(path, {}, Config(), CPU)
+    last = traceback.extract_tb(caught.value.__traceback__)[-1]
+    assert (last.filename, last.lineno, last.name) == (str(path), 2, "Half")

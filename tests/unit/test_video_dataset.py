@@ -169,11 +169,15 @@ def test_an_unreadable_frame_is_named(tmp_path: Path) -> None:
     rows = Samples(Training(options), 7, drawn=True)
     with pytest.raises(Unreadable, match=str(file)):  # also from a worker
         next(iter(DataLoader(Whole(rows), batch_size=None, sampler=[0], num_workers=1)))
-    Image.fromarray(pixels(0, 1, 10, 7)).save(file)
-    with pytest.raises(Unreadable, match="smaller than its clip"):
-        drawn(options, 0)
-    with pytest.raises(Unreadable, match="does not have the size of"):
-        drawn(replace(options, gt_size=0), 0)
+    large = tmp_path / "gt" / "c0" / "000001.png"
+    for one, size, wanted in ((file, (10, 7), "10 × 7"), (large, (20, 15), "20 × 15")):
+        before = one.read_bytes()
+        Image.fromarray(pixels(0, 1, *size)).save(one)
+        with pytest.raises(Unreadable, match=f"{one} is {wanted} and should be 16 × 12"):
+            drawn(options, 0)
+        with pytest.raises(Unreadable, match="does not have the size of"):
+            drawn(replace(options, gt_size=0), 0)
+        one.write_bytes(before)
     data = Training(options)
     file.unlink()
     with pytest.raises(Unreadable, match=f"{file} cannot be read"):

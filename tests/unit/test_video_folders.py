@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 
 from tests.unit.conftest import ROOT, python
-from tests.unit.video_data import pairs, write
+from tests.unit.video_data import pairs, pixels, write
 from training.core.errors import UserError
-from training.tasks.video_restoration import folders
+from training.tasks.video_restoration import folders, headers
 from training.tasks.video_restoration.options import VideoOptions
 
 
@@ -197,6 +197,35 @@ def test_sizes(options: VideoOptions, tmp_path: Path) -> None:
         options, test_dataroot_gt=f"{tmp_path}/val/gt", test_dataroot_lq=f"{tmp_path}/val/lq"
     )
     assert "frames of 8 pixels are smaller than SSIM's window" in found
+
+
+def codes(options: VideoOptions) -> list[str]:
+    return [problem.code for problem in folders.check(options, {})]
+
+
+@pytest.mark.parametrize(("root", "size"), [("gt", (20, 14)), ("lq", (10, 9))])
+def test_frames_of_several_sizes_in_a_clip(
+    root: str, size: tuple[int, int], options: VideoOptions, tmp_path: Path
+) -> None:
+    Image.fromarray(pixels(0, 4, *size)).save(tmp_path / root / "c1" / "000004.png")
+    (problem,) = folders.check(options, {})
+    assert problem.code == "video.frame_sizes" and "c1/000004.png" in problem.what
+    assert f"dataroot_{root} is" in problem.what and f"{size[0]} × {size[1]}" in problem.what
+
+
+def test_a_sample_of_many_frames_reaches_every_long_clip(
+    options: VideoOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headers, "FRAMES", 4)  # of 12: every third one
+    Image.fromarray(pixels(0, 3, 20, 14)).save(tmp_path / "gt" / "c0" / "000003.png")
+    assert codes(options) == ["video.frame_sizes"]
+    write(tmp_path / "all" / "c0", 8, 5)
+    shutil.copytree(tmp_path / "all" / "c0", tmp_path / "gt" / "c0", dirs_exist_ok=True)
+    Image.fromarray(pixels(0, 4, 20, 14)).save(tmp_path / "gt" / "c1" / "000004.png")
+    assert codes(options) == ["video.frame_sizes"]  # the tenth of all frames
+    Image.fromarray(pixels(1, 4)).save(tmp_path / "gt" / "c1" / "000004.png")
+    Image.fromarray(pixels(0, 3, 20, 14)).save(tmp_path / "gt" / "c1" / "000003.png")
+    assert codes(options) == []
 
 
 def test_pictures_must_have_eight_bits(options: VideoOptions, tmp_path: Path) -> None:

@@ -135,6 +135,20 @@ def test_what_is_wrong_with_a_database(
     assert [p.code for p in folders.needs_lmdb(packed)] == ["package.missing"]
 
 
+def test_sizes_in_a_database_are_those_of_its_list(packed: VideoOptions) -> None:
+    """Each frame is checked without reading the pictures; a list without sizes is fine."""
+    meta = Path(packed.dataroot_gt) / "meta_info.txt"
+    listed = meta.read_text()
+    for size in ("(20,16,3)", "(8,16,3)"):
+        meta.write_text(listed.replace("c1/000006.png (12,16,3)", f"c1/000006.png {size}"))
+        os.utime(meta, ns=(1, len(size)))
+        (problem,) = problems(packed)
+        assert problem.code == "video.frame_sizes" and "c1/000006.png" in problem.what
+    meta.write_text(listed.replace("(12,16,3)", "(image)"))
+    os.utime(meta, ns=(1, 2))
+    assert problems(packed) == []
+
+
 def test_evaluate_reads_databases(
     plain: VideoOptions,
     packed: VideoOptions,

@@ -18,7 +18,7 @@ from training.config import batch
 from training.config.convert import as_text, convert
 from training.config.flags import WORDS, bool_words
 from training.config.foreign_names import NAMES, VALUES, Foreign, row_of
-from training.config.schema import FIELDS, Config, Known, describe, kind
+from training.config.schema import DURATION, FIELDS, Config, Known, describe, kind
 from training.config.translate import RANKS, Changes, Sizes, none
 from training.core.messages import msg
 from training.core.suggest import suggest
@@ -26,6 +26,8 @@ from training.core.suggest import suggest
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
 
+NO_LIMIT = "0: no limit"  # in the help of a field
+SPELLED_UNIT = re.compile(r"(day|hour|hr|minute|min|second|sec)s?\b")
 SUFFIXES = {"k": 3, "m": 6, "g": 9, "b": 9}
 SECRET = re.compile(r"key|token$|secret|passw|credential")
 NEGATION = re.compile(r"(?:no|disable|without)_?(\w{3,})")
@@ -160,8 +162,11 @@ def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
         found += bool_words(word)
     if kind(field, fields) in ("int", "float") and not meta["choices"]:
         found += _numbers(text, fields[field].metadata, kind(field, fields))
+    if meta["unit"] == DURATION:
+        found.append(SPELLED_UNIT.sub(lambda unit: unit[1][0], word).replace(" ", ""))  # 8 hours
     fitting = [v for v in dict.fromkeys(found) if fits(field, v, fields)]
-    return fitting[:2], ""
+    endless = fitting[:1] == ["0"] and NO_LIMIT in meta["help"]
+    return fitting[:2], msg("config.meant.no_limit") if endless else ""
 
 
 def _numbers(text: str, meta: Any, wanted: str) -> list[str]:

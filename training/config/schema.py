@@ -207,7 +207,7 @@ class Config:
         "used",
         unit="tokens",
         low=0,
-        high=1e6,
+        high=10**6,
         own=True,
     )
     num_epochs: int = option(

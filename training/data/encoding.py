@@ -188,11 +188,23 @@ def _score(sample: bytes, of: Candidate) -> float:
 @dataclass
 class NotUtf8(Exception):
     """`text`: a part of the file with the first bytes that are not UTF-8; `where`: the file,
-    possibly with a line."""
+    possibly with a line; `before`, `lines`: bytes and lines before `text`."""
 
     file: Path
     where: str
     text: bytes
+    before: int = 0
+    lines: int = 0
+
+    def place(self) -> str:
+        """Line and offset of the first wrong byte."""
+        try:
+            self.text.decode()
+            at = 0  # UTF-16
+        except UnicodeDecodeError as error:
+            at = error.start
+        line = self.lines + self.text.count(b"\n", 0, at) + 1
+        return msg("data.encoding.place", file=self.file, line=line, byte=self.before + at)
 
 
 def problems(found: Sequence[NotUtf8]) -> list[Problem]:
@@ -204,7 +216,8 @@ def problems(found: Sequence[NotUtf8]) -> list[Problem]:
 
 
 def _problem(name: str, found: Sequence[NotUtf8]) -> Problem:
-    shown = ", ".join(one.where for one in found[:SHOWN]) + (
+    places = [one.place() if name in ("", UTF8) else one.where for one in found[:SHOWN]]
+    shown = ", ".join(places) + (
         msg("data.encoding.and_more", count=len(found) - SHOWN) if len(found) > SHOWN else ""
     )
     what = msg("data.encoding.not_utf8", shown=shown)

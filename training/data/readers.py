@@ -91,11 +91,12 @@ def _pieces_of(file: Path, size: int, text_field: str, name: str) -> Iterator[Do
 
 
 def _text(file: Path, name: str) -> Iterator[DocumentPart]:
-    done = 0
+    done = before = lines = 0
     with _opened(file, name) as (text, raw):
         for number, piece in enumerate(_checked(_without_mark(text), file)):
             if not encoding.is_utf8(piece):
-                raise encoding.NotUtf8(file, str(file), piece)
+                raise encoding.NotUtf8(file, str(file), piece, before + _mark(file), lines)
+            before, lines = before + len(piece), lines + piece.count(b"\n")
             done = done + len(piece) if raw is text else raw.tell()
             yield DocumentPart(piece, number == 0, done)
 
@@ -105,6 +106,13 @@ def _without_mark(file: BinaryIO) -> Iterator[bytes]:
     text, and the readers of other formats drop it too."""
     begun = file.read(len(codecs.BOM_UTF8))
     yield from pieces(file, b"" if begun == codecs.BOM_UTF8 else begun)
+
+
+def _mark(file: Path) -> int:
+    """The length of its byte-order mark."""
+    with _opened(file) as (text, _):
+        mark = codecs.BOM_UTF8
+        return len(mark) if text.read(len(mark)) == mark else 0
 
 
 def _also_not_utf8(files: Sequence[Path]) -> Iterator[encoding.NotUtf8]:
@@ -227,7 +235,7 @@ def _checked(items: Iterator[Any], file: Path) -> Iterator[Any]:
 
 
 def _json_lines(file: Path, text_field: str, name: str) -> Iterator[tuple[bytes, int]]:
-    position = 0
+    position = before = 0
     with _opened(file, name) as (lines, raw):
         for number, line in enumerate(
             _checked(iter(lambda: lines.readline(MAX_LINE + 1), b""), file), 1
@@ -244,7 +252,8 @@ def _json_lines(file: Path, text_field: str, name: str) -> Iterator[tuple[bytes,
                 )
             position = position + len(line) if raw is lines else raw.tell()
             if not encoding.is_utf8(line):
-                raise encoding.NotUtf8(file, f"{file}:{number}", line)
+                raise encoding.NotUtf8(file, f"{file}:{number}", line, before, number - 1)
+            before += len(line)
             if line.strip():
                 yield _record_text(f"{file}:{number}", line, text_field), position
 
@@ -252,7 +261,10 @@ def _json_lines(file: Path, text_field: str, name: str) -> Iterator[tuple[bytes,
 def _record_text(where: str, line: bytes, text_field: str) -> bytes:
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as found:
+        error: Exception | str = found
+        if isinstance(found, json.JSONDecodeError):  # whose own line is always 1
+            error = msg("data.reader.at_column", error=found.msg, column=found.colno)
         raise UserError(
             Problem(
                 "data.not_json",

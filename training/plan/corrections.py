@@ -61,6 +61,20 @@ def problems(
     return out
 
 
+def later(script: str, args: list[str], fields: Known, found: list[Problem]) -> list[Problem]:
+    """Problems of a request that was valid so far: suggestions of flags alone become the command
+    with these flags."""
+
+    def whole(fix: str) -> str:
+        changes = as_changes(fix, fields)
+        if changes is None or any(name.isupper() for name in changes):
+            return fix
+        given = {n: None if n in flags.SWITCHES and not v else v for n, v in changes.items()}
+        return command(script, args, **given)
+
+    return [replace(problem, fixes=[whole(fix) for fix in problem.fixes]) for problem in found]
+
+
 def names(
     unknown: Iterable[flags.Unknown], fields: Known, sizes: Sizes, given: Container[str] = ()
 ) -> tuple[dict[flags.Unknown, meant.Meant], Sizes]:

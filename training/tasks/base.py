@@ -93,7 +93,7 @@ class Task(ABC):
     # Used by the trainer.
 
     def optimizers(self, model: nn.Module) -> optim.Optimizers:
-        found = returned.optimizer(self.optimizer(model), type(self).__name__)
+        found = returned.optimizer(self.optimizer(model), type(self))
         return optim.Optimizers([found])
 
     def compile(self, model: nn.Module) -> None:
@@ -105,7 +105,7 @@ class Task(ABC):
         data = self.train_data() if part == "train" else self.val_data()
         if data is None and part == "val":
             return None
-        checked = returned.data(data, type(self).__name__, part)
+        checked = returned.data(data, type(self), part)
         return Samples(checked, self.config.seed, drawn=part == "train")
 
     def arrive(self, batch: Any) -> Any:
@@ -124,22 +124,26 @@ class Task(ABC):
         """Sums over a validation batch, one number each; the trainer adds those of all batches and
         ranks."""
         count = self.count(batch)
-        found = returned.metrics(self.metrics(model, batch), type(self).__name__, count)
+        found = returned.metrics(self.metrics(model, batch), type(self), count)
         return {name: values.double().sum() for name, values in found.items()} | {
             "": torch.tensor(float(count))
         }
 
     def check_names(self, found: Iterable[str], others: Iterable[str], where: str) -> None:
         """Raises TypeError if the sums of a batch have other names than those of `where`."""
-        returned.same_names(found, others, type(self).__name__, where)
+        returned.same_names(found, others, type(self), where)
+
+    def checked_model(self) -> nn.Module:
+        """model(), if it is a module. Raises TypeError."""
+        return returned.model(self.model(), type(self))
 
     def checked_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """loss(), if it is one number. Raises TypeError."""
-        return returned.loss(self.loss(model, batch), type(self).__name__)
+        """loss(), if it is one number with a gradient. Raises TypeError."""
+        return returned.loss(self.loss(model, batch), type(self), model)
 
     def checked_sample(self, model: nn.Module, folder: Path) -> str | None:
         """sample(), if it is a text or None. Raises TypeError."""
-        return returned.sample(self.sample(model, folder), type(self).__name__)
+        return returned.sample(self.sample(model, folder), type(self))
 
     def part(self, model: nn.Module, index: int, batch: Any, pictured: bool) -> Part | None:
         """Name, and pictures if wanted, of the validation sample `index`, the only one in `batch`;

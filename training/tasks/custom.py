@@ -99,7 +99,7 @@ def read(
         return {}, [
             Problem(
                 "task.name_taken",
-                msg("tasks.custom.hides", shown=shown, stem=path.stem, hides=hides),
+                msg("tasks.custom.hides", shown=shown, hides=hides),
                 msg("tasks.custom.other_name"),
             )
         ]
@@ -130,7 +130,7 @@ def read(
                 fixes,
             )
         ]
-    if not any(isinstance(node, ast.ClassDef) and node.bases for node in tree.body):
+    if not _may_have_task(tree):
         return {}, [
             Problem(
                 "task.no_class",
@@ -193,6 +193,14 @@ def _evaluates_alone(file: Path) -> bool:
         and (node.id if isinstance(node, ast.Name) else node.attr) == EVAL_BATCH
         for node in ast.walk(tree)
     )
+
+
+def _may_have_task(tree: ast.Module) -> bool:
+    """Whether a class of the file may be a Task, as far as the source alone shows."""
+    modules = _modules(tree)
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    bases = {ast.unparse(base) for node in classes.values() for base in node.bases}
+    return any(_may_be_task(base, modules) for base in bases - classes.keys())
 
 
 def _lacking(tree: ast.Module) -> tuple[ast.ClassDef, list[str]] | None:
@@ -286,8 +294,10 @@ def _problem(where: str, name: Any, value: Any) -> Problem | None:
 def _hidden(path: Path) -> str:
     """The module that a file of this name would replace for everything in the process, or ""."""
     name = path.stem
-    if name in sys.stdlib_module_names or name == training.__name__:
-        return name
+    if name in sys.stdlib_module_names:
+        return msg("tasks.custom.standard_module", name=name)
+    if name == training.__name__:
+        return msg("tasks.custom.own_package", name=name)
     spec = importlib.machinery.PathFinder.find_spec(name) if name.isidentifier() else None
     origin = Path(spec.origin) if spec and spec.origin else path
     installed = {"site-packages", "dist-packages"} & {*origin.parts}
@@ -307,6 +317,7 @@ def load(path: Path, options: Mapping[str, Any], config: Config, device: torch.d
     """Run the file and make its task. Raises whatever the file raises, and TypeError if no class is
     a complete task."""
 
+    from training.tasks import returned
     from training.tasks.base import Task
 
     own_modules.use(path.parent)
@@ -326,9 +337,11 @@ def load(path: Path, options: Mapping[str, Any], config: Config, device: torch.d
         lacks = "; ".join(
             f"{c.__name__} lacks {', '.join(sorted(c.__abstractmethods__))}" for c in found
         )
-        raise TypeError(
+        error = TypeError(
             f"{path} has no class that is a complete Task{f': {lacks}' if lacks else ''}"
         )
+        line = inspect.getsourcelines(found[-1])[1] if found else 1
+        returned.raise_at(error, str(path), line, found[-1].__name__ if found else "<module>")
     # a run from before an option was added takes its default
     options = {**getattr(module, OPTIONS, {}), **options}
     task = whole[-1](SimpleNamespace(**options), config, device)

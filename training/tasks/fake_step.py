@@ -153,13 +153,13 @@ class FakeTraining:
         from torch._subclasses.fake_tensor import FakeCopyMode
 
         try:
-            return self.task.model()
+            return self.task.checked_model()
         except Exception:
             # a real error is raised again below, where the model is made with real tensors
             from torch._subclasses.fake_tensor import unset_fake_temporarily
 
             with unset_fake_temporarily():
-                real = self.task.model()
+                real = self.task.checked_model()
             with FakeCopyMode(mode):
                 return copy.deepcopy(real)
 

@@ -1,17 +1,29 @@
-"""Checks of what the methods of a user's task return. They raise TypeError; `task`: its class."""
+"""Checks of what the methods of a user's task return. They raise TypeError, whose traceback ends in
+the method: a check that fails is found there, not in Duet. `task`: the class."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any
+from types import CodeType
+from typing import Any, NoReturn
 
 import torch
+from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
+WHOLE_LINE = 10_000  # columns: a traceback then marks no part of the line
 OPTIMIZER = ("param_groups", "step", "zero_grad", "state_dict", "load_state_dict")
 
 
-def data(found: Any, task: str, part: str) -> Dataset[Any]:
+def model(found: Any, task: type) -> nn.Module:
+    if not isinstance(found, nn.Module):
+        _wrong(task, "model", f"returned {_type(found)}; it must be a torch.nn.Module")
+    return found
+
+
+def data(found: Any, task: type, part: str) -> Dataset[Any]:
     """A map-style dataset: each rank reads its samples by index, and all of them are counted."""
     kind = type(found)
     if (
@@ -19,72 +31,115 @@ def data(found: Any, task: str, part: str) -> Dataset[Any]:
         or not hasattr(kind, "__len__")
         or not hasattr(kind, "__getitem__")
     ):
-        raise TypeError(
-            f"{part}_data() of {task} returned {_type(found)}; it must be a map-style dataset, "
-            "with len() and [index] of a sample: each rank reads its own samples by index"
+        _wrong(
+            task,
+            f"{part}_data",
+            f"returned {_type(found)}; it must be a map-style dataset, with len() and [index] of a "
+            "sample: each rank reads its own samples by index",
         )
     checked: Dataset[Any] = found
     return checked
 
 
-def optimizer(found: Any, task: str) -> torch.optim.Optimizer:
+def optimizer(found: Any, task: type) -> torch.optim.Optimizer:
     """What the trainer calls, without a scheduler of torch: Duet sets the rate of every step. Its
     constructor may change the rates, which are the peak of Duet's schedule, and its schedule would
     have no effect."""
     if not all(hasattr(found, name) for name in OPTIMIZER):
-        raise TypeError(
-            f"optimizer() of {task} returned {_type(found)}; it must be one torch optimizer (the "
-            "schedule is rate(step, total))"
+        _wrong(
+            task,
+            "optimizer",
+            f"returned {_type(found)}; it must be one torch optimizer (the schedule is "
+            "rate(step, total))",
         )
     if hasattr(found.step, "_wrapped_by_lr_sched"):
-        raise TypeError(
-            f"optimizer() of {task} creates a learning-rate scheduler of torch, which has no "
-            "effect in Duet; remove it and define rate(step, total), the fraction of the peak "
-            "learning rate in each step"
+        _wrong(
+            task,
+            "optimizer",
+            "creates a learning-rate scheduler of torch, which has no effect in Duet; remove it "
+            "and define rate(step, total), the fraction of the peak learning rate in each step",
         )
     checked: torch.optim.Optimizer = found
     return checked
 
 
-def loss(found: Any, task: str) -> torch.Tensor:
+def loss(found: Any, task: type, model: nn.Module) -> torch.Tensor:
     if not isinstance(found, torch.Tensor) or found.dim():
-        raise TypeError(
-            f"loss() of {task} returned {_type(found)}; it must be a tensor without dimensions"
+        _wrong(task, "loss", f"returned {_type(found)}; it must be a tensor without dimensions")
+    if torch.is_grad_enabled() and not found.requires_grad:
+        _wrong(
+            task,
+            "loss",
+            "returned a tensor without a gradient; it must be computed by the model, without "
+            "detach(), no_grad() or item(), and the model must have weights that are trained",
+        )
+    device = next((weight.device for weight in model.parameters()), found.device)
+    if found.device.type not in ("cpu", device.type):
+        _wrong(
+            task,
+            "loss",
+            f"returned a tensor on {found.device}; it must be on {device}, where the model is",
         )
     return found
 
 
-def metrics(found: Any, task: str, count: int) -> Mapping[str, torch.Tensor]:
+def metrics(found: Any, task: type, count: int) -> Mapping[str, torch.Tensor]:
     """One real number per sample, by name."""
     if not isinstance(found, Mapping):
-        raise TypeError(
-            f"metrics() of {task} returned {_type(found)}; it must be a dictionary: name → a "
-            "tensor with one value per sample"
+        _wrong(
+            task,
+            "metrics",
+            f"returned {_type(found)}; it must be a dictionary: name → a tensor with one value per "
+            "sample",
         )
     for name, values in found.items():
         if not isinstance(name, str) or not name:
-            raise TypeError(f"metrics() of {task} returned the name {name!r}; it must be a text")
+            _wrong(task, "metrics", f"returned the name {name!r}; it must be a text")
         if not isinstance(values, torch.Tensor) or values.shape != (count,) or values.is_complex():
-            raise TypeError(
-                f"metrics() of {task} returned {_type(values)} as {name!r} for {count} samples; it "
-                f"must be a tensor with one real number per sample: ({count},)"
+            _wrong(
+                task,
+                "metrics",
+                f"returned {_type(values)} as {name!r} for {count} samples; it must be a tensor "
+                f"with one real number per sample: ({count},)",
             )
     return found
 
 
-def same_names(found: Iterable[str], others: Iterable[str], task: str, where: str) -> None:
+def same_names(found: Iterable[str], others: Iterable[str], task: type, where: str) -> None:
     """The sums of a batch have the names of those of `where`."""
     if set(found) != set(others):
-        raise TypeError(
-            f"metrics() of {task} returned {_names(found)}, but {_names(others)} for {where}; it "
-            "must return the same names for every batch"
+        _wrong(
+            task,
+            "metrics",
+            f"returned {_names(found)}, but {_names(others)} for {where}; it must return the same "
+            "names for every batch",
         )
 
 
-def sample(found: Any, task: str) -> str | None:
+def sample(found: Any, task: type) -> str | None:
     if found is not None and not isinstance(found, str):
-        raise TypeError(f"sample() of {task} returned {_type(found)}; it must be a text or None")
+        _wrong(task, "sample", f"returned {_type(found)}; it must be a text or None")
     return found
+
+
+def raise_at(error: Exception, file: str, line: int, name: str) -> NoReturn:
+    """Raise `error` as if the line of this file did."""
+    statement = ast.parse("raise error")
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.stmt, ast.expr)):
+            node.lineno = node.end_lineno = line
+            node.col_offset, node.end_col_offset = 0, WHOLE_LINE
+    exec(compile(statement, file, "exec").replace(co_name=name), {"error": error})
+    raise AssertionError
+
+
+def _wrong(task: type, method: str, what: str) -> NoReturn:
+    """Raise a TypeError at the definition of the method."""
+    error = TypeError(f"{method}() of {task.__name__} {what}")
+    code = getattr(inspect.unwrap(getattr(task, method)), "__code__", None)
+    if not isinstance(code, CodeType):  # an object that is called
+        raise error
+    raise_at(error, code.co_filename, code.co_firstlineno, code.co_name)
 
 
 def _type(found: Any) -> str:

@@ -173,7 +173,7 @@ class TaskSpec(ABC):
             randomness.seed(seed)  # in the order of a training, so that a task's split is the same
             task = self.make(weights.plan, device, None)
             randomness.seed(seed)
-            model = task.model()
+            model = task.checked_model()
             drawn = randomness.state()
 
         def of_weights(error: Exception) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from training.config import flags, origin, resolve
 from training.config.batch import Batch
-from training.config.schema import Config
+from training.config.schema import FIELDS, Config
 from training.core import log, manifest, rundir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
@@ -28,7 +28,7 @@ from training.data.prepare import (
     ensure,
     folder_of,
 )
-from training.plan import resume_checks
+from training.plan import corrections, resume_checks
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -85,6 +85,8 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
         ) from None
     except UserError as error:
         rundir.write_json(run.data, {"failed": int(error.code)})
+        by, problems = plan["command"], error.problems
+        error.problems = corrections.later(by["script"], by["args"], FIELDS, problems)
         raise
     facts = {name: count for name, count in steps.record().items() if count}
     rundir.write_json(run.data, asdict(data) | facts)

@@ -149,7 +149,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     randomness.seed(config.seed)
     precision = plan["precision"]["value"]
     math_modes(plan, world.device)
-    raw = task.model().to(world.device)
+    raw = task.checked_model().to(world.device)
     optimizer = task.optimizers(raw)
     weights = optimizer.trained(raw, said_by_another=world.rank != 0)
     scale = LossScale(world.device) if precision == "fp16" else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +19,15 @@ from typing import TYPE_CHECKING
 
 from training.core import find_run
 from training.core.messages import msg
+from training.core.units import plural
 
 if TYPE_CHECKING:
     import lmdb
 
 SUFFIX, DATA, META = ".lmdb", "data.mdb", "meta_info.txt"
 MARK = f"{SUFFIX}:"
+SIZE = re.compile(r"\s*(\d{1,9})\s*,\s*(\d{1,9})\s*,")  # height, width
+Meta = tuple[dict[str, dict[str, str]], dict[str, tuple[int, int]]]
 _environments: dict[str, lmdb.Environment] = {}  # real path → environment of this process
 _lock = threading.Lock()
 
@@ -40,23 +44,34 @@ def lacking(root: Path) -> list[str]:
 def clips(root: Path) -> dict[str, dict[str, str]]:
     """Clip → name of a frame → its address, as listed in meta_info.txt. Raises OSError; ValueError
     for a line in another format."""
-    file = root / META
-    return _listed(str(root), file.stat().st_mtime_ns)
+    return _meta(root)[0]
+
+
+def sizes(root: Path) -> dict[str, tuple[int, int]]:
+    """Address → (width, height), as far as meta_info.txt has them. Raises as clips() does."""
+    return _meta(root)[1]
+
+
+def _meta(root: Path) -> Meta:
+    return _listed(str(root), (root / META).stat().st_mtime_ns)
 
 
 @functools.lru_cache(8)
-def _listed(root: str, changed: int) -> dict[str, dict[str, str]]:
+def _listed(root: str, changed: int) -> Meta:
     found: dict[str, dict[str, str]] = {}
+    of: dict[str, tuple[int, int]] = {}
     text = Path(root, META).read_text(encoding="utf-8")
     for number, line in enumerate(text.splitlines(), 1):
-        name, bracket, _ = line.partition(" (")
+        name, bracket, size = line.partition(" (")
         if not line.strip():
             continue
         if not bracket or not name.strip():
             raise ValueError(msg("data.frames.meta_line", number=number, line=line[:80]))
         clip, _, frame = name.strip().rpartition("/")
-        found.setdefault(clip, {})[Path(frame).stem] = f"{root}:{name.strip()}"
-    return found
+        address = found.setdefault(clip, {})[Path(frame).stem] = f"{root}:{name.strip()}"
+        if numbers := SIZE.match(size):
+            of[address] = int(numbers[2]), int(numbers[1])
+    return found, of
 
 
 def picture(address: str) -> bytes | None:
@@ -103,7 +118,7 @@ def damage(root: Path) -> str:
         return str(error)
     if not absent:
         return ""
-    return msg("data.frames.lmdb_keys", count=len(absent), first=min(absent))
+    return msg("data.frames.lmdb_keys", keys=plural(len(absent), "key"), first=min(absent))
 
 
 def _split(address: str) -> tuple[str, str]:

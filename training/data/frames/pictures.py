@@ -110,22 +110,24 @@ def opened(file: str) -> Iterator[Image.Image]:
         raise Unreadable(msg("data.frames.unreadable", file=file, error=error)) from None
 
 
-def pixels(file: str, box: tuple[int, ...] | None = None, *, upright: bool = False) -> Planes:
-    """(h, w, 3) uint8. Cropped first, since conversion time depends on the pixels left. `upright`:
-    with the rotation that a camera has stored. Raises Unreadable."""
+def pixels(
+    file: str,
+    box: tuple[int, ...] | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    upright: bool = False,
+) -> Planes:
+    """(h, w, 3) uint8. Cropped first, since conversion time depends on the pixels left. `size`:
+    (width, height) that the whole picture must have. `upright`: with the rotation that a camera has
+    stored. Raises Unreadable."""
     import numpy as np
     from PIL import ImageOps
 
     with opened(file) as picture:
-        if box is not None and (picture.width < box[2] or picture.height < box[3]):
-            raise Unreadable(
-                msg(
-                    "data.frames.smaller_than_first",
-                    file=file,
-                    width=picture.width,
-                    height=picture.height,
-                )
-            )
+        if size is not None and picture.size != size:
+            found, wanted = (f"{width} × {height}" for width, height in (picture.size, size))
+            what = msg("data.frames.not_as_first", file=file, found=found, wanted=wanted)
+            raise Unreadable(what)
         part = picture if box is None else picture.crop(box)  # type: ignore[arg-type]
         if upright and "exif" in picture.info:
             part = ImageOps.exif_transpose(part)

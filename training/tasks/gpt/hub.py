@@ -29,6 +29,7 @@ def write(folder: Path, shape: ModelDims, words: Tokenizer) -> None:
     shutil.copyfile(Path(__file__).with_name(f"{MODULE}.py"), folder / f"{MODULE}.py")
     vocabulary = hugging_face.tokenizer_json(words)
     _save(vocabulary, folder / JSON)
+    # Without pad_token_id, with which generate(eos_token_id=None) would mask each separator.
     special = {"bos_token_id": words.bos, "eos_token_id": words.bos}
     rundir.write_json(folder / "config.json", _config(shape) | special)
     padding = list(range(words.vocab, shape.vocab))
@@ -43,6 +44,7 @@ def write(folder: Path, shape: ModelDims, words: Tokenizer) -> None:
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": name,
             "eos_token": name,
+            "pad_token": name,
             "model_max_length": shape.max_seq_len,
             "clean_up_tokenization_spaces": False,
         },

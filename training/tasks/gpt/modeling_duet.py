@@ -110,6 +110,8 @@ class Block(nn.Module):
 class DuetForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = DuetConfig
     _no_split_modules = ["Block"]  # noqa: RUF012 – as in transformers
+    _supports_sdpa = True
+    supports_gradient_checkpointing = True
 
     def __init__(self, config: DuetConfig) -> None:
         super().__init__(config)
@@ -118,6 +120,7 @@ class DuetForCausalLM(PreTrainedModel, GenerationMixin):
             Block(config, layer) for layer in range(config.num_hidden_layers)
         )
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.gradient_checkpointing = False
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -129,43 +132,68 @@ class DuetForCausalLM(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> nn.Module:
         return self.head
 
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.head = new_embeddings
+
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        **_: Any,
+        output_hidden_states: bool | None = None,
+        **more: Any,
     ) -> CausalLMOutputWithPast:
-        """`attention_mask`: 0 for padding, anywhere; labels of -100 are ignored."""
+        """`attention_mask`: 0 for padding, anywhere; labels of -100 are ignored.
+
+        `more` has num_items_in_batch of transformers' Trainer: the labels of all micro-batches of
+        a step, by whose number the sum of the losses is divided."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        x = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        checkpointing = self.gradient_checkpointing and self.training
+        use_cache = use_cache and not checkpointing  # a block that runs again would extend it again
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
         start = past_key_values.get_seq_length() if past_key_values is not None else 0
-        batch, length = input_ids.shape
+        batch, length = x.shape[:2]
         total = start + length
         if attention_mask is None:
-            attention_mask = torch.ones(batch, total, dtype=torch.long, device=input_ids.device)
+            attention_mask = torch.ones(batch, total, dtype=torch.long, device=x.device)
         real = attention_mask.bool()
         places = (real.long().cumsum(-1) - 1).clamp(min=0)
-        order = torch.arange(total, device=input_ids.device)
+        order = torch.arange(total, device=x.device)
         mask = (order <= order[start:, None]) & real[:, None, None, :]
         # padding sees itself: a row without any key would be NaN
         mask = mask | (order == order[start:, None])
         angles = self._angles(places[:, start:])
         last = (order * real).cummax(-1).values  # real token up to each; padding may lie between
         before = torch.where(places > 0, F.pad(last, (1, -1)), order)
-        x = norm(self.embedding(input_ids))
+        x = norm(x)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        states = [x]
         for block in self.blocks:
-            x = block(x, angles, before, mask, past_key_values)
+            inputs = (x, angles, before, mask, past_key_values)
+            if checkpointing and past_key_values is None:
+                x = self._gradient_checkpointing_func(block.__call__, *inputs)
+            else:
+                x = block(*inputs)
+            if output_hidden_states:
+                states.append(x)
+        states[-1] = x = norm(x)
         cap = self.config.softcap
-        logits = cap * torch.tanh(self.head(norm(x)).float() / cap)
+        logits = cap * torch.tanh(self.head(x).float() / cap)
         loss = None
         if labels is not None:
-            shifted = F.pad(labels, (0, 1), value=-100)[:, 1:]
-            loss = F.cross_entropy(logits.flatten(0, 1), shifted.flatten(), ignore_index=-100)
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **more)
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=past_key_values if use_cache else None
+            loss=loss,
+            logits=logits,
+            past_key_values=past_key_values if use_cache else None,
+            hidden_states=tuple(states) if output_hidden_states else None,
         )
 
     def _angles(self, places: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,15 +32,24 @@ class Frames:
             options,
             int(options.scale),
         )
+        self._sizes: dict[str, tuple[int, int]] = {}
 
     def read(
         self, clip: Clip, frames: list[int], box: Box | None
     ) -> tuple[Planes, Planes, Planes | None]:
         """(gt, lq, spikes) of some frames: uint8 (T, H, W, 3), (T, h, w, 3), float32 (T, h, w, C)
         or None. `box`: in lq's pixels."""
-        large = None if box is None else tuple(side * self.scale for side in box)
-        gt = _stacked([pictures.pixels(clip.gt[i], large) for i in frames], clip.gt, frames)
-        lq = _stacked([pictures.pixels(clip.lq[i], box) for i in frames], clip.lq, frames)
+        small = large = cut = None
+        if box is not None:  # whose place fits this size only
+            width, height = small = self.size(clip)
+            large = width * self.scale, height * self.scale
+            cut = tuple(side * self.scale for side in box)
+        gt = _stacked(
+            [pictures.pixels(clip.gt[i], cut, size=large) for i in frames], clip.gt, frames
+        )
+        lq = _stacked(
+            [pictures.pixels(clip.lq[i], box, size=small) for i in frames], clip.lq, frames
+        )
         if gt.shape[1:3] != (lq.shape[1] * self.scale, lq.shape[2] * self.scale):
             raise Unreadable(
                 msg(
@@ -59,7 +68,9 @@ class Frames:
 
     def size(self, clip: Clip) -> tuple[int, int]:
         """(width, height) of a blurred frame, from the header of the first."""
-        return pictures.size(clip.lq[0])
+        if clip.name not in self._sizes:
+            self._sizes[clip.name] = pictures.size(clip.lq[0])
+        return self._sizes[clip.name]
 
     def _spikes(self, file: str, size: tuple[int, int], box: Box | None) -> Planes:
         """Spike planes of one frame, (h, w, C) float32, as large as the frame."""
