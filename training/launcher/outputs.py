@@ -13,7 +13,7 @@ from pathlib import Path
 
 from training.core import log, rundir
 from training.core.messages import msg
-from training.host.gpus import one_line
+from training.core.plain_text import one_line
 from training.launcher import other_ranks
 from training.launcher.backlog import Backlog
 from training.launcher.other_ranks import OtherRanks
