@@ -18,7 +18,7 @@ from training.core import phases, units
 from training.core.failure_kinds import GONE, SILENT
 from training.core.next_command import next_command
 from training.core.rundir import RunDir
-from training.diagnose import gpu_occupants, signatures
+from training.diagnose import gpu_occupants, hang_advice, signatures
 from training.diagnose.signatures import LocalizedText, Signature
 from training.tasks.memory import gib, with_ample_margin
 
@@ -33,6 +33,8 @@ OTHERWISE = " || "
 # Causes whose advice for a run only names its logs. A text of the second one is the first one if it
 # is of an exception.
 GENERAL = (signatures.RAISED, signatures.UNKNOWN)
+HANG = "hang"  # a cause
+RETRIES = "--retries=3"  # proposed where a script has none
 LIGHTER_IN = "lighter in "  # + phase
 # values about a smaller micro-batch
 SMALLER = {"size", "factor", "smaller_command", "fits_gib", "smallest", "lighter_command"}
@@ -101,6 +103,8 @@ def of_end(
     if held := end.get("occupied"):
         left = {name: value for name, value in run_values.items() if name not in SMALLER}
         return advice(cause, signature, groups, left | gpu_occupants.values(held))
+    if cause == HANG:
+        run_values = hang_advice.values(end, run_values)
     judged = _beyond_estimate(run_values, end.get("memory"))
     known = dict(_in_phase(judged, end.get("phase")))
     if kind == "error" and (where := end.get("where")):
@@ -169,6 +173,8 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
         found["file_limit"] = units.size(largest)
     with contextlib.suppress(OSError):  # the run directory was moved: the sentence is omitted
         found["free_mb"] = f"{shutil.disk_usage(run.path).free / 1e6:.0f}"
+    if "script" in plan and "retries" in plan and not plan["retries"]["value"]:
+        found["retries_flag"] = RETRIES
     if "config" in plan and "batch" in plan:
         found |= _training(run, plan)
     return {name: str(value) for name, value in found.items()}
