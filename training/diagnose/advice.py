@@ -8,7 +8,7 @@ import resource
 import shlex
 import shutil
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,8 @@ OTHERWISE = " || "
 GENERAL = (signatures.RAISED, signatures.UNKNOWN)
 HANG = "hang"  # a cause
 RETRIES = "--retries=3"  # proposed where a script has none
+# a DataLoader, or another start of processes
+IN_WORKERS = re.compile(r"/torch/utils/data/|/multiprocessing/\w+\.py")
 LIGHTER_IN = "lighter in "  # + phase
 # values about a smaller micro-batch
 SMALLER = {"size", "factor", "smaller_command", "fits_gib", "smallest", "lighter_command"}
@@ -63,6 +65,11 @@ def advice(
 
 def _is_of(signature: Signature, cause: str) -> bool:
     return signature.cause == cause or (signature.cause in GENERAL and cause in GENERAL)
+
+
+def by_frames(trace: Iterable[str]) -> dict[str, str]:
+    """Values for a signature's advice, by the lines or frames of a traceback."""
+    return {"worker": "worker"} if any(map(IN_WORKERS.search, trace)) else {}
 
 
 def _repeats(sentence: str, others: Sequence[str], topics: Sequence[str]) -> bool:
@@ -100,6 +107,7 @@ def of_end(
         from training.diagnose import scan
 
         signature, groups = scan.named(end["summary"], GENERAL if cause in GENERAL else (cause,))
+    groups = {**groups, **by_frames(end.get("evidence", []))}
     if held := end.get("occupied"):
         left = {name: value for name, value in run_values.items() if name not in SMALLER}
         return advice(cause, signature, groups, left | gpu_occupants.values(held))
