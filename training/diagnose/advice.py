@@ -168,10 +168,13 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
     """Values of a Duet run for advice; only a few for a user script."""
     found = {
         "ranks": plan["ranks"],
-        "run": shlex.quote(str(run.path)),
-        "ranks_folder": shlex.quote(str(run.ranks)),
         "parent": shlex.quote(str(run.path.parent)),
     }
+    if not run.is_gone():  # moved or removed: no sentence names its files
+        found |= {
+            "run": shlex.quote(str(run.path)),
+            "ranks_folder": shlex.quote(str(run.ranks)),
+        }
     if crashed := [shlex.quote(str(p)) for p in sorted(run.ranks.glob("rank*.stacks")) if _size(p)]:
         found["crash_stacks"] = " ".join(crashed[:STACKS])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
