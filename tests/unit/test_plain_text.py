@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from training.core.tail import tail
 from training.diagnose import card
 from training.diagnose.log_line import shown
 from training.diagnose.result import diagnose
+from training.launcher.other_ranks import OtherRanks
+from training.launcher.outputs import Outputs
 from training.monitor import term_text
 
 CONTROL = "\x1b[31mlabel\x1b[0m 7\x1b[2J\x1b(B\x1b]0;title\x07 \0is\r out \x9b2J"
@@ -61,3 +64,21 @@ def test_messages_of_the_launcher_quote_without_control_characters(
 def test_tables_quote_without_control_characters() -> None:
     text = term_text.render([(CONTROL, "bad")], 80, colour=False, ascii_only=False)
     assert text == term_text.clean(CONTROL) and text.isprintable()
+
+
+def test_lines_of_another_rank_have_no_control_characters_on_the_console(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = OtherRanks()
+    outputs = Outputs(new_run(tmp_path), selectors.DefaultSelector(), lambda: None, [0], 0, others)
+    others.add(1, b"a\x1b[2J\t\0b\n", first=False)
+    outputs.show_others(ended=True)
+    assert capsys.readouterr().err == "[rank1] a\t b\n"
+
+
+def test_the_evidence_leaves_out_marks_below_lines_of_a_traceback(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.rank_log(1).write_text(
+        "[rank1]:     call()\n[rank1]:     ^^^^^^\n    ~~^~~\n[rank1]: E: x\n"
+    )
+    assert failed(run)["evidence"] == ["[rank1]:     call()", "[rank1]: E: x"]

@@ -39,7 +39,8 @@ SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message
 KEPT_CHARACTERS = 2000  # of a line of the log
 UNCLEAR = {*causes.VAGUE, causes.SEGFAULT, causes.KILLED}
-UNDERLINE = re.compile(r"[\s^~]+")  # Python 3.11 marks the column below each line of a traceback
+# Python 3.11 marks the column below each line of a traceback; torch may add the rank
+UNDERLINE = re.compile(r"(?:\[rank\d+\]:)?[\s^~]+")
 
 
 def exit_code(outcome: Outcome) -> int:
