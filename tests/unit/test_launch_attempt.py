@@ -340,7 +340,7 @@ def test_a_higher_limit_is_the_remedy_only_where_the_rank_may_be_slow(
     found = HangFinding("hang", 1, "a.py:3", "is stuck", {}, {}, 9.0, may_end=may_end)
     record = failure_report.failure(Outcome(guilty=(1, 0), finding=found), run, PLAN)
     assert record.get("may_end", False) == may_end
-    hang = signatures.causes()["hang"].ours.sentences()
+    hang = advice.filled(signatures.causes()["hang"].ours, {})
     slow = advice.of_kind("may_end", {"where": "a.py:3"})
     assert record["advice"][0] == (slow if may_end else hang)[0]
 

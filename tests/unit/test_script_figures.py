@@ -99,3 +99,29 @@ def test_the_seconds_of_a_script_during_which_the_clock_was_set(
     found = finished(tmp_path / "run", "hello")
     took = (rundir.read_json(found.run.summary) or {})["seconds"]
     assert 0 <= took < 1000
+
+
+@pytest.mark.parametrize("asked", [Exit.DONE, Exit.INTERRUPTED])
+def test_the_last_message_names_no_folder_that_was_moved_during_the_run(
+    asked: Exit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for moved in (False, True):
+        made = script(tmp_path / f"run{moved}", "step 10 loss 1.0")
+        ending, recovery = PostRun(made.run, made.plan), Recovery(made.run, made.plan)
+        if moved:
+            made.run.path.rename(tmp_path / "moved")
+        outcome = Outcome(ours=False, ended=[(0, int(asked)), (1, int(asked))], asked=asked)
+        assert endings.regular_end(made.run, made.plan, ending, outcome, recovery) == asked
+        assert (str(made.run.ranks) in capsys.readouterr().err) == (not moved)
+
+
+def test_the_advice_names_no_folder_that_was_moved_during_the_run(tmp_path: Path) -> None:
+    made = script(tmp_path / "run", "step 10 loss 1.0")
+    made.plan["place"] = {"nnodes": 1}
+    outcome = Outcome(ours=False, guilty=(1, 1), here=(1, 1))
+    for moved in (False, True):
+        if moved:
+            made.run.path.rename(tmp_path / "moved")
+        record = failure_report.failure(outcome, made.run, made.plan)
+        assert record["cause"] == "exit_status"
+        assert any(str(made.run.ranks) in one for one in record["advice"]) == (not moved)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +19,7 @@ from training.diagnose.advice import of_end, values
 from training.launcher import failure_report
 from training.launcher.outcome import Outcome
 from training.watchdog.hang_report import DESYNC, UNEVEN
+from training.watchdog.probes.stacks import Frame, Stack, Thread
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -92,6 +94,71 @@ def test_advice_for_an_interrupted_script_without_a_stop_request(run: RunDir) ->
     assert ["model.py:1" in sentence for sentence in by_code[1:]] == [True]
     assert by_request[1:] == asked["advice"][1:] == []
     assert trained["advice"] == ["./launch_train.sh 2 --resume=run", by_code[1]]
+
+
+TORCH = "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
+IN_LOADER = (
+    Frame("/usr/lib/python3.11/selectors.py", 415, "select"),
+    Frame(TORCH, 1291, "_MultiProcessingDataLoaderIter._try_get_data"),
+    Frame("model.py", 12, "main"),
+)
+IN_WANDB = (
+    Frame("/usr/lib/python3.11/threading.py", 327, "Condition.wait"),
+    Frame("/env/lib/python3.11/site-packages/wandb/sdk/wandb_run.py", 2282, "Run.finish"),
+    Frame("model.py", 12, "main"),
+)
+ELSEWHERE = (Frame("model.py", 12, "main"),)
+
+
+@each(
+    ("frames", "retries", "named"),
+    [
+        (IN_LOADER, 0, {"num_workers=0", "timeout=60", "forkserver", "--retries"}),
+        (IN_WANDB, 0, {"WANDB_MODE=disabled", "WANDB_MODE=offline", "--retries"}),
+        (ELSEWHERE, 0, {"--retries"}),
+        (ELSEWHERE, 3, set[str]()),
+    ],
+)
+@each("language", ["en", "zh"])
+def test_advice_for_a_hang_of_a_script_is_by_the_stack_of_the_rank(
+    frames: tuple[Frame, ...],
+    retries: int,
+    named: set[str],
+    language: str,
+    run: RunDir,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DUET_LANG", language)
+    stack = Stack(0, "py-spy", (Thread("MainThread", True, False, False, frames),))
+    found = replace(finding(), stacks={1: stack})
+    script = {name: value for name, value in plan().items() if name not in ("config", "batch")}
+    script |= {"script": {"path": "model.py"}, "retries": {"value": retries, "reason": ""}}
+    outcome = Outcome(guilty=(1, 0), here=(1, 0), finding=found)
+    record = failure_report.failure(outcome, run, cast("Plan", script))
+    assert "model.py:12" in record["advice"][0] and "/runs/hangs/1/rank1.txt" in record["advice"][0]
+    all_of_them = "\n".join(record["advice"])
+    words = [
+        "num_workers=0",
+        "timeout=60",
+        "forkserver",
+        "WANDB_MODE=disabled",
+        "WANDB_MODE=offline",
+        "--retries",
+    ]
+    assert {word for word in words if word in all_of_them} == named
+    assert "--hang_timeout" in all_of_them and "--resume" not in all_of_them
+    assert of_end(record, None, {}, values(run, cast("Plan", script))) == record["advice"]
+
+
+def test_advice_for_a_hang_of_a_training_that_waits_for_its_workers(run: RunDir) -> None:
+    stack = Stack(0, "py-spy", (Thread("MainThread", True, False, False, IN_LOADER),))
+    of_run = plan()
+    of_run["config"]["num_workers"] = 2
+    for stacks, expected in (({1: stack}, 1), ({}, 0)):
+        outcome = Outcome(guilty=(1, 0), here=(1, 0), finding=replace(finding(), stacks=stacks))
+        record = failure_report.failure(outcome, run, cast("Plan", of_run))
+        assert sum("--num_workers=0" in one for one in record["advice"]) == expected
+        assert "DataLoader(" not in "\n".join(record["advice"])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tests.unit.verdicts import TRACEBACK, failed, new_run, report_error, verdic
 from training.core import rundir
 from training.core.rundir import RunDir, write_json
 from training.diagnose import card
+from training.diagnose.result import diagnose
 from training.launcher import failure_report
 from training.watchdog import rank_exit
 
@@ -109,6 +110,39 @@ def test_cause_of_a_reported_exception(run: RunDir, kind: str, message: str, exp
         7,
         "step 7: forward",
     )
+
+
+PICKLED = """Traceback (most recent call last):
+  File "/data/main.py", line 27, in main
+    call(thing)
+  File "/env/lib/python3.11/{file}", line 60, in dump
+    ForkingPickler(file, protocol).dump(obj)
+AttributeError: Can't pickle local object 'main.<locals>.<lambda>'
+"""
+
+
+@each(
+    ("file", "of_workers"),
+    [
+        ("multiprocessing/reduction.py", True),
+        ("site-packages/torch/utils/data/dataloader.py", True),
+        ("site-packages/torch/distributed/distributed_c10d.py", False),
+        ("site-packages/torch/serialization.py", False),
+    ],
+)
+@each("language", ["en", "zh"])
+def test_an_object_that_cannot_be_pickled_is_not_always_for_a_worker(
+    file: str, of_workers: bool, language: str, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUET_LANG", language)
+    report_error(run, 1, "AttributeError", "Can't pickle local object 'main.<locals>.<lambda>'")
+    log = run.rank_log(1)
+    log.write_text(PICKLED.format(file=file))
+    alone = run.path.parent / "alone.log"
+    alone.write_bytes(log.read_bytes())
+    for advice in (failed(run)["advice"], diagnose([alone])["advice"]):
+        assert len(advice) == 1
+        assert ("num_workers" in advice[0], "lambda" in advice[0]) == (of_workers, not of_workers)
 
 
 @pytest.mark.parametrize("who", ["ranks 0, 1 (no majority)", "rank 1"])

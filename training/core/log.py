@@ -8,7 +8,6 @@ before Python runs.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from typing import TextIO
@@ -16,12 +15,12 @@ from typing import TextIO
 from training.core import console
 from training.core.errors import UserError
 from training.core.messages import msg
+from training.core.plain_text import plain, without_escapes
 from training.core.project import typed
 from training.core.units import plural
 
 COLOURS = {"INFO": "34", "SUCCESS": "32", "WARNING": "33", "ERROR": "31"}
 LOG_VARIABLE = "DUET_LOG_FILE"
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 _log: int | None = None
 _log_name = ""
@@ -53,9 +52,8 @@ def colourful(stream: TextIO) -> bool:
 def to_log(text: str) -> None:
     """Append text to the log file as a terminal would show it: without colours and overwritten
     text."""
-    lines = (
-        line.rsplit("\r", 1)[-1] for line in _ANSI.sub("", text.replace("\r\n", "\n")).split("\n")
-    )
+    lines = without_escapes(text.replace("\r\n", "\n")).split("\n")
+    lines = [line.rsplit("\r", 1)[-1] for line in lines]
     _write("\n".join(lines).encode("utf-8", "replace"))
 
 
@@ -128,7 +126,7 @@ def _now() -> str:
 
 def say(level: str, message: str, *, shown: bool = True) -> None:
     """Log one message; only its first line has a prefix. `shown`: False for the log file only."""
-    stamp = _now()
+    stamp, message = _now(), plain(message)  # it may quote the output of a rank
     tag = f"\x1b[{COLOURS[level]}m[{level}]\x1b[0m" if colourful(sys.stderr) else f"[{level}]"
     if shown:
         _console(f"{_end_line()}{tag} {stamp} {message}\n")

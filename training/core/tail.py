@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from training.core.plain_text import one_line
+
 TAIL_BYTES = 1 << 16
 
 
 def tail(path: Path, lines: int, since: int = 0) -> list[str]:
     """The last `lines` lines of a file after the byte `since`, progress bars as a terminal shows
-    them; [] if the file cannot be read."""
+    them, without control characters; [] if the file cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(since, path.stat().st_size - TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
-    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.splitlines() if line.strip()][
-        -lines:
-    ]
+    whole = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))
+    return [line for line in map(one_line, whole) if line.strip()][-lines:]

@@ -8,7 +8,7 @@ import resource
 import shlex
 import shutil
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from training.core import phases, units
 from training.core.failure_kinds import GONE, SILENT
 from training.core.next_command import next_command
 from training.core.rundir import RunDir
-from training.diagnose import gpu_occupants, signatures
+from training.diagnose import gpu_occupants, hang_advice, signatures
 from training.diagnose.signatures import LocalizedText, Signature
 from training.tasks.memory import gib, with_ample_margin
 
@@ -33,6 +33,10 @@ OTHERWISE = " || "
 # Causes whose advice for a run only names its logs. A text of the second one is the first one if it
 # is of an exception.
 GENERAL = (signatures.RAISED, signatures.UNKNOWN)
+HANG = "hang"  # a cause
+RETRIES = "--retries=3"  # proposed where a script has none
+# a DataLoader, or another start of processes
+IN_WORKERS = re.compile(r"/torch/utils/data/|/multiprocessing/\w+\.py")
 LIGHTER_IN = "lighter in "  # + phase
 # values about a smaller micro-batch
 SMALLER = {"size", "factor", "smaller_command", "fits_gib", "smallest", "lighter_command"}
@@ -61,6 +65,11 @@ def advice(
 
 def _is_of(signature: Signature, cause: str) -> bool:
     return signature.cause == cause or (signature.cause in GENERAL and cause in GENERAL)
+
+
+def by_frames(trace: Iterable[str]) -> dict[str, str]:
+    """Values for a signature's advice, by the lines or frames of a traceback."""
+    return {"worker": "worker"} if any(map(IN_WORKERS.search, trace)) else {}
 
 
 def _repeats(sentence: str, others: Sequence[str], topics: Sequence[str]) -> bool:
@@ -98,9 +107,12 @@ def of_end(
         from training.diagnose import scan
 
         signature, groups = scan.named(end["summary"], GENERAL if cause in GENERAL else (cause,))
+    groups = {**groups, **by_frames(end.get("evidence", []))}
     if held := end.get("occupied"):
         left = {name: value for name, value in run_values.items() if name not in SMALLER}
         return advice(cause, signature, groups, left | gpu_occupants.values(held))
+    if cause == HANG:
+        run_values = hang_advice.values(end, run_values)
     judged = _beyond_estimate(run_values, end.get("memory"))
     known = dict(_in_phase(judged, end.get("phase")))
     if kind == "error" and (where := end.get("where")):
@@ -156,10 +168,13 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
     """Values of a Duet run for advice; only a few for a user script."""
     found = {
         "ranks": plan["ranks"],
-        "run": shlex.quote(str(run.path)),
-        "ranks_folder": shlex.quote(str(run.ranks)),
         "parent": shlex.quote(str(run.path.parent)),
     }
+    if not run.is_gone():  # moved or removed: no sentence names its files
+        found |= {
+            "run": shlex.quote(str(run.path)),
+            "ranks_folder": shlex.quote(str(run.ranks)),
+        }
     if crashed := [shlex.quote(str(p)) for p in sorted(run.ranks.glob("rank*.stacks")) if _size(p)]:
         found["crash_stacks"] = " ".join(crashed[:STACKS])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -169,6 +184,8 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
         found["file_limit"] = units.size(largest)
     with contextlib.suppress(OSError):  # the run directory was moved: the sentence is omitted
         found["free_mb"] = f"{shutil.disk_usage(run.path).free / 1e6:.0f}"
+    if "script" in plan and "retries" in plan and not plan["retries"]["value"]:
+        found["retries_flag"] = RETRIES
     if "config" in plan and "batch" in plan:
         found |= _training(run, plan)
     return {name: str(value) for name, value in found.items()}

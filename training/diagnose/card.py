@@ -10,6 +10,7 @@ from training.core import messages
 from training.core.cells import pad
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
+from training.core.plain_text import one_line, plain
 from training.core.project import typed
 from training.diagnose import gpu_occupants
 from training.diagnose.signatures import NONE
@@ -67,7 +68,7 @@ def of_run(record: FailureRecord) -> str:
     if record["stacks"]:
         lines.append(row(msg("diagnose.card.stacks"), record["stacks"]))
     lines.append(row(msg("diagnose.card.log"), record["log"]))
-    return "\n".join(f"  {line}" for line in lines)
+    return _text(lines)
 
 
 def cut(text: str) -> str:
@@ -98,7 +99,11 @@ def draw(record: DiagnosisRecord) -> str:
     if record["also"]:
         lines.append(row(msg("diagnose.card.also"), ", ".join(record["also"])))
     lines.append(row(msg("diagnose.card.source"), record["source"]))
-    return "\n".join(f"  {line}" for line in lines)
+    return _text(lines)
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "\n".join(f"  {plain(line)}" for line in lines)
 
 
 def _jobs(jobs: int, at_least: bool) -> str:
@@ -146,7 +151,7 @@ def _memory(memory: ExhaustedMemoryRecord | None) -> list[str]:
 
 
 def _quoted(lines: Sequence[str]) -> list[str]:
-    return [f"    │ {cut(line)}" for line in lines]
+    return [f"    │ {cut(one_line(line))}" for line in lines]
 
 
 def _advice(sentences: Sequence[str]) -> list[str]:

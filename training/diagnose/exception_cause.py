@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, TypedDict
 from training.core import exit_status
 from training.core import log as console
 from training.core.messages import msg
+from training.core.plain_text import one_line
 from training.core.project import ROOT
 from training.diagnose import signatures
-from training.host.gpus import LIMIT_S, one_line
+from training.host.gpus import LIMIT_S
 from training.host.visible_devices import PART
 
 if TYPE_CHECKING:

@@ -6,6 +6,8 @@ import datetime
 import re
 from dataclasses import dataclass
 
+from training.core.plain_text import one_line
+
 SHOWN = 400  # characters of a line
 
 # Prefixes that launchers put before the lines of a rank. `rank`: a group with the number of a rank
@@ -104,10 +106,10 @@ def shown(text: str, middle: int = 0) -> str:
     """A line for display: cut around `middle` if it is very long."""
     text = text.rstrip()
     if len(text) <= SHOWN:
-        return text
+        return one_line(text)
     start = max(0, min(middle - SHOWN // 4, len(text) - SHOWN))
     before, after = "…" if start else "", "…" if start + SHOWN < len(text) else ""
-    return f"{before}{text[start : start + SHOWN]}{after}"
+    return f"{before}{one_line(text[start : start + SHOWN])}{after}"
 
 
 def said_by(text: str) -> int | None:

@@ -14,7 +14,7 @@ from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.core.units import plural
 from training.diagnose import run_files, signatures
-from training.diagnose.advice import advice, filled, of_end, of_kind, values
+from training.diagnose.advice import advice, by_frames, filled, of_end, of_kind, values
 from training.diagnose.events import LOST, OWN, Event
 from training.diagnose.health import BROKEN_OFF, NO_SIGN
 from training.diagnose.jobs import JobCount
@@ -144,6 +144,8 @@ def _record(found: RootCause, run: RunDir | None, plan: Plan | None) -> Diagnosi
     event = found.event
     signature = event.signature if event else None
     groups = event.hit.groups if event and event.hit else {}
+    if event and event.thrown:
+        groups = {**groups, **by_frames(event.thrown.frames)}
     line = (event.hit.line if event.hit else event.line) if event else None
     known = values(run, plan) if run and plan else None
     vanished = bool(run and event and event.file == run.supervisor)

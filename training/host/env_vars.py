@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, cast
 
 from training.core import redact
 from training.core.messages import msg
+from training.core.plain_text import one_line
 from training.host import cgroups, env_catalog, network, process
-from training.host.gpus import Gpu, one_line
+from training.host.gpus import Gpu
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import VariableRecord

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from training.core import log
 from training.core.messages import msg
+from training.core.plain_text import one_line
 from training.host import bare_nvml, nvlink, visible_devices
 from training.host.nvml import ask
 from training.host.visible_devices import PART
@@ -306,12 +307,6 @@ def slowdowns(reasons: int) -> tuple[str, ...]:
     if len(found) > 1:
         found.pop(BY_HARDWARE, None)
     return tuple(found.values())
-
-
-def one_line(text: str) -> str:
-    """`text` (such as another process's command line) without line breaks and escape sequences that
-    would affect the terminal."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _own_pids() -> bool:

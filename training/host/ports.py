@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 
 from training.core.messages import msg
-from training.host.gpus import one_line
+from training.core.plain_text import one_line
 
 TRIES, LAST = 10, 65535
 

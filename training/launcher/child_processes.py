@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from training.core import log, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
+from training.core.plain_text import one_line
 from training.host import process
 from training.host.cgroups import oom_kills
-from training.host.gpus import one_line
 from training.launcher import local_ranks, spawn, timeouts
 from training.launcher.adopted_ranks import AdoptedRanks
 from training.launcher.attempt_state import AttemptState

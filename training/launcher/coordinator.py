@@ -16,8 +16,8 @@ from training.core import log
 from training.core.errors import Exit, Problem, UserError
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
+from training.core.plain_text import one_line
 from training.host import network, ports
-from training.host.gpus import one_line
 from training.launcher import admission, leadership, local_ranks, seats, stop_signals
 from training.launcher.admission import PROTOCOL
 from training.launcher.invitation import CONTINUED, Invitations

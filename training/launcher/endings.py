@@ -162,7 +162,7 @@ def _script_end(
                 command=outcome.watched,
                 seconds=seconds,
                 recovered=recovered,
-                folder=run.ranks,
+                output=_output(run),
             )
         )
     elif code == Exit.DONE:
@@ -172,7 +172,7 @@ def _script_end(
                 ranks=ranks,
                 seconds=seconds,
                 recovered=recovered,
-                folder=run.ranks,
+                output=_output(run),
             )
         )
     else:
@@ -188,10 +188,16 @@ def _script_end(
                 recovered=recovered,
                 statuses=stop_report.statuses(outcome),
                 code=int(code),
-                folder=run.ranks,
+                output=_output(run),
             )
         )
     return code
+
+
+def _output(run: rundir.RunDir) -> str:
+    if run.is_gone():
+        return msg("launcher.end.output_gone", folder=run.own)
+    return msg("launcher.end.output", folder=run.ranks)
 
 
 def _warn_of_loss(run: rundir.RunDir, printed: LogMetrics) -> None:

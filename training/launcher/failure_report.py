@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from training.core import exit_status, heartbeat, rundir
 from training.core.errors import RANK_DISK_FULL, Exit
 from training.core.messages import msg
+from training.core.plain_text import one_line, plain
 from training.core.tail import tail
 from training.diagnose import error_reports
 from training.diagnose import exception_cause as causes
@@ -38,7 +39,8 @@ SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message
 KEPT_CHARACTERS = 2000  # of a line of the log
 UNCLEAR = {*causes.VAGUE, causes.SEGFAULT, causes.KILLED}
-UNDERLINE = re.compile(r"[\s^~]+")  # Python 3.11 marks the column below each line of a traceback
+# Python 3.11 marks the column below each line of a traceback; torch may add the rank
+UNDERLINE = re.compile(r"(?:\[rank\d+\]:)?[\s^~]+")
 
 
 def exit_code(outcome: Outcome) -> int:
@@ -167,7 +169,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     else:
         _add_memory(record, own, run, plan if not gone else None)
         error_reports.note_alike(record, own, errors)
-    return {**record, "advice": _advice(record, event, values(run, plan))}
+    return _complete(record, event, values(run, plan))
 
 
 def _add_parts(record: FailureRecord, outcome: Outcome, own: RankErrorRecord | None) -> None:
@@ -178,9 +180,13 @@ def _add_parts(record: FailureRecord, outcome: Outcome, own: RankErrorRecord | N
         record["process"] = own["process"]
 
 
-def _advice(record: FailureRecord, event: Event | None, known: dict[str, str]) -> list[str]:
+def _complete(record: FailureRecord, event: Event | None, known: dict[str, str]) -> FailureRecord:
+    """With advice, and without control characters in the program's own words."""
+    record["summary"] = plain(record["summary"])
+    record["evidence"] = [one_line(line) for line in record["evidence"]]
     groups = event.hit.groups if event and event.hit else {}
-    return of_end(record, event.signature if event else None, groups, known)
+    signature = event.signature if event else None
+    return {**record, "advice": of_end(record, signature, groups, known)}
 
 
 def _add_memory(

@@ -10,11 +10,11 @@ from training.core import evaluations, json_text, manifest, run_reader, rundir
 from training.core.errors import EXIT_MEANING, Exit
 from training.core.jsonl import Record, read_figures
 from training.core.messages import msg
+from training.core.plain_text import one_line
 from training.core.redact import masked
 from training.core.tail import tail
 from training.core.units import plural
 from training.diagnose import exception_cause as causes
-from training.host.gpus import one_line
 from training.trainer import summary
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from training.core import log, rundir
 from training.core.messages import msg
-from training.host.gpus import one_line
+from training.core.plain_text import one_line, plain
 from training.launcher import other_ranks
 from training.launcher.backlog import Backlog
 from training.launcher.other_ranks import OtherRanks
@@ -164,7 +164,7 @@ class Outputs:
         if self._others is None:
             return
         for rank, line in self._others.due(math.inf if ended else None):
-            log.raw(f"[rank{rank}] {line.decode('utf-8', 'replace')}\n")
+            log.raw(f"[rank{rank}] {plain(line.decode('utf-8', 'replace'))}\n")
         if self._others.silenced and not self._told_of_more:
             self._told_of_more = True
             log.info(msg("launcher.others.more", most=other_ranks.MOST, folder=self._run.ranks))

@@ -14,7 +14,7 @@ from training.core import log
 from training.core.errors import Exit, Problem, UserError
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
-from training.host.gpus import one_line
+from training.core.plain_text import one_line
 from training.launcher import rendezvous
 from training.launcher.admission import PROTOCOL
 from training.launcher.coordinator import RETRY_S, SHOWN

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from training.core import exit_status, log
 from training.core.messages import msg
+from training.core.plain_text import one_line
 from training.core.project import ROOT
 from training.host import process
-from training.host.gpus import VISIBLE, one_line
+from training.host.gpus import VISIBLE
 from training.launcher import fewer_ranks, seats
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
+from training.core.plain_text import one_line
 from training.core.rundir import is_name
 from training.host import ports
-from training.host.gpus import one_line
 from training.host.placement import Topology
 from training.launcher.admission import PROTOCOL
 from training.launcher.coordinator import (

@@ -9,6 +9,7 @@ import math
 import re
 
 from training.core.cells import cells
+from training.core.plain_text import without_escapes
 
 # A line is a list of (text, style): its width is computed before colours are added.
 Line = list[tuple[str, str]]
@@ -19,14 +20,13 @@ _ASCII = str.maketrans("▁▂▃▄▅▆▇█░│·…→≥×–°", "__..
 _WIDE = r"[\u2e80-\u9fff\uff00-\uffef]"
 # compiled at their first use, by `re`
 _WORD = rf" +|[（《]*(?:{_WIDE}|(?:(?!{_WIDE})[^ ])+)[，。：；、！？）》]*"
-_ESCAPE = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)"
 
 
 def clean(text: str) -> str:
     """Untrusted text (log lines, names) without control sequences."""
-    if text.isascii() and text.isprintable():
+    if text.isprintable():
         return text
-    text = re.sub(_ESCAPE, "", text).expandtabs(4)
+    text = without_escapes(text).expandtabs(4)
     return "".join(
         "?" if "\ud800" <= c <= "\udfff" else c
         for c in text
@@ -103,7 +103,8 @@ def width_of(line: Line) -> int:
 def render(line: Line, width: int, *, colour: bool, ascii_only: bool) -> str:
     """The line as text of at most `width` cells."""
     out = ""
-    for text, style in line:
+    for whole, style in line:
+        text = clean(whole)
         piece = cut(to_ascii(text) if ascii_only else text, width)
         piece = to_ascii(piece) if ascii_only else piece
         width -= cells(piece)

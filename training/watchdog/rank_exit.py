@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 from training.core import exit_status, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
+from training.core.plain_text import one_line
 from training.core.tail import tail
 from training.diagnose import error_reports, exception_cause
-from training.host.gpus import one_line
 from training.watchdog.hang_report import DESYNC, HangFinding
 from training.watchdog.probes import flight_recorder, stacks, waits
 

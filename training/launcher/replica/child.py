@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from training.core import exit_status
 from training.core.jsonl import Record
+from training.core.plain_text import one_line
 from training.core.project import ROOT
 from training.host import process
-from training.host.gpus import one_line
 
 READ_BYTES = 1 << 14  # of its output, which has one line, or the traceback of an error
 SHOWN = 200  # characters

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from training.config.schema import Config
 from training.core.messages import msg
+from training.core.plain_text import one_line
 from training.core.units import plural
 from training.host import packages
-from training.host.gpus import one_line
 from training.plan.preflight.report import DATA, ERROR, OK, WANDB, WARNING, Check
 
 DATA_LIMIT_S = 0.4

@@ -1,0 +1,35 @@
+"""What the stack of a rank that hangs reveals, for the sentences of advice."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from training.core.contracts.verdict import EndRecord
+
+NO_WORKERS = "no_workers_command"
+_LOADER = re.compile(r"/torch/utils/data/dataloader\.py:\d+ .*\b(?:_try)?_get_data\b")
+_WANDB = re.compile(r"/wandb/")
+
+
+def values(end: EndRecord, run_values: Mapping[str, str]) -> dict[str, str]:
+    """`run_values`: of the run, to which these are added; without workers to blame, the command
+    that trains without them is left out."""
+    known = {name: value for name, value in run_values.items() if name != NO_WORKERS}
+    # an older record may lack a field
+    rank, where, stacks = end.get("rank"), end.get("where"), end.get("stacks")
+    evidence = end.get("evidence", [])
+    if rank is not None and where and stacks:
+        known |= {"hung_at": where, "hung_file": shlex.quote(str(Path(stacks) / f"rank{rank}.txt"))}
+    if any(map(_LOADER.search, evidence)):
+        if NO_WORKERS in run_values:
+            known[NO_WORKERS] = run_values[NO_WORKERS]
+        else:
+            known["loader"] = "DataLoader"
+    if any(map(_WANDB.search, evidence)):
+        known["wandb_mode"] = "WANDB_MODE"
+    return known
