@@ -37,6 +37,7 @@ LIGHTER_IN = "lighter in "  # + phase
 # values about a smaller micro-batch
 SMALLER = {"size", "factor", "smaller_command", "fits_gib", "smallest", "lighter_command"}
 ESTIMATED = "estimated_bytes"  # the plan's estimate of a rank on a GPU
+RANK_STACKS = "stacks"  # value: their folder; only of runs of Duet
 FORMAT = string.Formatter()
 
 
@@ -98,6 +99,8 @@ def of_end(
         from training.diagnose import scan
 
         signature, groups = scan.named(end["summary"], GENERAL if cause in GENERAL else (cause,))
+    if folder := end.get("stacks"):
+        groups = {**groups, RANK_STACKS: shlex.quote(folder)}
     if held := end.get("occupied"):
         left = {name: value for name, value in run_values.items() if name not in SMALLER}
         return advice(cause, signature, groups, left | gpu_occupants.values(held))

@@ -125,6 +125,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     seen = outcome.missing if timed_out else found
     if timed_out:  # the rank that reports it is never the guilty one
         rank = seen.rank if seen else None
+        if seen and own and rank is None:
+            rank = causes.named_as_missing(own)
     if lost:  # the ranks of this machine report only that they have lost the others
         rank, own, cause, kind, summary = None, None, lost.cause, lost.kind, lost.text
         timed_out, seen = False, None
