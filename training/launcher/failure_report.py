@@ -23,7 +23,7 @@ from training.launcher import exhausted_gpu, failed_gpus, seats, stop_report
 from training.launcher.outcome import Outcome
 from training.launcher.stop_report import stopped_early
 from training.trainer import prepared_cache
-from training.watchdog.hang_report import DESYNC
+from training.watchdog.hang_report import DESYNC, UNEVEN
 from training.watchdog.rank_exit import DIED, ERROR
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message
 KEPT_CHARACTERS = 2000  # of a line of the log
 UNCLEAR = {*causes.VAGUE, causes.SEGFAULT, causes.KILLED}
+OF_DEATHS: dict[str, str] = {DESYNC: causes.TIMEOUT, UNEVEN: causes.EXIT_STATUS}  # by kind
 UNDERLINE = re.compile(r"[\s^~]+")  # Python 3.11 marks the column below each line of a traceback
 
 
@@ -310,7 +311,7 @@ def _what(
     if -status == signal.SIGKILL and (kills := _for_memory(outcome)):
         return "host_oom_killed", DIED, kills
     if (death := outcome.death) and death.kind != DIED:
-        return causes.TIMEOUT if death.kind == DESYNC else causes.UNKNOWN, death.kind, death.how
+        return OF_DEATHS.get(death.kind, causes.UNKNOWN), death.kind, death.how
     if own:
         known = causes.of_error(own)
         return causes.EXIT_STATUS if known == causes.UNKNOWN else known, DIED, causes.left(own)

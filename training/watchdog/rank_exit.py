@@ -16,7 +16,7 @@ from training.core.messages import msg
 from training.core.tail import tail
 from training.diagnose import error_reports, exception_cause
 from training.host.gpus import one_line
-from training.watchdog.hang_report import DESYNC, HangFinding
+from training.watchdog.hang_report import DESYNC, UNEVEN, HangFinding
 from training.watchdog.probes import flight_recorder, stacks, waits
 
 if TYPE_CHECKING:
@@ -89,10 +89,15 @@ def lost_peer(log: Path, rank: int, log_from: Mapping[Path, int]) -> bool:
 
 
 def explain(
-    run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], log_from: Mapping[Path, int]
+    run: rundir.RunDir,
+    rank: int,
+    status: int,
+    alive: Iterable[int],
+    log_from: Mapping[Path, int],
+    victim: int | None = None,
 ) -> RankExit:
     """How and where this rank exited. `alive`: the running ranks; `log_from`: log → offset of this
-    attempt."""
+    attempt; `victim`: the rank that lost this one."""
     if error := error_reports.of_rank(run, rank):
         if error["type"] == exception_cause.LEFT:
             return RankExit(DIED, rank, error["where"] or None, exception_cause.left(error))
@@ -107,6 +112,8 @@ def explain(
     where = f"{frame.file}:{frame.line}" if frame else None
     if status in QUIET and (left := rundir.read_json(run.ranks / f"rank{rank}.ended")):
         where = left["where"] or None
+        if status == Exit.DONE and not where and victim is not None:  # the end of the script
+            return RankExit(UNEVEN, rank, None, _uneven(run, victim))
     log = run.rank_log(rank)
     sizes = MIXED_UP.search("\n".join(tail(log, LINES, log_from.get(log, 0))))
     if status < 0 and sizes:
@@ -132,6 +139,12 @@ def explain(
             msg("watchdog.exit.with_others", how=how, others=others) if others else how,
         )
     return RankExit(DIED, rank, where, exit_status.how(status))
+
+
+def _uneven(run: rundir.RunDir, victim: int) -> str:
+    error = error_reports.of_rank(run, victim)
+    at = msg("watchdog.at", frame=error["where"]) if error and error["where"] else ""
+    return msg("watchdog.exit.uneven", rank=victim, at=at)
 
 
 def timed_out(run: rundir.RunDir, rank: int, status: int, log_from: Mapping[Path, int]) -> bool:
