@@ -376,6 +376,34 @@ def test_the_place_of_a_crash(run: RunDir) -> None:
     assert verdict(record) == ("segfault", "died", 1) and record["where"] == "model.py:12"
 
 
+DUMP = """\
+Fatal Python error: Segmentation fault
+
+{first} 0x00007f2 (most recent call first):
+  File "/data/prefetch.py", line 9 in decode
+  File "/usr/lib/python3.11/threading.py", line 975 in run
+
+{second} 0x00007f1 (most recent call first):
+  File "/data/main.py", line 3 in step
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "where"),
+    [
+        ("Current thread", "Thread", "/data/prefetch.py:9"),
+        ("Thread", "Current thread", "/data/main.py:3"),
+        ("Thread", "Thread", "/data/main.py:3"),  # a thread without Python
+    ],
+    ids=["another_thread", "main_thread", "native_thread"],
+)
+def test_the_place_of_a_crash_is_that_of_the_thread_that_crashed(
+    run: RunDir, first: str, second: str, where: str
+) -> None:
+    (run.ranks / "rank1.stacks").write_text(DUMP.format(first=first, second=second))
+    assert rank_exit.explain(run, 1, -signal.SIGSEGV, [], {}).where == where
+
+
 def test_an_abort_by_gloo_for_another_collective_is_a_desync(run: RunDir) -> None:
     how = "rank 1 got 8 bytes where its all_reduce expects 16"
     record = failed(run, ABORT, death=RankExit(DESYNC, None, None, how))

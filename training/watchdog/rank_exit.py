@@ -108,7 +108,7 @@ def explain(
             error_reports.named(error, _said(error["message"])[:200]),
         )
     stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")  # written on a crash
-    frame = stacks.own(stack.main.frames) if stack and stack.main else None
+    frame = stacks.own(stack.crashed.frames) if stack and stack.crashed else None
     where = f"{frame.file}:{frame.line}" if frame else None
     if status in QUIET and (left := rundir.read_json(run.ranks / f"rank{rank}.ended")):
         where = left["where"] or None
