@@ -13,6 +13,7 @@ from tests.cases import each
 from tests.unit.verdicts import TRACEBACK, failed, new_run, plan, report_error, verdict
 from training.core.contracts.verdict import FailureRecord
 from training.core.messages import msg
+from training.core.project import ROOT
 from training.core.rundir import RunDir, write_json
 from training.diagnose import card, error_reports, exception_cause
 from training.host import cgroups
@@ -402,6 +403,25 @@ def test_the_place_of_a_crash_is_that_of_the_thread_that_crashed(
 ) -> None:
     (run.ranks / "rank1.stacks").write_text(DUMP.format(first=first, second=second))
     assert rank_exit.explain(run, 1, -signal.SIGSEGV, [], {}).where == where
+
+
+def test_the_stacks_of_a_crash_may_be_in_the_log(run: RunDir) -> None:
+    """A script that enables faulthandler itself."""
+    dump = DUMP.format(first="Thread", second="Current thread")
+    launcher = f'  File "{ROOT}/lib/main_program.py", line 44 in execute\n'
+    log = run.rank_log(1)
+    log.write_text(f"step 1\n{dump}step 2\n")
+    since = {log: log.stat().st_size}
+    assert rank_exit.explain(run, 1, -signal.SIGSEGV, [], since).where is None, "an earlier start"
+    log.write_text(f"step 3\n{dump}{launcher}\nExtension modules: numpy (total: 1)\n")
+    assert rank_exit.explain(run, 1, 1, [], {}).where is None
+    death = rank_exit.explain(run, 1, -signal.SIGSEGV, [], {})
+    assert death.where == "/data/main.py:3"
+    record = failed(run, -signal.SIGSEGV, death=death)
+    assert (record["cause"], record["where"]) == ("segfault", death.where)
+    assert not any("main_program.py" in line for line in record["evidence"])
+    assert not any("PYTHONFAULTHANDLER" in sentence for sentence in record["advice"])
+    assert any(str(log) in sentence for sentence in record["advice"])
 
 
 def test_an_abort_by_gloo_for_another_collective_is_a_desync(run: RunDir) -> None:

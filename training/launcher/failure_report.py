@@ -24,6 +24,7 @@ from training.launcher.outcome import Outcome
 from training.launcher.stop_report import stopped_early
 from training.trainer import prepared_cache
 from training.watchdog.hang_report import DESYNC, UNEVEN
+from training.watchdog.probes import stacks
 from training.watchdog.rank_exit import DIED, ERROR
 
 if TYPE_CHECKING:
@@ -229,9 +230,11 @@ def _log(outcome: Outcome, run: rundir.RunDir, *ranks: int | None) -> Path:
 
 
 def _last_lines(log: Path, since: int) -> list[str]:
-    """Last lines of the rank's output, without those of Python's resource tracker."""
+    """Last lines of the rank's output, without those of Python's resource tracker and of Duet's
+    program that runs a script."""
     lines = (line for line in tail(log, 2 * SHOWN_LINES, since) if not UNDERLINE.fullmatch(line))
-    kept = [line for line in lines if "resource_tracker" not in line][-SHOWN_LINES:]
+    kept = [one for one in lines if "resource_tracker" not in one and not stacks.in_launcher(one)]
+    kept = kept[-SHOWN_LINES:]
     return [f"{one[:KEPT_CHARACTERS]}…" if len(one) > KEPT_CHARACTERS else one for one in kept]
 
 

@@ -21,12 +21,15 @@ from training.watchdog.probes import flight_recorder, stacks, waits
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import ExitKind
+    from training.watchdog.probes.stacks import Stack
 
 DIED: Final = "died"  # by a signal or with a status
 ERROR: Final = "error"  # by an exception that it reported
 # Not a failure by itself, but the cause where other ranks then lose their peer.
 QUIET = (int(Exit.DONE), int(Exit.PREEMPTED), int(Exit.INTERRUPTED))
 LINES = 40
+DUMP_LINES = 4000
+CRASHED = "Fatal Python error: "
 # gloo aborts a rank that receives data of another collective.
 MIXED_UP = re.compile(r"op\.preamble\.\S+ \S+ \S+ (\d+) vs (\d+)")
 
@@ -107,7 +110,7 @@ def explain(
             error["where"],
             error_reports.named(error, _said(error["message"])[:200]),
         )
-    stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")  # written on a crash
+    stack = _at_crash(run, rank, status, log_from)
     frame = stacks.own(stack.crashed.frames) if stack and stack.crashed else None
     where = f"{frame.file}:{frame.line}" if frame else None
     if status in QUIET and (left := rundir.read_json(run.ranks / f"rank{rank}.ended")):
@@ -139,6 +142,19 @@ def explain(
             msg("watchdog.exit.with_others", how=how, others=others) if others else how,
         )
     return RankExit(DIED, rank, where, exit_status.how(status))
+
+
+def _at_crash(
+    run: rundir.RunDir, rank: int, status: int, log_from: Mapping[Path, int]
+) -> Stack | None:
+    """By faulthandler: in the rank's file, or in its log where the script itself enables it."""
+    stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")
+    if stack or status >= 0:
+        return stack
+    log = run.rank_log(rank)
+    lines = tail(log, DUMP_LINES, log_from.get(log, 0))
+    begins = [at for at, line in enumerate(lines) if line.startswith(CRASHED)]
+    return stacks.in_dump(lines[begins[-1] :]) if begins else None
 
 
 def _uneven(run: rundir.RunDir, victim: int) -> str:

@@ -248,9 +248,13 @@ def from_faulthandler(path: Path) -> Stack | None:
     """The last dump in a file to which faulthandler writes on each SIGUSR2
     (training.trainer.worker, lib/run_script.py)."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return in_dump(path.read_text(encoding="utf-8", errors="replace").splitlines())
     except OSError:
         return None
+
+
+def in_dump(lines: Iterable[str]) -> Stack | None:
+    """The last stack that faulthandler has written in these lines."""
     threads: list[tuple[str, str, bool, list[Frame]]] = []  # id, name, current, frames
     for line in lines:
         if header := _HEADER.match(line):
@@ -280,6 +284,12 @@ def from_faulthandler(path: Path) -> Stack | None:
             for thread, name, current, frames in last
         ),
     )
+
+
+def in_launcher(line: str) -> bool:
+    """Is this line of a dump a frame of the program that runs the script?"""
+    frame = _FRAME.match(line)
+    return frame is not None and frame[1] in _STARTERS
 
 
 def _from_the_script(frames: Iterable[Frame]) -> tuple[Frame, ...]:
