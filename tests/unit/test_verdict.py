@@ -15,7 +15,7 @@ from training.core.contracts.verdict import FailureRecord
 from training.core.messages import msg
 from training.core.project import ROOT
 from training.core.rundir import RunDir, write_json
-from training.diagnose import card, error_reports, exception_cause
+from training.diagnose import card, error_reports, exception_cause, result
 from training.host import cgroups
 from training.launcher import failure_report
 from training.launcher.outcome import Outcome
@@ -220,7 +220,9 @@ def test_a_lost_peer_is_recognised_behind_sys_exit_and_in_a_log(run: RunDir) -> 
             "Timeout(ms)=9000) ran for 9011 ms",
             "collective_timeout",
         ),
-        ("free(): invalid pointer", "unknown"),
+        ("free(): invalid pointer", "segfault"),
+        ("malloc(): corrupted top size", "segfault"),
+        ("closing files", "unknown"),
     ],
 )
 def test_the_log_explains_an_abort(run: RunDir, line: str, expected: str) -> None:
@@ -230,9 +232,41 @@ def test_the_log_explains_an_abort(run: RunDir, line: str, expected: str) -> Non
     record = failed(run, ABORT, log_from=since)
     assert record["cause"] == expected and "SIGABRT" in record["summary"]
     assert (line in record["summary"]) == (expected != "unknown")
+    assert sum("PYTHONFAULTHANDLER" in sentence for sentence in record["advice"]) <= 1
     assert failed(run, -signal.SIGKILL, log_from=since)["cause"] == "killed", (
         "a killed rank does not explain itself"
     )
+
+
+CPP = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  {what}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "what"),
+    [
+        (CPP.format(what="shape [3, 4] is invalid"), "exception", "shape [3, 4] is invalid"),
+        (
+            "libc++abi: terminating due to uncaught exception of type std::runtime_error: shape\n",
+            *("exception", "shape"),
+        ),
+        (CPP.format(what="CUDA error: an illegal memory access"), "cuda_device_assert", ""),
+        (CPP.format(what=": ".join(LOST)), "peer_died", ""),
+    ],
+    ids=["libstdc++", "libc++", "known_message", "lost_peer"],
+)
+def test_an_abort_by_an_exception_of_cpp(run: RunDir, text: str, cause: str, what: str) -> None:
+    log = run.rank_log(1)
+    log.write_text(f"step 1 loss 0.5\n{text}")
+    record = failed(run, ABORT)
+    assert (record["cause"], record["status"]) == (cause, ABORT)
+    by_log = result.diagnose([log])
+    assert by_log["cause"] == cause
+    if what:
+        assert (record["kind"], record["rank"]) == ("died", 1)
+        for summary in (record["summary"], by_log["summary"]):
+            assert f"std::runtime_error: {what}" in summary
+        assert "SIGABRT" in record["summary"] and by_log["evidence"].endswith(what)
+        assert not any("pdb" in sentence for sentence in by_log["advice"])
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,9 @@ def _as_logged(
         if kind == DIED:
             summary = msg("launcher.failure.logged_before", summary=summary, line=line)
         return logged.cause, kind, summary
+    if event.thrown and event.thrown.native:
+        summary = msg("launcher.failure.logged_before", summary=summary, line=line)
+        return causes.RAISED, kind, summary
     # a program that does not report exceptions to Duet: a traceback at the end of its log
     return (logged.cause, ERROR, line) if event.thrown else (cause, kind, summary)
 
