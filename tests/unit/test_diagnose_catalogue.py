@@ -15,7 +15,7 @@ import re2
 
 from tests.cases import each
 from training.diagnose import patterns, scan, signatures
-from training.diagnose.advice import advice, filled
+from training.diagnose.advice import RANK_STACKS, advice, filled
 from training.diagnose.signatures import EVIDENCE, NONE, ROLES, UNKNOWN, LocalizedText, Signature
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
@@ -106,7 +106,9 @@ def test_every_pattern_has_a_sample_and_every_sample_a_pattern(entry: Signature)
 @each_entry
 def test_a_text_uses_only_values_that_a_pattern_captures(entry: Signature) -> None:
     groups = {group for pattern in entry.patterns for group in re2.compile(pattern).groupindex}
-    assert names(entry.says) | names(entry.advice) <= groups
+    assert names(entry.says) | names(entry.advice) <= groups | {RANK_STACKS}
+    values = dict.fromkeys(groups, "")
+    assert len(filled(entry.advice, values)) == len(entry.advice.en), "for a log without a run"
 
 
 @each_entry
@@ -228,7 +230,7 @@ def test_a_topic_matches_advice_of_both_kinds(
 
 
 def test_kinds_have_advice_in_both_languages() -> None:
-    kinds = "silent desync uneven branch stopped vanished torn_down may_end"
+    kinds = "silent desync uneven branch stopped vanished torn_down native_exception may_end"
     assert list(signatures.kinds()) == kinds.split()
     assert all(len(text.en) == len(text.zh) > 0 for text in signatures.kinds().values())
 

@@ -108,6 +108,38 @@ def test_a_failure_after_such_a_crash_is_the_one_that_is_reported(
     assert failure_report.exit_code(outcome) == Exit.TRAINING
 
 
+# ── an end before the others
+
+
+@pytest.mark.parametrize(
+    ("where", "kind"), [("", "uneven"), ("main.py:7", "died")], ids=["last_line", "sys_exit"]
+)
+def test_the_end_of_a_script_whose_rank_another_one_waits_for(
+    run: RunDir, start: Start, where: str, kind: str
+) -> None:
+    """An end at the last line of the script is not an exit in the middle of it."""
+    lost = {"rank": 0, "guilty_rank": 0, "type": "RuntimeError", "time": 2.0}
+    lost["message"] = "Connection closed by peer [127.0.0.1]:5006"
+    end = {"time": 1.0, "where": where, "status": 0}
+    outcome = start(
+        f"""
+        if rank:
+            (folder / "ranks" / "rank1.ended").write_text({json.dumps(end)!r})
+            sys.exit(0)
+        while not (folder / "ranks" / "rank1.ended").exists():
+            time.sleep(0.01)
+        (folder / "ranks" / "rank0.error.json").write_text({json.dumps(ERROR | lost)!r})
+        sys.exit(1)
+        """
+    ).go()
+    record = failure_report.failure(outcome, run, PLAN)
+    assert (record["cause"], record["kind"], record["rank"]) == ("exit_status", kind, 1)
+    assert (record["where"], record["exit_code"]) == (where or None, Exit.TRAINING)
+    assert ("main.py:3" in record["summary"]) == (kind == "uneven"), "where rank 0 waited"
+    assert any("DistributedSampler" in sentence for sentence in record["advice"])
+    assert any("sys.exit" in sentence for sentence in record["advice"]) == (kind == "died")
+
+
 # ── an exception, but no exit
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from training.watchdog.hang_report import HANG, HangFinding
 
 GLOO = "Timed out waiting 6000ms for recv operation to complete"
 NCCL = "Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=9000)"
+BARRIER = "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 4000 ms"
 LOG = f'Traceback (most recent call last):\n  File "a.py", line 3, in f\nRuntimeError: {GLOO}\n'
 
 
@@ -56,6 +58,19 @@ def test_the_rank_that_reports_a_timeout_is_not_guilty(run: RunDir, rank: int | 
     assert (record["rank"], record["where"]) == (rank, missing.where)
     assert record["waiting"] == {"1": "timed out"}
     assert failed(run, rank=1)["rank"] is None, "the ranks were not examined"
+
+
+def test_a_monitored_barrier_names_the_missing_rank(run: RunDir) -> None:
+    report_error(run, 0, "RuntimeError", BARRIER)
+    assert rank_exit.timed_out(run, 0, 1, {})
+    seen = HangFinding(HANG, 1, "b.py:6", "is at b.py:6", {0: "timed out"}, {}, 0.4, folder="/h/1")
+    record = failed(run, rank=0, missing=seen)
+    assert (record["cause"], record["victim"]) == ("collective_timeout", True)
+    assert (record["rank"], record["where"], record["stacks"]) == (1, "b.py:6", "/h/1")
+    assert not any("py-spy" in sentence for sentence in record["advice"])
+    assert any("/h/1" in sentence for sentence in record["advice"])
+    unclear = failed(run, rank=0, missing=replace(seen, rank=None, where=None))
+    assert (unclear["rank"], unclear["where"]) == (1, None), "by the message"
 
 
 def test_an_earlier_failure_of_another_rank_is_the_cause(run: RunDir) -> None:

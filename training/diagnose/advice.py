@@ -41,6 +41,8 @@ LIGHTER_IN = "lighter in "  # + phase
 # values about a smaller micro-batch
 SMALLER = {"size", "factor", "smaller_command", "fits_gib", "smallest", "lighter_command"}
 ESTIMATED = "estimated_bytes"  # the plan's estimate of a rank on a GPU
+CRASH_STACKS = "crash_stacks"  # value: their files
+RANK_STACKS = "stacks"  # value: their folder; only of runs of Duet
 FORMAT = string.Formatter()
 
 
@@ -108,6 +110,11 @@ def of_end(
 
         signature, groups = scan.named(end["summary"], GENERAL if cause in GENERAL else (cause,))
     groups = {**groups, **by_frames(end.get("evidence", []))}
+    if folder := end.get("stacks"):
+        groups = {**groups, RANK_STACKS: shlex.quote(folder)}
+    log = end.get("log")
+    if end.get("where") and kind == "died" and isinstance(log, str):  # that has the stacks, then
+        groups = {CRASH_STACKS: shlex.quote(log), **groups}
     if held := end.get("occupied"):
         left = {name: value for name, value in run_values.items() if name not in SMALLER}
         return advice(cause, signature, groups, left | gpu_occupants.values(held))
@@ -176,7 +183,7 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
             "ranks_folder": shlex.quote(str(run.ranks)),
         }
     if crashed := [shlex.quote(str(p)) for p in sorted(run.ranks.glob("rank*.stacks")) if _size(p)]:
-        found["crash_stacks"] = " ".join(crashed[:STACKS])
+        found[CRASH_STACKS] = " ".join(crashed[:STACKS])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found |= {"nofile": soft, "nofile_most": hard}
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]

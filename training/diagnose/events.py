@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from training.diagnose.health import CUT
-from training.diagnose.log_analysis import LogAnalysis, SignatureMatch
+from training.diagnose.log_analysis import MESSAGE_LINES, LogAnalysis, SignatureMatch
 from training.diagnose.log_line import LogLine
 from training.diagnose.signatures import (
     CASCADE,
@@ -90,12 +91,33 @@ def failure_events(analysis: LogAnalysis) -> list[Event]:
         for line in analysis.bare_exceptions
     ]
     events = _of_each_line(events)
+    events += _of_natives(analysis, events)
     if analysis.cards:
         line, cause, rank, text = analysis.cards[-1]
         events.append(
             Event(cause, OWN, line, rank, analysis.time_at(line.offset), analysis, text=text)
         )
     return events
+
+
+def _of_natives(analysis: LogAnalysis, events: Sequence[Event]) -> list[Event]:
+    """C++ exceptions that nothing else explains: no failure comes before one, and no known text is
+    in its message."""
+    found: list[Event] = []
+    for one in analysis.natives:
+        end = one.end
+        if end is None or any(
+            e.role != ABORTED
+            and (
+                e.line.offset <= end.offset
+                or (e.line.rank == end.rank and e.line.number - end.number <= MESSAGE_LINES)
+            )
+            for e in (*events, *found)
+        ):
+            continue
+        time = analysis.time_at(end.offset)
+        found.append(Event(RAISED, UNLISTED, end, end.rank, time, analysis, None, one))
+    return found
 
 
 def names_exception(hit: SignatureMatch) -> bool:

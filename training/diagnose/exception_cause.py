@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import GpuRecord, Plan
     from training.core.contracts.verdict import ChainedError, RankErrorRecord, ReportedError
     from training.diagnose.root_cause import RootCause
+    from training.diagnose.signatures import Signature
 
 SEARCHED_BYTES = 64 << 20  # of a log: a second
 # NVML answers within a second, or within seconds per GPU if the driver is not kept loaded, as when
@@ -50,6 +51,7 @@ GPU_OOM = "gpu_oom"
 GPU = re.compile(r"\bGPU (\d+)")
 GPU_KERNEL = "cuda_device_assert"
 TIMEOUT = "collective_timeout"
+NAMES_RANK = "(?P<rank>"  # in a pattern
 SEGFAULT, KILLED = "segfault", "killed"  # by exit status, without a report of the rank
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 VAGUE = {UNKNOWN, RAISED, EXIT_STATUS}  # the rank's log may be more specific
@@ -221,13 +223,28 @@ def is_victim(error: ReportedError) -> bool:
 
 def timed_out(error: ReportedError) -> bool:
     """Has it waited in a collective for a rank that did not take part?"""
-    return error["type"] not in BY_TYPE and _known(error) == (TIMEOUT, signatures.VICTIM)
+    return error["type"] not in BY_TYPE and _waited(_signature(_text(error)))
 
 
 def timed_out_by_log(found: RootCause | None) -> bool:
     """The same of a rank without a report."""
-    event = found.event if found else None
-    return event is not None and (event.cause, event.role) == (TIMEOUT, signatures.VICTIM)
+    return found is not None and found.event is not None and _waited(found.event.signature)
+
+
+def named_as_missing(error: ReportedError) -> int | None:
+    """The rank that was waited for, if the message names it."""
+    from training.diagnose.scan import named
+
+    named_rank = named(_text(error), (TIMEOUT,))[1].get("rank", "")
+    return int(named_rank) if named_rank.isdecimal() else None
+
+
+def _waited(known: Signature | None) -> bool:
+    """A message that names the missing rank is the root for a reader of logs, but the rank that
+    prints it has waited."""
+    if known is None or known.cause != TIMEOUT:
+        return False
+    return known.role == signatures.VICTIM or any(NAMES_RANK in one for one in known.patterns)
 
 
 def _of_another_connection(error: ReportedError) -> bool:
@@ -285,7 +302,7 @@ def _text(error: ChainedError) -> str:
     return f"{error['type']}: {error['message']}"
 
 
-def _signature(text: str) -> signatures.Signature | None:
+def _signature(text: str) -> Signature | None:
     from training.diagnose.scan import recognised
 
     return next(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from training.diagnose import (
     card,
     jobs,
+    native_exception,
     patterns,
     progress_marks,
     rank_table,
@@ -86,6 +87,7 @@ class LogAnalysis:
     lines: list[LogLine]
     hits: list[SignatureMatch] = field(default_factory=list)
     tracebacks: list[Traceback] = field(default_factory=list)
+    natives: list[Traceback] = field(default_factory=list)  # C++ exceptions
     marks: list[progress_marks.ProgressMark] = field(default_factory=list)
     reported: list[rank_table.Reported] = field(default_factory=list)
     # rank → number of its last enqueued collective
@@ -126,6 +128,7 @@ def read(source: LogSource, places: Places) -> LogAnalysis:
         if not line.raw.startswith(QUOTED):
             _take(analysis, line)
     analysis.tracebacks = traceback.read(lines)
+    analysis.natives = native_exception.read(lines)
     analysis.reported = rank_table.read(lines)
     _cards(analysis)
     quoted = {

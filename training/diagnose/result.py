@@ -159,7 +159,11 @@ def _record(found: RootCause, run: RunDir | None, plan: Plan | None) -> Diagnosi
         "summary": _summary(found, groups),
         "advice": [
             *(of_kind("vanished", known or {}) if vanished else []),
-            *advice(found.cause, signature, groups, known),
+            *(
+                of_kind("native_exception", known or {})
+                if event and event.thrown and event.thrown.native
+                else advice(found.cause, signature, groups, known)
+            ),
         ],
         "also": found.also,
         "title": _title(found.cause),

@@ -66,6 +66,7 @@ class Traceback:
     carries: bool = False  # raised in a waiting process; `before` is the original
     harmless: bool = False  # printed, but not fatal
     in_thread: bool = False  # fatal for its thread only
+    native: bool = False  # a C++ exception
     last: int = 0  # the offset of the last line that belongs to it
 
     @property

@@ -24,7 +24,8 @@ from training.launcher import exhausted_gpu, failed_gpus, seats, stop_report
 from training.launcher.outcome import Outcome
 from training.launcher.stop_report import stopped_early
 from training.trainer import prepared_cache
-from training.watchdog.hang_report import DESYNC
+from training.watchdog.hang_report import DESYNC, UNEVEN
+from training.watchdog.probes import stacks
 from training.watchdog.rank_exit import DIED, ERROR
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message
 KEPT_CHARACTERS = 2000  # of a line of the log
 UNCLEAR = {*causes.VAGUE, causes.SEGFAULT, causes.KILLED}
+OF_DEATHS: dict[str, str] = {DESYNC: causes.TIMEOUT, UNEVEN: causes.EXIT_STATUS}  # by kind
 # Python 3.11 marks the column below each line of a traceback; torch may add the rank
 UNDERLINE = re.compile(r"(?:\[rank\d+\]:)?[\s^~]+")
 
@@ -129,6 +131,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     seen = outcome.missing if timed_out else found
     if timed_out:  # the rank that reports it is never the guilty one
         rank = seen.rank if seen else None
+        if seen and own and rank is None:
+            rank = causes.named_as_missing(own)
     if lost:  # the ranks of this machine report only that they have lost the others
         rank, own, cause, kind, summary = None, None, lost.cause, lost.kind, lost.text
         timed_out, seen = False, None
@@ -218,6 +222,9 @@ def _as_logged(
         if kind == DIED:
             summary = msg("launcher.failure.logged_before", summary=summary, line=line)
         return logged.cause, kind, summary
+    if event.thrown and event.thrown.native:
+        summary = msg("launcher.failure.logged_before", summary=summary, line=line)
+        return causes.RAISED, kind, summary
     # a program that does not report exceptions to Duet: a traceback at the end of its log
     return (logged.cause, ERROR, line) if event.thrown else (cause, kind, summary)
 
@@ -234,9 +241,11 @@ def _log(outcome: Outcome, run: rundir.RunDir, *ranks: int | None) -> Path:
 
 
 def _last_lines(log: Path, since: int) -> list[str]:
-    """Last lines of the rank's output, without those of Python's resource tracker."""
+    """Last lines of the rank's output, without those of Python's resource tracker and of Duet's
+    program that runs a script."""
     lines = (line for line in tail(log, 2 * SHOWN_LINES, since) if not UNDERLINE.fullmatch(line))
-    kept = [line for line in lines if "resource_tracker" not in line][-SHOWN_LINES:]
+    kept = [one for one in lines if "resource_tracker" not in one and not stacks.in_launcher(one)]
+    kept = kept[-SHOWN_LINES:]
     return [f"{one[:KEPT_CHARACTERS]}…" if len(one) > KEPT_CHARACTERS else one for one in kept]
 
 
@@ -316,7 +325,7 @@ def _what(
             msg("launcher.failure.sigbus", changed=changed),
         )
     if (death := outcome.death) and death.kind != DIED:
-        return causes.TIMEOUT if death.kind == DESYNC else causes.UNKNOWN, death.kind, death.how
+        return OF_DEATHS.get(death.kind, causes.UNKNOWN), death.kind, death.how
     if own:
         known = causes.of_error(own)
         return causes.EXIT_STATUS if known == causes.UNKNOWN else known, DIED, causes.left(own)

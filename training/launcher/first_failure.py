@@ -197,7 +197,9 @@ class FirstFailure:
     def _explain(self, rank: int, status: int) -> None:
         run, outcome, alive = self._state.run, self._state.outcome, self._children.alive
         others = {c.rank: c.popen.pid for c in alive.values() if c.rank is not None}
-        death = rank_exit.explain(run, rank, status, others, outcome.log_from)
+        lost_by = outcome.here[0] if outcome.here else None
+        victim = None if lost_by == rank else lost_by
+        death = rank_exit.explain(run, rank, status, others, outcome.log_from, victim)
         if rank_exit.timed_out(run, rank, status, outcome.log_from):
             pids = wrapped.trainings(others)
             reported = {error["rank"] for error in error_reports.of_all(run, outcome.unwritten)}

@@ -16,17 +16,20 @@ from training.core.messages import msg
 from training.core.plain_text import one_line
 from training.core.tail import tail
 from training.diagnose import error_reports, exception_cause
-from training.watchdog.hang_report import DESYNC, HangFinding
+from training.watchdog.hang_report import DESYNC, UNEVEN, HangFinding
 from training.watchdog.probes import flight_recorder, stacks, waits
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import ExitKind
+    from training.watchdog.probes.stacks import Stack
 
 DIED: Final = "died"  # by a signal or with a status
 ERROR: Final = "error"  # by an exception that it reported
 # Not a failure by itself, but the cause where other ranks then lose their peer.
 QUIET = (int(Exit.DONE), int(Exit.PREEMPTED), int(Exit.INTERRUPTED))
 LINES = 40
+DUMP_LINES = 4000
+CRASHED = "Fatal Python error: "
 # gloo aborts a rank that receives data of another collective.
 MIXED_UP = re.compile(r"op\.preamble\.\S+ \S+ \S+ (\d+) vs (\d+)")
 
@@ -89,10 +92,15 @@ def lost_peer(log: Path, rank: int, log_from: Mapping[Path, int]) -> bool:
 
 
 def explain(
-    run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], log_from: Mapping[Path, int]
+    run: rundir.RunDir,
+    rank: int,
+    status: int,
+    alive: Iterable[int],
+    log_from: Mapping[Path, int],
+    victim: int | None = None,
 ) -> RankExit:
     """How and where this rank exited. `alive`: the running ranks; `log_from`: log → offset of this
-    attempt."""
+    attempt; `victim`: the rank that lost this one."""
     if error := error_reports.of_rank(run, rank):
         if error["type"] == exception_cause.LEFT:
             return RankExit(DIED, rank, error["where"] or None, exception_cause.left(error))
@@ -102,11 +110,13 @@ def explain(
             error["where"],
             error_reports.named(error, _said(error["message"])[:200]),
         )
-    stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")  # written on a crash
-    frame = stacks.own(stack.main.frames) if stack and stack.main else None
+    stack = _at_crash(run, rank, status, log_from)
+    frame = stacks.own(stack.crashed.frames) if stack and stack.crashed else None
     where = f"{frame.file}:{frame.line}" if frame else None
     if status in QUIET and (left := rundir.read_json(run.ranks / f"rank{rank}.ended")):
         where = left["where"] or None
+        if status == Exit.DONE and not where and victim is not None:  # the end of the script
+            return RankExit(UNEVEN, rank, None, _uneven(run, victim))
     log = run.rank_log(rank)
     sizes = MIXED_UP.search("\n".join(tail(log, LINES, log_from.get(log, 0))))
     if status < 0 and sizes:
@@ -132,6 +142,25 @@ def explain(
             msg("watchdog.exit.with_others", how=how, others=others) if others else how,
         )
     return RankExit(DIED, rank, where, exit_status.how(status))
+
+
+def _at_crash(
+    run: rundir.RunDir, rank: int, status: int, log_from: Mapping[Path, int]
+) -> Stack | None:
+    """By faulthandler: in the rank's file, or in its log where the script itself enables it."""
+    stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")
+    if stack or status >= 0:
+        return stack
+    log = run.rank_log(rank)
+    lines = tail(log, DUMP_LINES, log_from.get(log, 0))
+    begins = [at for at, line in enumerate(lines) if line.startswith(CRASHED)]
+    return stacks.in_dump(lines[begins[-1] :]) if begins else None
+
+
+def _uneven(run: rundir.RunDir, victim: int) -> str:
+    error = error_reports.of_rank(run, victim)
+    at = msg("watchdog.at", frame=error["where"]) if error and error["where"] else ""
+    return msg("watchdog.exit.uneven", rank=victim, at=at)
 
 
 def timed_out(run: rundir.RunDir, rank: int, status: int, log_from: Mapping[Path, int]) -> bool:

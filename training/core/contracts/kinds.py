@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 # found by a watchdog while all ranks are alive
 HangKind = Literal["hang", "stopped", "blocked", "desync", "uneven"]
-ExitKind = Literal["died", "error", "desync"]  # of a rank that has ended
+ExitKind = Literal["died", "error", "desync", "uneven"]  # of a rank that has ended
 PeerKind = Literal["silent", "gone"]  # of another machine
 # 'asked': the run was stopped on request
 FailureKind = HangKind | ExitKind | PeerKind | Literal["asked"]

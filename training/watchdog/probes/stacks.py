@@ -29,7 +29,7 @@ AT_ONCE = 16  # concurrent dumps on as many cores
 AT_LEAST = 4
 TRIES = 3  # reading a changing stack may fail
 _HEADER = re.compile(
-    r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):"
+    r"(Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):"
 )
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
@@ -68,6 +68,7 @@ class Thread:
     active: bool  # on a CPU, or ready for one; unknown from faulthandler
     holds_gil: bool  # unknown from faulthandler
     frames: tuple[Frame, ...]  # innermost first
+    current: bool = False  # the one that crashed; only from faulthandler
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ class Stack:
     @property
     def main(self) -> Thread | None:
         return next((thread for thread in self.threads if thread.main), None)
+
+    @property
+    def crashed(self) -> Thread | None:
+        """The main thread if Python does not know the one that crashed, a library's own."""
+        return next((one for one in self.threads if one.current and one.frames), self.main)
 
     @property
     def gil_holder(self) -> Thread | None:
@@ -242,22 +248,26 @@ def from_faulthandler(path: Path) -> Stack | None:
     """The last dump in a file to which faulthandler writes on each SIGUSR2
     (training.trainer.worker, lib/run_script.py)."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return in_dump(path.read_text(encoding="utf-8", errors="replace").splitlines())
     except OSError:
         return None
-    threads: list[tuple[str, str, list[Frame]]] = []  # id, name, frames
+
+
+def in_dump(lines: Iterable[str]) -> Stack | None:
+    """The last stack that faulthandler has written in these lines."""
+    threads: list[tuple[str, str, bool, list[Frame]]] = []  # id, name, current, frames
     for line in lines:
         if header := _HEADER.match(line):
-            threads.append((header[1], header[2] or "", []))
+            threads.append((header[2], header[3] or "", header[1] != "Thread", []))
         elif threads and (frame := _FRAME.match(line)):
-            threads[-1][2].append(
+            threads[-1][3].append(
                 Frame(frame[1], 0 if frame[2] == "???" else int(frame[2]), frame[3])
             )
     if not threads:
         return None
     # Python lists the newest thread first: the main thread is the last one of each dump.
     main = threads[-1][0]
-    before = [number for number, (thread, _, _) in enumerate(threads[:-1]) if thread == main]
+    before = [number for number, (thread, *_) in enumerate(threads[:-1]) if thread == main]
     last = threads[before[-1] + 1 if before else 0 :]
     return Stack(
         0,
@@ -269,10 +279,17 @@ def from_faulthandler(path: Path) -> Stack | None:
                 False,
                 False,
                 _from_the_script(frames),
+                current,
             )
-            for thread, name, frames in last
+            for thread, name, current, frames in last
         ),
     )
+
+
+def in_launcher(line: str) -> bool:
+    """Is this line of a dump a frame of the program that runs the script?"""
+    frame = _FRAME.match(line)
+    return frame is not None and frame[1] in _STARTERS
 
 
 def _from_the_script(frames: Iterable[Frame]) -> tuple[Frame, ...]:
