@@ -58,6 +58,12 @@ def main() -> int:
 
 def _measure(wanted: argparse.Namespace) -> int:
     try:
+        results.refuse_unusable(wanted.out)
+    except results.Unusable as reason:
+        fix = "make gpu GPU_FLAGS=--out=FOLDER"
+        print(f"[ERROR] {reason}\n    try:     {fix}", file=sys.stderr)
+        return int(Exit.RESOURCES)
+    try:
         found = machine.find(wanted.python)
     except machine.NoGpu as reasons:
         fix = "make gpu GPU_FLAGS=--python=PATH"
@@ -107,7 +113,8 @@ def _all(session: stages.Session, chosen: list[stages.Stage], *, again: bool) ->
 def _outcome(record: stages.Record, meant: bool) -> str:
     """`meant`: the checks count."""
     if record["status"] != stages.DONE:
-        return f"  {record['status']}: {record['reason'].splitlines()[0]}"
+        first = record["reason"].partition("\n")[0]  # the output of a program may follow
+        return f"  {record['status']}: {first.rstrip(': ')}"
     bad = stages.bad_checks(record) if meant else []
     return "  done" + "".join(f"\n{'':<28}✗ {check['name']}: {check['text']}" for check in bad)
 

@@ -6,7 +6,9 @@ same kind.
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import page
@@ -17,12 +19,46 @@ FORMAT = 1
 NANOCHAT = {"nanochat": None}  # in place of the checkout, to compare the rest of two keys
 
 
+class Unusable(Exception):
+    """Results cannot be kept in this folder."""
+
+
+def refuse_unusable(folder: Path) -> None:
+    """Raises Unusable. Writes nothing."""
+    there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+    if not there.is_dir():
+        raise Unusable(f"{there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise Unusable(f"{there} is not writable")
+    file = _file(folder)
+    if not all(_is_record(record) for record in _records(file)):
+        raise Unusable(f"{file} is not a result of this benchmark")
+
+
+def _file(folder: Path) -> Path:
+    return folder / "gpu.json"
+
+
+def _records(file: Path) -> list[Any]:
+    stages = (read_json(file) or {}).get("stages") or {}
+    return list(stages.values()) if isinstance(stages, dict) else [stages]
+
+
+def _is_record(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and {"key", "status", "reason", "seconds", "figures", "checks"} <= found.keys()
+        and isinstance(found["key"], dict)
+        and {"smoke", "null_gpu"} <= found["key"].keys()
+    )
+
+
 class Results:
     """Records of the stages in the session's folder."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.json, self.html = session.folder / "gpu.json", session.folder / "gpu.html"
+        self.json, self.html = _file(session.folder), session.folder / "gpu.html"
 
     def before(self, stage: Stage) -> Record | None:
         """The record of a stage, if it belongs to this machine and commit. One with nanochat is

@@ -17,6 +17,7 @@ from tests.e2e.conftest import Launched
 from tests.null_gpu.conftest import NullGpus
 from training.core.messages import msg
 from training.core.rundir import read_json, read_records
+from training.core.units import plural
 from training.launcher.communication.stages import LIMIT_S
 
 Train = Callable[..., Launched]
@@ -145,7 +146,7 @@ def test_a_lost_gpu_is_named(train: Train, gpus: NullGpus) -> None:
     assert (run.failure["cause"], run.failure["rank"]) == ("gpu_hardware", 1)
     assert run.failure["lost_ranks"] == [1]
     # the driver counts it, but it does not answer
-    others = msg("host.gpus.on_machine", count=1)
+    others = msg("host.gpus.on_machine", gpus=plural(1, "GPU"))
     assert msg("host.gpus.silent", selected=others, gpus=1) in run.failure["summary"]
 
 

@@ -114,6 +114,38 @@ def test_a_smoke_run_does_not_replace_real_figures(
     assert json.loads((tmp_path / "gpu.json").read_text())["smoke"] is False
 
 
+def test_a_folder_that_cannot_hold_the_results_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def find(python: str) -> machine.Machine:
+        raise machine.NoGpu("probed")
+
+    monkeypatch.setattr(machine, "find", find)
+    file, folder = tmp_path / "file", tmp_path / "new"
+    file.write_text("")
+
+    def refused(out: Path) -> str:
+        assert command._measure(command.arguments([f"--out={out}"])) == 3
+        return capsys.readouterr().err
+
+    assert "probed" in refused(folder) and not folder.exists()
+    for out in (file, file / "below"):
+        assert str(file) in (text := refused(out)) and "probed" not in text
+    folder.mkdir()
+    for found in ({"oom": {"status": "done"}}, {"oom": {"key": 1}}, {"oom": None}, [1]):
+        (folder / "gpu.json").write_text(json.dumps({"stages": found}))
+        assert "gpu.json" in (text := refused(folder)) and "probed" not in text
+    (folder / "gpu.json").unlink()
+    monkeypatch.setattr(results.os, "access", lambda *_: False)
+    assert str(folder) in (text := refused(folder)) and "probed" not in text
+
+
+def test_the_line_of_a_failed_stage_is_the_first_of_its_reason() -> None:
+    for reason in ("not done:\noutput\n", "not done: ", "not done"):
+        record = {"status": "failed", "reason": reason}
+        assert command._outcome(record, meant=True) == "  failed: not done"
+
+
 def test_a_killed_stage_leaves_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 

@@ -88,7 +88,7 @@ def test_missing_gpus_are_exit_3(nvidia: Callable[..., dict[str, Any]]) -> None:
     done = python(*RUN, "3", "--device=cuda", **nvidia(COUNT=2))
     assert (done.returncode, done.stdout) == (3, "")
     assert (
-        "3 GPUs are needed, 2 visible: 2 on this machine" in done.stderr
+        "3 GPUs are needed, 2 visible: 2 GPUs on this machine" in done.stderr
         and "./duet communication 3 --device=cpu" in done.stderr
     )
 

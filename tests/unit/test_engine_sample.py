@@ -51,6 +51,19 @@ def test_a_failed_sample_leaves_a_complete_training(error: Exception, tmp_path: 
     assert not folder.exists()
 
 
+def test_a_fault_injected_into_the_sample_is_one_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def inject(phase: str) -> None:
+        raise torch.OutOfMemoryError(phase)
+
+    monkeypatch.setattr(finish.heartbeat.current, "beat", inject)
+    events: list[dict[str, Any]] = []
+    assert finish.sample(session(tmp_path / "samples", None, events)) is None
+    assert [one["code"] for one in events] == ["warning.sample"]
+    assert "OutOfMemoryError: sample at" in events[0]["text"]
+
+
 def test_a_sample_that_is_not_a_text_leaves_a_complete_training(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     assert finish.sample(session(tmp_path / "samples", None, events)) is None

@@ -92,6 +92,16 @@ def test_the_reason_has_amounts() -> None:
     assert found.selective.reason == found.blocks.reason
 
 
+def test_what_is_not_used_is_not_needed() -> None:
+    found = chosen(ready("aggressive"), 40)
+    assert (found.blocks.value, found.chunks.value) == (0, 1) and found.selective.value > 0
+    texts = {"sequences": f"{found.load.sequences} sequences", "room": "40.0 GiB"}
+    needed, idle = (msg(f"tasks.gpt.fit.{name}", **texts) for name in ("needed", "not_needed"))
+    assert found.selective.reason == needed
+    assert (found.blocks.reason, found.chunks.reason) == (idle, idle)
+    assert needed in found.sentence()
+
+
 def test_blocks_are_recomputed_as_a_whole_only_if_selectively_is_not_enough() -> None:
     config, load = ready("aggressive"), replace(load_of(ready("aggressive")), sequences=14)
     before = 0.0

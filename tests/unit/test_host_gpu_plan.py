@@ -63,11 +63,11 @@ def test_segments_of_the_allocator_by_gpu_and_program(nvidia: Nvidia) -> None:
 
 def test_auto_takes_two_gpus_and_falls_back_to_the_cpu_with_the_reason(nvidia: Nvidia) -> None:
     assert (
-        "device cuda: a GPU for each of 2 ranks (2 on this machine)"
+        "device cuda: a GPU for each of 2 ranks (2 GPUs on this machine)"
         in dry_run(nvidia(COUNT=2), QUICKSTART).stdout
     )
     assert (
-        "device cpu: 1 GPU for 2 ranks (1 on this machine)"
+        "device cpu: 1 GPU for 2 ranks (1 GPU on this machine)"
         in dry_run(nvidia(COUNT=1), QUICKSTART).stdout
     )
     without = dry_run(nvidia(COUNT=2, torch=None), QUICKSTART).stdout
@@ -82,8 +82,8 @@ def test_auto_takes_two_gpus_and_falls_back_to_the_cpu_with_the_reason(nvidia: N
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"COUNT": 1}, "2 GPUs are needed, 1 visible: 1 on this machine"),
-        ({"COUNT": 0}, "2 GPUs are needed, 0 visible: 0 on this machine"),
+        ({"COUNT": 1}, "2 GPUs are needed, 1 visible: 1 GPU on this machine"),
+        ({"COUNT": 0}, "2 GPUs are needed, 0 visible: 0 GPUs on this machine"),
         (
             {"CUDA_VISIBLE_DEVICES": "1"},
             "2 GPUs are needed, 1 visible: 1 of 2 by CUDA_VISIBLE_DEVICES='1'",

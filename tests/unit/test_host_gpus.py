@@ -12,6 +12,7 @@ import pytest
 from tests.cases import each
 from tests.unit.conftest import clean_environment, python
 from tests.unit.nvidia_machine import BALANCED, UUID, Nvidia, dry_run, look
+from training.core.messages import msg
 from training.host import nvml, visible_devices
 from training.host.gpus import Gpu, GpuInventory, visible
 from training.tasks.gpt import memory
@@ -91,7 +92,7 @@ def test_cuda_visible_devices_as_cuda_reads_it(selection: str, indices: list[int
     chosen, reason = visible(every, selection)
     assert [g.index for g in chosen] == indices
     assert reason == f"{len(indices)} of 3 by CUDA_VISIBLE_DEVICES={selection!r}"
-    assert visible(every, None) == (every, "3 on this machine")
+    assert visible(every, None) == (every, msg("host.gpus.on_machine", gpus="3 GPUs"))
 
 
 @each("selection", ["0,0", "0,1,1", "0,00", "7,7", f"{UUID.format(1)},{UUID.format(1)}"])
@@ -201,7 +202,7 @@ def test_a_start_does_not_wait_for_a_driver_that_hangs(nvidia: Nvidia) -> None:
 
 def test_a_driver_without_gpus(nvidia: Nvidia) -> None:
     machine = look(nvidia(COUNT=0))
-    assert (machine.gpus, machine.reason) == ((), "0 on this machine")
+    assert (machine.gpus, machine.reason) == ((), msg("host.gpus.on_machine", gpus="0 GPUs"))
 
 
 def test_processes_on_a_busy_gpu(nvidia: Nvidia) -> None:

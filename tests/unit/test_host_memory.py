@@ -11,6 +11,7 @@ import pytest
 
 from tests.cases import each
 from tests.unit.conftest import clean_environment
+from training.core.messages import msg
 from training.tasks.gpt.memory import Estimate, StepWorkload, estimate
 from training.tasks.gpt.model_dims import MUON_BATCH, ModelDims
 from training.tasks.memory import CONTEXT, GIB, gib
@@ -96,6 +97,9 @@ def test_the_fixed_parts() -> None:
     assert estimate(replace(SMALL, bf16=False)).weight_copies == 0
     assert (muon.context, estimate(replace(SMALL, cuda=True)).context) == (0, CONTEXT)
     assert CONTEXT == GIB // 2
+    context = msg("tasks.gpt.memory.context", context=gib(CONTEXT))
+    assert context in estimate(replace(SMALL, cuda=True)).sentence()
+    assert context not in muon.sentence()
 
 
 def test_the_average_of_the_weights_is_counted() -> None:

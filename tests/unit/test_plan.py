@@ -77,9 +77,19 @@ def test_compile_without_a_compiler_is_refused_only_if_asked_for(
     machine: Callable[..., None], in_project: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(31, 31)
-    monkeypatch.setattr(planner.toolchain, "missing", lambda *_: {"gcc": "install it"})
-    _, plan, _ = make(BALANCED)
+    lacks = {"gcc": "install it", "Python.h": "and that"}
+    monkeypatch.setattr(planner.toolchain, "missing", lambda *_: lacks)
+    _, plan, checks = make(BALANCED)
     assert plan["compile"]["value"] is False
+    (warning,) = [c for c in checks if c.name == "compile"]
+    assert warning.status == "warning"
+    assert f"compile: {warning.text}" in plan["notes"]
+    assert "install it && and that" in warning.text
+    for args in (("--compile=0",), ("--device=cpu",)):
+        assert not [c for c in make(BALANCED, *args)[2] if c.name == "compile"]
+    lacks["a newer GPU"] = ""  # nothing to install
+    assert not [c for c in make(BALANCED)[2] if c.name == "compile"]
+    del lacks["a newer GPU"], lacks["Python.h"]
     (problem,) = lacking(BALANCED, "--compile=1")
     assert problem.fixes[0] == "install it"
 

@@ -16,6 +16,7 @@ from tests.unit.monitor_runs import Made, dead_pid, old
 from tests.unit.report_runs import CONFIG, event, page_of, planned, read, trained
 from tests.unit.verdicts import spawned
 from training.core import rundir
+from training.core.messages import msg
 from training.monitor.report import chart_render, plan_sections, run
 
 EVIL = "</script><img src=x onerror=alert(1)>\"'&"
@@ -77,6 +78,17 @@ def test_changed_values_come_first(whole: Made) -> None:
     page = page_of(whole)
     shown = page[page.index('id="configuration"') :]
     assert shown.index(">num_iterations<") < shown.index("<details") < shown.index(">embedding_lr<")
+
+
+def test_the_estimated_memory_is_that_of_the_plan(tmp_path: Path) -> None:
+    for free in ({}, {"free_bytes": 4 << 30}):
+        memory = {"total_bytes": 2 << 30, "needed_bytes": 3 << 30, **free}
+        made = planned(tmp_path / f"experiments/{len(free)}", memory=memory)
+        shown = str(plan_sections.data(run.read_run(made.run)))
+        text = msg("monitor.report.data.memory", total="2.0 GiB", needed="3.0 GiB")
+        if free:
+            text = msg("monitor.report.data.memory_free", estimate=text, free="4.0 GiB")
+        assert f">{text}<" in shown
 
 
 def test_defaults_that_a_resume_has_kept_are_folded(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def made(tmp_path: Path) -> Made:
         gpus=[{"name": "H200", "index": 0, "total_bytes": 141 << 30}],
         device={"value": "cuda", "reason": "as asked"},
         device_batch_size={"value": 8, "reason": "fits"},
-        memory={"needed_bytes": 1 << 30, "free_bytes": 2 << 30},
+        memory={"total_bytes": 1 << 29, "needed_bytes": 1 << 30, "free_bytes": 2 << 30},
         task={"name": "gpt", "unit": "tokens", "file": None, "options": {"depth": 3}},
         place={"nnodes": 2},
         notes=["a note"],

@@ -75,6 +75,13 @@ def test_the_average_of_the_weights_is_counted(sized: str) -> None:
     assert more == 4 * WEIGHTS and load.pinned > plain.pinned
 
 
+def test_the_cuda_context_of_a_gpu_is_named() -> None:
+    for cuda in (True, False):
+        found = SampleStep(SampleLoad(4, 9, 9, 9, 9, 9, bf16=True, cuda=cuda, ranks=1)).estimate
+        text = msg("tasks.sample.memory.context", context=gib(CONTEXT))
+        assert (text in found.sentence()) is cuda
+
+
 def test_no_memory_is_allocated_and_nothing_is_computed(sized: str) -> None:
     """Ten billion weights: 40 GB, and three times as much again."""
     before = psutil.Process().memory_info().rss

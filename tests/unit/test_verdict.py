@@ -311,6 +311,7 @@ def test_the_driver_is_queried_in_a_separate_process(
     monkeypatch.setenv("FAKE_NVML_COUNT", "1")
     text, places = exception_cause.lost_gpus(plan("cuda", gpus=CARDS), 30)
     assert text.startswith("GPU 1 (Card) ") and places == (1,)
+    assert msg("host.gpus.on_machine", gpus="1 GPU") in text
     part = [{"index": 0, "uuid": "MIG-00000000", "name": "Card MIG 1g.10gb"}]
     by_request_only = exception_cause.lost_gpus(plan("cuda", gpus=part), 30)
     assert by_request_only == ("", ())

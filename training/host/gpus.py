@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from training.core import log
 from training.core.messages import msg
 from training.core.plain_text import one_line
+from training.core.units import plural
 from training.host import bare_nvml, nvlink, visible_devices
 from training.host.nvml import ask
 from training.host.visible_devices import PART
@@ -199,7 +200,7 @@ def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:
     """(selected GPUs, reason) by CUDA_VISIBLE_DEVICES, as CUDA reads it."""
     whole = [gpu for gpu in every if not gpu.uuid.startswith(PART)]
     if selection is None:
-        return whole, msg("host.gpus.on_machine", count=len(whole))
+        return whole, msg("host.gpus.on_machine", gpus=plural(len(whole), "GPU"))
 
     def places(entry: int | str) -> list[int]:
         if isinstance(entry, int):

@@ -101,18 +101,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     cause, kind, summary = _what(outcome, run, plan, rank, status, own, gone if places else "")
     # the rank that died of a request to stop has not failed
     rank, own = (None, None) if kind == rundir.ASKED else (rank, own)
-    by_itself = (
-        kind in (DIED, ERROR)
-        and not outcome.torn_down
-        and -status not in (signal.SIGKILL, *STOP_SIGNALS)
-    )
-    logged = (
-        causes.of_log(log, source, since)
-        if cause in causes.VAGUE and by_itself and status
-        else None
-    )
-    if logged and logged.cause == causes.PEER_DIED and own and "process" in own:
-        logged = None  # torch's lines about that process
+    logged = _logged(outcome, log, source, cause, kind, status, own)
     if rank is None and logged:
         rank = logged.rank
     thrown = logged.event.thrown if logged and logged.event else None
@@ -209,6 +198,29 @@ def _add_memory(
     held = exhausted_gpu.occupants(plan, here.index(rank), record.get("memory"), ours)
     if held:
         record["occupied"] = held
+
+
+def _logged(
+    outcome: Outcome,
+    log: Path,
+    source: int | None,
+    cause: str,
+    kind: FailureKind,
+    status: int,
+    own: RankErrorRecord | None,
+) -> RootCause | None:
+    """The cause by the log of a rank that has ended by itself, if its status says little."""
+    by_itself = (
+        kind in (DIED, ERROR)
+        and not outcome.torn_down
+        and -status not in (signal.SIGKILL, *STOP_SIGNALS)
+    )
+    if not (cause in causes.VAGUE and by_itself and status):
+        return None
+    logged = causes.of_log(log, source, outcome.log_from.get(log, 0))
+    if logged and logged.cause == causes.PEER_DIED and own and "process" in own:
+        return None  # torch's lines about that process
+    return logged
 
 
 def _as_logged(

@@ -75,8 +75,11 @@ def build(
     begun, checks = builder.start(request, machine, torch, device, environ)
     checks += _checks(request, machine, torch, device.value, room, decided.step)
     checks += preflight.precision_works(precision.value, machine, device.value, torch, request)
-    if compiled.value:
-        checks += preflight.compile_works(torch, device.value, missing, request, no_bf16_on)
+    checks += (
+        preflight.compile_works(torch, device.value, missing, request, no_bf16_on)
+        if compiled.value
+        else preflight.compile_left_out(config, device.value, missing, no_bf16_on)
+    )
     checks = preflight.of_ranks(request, checks)
     builder.refuse_errors(request, checks)
 

@@ -86,6 +86,8 @@ class SampleEstimate:
     def sentence(self) -> str:
         copy = msg("tasks.sample.memory.average", average=gib(self.average)) if self.average else ""
         copy += msg("tasks.sample.memory.saved", saved=gib(self.saved)) if self.saved else ""
+        if self.context:
+            copy += msg("tasks.sample.memory.context", context=gib(self.context))
         return msg(
             "tasks.sample.memory.estimate",
             total=gib(self.total),

@@ -140,8 +140,8 @@ def sample(session: TrainState) -> str | None:
     session.raw.eval()
     folder = session.run.samples
     folder.mkdir(exist_ok=True)
-    heartbeat.current.beat("sample")
     try:
+        heartbeat.current.beat("sample")  # a fault that is injected here is one of the sample
         with session.averaged(), session.autocast, torch.no_grad():
             return session.task.checked_sample(session.raw, folder)
     except UserError:

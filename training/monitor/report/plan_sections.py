@@ -18,6 +18,7 @@ from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import code, folded
 from training.monitor.report.run import Run, value_of
 from training.plan.cli_args import command
+from training.tasks.memory import gib
 
 GIB = 1 << 30
 
@@ -166,16 +167,13 @@ def data(run: Run) -> Html | None:
     parameters = number(run.summary.get("parameters"))
     if parameters:
         rows.append([msg("monitor.report.data.parameters"), count(parameters)])
-    needed, free = (
-        number(dig(run.plan, "memory", "needed_bytes")),
-        number(dig(run.plan, "memory", "free_bytes")),
+    total, needed, free = (
+        whole(dig(run.plan, "memory", f"{name}_bytes")) for name in ("total", "needed", "free")
     )
-    if needed is not None:
-        estimate = (
-            msg("monitor.report.data.memory", needed=needed / GIB)
-            if free is None
-            else msg("monitor.report.data.memory_free", needed=needed / GIB, free=free / GIB)
-        )
+    if total is not None and needed is not None:
+        estimate = msg("monitor.report.data.memory", total=gib(total), needed=gib(needed))
+        if free is not None:
+            estimate = msg("monitor.report.data.memory_free", estimate=estimate, free=gib(free))
         rows.append([msg("monitor.report.data.estimated_memory", memory=run.memory_word), estimate])
     return table((), rows) if rows else None
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from training.config.schema import Config
 from training.core import units
 from training.core.messages import msg
 from training.host import gpu_words, process
@@ -285,3 +286,15 @@ def compile_works(
     if device == "cpu" and torch is not None and re.search(r"[\s'\"]", torch.folder):
         text = msg("plan.torch.folder_quoted", folder=torch.folder)
         yield Check("compile", ERROR, text, [eager])
+
+
+def compile_left_out(
+    config: Config, device: str, missing: Mapping[str, str], no_bf16_on: str = ""
+) -> Iterable[Check]:
+    """For a GPU run that would be compiled after an installation; a GPU that cannot run compiled
+    code gets no warning."""
+    could = device == "cuda" and config.compile == "auto" and not no_bf16_on
+    if could and missing and all(missing.values()):
+        lacks, commands = ", ".join(missing), " && ".join(missing.values())
+        text = msg("plan.compile.left_out", lacks=lacks, commands=commands)
+        yield Check("compile", WARNING, text)

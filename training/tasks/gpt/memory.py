@@ -221,6 +221,7 @@ class Estimate:
         )
         copies += msg("tasks.gpt.memory.average", average=gib(self.average)) if self.average else ""
         copies += msg("tasks.gpt.memory.saved", saved=gib(self.saved)) if self.saved else ""
+        copies += msg("tasks.gpt.memory.context", context=gib(self.context)) if self.context else ""
         return msg(
             "tasks.gpt.memory.estimate",
             total=gib(self.total),

@@ -49,7 +49,8 @@ class MemoryPlan:
             savings.append(msg("tasks.gpt.fit.blocks", blocks=load.blocks, depth=load.depth))
         if load.selective:
             savings.append(msg("tasks.gpt.fit.selective", blocks=load.selective, depth=load.depth))
-        reason = self.blocks.reason if savings else self.chunks.reason
+        blocks = self.blocks if load.blocks else self.selective
+        reason = blocks.reason if savings else self.chunks.reason
         if load.chunks > 1:
             savings.append(msg("tasks.gpt.fit.chunks", chunks=load.chunks))
         if not savings:
@@ -68,14 +69,18 @@ def choose(load: StepWorkload, config: Config, ranks: int, room: int | None) -> 
     size = _sequences(load, config, ranks, room)
     if size is None:
         return None
-    found, reason = _frugal(replace(load, sequences=size.value), config, room)
-    of_blocks = reason if config.activation_checkpointing == AUTO else AS_ASKED
+    found, saves, idle = _frugal(replace(load, sequences=size.value), config, room)
+
+    def decided(asked: int | str, value: int, unused: int) -> Decision:
+        reason = saves if value != unused else idle
+        return Decision(value, reason if asked == AUTO else AS_ASKED)
+
     return MemoryPlan(
         found,
         size,
-        Decision(found.blocks, of_blocks),
-        Decision(found.selective, of_blocks),
-        Decision(found.chunks, reason if config.loss_chunks == AUTO else AS_ASKED),
+        decided(config.activation_checkpointing, found.blocks, 0),
+        decided(config.activation_checkpointing, found.selective, 0),
+        decided(config.loss_chunks, found.chunks, 1),
     )
 
 
@@ -126,27 +131,30 @@ def _time(load: StepWorkload) -> float:
     return (1 + load.extra_time) * (1 + OVERHEAD_TOKENS / load.tokens)
 
 
-def _frugal(load: StepWorkload, config: Config, room: int | None) -> tuple[StepWorkload, str]:
+def _frugal(load: StepWorkload, config: Config, room: int | None) -> tuple[StepWorkload, str, str]:
+    """The load with its savings, the reason of those, and of the ones it does without."""
     if room is None:
-        return next(_candidates(load, config)), msg(
-            "tasks.gpt.fit.not_chosen", memory=memory_word(load.cuda)
-        )
+        reason = msg("tasks.gpt.fit.not_chosen", memory=memory_word(load.cuda))
+        return next(_candidates(load, config)), reason, reason
     found = cheapest(load, config, room)
     sequences = plural(load.sequences, "sequence")
     if found is None:
         least = _least(load, config)
         given = AUTO not in (config.activation_checkpointing, config.loss_chunks)
-        return least, (
+        reason = (
             msg("tasks.gpt.fit.asked_too_large", sequences=sequences, room=gib(room))
             if given
             else msg("tasks.gpt.fit.savings_too_large", sequences=sequences, room=gib(room))
         )
+        return least, reason, reason
     roomy = cheapest(load, config, room, lambda one: one.tight)
     if roomy and roomy.extra_time - found.extra_time <= CHEAP:
         found = roomy
-    if not found.blocks and not found.selective and found.chunks == 1:
-        return found, msg("tasks.gpt.fit.not_needed", sequences=sequences, room=gib(room))
-    return found, msg("tasks.gpt.fit.needed", sequences=sequences, room=gib(room))
+    return (
+        found,
+        msg("tasks.gpt.fit.needed", sequences=sequences, room=gib(room)),
+        msg("tasks.gpt.fit.not_needed", sequences=sequences, room=gib(room)),
+    )
 
 
 def _least(load: StepWorkload, config: Config) -> StepWorkload:
