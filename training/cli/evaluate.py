@@ -110,6 +110,7 @@ def parse(argv: list[str]) -> EvaluateOptions:
     problems += _not_writable(out) if out else []
     if problems:
         denied = all(problem.code == "output.unwritable" for problem in problems)
+        problems = args.whole_commands(problems, COMMAND, argv, FLAGS)
         raise UserError(problems, Exit.RESOURCES if denied else Exit.CONFIG)
     return EvaluateOptions(
         chosen, values.get("device", "auto"), given.get("data", ""), out, "json" in values
@@ -174,7 +175,9 @@ def main(argv: list[str]) -> int:
         except UserError as error:
             failed.append(error)
     if failed:
-        wrong = UserError([p for error in failed for p in error.problems], failed[0].code)
+        problems = [p for error in failed for p in error.problems]
+        problems = args.whole_commands(problems, COMMAND, argv, FLAGS)
+        wrong = UserError(problems, failed[0].code)
         total = len(chosen.weights)
         log.report(wrong, closing=msg("cli.evaluate.measured", count=len(done), total=total))
         return int(wrong.code)
