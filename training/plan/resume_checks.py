@@ -247,6 +247,6 @@ def position(run: rundir.RunDir, data: PreparedCorpus) -> dict[str, int]:
 
 
 def _short(value: Any) -> str:
-    """The beginning of a command and the end of a path tell them apart."""
+    """With both ends: of a command the program, of a path the file."""
     text = str(value)
     return text if len(text) <= 40 else f"{text[:20]}…{text[-19:]}"
