@@ -23,8 +23,9 @@ from tests.unit.test_clean import save
 from tests.unit.test_runs_table import ended
 from training.cli import archive as command
 from training.cli import diagnose, report, runs
-from training.core import archive, find_run, rundir
+from training.core import archive, find_run, rundir, units
 from training.core.errors import Exit, UserError
+from training.core.messages import msg
 from training.core.project import ROOT
 from training.core.rundir import RunDir
 from training.monitor import options, state
@@ -167,6 +168,26 @@ def test_a_damaged_archive_is_refused(run: RunDir, tmp_path: Path, cache: Path) 
             archive.opened(bad)
         assert error.value.problems[0].code == "archive.damaged", number
     assert not list(cache.iterdir())
+
+
+@pytest.mark.parametrize("suffix", rundir.ARCHIVES)
+def test_the_weights_of_a_copy_can_be_verified(
+    run: RunDir, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights_file = max(run.path.rglob(archive.STATE))
+    weights_file.write_bytes(os.urandom(1 << 20))
+    out = packed(run, tmp_path / f"whole{suffix}")
+    capsys.readouterr()
+    assert command.main([str(out)]) == Exit.DONE
+    count = units.plural(len(archive.verify(out)["files"]), "file")
+    assert capsys.readouterr().out == msg("cli.archive.intact", file=out, count=count) + "\n"
+    short = tmp_path / f"short{suffix}"
+    short.write_bytes(out.read_bytes()[: -(1 << 19)])
+    archive.opened(short)  # which reads no weights
+    assert command.main([str(short)]) == Exit.CONFIG
+    with pytest.raises(UserError) as error:
+        archive.checked(short)
+    assert [problem.code for problem in error.value.problems] == ["archive.damaged"]
 
 
 def _foreign(out: Path, change: Callable[[tarfile.TarInfo], None]) -> Path:

@@ -6,6 +6,7 @@ import pytest
 
 from training.core import args
 from training.core.args import parse
+from training.core.errors import Problem
 
 FLAGS = {
     "count": args.whole(1, 9, 3),
@@ -87,3 +88,18 @@ def test_numbers_are_ascii_digits() -> None:
         False,
         False,
     ]
+
+
+def test_suggestions_of_flags_alone_become_the_users_command() -> None:
+    flags = {"data": args.TEXT, "text-field": args.TEXT, "json": args.SWITCH}
+    for argv, fix, whole in (
+        (["a b", "--data=x"], "--data=y", "./duet it 'a b' --data=y"),
+        (["--data", "x", "run", "--json"], "--data=y", "./duet it run --json --data=y"),
+        (["run"], "--text_field=t", "./duet it run --text_field=t"),
+        (["--text-field", "s", "--data=x"], "--text_field=t", "./duet it --data=x --text_field=t"),
+        (["run"], "--other=1", "--other=1"),
+        (["run"], "mkdir -p x", "mkdir -p x"),
+        (["run"], "--data=the model's", "--data=the model's"),
+    ):
+        (problem,) = args.whole_commands([Problem("c", "w", "", [fix])], "./duet it", argv, flags)
+        assert problem.fixes == [whole], argv

@@ -18,6 +18,7 @@ from training.cli.cleaning import deletion, options, selection
 from training.core import manifest, rundir, standing
 from training.core.errors import Exit, UserError
 from training.core.heartbeat import Heartbeat
+from training.core.messages import msg
 from training.core.rundir import RunDir
 
 
@@ -73,6 +74,25 @@ def test_nothing_is_deleted_without_yes(folder: Path, capsys: pytest.CaptureFixt
     assert [left["run"] for left in found["left"]] == ["live"]
     assert cleaned(folder, "--what=runs,checkpoints,logs,traces", "--older_than=1s") == Exit.DONE
     assert everything(folder) == before
+
+
+def test_a_name_that_no_run_has_is_reported(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    near = msg("cli.clean.near", name="dome", near="done")
+    none = msg("cli.runs.none_of", count=2, folder=folder)
+    for argv, warned, alone in (
+        (["dome"], near, True),
+        (["dome", "--yes"], near, True),
+        (["d*", "dome"], near, False),
+        (["xyz*"], msg("cli.clean.no_run", name="xyz*"), True),
+    ):
+        assert cleaned(folder, "--what=logs", *argv) == Exit.DONE
+        printed = capsys.readouterr()
+        assert (warned in printed.err, none in printed.out) == (True, alone), argv
+    assert cleaned(folder, "--what=logs", "done") == Exit.DONE
+    printed = capsys.readouterr()
+    assert not printed.err and none not in printed.out
 
 
 def test_rules_for_checkpoints(folder: Path) -> None:

@@ -45,6 +45,8 @@ def test_every_command_has_help_from_any_folder(name: str, tmp_path: Path) -> No
     by_flag, by_name = duet(name, "--help", cwd=tmp_path), duet("help", name, cwd=tmp_path)
     assert (by_flag.returncode, by_flag.stderr) == (0, "")
     assert by_flag.stdout == by_name.stdout != ""
+    in_the_project = by_flag.stdout.replace(f"{ROOT}/", "./")
+    assert [line for line in in_the_project.splitlines() if len(line) > 80] == []
 
 
 def test_a_script_behaves_as_under_its_own_name(tmp_path: Path) -> None:

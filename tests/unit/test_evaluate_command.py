@@ -215,7 +215,8 @@ def test_video_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert codes(str(run.path)) == ["video.no_data"]
     assert codes(str(run.path), f"--data={frames}", "--encoding=gbk") == ["flag.unknown"]
     (problem,) = problems(str(run.path), f"--data={tmp_path / 'clips/tset'}")
-    assert problem.fixes == [f"--data={frames}"] and "--data" in problem.what
+    fix = f"./duet evaluate {shlex.quote(str(run.path))} --data={frames}"
+    assert problem.fixes == [fix] and "--data" in problem.what
     for name in ("x" * 300, "x" * 300 + ".lmdb"):  # a place that cannot be examined
         assert codes(str(run.path), f"--data={tmp_path / name}") == ["video.folder_missing"]
     # the validation frames of the run, relative to where it was started

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +83,24 @@ def test_a_loss_that_is_not_finite_is_explained(
             "cli.evaluate.not_finite", name=name, value=found.get(name), models="tiny, step 300"
         )
         assert (text in printed, "WARNING" in printed) == (explained, explained), found
+
+
+def test_scores_per_token_of_different_tokenizers_have_no_best() -> None:
+    for tokens, best in ((500.0, ["1.0000", "2.7183", "0.5000"]), (900.0, ["0.5000"])):
+        found = [
+            Evaluation(
+                f"run{i}",
+                1,
+                RAW,
+                f"/run{i}",
+                f"/run{i}/a",
+                {"loss": 1.0 + i, "perplexity": math.exp(1.0 + i), "bpb": 0.5 + i}
+                | {"tokens": each, "bytes": 1800.0},
+            )
+            for i, each in enumerate((500.0, tokens))
+        ]
+        html = evaluation_page.page(found, "data", "cpu", 0.0).html()
+        assert re.findall(r'class="n best">([^<]*)<', html) == best
 
 
 def test_the_psnr_of_a_perfect_picture_is_infinite() -> None:

@@ -23,7 +23,7 @@ GIB = 1 << 30
 def test_two_gpus_with_all_facts(nvidia: Nvidia) -> None:
     machine = look(nvidia(COUNT=2, FREE_GIB="31,5", CAPABILITY="9.0"))
     assert (machine.reason, machine.driver, machine.cuda) == (
-        "2 on this machine",
+        "2 GPUs on this machine",
         "580.65.06",
         "13.0",
     )

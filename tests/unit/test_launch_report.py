@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_launch_ending import failed, finished, log, plan, run
+from training.core import messages
 from training.core.errors import Exit
 from training.core.rundir import RunDir, append_json
-from training.launcher import notification, post_run
+from training.launcher import first_failure, notification, post_run
 from training.launcher.post_run import PostRun
+from training.watchdog.rank_exit import RankExit
 
 __all__ = ["log", "run"]  # fixtures
 
@@ -145,3 +147,15 @@ def test_the_report_of_an_earlier_start_is_removed_when_this_one_has_none(
     end = PostRun(run, plan(report=report))
     assert run.report.exists() and not end.report(Exit.DONE) and not run.report.exists()
     assert notification.payload(run, plan(), 0, begun=True)["report"] is None
+
+
+def test_a_failure_in_one_line_is_in_one_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = RankExit("error", 0, "a.py:3", "RuntimeError: x")
+    lines = {}
+    for language in messages.LANGUAGES:
+        monkeypatch.setenv("DUET_LANG", language)
+        lines[language] = first_failure.line(known, "step 1: forward")
+    assert lines == {
+        "en": "FAILED rank 0 in 'step 1: forward': RuntimeError: x; at a.py:3",
+        "zh": "FAILED rank 0，阶段 'step 1: forward'：RuntimeError: x；位置：a.py:3",
+    }

@@ -113,6 +113,16 @@ def test_a_log_is_diagnosed_alike_in_both_languages() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_headings_of_columns_are_translated() -> None:
+    """But for technical terms."""
+    same = {
+        one["zh"]
+        for key, one in TEMPLATES.items()
+        if key.startswith("monitor.column.") and one["zh"].isascii()
+    }
+    assert same <= {"CPU", "RANKS"}, same
+
+
 def test_shell_messages_take_the_same_values_in_chinese() -> None:
     code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "lib").glob("*.sh"))
     call = r"""messages::(?:text|info|error|refuse) ([a-z_.]+) (?:\\\n\s*)?(["'])(.*?)\2(?=[ \n])"""

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.monitor_runs import Made, look, text_of
 from training.core import json_text, jsonl
 from training.monitor import run_figures, state
+from training.monitor.report import run
 
 
 def test_the_last_record_of_a_step_wins(made: Made) -> None:
@@ -24,6 +25,20 @@ def test_the_last_record_of_a_step_wins(made: Made) -> None:
     assert [p["step"] for p in curve] == list(range(1, 91)) and all(
         p["loss"] == 9.0 for p in curve[80:]
     )
+
+
+def test_the_first_step_does_not_count_for_the_speed(made: Made) -> None:
+    """As in summary.json, in `./duet runs` and in the report."""
+    watch = state.RunWatch(made.run)
+    for step, ms in ((1, 9000.0), (2, 100.0), (3, 120.0)):
+        made.step(step, 3.0, step_ms=ms, tokens_per_s=1e6 / ms, compute_ms=[ms], mfu=None)
+        if step == 1:
+            assert watch.read()["training"]["step_ms_median"] == 9000
+    seen = watch.read()
+    figures = seen["training"]
+    assert (figures["step_ms_median"], figures["step_ms_p95"]) == (110, 120)
+    assert figures["tokens_per_s"] == pytest.approx((1e6 / 100 + 1e6 / 120) / 2)
+    assert run.read_run(made.run).metrics.median("step_ms") == figures["step_ms_median"]
 
 
 def test_incomplete_line_is_read_once_complete(made: Made) -> None:

@@ -105,7 +105,7 @@ def test_80x24_shows_everything(made: Made) -> None:
         "lr 0.002",
         "grad norm 0.5",
         "38,000 tokens/s",
-        "step 104 ms",
+        "step 105 ms",
         "▁",
         "RANK",
         "CPU",

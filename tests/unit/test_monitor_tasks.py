@@ -174,7 +174,7 @@ def test_health_checks_count_samples(video: Made) -> None:
     seen = look(video.run)
     for rank in seen["ranks"]:
         rank["compute_ms_median"] = 40.0
-    assert run_checks.speed(seen).text.startswith("a step takes 104 ms, 3.27 samples/s; ")
+    assert run_checks.speed(seen).text.startswith("a step takes 105 ms, 3.27 samples/s; ")
     assert "0.00578 at step 100" in run_checks.loss(seen).text
     ranks = [
         {

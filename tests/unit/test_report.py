@@ -15,7 +15,7 @@ import pytest
 from tests.unit.monitor_runs import Made, dead_pid, old
 from tests.unit.report_runs import CONFIG, event, page_of, planned, read, trained
 from tests.unit.verdicts import spawned
-from training.core import rundir
+from training.core import messages, rundir
 from training.core.messages import msg
 from training.monitor.report import chart_render, plan_sections, run
 
@@ -199,6 +199,17 @@ def test_failed_run_shows_its_card(whole: Made, monkeypatch: pytest.MonkeyPatch)
     assert [facts for facts in page.all("div") if facts.get("class") == "card"]
     monkeypatch.setenv("DUET_LANG", "zh")
     assert "原因" in page_of(whole)
+
+
+def test_the_origin_of_a_default_is_in_the_language_of_the_page(
+    whole: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origins = {}
+    for language in messages.LANGUAGES:
+        monkeypatch.setenv("DUET_LANG", language)
+        origins[language] = re.findall(r'<td class="from">([^<]*)</td>', page_of(whole))
+        assert messages.msg("config.origin.default") in origins[language]
+    assert "default" in origins["en"] and "default" not in origins["zh"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.unit.report_runs import CONFIG, comparison, event, planned, read, tra
 from training.cli import report as command
 from training.core import rundir
 from training.core.errors import Exit, UserError
-from training.monitor.report import charts, options
+from training.monitor.report import charts, compare_figures, options, run
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 
@@ -188,6 +188,29 @@ def test_comparison_page(pair: tuple[Made, Made]) -> None:
     assert best.startswith('class="n best">1.8000<'), "the lower one, of the longer run"
     names = [facts["data-name"] for facts in reader.all("button") if "data-name" in facts]
     assert names == ["small", "deep"], "one legend for all charts"
+
+
+def test_values_per_token_of_different_tokenizers_have_no_best(tmp_path: Path) -> None:
+    marked = []
+    for densities in ((3.0, 3.0), (3.0, 1.0)):
+        made = []
+        for i, density in enumerate(densities):
+            one = planned(tmp_path / str(densities) / "experiments" / f"run{i}")
+            for step in (1, 2, 3):
+                one.step(step, 0.5 - i / 10, tokens_per_s=5000.0 + i)
+            one.scores(3, val_loss=1.0 + i, val_bpb=0.5 + i)
+            rundir.write_json(one.run.data, {"bytes_per_token": density})
+            made.append(run.read_run(one.run))
+        columns = compare_figures.figures(made, ["run0", "run1"])
+        head, *rows = re.findall(r"<tr>(.*?)</tr>", str(columns))
+        titles = re.findall(r"<th[^>]*>(.*?)</th>", head)
+        cells = [re.findall(r"<t[dh][^>]*>", row) for row in rows]
+        marked.append(
+            {titles[i].split(",")[0] for row in cells for i, td in enumerate(row) if "best" in td}
+        )
+    same, other = marked
+    assert same >= {"best validation", "best validation loss", "final loss", "tokens/s"}
+    assert other == {"best validation", "final loss"}
 
 
 def test_equal_runs_have_no_differences_and_no_best_value(tmp_path: Path) -> None:

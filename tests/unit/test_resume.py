@@ -160,6 +160,14 @@ def test_changes_are_listed_and_inexact_ones_marked() -> None:
     assert "seed 1 → 2; the result differs from an uninterrupted run" in note
 
 
+def test_both_ends_of_a_long_value_are_shown() -> None:
+    before = "curl -s https://example.org/" + "x" * 60 + "/hook"
+    old: Values = {"notify": (before, "x")}
+    (note,) = changes(Config(notify="mail"), old)
+    shown = note.partition("notify ")[2].partition(" → ")[0]
+    assert len(shown) == 40 and shown.startswith("curl -s ") and shown.endswith("/hook")
+
+
 def test_changes_not_known_to_be_harmless_are_marked() -> None:
     mark = "; the result differs from an uninterrupted run"
     changed = {

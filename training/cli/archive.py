@@ -1,20 +1,23 @@
 """Pack a run into one file that report, runs, monitor and diagnose read anywhere.
 
 Usage: ./duet archive [RUN] [--out=FILE] [--without_checkpoints]
+       ./duet archive FILE
 
   RUN                    a run directory, the name of a run, or latest (default)
   --out=FILE             ends in .tar.gz or .tar.zst; default: <name>.tar.zst
                          in the current folder, .tar.gz without the package
                          zstandard
   --without_checkpoints  no weights: a few megabytes instead of gigabytes
+  FILE                   an archive, such as a copy: verify all its files
 
   ./duet report FILE · ./duet runs FILE · ./duet diagnose FILE
   ./duet monitor --run=FILE --once      tar -xf FILE: the run directory again
 
-The file begins with the checksums of all its members, which are verified after
-writing and whenever it is opened.
-Exit codes: 0 written; 2 no such run, or it is running; 3 a file cannot be read or
-written.
+The file begins with the checksums of all its members. They are verified after
+writing and by ./duet archive FILE, and those of the files without weights
+whenever it is opened.
+Exit codes: 0 written, or intact; 2 no such run, it is running, or the archive
+is damaged; 3 a file cannot be read or written.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from training.core.messages import msg
 from training.core.project import WORK, typed
 from training.core.rundir import RunDir
 from training.host import process, program
+from training.monitor import term_text
 from training.monitor.runs import facts
 
 if TYPE_CHECKING:
@@ -60,11 +64,12 @@ PLANS = ("plan.json", "plan.before.json")
 
 @dataclass(frozen=True)
 class ArchiveOptions:
-    """A checked command line."""
+    """A checked command line. `verify`: the archive to verify; nothing is written then."""
 
     run: RunDir
     out: Path
     checkpoints: bool = True
+    verify: Path | None = None
     help: bool = False
 
 
@@ -76,6 +81,10 @@ def options(argv: list[str], root: Path = WORK) -> ArchiveOptions:
         return ArchiveOptions(RunDir(""), Path(), help=True)
     problems += find_run.several(line.words, ASKER)
     word = line.words[0] if line.words else LATEST
+    places = (find_run.path_of(word), root / find_run.EXPERIMENTS / word)
+    file = next((place for place in places if rundir.is_archive(place)), None)
+    if file and not values and not problems:
+        return ArchiveOptions(RunDir(""), Path(), verify=file)
     run = RunDir("")
     try:
         run = find_run.find(None if word == LATEST else word, root / find_run.EXPERIMENTS, ASKER)
@@ -275,6 +284,17 @@ class _Exactly:
         return chunk
 
 
+def _verify(file: Path) -> int:
+    try:
+        index = archive.checked(file)
+    except UserError as error:
+        log.report(error, closing=msg("cli.archive.not_intact"))
+        return int(error.code)
+    count = units.plural(len(index["files"]), "file")
+    print(msg("cli.archive.intact", file=term_text.clean(str(file)), count=count))
+    return int(Exit.DONE)
+
+
 def main(argv: list[str]) -> int:
     try:
         chosen = options(argv)
@@ -282,6 +302,8 @@ def main(argv: list[str]) -> int:
             print(typed(__doc__.rstrip()))
             return int(Exit.DONE)
         process.exit_on_stop()
+        if chosen.verify:
+            return _verify(chosen.verify)
         try:
             index = pack(chosen.run, chosen.out, checkpoints=chosen.checkpoints)
         except (OSError, archive.Unsafe) as error:

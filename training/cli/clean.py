@@ -37,6 +37,7 @@ from training.core import find_run, log, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import typed
+from training.core.suggest import suggest
 from training.host import program
 from training.monitor import term_text
 
@@ -59,11 +60,21 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         log.report(error, closing=msg("cli.clean.nothing_deleted"))
         return int(error.code)
+    _warn_of_missing(found)
     if chosen.json:
         print(_json(found, chosen, done, failed))
     else:
         _print(found, chosen, done, failed)
     return int(Exit.RESOURCES if failed else Exit.DONE)
+
+
+def _warn_of_missing(found: Selection) -> None:
+    for name in found.missing:
+        shown = term_text.clean(name)
+        if near := suggest(name, found.runs)[:1]:
+            log.warning(msg("cli.clean.near", name=shown, near=term_text.clean(near[0])))
+        else:
+            log.warning(msg("cli.clean.no_run", name=shown))
 
 
 def _json(
@@ -99,7 +110,9 @@ def _print(
     for path, reason in failed:
         log.error(msg("cli.clean.failed", path=term_text.clean(str(path)), reason=reason))
     amount = sum(item.bytes for item in (done if chosen.yes else found.items))
-    if chosen.yes:
+    if found.runs and not found.chosen and not found.items:
+        print(msg("cli.runs.none_of", count=len(found.runs), folder=chosen.dir))
+    elif chosen.yes:
         print(msg("cli.clean.deleted", size=units.size(amount), count=len(done)))
     elif found.items:
         print(msg("cli.clean.would", size=units.size(amount), count=len(found.items)))

@@ -1,26 +1,27 @@
 """Measure trained models on any data, side by side.
 
-Usage: ./duet evaluate [RUN…] --data=PATH [--checkpoints=all] [--out=FILE] [--json]
+Usage: ./duet evaluate [RUN…] --data=PATH [--checkpoints=all] [--out=FILE]
+                       [--json]
 
   RUN                a run directory, the name of a run, latest (default), a
                      checkpoint folder, or a folder of ./duet export;
                      RUN/best: its checkpoint with the best evaluation; several
                      are compared
-  --data=PATH        language models: any text file, or a folder, in every format
-                     of a training (.txt, .jsonl, .parquet, .gz, .zst), or stdlib;
-                     video restoration: frames in the GoPro layout, default: the
-                     validation frames of the run; other tasks: none, they
-                     measure their own validation data
+  --data=PATH        language models: any text file, or a folder, in every
+                     format of a training (.txt, .jsonl, .parquet, .gz, .zst),
+                     or stdlib; video restoration: frames in the GoPro layout,
+                     default: the validation frames of the run; other tasks:
+                     none, they measure their own validation data
   --checkpoints=newest
                      of each run; all: every checkpoint, to see the scores over
                      the steps
-  --out=FILE         also write an HTML page: scores, curves, clips with pictures,
-                     the passages of the highest and the lowest loss
+  --out=FILE         also write an HTML page: scores, curves, clips with
+                     pictures, the passages of the highest and the lowest loss
   --text_field=NAME  key or column of the text in .jsonl and .parquet
   --encoding=NAME    of text files that are not UTF-8
   --device=auto      cuda if there is a GPU; cpu
-  --weights=ema      the moving average of --ema, the default where there is one;
-                     raw: the weights as trained
+  --weights=ema      the moving average of --ema, the default where there is
+                     one; raw: the weights as trained
   --json             print one JSON object
 
 Language models: loss in nats per token, bits per byte (comparable between
@@ -109,6 +110,7 @@ def parse(argv: list[str]) -> EvaluateOptions:
     problems += _not_writable(out) if out else []
     if problems:
         denied = all(problem.code == "output.unwritable" for problem in problems)
+        problems = args.whole_commands(problems, COMMAND, argv, FLAGS)
         raise UserError(problems, Exit.RESOURCES if denied else Exit.CONFIG)
     return EvaluateOptions(
         chosen, values.get("device", "auto"), given.get("data", ""), out, "json" in values
@@ -173,7 +175,9 @@ def main(argv: list[str]) -> int:
         except UserError as error:
             failed.append(error)
     if failed:
-        wrong = UserError([p for error in failed for p in error.problems], failed[0].code)
+        problems = [p for error in failed for p in error.problems]
+        problems = args.whole_commands(problems, COMMAND, argv, FLAGS)
+        wrong = UserError(problems, failed[0].code)
         total = len(chosen.weights)
         log.report(wrong, closing=msg("cli.evaluate.measured", count=len(done), total=total))
         return int(wrong.code)

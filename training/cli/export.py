@@ -7,15 +7,15 @@ Usage: ./duet export [RUN] --out=DIR [--format=safetensors]
                         checkpoint folder, or a folder of ./duet export;
                         RUN/best: its checkpoint with the best evaluation
   --out=DIR             a new or empty folder
-  --format=safetensors  model.safetensors; torch: model.pt for torch.load(); hf: for
-                        Hugging Face's AutoModelForCausalLM and AutoTokenizer
-                        (language models)
+  --format=safetensors  model.safetensors; torch: model.pt for torch.load();
+                        hf: for Hugging Face's AutoModelForCausalLM and
+                        AutoTokenizer (language models)
   --weights=ema         the moving average of --ema, the default where there is
                         one; raw: the weights as trained
   --quiet               do not print the folder
 
-The folder appears complete or not at all. Its README.md has the data, the losses
-and the command of the training; the licence is left for you to fill in.
+The folder appears complete or not at all. Its README.md has the data, the
+losses and the command of the training; the licence is left for you to fill in.
 """
 
 from __future__ import annotations

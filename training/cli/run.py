@@ -1,26 +1,29 @@
 """Run your own program with N processes, unchanged; its arguments follow it.
 
 Usage:
-  ./duet run [-n N] [FLAGS] FILE [ARGS…]          a Python file, a folder or an archive
-  ./duet run [-n N] [FLAGS] -m MODULE [ARGS…]     a module, as for python -m
-  ./duet run [-n N] [FLAGS] PROGRAM [ARGS…]       any other program, also one on PATH
+  ./duet run [-n N] [FLAGS] FILE [ARGS…]        a Python file, folder or archive
+  ./duet run [-n N] [FLAGS] -m MODULE [ARGS…]   a module, as for python -m
+  ./duet run [-n N] [FLAGS] PROGRAM [ARGS…]     any other program, also on PATH
 
-  -n N                   processes on this machine: a number, gpu (one for each GPU), cpu (one for
-                         each core) or auto (gpu, else cpu); default: one for each GPU, else one
+  -n N                   processes on this machine: a number, gpu (one for each
+                         GPU), cpu (one for each core) or auto (gpu, else cpu);
+                         default: one for each GPU, else one
   -m, --module           FILE is the name of a module
   --no-python            execute the program directly, without Python
-  --show_ranks=0,1|all   show the output of these ranks of this machine, each line with its rank
+  --show_ranks=0,1|all   show the output of these ranks of this machine, each
+                         line with its rank
   --retries=N            restarts after failures of a rank or of the machine
-  --min_ranks=K          after the loss of a GPU or a machine, continue with the others, at least K
+  --min_ranks=K          after the loss of a GPU or a machine, continue with the
+                         others, at least K
   --hosts=a,b, --hostfile=FILE
                          start it on these machines by ssh (a:2: 2 processes)
 
 torchrun's flags have the same meaning here:
-  --nproc-per-node=N, --nnodes=N, --node-rank=N, --master-addr=HOST, --master-port=N,
-  --rdzv-endpoint=HOST:PORT, --max-restarts=N, --log-dir=DIR, --tee=3, --redirects=3,
-  --local-ranks-filter=0,1, --standalone
-With --nnodes=1:4 it starts on 4 machines, or on fewer 30 s after one is ready, and continues with
-those that are left.
+  --nproc-per-node=N, --nnodes=N, --node-rank=N, --master-addr=HOST,
+  --master-port=N, --rdzv-endpoint=HOST:PORT, --max-restarts=N, --log-dir=DIR,
+  --tee=3, --redirects=3, --local-ranks-filter=0,1, --standalone
+With --nnodes=1:4 it starts on 4 machines, or on fewer 30 s after one is ready,
+and continues with those that are left.
 
 The other flags of ./duet launch apply as well, such as
   --run_name=NAME, --hang_timeout=S, --numa=auto, --dry_run, --check

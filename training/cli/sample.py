@@ -1,6 +1,7 @@
 """Continue text with a trained language model, on a CPU or a GPU.
 
-Usage: ./duet sample [RUN] [--prompt=TEXT] [--max_tokens=256] [--temperature=0.8]
+Usage: ./duet sample [RUN] [--prompt=TEXT] [--max_tokens=256]
+                     [--temperature=0.8]
 
   RUN                 a run directory, the name of a run, latest (default), a
                       checkpoint folder, or a folder of ./duet export;
@@ -12,10 +13,11 @@ Usage: ./duet sample [RUN] [--prompt=TEXT] [--max_tokens=256] [--temperature=0.8
   --temperature=0.8   0: always the most likely token
   --top_k=0           draw from the K most likely tokens; 0: from all
   --seed=N            repeat the same samples; default: drawn
-  --num=1             samples per prompt, computed together as far as memory allows
+  --num=1             samples per prompt, computed together as far as memory
+                      allows
   --device=auto       cuda if there is a GPU; cpu
-  --weights=ema       the moving average of --ema, the default where there is one;
-                      raw: the weights as trained
+  --weights=ema       the moving average of --ema, the default where there is
+                      one; raw: the weights as trained
   --json              print one JSON object at the end
 
 In a conversation Ctrl-C stops an answer and Ctrl-D ends. Each prompt is a new

@@ -3,10 +3,11 @@
 Usage:
   ./duet watch [FLAGS] [--] COMMAND [ARGS…]
 
-COMMAND starts the ranks itself: accelerate launch, torchrun, deepspeed, a shell script. Duet finds
-them by their variables (RANK, LOCAL_RANK) and adds hang detection, the monitor, a report, the
-failure card and cleanup. COMMAND gets the environment of this shell, and its exit status is passed
-on; 5 after a hang, 4 after a failed rank for which the others wait, 130 or 75 after a stop request.
+COMMAND starts the ranks itself: accelerate launch, torchrun, deepspeed, a shell
+script. Duet finds them by their variables (RANK, LOCAL_RANK) and adds hang
+detection, the monitor, a report, the failure card and cleanup. COMMAND gets the
+environment of this shell, and its exit status is passed on; 5 after a hang, 4
+after a failed rank for which the others wait, 130 or 75 after a stop request.
 
   --hang_timeout=S       limit of silence before the ranks are examined
   --run_name=NAME        name of the run directory

@@ -96,17 +96,30 @@ def opened(path: Path) -> RunDir:
     """The run in an archive, unpacked into the cache unless it is there. Raises UserError for a
     damaged, unsafe or foreign file."""
     path = path.absolute()
-    if path.name.endswith(ZSTANDARD) and not has_zstandard():
-        what = msg("core.archive.no_zstandard", path=path)
-        fix = f"zstd -dc {shlex.quote(str(path))} | gzip > RUN{GZIP}"
-        raise UserError(Problem("archive.zstandard", what, "", [fix]), Exit.RESOURCES)
-    try:
+    with _explained(path):
         found = path.stat()
         key = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}"
         place = _cache() / hashlib.sha256(os.fsencode(key)).hexdigest()[:16]
         if known := _unpacked(place):
             return known
         return _unpack(path, place)
+
+
+def checked(path: Path) -> ArchiveIndex:
+    """As verify(), for a file of the user. Raises UserError."""
+    with _explained(path):
+        return verify(path)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raises UserError for what is wrong with this archive."""
+    if path.name.endswith(ZSTANDARD) and not has_zstandard():
+        what = msg("core.archive.no_zstandard", path=path)
+        fix = f"zstd -dc {shlex.quote(str(path))} | gzip > RUN{GZIP}"
+        raise UserError(Problem("archive.zstandard", what, "", [fix]), Exit.RESOURCES)
+    try:
+        yield
     except Unsafe as error:
         what = msg("core.archive.unsafe", path=path, member=_shown(error))
         raise UserError(Problem("archive.unsafe", what, msg("core.archive.safe"))) from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -160,6 +160,39 @@ def parse(
             )
         args.problems += [problem] if problem else []
     return args
+
+
+def whole_commands(
+    problems: Iterable[Problem], command: str, argv: list[str], flags: Mapping[str, Flag]
+) -> list[Problem]:
+    """Suggestions of flags alone become the user's command with these flags."""
+    return [
+        replace(problem, fixes=[_whole_command(fix, command, argv, flags) for fix in problem.fixes])
+        for problem in problems
+    ]
+
+
+def _whole_command(fix: str, command: str, argv: list[str], flags: Mapping[str, Flag]) -> str:
+    known = {name.replace("-", "_"): flag for name, flag in flags.items()}
+    try:
+        changed = {_key(word) for word in shlex.split(fix, comments=True)}
+    except ValueError:  # a sentence with an apostrophe
+        return fix
+    if not changed or not changed <= known.keys():
+        return fix
+    kept, rest = list[str](), list(argv)
+    while rest:
+        word = rest.pop(0)
+        flag = known.get(_key(word))
+        takes = flag and flag.read and "=" not in word and flag.bare is None
+        value = [rest.pop(0)] if takes and rest and not rest[0].startswith("--") else []
+        kept += [] if _key(word) in changed else [word, *value]
+    return " ".join([command, *map(shlex.quote, kept), fix])
+
+
+def _key(word: str) -> str:
+    """The name of a flag in `values`; "" for another word."""
+    return word.partition("=")[0][2:].replace("-", "_") if word.startswith("--") else ""
 
 
 def _value(name: str, flag: Flag, text: str | None, again: str) -> tuple[Problem | None, Any]:

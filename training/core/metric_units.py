@@ -30,6 +30,7 @@ INPUT = "_input"  # suffix of a score of the model's input: the baseline of the 
 SCORES = {"bpb": BITS, "psnr": "dB"}  # units, by part of the name
 HIGHER_IS_BETTER = ("psnr", "ssim", "acc")
 LOWER = ("loss", "error")  # endings
+PER_TOKEN = ("loss", "perplexity", TOKENS + PER_S)
 FIRST, LAST = "_first", "_last"
 AVERAGED = {"weights": "ema"}  # in the record of an evaluation of the averaged weights (--ema)
 DATA = ("dataroot_gt", "data")  # task options that name the training data
@@ -156,6 +157,12 @@ def of_averaged(record: Mapping[str, Any]) -> bool:
 def rank_of(name: str, value: float) -> float:
     """A number by which to sort evaluations; lower is better."""
     return -value if higher_is_better(name) else value
+
+
+def is_per_token(key: str) -> bool:
+    """Whether the values of a text are per token: models with different tokenizers cannot be
+    compared by them."""
+    return plain(key).replace(" ", "_") in PER_TOKEN
 
 
 def of_the_input(key: str, keys: Iterable[str]) -> bool:

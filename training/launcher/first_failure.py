@@ -212,9 +212,7 @@ class FirstFailure:
     def _report_death(self, known: RankExit) -> None:
         outcome, alive = self._state.outcome, self._children.alive
         phase = outcome.phases.get(known.rank) if known.rank is not None else None
-        at = msg("launcher.failure.at", where=known.where) if known.where else ""
-        who = f" rank {known.rank}" if known.rank is not None else ""
-        text = f"{known.label}{who}{f' in {phase!r}' if phase else ''}: {known.how}{at}"
+        text = line(known, phase)
         self._error(msg("launcher.failure.stopping", text=text) if alive else text)
         self._state.run.event(
             "verdict", kind=known.kind, rank=known.rank, where=known.where, phase=phase, text=text
@@ -235,3 +233,15 @@ class FirstFailure:
         if link and (not outcome.elsewhere or outcome.lost or self._state.others.first):
             rank, status = outcome.guilty or (None, 0)
             link.send_all({"failed": {"rank": rank, "status": status}})
+
+
+def line(known: RankExit, phase: str | None) -> str:
+    """A failure in one line."""
+    return msg(
+        "launcher.failure.line",
+        label=known.label,
+        who=f" rank {known.rank}" if known.rank is not None else "",
+        phase=msg("launcher.failure.in_phase", phase=phase) if phase else "",
+        how=known.how,
+        at=msg("launcher.failure.at", where=known.where) if known.where else "",
+    )

@@ -1,15 +1,15 @@
-"""Shows where each rank of a running training is and which rank keeps the others waiting. Works
-with any launcher.
+"""Shows where each rank of a running training is and which rank keeps the
+others waiting. Works with any launcher.
 
 Usage: ./duet attach --pid=PID | --run=RUN [--json]
 
-  --pid=PID   any process of the training: a rank, one of its workers, torchrun or another launcher,
-              a single Python process
+  --pid=PID   any process of the training: a rank, one of its workers, torchrun
+              or another launcher, a single Python process
   --run=RUN   a run directory, a run's name in experiments/, or latest
   --json      print one JSON object
 
-The training needs no preparation and is not paused. Exit codes: 0 no hang, or undetermined; 5 a
-hang; 2 wrong usage; 3 no permission to inspect the processes.
+The training needs no preparation and is not paused. Exit codes: 0 no hang, or
+undetermined; 5 a hang; 2 wrong usage; 3 no permission to inspect the processes.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ class History:
 
     def _clear(self) -> None:
         self.last: Record = {}
+        self._first: int | None = None  # step
         self.evaluations: dict[int, Record] = {}
         self._window: deque[Record] = deque(maxlen=RATE_STEPS)
         self._curve: list[tuple[int, float, float]] = []  # step, loss, tokens or samples per second
@@ -67,6 +68,8 @@ class History:
                 self._curve.pop()
             while self._window and self._window[-1]["step"] >= step:
                 self._window.pop()
+        if self._first is None:
+            self._first = step
         self.last = record
         self._window.append(record)
         if (loss := number(record.get("loss"))) is not None:
@@ -126,9 +129,15 @@ class History:
         }
 
     def of_last_steps(self, key: str) -> list[float]:
-        """Sorted values of the last SPEED_STEPS steps."""
-        values = (number(r.get(key)) for r in list(self._window)[-SPEED_STEPS:])
+        """Sorted values of the last SPEED_STEPS steps, as _warm()."""
+        values = (number(r.get(key)) for r in self._warm())
         return sorted(v for v in values if v is not None and math.isfinite(v))
+
+    def _warm(self) -> list[Record]:
+        """The last SPEED_STEPS steps. The first step of the run, which includes warm-up, is left
+        out as in summary.json, unless it is the only one."""
+        steps = list(self._window)[-SPEED_STEPS:]
+        return [r for r in steps if r["step"] != self._first] or steps
 
     def measured(self, since: float) -> int:
         """How many of the last SPEED_STEPS belong to this start, i.e. ended at or after `since`
@@ -137,9 +146,10 @@ class History:
         return sum(t is not None and t >= since for t in times)
 
     def of_ranks(self, key: str) -> list[float | None]:
-        """For each rank, the median over the last SPEED_STEPS of a list-valued metric."""
+        """For each rank, the median over the last SPEED_STEPS of a list-valued metric, as
+        _warm()."""
         columns: list[list[float]] = []
-        for record in list(self._window)[-SPEED_STEPS:]:
+        for record in self._warm():
             for rank, value in enumerate(items(record.get(key))):
                 if rank == len(columns):
                     columns.append([])

@@ -247,5 +247,6 @@ def position(run: rundir.RunDir, data: PreparedCorpus) -> dict[str, int]:
 
 
 def _short(value: Any) -> str:
+    """With both ends: of a command the program, of a path the file."""
     text = str(value)
-    return text if len(text) <= 40 else f"…{text[-39:]}"
+    return text if len(text) <= 40 else f"{text[:20]}…{text[-19:]}"

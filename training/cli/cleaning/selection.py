@@ -38,6 +38,9 @@ class Item:
 class Selection:
     items: list[Item] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)  # (run, reason)
+    missing: list[str] = field(default_factory=list)  # names that no run has
+    runs: list[str] = field(default_factory=list)  # in the folder
+    chosen: int = 0  # how many of them the conditions select
 
     @property
     def bytes(self) -> int:
@@ -50,9 +53,15 @@ def select(options: CleanOptions) -> Selection:
     for path in sorted(options.dir.glob(f"{TRASH}*")):
         if not path.is_symlink():
             found.items.append(Item(RunDir(path), "trash", path, size_on_disk(path)))
-    for run in facts.read_all(options.dir):
+    runs = facts.read_all(options.dir)
+    found.runs = [run.name for run in runs]
+    found.missing = [
+        name.value for name in options.names if not any(name.holds(run) for run in runs)
+    ]
+    for run in runs:
         if not _chosen(run, options):
             continue
+        found.chosen += 1
         if reason := untouchable(run):
             found.left.append((run.name, reason))
             continue

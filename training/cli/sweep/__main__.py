@@ -1,29 +1,32 @@
-"""Train several runs that differ in some fields: a grid, or a list from a file; one
-run per GPU side by side, on a CPU one after another. At the end, one table and one
-page compare them.
+"""Train several runs that differ in some fields: a grid, or a list from a file;
+one run per GPU side by side, on a CPU one after another. At the end, one table
+and one page compare them.
 
 Usage: ./duet sweep [CONFIG] --FIELD=A,B … [--key=value …] [OPTION…]
        ./duet sweep [CONFIG] --list=FILE [--key=value …] [OPTION…]
        ./duet sweep --resume=NAME | --show=NAME
 
-  --FIELD=A,B       several values of any field, see ./launch_train.sh --help; all
-                    combinations of several fields are trained; \\, is a comma
+  --FIELD=A,B       several values of any field, see ./launch_train.sh --help;
+                    all combinations of several fields are trained; \\, is a
+                    comma
   --list=FILE       one run per line: flags, or a JSON object of fields
   --name=NAME       of the sweep; the names of its runs begin with it
-  --jobs=auto       runs side by side; auto: as many as the GPUs allow, one on a CPU
+  --jobs=auto       runs side by side; auto: as many as the GPUs allow, one on
+                    a CPU
   --gpus_per_run=1  GPUs of each run (on a CPU: ranks)
-  --dry_run         plan all runs, show them with their expected time, start none
+  --dry_run         plan all runs, show them with their expected time, start
+                    none
   --fail_fast       stop the others when a run fails
   --yes             start more than 100 runs
-  --resume=NAME     continue a sweep: finished runs are skipped, all others resumed;
-                    so does the same command again
+  --resume=NAME     continue a sweep: finished runs are skipped, all others
+                    resumed; so does the same command again
   --show=NAME       print the table and write the page of a sweep
   --ascii           no Unicode characters
 
 Ctrl-C: the running trainings save a checkpoint and stop; twice: kill them.
-Exit codes: 0 all runs finished; 2 invalid command line or configuration, nothing
-started; 3 missing resource, nothing started; 4 a run failed (5: all that failed
-hung); 75, 130 stopped.
+Exit codes: 0 all runs finished; 2 invalid command line or configuration,
+nothing started; 3 missing resource, nothing started; 4 a run failed (5: all
+that failed hung); 75, 130 stopped.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from training.core import metric_units
 from training.core.jsonl import number
@@ -15,15 +16,23 @@ from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import state_name
 from training.monitor.report.run import Run
 
-# name, value of a run, value as text, whether more is better
-Figure = tuple[str, Callable[[Run], float | None], Callable[[float], str], bool | None]
+
+class Figure(NamedTuple):
+    """A column: name, value of a run, value as text, whether more is better, and what a value
+    refers to: runs that differ in it cannot be compared."""
+
+    title: str
+    of: Callable[[Run], float | None]
+    shown: Callable[[float], str]
+    more: bool | None
+    basis: Callable[[Run], object] = lambda run: None
 
 
 def figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
     """Table of the figures. Marks the best value of each column among the runs of one task, unless
     all are equal."""
     columns: list[Figure] = [
-        (
+        Figure(
             msg("monitor.report.axis.steps"),
             lambda r: number(r.metrics.last.get("step")),
             lambda v: f"{v:,}",
@@ -34,28 +43,32 @@ def figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
         title, unit = run_charts.titled(key)
         named = msg("monitor.report.compare.best", title=title[0].lower() + title[1:])
         named = f"{named}, {unit}" if unit else named
-        columns.append((named, _best(key), decimal, metric_units.higher_is_better(key)))
+        rising = metric_units.higher_is_better(key)
+        columns.append(Figure(named, _best(key), decimal, rising, _basis_of(key)))
     units = units_of(runs)
     columns += [
-        (msg("monitor.report.compare.final_loss"), _last_loss, score_text, False),
-        *(
-            (f"{unit}/s", _median(unit + metric_units.PER_S), count, True)
-            for unit in units_of(runs)
+        Figure(
+            msg("monitor.report.compare.final_loss"), _last_loss, score_text, False, _basis_of_loss
         ),
-        (
+        *(
+            Figure(f"{unit}/s", _median(key), count, True, _basis_of(key))
+            for unit in units
+            if (key := unit + metric_units.PER_S)
+        ),
+        Figure(
             msg("monitor.report.compare.step_time"),
             lambda r: r.metrics.median("step_ms"),
             milliseconds,
             False,
         ),
-        (
+        Figure(
             msg("monitor.report.compare.memory", memory=memory_word(runs)),
             lambda r: r.metrics.peak("memory_bytes"),
             lambda v: f"{v / run_charts.MIB:,.0f} MiB",
             False,
         ),
-        *((unit, _trained(unit), count, None) for unit in units),
-        (msg("monitor.report.axis.time"), lambda r: r.lasted_s, headline.lasted, None),
+        *(Figure(unit, _trained(unit), count, None) for unit in units),
+        Figure(msg("monitor.report.axis.time"), lambda r: r.lasted_s, headline.lasted, None),
     ]
     rows: list[list[object]] = []
     for i, (run, name) in enumerate(zip(runs, names, strict=True)):
@@ -66,14 +79,14 @@ def figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
         msg("monitor.report.column.run"),
         msg("monitor.report.column.state"),
     ]
-    for title, of, shown, more in columns:
+    for title, of, shown, more, basis in columns:
         values = [of(run) for run in runs]
         if all(value is None for value in values):
             continue
         best = (
             {}
             if more is None
-            else {task: _best_of(runs, values, task, more=more) for task in tasks_of(runs)}
+            else {task: _best_of(runs, values, task, basis, more=more) for task in tasks_of(runs)}
         )
         head.append({"": title, "class_": "n"})
         for row, run, value in zip(rows, runs, values, strict=True):
@@ -88,16 +101,38 @@ def figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
 
 
 def _best_of(
-    runs: Sequence[Run], values: Sequence[float | None], task: str, *, more: bool
+    runs: Sequence[Run],
+    values: Sequence[float | None],
+    task: str,
+    basis: Callable[[Run], object],
+    *,
+    more: bool,
 ) -> float | None:
-    """The best finite value of the task's runs; None unless they have several values."""
-    known = {
-        value
+    """The best finite value of the task's runs; None unless they have several values that can be
+    compared."""
+    known = [
+        (run, value)
         for run, value in zip(runs, values, strict=True)
         if value is not None and run.task == task
-    }
-    finite = [value for value in known if math.isfinite(value)]
-    return (max if more else min)(finite) if finite and len(known) > 1 else None
+    ]
+    finite = [value for _, value in known if math.isfinite(value)]
+    several = len({value for _, value in known}) > 1
+    alike = len({basis(run) for run, _ in known}) == 1
+    return (max if more else min)(finite) if finite and several and alike else None
+
+
+def _density(run: Run) -> float | None:
+    return run.state["training"].get("bytes_per_token")
+
+
+def _basis_of(key: str) -> Callable[[Run], object]:
+    return _density if metric_units.is_per_token(key) else lambda run: None
+
+
+def _basis_of_loss(run: Run) -> object:
+    """Bits per byte are comparable between tokenizers."""
+    unit = run_charts.display(run)[1]
+    return unit if unit == metric_units.BITS else (unit, _density(run))
 
 
 def scores_of(runs: Sequence[Run]) -> list[str]:

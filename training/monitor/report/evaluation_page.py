@@ -147,12 +147,16 @@ def _tiles(one: Evaluation) -> Html:
 
 
 def _scores(found: Sequence[Evaluation], labels: Sequence[str]) -> Html:
-    """The best value of each score is marked, unless all are equal."""
+    """The best value of each score is marked, unless all are equal, or per token of different
+    tokenizers."""
     keys, ranked = _keys(found), _ranked(found)
     head: list[object] = [msg("monitor.report.evaluation.model")]
     head += [{"": _titled(key, keys), "class_": "n"} for key in keys]
     best: dict[str, float] = {}
+    alike = len({_density(one) for one in found}) == 1
     for key in ranked:
+        if metric_units.is_per_token(key) and not alike:
+            continue
         values = {v for one in found if math.isfinite(v := one.scores.get(key, math.nan))}
         if len(values) > 1:
             best[key] = (max if metric_units.higher_is_better(key) else min)(values)
@@ -166,6 +170,12 @@ def _scores(found: Sequence[Evaluation], labels: Sequence[str]) -> Html:
             row.append({"": _shown(key, value), "class_": "n best" if marked else "n"})
         rows.append(row)
     return table(head, rows)
+
+
+def _density(one: Evaluation) -> float | None:
+    """Bytes per token: of the tokenizer, since all models are measured on the same data."""
+    size, tokens = one.scores.get("bytes"), one.scores.get("tokens")
+    return size / tokens if size and tokens else None
 
 
 def _titled(key: str, keys: Collection[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from training import tasks
 from training.config.batch import Batch
+from training.config.origin import DEFAULT, shown
 from training.config.schema import FIELDS
 from training.core import messages, redact, units
 from training.core.jsonl import Record, dig, items, number, text, whole
@@ -68,7 +69,7 @@ def _defaults(run: Run, fields: Mapping[str, Field[Any]]) -> set[str]:
     return {
         name
         for name, value in run.settings.items()
-        if (origin := text(dig(run.plan, "origins", name))) == "default"
+        if (origin := text(dig(run.plan, "origins", name))) == DEFAULT
         or (origin in kept and name in fields and value == fields[name].default)
     }
 
@@ -91,7 +92,7 @@ def _setting(name: str, value: object, origin: str, field: Field[Any] | None) ->
     return [
         name,
         code(plain(value)),
-        {"": origin.removeprefix("from "), "class_": "from"},
+        {"": shown(DEFAULT if origin == DEFAULT else origin), "class_": "from"},
         {"": description, "class_": "from what"},
     ]
 
