@@ -205,6 +205,25 @@ def test_unusable_weights(tmp_path: Path) -> None:
     assert codes(f"--init_from={run.path}") == ["checkpoint.damaged"]
 
 
+def test_weights_of_another_task_are_one_problem(tmp_path: Path) -> None:
+    """Not one for each field that their task does not have."""
+    run, file = stored(tmp_path), tmp_path / "own.py"
+    file.write_text("from training.tasks import Task\n\n\nclass Own(Task):\n    pass\n")
+    plan = rundir.read_json(run.plan) or {}
+    task = {"name": "own", "unit": "samples", "file": str(file), "options": {}}
+    rundir.write_json(run.plan, plan | {"task": task})
+    config = str(ROOT / "configs/dual_gpu/quickstart.py")
+    start = f"--init_from={run.path}"
+    for words in ((config, start), (start, "--depth=2"), (config, start, "--task=gpt")):
+        problem = only(wrong(*CPU, *words, script=LAUNCH))
+        assert (problem.code, problem.field, problem.fixes) == ("init.differs", "task", []), words
+        assert str(file) in problem.what
+        place = "--task" if words[-1] == "--task=gpt" else "depth from"
+        assert place in problem.what, words
+    (fix,) = only(wrong(*CPU, start, "--task=gpt", script=LAUNCH)).fixes
+    assert f"--task={file}" in shlex.split(fix)
+
+
 def loaded(file: Path, model: torch.nn.Module, **facts: Any) -> None:
     start_weights.init_from(
         model, {"file": str(file), "title": "x", "bytes": None, "sha256": None, **facts}, ALONE

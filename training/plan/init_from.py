@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config import loader, origin, resolve
+from training.config.schema import FIELDS
 from training.core import find_run, log, manifest, rundir, standing
 from training.core.errors import Problem, UserError
 from training.core.find_run import RunSelector
@@ -16,6 +17,8 @@ from training.tasks import weights
 from training.tasks.weights import Weights
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from training.core.contracts.plan import InitRecord
     from training.tasks.spec import TaskSpec
 
@@ -109,16 +112,28 @@ def _again(
     )
 
 
-def values(start: Weights) -> loader.Values:
-    """Fields that follow from the weights where nothing else sets them."""
-    if not start.plan:
+def values(start: Weights, given: Iterable[str]) -> loader.Values:
+    """Fields that follow from the weights where nothing else sets them: none if a given one is
+    unknown to their task, since the run is then of another one."""
+    if not start.plan or any(_unknown_to(start, name) for name in given):
         return {}
-    task = tasks.task_of(start.plan)
     spec = tasks.spec_of(start.plan)
-    found = {"task": task["file"] or task["name"], **spec.fields_of(start)}
+    found = {"task": _task(start), **spec.fields_of(start)}
     return {
         name: (value, msg("plan.init.origin", title=start.title)) for name, value in found.items()
     }
+
+
+def _task(start: Weights) -> str:
+    """The task of the weights, as --task takes it."""
+    task = tasks.task_of(start.plan)
+    return str(task["file"] or task["name"])
+
+
+def _unknown_to(start: Weights, name: str) -> bool:
+    """Whether this is a field of the default task alone, and the weights are of another one."""
+    known = (*tasks.spec_of(start.plan).fields, *tasks.task_of(start.plan)["options"])
+    return name in FIELDS and name not in known
 
 
 def differences(start: Weights, kind: TaskSpec, resolved: resolve.Resolved) -> list[Problem]:
@@ -127,16 +142,16 @@ def differences(start: Weights, kind: TaskSpec, resolved: resolve.Resolved) -> l
         return []
     theirs = tasks.spec_of(start.plan)
     if Path(theirs.name).stem != Path(kind.name).stem:
-        what = msg(
-            "plan.init.other_task",
-            title=start.title,
-            theirs=theirs.name,
-            task=kind.name,
-            origin=resolved.origins["task"],
-        )
-        return [
-            Problem("init.differs", what, msg("plan.init.same_model"), [f"--task={theirs.name}"])
-        ]
+        origins, task = resolved.origins, _task(start)
+        other = [n for n in kind.fields if _unknown_to(start, n) and origins[n] != origin.DEFAULT]
+        by = f"{origins['task']}"
+        if other and by == f"{origin.DEFAULT}":
+            by = msg("plan.init.by_field", name=other[0], origin=origins[other[0]])
+        now = str(kind.file or kind.name)
+        what = msg("plan.init.other_task", title=start.title, theirs=task, task=now, origin=by)
+        # --task alone would not help where fields of the present task are set.
+        fixes = [] if other else [f"--task={shlex.quote(task)}"]
+        return [Problem("init.differs", what, msg("plan.init.same_model"), fixes, "task")]
     return kind.differences(start, resolved.config, resolved.options, resolved.origins)
 
 
