@@ -23,6 +23,7 @@ from tests.unit import trained_runs
 from tests.unit.conftest import LAUNCH, ROOT, ask, clean_environment, only, wrong
 from tests.unit.test_export import bpe_file
 from tests.unit.trained_runs import flip_a_bit, gpt, made, stored
+from training import tasks
 from training.cli import export
 from training.core import manifest, rundir
 from training.core.errors import UserError
@@ -247,6 +248,28 @@ def test_weights_are_verified_and_compared_when_they_are_loaded(tmp_path: Path) 
     (tmp_path / "text.pt").write_text("no tensors")
     with pytest.raises(UserError):
         trained.tensors(tmp_path / "text.pt")
+
+
+def test_sizes_of_a_file_of_tensors_are_compared_before_the_start(tmp_path: Path) -> None:
+    """Those of torch when they are loaded."""
+    state = {f"module.{n}": t for n, t in gpt(1, vocab=448).state_dict().items()}
+    file, other = tmp_path / "bare.safetensors", tmp_path / "bare.pt"
+    safetensors.torch.save_file(state, file)
+    torch.save(state, other)
+    size = ("--max_seq_len=16", "--total_batch_size=128")
+    problems = wrong(*CPU, f"--init_from={file}", "--depth=2", *size, script=LAUNCH)
+    assert [(p.code, p.field) for p in problems] == [
+        ("init.differs", "depth"), ("init.differs", "tokenizer")
+    ]  # fmt: skip
+    assert "--depth=1" in problems[0].fixes[0] and "448" in problems[1].what
+    words = (f"--init_from={file}", "--depth=1", "--tokenizer=bpe", "--vocab_size=448", *size)
+    assert ask(*CPU, *words, script=LAUNCH).start
+    record: Any = {"file": str(other), "title": "x", "bytes": None, "sha256": None}
+    with pytest.raises(UserError) as caught:
+        start_weights.init_from(gpt(2), record, ALONE, tasks.DEFAULT)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.fixes) == ("init.differs", ["--depth=1"])
+    assert "320" in problem.what and "448" in problem.what and "Error" not in problem.what
 
 
 @each("error", [

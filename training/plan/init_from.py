@@ -13,7 +13,7 @@ from training.core import find_run, log, manifest, rundir, standing
 from training.core.errors import Problem, UserError
 from training.core.find_run import RunSelector
 from training.core.messages import msg
-from training.tasks import weights
+from training.tasks import safetensors_file, weights
 from training.tasks.weights import Weights
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _unknown_to(start: Weights, name: str) -> bool:
 def differences(start: Weights, kind: TaskSpec, resolved: resolve.Resolved) -> list[Problem]:
     """Why the model of this run cannot have these weights, all reasons at once."""
     if not start.plan:
-        return []
+        return kind.unfit(start, _shapes(start.file), resolved.config, resolved.origins)
     theirs = tasks.spec_of(start.plan)
     if Path(theirs.name).stem != Path(kind.name).stem:
         origins, task = resolved.origins, _task(start)
@@ -153,6 +153,14 @@ def differences(start: Weights, kind: TaskSpec, resolved: resolve.Resolved) -> l
         fixes = [] if other else [f"--task={shlex.quote(task)}"]
         return [Problem("init.differs", what, msg("plan.init.same_model"), fixes, "task")]
     return kind.differences(start, resolved.config, resolved.options, resolved.origins)
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Those that can be read without torch: rank 0 compares the others, and reports damage."""
+    try:
+        return safetensors_file.shapes(file) if file.suffix == ".safetensors" else {}
+    except ValueError:
+        return {}
 
 
 def record(start: Weights) -> InitRecord:
