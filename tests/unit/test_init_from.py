@@ -192,9 +192,17 @@ def test_all_differences_are_reported_at_once(tmp_path: Path) -> None:
 
 def test_unusable_weights(tmp_path: Path) -> None:
     run = stored(tmp_path)
-    assert codes("--init_from=nothing") == ["run.missing"]
+    missing = only(wrong(*CPU, "--init_from=nothing", script=LAUNCH))
+    assert (missing.code, missing.field) == ("run.missing", "init_from")
     lost = only(wrong(*CPU, "--init_from=lost.pth", script=LAUNCH))
     assert (lost.code, lost.field) == ("run.missing", "init_from")
+    assert missing.allowed == lost.allowed
+    words = (f"--out_dir={tmp_path}", "--seed=7")
+    again = [
+        shlex.split(f) for f in only(wrong(*CPU, "--init_from=tny", *words, script=LAUNCH)).fixes
+    ]
+    ends = ("--init_from=tiny", "--init_from=latest")
+    assert again == [["./launch_train.sh", *CPU, *words, end] for end in ends]
     problem = only(wrong(*CPU, "--init_from=resume", script=LAUNCH))  # nanoGPT
     assert "--resume=latest" in problem.fixes[0]
     assert "flag.contradiction" in codes(f"--init_from={run.path}", f"--resume={run.path}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,10 +69,19 @@ def find(
         named = None if word == find_run.LATEST else word
         return _complete(weights.find(named, experiments, ASKER, kind, "init_weights"))
     except UserError as error:
-        problems += error.problems
+        problems += [_with_all_kinds(problem) for problem in error.problems]
         if word == "resume":  # of nanoGPT
             problems[-1].fixes.insert(0, "--resume=latest")
         return None
+
+
+def _with_all_kinds(problem: Problem) -> Problem:
+    """A missing run may have been meant as any kind of weights. Comments would keep a suggestion
+    from becoming the whole command."""
+    if problem.code not in ("run.missing", "run.none"):
+        return problem
+    fixes = [fix.partition("   # ")[0] for fix in problem.fixes]
+    return replace(problem, allowed=msg("plan.init.file_wanted"), fixes=fixes, field="init_from")
 
 
 def _complete(start: Weights) -> Weights:
