@@ -147,6 +147,17 @@ def test_the_keys_of_a_file_of_tensors_are_assumed(tmp_path: Path) -> None:
     assert not notes("--key_offset=false") and not notes("--key_offset")
 
 
+def test_a_size_of_the_vocabulary_without_effect_is_noted(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", gpt(1, vocab=448), bpe_file(tmp_path))
+    words = (f"--init_from={run.path}", "--total_batch_size=128")
+    counts = []
+    for more in ((), ("--vocab_size=400",)):
+        request = ask(*CPU, *words, *more, script=LAUNCH)
+        notes = training_plan.build(request, {})[0]["notes"]
+        counts.append(sum("--vocab_size" in note for note in notes))
+    assert counts == [0, 1]
+
+
 def test_a_model_of_a_later_version_is_rejected(tmp_path: Path) -> None:
     run, size = stored(tmp_path), "--total_batch_size=512"
     text = tmp_path / "manual.txt"
