@@ -46,6 +46,12 @@ def test_accepted_spellings(line: str, values: dict[str, object], words: list[st
         ("--quiet=yes", "flag.unexpected_value", ["do --quiet"]),
         ("--count=1 --count=2", "flag.twice", []),
         ("--cuont 4 x", "flag.unknown", ["do x --count=4"]),
+        (
+            "--count=10 --out=a&b --quiet --every-s x",
+            "flag.value",
+            ["do x --out='a&b' --quiet --every-s --count=9"],
+        ),
+        ("--cuont=4 --count=3 --kind=fast", "flag.unknown", ["do --kind=fast --count=4"]),
         ("--frobnicate", "flag.unknown", ["do --help"]),
         ("-q", "flag.unknown", ["do --help"]),
     ],
@@ -53,6 +59,12 @@ def test_accepted_spellings(line: str, values: dict[str, object], words: list[st
 def test_errors_have_a_code_and_a_command(line: str, code: str, fixes: list[str]) -> None:
     (problem,) = parse(line.split(), FLAGS, "do").problems
     assert (problem.code, problem.fixes) == (code, fixes)
+
+
+def test_suggestions_correct_each_other() -> None:
+    first, second = parse(["--count=10", "--kind=fats"], FLAGS, "do").problems
+    assert first.fixes == ["do --kind=fast --count=9"]
+    assert second.fixes == ["do --count=9 --kind=fast"]
 
 
 def test_a_word_in_quotes_stays_quoted() -> None:

@@ -102,12 +102,11 @@ def test_an_unknown_option_gets_the_nearest_of_the_task(
 
 
 def test_fields_of_another_task_are_rejected(home: Path, line: str, write: Write) -> None:
-    what = "depth is a field of gpt, which is not the task"
-    assert only(wrong(f"--task={line}", "--depth=3")).what == f"--{what}"
-    assert (
-        only(look(write("c.py", f"task = {line!r}\ndepth = 3\n")).problems).what
-        == f"{what} (c.py:2)"
-    )
+    problem = only(wrong(f"--task={line}", "--depth=3"))
+    assert problem.code == "field.other_task" and f"{line} (from --task " in problem.what
+    problem = only(look(write("c.py", f"task = {line!r}\ndepth = 3\n")).problems)
+    assert problem.code == "field.other_task" and f"{line} (from c.py:1)" in problem.what
+    assert "c.py:2" in problem.what
     assert only(wrong("--width=7")).what == "--width is not a known flag"
     assert look("--depth=3").problems == [] == look("--depth=3", "--task=gpt").problems
 

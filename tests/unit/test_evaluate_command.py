@@ -167,7 +167,7 @@ def test_an_exported_folder_without_an_average(tmp_path: Path) -> None:
     (problem,) = caught.value.problems
     assert problem.code == "weights.other_kind" and problem.what.startswith(f"{out}: ")
     (fix,) = problem.fixes
-    assert shlex.split(fix) == ["./duet", "evaluate", f"--data={data}", str(out), "--weights=raw"]
+    assert shlex.split(fix) == ["./duet", "evaluate", str(out), f"--data={data}", "--weights=raw"]
 
 
 def test_problems(tmp_path: Path) -> None:

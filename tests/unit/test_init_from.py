@@ -23,6 +23,7 @@ from tests.unit import trained_runs
 from tests.unit.conftest import LAUNCH, ROOT, ask, clean_environment, only, wrong
 from tests.unit.test_export import bpe_file
 from tests.unit.trained_runs import flip_a_bit, gpt, made, stored
+from training import tasks
 from training.cli import export
 from training.core import manifest, rundir
 from training.core.errors import UserError
@@ -146,6 +147,17 @@ def test_the_keys_of_a_file_of_tensors_are_assumed(tmp_path: Path) -> None:
     assert not notes("--key_offset=false") and not notes("--key_offset")
 
 
+def test_a_size_of_the_vocabulary_without_effect_is_noted(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", gpt(1, vocab=448), bpe_file(tmp_path))
+    words = (f"--init_from={run.path}", "--total_batch_size=128")
+    counts = []
+    for more in ((), ("--vocab_size=400",)):
+        request = ask(*CPU, *words, *more, script=LAUNCH)
+        notes = training_plan.build(request, {})[0]["notes"]
+        counts.append(sum("--vocab_size" in note for note in notes))
+    assert counts == [0, 1]
+
+
 def test_a_model_of_a_later_version_is_rejected(tmp_path: Path) -> None:
     run, size = stored(tmp_path), "--total_batch_size=512"
     text = tmp_path / "manual.txt"
@@ -191,9 +203,17 @@ def test_all_differences_are_reported_at_once(tmp_path: Path) -> None:
 
 def test_unusable_weights(tmp_path: Path) -> None:
     run = stored(tmp_path)
-    assert codes("--init_from=nothing") == ["run.missing"]
+    missing = only(wrong(*CPU, "--init_from=nothing", script=LAUNCH))
+    assert (missing.code, missing.field) == ("run.missing", "init_from")
     lost = only(wrong(*CPU, "--init_from=lost.pth", script=LAUNCH))
     assert (lost.code, lost.field) == ("run.missing", "init_from")
+    assert missing.allowed == lost.allowed
+    words = (f"--out_dir={tmp_path}", "--seed=7")
+    again = [
+        shlex.split(f) for f in only(wrong(*CPU, "--init_from=tny", *words, script=LAUNCH)).fixes
+    ]
+    ends = ("--init_from=tiny", "--init_from=latest")
+    assert again == [["./launch_train.sh", *CPU, *words, end] for end in ends]
     problem = only(wrong(*CPU, "--init_from=resume", script=LAUNCH))  # nanoGPT
     assert "--resume=latest" in problem.fixes[0]
     assert "flag.contradiction" in codes(f"--init_from={run.path}", f"--resume={run.path}")
@@ -203,6 +223,25 @@ def test_unusable_weights(tmp_path: Path) -> None:
     for checkpoint in manifest.all_in(run.checkpoints):
         flip_a_bit(checkpoint / manifest.NAME)
     assert codes(f"--init_from={run.path}") == ["checkpoint.damaged"]
+
+
+def test_weights_of_another_task_are_one_problem(tmp_path: Path) -> None:
+    """Not one for each field that their task does not have."""
+    run, file = stored(tmp_path), tmp_path / "own.py"
+    file.write_text("from training.tasks import Task\n\n\nclass Own(Task):\n    pass\n")
+    plan = rundir.read_json(run.plan) or {}
+    task = {"name": "own", "unit": "samples", "file": str(file), "options": {}}
+    rundir.write_json(run.plan, plan | {"task": task})
+    config = str(ROOT / "configs/dual_gpu/quickstart.py")
+    start = f"--init_from={run.path}"
+    for words in ((config, start), (start, "--depth=2"), (config, start, "--task=gpt")):
+        problem = only(wrong(*CPU, *words, script=LAUNCH))
+        assert (problem.code, problem.field, problem.fixes) == ("init.differs", "task", []), words
+        assert str(file) in problem.what
+        place = "--task" if words[-1] == "--task=gpt" else "depth from"
+        assert place in problem.what, words
+    (fix,) = only(wrong(*CPU, start, "--task=gpt", script=LAUNCH)).fixes
+    assert f"--task={file}" in shlex.split(fix)
 
 
 def loaded(file: Path, model: torch.nn.Module, **facts: Any) -> None:
@@ -228,6 +267,28 @@ def test_weights_are_verified_and_compared_when_they_are_loaded(tmp_path: Path) 
     (tmp_path / "text.pt").write_text("no tensors")
     with pytest.raises(UserError):
         trained.tensors(tmp_path / "text.pt")
+
+
+def test_sizes_of_a_file_of_tensors_are_compared_before_the_start(tmp_path: Path) -> None:
+    """Those of torch when they are loaded."""
+    state = {f"module.{n}": t for n, t in gpt(1, vocab=448).state_dict().items()}
+    file, other = tmp_path / "bare.safetensors", tmp_path / "bare.pt"
+    safetensors.torch.save_file(state, file)
+    torch.save(state, other)
+    size = ("--max_seq_len=16", "--total_batch_size=128")
+    problems = wrong(*CPU, f"--init_from={file}", "--depth=2", *size, script=LAUNCH)
+    assert [(p.code, p.field) for p in problems] == [
+        ("init.differs", "depth"), ("init.differs", "tokenizer")
+    ]  # fmt: skip
+    assert "--depth=1" in problems[0].fixes[0] and "448" in problems[1].what
+    words = (f"--init_from={file}", "--depth=1", "--tokenizer=bpe", "--vocab_size=448", *size)
+    assert ask(*CPU, *words, script=LAUNCH).start
+    record: Any = {"file": str(other), "title": "x", "bytes": None, "sha256": None}
+    with pytest.raises(UserError) as caught:
+        start_weights.init_from(gpt(2), record, ALONE, tasks.DEFAULT)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.fixes) == ("init.differs", ["--depth=1"])
+    assert "320" in problem.what and "448" in problem.what and "Error" not in problem.what
 
 
 @each("error", [

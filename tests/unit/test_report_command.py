@@ -78,7 +78,7 @@ def test_all_problems_at_once(root: Path) -> None:
         "RUN is 'frist_run'",
         "./duet report first_run",
         "second_run is given twice",
-        "./duet report frist_run second_run second_run --out=x.html",
+        "./duet report frist_run second_run second_run --quiet --out=x.html",
         "--quiet has the value '1'",
         "--out has no value",
     ):

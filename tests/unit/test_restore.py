@@ -36,6 +36,7 @@ from tests.unit.films import (
 from tests.unit.trained_runs import gpt, made
 from training import tasks
 from training.cli import restore, weights_argument
+from training.core import args
 from training.core.errors import UserError
 from training.data.frames import pyav, source
 from training.tasks.video_restoration import inference
@@ -180,7 +181,7 @@ def test_tiles_equal_whole_frames_where_they_overlap_by_the_reach() -> None:
 def test_tiles_are_as_large_as_the_memory_allows(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from training.tasks.video_restoration import trained as video_trained
 
-    (weights,) = [w for w in [restore.weights_argument.one([run], restore.ASKER, [], None)] if w]
+    (weights,) = [w for w in [restore.weights_argument.one([run], args.Args(), [])] if w]
     model = tasks.trained.load(tasks.spec_of(weights.plan), weights)
     assert isinstance(model, video_trained.VideoModel)
     assert model.pieces((1920, 1080), None, None, None).window == video_trained.WINDOW
@@ -363,7 +364,7 @@ def test_an_incomplete_video_is_reported(
 
 def test_a_source_counts_its_frames(tmp_path: Path) -> None:
     problems: list[Any] = []
-    found = source.find(film(tmp_path / "in.mkv"), "", problems)  # states no number of frames
+    found = source.find(film(tmp_path / "in.mkv"), "", "", problems)  # states no number of frames
     assert found and problems == [] and found.count in (12, 13) and found.rate is not None
     part = source.chosen(found, "3:7", problems)
     names = [frame.name for frame, _ in part.frames()]

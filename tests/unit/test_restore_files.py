@@ -15,6 +15,7 @@ from PIL import Image
 from tests.unit.films import apart, content, film, moving, network, pictures, trained
 from training import tasks
 from training.cli import restore
+from training.core import args
 from training.core.errors import Problem, UserError
 from training.data.frames import output, pyav
 from training.tasks.video_restoration import trained as video_trained
@@ -174,7 +175,7 @@ def test_nohup_is_respected(run: str, tmp_path: Path) -> None:
 def test_restored_frames_of_a_window_fit_into_memory(
     run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (weights,) = [w for w in [restore.weights_argument.one([run], restore.ASKER, [], None)] if w]
+    (weights,) = [w for w in [restore.weights_argument.one([run], args.Args(), [])] if w]
     model: Any = tasks.trained.load(tasks.spec_of(weights.plan), weights)
     monkeypatch.setattr(video_trained.cgroups, "available_memory", lambda: 2 << 30)
     large = model.pieces((3840, 2160), None, None, None)

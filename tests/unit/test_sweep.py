@@ -136,6 +136,22 @@ def test_bad_input_is_reported_by_code(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_space_after_a_comma_is_corrected() -> None:
+    problems: list[Problem] = []
+    runs = grid.combinations(["c.py", "--depth=2,", "4,", "6", "--seed=1"], "", {}, problems)
+    (problem,) = problems
+    assert (problem.code, problem.fixes) == (
+        "sweep.empty_value", ["./duet sweep … --depth=2,4,6"]
+    )  # fmt: skip
+    assert runs[0].args == ["c.py", "--seed=1", "--depth=2"]
+
+
+def test_the_same_values_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        prepared(tmp_path, "--depth=2,2")
+    assert raised.value.problems[0].what.endswith("depth=2")
+
+
 def test_problems_of_all_runs_are_reported_once_with_the_runs_concerned(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         prepared(tmp_path, "--depth=1,x", "--seed=1,2", "--matrix_lr=0.1,-1", "--log_every=0")

@@ -44,7 +44,7 @@ from training import tasks
 from training.cli import weights_argument
 from training.core import args, find_run, json_text, log, rundir, units
 from training.core.errors import Exit, Problem, UserError
-from training.core.find_run import LATEST, RunSelector, path_of
+from training.core.find_run import LATEST, path_of
 from training.core.messages import msg
 from training.core.project import typed
 from training.host import process, program
@@ -90,11 +90,10 @@ def parse(argv: list[str]) -> EvaluateOptions:
     if "help" in values:
         return EvaluateOptions(help=True)
     given = {n: values[n] for n in ("data", "text_field", "encoding") if values.get(n)}
-    same = " ".join(f"--{n}={shlex.quote(v)}" for n, v in given.items()) or "--data=PATH"
-    asker = RunSelector("RUN", f"{COMMAND} {same} ", f"{COMMAND} {same}")
     chosen = []
     for word in line.words or [LATEST]:
-        found = weights_argument.find(word, asker, problems, values.get("weights"))
+        others = shlex.join(one for one in line.words if one != word)
+        found = weights_argument.find(word, line, problems, before=others)
         if found and not any(p.field == "data" for p in problems):
             plan, wrong = tasks.spec_of(found.plan).aim(found.plan, given)
             problems += [p for p in wrong if p not in problems]
@@ -107,7 +106,7 @@ def parse(argv: list[str]) -> EvaluateOptions:
     # RUN and RUN/best may be the same checkpoint
     chosen = list({(one.file, one.averaged): one for one in chosen}.values())
     out = path_of(values["out"]).absolute() if values.get("out") else None
-    problems += _not_writable(out) if out else []
+    problems += _not_writable(out, line) if out else []
     if problems:
         denied = all(problem.code == "output.unwritable" for problem in problems)
         problems = args.whole_commands(problems, COMMAND, argv, FLAGS)
@@ -117,10 +116,10 @@ def parse(argv: list[str]) -> EvaluateOptions:
     )
 
 
-def _not_writable(out: Path) -> list[Problem]:
+def _not_writable(out: Path, line: args.Args) -> list[Problem]:
     allowed = msg("cli.evaluate.out_allowed")
     if out.suffix not in (".html", ".htm"):
-        fixes = [f"--out={shlex.quote(str(out.with_suffix('.html')))}"]
+        fixes = [line.again(out=str(out.with_suffix(".html")))]
         return [Problem("output.suffix", msg("cli.evaluate.out_suffix", out=out), allowed, fixes)]
     if find_run.is_folder(out):
         what = msg("monitor.report.options.out_is_folder", out=str(out))

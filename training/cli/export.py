@@ -31,7 +31,7 @@ from training import tasks
 from training.cli import weights_argument
 from training.core import args, find_run
 from training.core.errors import Exit, Problem, UserError
-from training.core.find_run import RunSelector, path_of
+from training.core.find_run import path_of
 from training.core.messages import msg
 from training.core.project import typed
 from training.host import program
@@ -39,7 +39,7 @@ from training.tasks import safetensors_file
 from training.tasks.weights import FORMATS, HUB, TORCH_FORM, Weights
 
 COMMAND = "./duet export"
-ASKER = RunSelector("RUN", f"{COMMAND} --out=DIR ", f"{COMMAND} --out=DIR")
+NEW = "model/"  # suggested folder
 FLAGS = {
     "out": args.TEXT,
     "format": args.one_of(*FORMATS),
@@ -67,7 +67,7 @@ def parse(argv: list[str]) -> ExportOptions:
     if "help" in values:
         return ExportOptions(help=True)
     form = values.get("format") or FORMATS[0]
-    found = weights_argument.one(line.words, ASKER, problems, values.get("weights"))
+    found = weights_argument.one(line.words, line, problems, {"out": NEW})
     if found and form == HUB and not tasks.spec_of(found.plan).writes_text:
         name = tasks.task_of(found.plan)["name"]
         problems.append(
@@ -75,7 +75,7 @@ def parse(argv: list[str]) -> ExportOptions:
                 "task.unsupported",
                 msg("cli.export.no_hub", task=name),
                 ", ".join(one for one in FORMATS if one != HUB),
-                [f"{COMMAND} {shlex.join(line.words)} --format={FORMATS[0]} --out=DIR"],
+                [line.again(format=FORMATS[0], **_out(line))],
             )
         )
     if form != TORCH_FORM:
@@ -87,19 +87,24 @@ def parse(argv: list[str]) -> ExportOptions:
                 "flag.no_value",
                 msg("cli.export.no_out"),
                 msg("cli.export.out_wanted"),
-                [f"{COMMAND} {shlex.join([*line.words, '--out=model/'])}"],
+                [line.again(**_out(line))],
                 "out",
             )
         )
     elif values["out"]:
-        problems += _not_writable(out)
+        problems += _not_writable(out, line)
     if problems:
         lacks = all(problem.code == "package.missing" for problem in problems)
         raise UserError(problems, Exit.RESOURCES if lacks else Exit.CONFIG)
     return ExportOptions(found, out, form, "quiet" in values)
 
 
-def _not_writable(out: Path) -> list[Problem]:
+def _out(line: args.Args) -> dict[str, str]:
+    """A new folder, if none was given."""
+    return {} if "out" in line.written else {"out": NEW}
+
+
+def _not_writable(out: Path, line: args.Args) -> list[Problem]:
     allowed = msg("cli.export.out_wanted")
     if find_run.is_folder(out) and os.access(out, os.R_OK) and not any(out.iterdir()):
         return []
@@ -109,7 +114,7 @@ def _not_writable(out: Path) -> list[Problem]:
             for n in itertools.count(2)
             if not find_run.exists(place := out.parent / f"{out.name or 'model'}_{n}")
         )
-        fixes = [f"{COMMAND} … --out={shlex.quote(str(free))}"]
+        fixes = [line.again(out=str(free))]
         return [Problem("output.not_empty", msg("cli.export.not_empty", out=out), allowed, fixes)]
     if not find_run.is_folder(out.parent):
         fixes = [f"mkdir -p {shlex.quote(str(out.parent))}"]

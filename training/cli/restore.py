@@ -41,7 +41,7 @@ from training import tasks
 from training.cli import weights_argument
 from training.core import args, log
 from training.core.errors import Exit, Problem, UserError
-from training.core.find_run import RunSelector, path_of
+from training.core.find_run import path_of
 from training.core.messages import msg
 from training.core.metric_units import memory_word
 from training.core.project import typed
@@ -57,8 +57,7 @@ if TYPE_CHECKING:
     from training.tasks.trained import FrameModel, Pieces
 
 COMMAND = "./duet restore"
-REST = "INPUT --out=PATH"
-ASKER = RunSelector("RUN", f"{COMMAND} ", f"{COMMAND} {REST}", REST)
+NEW = "restored.mp4"  # suggested output
 FLAGS = {
     "out": args.TEXT,
     "overwrite": args.SWITCH,
@@ -93,17 +92,21 @@ def parse(argv: list[str]) -> RestoreOptions | None:
     if "help" in values:
         return None
     *run, given = line.words or [""]  # the only word is the input
-    found = weights_argument.one(run, ASKER, problems, values.get("weights"))
+    before = shlex.quote(given) if given else "INPUT"
+    found = weights_argument.one(run, line, problems, {"out": NEW}, before)
     if found:
         problems += tasks.spec_of(found.plan).restores(found)
+    rest = line.flags(**({} if "out" in line.written else {"out": NEW}))
     if run or (given and os.path.exists(path_of(given))):
-        chosen = source.find(path_of(given), shlex.join([*COMMAND.split(), *run]), problems)
+        named = shlex.join([*COMMAND.split(), *run])
+        chosen = source.find(path_of(given), named, rest, problems)
     else:
         chosen = None
         path, allowed = path_of(given), msg("data.frames.source_wanted")
         what = msg("data.frames.missing", path=path) if given else msg("cli.restore.no_input")
-        again = shlex.join([*COMMAND.split(), *filter(None, [given])])
-        problems.append(Problem("input.missing", what, allowed, [f"{again} {REST}"]))
+        # A single word is either the run or a missing input.
+        named = " ".join([COMMAND, shlex.quote(given)] if given else [COMMAND])
+        problems.append(Problem("input.missing", what, allowed, [f"{named} INPUT {rest}"]))
     if chosen and values.get("frames"):
         chosen = source.chosen(chosen, values["frames"], problems)
     if chosen:
@@ -121,7 +124,7 @@ def parse(argv: list[str]) -> RestoreOptions | None:
 def _target(line: args.Args, chosen: Source | None, problems: list[Problem]) -> Target | None:
     values = line.values
     if "out" not in values:
-        again = shlex.join([*COMMAND.split(), *line.words, "--out=restored.mp4"])
+        again = line.again(out=NEW)
         what = msg("cli.export.no_out")
         problems.append(
             Problem("flag.no_value", what, msg("data.frames.target_wanted"), [again], "out")

@@ -41,7 +41,6 @@ from training import tasks
 from training.cli import weights_argument
 from training.core import args, json_text, units
 from training.core.errors import Exit, Problem, UserError
-from training.core.find_run import RunSelector
 from training.core.messages import msg
 from training.core.project import typed
 from training.host import program
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from training.tasks.trained import TextModel
 
 COMMAND = "./duet sample"
-ASKER = RunSelector("RUN", f"{COMMAND} ", COMMAND)
 SEEDS = 1 << 31
 FLAGS = {
     "prompt": args.Flag(str, empty=True),  # text from nothing
@@ -93,8 +91,8 @@ def parse(argv: list[str]) -> SampleOptions:
     values, problems = line.values, line.problems
     if "help" in values:
         return SampleOptions(help=True)
-    prompts = _prompts(values, problems)
-    found = weights_argument.one(line.words, ASKER, problems, values.get("weights"))
+    prompts = _prompts(line, problems)
+    found = weights_argument.one(line.words, line, problems)
     if found and not tasks.spec_of(found.plan).writes_text:
         problems.append(
             Problem(
@@ -119,7 +117,8 @@ def parse(argv: list[str]) -> SampleOptions:
     )
 
 
-def _prompts(values: dict[str, object], problems: list[Problem]) -> list[str] | None:
+def _prompts(line: args.Args, problems: list[Problem]) -> list[str] | None:
+    values = line.values
     given = [name for name in ("prompt", "prompts") if isinstance(values.get(name), str)]
     if len(given) > 1:
         problems.append(
@@ -127,7 +126,7 @@ def _prompts(values: dict[str, object], problems: list[Problem]) -> list[str] | 
                 "flag.contradiction",
                 msg("cli.sample.two_prompts"),
                 msg("monitor.option.one_of_them"),
-                [f"{COMMAND} --prompts=FILE"],
+                [line.again(prompts=None), line.again(prompt=None)],
             )
         )
         return []

@@ -69,7 +69,7 @@ def resolve(
     config = Config(
         **{name: value for name, value in values.items() if fields[name] is FIELDS.get(name)}
     )
-    problems = [*_unknown_keys(file, config, ranks, fields), *problems]
+    problems = [*_unknown_keys(file, config, ranks, fields, origins["task"]), *problems]
     options = {
         name: values.get(name, f.default) for name, f in fields.items() if f is not FIELDS.get(name)
     }
@@ -171,7 +171,9 @@ def _unknown_variables(environ: Mapping[str, str], fields: Known) -> list[Proble
     return out
 
 
-def _unknown_keys(file: Values, config: Config, ranks: int, fields: Known) -> list[Problem]:
+def _unknown_keys(
+    file: Values, config: Config, ranks: int, fields: Known, task_origin: str
+) -> list[Problem]:
     """The problems of unknown keys in a config file."""
     unknown = [name for name in file if name not in fields]
     if not unknown:
@@ -179,18 +181,25 @@ def _unknown_keys(file: Values, config: Config, ranks: int, fields: Known) -> li
     from training.config import meant
 
     sizes = meant.sizes_of(config, ranks, fields)
-    return [_unknown_key(name, *file[name], fields, sizes, config.nnodes) for name in unknown]
+    task = f"{config.task} ({task_origin})"
+    return [_unknown_key(name, *file[name], fields, sizes, config.nnodes, task) for name in unknown]
 
 
 def _unknown_key(
-    name: str, raw: Any, origin: str, fields: Known, sizes: Sizes, nnodes: int
+    name: str, raw: Any, origin: str, fields: Known, sizes: Sizes, nnodes: int, now: str
 ) -> Problem:
     from training.config import foreign_names, meant
 
     if name in FIELDS:
         return Problem(
             "field.other_task",
-            msg("config.resolve.other_task", name=name, task=FIELDS["task"].default, origin=origin),
+            msg(
+                "config.resolve.other_task",
+                name=name,
+                task=FIELDS["task"].default,
+                origin=origin,
+                now=now,
+            ),
             "",
             [msg("config.resolve.delete_line", origin=origin)],
         )

@@ -103,11 +103,25 @@ def is_whole(text: str) -> bool:
 
 @dataclass
 class Args:
-    """`values`: flag name with underscores → value; `words`: positional arguments."""
+    """`values`: flag name with underscores → value; `words`: positional arguments; `written`: flag
+    → as typed into a shell, without invalid values that have no suggestion."""
 
     values: dict[str, Any] = field(default_factory=dict)
     words: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    command: str = ""
+    written: dict[str, str] = field(default_factory=dict)
+
+    def flags(self, **changes: str | None) -> str:
+        """The flags for a shell, with these changed; None: without it."""
+        kept = {n: text for n, text in self.written.items() if n not in changes}
+        changed = (f"--{n}={shlex.quote(t)}" for n, t in changes.items() if t is not None)
+        return " ".join([*kept.values(), *changed])
+
+    def again(self, **changes: str | None) -> str:
+        """The whole command, with these flags changed."""
+        parts = [self.command, shlex.join(self.words), self.flags(**changes)]
+        return " ".join(filter(None, parts))
 
 
 def parse(
@@ -122,7 +136,7 @@ def parse(
     arguments. Problems are returned, not raised."""
     near = near or partial(nearest, flags=flags)
     known = {name.replace("-", "_"): name for name in flags}
-    args, rest = Args(), list(argv)
+    args, rest = Args(command=command), list(argv)
     # word as typed, flag or "", closest known flag, value
     typed: list[tuple[str, str, str, str | None]] = []
     while rest:
@@ -143,10 +157,19 @@ def parse(
         ):
             equals, value = "=", rest.pop(0)
         typed.append((start, name, meant, value if equals else None))
-    again = " ".join([command, *(map(shlex.quote, args.words) if positional else ())])
+    for start, name, _, text in typed:
+        right = _right(flags[name], text) if name else None
+        if right is not None:
+            args.written[name.replace("-", "_")] = start + right
     given = dict[str, str | None]()
     for start, name, meant, text in typed:
-        key = name.replace("-", "_")
+        key = (name or meant).replace("-", "_")
+        others = {key: None} if key else {}
+        again = (
+            args.again(**others)
+            if positional
+            else " ".join(filter(None, [command, args.flags(**others)]))
+        )
         if not name:
             args.problems.append(_unknown(start, text, meant, flags, command, again))
             continue
@@ -195,6 +218,20 @@ def _key(word: str) -> str:
     return word.partition("=")[0][2:].replace("-", "_") if word.startswith("--") else ""
 
 
+def _right(flag: Flag, text: str | None) -> str | None:
+    """What follows the name in a shell: the value, or the first suggestion for an invalid one; None
+    without one."""
+    if flag.read is None or (text is None and flag.bare is not None):
+        return ""
+    if text is None or not (text or flag.empty):
+        return None
+    try:
+        flag.read(text)
+    except ValueError:
+        text = next(iter(flag.near(text)), None)
+    return None if text is None else f"={shlex.quote(text)}"
+
+
 def _value(name: str, flag: Flag, text: str | None, again: str) -> tuple[Problem | None, Any]:
     key = name.replace("-", "_")
     if flag.read is None:
@@ -234,9 +271,8 @@ def _unknown(
 ) -> Problem:
     # Suggesting a flag without its value would only cause the next error.
     fits = near and (text or not flags[near].read)
-    fix = (
-        f"{again} --{near}{f'={text}' if flags[near].read else ''}" if fits else f"{command} --help"
-    )
+    value = f"={shlex.quote(text or '')}" if near and flags[near].read else ""
+    fix = f"{again} --{near}{value}" if fits else f"{command} --help"
     return Problem(
         "flag.unknown",
         msg("core.args.unknown", word=word),

@@ -168,7 +168,8 @@ def _look(
         resolved = found.resolved or resolved
     start = init_from.find(resolved, experiments, found.run, problems)
     if start:
-        below = {n: v for n, v in init_from.values(start).items() if n in fields}
+        given = (*file.values, *line.flags)
+        below = {n: v for n, v in init_from.values(start, given).items() if n in fields}
         resolved = resolve.resolve(line, {**below, **file.values}, environ, found.known, fields)
         length.settle(resolved, found.run)
     problems += resolved.problems

@@ -47,7 +47,11 @@ def problems(
 
     out = [
         unknown(
-            u, m, asked.kind.fields, [whole(c) for c in m.changes] or [f"{_program(script)} --help"]
+            u,
+            m,
+            asked.kind.fields,
+            [whole(c) for c in m.changes] or [f"{_program(script)} --help"],
+            f"{asked.resolved.config.task} ({asked.resolved.origins['task']})",
         )
         for u, m in found.items()
     ]
@@ -90,12 +94,14 @@ def names(
     return {one: found[one] for one in in_order}, sizes
 
 
-def unknown(one: flags.Unknown, found: meant.Meant, fields: Known, fixes: list[str]) -> Problem:
-    """The problem of one unknown flag."""
+def unknown(
+    one: flags.Unknown, found: meant.Meant, fields: Known, fixes: list[str], task: str
+) -> Problem:
+    """The problem of one unknown flag. `task`: the present one and its origin."""
     if one.name in FIELDS and one.name not in fields:
         return Problem(
             "field.other_task",
-            msg("plan.flag.other_task", typed=one.typed, task=DEFAULT.name),
+            msg("plan.flag.other_task", typed=one.typed, task=DEFAULT.name, now=task),
             "",
             fixes,
         )

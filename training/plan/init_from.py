@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config import loader, origin, resolve
+from training.config.schema import FIELDS
 from training.core import find_run, log, manifest, rundir, standing
 from training.core.errors import Problem, UserError
 from training.core.find_run import RunSelector
 from training.core.messages import msg
-from training.tasks import weights
+from training.tasks import safetensors_file, weights
 from training.tasks.weights import Weights
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from training.core.contracts.plan import InitRecord
     from training.tasks.spec import TaskSpec
 
@@ -65,10 +69,19 @@ def find(
         named = None if word == find_run.LATEST else word
         return _complete(weights.find(named, experiments, ASKER, kind, "init_weights"))
     except UserError as error:
-        problems += error.problems
+        problems += [_with_all_kinds(problem) for problem in error.problems]
         if word == "resume":  # of nanoGPT
             problems[-1].fixes.insert(0, "--resume=latest")
         return None
+
+
+def _with_all_kinds(problem: Problem) -> Problem:
+    """A missing run may have been meant as any kind of weights. Comments would keep a suggestion
+    from becoming the whole command."""
+    if problem.code not in ("run.missing", "run.none"):
+        return problem
+    fixes = [fix.partition("   # ")[0] for fix in problem.fixes]
+    return replace(problem, allowed=msg("plan.init.file_wanted"), fixes=fixes, field="init_from")
 
 
 def _complete(start: Weights) -> Weights:
@@ -109,35 +122,55 @@ def _again(
     )
 
 
-def values(start: Weights) -> loader.Values:
-    """Fields that follow from the weights where nothing else sets them."""
-    if not start.plan:
+def values(start: Weights, given: Iterable[str]) -> loader.Values:
+    """Fields that follow from the weights where nothing else sets them: none if a given one is
+    unknown to their task, since the run is then of another one."""
+    if not start.plan or any(_unknown_to(start, name) for name in given):
         return {}
-    task = tasks.task_of(start.plan)
     spec = tasks.spec_of(start.plan)
-    found = {"task": task["file"] or task["name"], **spec.fields_of(start)}
+    found = {"task": _task(start), **spec.fields_of(start)}
     return {
         name: (value, msg("plan.init.origin", title=start.title)) for name, value in found.items()
     }
 
 
+def _task(start: Weights) -> str:
+    """The task of the weights, as --task takes it."""
+    task = tasks.task_of(start.plan)
+    return str(task["file"] or task["name"])
+
+
+def _unknown_to(start: Weights, name: str) -> bool:
+    """Whether this is a field of the default task alone, and the weights are of another one."""
+    known = (*tasks.spec_of(start.plan).fields, *tasks.task_of(start.plan)["options"])
+    return name in FIELDS and name not in known
+
+
 def differences(start: Weights, kind: TaskSpec, resolved: resolve.Resolved) -> list[Problem]:
     """Why the model of this run cannot have these weights, all reasons at once."""
     if not start.plan:
-        return []
+        return kind.unfit(start, _shapes(start.file), resolved.config, resolved.origins)
     theirs = tasks.spec_of(start.plan)
     if Path(theirs.name).stem != Path(kind.name).stem:
-        what = msg(
-            "plan.init.other_task",
-            title=start.title,
-            theirs=theirs.name,
-            task=kind.name,
-            origin=resolved.origins["task"],
-        )
-        return [
-            Problem("init.differs", what, msg("plan.init.same_model"), [f"--task={theirs.name}"])
-        ]
+        origins, task = resolved.origins, _task(start)
+        other = [n for n in kind.fields if _unknown_to(start, n) and origins[n] != origin.DEFAULT]
+        by = f"{origins['task']}"
+        if other and by == f"{origin.DEFAULT}":
+            by = msg("plan.init.by_field", name=other[0], origin=origins[other[0]])
+        now = str(kind.file or kind.name)
+        what = msg("plan.init.other_task", title=start.title, theirs=task, task=now, origin=by)
+        # --task alone would not help where fields of the present task are set.
+        fixes = [] if other else [f"--task={shlex.quote(task)}"]
+        return [Problem("init.differs", what, msg("plan.init.same_model"), fixes, "task")]
     return kind.differences(start, resolved.config, resolved.options, resolved.origins)
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Those that can be read without torch: rank 0 compares the others, and reports damage."""
+    try:
+        return safetensors_file.shapes(file) if file.suffix == ".safetensors" else {}
+    except ValueError:
+        return {}
 
 
 def record(start: Weights) -> InitRecord:

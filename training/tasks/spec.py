@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -232,6 +232,21 @@ class TaskSpec(ABC):
         return Problem(
             "init.differs", what, allowed, [f"--{name}={shlex.quote(str(theirs))}"], name
         )
+
+    def sizes_in(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """Sizes of the model that has tensors of these shapes, under the names of their fields
+        where there are such; empty if unknown."""
+        return {}
+
+    def unfit(
+        self,
+        weights: Weights,
+        shapes: Mapping[str, Sequence[int]],
+        config: Config,
+        origins: Mapping[str, str],
+    ) -> list[Problem]:
+        """As differences, for a file of tensors of another program."""
+        return []
 
     def model_name(self, config: Mapping[str, Any]) -> str:
         """Model name for the summary."""

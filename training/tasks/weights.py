@@ -96,11 +96,12 @@ def find(
     asker: RunSelector,
     kind: str | None = None,
     flag: str = "weights",
+    of_kind: RunSelector | None = None,
 ) -> Weights:
     """The weights of a run (its newest checkpoint; RUN/best: the one with the best evaluation), a
     checkpoint, an exported folder or a file in one of these; None: the newest run. `kind`: one of
-    KINDS, given by `flag`; None: the moving average if there is one. Reads manifests only, not the
-    weights. Raises UserError."""
+    KINDS, given by `flag`; None: the moving average if there is one. `of_kind`: `asker` without
+    `flag`, where it has that. Reads manifests only, not the weights. Raises UserError."""
     if kind not in (None, *KINDS):  # of load_model(); the commands check theirs before
         near = next(iter(suggest(str(kind).lower(), list(KINDS), most=1)), EMA)
         what, fixes = msg("tasks.weights.kind", kind=kind), [f'kind="{near}"']
@@ -113,7 +114,8 @@ def find(
         found = _best(find_run.find(None if name == find_run.LATEST else name, experiments, asker))
     if found is None:
         found = _of_run(find_run.find(word, experiments, asker), experiments, asker)
-    again = asker.newest if word is None else asker.command(word)
+    of_kind = of_kind or asker
+    again = of_kind.newest if word is None else of_kind.command(word)
     # An exported folder is not its run, which may have both kinds.
     shown = found.title if found.run or word is None else word
     return _of_kind(found, kind, f"{again} --{flag}=", shown)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from training.config.schema import Config
+from training.config.schema import FIELDS, Config
 from training.core import heartbeat, log, manifest, rundir, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
@@ -21,6 +22,7 @@ from training.trainer.weight_average import WeightAverage
 if TYPE_CHECKING:
     from training.core.contracts.plan import InitRecord, Plan
     from training.core.contracts.run_files import ManifestRecord
+    from training.tasks.spec import TaskSpec
 
 SAME_STATE = {"Adam", "AdamW"}
 
@@ -59,22 +61,25 @@ def weight_average(
     return average
 
 
-def init_from(raw: torch.nn.Module, start: InitRecord, world: World) -> None:
+def init_from(
+    raw: torch.nn.Module, start: InitRecord, world: World, spec: TaskSpec | None = None
+) -> None:
     """Load the weights of --init_from on rank 0; DDP copies its tensors to the others. Raises
     UserError if they are damaged or of another model, RuntimeError for the GPU, and errors of the
     model's own methods."""
     if world.rank == 0:
-        _load(raw, start)
+        _load(raw, start, spec)
     _share_extra_states(raw, world)
 
 
-def _load(raw: torch.nn.Module, start: InitRecord) -> None:
+def _load(raw: torch.nn.Module, start: InitRecord, spec: TaskSpec | None) -> None:
     file = Path(start["file"])
     size, checksum = start["bytes"], start["sha256"]
     if size is not None and checksum is not None:  # else it is a file of another program
         wrong = manifest.damage(file, size, checksum, heartbeat.current.again)
         if wrong:
             raise trained.unreadable(file, wrong)
+    found: Mapping[str, torch.Tensor] = {}
     try:
         found = trained.tensors(file, averaged=start.get("averaged", False))
         raw.load_state_dict(trained.fitted(found, raw.state_dict()))
@@ -82,9 +87,22 @@ def _load(raw: torch.nn.Module, start: InitRecord) -> None:
         if trained.of_gpu(error) or own_error.in_loading(error):
             raise
         reasons = " ".join(str(error).split())[:600]
+        theirs, own = (spec.sizes_in(_shapes(t)) if spec else {} for t in (found, raw.state_dict()))
+        other = {n: size for n, size in theirs.items() if own.get(n, size) != size}
+        if other:
+            reasons = ", ".join(
+                msg("trainer.state.other_size", name=n, theirs=size, own=own[n])
+                for n, size in other.items()
+            )
         what = msg("trainer.state.other_weights", title=start["title"], reasons=reasons)
-        raise UserError(Problem("init.differs", what, msg("tasks.spec.same_model"))) from None
+        fixes = [f"--{n}={size}" for n, size in other.items() if n in FIELDS]
+        allowed = msg("tasks.spec.same_model")
+        raise UserError(Problem("init.differs", what, allowed, fixes)) from None
     log.info(msg("trainer.state.starts_from", title=start["title"]))
+
+
+def _shapes(tensors: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+    return {n: tuple(t.shape) for n, t in tensors.items() if isinstance(t, torch.Tensor)}
 
 
 def _share_extra_states(raw: torch.nn.Module, world: World) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from training import tasks
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.core import heartbeat, log, manifest, next_command, phase_timeouts, rundir
@@ -185,7 +186,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
             scale.load_state_dict(loaded.state["loss_scale"])
         start_weights.report_resume(loaded, run, world, facts, plan)
     elif "init_from" in plan:
-        start_weights.init_from(raw, plan["init_from"], world)
+        start_weights.init_from(raw, plan["init_from"], world, tasks.spec_of(plan))
     train = task.rows("train")
     assert train is not None
     length = plan_length(

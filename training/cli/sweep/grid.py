@@ -49,6 +49,10 @@ class Combination:
     choices: list[Choice] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
 
+    def chosen(self) -> dict[str, str]:
+        """Name → value of the flags with several values."""
+        return {c.name: v for c, v in zip(self.choices, self.values, strict=True)}
+
     def flags(self) -> dict[str, str]:
         """Name → text of everything that is set, with the config file."""
         line = flags.parse(self.args, tasks.everything())
@@ -154,13 +158,14 @@ def _choices(
     for name, text, typed, start, stop in sorted(given, key=lambda one: one[3]):
         if _has_commas(name, fields):
             continue
+        after = _after_comma(text, words[stop:])
         values = tuple(part.strip().replace(r"\,", ",") for part in COMMA.split(text))
         if len(values) == 1 and r"\," not in text and not (not text and _typed(name, fields)):
             continue
-        if "" in values and (empty := _empty(typed, text)) not in problems:
+        if "" in values and (empty := _empty(typed, text, after)) not in problems:
             problems.append(empty)
         choices.append(Choice(name, typed, text, tuple(value for value in values if value)))
-        taken |= set(range(start, stop))
+        taken |= set(range(start, stop + len(after)))
     choices = [choice for choice in choices if choice.values]
     return [word for i, word in enumerate(words) if i not in taken], choices
 
@@ -176,8 +181,22 @@ def _typed(name: str, fields: Known) -> bool:
     return name in fields and not str(fields[name].type).startswith("str")
 
 
-def _empty(typed: str, text: str) -> Problem:
-    left = ",".join(value for value in COMMA.split(text) if value.strip())
+def _after_comma(text: str, words: Sequence[str]) -> list[str]:
+    """The following words that belong to the value: the user typed a space after a comma."""
+    found = list[str]()
+    for word in words:
+        if not (found or [text])[-1].endswith(",") or word.startswith("--"):
+            break
+        if word.endswith((".py", ".json")):  # a config
+            break
+        found.append(word)
+    return found
+
+
+def _empty(typed: str, text: str, after: Sequence[str]) -> Problem:
+    left = shlex.quote(",".join(v for v in COMMA.split("".join([text, *after])) if v.strip()))
+    left = "" if left == "''" else left
+    text = " ".join([text, *after])
     fixes = [f"{COMMAND} … {typed}={left}"] if left else []
     what = msg("cli.sweep.empty_value", typed=typed, text=text)
     return Problem("sweep.empty_value", what, msg("cli.sweep.values_allowed"), fixes)

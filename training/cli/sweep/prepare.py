@@ -204,13 +204,15 @@ def _requests(
             what = msg("cli.sweep.place", reason=request.place.reason)
             wrong.add([Problem("sweep.place", what, msg("cli.sweep.place_allowed"))], run, name)
         out.append(request)
-    found = wrong.problems() + (_twice(out, labels) if len(out) == len(runs) else [])
+    found = wrong.problems() + (_twice(out, labels, runs) if len(out) == len(runs) else [])
     if found:
         raise UserError(found)
     return out
 
 
-def _twice(requests: Sequence[Request], labels: Sequence[str]) -> list[Problem]:
+def _twice(
+    requests: Sequence[Request], labels: Sequence[str], runs: Sequence[Combination]
+) -> list[Problem]:
     """Runs with the same configuration, however it was typed."""
     first, problems = dict[str, int](), list[Problem]()
     for at, request in enumerate(requests):
@@ -220,7 +222,10 @@ def _twice(requests: Sequence[Request], labels: Sequence[str]) -> list[Problem]:
                 "cli.sweep.twice",
                 number=at + 1,
                 before=before + 1,
-                values=labels[at] or labels[before],
+                values=labels[at]
+                or labels[before]
+                or label(runs[at].chosen())
+                or shlex.join(runs[at].words),
             )
             problems.append(Problem("sweep.duplicate", what, msg("cli.sweep.twice_allowed")))
     return problems

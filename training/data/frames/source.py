@@ -92,8 +92,8 @@ class Source:
             raise Unreadable(_outside(self, f"{self.first}:{self.last or ''}", str(number + 1)))
 
 
-def find(path: Path, command: str, problems: list[Problem]) -> Source | None:
-    """The source at this path; None with a problem. `command`: what precedes the path."""
+def find(path: Path, command: str, rest: str, problems: list[Problem]) -> Source | None:
+    """The source at this path; None with a problem. `command`, `rest`: around the path."""
     allowed = msg("data.frames.source_wanted")
 
     if not os.path.exists(path):
@@ -111,7 +111,7 @@ def find(path: Path, command: str, problems: list[Problem]) -> Source | None:
         if path.is_dir():
             files = tuple(pictures.in_folder(path).values())
             if not files:
-                fixes = [f"{command} {shlex.quote(str(p))} --out=PATH" for p in _inside(path)]
+                fixes = [f"{command} {shlex.quote(str(p))} {rest}" for p in _inside(path)]
                 what = msg("data.frames.empty", path=path)
                 problems.append(Problem("input.no_frames", what, allowed, fixes))
                 return None

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from training.core.contracts.run_files import SweepRecord
 
 COMMAND = "./duet report"
-ASKER = RunSelector("RUN", f"{COMMAND} ", f"{COMMAND} {LATEST}")
 FLAGS = {
     "out": args.TEXT,
     "quiet": args.SWITCH,
@@ -49,7 +48,7 @@ def parse(argv: list[str], root: Path = WORK) -> ReportOptions:
     options = ReportOptions(quiet="quiet" in values, help="help" in values)
     if options.help:
         return options
-    _find_runs(options, line.words, root, problems)
+    _find_runs(options, line, root, problems)
     if not problems:
         options.out = (
             find_run.path_of(values["out"]).absolute()
@@ -63,25 +62,29 @@ def parse(argv: list[str], root: Path = WORK) -> ReportOptions:
 
 
 def _find_runs(
-    options: ReportOptions, words: list[str], root: Path, problems: list[Problem]
+    options: ReportOptions, line: args.Args, root: Path, problems: list[Problem]
 ) -> None:
+    words = line.words
     if not words:
         problems.append(
             Problem(
                 "run.not_given",
                 msg("monitor.report.options.no_run"),
                 msg("monitor.report.options.runs_allowed"),
-                [f"{COMMAND} {LATEST}"],
+                [" ".join(filter(None, [COMMAND, LATEST, line.flags()]))],
             )
         )
     for word in words:
+        others = shlex.join(dict.fromkeys(one for one in words if one != word))
+        asker = _selector(" ".join(filter(None, [others, line.flags()])))
         try:
-            run = find_run.find(None if word == LATEST else word, root / EXPERIMENTS, ASKER)
+            run = find_run.find(None if word == LATEST else word, root / EXPERIMENTS, asker)
         except UserError as error:
             if sweep_dir.at(word, root / EXPERIMENTS).exists():
-                problems += _find_sweep(options, word, root) + find_run.several(words, ASKER)
+                alone = _selector(line.flags())
+                problems += _find_sweep(options, word, root) + find_run.several(words, alone)
             else:
-                problems += [_or_latest(problem, word) for problem in error.problems]
+                problems += [_or_latest(problem, word, asker) for problem in error.problems]
             continue
         if any(
             os.path.realpath(run.path) == os.path.realpath(other.path) for other in options.runs
@@ -96,6 +99,12 @@ def _find_runs(
         options.runs.append(run)
 
 
+def _selector(rest: str) -> RunSelector:
+    """`rest`: the other runs and flags."""
+    newest = " ".join(filter(None, [COMMAND, LATEST, rest]))
+    return RunSelector("RUN", f"{COMMAND} ", newest, rest)
+
+
 def _find_sweep(options: ReportOptions, word: str, root: Path) -> list[Problem]:
     try:
         options.sweep = sweep_dir.find(
@@ -106,9 +115,9 @@ def _find_sweep(options: ReportOptions, word: str, root: Path) -> list[Problem]:
     return []
 
 
-def _or_latest(problem: Problem, word: str) -> Problem:
+def _or_latest(problem: Problem, word: str, asker: RunSelector) -> Problem:
     return (
-        replace(problem, fixes=[f"{COMMAND} {LATEST}", *problem.fixes])
+        replace(problem, fixes=[asker.newest, *problem.fixes])
         if word != LATEST and suggest(word, [LATEST])
         else problem
     )

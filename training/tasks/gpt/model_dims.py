@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -24,6 +25,8 @@ MUON_BATCH = {"cuda": 384 << 20, "cpu": 16 << 20}
 BLOCKS_PER_GRAPH = 4
 # Dimensions of products in fp8 (torch._scaled_mm); the widths are multiples of it at every depth.
 FP8_MULTIPLE = 16
+ROWS = "vocabulary"  # rows of the embedding
+_BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -100,3 +103,10 @@ def flops_per_token(shape: ModelDims) -> int:
     """
     multiplied = shape.weights - shape.vocab * shape.width
     return 6 * multiplied + 12 * shape.depth * shape.width * shape.max_seq_len  # H·Q is the width
+
+
+def sizes_in(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Depth and vocabulary of a file of tensors, under any prefix; empty if it has other names."""
+    blocks = [int(found[1]) for name in shapes if (found := _BLOCK.search(name))]
+    rows = [one[0] for name, one in shapes.items() if f".{name}".endswith(".embedding.weight")]
+    return {"depth": max(blocks) + 1, ROWS: rows[0]} if blocks and rows else {}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.config import batch
-from training.config.origin import DEFAULT
+from training.config.origin import DEFAULT, asked_for
 from training.core import manifest
 from training.core.messages import msg
 from training.core.metric_units import memory_word
@@ -126,6 +126,16 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         more, padded = _fp8(step.load.shape, step.load.tokens, machine.compiled.value)
         text, notes = text + more, notes + padded
     # A file of another program has no record of its model.
+    set_by = request.origins["vocab_size"]
+    if asked_for(set_by) and config.tokenizer != BPE:
+        notes.append(
+            msg(
+                "tasks.gpt.plan.vocabulary_of_file",
+                flag=set_by.name,
+                tokenizer=config.tokenizer,
+                origin=request.origins["tokenizer"],
+            )
+        )
     if request.start and not request.start.plan and request.origins["key_offset"] == DEFAULT:
         notes.append(msg("tasks.gpt.plan.keys_unknown", file=request.start.file.name))
     model = {**shape, "optimizer": config.optimizer}

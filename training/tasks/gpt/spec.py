@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +16,7 @@ from training.data import encoding as text_encoding
 from training.data.corpus import CorpusSource
 from training.data.tokenizer import vocab_of
 from training.tasks.gpt import validation
-from training.tasks.gpt.model_dims import ModelDims, of_checkpoint
+from training.tasks.gpt.model_dims import ROWS, ModelDims, of_checkpoint, sizes_in
 from training.tasks.gpt.rates import MATRIX_LR
 from training.tasks.planning import Decided, PlanRequest, Situation
 from training.tasks.spec import TaskSpec
@@ -197,6 +197,39 @@ class GptSpec(TaskSpec):
         elif not _same_tokenizer(config.tokenizer, words):
             origin = origins["tokenizer"]
             out.append(self.differs(weights, "tokenizer", words, config.tokenizer, origin))
+        return out
+
+    def sizes_in(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        return sizes_in(shapes)
+
+    def unfit(
+        self,
+        weights: Weights,
+        shapes: Mapping[str, Sequence[int]],
+        config: Config,
+        origins: Mapping[str, str],
+    ) -> list[Problem]:
+        found = sizes_in(shapes)
+        if not found:
+            return []
+        out = []
+        if found["depth"] != config.depth:
+            theirs = found["depth"]
+            out.append(self.differs(weights, "depth", theirs, config.depth, origins["depth"]))
+        known = config.tokenizer != tokenizer_base.BPE  # else the text determines its size
+        if known and not tokenizer.check(config.tokenizer):
+            rows = vocab_of(config.tokenizer, config.vocab_size)
+            if found[ROWS] != rows:
+                what = msg(
+                    "tasks.gpt.rows_differ",
+                    tokenizer=config.tokenizer,
+                    origin=origins["tokenizer"],
+                    rows=rows,
+                    theirs=found[ROWS],
+                    title=weights.title,
+                )
+                allowed = msg("tasks.gpt.trained.tokenizer_wanted")
+                out.append(Problem("init.differs", what, allowed, field="tokenizer"))
         return out
 
     def aim(self, plan: Plan, given: Mapping[str, str]) -> tuple[Plan, list[Problem]]:
