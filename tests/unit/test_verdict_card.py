@@ -13,7 +13,7 @@ from tests.cases import each
 from tests.unit.verdicts import failed, finding, new_run, plan, report_error, verdict
 from training.core.errors import Exit
 from training.core.rundir import RunDir
-from training.diagnose import card
+from training.diagnose import card, full_disk
 from training.diagnose.advice import of_end, values
 from training.launcher import failure_report
 from training.launcher.outcome import Outcome
@@ -165,6 +165,45 @@ def test_a_file_limit_is_in_the_advice_on_a_file_that_could_not_be_written(
     assert "ulimit -f" not in " ".join(known["advice"])
     assert limited["advice"][0].startswith("ulimit -f unlimited ")
     assert "2.0 MB" in limited["advice"][0] and limited["advice"][1:] == known["advice"]
+
+
+@pytest.mark.parametrize(("line", "saves"), [("torch.save(net, path)", 1), ("f.write(data)", 0)])
+def test_a_script_fills_the_disk_of_its_own_file(
+    run: RunDir, tmp_path: Path, line: str, saves: int
+) -> None:
+    """Its folder is named, not the run directory, which may be on another disk."""
+    run.rank_log(1).write_text(f"{line}\n")
+    file = tmp_path / "missing" / "out.bin"
+    text = f"[Errno 28] No space left on device: '{file}'"
+    report_error(run, 1, "OSError", text, disk_full=True, file=str(file))
+    record = failed(run, ours=False)
+    assert verdict(record) == ("disk_full", "error", 1) and record["where"] == "model.py:1"
+    assert record["summary"] == f"OSError: {text}" and record["full_folder"] == str(tmp_path)
+    resume = 1  # the plan of these tests has a command
+    assert record["advice"][0].startswith(f"df -h {tmp_path}; ")
+    assert len(record["advice"]) == 1 + saves + resume
+    assert of_end(record, None, {}, {"run": "run"}) == record["advice"][: 1 + saves]
+
+
+def test_a_full_disk_without_a_file(run: RunDir) -> None:
+    """The system's error of a write names none: in a script nothing else is known."""
+    report_error(run, 1, "OSError", "[Errno 28] No space left on device", disk_full=True)
+    record = failed(run, ours=False)
+    assert record["summary"] == "OSError: [Errno 28] No space left on device"
+    assert "full_folder" not in record and str(run.path) not in record["summary"]
+    assert str(run.path) in failed(run)["summary"]  # Duet's training writes only there
+
+
+def test_duets_training_names_another_disk(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"[Errno 28] No space left on device: '{tmp_path}/x'"
+    report_error(run, 1, "OSError", text, disk_full=True, file=f"{tmp_path}/x")
+    same = failed(run)
+    assert str(run.path) in same["summary"] and "full_folder" not in same
+    monkeypatch.setattr(full_disk, "elsewhere", lambda *_: True)
+    other = failed(run)
+    assert other["summary"] == f"OSError: {text}" and other["full_folder"] == str(tmp_path)
 
 
 def test_a_card_without_evidence_has_no_section_for_it(run: RunDir) -> None:

@@ -18,7 +18,7 @@ from training.core import phases, units
 from training.core.failure_kinds import GONE, SILENT
 from training.core.next_command import next_command
 from training.core.rundir import RunDir
-from training.diagnose import gpu_occupants, signatures
+from training.diagnose import full_disk, gpu_occupants, signatures
 from training.diagnose.signatures import LocalizedText, Signature
 from training.tasks.memory import gib, with_ample_margin
 
@@ -102,7 +102,7 @@ def of_end(
         left = {name: value for name, value in run_values.items() if name not in SMALLER}
         return advice(cause, signature, groups, left | gpu_occupants.values(held))
     judged = _beyond_estimate(run_values, end.get("memory"))
-    known = dict(_in_phase(judged, end.get("phase")))
+    known = {**_in_phase(judged, end.get("phase")), **full_disk.values(end)}
     if kind == "error" and (where := end.get("where")):
         known["raised_at"] = where
     return advice(cause, signature, groups, known)
