@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +15,7 @@ from tests.unit.verdicts import failed, finding, new_run, plan, report_error, ve
 from training.core.errors import Exit
 from training.core.rundir import RunDir
 from training.diagnose import card, full_disk
-from training.diagnose.advice import of_end, values
+from training.diagnose.advice import of_end, of_kind, values
 from training.launcher import failure_report
 from training.launcher.outcome import Outcome
 from training.watchdog.hang_report import DESYNC, UNEVEN
@@ -204,6 +205,23 @@ def test_duets_training_names_another_disk(
     monkeypatch.setattr(full_disk, "elsewhere", lambda *_: True)
     other = failed(run)
     assert other["summary"] == f"OSError: {text}" and other["full_folder"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("places", "root"),
+    [
+        (("broadcast at a.py:3", "broadcast at a.py:3"), True),
+        (("broadcast at a.py:3", "reduce at a.py:3"), False),
+        (("broadcast at a.py:3", "all_reduce at a.py:3"), False),
+        (("all_reduce at broadcast.py:3", "all_reduce at broadcast.py:3"), False),
+    ],
+)
+def test_a_collective_with_a_root_has_advice_on_it(
+    run: RunDir, places: tuple[str, str], root: bool
+) -> None:
+    waiting = {rank: f"waits in {place} (main)" for rank, place in enumerate(places)}
+    record = failed(run, 0, None, finding=replace(finding(rank=None), waiting=waiting))
+    assert (of_kind("root", {})[0] == record["advice"][0]) == root
 
 
 def test_a_card_without_evidence_has_no_section_for_it(run: RunDir) -> None:

@@ -18,7 +18,7 @@ from training.core import phases, units
 from training.core.failure_kinds import GONE, SILENT
 from training.core.next_command import next_command
 from training.core.rundir import RunDir
-from training.diagnose import full_disk, gpu_occupants, signatures
+from training.diagnose import full_disk, gpu_occupants, rooted, signatures
 from training.diagnose.signatures import LocalizedText, Signature
 from training.tasks.memory import gib, with_ample_margin
 
@@ -105,7 +105,8 @@ def of_end(
     known = {**_in_phase(judged, end.get("phase")), **full_disk.values(end)}
     if kind == "error" and (where := end.get("where")):
         known["raised_at"] = where
-    return advice(cause, signature, groups, known)
+    sentences = advice(cause, signature, groups, known)
+    return [*of_kind("root", known), *sentences] if rooted.all_in_one(end) else sentences
 
 
 def _beyond_estimate(
