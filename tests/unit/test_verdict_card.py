@@ -168,6 +168,26 @@ def test_a_file_limit_is_in_the_advice_on_a_file_that_could_not_be_written(
     assert "2.0 MB" in limited["advice"][0] and limited["advice"][1:] == known["advice"]
 
 
+@pytest.mark.parametrize(
+    ("limits", "raised"),
+    [
+        ((64, 4096), "ulimit -n 4096 "),
+        ((64, resource.RLIM_INFINITY), "ulimit -n unlimited "),
+        ((64, 64), None),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_only_below_the_hard_one(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: str | None
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    report_error(run, 1, "OSError", "[Errno 24] Too many open files: 'x'")
+    record = failed(run)
+    assert record["cause"] == "too_many_open_files" and "64" in record["advice"][0]
+    assert record["advice"][0].startswith(raised or "ulimit -Hn ")
+    assert len([s for s in record["advice"] if "ulimit" in s]) == 1
+    assert "/proc/PID/fd" in record["advice"][1]
+
+
 @pytest.mark.parametrize(("line", "saves"), [("torch.save(net, path)", 1), ("f.write(data)", 0)])
 def test_a_script_fills_the_disk_of_its_own_file(
     run: RunDir, tmp_path: Path, line: str, saves: int

@@ -164,7 +164,9 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
     if crashed := [shlex.quote(str(p)) for p in sorted(run.ranks.glob("rank*.stacks")) if _size(p)]:
         found["crash_stacks"] = " ".join(crashed[:STACKS])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found |= {"nofile": soft, "nofile_most": hard}
+    found["nofile"] = soft
+    if soft < hard or hard == resource.RLIM_INFINITY != soft:
+        found["nofile_most"] = "unlimited" if hard == resource.RLIM_INFINITY else hard
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if largest != resource.RLIM_INFINITY:
         found["file_limit"] = units.size(largest)
