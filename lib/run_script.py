@@ -251,7 +251,17 @@ def _keep(path: str, rank: int, script: str, error: BaseException) -> None:
         "disk_full": isinstance(error, OSError) and error.errno in (28, 122),  # ENOSPC, EDQUOT
         "traceback": traceback.format_exception(type(error), error, error.__traceback__),
     }
+    if file := _file(error):
+        facts["file"] = file
     _write(path, facts)
+
+
+def _file(error: BaseException) -> str:
+    """The file of an operating system's error; of a copy the target. '' unknown."""
+    if not isinstance(error, OSError):
+        return ""
+    named = error.filename2 or error.filename
+    return os.path.abspath(named) if isinstance(named, str) else ""
 
 
 def _write(path: str, facts: "dict[str, object]") -> None:

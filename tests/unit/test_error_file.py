@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import runpy
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.unit.test_launch_attempt import PLAN
 from tests.unit.test_launch_unwritten import read as read_output
 from training.core import rundir
 from training.core.errors import RANK_FAILED, Exit, Problem, RunStopped
+from training.core.project import ROOT
 from training.core.rundir import RunDir, read_json
 from training.diagnose import card
 from training.launcher import failure_report
@@ -196,3 +198,21 @@ def test_a_run_that_stops_on_a_full_disk_is_not_a_rejected_input(
     assert record["summary"] == str(full)
     rejected = Outcome(guilty=(0, Exit.RESOURCES), here=(0, Exit.RESOURCES))
     assert failure_report.failure(rejected, run, PLAN)["cause"] == "config_error"
+
+
+@pytest.mark.parametrize(
+    ("error", "file"),
+    [
+        (OSError(errno.ENOSPC, "full", "/a/x"), "/a/x"),
+        (OSError(errno.ENOSPC, "full", "/a/x", None, "/b/y"), "/b/y"),  # of a copy
+        (OSError(errno.ENOSPC, "full"), None),
+        (OSError(errno.EBADF, "bad", 3), None),
+        (ValueError("x"), None),
+    ],
+)
+def test_the_file_of_an_error(tmp_path: Path, error: Exception, file: str | None) -> None:
+    run = RunDir(tmp_path)
+    assert error_file._facts(run, 0, error).get("file") == file
+    path = str(tmp_path / "error.json")
+    runpy.run_path(str(ROOT / "lib" / "run_script.py"))["_keep"](path, 0, "t.py", error)
+    assert (read_json(Path(path)) or {}).get("file") == file

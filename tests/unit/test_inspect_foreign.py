@@ -12,7 +12,8 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit import targets
 from training.core.errors import Exit
-from training.monitor.health import activity, health, progress_checks, render
+from training.core.rundir import RunDir, write_json
+from training.monitor.health import activity, health, progress_checks, render, target
 from training.monitor.health.activity import ActivityWindow, RankActivity
 from training.monitor.health.check import OK, UNKNOWN, HealthCheck
 from training.monitor.health.target import Target, of_process
@@ -144,3 +145,16 @@ def test_uninspectable_processes(tmp_path: Path) -> None:
     found = on_gpu(tmp_path / "train.py", blind)
     assert found.status == UNKNOWN
     assert found.shown_headline.endswith("process 1 may not be inspected")
+
+
+def test_the_run_of_a_rank_of_a_script_is_known_by_its_open_file(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "a run")
+    run.create()
+    file = run.ranks / "rank0.stacks"
+    with file.open("w"):
+        assert target._run_of(os.getpid()) is None  # without a plan
+        write_json(run.plan, {})
+        found = target._run_of(os.getpid())
+        assert found is not None and found.path == run.path
+        file.unlink()
+        assert target._run_of(os.getpid()) is None

@@ -14,8 +14,8 @@ from tests.cases import each
 from tests.unit.verdicts import failed, finding, new_run, plan, report_error, verdict
 from training.core.errors import Exit
 from training.core.rundir import RunDir
-from training.diagnose import card
-from training.diagnose.advice import of_end, values
+from training.diagnose import card, full_disk
+from training.diagnose.advice import of_end, of_kind, values
 from training.launcher import failure_report
 from training.launcher.outcome import Outcome
 from training.watchdog.hang_report import DESYNC, UNEVEN
@@ -232,6 +232,82 @@ def test_a_file_limit_is_in_the_advice_on_a_file_that_could_not_be_written(
     assert "ulimit -f" not in " ".join(known["advice"])
     assert limited["advice"][0].startswith("ulimit -f unlimited ")
     assert "2.0 MB" in limited["advice"][0] and limited["advice"][1:] == known["advice"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised"),
+    [
+        ((64, 4096), "ulimit -n 4096 "),
+        ((64, resource.RLIM_INFINITY), "ulimit -n unlimited "),
+        ((64, 64), None),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_only_below_the_hard_one(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: str | None
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    report_error(run, 1, "OSError", "[Errno 24] Too many open files: 'x'")
+    record = failed(run)
+    assert record["cause"] == "too_many_open_files" and "64" in record["advice"][0]
+    assert record["advice"][0].startswith(raised or "ulimit -Hn ")
+    assert len([s for s in record["advice"] if "ulimit" in s]) == 1
+    assert "/proc/PID/fd" in record["advice"][1]
+
+
+@pytest.mark.parametrize(("line", "saves"), [("torch.save(net, path)", 1), ("f.write(data)", 0)])
+def test_a_script_fills_the_disk_of_its_own_file(
+    run: RunDir, tmp_path: Path, line: str, saves: int
+) -> None:
+    """Its folder is named, not the run directory, which may be on another disk."""
+    run.rank_log(1).write_text(f"{line}\n")
+    file = tmp_path / "missing" / "out.bin"
+    text = f"[Errno 28] No space left on device: '{file}'"
+    report_error(run, 1, "OSError", text, disk_full=True, file=str(file))
+    record = failed(run, ours=False)
+    assert verdict(record) == ("disk_full", "error", 1) and record["where"] == "model.py:1"
+    assert record["summary"] == f"OSError: {text}" and record["full_folder"] == str(tmp_path)
+    resume = 1  # the plan of these tests has a command
+    assert record["advice"][0].startswith(f"df -h {tmp_path}; ")
+    assert len(record["advice"]) == 1 + saves + resume
+    assert of_end(record, None, {}, {"run": "run"}) == record["advice"][: 1 + saves]
+
+
+def test_a_full_disk_without_a_file(run: RunDir) -> None:
+    """The system's error of a write names none: in a script nothing else is known."""
+    report_error(run, 1, "OSError", "[Errno 28] No space left on device", disk_full=True)
+    record = failed(run, ours=False)
+    assert record["summary"] == "OSError: [Errno 28] No space left on device"
+    assert "full_folder" not in record and str(run.path) not in record["summary"]
+    assert str(run.path) in failed(run)["summary"]  # Duet's training writes only there
+
+
+def test_duets_training_names_another_disk(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"[Errno 28] No space left on device: '{tmp_path}/x'"
+    report_error(run, 1, "OSError", text, disk_full=True, file=f"{tmp_path}/x")
+    same = failed(run)
+    assert str(run.path) in same["summary"] and "full_folder" not in same
+    monkeypatch.setattr(full_disk, "elsewhere", lambda *_: True)
+    other = failed(run)
+    assert other["summary"] == f"OSError: {text}" and other["full_folder"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("places", "root"),
+    [
+        (("broadcast at a.py:3", "broadcast at a.py:3"), True),
+        (("broadcast at a.py:3", "reduce at a.py:3"), False),
+        (("broadcast at a.py:3", "all_reduce at a.py:3"), False),
+        (("all_reduce at broadcast.py:3", "all_reduce at broadcast.py:3"), False),
+    ],
+)
+def test_a_collective_with_a_root_has_advice_on_it(
+    run: RunDir, places: tuple[str, str], root: bool
+) -> None:
+    waiting = {rank: f"waits in {place} (main)" for rank, place in enumerate(places)}
+    record = failed(run, 0, None, finding=replace(finding(rank=None), waiting=waiting))
+    assert (of_kind("root", {})[0] == record["advice"][0]) == root
 
 
 def test_a_card_without_evidence_has_no_section_for_it(run: RunDir) -> None:

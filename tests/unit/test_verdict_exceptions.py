@@ -337,3 +337,21 @@ def test_the_card_names_exceptions_in_threads(run: RunDir) -> None:
     record = failed(run, in_threads={1: "Exception in thread T: ValueError: x; at a.py:3"})
     assert record["threads"] == {"1": "Exception in thread T: ValueError: x; at a.py:3"}
     assert record["threads"]["1"] in card.of_run(record)
+
+
+@pytest.mark.parametrize(
+    ("text", "collates"),
+    [
+        (
+            "stack expects each tensor to be equal size, but got [3, 8] at entry 0 and [4] at entry 1",
+            1,
+        ),
+        ("The size of tensor a (37) must match the size of tensor b (36)", 0),
+    ],
+)
+def test_advice_on_samples_of_different_shapes(run: RunDir, text: str, collates: int) -> None:
+    report_error(run, 1, "RuntimeError", text)
+    record = failed(run)
+    assert record["cause"] == "shape_mismatch"
+    said = " ".join(record["advice"])
+    assert ("collate_fn" in said, "drop_last" in said) == (bool(collates), not collates)

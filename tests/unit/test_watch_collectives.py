@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from training.core.messages import msg
 from training.trainer import flight_recorder_server
-from training.watchdog import slow_rank
+from training.watchdog import slow_rank, stall_detector
+from training.watchdog.hang_report import HangFinding
 from training.watchdog.probes import flight_recorder
-from training.watchdog.probes.flight_recorder import Call, mismatch
+from training.watchdog.probes.flight_recorder import Call, divided, mismatch
 
 ENTRY = {
     "process_group": ["3", "undefined"],
@@ -195,3 +197,60 @@ def test_ranks_that_are_late_in_turns_or_rarely_are_not_slow() -> None:
     assert slow_rank.compare({0: called(*even), 1: called(*once)}) is None
     slightly = [ms + 1.2 for ms in even]
     assert slow_rank.compare({0: called(*even), 1: called(*slightly)}) is None
+
+
+def waiting(group: str, number: int = 1) -> Call:
+    return Call(group, number, "all_reduce", "float [2]")
+
+
+def used(group: str, number: int = 1) -> Call:
+    return Call(group, number, "all_reduce", "float [2]", open=False)
+
+
+@pytest.mark.parametrize(
+    ("calls", "found"),
+    [
+        ([[waiting("1")], [waiting("2")]], True),
+        ([[waiting("1")], [used("1"), waiting("2")]], False),  # rank 0 may still get its result
+        ([[waiting("1")], [waiting("1")]], False),
+        ([[waiting("1")], [used("2")]], False),  # rank 1 works
+        ([[waiting("1")], [waiting("2")], [waiting("3")], [waiting("4")]], True),
+        (
+            [[waiting("1")], [waiting("1")], [waiting("2")], [waiting("2")]],
+            False,
+        ),  # without overlap
+        # Ranks 0 and 1 have both been in groups 1 and 2 before.
+        (
+            [
+                [used("1"), used("2"), waiting("1", 2)],
+                [used("1"), used("2"), waiting("2", 2)],
+                [waiting("3")],
+                [waiting("3")],
+            ],
+            True,
+        ),
+        ([[used("0"), waiting("1", 2)], [used("1"), waiting("0", 2)], [waiting("1", 2)]], True),
+    ],
+)
+def test_ranks_in_different_groups(calls: list[list[Call]], found: bool) -> None:
+    different = divided(dict(enumerate(calls)))
+    assert (different is not None) == found
+    if different:
+        assert different.rank is None and set(different.calls) == set(range(len(calls)))
+        assert all(call.open for call in different.calls.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("broadcast", "watchdog.all_wait.same_root"),
+        ("all_reduce", "watchdog.all_wait.same_place"),
+    ],
+)
+def test_another_root_may_be_why_all_ranks_wait(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    for what in ("_places", "_stacks", "_since"):
+        monkeypatch.setattr(stall_detector, what, lambda _: {})
+    found = stall_detector._all_wait({}, {0: name, 1: name}, {}, elsewhere=False)
+    assert isinstance(found, HangFinding) and found.how == msg(text, name=name)

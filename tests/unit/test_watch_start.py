@@ -340,6 +340,20 @@ def test_collectives_of_a_script_refine_the_finding(
     assert watch._compared(stopped, logged) is stopped
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_groups_of_all_ranks_are_compared(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    watch = RanksWatch(run, PLAN | SCRIPT, range(2), 2 + 2 * elsewhere)
+    logged = {0: [Call("1", 1, "all_reduce", "")], 1: [Call("2", 1, "all_reduce", "")]}
+    monkeypatch.setattr(flight_recorder, "read", lambda folder, rank: logged[rank])
+    waits = HangFinding(HANG, None, None, "all ranks wait", {}, {}, 4.0)
+    found = watch._compared(waits, logged)
+    assert (found.kind, found.rank) == (HANG if elsewhere else DESYNC, None)
+    blamed = HangFinding(HANG, 0, None, "is stuck", {}, {}, 4.0)
+    assert watch._compared(blamed, logged) is blamed
+
+
 def test_a_frozen_job_gets_its_time_back(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by `docker pause` or `scontrol suspend`: the clock advances, but no process runs."""
     clock, looked = [1000.0], []

@@ -18,7 +18,7 @@ from training.core import phases, units
 from training.core.failure_kinds import GONE, SILENT
 from training.core.next_command import next_command
 from training.core.rundir import RunDir
-from training.diagnose import gpu_occupants, hang_advice, signatures
+from training.diagnose import full_disk, gpu_occupants, hang_advice, rooted, signatures
 from training.diagnose.signatures import LocalizedText, Signature
 from training.tasks.memory import gib, with_ample_margin
 
@@ -121,10 +121,11 @@ def of_end(
     if cause == HANG:
         run_values = hang_advice.values(end, run_values)
     judged = _beyond_estimate(run_values, end.get("memory"))
-    known = dict(_in_phase(judged, end.get("phase")))
+    known = {**_in_phase(judged, end.get("phase")), **full_disk.values(end)}
     if kind == "error" and (where := end.get("where")):
         known["raised_at"] = where
-    return advice(cause, signature, groups, known)
+    sentences = advice(cause, signature, groups, known)
+    return [*of_kind("root", known), *sentences] if rooted.all_in_one(end) else sentences
 
 
 def _beyond_estimate(
@@ -185,7 +186,9 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
     if crashed := [shlex.quote(str(p)) for p in sorted(run.ranks.glob("rank*.stacks")) if _size(p)]:
         found[CRASH_STACKS] = " ".join(crashed[:STACKS])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found |= {"nofile": soft, "nofile_most": hard}
+    found["nofile"] = soft
+    if soft < hard or hard == resource.RLIM_INFINITY != soft:
+        found["nofile_most"] = "unlimited" if hard == resource.RLIM_INFINITY else hard
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if largest != resource.RLIM_INFINITY:
         found["file_limit"] = units.size(largest)

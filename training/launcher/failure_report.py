@@ -14,7 +14,7 @@ from training.core.errors import RANK_DISK_FULL, Exit
 from training.core.messages import msg
 from training.core.plain_text import one_line, plain
 from training.core.tail import tail
-from training.diagnose import error_reports
+from training.diagnose import error_reports, full_disk
 from training.diagnose import exception_cause as causes
 from training.diagnose.advice import of_end, values
 from training.diagnose.log_line import shown
@@ -152,7 +152,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         stop_report.add_stalled(record, outcome.stalled, run)
     if found and found.may_end:
         record["may_end"] = True
-    _add_parts(record, outcome, own)
+    _add_parts(record, outcome, own, run)
     if "elastic" in plan and plan["elastic"]["lost"]:
         record["lost"] = plan["elastic"]["lost"]
     event = logged.event if logged else None
@@ -165,12 +165,15 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     return _complete(record, event, values(run, plan))
 
 
-def _add_parts(record: FailureRecord, outcome: Outcome, own: RankErrorRecord | None) -> None:
-    """Threads of ranks, and the process of mp.spawn that has failed."""
+def _add_parts(
+    record: FailureRecord, outcome: Outcome, own: RankErrorRecord | None, run: rundir.RunDir
+) -> None:
+    """Threads of ranks, the process of mp.spawn that has failed, and the folder on a full disk."""
     if outcome.in_threads:
         record["threads"] = {str(r): text for r, text in sorted(outcome.in_threads.items())}
     if own and "process" in own and own["rank"] == record["rank"]:
         record["process"] = own["process"]
+    full_disk.note(record, own, run, known=outcome.ours)
 
 
 def _complete(record: FailureRecord, event: Event | None, known: dict[str, str]) -> FailureRecord:
@@ -323,7 +326,7 @@ def _what(
     if found := outcome.finding:
         return "hang", found.kind, found.short()
     if (outcome.ours and status == RANK_DISK_FULL) or (own and own["disk_full"]):
-        return "disk_full", ERROR, msg("launcher.failure.disk_full", path=run.path)
+        return "disk_full", ERROR, _full_disk(outcome, run, own)
     if gone:
         return "gpu_hardware", ERROR if own else DIED, gone
     if _killed(status, own) and (kills := _for_memory(outcome)):
@@ -343,6 +346,13 @@ def _what(
         return causes.EXIT_STATUS if known == causes.UNKNOWN else known, DIED, causes.left(own)
     torchrun = rank is None and status >= 0  # it reports only that something failed
     return causes.UNKNOWN if torchrun else causes.of_status(status), DIED, exit_status.how(status)
+
+
+def _full_disk(outcome: Outcome, run: rundir.RunDir, own: RankErrorRecord | None) -> str:
+    """Duet's own trainings write to their run directory, if they name no other disk."""
+    if own and (not outcome.ours or full_disk.elsewhere(own, run)):
+        return error_reports.headline(own, SHOWN_CHARACTERS)
+    return msg("launcher.failure.disk_full", path=run.path)
 
 
 def _killed(status: int, own: RankErrorRecord | None) -> bool:

@@ -108,7 +108,7 @@ def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> RankErrorReco
         own = []
     where = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
     beat = heartbeat.read(run.heartbeat(rank))
-    return {
+    facts: RankErrorRecord = {
         "rank": rank,
         "guilty_rank": getattr(error, "rank", rank),  # this rank may detect another rank's error
         "time": time.time(),
@@ -120,3 +120,8 @@ def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> RankErrorReco
         "disk_full": disk_full,
         "traceback": traceback.format_exception(type(error), error, error.__traceback__),
     }
+    # shutil names both files of a copy, the source first
+    named = (error.filename2 or error.filename) if isinstance(error, OSError) else None
+    if isinstance(named, str):
+        facts["file"] = os.path.abspath(named)
+    return facts

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from training.core.messages import msg
+from training.diagnose.rooted import ROOTED
 from training.watchdog import hang_report, loader_workers
 from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding, NoFinding
 from training.watchdog.probes import procfs
@@ -189,7 +190,12 @@ def _all_wait(
     if len(set(places.values())) > 1:
         how = msg("watchdog.all_wait.uneven")
         return HangFinding(UNEVEN, None, None, how, places, _stacks(seen), since)
-    how = msg("watchdog.all_wait.same_place")
+    names = set(waiting.values())
+    how = (
+        msg("watchdog.all_wait.same_root", name=name)
+        if len(names) == 1 and (name := names.pop()) in ROOTED
+        else msg("watchdog.all_wait.same_place")
+    )
     return HangFinding(HANG, None, None, how, places, _stacks(seen), since)
 
 

@@ -270,8 +270,12 @@ class RanksWatch:
             if (called := flight_recorder.read(self.run.ranks, rank)) is not None
         }
         different = flight_recorder.mismatch(calls) if found.kind in (HANG, UNEVEN) else None
+        complete = len(calls) == len(numbers)
+        here = complete and not (self._script and self._script.others_elsewhere)
+        if different is None and here and found.kind in (HANG, UNEVEN) and found.rank is None:
+            different = flight_recorder.divided(calls)
         if different is None:
-            stuck = flight_recorder.not_started(calls) if len(calls) == len(numbers) else None
+            stuck = flight_recorder.not_started(calls) if complete else None
             if stuck and found.kind == HANG and found.rank is None:
                 rank, call = stuck
                 how = msg("watchdog.gpu_stuck", call=call, number=call.number)

@@ -77,6 +77,7 @@ class RankErrorRecord(ReportedError):
     code: str | None  # that line
     phase: str | None
     disk_full: bool
+    file: NotRequired[str]  # absolute path, of an error of the operating system that has one
     stopped: NotRequired[str]  # message of a run that stopped itself
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU had none left
     process: NotRequired[int]  # of mp.spawn in that rank, which raised it; not in the file
@@ -104,6 +105,7 @@ class EndRecord(TypedDict):
     stacks: str | None  # folder
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU of `rank` had none left
     occupied: NotRequired[OccupiedRecord]  # the GPU of `rank`, by others: the reason of a gpu_oom
+    full_folder: NotRequired[str]  # on the full disk, if that may not be the run directory's
 
 
 class FailureRecord(EndRecord):

@@ -27,6 +27,7 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
 )
 _HEARTBEAT = re.compile(r"\s(/\S.*)/heartbeat/rank\d+\.bin$")
+_STACKS = re.compile(r"(/.+)/ranks/rank\d+\.stacks$")
 
 
 @dataclass(frozen=True)
@@ -156,12 +157,15 @@ def _own_plan(run: RunDir, pids: set[int]) -> Record | None:
 
 
 def _run_of(pid: int) -> RunDir | None:
-    """The run of a rank, found by the heartbeat file that it maps into memory."""
+    """The run of a rank, found by the heartbeat file that it maps into memory; that of a rank of a
+    script by the file for its stacks, which it holds open."""
     try:
-        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+        mapped = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
     except OSError:
         return None
-    found = next((match for line in lines if (match := _HEARTBEAT.search(line))), None)
+    found = next((match for line in mapped if (match := _HEARTBEAT.search(line))), None) or next(
+        (match for file in procfs.open_files(pid) if (match := _STACKS.match(file))), None
+    )
     run = RunDir(found[1]) if found else None
     return run if run and run.plan.exists() else None
 

@@ -35,6 +35,7 @@ UNREADABLE = (
 # have any size.
 OWN_SHAPES = {"scatter", "gather", "all_to_all", "alltoall_base", "all_to_allv"}
 SCHEDULED, STARTED = "scheduled", "started"
+DEFAULT_GROUP = "0"  # of all ranks
 
 
 CallKey = tuple[str, int]  # process group, number of the collective in it
@@ -204,6 +205,46 @@ def mismatch(calls: Mapping[int, Sequence[Call]]) -> Mismatch | None:
             odd = [rank for rank in at if texts[rank] != common]
             return Mismatch(odd[0] if votes > len(at) / 2 and len(odd) == 1 else None, key[1], at)
     return None
+
+
+@dataclass(frozen=True)
+class Divided(Mismatch):
+    """Ranks that wait for each other in different process groups."""
+
+    def __str__(self) -> str:
+        calls = "; ".join(
+            msg("watchdog.calls.in_group", rank=rank, call=call, group=call.group)
+            for rank, call in sorted(self.calls.items())
+        )
+        return msg("watchdog.calls.divided", calls=calls)
+
+
+def divided(calls: Mapping[int, Sequence[Call]]) -> Divided | None:
+    """`calls`: of all ranks of the job. The ranks of a group are unknown here. Each rank waits in a
+    call that no other rank has made: then the missing ones wait elsewhere, which is certain. Or two
+    ranks do so that have both used the group of the other one before."""
+    made = {rank: {(c.group, c.number) for c in own} for rank, own in calls.items()}
+    waits = {rank: [c for c in own if c.open] for rank, own in calls.items()}
+    if len(calls) < 2 or not all(waits.values()):
+        return None
+
+    def lacks(other: int, rank: int) -> bool:
+        return not any((c.group, c.number) in made[other] for c in waits[rank])
+
+    def belongs(other: int, rank: int) -> bool:
+        known = {DEFAULT_GROUP} | {c.group for c in calls[other]}
+        return all(c.group in known for c in waits[rank])
+
+    def apart(one: int, other: int) -> bool:
+        groups = ({c.group for c in waits[rank]} for rank in (one, other))
+        return set.isdisjoint(*groups) and lacks(one, other) and lacks(other, one)
+
+    pairs = list(itertools.combinations(calls, 2))
+    if not all(apart(*pair) for pair in pairs) and not any(
+        apart(one, other) and belongs(one, other) and belongs(other, one) for one, other in pairs
+    ):
+        return None
+    return Divided(None, 0, {rank: own[0] for rank, own in waits.items()})
 
 
 def not_started(calls: Mapping[int, Sequence[Call]]) -> tuple[int, Call] | None:
