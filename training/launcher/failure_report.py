@@ -212,7 +212,7 @@ def _logged(
     status: int,
     own: RankErrorRecord | None,
 ) -> RootCause | None:
-    """The cause by the log of a rank that has ended by itself, if its status says little."""
+    """The cause by the log of a rank that has ended by itself, where its status is not enough."""
     by_itself = (
         kind in (DIED, ERROR)
         and not outcome.torn_down
