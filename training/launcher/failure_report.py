@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.core import exit_status, heartbeat, rundir
 from training.core.errors import RANK_DISK_FULL, Exit
 from training.core.messages import msg
 from training.core.plain_text import one_line, plain
-from training.core.tail import tail
 from training.diagnose import error_reports, full_disk
 from training.diagnose import exception_cause as causes
 from training.diagnose.advice import of_end, values
-from training.diagnose.log_line import shown
 from training.host import cgroups
-from training.host.process import STOP_SIGNALS
-from training.launcher import exhausted_gpu, failed_gpus, seats, stop_report
+from training.launcher import exhausted_gpu, failed_gpus, rank_log, seats, stop_report
 from training.launcher.outcome import Outcome
 from training.launcher.stop_report import stopped_early
 from training.trainer import prepared_cache
 from training.watchdog.hang_report import DESYNC, UNEVEN
-from training.watchdog.probes import stacks
 from training.watchdog.rank_exit import DIED, ERROR
 
 if TYPE_CHECKING:
@@ -36,13 +30,9 @@ if TYPE_CHECKING:
     from training.diagnose.root_cause import RootCause
     from training.diagnose.traceback import Traceback
 
-SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message
-KEPT_CHARACTERS = 2000  # of a line of the log
 UNCLEAR = {*causes.VAGUE, causes.SEGFAULT, causes.KILLED}
 OF_DEATHS: dict[str, str] = {DESYNC: causes.TIMEOUT, UNEVEN: causes.EXIT_STATUS}  # by kind
-# Python 3.11 marks the column below each line of a traceback; torch may add the rank
-UNDERLINE = re.compile(r"(?:\[rank\d+\]:)?[\s^~]+")
 
 
 def exit_code(outcome: Outcome) -> int:
@@ -95,18 +85,18 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         if outcome.death and outcome.death.kind == DESYNC
         else rank
     )
-    log = _log(outcome, run, source, rank)
+    log = rank_log.file(outcome, run, source, rank)
     since = outcome.log_from.get(log, 0)
     gone, places = _lost_gpus(outcome, plan, own)
     cause, kind, summary = _what(outcome, run, plan, rank, status, own, gone if places else "")
     # the rank that died of a request to stop has not failed
     rank, own = (None, None) if kind == rundir.ASKED else (rank, own)
-    logged = _logged(outcome, log, source, cause, kind, status, own)
+    logged = rank_log.cause(outcome, log, source, cause, kind, status, own)
     if rank is None and logged:
         rank = logged.rank
     thrown = logged.event.thrown if logged and logged.event else None
     if logged and logged.event and (own is None or own["type"] == causes.LEFT):
-        cause, kind, summary = _as_logged(logged, logged.event, cause, kind, summary)
+        cause, kind, summary = rank_log.explain(logged, logged.event, cause, kind, summary)
     elif logged and logged.cause not in (causes.UNKNOWN, causes.RAISED, causes.PEER_DIED):
         cause = logged.cause
     if gone and kind in (DIED, ERROR) and cause in UNCLEAR:
@@ -142,7 +132,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "stacks": seen.folder if seen else None,
         "status": status,
         "exit_code": int(exit_code(outcome)),
-        "evidence": found.evidence() if found else _last_lines(log, since),
+        "evidence": found.evidence() if found else rank_log.last_lines(log, since),
         "log": plan.get("log_file") or str(log) if lost or not log.exists() else str(log),
         "torn_down": outcome.torn_down,
         "launch": plan["launch"],
@@ -201,67 +191,6 @@ def _add_memory(
     held = exhausted_gpu.occupants(plan, here.index(rank), record.get("memory"), ours)
     if held:
         record["occupied"] = held
-
-
-def _logged(
-    outcome: Outcome,
-    log: Path,
-    source: int | None,
-    cause: str,
-    kind: FailureKind,
-    status: int,
-    own: RankErrorRecord | None,
-) -> RootCause | None:
-    """The cause by the log of a rank that has ended by itself, where its status is not enough."""
-    by_itself = (
-        kind in (DIED, ERROR)
-        and not outcome.torn_down
-        and -status not in (signal.SIGKILL, *STOP_SIGNALS)
-    )
-    if not (cause in causes.VAGUE and by_itself and status):
-        return None
-    logged = causes.of_log(log, source, outcome.log_from.get(log, 0))
-    if logged and logged.cause == causes.PEER_DIED and own and "process" in own:
-        return None  # torch's lines about that process
-    return logged
-
-
-def _as_logged(
-    logged: RootCause, event: Event, cause: str, kind: FailureKind, summary: str
-) -> tuple[str, FailureKind, str]:
-    """(cause, kind, summary) of a rank that has reported nothing to Duet, by its log."""
-    line = shown(event.line.text.strip())
-    if end := causes.end_of(logged):
-        return logged.cause, kind, end
-    if logged.cause not in (causes.UNKNOWN, causes.RAISED):
-        if kind == DIED:
-            summary = msg("launcher.failure.logged_before", summary=summary, line=line)
-        return logged.cause, kind, summary
-    if event.thrown and event.thrown.native:
-        summary = msg("launcher.failure.logged_before", summary=summary, line=line)
-        return causes.RAISED, kind, summary
-    # a program that does not report exceptions to Duet: a traceback at the end of its log
-    return (logged.cause, ERROR, line) if event.thrown else (cause, kind, summary)
-
-
-def _log(outcome: Outcome, run: rundir.RunDir, *ranks: int | None) -> Path:
-    """The log of the first of these ranks that has one, else of all ranks."""
-    of_all = run.launcher_log(outcome.watched or "torchrun")
-    if of_all in outcome.log_from:
-        return of_all  # a rank's own log is from a start without torchrun
-    own = (run.rank_log(rank) for rank in ranks if rank is not None)
-    # ranks that the only rank has started itself print to its log
-    rest = next(iter(outcome.log_from)) if len(outcome.log_from) == 1 else of_all
-    return next((file for file in own if file.exists()), rest)
-
-
-def _last_lines(log: Path, since: int) -> list[str]:
-    """Last lines of the rank's output, without those of Python's resource tracker and of Duet's
-    program that runs a script."""
-    lines = (line for line in tail(log, 2 * SHOWN_LINES, since) if not UNDERLINE.fullmatch(line))
-    kept = [one for one in lines if "resource_tracker" not in one and not stacks.in_launcher(one)]
-    kept = kept[-SHOWN_LINES:]
-    return [f"{one[:KEPT_CHARACTERS]}…" if len(one) > KEPT_CHARACTERS else one for one in kept]
 
 
 def of_node(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:

@@ -10,7 +10,7 @@ from training.core.messages import msg
 from training.core.project import ROOT
 from training.launcher.communication import stages
 from training.launcher.communication.runner import CommunicationOutcome
-from training.launcher.failure_report import UNDERLINE
+from training.launcher.rank_log import UNDERLINE
 
 OK, HANG, FAILED, WRONG, STOPPED, SLOW = (
     "ok",

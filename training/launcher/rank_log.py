@@ -1,0 +1,91 @@
+"""What the log of a failed rank says about its end."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.core import rundir
+from training.core.messages import msg
+from training.core.tail import tail
+from training.diagnose import exception_cause as causes
+from training.diagnose.log_line import shown
+from training.host.process import STOP_SIGNALS
+from training.launcher.outcome import Outcome
+from training.watchdog.probes import stacks
+from training.watchdog.rank_exit import DIED, ERROR
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import FailureKind
+    from training.core.contracts.verdict import RankErrorRecord
+    from training.diagnose.events import Event
+    from training.diagnose.root_cause import RootCause
+
+SHOWN_LINES = 10
+KEPT_CHARACTERS = 2000  # of a line
+# Python 3.11 marks the column below each line of a traceback; torch may add the rank
+UNDERLINE = re.compile(r"(?:\[rank\d+\]:)?[\s^~]+")
+
+
+def file(outcome: Outcome, run: rundir.RunDir, *ranks: int | None) -> Path:
+    """The log of the first of these ranks that has one, else of all ranks."""
+    of_all = run.launcher_log(outcome.watched or "torchrun")
+    if of_all in outcome.log_from:
+        return of_all  # a rank's own log is from a start without torchrun
+    own = (run.rank_log(rank) for rank in ranks if rank is not None)
+    # ranks that the only rank has started itself print to its log
+    rest = next(iter(outcome.log_from)) if len(outcome.log_from) == 1 else of_all
+    return next((file for file in own if file.exists()), rest)
+
+
+def last_lines(log: Path, since: int) -> list[str]:
+    """Last lines of the rank's output, without those of Python's resource tracker and of Duet's
+    program that runs a script."""
+    lines = (line for line in tail(log, 2 * SHOWN_LINES, since) if not UNDERLINE.fullmatch(line))
+    kept = [one for one in lines if "resource_tracker" not in one and not stacks.in_launcher(one)]
+    kept = kept[-SHOWN_LINES:]
+    return [f"{one[:KEPT_CHARACTERS]}…" if len(one) > KEPT_CHARACTERS else one for one in kept]
+
+
+def cause(
+    outcome: Outcome,
+    log: Path,
+    source: int | None,
+    known: str,
+    kind: FailureKind,
+    status: int,
+    own: RankErrorRecord | None,
+) -> RootCause | None:
+    """The cause by its log, if the rank has ended by itself and its status and `known` are not
+    enough."""
+    by_itself = (
+        kind in (DIED, ERROR)
+        and not outcome.torn_down
+        and -status not in (signal.SIGKILL, *STOP_SIGNALS)
+    )
+    if not (known in causes.VAGUE and by_itself and status):
+        return None
+    logged = causes.of_log(log, source, outcome.log_from.get(log, 0))
+    if logged and logged.cause == causes.PEER_DIED and own and "process" in own:
+        return None  # torch's lines about that process
+    return logged
+
+
+def explain(
+    logged: RootCause, event: Event, known: str, kind: FailureKind, summary: str
+) -> tuple[str, FailureKind, str]:
+    """(cause, kind, summary) of a rank that has reported nothing to Duet, by its log."""
+    line = shown(event.line.text.strip())
+    if end := causes.end_of(logged):
+        return logged.cause, kind, end
+    if logged.cause not in (causes.UNKNOWN, causes.RAISED):
+        if kind == DIED:
+            summary = msg("launcher.failure.logged_before", summary=summary, line=line)
+        return logged.cause, kind, summary
+    if event.thrown and event.thrown.native:
+        summary = msg("launcher.failure.logged_before", summary=summary, line=line)
+        return causes.RAISED, kind, summary
+    # a program that does not report exceptions to Duet: a traceback at the end of its log
+    return (logged.cause, ERROR, line) if event.thrown else (known, kind, summary)
