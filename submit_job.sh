@@ -6,8 +6,7 @@
 #   sbatch [SBATCH OPTIONS] submit_job.sh CONFIG [--key=value …]
 #
 #   --ranks_per_node=N   processes per node (default: one per GPU of the job)
-#   --nodes=N, --gres=gpu:N, --time=T, --sbatch="--a=b …"
-#                        options of sbatch; common ones work as they are
+#   --nodes=N, --gres=gpu:N, --time=T   of sbatch; any other: --sbatch="--a=b …"
 #
 # Examples:
 #   ./submit_job.sh --nodes=2 --gres=gpu:4 CONFIG --total_batch_size=196608
