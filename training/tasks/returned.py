@@ -136,8 +136,9 @@ def raise_at(error: Exception, file: str, line: int, name: str) -> NoReturn:
 def _wrong(task: type, method: str, what: str) -> NoReturn:
     """Raise a TypeError at the definition of the method."""
     error = TypeError(f"{method}() of {task.__name__} {what}")
-    code = getattr(inspect.unwrap(getattr(task, method)), "__code__", None)
-    if not isinstance(code, CodeType):  # an object that is called
+    written = getattr(task, method, None)
+    code = getattr(inspect.unwrap(written), "__code__", None) if written else None
+    if not isinstance(code, CodeType):  # an object that is called, or set on the task itself
         raise error
     raise_at(error, code.co_filename, code.co_firstlineno, code.co_name)
 
