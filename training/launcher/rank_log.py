@@ -1,4 +1,4 @@
-"""What the log of a failed rank says about its end."""
+"""The log of a failed rank: its last lines, and the cause of the end that is found in it."""
 
 from __future__ import annotations
 
