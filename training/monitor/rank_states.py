@@ -135,5 +135,5 @@ def add_recorded(ranks: list[RankState], history: History) -> None:
     own, memory = history.of_ranks("compute_ms"), history.of_ranks("memory_bytes")
     for rank in ranks:
         number = rank["rank"]
-        rank["compute_ms_median"] = own[number] if number < len(own) else None
-        rank["memory_bytes"] = memory[number] if number < len(memory) else None
+        rank["compute_ms_median"] = own[number] if 0 <= number < len(own) else None
+        rank["memory_bytes"] = memory[number] if 0 <= number < len(memory) else None
