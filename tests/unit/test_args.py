@@ -113,5 +113,6 @@ def test_suggestions_of_flags_alone_become_the_users_command() -> None:
         (["run"], "mkdir -p x", "mkdir -p x"),
         (["run"], "--data=the model's", "--data=the model's"),
     ):
-        (problem,) = args.whole_commands([Problem("c", "w", "", [fix])], "./duet it", argv, flags)
+        line = args.parse(argv, flags, "./duet it", positional=True)
+        (problem,) = line.completed([Problem("c", "w", "", [fix])], flags)
         assert problem.fixes == [whole], argv

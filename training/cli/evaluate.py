@@ -81,6 +81,7 @@ class EvaluateOptions:
     out: Path | None = None
     json: bool = False
     help: bool = False
+    line: args.Args = field(default_factory=args.Args)
 
 
 def parse(argv: list[str]) -> EvaluateOptions:
@@ -109,10 +110,15 @@ def parse(argv: list[str]) -> EvaluateOptions:
     problems += _not_writable(out, line) if out else []
     if problems:
         denied = all(problem.code == "output.unwritable" for problem in problems)
-        problems = args.whole_commands(problems, COMMAND, argv, FLAGS)
+        problems = line.completed(problems, FLAGS)
         raise UserError(problems, Exit.RESOURCES if denied else Exit.CONFIG)
     return EvaluateOptions(
-        chosen, values.get("device", "auto"), given.get("data", ""), out, "json" in values
+        chosen,
+        values.get("device", "auto"),
+        given.get("data", ""),
+        out,
+        "json" in values,
+        line=line,
     )
 
 
@@ -175,7 +181,7 @@ def main(argv: list[str]) -> int:
             failed.append(error)
     if failed:
         problems = [p for error in failed for p in error.problems]
-        problems = args.whole_commands(problems, COMMAND, argv, FLAGS)
+        problems = chosen.line.completed(problems, FLAGS)
         wrong = UserError(problems, failed[0].code)
         total = len(chosen.weights)
         log.report(wrong, closing=msg("cli.evaluate.measured", count=len(done), total=total))

@@ -123,6 +123,20 @@ class Args:
         parts = [self.command, shlex.join(self.words), self.flags(**changes)]
         return " ".join(filter(None, parts))
 
+    def completed(self, problems: Iterable[Problem], flags: Iterable[str]) -> list[Problem]:
+        """Suggestions of these flags alone become the whole command with them."""
+        known = {name.replace("-", "_") for name in flags}
+        return [replace(p, fixes=[self._whole(fix, known) for fix in p.fixes]) for p in problems]
+
+    def _whole(self, fix: str, known: set[str]) -> str:
+        try:
+            changed = {_key(word) for word in shlex.split(fix, comments=True)}
+        except ValueError:  # a sentence with an apostrophe
+            return fix
+        if not changed or not changed <= known:
+            return fix
+        return f"{self.again(**dict.fromkeys(changed))} {fix}"
+
 
 def parse(
     argv: list[str],
@@ -183,34 +197,6 @@ def parse(
             )
         args.problems += [problem] if problem else []
     return args
-
-
-def whole_commands(
-    problems: Iterable[Problem], command: str, argv: list[str], flags: Mapping[str, Flag]
-) -> list[Problem]:
-    """Suggestions of flags alone become the user's command with these flags."""
-    return [
-        replace(problem, fixes=[_whole_command(fix, command, argv, flags) for fix in problem.fixes])
-        for problem in problems
-    ]
-
-
-def _whole_command(fix: str, command: str, argv: list[str], flags: Mapping[str, Flag]) -> str:
-    known = {name.replace("-", "_"): flag for name, flag in flags.items()}
-    try:
-        changed = {_key(word) for word in shlex.split(fix, comments=True)}
-    except ValueError:  # a sentence with an apostrophe
-        return fix
-    if not changed or not changed <= known.keys():
-        return fix
-    kept, rest = list[str](), list(argv)
-    while rest:
-        word = rest.pop(0)
-        flag = known.get(_key(word))
-        takes = flag and flag.read and "=" not in word and flag.bare is None
-        value = [rest.pop(0)] if takes and rest and not rest[0].startswith("--") else []
-        kept += [] if _key(word) in changed else [word, *value]
-    return " ".join([command, *map(shlex.quote, kept), fix])
 
 
 def _key(word: str) -> str:

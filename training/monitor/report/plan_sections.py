@@ -92,6 +92,7 @@ def _setting(name: str, value: object, origin: str, field: Field[Any] | None) ->
     return [
         name,
         code(plain(value)),
+        # plan.json has the plain word, which shown() does not translate
         {"": shown(DEFAULT if origin == DEFAULT else origin), "class_": "from"},
         {"": description, "class_": "from what"},
     ]
