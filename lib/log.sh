@@ -15,8 +15,6 @@ log::_print() {
 }
 
 log::info() { log::_print INFO 34 "$1"; }
-log::success() { log::_print SUCCESS 32 "$1"; }
-log::warning() { log::_print WARNING 33 "$1"; }
 log::error() { log::_print ERROR 31 "$1"; }
 
 # Write the messages so far to FILE; from here on Python writes there.

@@ -24,7 +24,7 @@ from benchmarks.contenders.loop import Contender, Run, train
 
 # Defaults of base_train.py of July 2026 (92d63d4).
 EMBEDDING, UNEMBEDDING, MATRIX, SCALAR, DECAY = 0.3, 0.008, 0.02, 0.5, 0.28
-WIDTH, HEAD_DIM, TOKENS_PER_WEIGHT, BATCH = 64, 128, 12, 1 << 19  # tokens of a batch at depth 12
+WIDTH, HEAD_DIM, BATCH = 64, 128, 1 << 19  # tokens of a batch at depth 12
 WARMUP_STEPS, WARMDOWN, FINAL = 40, 0.65, 0.05
 MOMENTUM_STEPS, MOMENTUM = 400, (0.85, 0.97, 0.90)
 

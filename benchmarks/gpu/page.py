@@ -29,9 +29,9 @@ SHOWN_ELSEWHERE = (
 
 def html(result: Mapping[str, Any]) -> str:
     """The page of a gpu.json."""
-    machine, stages = result["machine"], result["stages"]
+    stages = result["stages"]
     parts = [f"<h1>Duet on {escape(result['name'])}</h1>", *_banners(result), _facts(result)]
-    parts += _overview(machine, stages)
+    parts += _overview(stages)
     for record in stages.values():
         parts += _stage(record)
     title = escape(f"Duet on {result['name']}")
@@ -68,7 +68,7 @@ def _facts(result: Mapping[str, Any]) -> str:
     return _table(rows)
 
 
-def _overview(machine: Mapping[str, Any], stages: Mapping[str, Any]) -> Iterator[str]:
+def _overview(stages: Mapping[str, Any]) -> Iterator[str]:
     """MFU and memory of the three configurations."""
     found = {
         name: stages[f"mfu_{name}"]["figures"]

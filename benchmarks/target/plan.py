@@ -47,7 +47,6 @@ class Pair:
     """A training of the baseline, and the shortest one of Duet that reaches its loss."""
 
     base: Training
-    tried: Sequence[float]  # rates of the first seed, ascending
     duet: Training | None  # None: no share is enough
 
 
@@ -92,7 +91,7 @@ def _walk(plan: Plan, losses: Losses) -> tuple[list[Pair], list[Training]]:
                 found = [n for n, loss in sorted(finals.items()) if loss <= target]
                 start = found[0] if found else len(plan.shares) - 1
                 own = plan.duet(steps, seed, plan.shares[start]) if found else None
-                complete.append(Pair(base, sorted(tried), own))
+                complete.append(Pair(base, own))
         rate = best or rate
     return complete, [training for training in needed if training not in losses]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,6 @@ from training.core.errors import Exit, Problem, UserError
 from training.data.corpus import CorpusSource, find
 from training.data.prepare import PreparedCorpus, ensure
 from training.data.tokenizer_base import BOS
-
-Write = Callable[..., str]
 
 
 def source(data: str) -> CorpusSource:

@@ -14,6 +14,7 @@ import pytest
 import re2
 
 from tests.cases import each
+from training.core import messages
 from training.diagnose import patterns, scan, signatures
 from training.diagnose.advice import RANK_STACKS, advice, filled
 from training.diagnose.signatures import EVIDENCE, NONE, ROLES, UNKNOWN, LocalizedText, Signature
@@ -145,7 +146,7 @@ def test_every_cause_has_texts_and_a_log(cause: str, monkeypatch: pytest.MonkeyP
     known = signatures.causes()[cause]
     assert known.title.en and known.title.zh and known.source
     assert len(known.advice.en) == len(known.advice.zh) and len(known.ours.en) == len(known.ours.zh)
-    for language in signatures.LANGUAGES:
+    for language in messages.LANGUAGES:
         monkeypatch.setenv("DUET_LANG", language)
         assert filled(known.advice, {}) or cause == NONE
     expected = json.loads((LOGS / "expected.json").read_text())
@@ -166,7 +167,7 @@ def like(one: str, other: str) -> float:
     return len(words(one) & words(other)) / max(1, min(len(words(one)), len(words(other))))
 
 
-@pytest.mark.parametrize("language", signatures.LANGUAGES)
+@pytest.mark.parametrize("language", messages.LANGUAGES)
 def test_no_advice_is_repeated_in_other_words(
     language: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +186,7 @@ def test_no_advice_is_repeated_in_other_words(
     assert twice == []
 
 
-@each("language", signatures.LANGUAGES)
+@each("language", messages.LANGUAGES)
 @each(
     ("entry", "topic"),
     [
@@ -220,7 +221,7 @@ def test_a_topic_matches_advice_of_both_kinds(
         for name in names(cause.ours)
     }
     for topic in cause.same:
-        for language in signatures.LANGUAGES:
+        for language in messages.LANGUAGES:
             monkeypatch.setenv("DUET_LANG", language)
             own = filled(cause.ours, values | {"unused_command": "--find_unused_parameters"})
             special = [s for e in ALL if e.cause == cause.id for s in e.advice.sentences()]

@@ -16,10 +16,10 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit.node_plans import LOOPBACK, plan
 from training.core.errors import Exit, UserError
-from training.host import network
+from training.host import network, ports
 from training.launcher import coordinator, leadership, peer, rendezvous, same_settings
 from training.launcher.admission import PROTOCOL, refusals
-from training.launcher.local_ranks import QUIET_PORTS, free_port, listen
+from training.launcher.local_ranks import free_port, listen
 from training.launcher.others import Others, asked
 from training.launcher.peer_link import PeerLink
 
@@ -285,7 +285,7 @@ def test_another_program_on_the_port_does_not_answer() -> None:
 
 
 def test_ports() -> None:
-    assert free_port(LOOPBACK) in QUIET_PORTS
+    assert free_port(LOOPBACK) in ports.QUIET
     with listen(LOOPBACK, 0, 1) as taken:
         wanted = taken.getsockname()[1]
         with listen(LOOPBACK, wanted, 1) as other:

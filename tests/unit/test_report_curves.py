@@ -127,7 +127,6 @@ def test_later_records_win(tmp_path: Path) -> None:
     assert steps_of(metrics) == list(range(1, 26))
     assert {value for place, value in metrics.curves["loss"].points if place.step > 20} == {1.0}
     assert list(metrics.evaluations) == [20], "replaced evaluations are dropped"
-    assert metrics.repeated == 10
 
 
 def test_damaged_lines_are_skipped(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,12 @@ import pytest
 from tests.unit.conftest import (
     ENHANCED,
     LAUNCH,
-    ROOT,
     TRAIN,
     Shell,
     clean_environment,
     python,
 )
 from training.plan.cli_args import command
-
-Write = Callable[..., str]
-CONFIGS = ROOT / "configs/dual_gpu"
 
 
 @pytest.mark.parametrize(

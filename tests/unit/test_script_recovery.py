@@ -120,14 +120,14 @@ def test_the_newest_checkpoint_of_a_script(tmp_path: Path, monkeypatch: pytest.M
     os.utime(old, (1.0, 1.0))
     since = time.time() - 60
     words = ["--epochs=3", f"--out={out}", "--name=x"]
-    assert script_snapshot.newest(str(work), words, since) is None
+    assert script_snapshot.search(str(work), words, since)[0] is None
     torch.save({"MODEL_STATE": {"w": torch.zeros(3)}, "EPOCHS_RUN": 7}, work / "snapshot.pt")
-    found = script_snapshot.newest(str(work), words, since)
+    found = script_snapshot.search(str(work), words, since)[0]
     assert found and (found.path.name, found.progress) == ("snapshot.pt", "epoch 7")
     state = out / "checkpoint-40/trainer_state.json"
     state.write_text(json.dumps({"global_step": 40, "epoch": 1.5}))
     os.utime(state, (time.time() + 5,) * 2)
-    found = script_snapshot.newest(str(work), words, since)
+    found = script_snapshot.search(str(work), words, since)[0]
     assert found and (found.path.name, found.progress) == ("checkpoint-40", "step 40")
 
 
@@ -143,7 +143,7 @@ def test_a_checkpoint_beside_and_deep_below_crowded_folders(
     deep = tmp_path / "runs/a/b/c/d/e/f/checkpoints"
     deep.mkdir(parents=True)
     (deep / "last.pt").touch()
-    found = script_snapshot.newest(str(tmp_path), [], 0.0)
+    found = script_snapshot.search(str(tmp_path), [], 0.0)[0]
     assert found and found.path == deep / "last.pt"
 
 
@@ -195,7 +195,7 @@ def test_an_archive_of_another_program_is_a_checkpoint_without_progress(
 ) -> None:
     with zipfile.ZipFile(tmp_path / "other.ckpt", "w") as archive:
         archive.writestr(member, content)
-    found = script_snapshot.newest(str(tmp_path), [], 0.0)
+    found = script_snapshot.search(str(tmp_path), [], 0.0)[0]
     assert found and (found.path.name, found.progress) == ("other.ckpt", "")
 
 
@@ -213,5 +213,5 @@ def test_a_damaged_archive_is_a_checkpoint_without_progress(tmp_path: Path) -> N
 def test_an_argument_may_be_longer_than_a_name_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "last.pt").write_bytes(b"")
     words = ["--config=" + '{"lr": 1}' * 40, "--prompt", "once upon a time " * 300]
-    found = script_snapshot.newest(str(tmp_path), words, 0.0)
+    found = script_snapshot.search(str(tmp_path), words, 0.0)[0]
     assert found and found.path.name == "last.pt"

@@ -20,8 +20,6 @@ from training.launcher import failure_report
 from training.launcher.outcome import Outcome
 from training.watchdog import rank_exit
 
-ABORT = -signal.SIGABRT
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:

@@ -40,9 +40,6 @@ def look(
     )
 
 
-LONG_WORK = "in the same Python functions all the time, an endless loop or long work"
-
-
 def judged(
     *pairs: tuple[ProcessSample, ProcessSample],
     elsewhere: bool = False,

@@ -147,7 +147,7 @@ def main(argv: list[str]) -> int:
             FrozenJob(Path(rest[0])).withdraw()
         elif what == "begin":
             frozen = FrozenJob(Path(rest[0]))
-            rundir.write_bytes(frozen.step, submission.nul(job.begin(frozen, os.environ)))
+            rundir.write_words(frozen.step, job.begin(frozen, os.environ))
         elif what == "nodes":
             return node_steps.run(FrozenJob(Path(rest[0])), os.environ)
         elif what == "node":

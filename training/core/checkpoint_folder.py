@@ -11,6 +11,7 @@ from pathlib import Path
 
 from training.core import manifest
 from training.core.messages import msg
+from training.core.work_folder import sync
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
@@ -20,10 +21,10 @@ def publish(work: Path, final: Path) -> None:
     OSError."""
     os.chmod(work, 0o755)
     # sync the files before the folder gets its final name
-    _sync(work)
+    sync(work)
     if not final.exists():
         work.rename(final)
-        _sync(final.parent)
+        sync(final.parent)
         return
     # The same step after a resume. A process that is killed meanwhile leaves one of the two.
     _refuse_link(final)
@@ -31,7 +32,7 @@ def publish(work: Path, final: Path) -> None:
     if not _exchange(work, final):
         replaced = _aside(final)
         work.rename(final)
-    _sync(final.parent)
+    sync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)  # the new one is saved; the next start tries again
 
 
@@ -66,11 +67,3 @@ def remove_leftovers(folder: Path) -> None:
     """Remove what a killed process had begun to write or remove."""
     for path in folder.glob(f"{manifest.TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

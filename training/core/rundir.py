@@ -8,7 +8,7 @@ import json
 import os
 import string
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, overload
 
@@ -258,6 +258,11 @@ def written_since(path: Path, since: float) -> bool:
         return path.stat().st_mtime + MTIME_SLACK_S >= since
     except OSError:
         return False
+
+
+def write_words(path: Path, words: Iterable[str]) -> None:
+    """NUL-terminated, as the shell reads them. Raises OSError."""
+    write_bytes(path, b"".join(os.fsencode(word) + b"\0" for word in words))
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -59,3 +59,12 @@ def _lock(folder: Path) -> int | None:
 def _literal(text: str) -> str:
     """As a pattern of glob."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in text)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -211,12 +211,7 @@ def logs_in(folder: Path) -> tuple[list[Path], list[Path]]:
     logs: list[Path] = []
     errors: list[Path] = []
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(
-            f
-            for f in folders
-            if not f.startswith(".")
-            and f not in ("checkpoints", "tb_logger", "wandb", "hangs", "heartbeat")
-        )
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in NO_FOLDERS)
         for name in sorted(names):
             path = Path(parent, name)
             if ERROR_FILE.search(name):

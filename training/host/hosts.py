@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from training.core.errors import Problem, UserError
 from training.core.find_run import path_of
 from training.core.messages import msg
-from training.host import network
+from training.host import network, ports
 from training.host.placement import LOCAL, LOOPBACK, NODE, LauncherOptions, Topology
-from training.host.slurm_env import PORTS
 
 # Set by the launcher of several machines (training.launcher.hosts) in the environment of the launch
 # command of each: 'NODE_RANK NNODES MASTER_ADDR MASTER_PORT'.
@@ -203,7 +202,7 @@ def find(environ: Mapping[str, str], asked: LauncherOptions, *, starts_ranks: bo
     address = asked.master_addr or first_address([target(h.name, asked.ssh_args) for h in found])
     reason = msg("host.place.hosts", nnodes=count)
     # two launches with the same first machine must not meet each other's machines
-    port = asked.master_port or random.Random(os.urandom(8)).choice(PORTS)
+    port = asked.master_port or random.Random(os.urandom(8)).choice(ports.QUIET)
     return Topology(NODE, HEAD, reason, nnodes=count, master_addr=address, master_port=port)
 
 

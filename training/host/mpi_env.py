@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
+from training.host import ports
 from training.host.placement import (
     DEFAULT_PORT,
     LOOPBACK,
@@ -18,7 +19,6 @@ from training.host.placement import (
     Topology,
     inside,
 )
-from training.host.slurm_env import PORTS
 
 SOURCE = "mpi"
 # rank, number of ranks, rank on this machine, ranks on this machine. PMI_RANK alone may be of srun.
@@ -110,4 +110,4 @@ def _port(environ: Mapping[str, str], asked: LauncherOptions) -> int:
     if asked.master_port or (given.isdecimal() and int(given)):
         return asked.master_port or int(given)
     job = next((environ[name] for name in _JOB if environ.get(name)), "")
-    return PORTS[zlib.crc32(job.encode()) % len(PORTS)] if job else DEFAULT_PORT
+    return ports.QUIET[zlib.crc32(job.encode()) % len(ports.QUIET)] if job else DEFAULT_PORT

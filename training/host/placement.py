@@ -18,7 +18,7 @@ NODE: Final = "node"
 RANK: Final = "rank"
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 12355  # of several machines, which cannot agree on a free port
-ON, OFF = "--launcher=env", "--launcher=spawn"
+OFF = "--launcher=spawn"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,10 @@ from training.core.plain_text import one_line
 
 TRIES, LAST = 10, 65535
 
+# For a port that is named but not held: below the kernel's ephemeral ports (from 32768), so that no
+# outgoing connection takes it by chance.
+QUIET = range(20000, 30000)
+
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
+from training.host import ports
 from training.host.placement import LOOPBACK, NODE, RANK, LauncherOptions, Topology, inside, numbers
 
-# Below the kernel's ephemeral ports, so that outgoing connections do not use them.
-PORTS = range(20000, 30000)
 LIMIT_S = 10
 
 
@@ -93,7 +92,7 @@ def port(environ: Mapping[str, str]) -> int:
     """A port that every node of a step computes alike, different for each job and step."""
     job, step = (environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     number = (int(job) if job.isdecimal() else 0) * 31 + (int(step) if step.isdecimal() else 0)
-    return PORTS[number % len(PORTS)]
+    return ports.QUIET[number % len(ports.QUIET)]
 
 
 def first_node(environ: Mapping[str, str]) -> str:

@@ -137,7 +137,7 @@ class DDPInspector:
         if self._steps == 1:
             self._tell_start()
         if not self._seen_told:
-            self._collect(batch, size, place)
+            self._collect(batch, size)
         self._ended = ""
         self._settle(wait=False)
         if self._watcher.raised:
@@ -268,9 +268,7 @@ class DDPInspector:
         """Indices of the first batches; [] if unknown."""
         return list(self._drawn.first) if self._drawn is not None and any(self._drawn.first) else []
 
-    def _collect(
-        self, batch: Any, size: int | None, place: tuple[int, int, list[int]] | None
-    ) -> None:
+    def _collect(self, batch: Any, size: int | None) -> None:
         """Collect digests of the first samples, without the last batch of an epoch, which may be
         padded with the first samples."""
         batches = self._facts["batches"] if self._facts else None

@@ -88,7 +88,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     log = rank_log.file(outcome, run, source, rank)
     since = outcome.log_from.get(log, 0)
     gone, places = _lost_gpus(outcome, plan, own)
-    cause, kind, summary = _what(outcome, run, plan, rank, status, own, gone if places else "")
+    cause, kind, summary = _what(outcome, run, rank, status, own, gone if places else "")
     # the rank that died of a request to stop has not failed
     rank, own = (None, None) if kind == rundir.ASKED else (rank, own)
     logged = rank_log.cause(outcome, log, source, cause, kind, status, own)
@@ -225,7 +225,6 @@ def _lost_gpus(
 def _what(
     outcome: Outcome,
     run: rundir.RunDir,
-    plan: Plan,
     rank: int | None,
     status: int,
     own: RankErrorRecord | None,

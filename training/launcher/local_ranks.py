@@ -24,10 +24,6 @@ from training.plan.script_words import WATCH
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-# For a port that is named but not handed over: outside the kernel's range for outgoing connections
-# (from 32768), so that no process takes it by chance before rank 0 does.
-QUIET_PORTS = range(20000, 30000)
-
 
 @dataclass
 class LocalRanks:
@@ -193,5 +189,5 @@ def free_port(address: str) -> int:
     """A free port for a script, whose rank 0 opens it itself."""
     choice = random.Random(os.urandom(8))
     return next(
-        p for p in choice.sample(QUIET_PORTS, len(QUIET_PORTS)) if ports.is_free(p, address)
+        p for p in choice.sample(ports.QUIET, len(ports.QUIET)) if ports.is_free(p, address)
     )

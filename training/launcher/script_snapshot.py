@@ -77,7 +77,7 @@ def look(plan: Plan, since: float | None = None) -> tuple[Snapshot | None, str]:
     command, script = plan["command"], plan["script"]
     try:
         since = plan["created"] if since is None else since
-        found, stopped = _search(command["cwd"], script["args"], since)
+        found, stopped = search(command["cwd"], script["args"], since)
     except Exception as error:
         name = type(error).__name__
         return None, msg("launcher.snapshot.failed", name=name, error=error)
@@ -88,14 +88,10 @@ def look(plan: Plan, since: float | None = None) -> tuple[Snapshot | None, str]:
     return None, msg("launcher.snapshot.none")
 
 
-def newest(cwd: str, words: Sequence[str], since: float) -> Snapshot | None:
-    """Below the working directory and the folders among the script's arguments; written after
-    `since`."""
-    return _search(cwd, words, since)[0]
-
-
-def _search(cwd: str, words: Sequence[str], since: float) -> tuple[Snapshot | None, str]:
-    """Also the folder below which the search was stopped, as it has too many files; '' if none."""
+def search(cwd: str, words: Sequence[str], since: float) -> tuple[Snapshot | None, str]:
+    """The newest one below the working directory and the folders among the script's arguments,
+    written after `since`; and the folder below which the search was stopped, as it has too many
+    files, '' if none."""
     found: tuple[float, Path] | None = None
     stopped = ""
     for folder in _folders(cwd, words):

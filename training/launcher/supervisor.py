@@ -198,7 +198,7 @@ def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str],
                 continue
             if not outcome.guilty and not outcome.killed:
                 return endings.regular_end(run, plan, ending, outcome, recovery)
-            if not outcome.blocked and _lacks_libuv(run, plan, outcome):
+            if not outcome.blocked and _lacks_libuv(plan, outcome):
                 continue
             # Whatever its ranks exited with: while starting they may exit with any status on a stop
             # signal.
@@ -232,7 +232,7 @@ def _unbegun(run: rundir.RunDir, plan: Plan) -> bool:
     )
 
 
-def _lacks_libuv(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
+def _lacks_libuv(plan: Plan, outcome: Outcome) -> bool:
     """torch was built without libuv, but a script or torchrun asks for it: the ranks are started
     again without it. torchrun ignores the environment variable, so they are started directly."""
     lines = (

@@ -15,7 +15,6 @@ from training.core.find_run import FIRST_RUN, RunSelector
 from training.core.messages import msg
 from training.core.rundir import RunDir
 
-LOGS = "logs"
 COMMAND = "./monitor_training.sh"
 ASKER = RunSelector("--run", f"{COMMAND} --run=", COMMAND)
 FLAGS = {

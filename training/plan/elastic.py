@@ -15,8 +15,6 @@ from training.host.placement import RANK, Topology
 if TYPE_CHECKING:
     from training.core.contracts.plan import ElasticRecord, Plan
 
-ALL = "all"
-
 
 def problems(
     config: Config, origins: Mapping[str, str], ranks: int, place: Topology, *, watch: bool = False

@@ -79,19 +79,9 @@ def _write_files(
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
     set_here |= {rundir.VARIABLE: str(run.path), console.LOG_VARIABLE: plan["log_file"]}
     node = [] if place.leads else [f"--node={place.node_rank}"]
-    rundir.write_bytes(
-        run.argv,
-        _nul(
-            [
-                sys.executable,
-                str(ROOT / "lib/run_module.py"),
-                "training.cli.supervise",
-                str(run.path),
-                *node,
-            ]
-        ),
-    )
-    rundir.write_bytes(run.env, _nul([f"{name}={value}" for name, value in set_here.items()]))
+    module = [str(ROOT / "lib/run_module.py"), "training.cli.supervise"]
+    rundir.write_words(run.argv, [sys.executable, *module, str(run.path), *node])
+    rundir.write_words(run.env, [f"{name}={value}" for name, value in set_here.items()])
     rundir.write_json(run.own_plan, plan)
     if run.own != run.path and not plan["shared"]:
         rundir.write_json(run.plan, plan)
@@ -161,10 +151,6 @@ def give_back(run: rundir.RunDir) -> bool:
         run.data_before.replace(run.data)
     run.plan_before.replace(run.plan)
     return True
-
-
-def _nul(words: list[str]) -> bytes:
-    return b"".join(os.fsencode(word) + b"\0" for word in words)
 
 
 def new_run(request: LaunchRequest) -> rundir.RunDir:

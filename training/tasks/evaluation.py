@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["input", "output", "target"]
-BASELINE = "_input"  # suffix of a score of the model's input
 SIZES = ("tokens", "bytes")  # amounts of data among the scores
 
 

@@ -14,7 +14,7 @@ import training
 from training import tasks
 from training.config.schema import FIELDS
 from training.core import manifest, rundir
-from training.core.work_folder import WorkFolder
+from training.core.work_folder import WorkFolder, sync
 from training.tasks import model_card, own_error, own_modules, safetensors_file
 from training.tasks.trained import Trained
 from training.tasks.weights import EXPORT, EXPORT_FORMAT, HUB, SAFETENSORS, TORCH, TORCH_FORM
@@ -47,11 +47,11 @@ def write(model: Trained, form: str, out: Path) -> None:
         rundir.write_bytes(work / CARD, model_card.text(model, form).encode())
         for path in work.rglob("*"):
             os.chmod(path, 0o755 if path.is_dir() else 0o644)
-            _sync(path)
+            sync(path)
         os.chmod(work, 0o755)
-        _sync(work)
+        sync(work)
         work.rename(out)  # replaces an empty folder
-        _sync(out.parent)
+        sync(out.parent)
     finally:
         folder.remove()
 
@@ -113,11 +113,3 @@ def _record(model: Trained, folder: Path, file: Path, words: str | None) -> Expo
     if weights.averaged:
         record["ema"] = weights.facts["ema"]
     return record
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -100,7 +100,7 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
     if problems:
         raise UserError(problems)
     _same_folder(requests)
-    shown = [_resolved(request, run, one) for request, run, one in _zip(requests, runs, values)]
+    shown = [_resolved(request, one) for request, one in zip(requests, values, strict=True)]
     slots, plans = _plans(requests, runs, labels, options, environ)
     record: SweepRecord = {
         "schema_version": sweep_dir.VERSION,
@@ -237,7 +237,7 @@ def _same_folder(requests: Sequence[Request]) -> None:
         raise UserError(Problem("sweep.refused_flag", what, msg("cli.sweep.one_folder")))
 
 
-def _resolved(request: Request, run: Combination, typed: Mapping[str, str]) -> FieldValues:
+def _resolved(request: Request, typed: Mapping[str, str]) -> FieldValues:
     """The values in which the runs differ; of a flag that this run lacks, its default too."""
     known = request.values() | request.options
     known |= {"config": request.config_file.stem if request.config_file else ""}

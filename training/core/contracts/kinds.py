@@ -12,7 +12,6 @@ PeerKind = Literal["silent", "gone"]  # of another machine
 FailureKind = HangKind | ExitKind | PeerKind | Literal["asked"]
 VerdictKind = HangKind | ExitKind | PeerKind
 
-Device = Literal["cpu", "cuda"]
 PlaceKind = Literal["local", "node", "rank"]  # local and node start ranks; rank is one of them
 CheckStatus = Literal["ok", "warning", "error"]
 SummaryStatus = Literal["done", "stopped", "finished"]  # 'finished' is a script's 'done'

@@ -15,7 +15,7 @@ from typing import Any
 
 from training.core.errors import Problem
 from training.core.messages import msg
-from training.core.work_folder import WorkFolder
+from training.core.work_folder import WorkFolder, sync
 from training.data.frames import pyav
 from training.data.frames.source import FILM, FOLDER, PICTURE, Frame, Source
 from training.host import packages
@@ -30,7 +30,6 @@ class Target:
 
     path: Path
     kind: str
-    overwrite: bool = False
     rate: Fraction | None = None
 
 
@@ -66,7 +65,7 @@ def find(
     if rate and (kind != FILM or (source and source.kind == FILM)):
         what = msg("data.frames.fps", rate=f"{rate:g}")
         problems.append(Problem("flag.contradiction", what, msg("data.frames.fps_wanted")))
-    return Target(path, kind, overwrite, Fraction(rate).limit_denominator(1001) if rate else None)
+    return Target(path, kind, Fraction(rate).limit_denominator(1001) if rate else None)
 
 
 def _inside(path: Path, source: Source) -> bool:
@@ -169,14 +168,14 @@ class Writer:
         out = self.target.path
         for file in sorted(self.work.iterdir()):
             os.chmod(file, 0o644)
-            _sync(file)
+            sync(file)
         if self.target.kind != FOLDER:
             os.replace(self.result, out)
         else:
             os.chmod(self.work, 0o755)
-            _sync(self.work)
+            sync(self.work)
             self._replace(out)
-        _sync(out.parent)
+        sync(out.parent)
 
     def _replace(self, out: Path) -> None:
         """Rename the finished folder; an old one of PNG files (checked by find()) makes way and
@@ -192,11 +191,3 @@ class Writer:
                 old.rename(out)
             elif old:
                 shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

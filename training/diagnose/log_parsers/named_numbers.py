@@ -85,7 +85,7 @@ def read(text: str, fact: LogRecord) -> None:
         if name != "memory":
             value *= _THOUSANDS.get(unit, 1)
         if (score := _EVAL.fullmatch(key)) and not _NO_SCORE.search(score["what"] or ""):
-            fact.scores.setdefault(_score_name(key, score), value)
+            fact.scores.setdefault(_score_name(score), value)
         elif accuracy and (top := _TOP.fullmatch(key)):
             fact.scores.setdefault(f"{EVALUATION}acc{top[1]}", value)
         elif any_score and not name and not _NO_SCORE.search(key):
@@ -166,7 +166,7 @@ def _loss_place(key: str) -> int:
     return LOSSES.get(key, len(LOSSES) - 1)
 
 
-def _score_name(key: str, found: re.Match[str]) -> str:
+def _score_name(found: re.Match[str]) -> str:
     if found["psnr"]:
         return f"val_{found['psnr'].lower()}"
     which = "val" if found["which"].startswith("val") else found["which"]

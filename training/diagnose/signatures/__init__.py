@@ -18,13 +18,9 @@ from training.core.jsonl import Record
 
 FOLDER = Path(__file__).parent
 CAUSES, KINDS = FOLDER / "causes.json", FOLDER / "kinds.json"
-LANGUAGES = messages.LANGUAGES
 NONE, UNKNOWN = "none", "unknown"
 # known only: an exception, or an exit status
-RAISED, EXIT_STATUS = (
-    "exception",
-    "exit_status",
-)
+RAISED, EXIT_STATUS = "exception", "exit_status"
 
 # Role of a message for the rank that prints it; earlier roles take precedence.
 ROOT = "root"  # the rank failed
@@ -37,7 +33,7 @@ ROLES = (ROOT, WEAK, VICTIM, CASCADE, EVIDENCE)
 
 @dataclass(frozen=True)
 class LocalizedText:
-    """Sentences in every language of LANGUAGES; `{name}` is replaced by a value."""
+    """Sentences in every language; `{name}` is replaced by a value."""
 
     en: tuple[str, ...] = ()
     zh: tuple[str, ...] = ()

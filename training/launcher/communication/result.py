@@ -73,10 +73,6 @@ class CommunicationResult:
         """Command of this test alone, on the same GPUs."""
         return command(self.ranks, self.device, self.variables.get(VISIBLE, ""))
 
-    @property
-    def only_without_p2p(self) -> bool:
-        return self.ok and self.first is not None
-
     def checks(self) -> list[preflight.Check]:
         """Lines of the resource report."""
         if self.finding is None:

@@ -228,10 +228,9 @@ def _write(
     request.logs.mkdir(parents=True, exist_ok=True)
     if not request.resume_from:
         rundir.write_json(run.plan, _plan(frozen, request, line, nodes * ranks))
-    rundir.write_bytes(
-        frozen.env, nul([f"{name}={value}" for name, value in _environment(environ).items()])
-    )
-    rundir.write_bytes(frozen.argv, nul(sbatch(frozen, request, line, nodes, ranks)))
+    variables = [f"{name}={value}" for name, value in _environment(environ).items()]
+    rundir.write_words(frozen.env, variables)
+    rundir.write_words(frozen.argv, sbatch(frozen, request, line, nodes, ranks))
     facts: JobRecord = {
         "created": time.time(),
         "name": run.name if request.origins["out_dir"] == "default" else str(run.path),
@@ -329,7 +328,3 @@ def sbatch(
     if elastic(request, nodes, ranks):
         given.append(options.NO_KILL)  # before the user's options, which may switch it off
     return ["sbatch", "--parsable", *given, *line.sbatch, str(frozen.code / options.SCRIPT)]
-
-
-def nul(words: list[str]) -> bytes:
-    return b"".join(os.fsencode(word) + b"\0" for word in words)

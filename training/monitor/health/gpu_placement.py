@@ -71,7 +71,7 @@ def expected(target: Target, seen: GpuInventory) -> dict[int, str]:
     return out
 
 
-def own(target: Target, places: Places, wanted: dict[int, str]) -> dict[int, str]:
+def own(places: Places, wanted: dict[int, str]) -> dict[int, str]:
     """rank → key of the GPU on which it computes: the expected one if it has memory there, else
     the one with most of its memory."""
     return {
@@ -96,7 +96,7 @@ def check(target: Target, seen: GpuInventory, *, begun: bool) -> HealthCheck:
     places, wanted = find_placement(target, seen), expected(target, seen)
     if not places:
         return _no_placement(target, seen, device == "cuda" and target.beats, begun)
-    on = own(target, places, wanted)
+    on = own(places, wanted)
     cards = by_key(seen)
     shown = alike(
         {

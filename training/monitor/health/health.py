@@ -116,7 +116,7 @@ def _look(found: Target, watch: RunWatch | None, shared: host_stats.Shared) -> H
         return report
     gpus, _ = shared.answer(activity.LOOK_S, found.run.path if found.run else Path())
     held, wanted = gpu_placement.find_placement(found, gpus), gpu_placement.expected(found, gpus)
-    on = gpu_placement.own(found, held, wanted)
+    on = gpu_placement.own(held, wanted)
     later = log_watch.read(0.0) if log_watch else None
     happened = run_checks.events(found.run) if found.run else []
     checks = [progress_checks.processes(found, seen)]

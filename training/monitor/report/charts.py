@@ -259,14 +259,14 @@ def _one_of(numbers: list[int]) -> str:
     return " || ".join(f"datum.series === {number}" for number in numbers)
 
 
-def raw_and_smooth(name: str, curve: Curve, number: int, *, ends: bool = True) -> list[Series]:
+def raw_and_smooth(name: str, curve: Curve, *, ends: bool = True) -> list[Series]:
     """The raw values, thin, and their running median; one plain curve if there are too few."""
     smooth = curve.smoothed(ends=ends)
     if not smooth:
-        return [Series(name, number, LINE, curve.points)]
+        return [Series(name, 1, LINE, curve.points)]
     return [
-        Series(name, number, THIN, curve.points),
-        Series(msg("monitor.report.charts.smoothed", name=name), number, LINE, smooth),
+        Series(name, 1, THIN, curve.points),
+        Series(msg("monitor.report.charts.smoothed", name=name), 1, LINE, smooth),
     ]
 
 

@@ -115,7 +115,7 @@ def ends(run: Run) -> tuple[float, float] | None:
 def loss(run: Run) -> Chart | None:
     metrics = run.metrics
     curve, unit = losses(run), display(run)[1]
-    series = charts.raw_and_smooth("loss", curve, 1)
+    series = charts.raw_and_smooth("loss", curve)
     checked = metrics.evaluation("val_bpb" if unit == metric_units.BITS else "val_loss")
     series.append(Series(msg("monitor.report.charts.validation"), 2, DOTS, checked.points))
     notes = []
@@ -178,7 +178,7 @@ def small(run: Run) -> list[Chart | None]:
         series = (
             [Series(title, 1, LINE, curve.points)]
             if key in ("lr", "loss_scale", "skipped_steps")
-            else charts.raw_and_smooth(title, curve, 1, ends=False)
+            else charts.raw_and_smooth(title, curve, ends=False)
         )
         form, log = FORMS.get(key, ""), key in LOG
         out.append(
@@ -267,7 +267,7 @@ def own_times(run: Run) -> list[float | None]:
         if now.get("world_size") != before.get("world_size")
     )
     *_, since = (0, *filter(None, changes))
-    return [_median(curve, since) for curve in _present(run, "compute_ms")]
+    return [_median(curve, since) for curve in _compute_times(run)]
 
 
 def _median(curve: Curve, since: int) -> float | None:
@@ -277,14 +277,14 @@ def _median(curve: Curve, since: int) -> float | None:
     return statistics.median(recent or values) if values else None
 
 
-def _present(run: Run, key: str) -> list[Curve]:
+def _compute_times(run: Run) -> list[Curve]:
     """Curves of the ranks of the last start; earlier ones may have had more."""
-    return run.metrics.by_rank.get(key, [])[: whole(run.plan.get("ranks"))]
+    return run.metrics.by_rank.get("compute_ms", [])[: whole(run.plan.get("ranks"))]
 
 
 def balance(run: Run) -> Chart | None:
     """Chart of the ranks' compute times."""
-    of_ranks = _present(run, "compute_ms")
+    of_ranks = _compute_times(run)
     if not of_ranks:
         return None
     shown = _some([value or 0.0 for value in own_times(run)])

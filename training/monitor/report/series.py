@@ -62,7 +62,7 @@ class Metrics:
         self.curves: dict[str, Curve] = {}
         self.by_rank: dict[str, list[Curve]] = {}
         self.evaluations: dict[int, Record] = {}
-        self.steps = self.repeated = 0  # steps in the file; records replaced by later ones
+        self.steps = 0  # in the file
         self.last: Record = {}
         self.first: Record = {}
         # the largest backward jump of the clock
@@ -82,18 +82,13 @@ class Metrics:
         self._order(begun)
         self._pauses: list[tuple[float, float]] = []
         # without the first step, which includes warm-up (see training.trainer.finish)
-        for (
-            key,
-            known,
-        ) in self._values.items():
+        for key, known in self._values.items():
             value = number(self.first.get(key))
             if len(known) > 1 and value is not None and value in known:
                 known.remove(value)
 
     def _is_discarded(self, record: Record) -> bool:
-        discarded = self.resumed is not None and self.resumed.discards(record)
-        self.repeated += discarded and "loss" in record
-        return discarded
+        return self.resumed is not None and self.resumed.discards(record)
 
     def _read(self, records: Iterable[Record], stretches: int) -> None:
         """`records`: from last to first."""
@@ -110,8 +105,7 @@ class Metrics:
                 if (lowest is None or step < lowest) and step not in self.evaluations:
                     self.evaluations[step] = record
                 continue
-            if lowest is not None and step >= lowest:
-                self.repeated += 1
+            if lowest is not None and step >= lowest:  # replaced by a later record
                 continue
             lowest = step
             self.last = self.last or record

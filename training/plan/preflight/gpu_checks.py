@@ -82,7 +82,7 @@ def gpus(
     ours = {os.getpid(), os.getppid()}
     if request.place.kind == RANK:  # of torchrun or another launcher, which starts the others too
         ours |= process.children(os.getppid())
-    fixes = [*_fewer_ranks(machine, estimate, request, step), *smaller]
+    fixes = [*_fewer_ranks(machine, request, step), *smaller]
     for gpu in machine.gpus[:ranks]:
         yield from _gpu(gpu, estimate, fixes, ours, measured=request.check)
         if gpu.mig and not (gpu.uuid.startswith(PART) and ranks == 1):
@@ -107,7 +107,6 @@ def _all_visible(
 
 def _fewer_ranks(
     machine: GpuInventory,
-    estimate: memory.Estimate,
     request: LaunchRequest,
     step: StepNeeds | None,
 ) -> list[str]:

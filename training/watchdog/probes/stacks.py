@@ -86,10 +86,6 @@ class Stack:
         """The main thread if Python does not know the one that crashed, a library's own."""
         return next((one for one in self.threads if one.current and one.frames), self.main)
 
-    @property
-    def gil_holder(self) -> Thread | None:
-        return next((thread for thread in self.threads if thread.holds_gil), None)
-
     def text(self) -> str:
         """The stack as text for a file, the main thread first."""
         lines = [f"pid {self.pid or msg('watchdog.stack.unknown_pid')} ({self.source})"]
