@@ -108,7 +108,7 @@ def without_duet(facts: Facts, project: Path) -> Facts:
         ["./link.py"],
         ["nosuffix"],
         ["-m", "package.module"],
-        ["package"],
+        pytest.param(["package"], marks=pytest.mark.soak),  # as an archive
         ["archive.pyz"],
     ],
     ids=["symbolic link", "no suffix", "module", "folder", "archive"],

@@ -59,7 +59,7 @@ def test_exit_status_0_in_mid_run_is_a_failure(
     assert run.failure["kind"] == "hang" and msg("launcher.failure.left") in run.failure["summary"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_killed_launcher_leaves_no_process(launch: Launch, token: str) -> None:
     run = launch(*RUN, num_iterations=100000, num_workers=1)
     run.wait_for("Iter: 3,")
@@ -95,7 +95,10 @@ def test_a_stop_saves_a_checkpoint_and_resumes_exactly(
     )
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.soak)],
+)
 def test_a_stop_during_the_start(launch: Launch, number: signal.Signals, code: int) -> None:
     run = launch(*RUN)
     wait_until(lambda: (beat := read(run.run.heartbeat(1))) and beat.phase == "importing torch")

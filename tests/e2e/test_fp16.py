@@ -83,10 +83,3 @@ def test_a_run_that_skips_every_step_fails(launch: Launch, text: Path) -> None:
     assert (run.failure["cause"], run.failure["rank"]) == ("nan_loss", None)
     assert "smallest fp16 loss scale" in run.failure["summary"]
     assert len(run.steps) == 10
-
-
-@pytest.mark.slow
-def test_fp16_on_a_cpu_is_refused(launch: Launch, text: Path) -> None:
-    run = launch(*RUN, precision="fp16", data=text)
-    assert run.wait() == 3
-    assert "fp16 is for GPUs" in run.output and "--precision=auto" in run.output

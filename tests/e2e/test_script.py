@@ -155,7 +155,10 @@ raise RuntimeError("Connection closed by peer [127.0.0.1]:5006")
 
 
 # with 2 s of teardown its exit is seen after that of the victim
-@pytest.mark.parametrize(("teardown_s", "status"), [(0, 0), (2, 0), (2, 75)])
+@pytest.mark.parametrize(
+    ("teardown_s", "status"),
+    [(2, 75), *(pytest.param(n, 0, marks=pytest.mark.soak) for n in (0, 2))],
+)
 def test_a_rank_that_leaves_early_without_an_error_is_named(
     script: Script, tmp_path: Path, teardown_s: int, status: int
 ) -> None:
@@ -166,19 +169,22 @@ def test_a_rank_that_leaves_early_without_an_error_is_named(
     assert failure["where"] == f"{tmp_path}/run0/my script.py:7"
 
 
-@pytest.mark.parametrize("status", [2, 3])
+@pytest.mark.parametrize("status", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_a_scripts_own_status_is_not_mistaken_for_duets(script: Script, status: int) -> None:
     assert script(f"raise SystemExit({status})").wait() == 4
 
 
-@pytest.mark.parametrize("status", [75, 130])
+@pytest.mark.parametrize("status", [75, pytest.param(130, marks=pytest.mark.soak)])
 def test_a_script_may_use_duets_statuses(script: Script, status: int) -> None:
     assert script(f"raise SystemExit({status})").wait() == status
 
 
 @pytest.mark.parametrize(
     ("losses", "warned"),
-    [("2.5 nan 2.0 nan inf nan", ["warning.loss_not_finite"]), ("2.5 nan 2.0", [])],
+    [
+        ("2.5 nan 2.0 nan inf nan", ["warning.loss_not_finite"]),
+        pytest.param("2.5 nan 2.0", [], marks=pytest.mark.soak),
+    ],
 )
 def test_a_script_that_ends_with_a_loss_of_nan(
     script: Script, losses: str, warned: list[str]

@@ -280,6 +280,7 @@ def test_compile_works_on_two_ranks(launch: Launch) -> None:
     assert compiled.losses == pytest.approx(plain.losses, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_unsupported_compile_is_rejected_before_the_start(launch: Launch) -> None:
     """The project's path has a space and a quote, which break torch's CPU code generator."""
     run = launch("./launch_train.sh", "2", QUICKSTART, env={"TORCH_COMPILE": "1"})

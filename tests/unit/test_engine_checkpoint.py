@@ -157,9 +157,9 @@ def test_only_damaged_checkpoints_are_an_error(tmp_path: Path, parts: Parts) -> 
         checkpoint.latest(tmp_path)
 
 
-@pytest.mark.parametrize("keep", range(1, 8))
+@pytest.mark.parametrize("keep", [1, 3])
 def test_old_checkpoints_are_pruned_after_the_new_one_is_saved(tmp_path: Path, keep: int) -> None:
-    for step in range(1, 9):
+    for step in range(1, 6):
         checkpoint.prune(checkpoint.save(tmp_path, TrainProgress(step), {}, FACTS), keep)
         kept = range(max(1, step - keep + 1), step + 1)
         assert sorted(p.name for p in tmp_path.iterdir()) == [f"step_{n:08d}" for n in kept]

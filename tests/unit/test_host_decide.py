@@ -13,7 +13,7 @@ from training.host import decisions
 from training.host.gpus import Gpu, GpuInventory
 from training.host.placement import LOCAL, RANK, Topology
 from training.host.torch_build import TorchBuild
-from training.plan.preflight import WARNING, gpu_checks, precision_checks
+from training.plan.preflight import ERROR, WARNING, gpu_checks, precision_checks
 
 GIB = 1 << 30
 TORCH, CPU_TORCH = TorchBuild("2.13.0", "13.0"), TorchBuild("2.13.0+cpu", None)
@@ -234,7 +234,7 @@ def test_who_starts_the_ranks(
     assert expected in choice.reason
 
 
-def test_emulated_bf16_on_a_cpu_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precisions_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     request: Any = SimpleNamespace(command=lambda **changes: f"again {changes}", gpu_ranks=0)
 
     def found(precision: str) -> list[tuple[str, list[str]]]:
@@ -244,5 +244,6 @@ def test_emulated_bf16_on_a_cpu_is_a_warning(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(decisions, "cpu_flags", lambda: {"avx2"})
     assert found("bf16") == [(WARNING, ["again {'precision': 'auto'}"])]
     assert found("fp32") == []
+    assert found("fp16") == [(ERROR, ["again {'precision': 'auto'}"])]
     monkeypatch.setattr(decisions, "cpu_flags", lambda: {"avx2", "amx_bf16"})
     assert found("bf16") == []
