@@ -14,10 +14,11 @@ import pytest
 import re2
 
 from tests.cases import each
-from training.core import messages
+from training.core import cause_ids, messages
+from training.core.cause_ids import NONE, UNKNOWN
 from training.diagnose import patterns, scan, signatures
 from training.diagnose.advice import RANK_STACKS, advice, filled
-from training.diagnose.signatures import EVIDENCE, NONE, ROLES, UNKNOWN, LocalizedText, Signature
+from training.diagnose.signatures import EVIDENCE, ROLES, LocalizedText, Signature
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 # Users' scripts and issue trackers rely on these ids.
@@ -151,6 +152,11 @@ def test_every_cause_has_texts_and_a_log(cause: str, monkeypatch: pytest.MonkeyP
         assert filled(known.advice, {}) or cause == NONE
     expected = json.loads((LOGS / "expected.json").read_text())
     assert any(name.startswith(f"{cause}/") for name in expected)
+
+
+def test_the_ids_that_code_decides_on_are_in_the_catalogue() -> None:
+    named = {v for k, v in vars(cause_ids).items() if k.isupper() and isinstance(v, str)}
+    assert named and named <= IDS
 
 
 def test_every_cause_has_a_signature_unless_the_supervisor_sees_it() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from training.diagnose.exception_cause import KILLED, RAISED
+from training.core.cause_ids import KILLED, RAISED
 from training.launcher import replan, script_snapshot
 from training.launcher.recovery_policy import NEVER
 from training.launcher.restart import Failure, GiveUp, Restart

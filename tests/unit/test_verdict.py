@@ -11,6 +11,7 @@ import pytest
 
 from tests.cases import each
 from tests.unit.verdicts import TRACEBACK, failed, new_run, plan, report_error, verdict
+from training.core import cause_ids
 from training.core.contracts.verdict import FailureRecord
 from training.core.messages import msg
 from training.core.rundir import RunDir, write_json
@@ -186,7 +187,7 @@ def test_a_connection_of_the_script_itself_is_not_a_lost_peer(run: RunDir) -> No
     own = ['  File "main.py", line 9, in upload\n']
     report_error(run, 0, *refused, time=2.0, traceback=own)
     assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) is None
-    assert exception_cause.of_error(error_reports.of_rank(run, 0)) == exception_cause.RAISED  # type: ignore[arg-type]
+    assert exception_cause.of_error(error_reports.of_rank(run, 0)) == cause_ids.RAISED  # type: ignore[arg-type]
     of_torch = ['  File "…/site-packages/torch/distributed/rendezvous.py", line 9, in f\n']
     report_error(run, 0, *refused, time=2.0, traceback=of_torch)
     assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == (1, 0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config.batch import smaller
-from training.core import phases, units
+from training.core import cause_ids, phases, units
 from training.core.failure_kinds import GONE, SILENT
 from training.core.next_command import next_command
 from training.core.rundir import RunDir
@@ -32,8 +32,7 @@ STACKS = 4  # files that are named
 OTHERWISE = " || "
 # Causes whose advice for a run only names its logs. A text of the second one is the first one if it
 # is of an exception.
-GENERAL = (signatures.RAISED, signatures.UNKNOWN)
-HANG = "hang"  # a cause
+GENERAL = (cause_ids.RAISED, cause_ids.UNKNOWN)
 RETRIES = "--retries=3"  # proposed where a script has none
 # a DataLoader, or another start of processes
 IN_WORKERS = re.compile(r"/torch/utils/data/|/multiprocessing/\w+\.py")
@@ -57,7 +56,7 @@ def advice(
 
     A signature's own advice is complete; the general advice of its cause is used only for
     signatures without any."""
-    known = signatures.causes().get(cause) or signatures.causes()[signatures.UNKNOWN]
+    known = signatures.causes().get(cause) or signatures.causes()[cause_ids.UNKNOWN]
     special = filled(signature.advice, groups) if signature and _is_of(signature, cause) else []
     if run_values and (own := filled(known.ours, {**groups, **run_values})):
         special = [s for s in special if not _repeats(s, own, known.same)]
@@ -118,7 +117,7 @@ def of_end(
     if held := end.get("occupied"):
         left = {name: value for name, value in run_values.items() if name not in SMALLER}
         return advice(cause, signature, groups, left | gpu_occupants.values(held))
-    if cause == HANG:
+    if cause == cause_ids.HANG:
         run_values = hang_advice.values(end, run_values)
     judged = _beyond_estimate(run_values, end.get("memory"))
     known = {**_in_phase(judged, end.get("phase")), **full_disk.values(end)}

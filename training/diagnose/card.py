@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from training.core import messages
+from training.core.cause_ids import NONE
 from training.core.cells import pad
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
 from training.core.plain_text import one_line, plain
 from training.core.project import typed
 from training.diagnose import gpu_occupants
-from training.diagnose.signatures import NONE
 from training.tasks.memory import gib
 
 if TYPE_CHECKING:

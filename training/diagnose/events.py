@@ -6,23 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.core import cause_ids
+from training.core.cause_ids import RAISED, UNKNOWN
 from training.diagnose.health import CUT
 from training.diagnose.log_analysis import MESSAGE_LINES, LogAnalysis, SignatureMatch
 from training.diagnose.log_line import LogLine
-from training.diagnose.signatures import (
-    CASCADE,
-    EVIDENCE,
-    RAISED,
-    ROOT,
-    UNKNOWN,
-    VICTIM,
-    WEAK,
-    Signature,
-)
+from training.diagnose.signatures import CASCADE, EVIDENCE, ROOT, VICTIM, WEAK, Signature
 from training.diagnose.traceback import Traceback, place_before
 
-PEER_DIED = "peer_died"
-WRAPPED = "nccl_init"  # `unhandled system error` around any error that NCCL got
 OWN = "own"  # Duet's verdict, or the error file of a rank: nothing is inferred
 UNLISTED = "unlisted"  # an exception that is not in the catalogue
 LOST = "lost"  # a cascade that shows only the loss of another process
@@ -146,4 +137,6 @@ def _of_each_line(events: list[Event]) -> list[Event]:
 def _role(hit: SignatureMatch) -> str:
     if hit.signature.role != CASCADE:
         return hit.signature.role
-    return {UNKNOWN: ABORTED, PEER_DIED: LOST, WRAPPED: LOST}.get(hit.signature.cause, CASCADE)
+    # NCCL reports any error that it got as `unhandled system error`
+    kinds = {UNKNOWN: ABORTED, cause_ids.PEER_DIED: LOST, cause_ids.NCCL_INIT: LOST}
+    return kinds.get(hit.signature.cause, CASCADE)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from training.core import exit_status
+from training.core import cause_ids, exit_status
 from training.core import log as console
 from training.core.messages import msg
 from training.core.plain_text import one_line
@@ -41,20 +41,11 @@ found["uuids"] = [gpu.uuid for gpu in machine.gpus]
 found["gpus"] = [gpu.record() for gpu in machine.gpus]
 print(json.dumps(found))
 """
-UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = (
-    signatures.UNKNOWN,
-    signatures.RAISED,
-    signatures.EXIT_STATUS,
-    "peer_died",
-)
-GPU_OOM = "gpu_oom"
 GPU = re.compile(r"\bGPU (\d+)")
-GPU_KERNEL = "cuda_device_assert"
-TIMEOUT = "collective_timeout"
 NAMES_RANK = "(?P<rank>"  # in a pattern
-SEGFAULT, KILLED = "segfault", "killed"  # by exit status, without a report of the rank
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-VAGUE = {UNKNOWN, RAISED, EXIT_STATUS}  # the rank's log may be more specific
+# the rank's log may be more specific
+VAGUE = {cause_ids.UNKNOWN, cause_ids.RAISED, cause_ids.EXIT_STATUS}
 LEFT = "SystemExit"  # type in the error file of a script that called sys.exit
 # A process of mp.spawn has ended without an exception: it belongs to the rank, and is not its peer.
 EXITED = "ProcessExitedException"
@@ -65,11 +56,11 @@ OF_SOCKETS = (
     *("BrokenPipeError", "TimeoutError"),
 )
 BY_TYPE = {
-    "NotFinite": "nan_loss",
-    "ParametersDiffer": "ddp_params_mismatch",
-    "OutOfMemoryError": "gpu_oom",
-    "BarrierError": "hang",
-    "MemoryError": "host_oom_killed",
+    "NotFinite": cause_ids.NAN_LOSS,
+    "ParametersDiffer": cause_ids.DDP_PARAMS_MISMATCH,
+    "OutOfMemoryError": cause_ids.GPU_OOM,
+    "BarrierError": cause_ids.HANG,
+    "MemoryError": cause_ids.HOST_OOM_KILLED,
 }
 
 
@@ -88,12 +79,12 @@ def of_error(error: ReportedError) -> str:
         return of_status(-signal.Signals[by[1]])
     chain = [_known(one) for one in (error, *error.get("before", ()))]
     own, role = chain[0]
-    if own == PEER_DIED and _of_another_connection(error):
-        own, role = UNKNOWN, ""
-    if own == UNKNOWN or role == signatures.WEAK:
+    if own == cause_ids.PEER_DIED and _of_another_connection(error):
+        own, role = cause_ids.UNKNOWN, ""
+    if own == cause_ids.UNKNOWN or role == signatures.WEAK:
         own = next((cause for cause, role in chain if role == signatures.ROOT), own)
     return BY_TYPE.get(error["type"]) or (
-        RAISED if own == UNKNOWN and error["type"] != LEFT else own
+        cause_ids.RAISED if own == cause_ids.UNKNOWN and error["type"] != LEFT else own
     )
 
 
@@ -101,8 +92,10 @@ def of_status(status: int) -> str:
     """Cause by the exit status of a rank without a report. An abort stays unknown: the rank's log
     may name its reason."""
     if status >= 0:
-        return EXIT_STATUS
-    return SEGFAULT if -status in CRASHES else UNKNOWN if -status == signal.SIGABRT else KILLED
+        return cause_ids.EXIT_STATUS
+    if -status == signal.SIGABRT:
+        return cause_ids.UNKNOWN
+    return cause_ids.SEGFAULT if -status in CRASHES else cause_ids.KILLED
 
 
 def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
@@ -126,8 +119,8 @@ def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
         return found if event.thrown.last > size - BUFFER else None  # an older one was not fatal
     return (
         found
-        if found.cause == PEER_DIED
-        or (event.role in events.ABOUT_ITSELF and found.cause != UNKNOWN)
+        if found.cause == cause_ids.PEER_DIED
+        or (event.role in events.ABOUT_ITSELF and found.cause != cause_ids.UNKNOWN)
         or end_of(found)
         else None
     )
@@ -235,14 +228,14 @@ def named_as_missing(error: ReportedError) -> int | None:
     """The rank that was waited for, if the message names it."""
     from training.diagnose.scan import named
 
-    named_rank = named(_text(error), (TIMEOUT,))[1].get("rank", "")
+    named_rank = named(_text(error), (cause_ids.COLLECTIVE_TIMEOUT,))[1].get("rank", "")
     return int(named_rank) if named_rank.isdecimal() else None
 
 
 def _waited(known: Signature | None) -> bool:
     """A message that names the missing rank is the root for a reader of logs, but the rank that
     prints it has waited."""
-    if known is None or known.cause != TIMEOUT:
+    if known is None or known.cause != cause_ids.COLLECTIVE_TIMEOUT:
         return False
     return known.role == signatures.VICTIM or any(NAMES_RANK in one for one in known.patterns)
 
@@ -268,7 +261,7 @@ def lost_peer(error: ReportedError) -> bool:
     trace = error.get("traceback")
     of_peers = trace is None or _in_torch_distributed(trace)
     return any(
-        _known(one)[0] == PEER_DIED and (of_peers or one["type"] not in OF_SOCKETS)
+        _known(one)[0] == cause_ids.PEER_DIED and (of_peers or one["type"] not in OF_SOCKETS)
         for one in error.get("before", ())
     )
 
@@ -288,14 +281,14 @@ def suspects_gpu(error: ReportedError | None, line: str) -> bool:
     error of the program."""
     chain = (error, *error.get("before", ())) if error else ()
     found = [_signature(text) for text in (*map(_text, chain), line)]
-    kernel = [s for s in found if s and s.cause == GPU_KERNEL]
+    kernel = [s for s in found if s and s.cause == cause_ids.CUDA_DEVICE_ASSERT]
     return bool(kernel) and all(s.suspect for s in kernel)
 
 
 def _known(error: ChainedError) -> tuple[str, str]:
     """(cause, role) by the catalogue."""
     known = _signature(_text(error))
-    return (known.cause, known.role) if known else (UNKNOWN, "")
+    return (known.cause, known.role) if known else (cause_ids.UNKNOWN, "")
 
 
 def _text(error: ChainedError) -> str:
@@ -310,7 +303,7 @@ def _signature(text: str) -> Signature | None:
             s
             for s in recognised(text)
             if s.role != signatures.EVIDENCE
-            and (s.role != signatures.CASCADE or s.cause == PEER_DIED)
+            and (s.role != signatures.CASCADE or s.cause == cause_ids.PEER_DIED)
         ),
         None,
     )

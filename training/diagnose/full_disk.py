@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.core import cause_ids
+
 if TYPE_CHECKING:
     from training.core.contracts.verdict import EndRecord, RankErrorRecord
     from training.core.rundir import RunDir
@@ -32,7 +34,7 @@ def elsewhere(error: RankErrorRecord, run: RunDir) -> bool:
 def note(end: EndRecord, error: RankErrorRecord | None, run: RunDir, *, known: bool) -> None:
     """Note the folder of the file. `known`: it is a training of Duet, which writes to its run
     directory."""
-    if error is None or not error["disk_full"] or end["cause"] != "disk_full":
+    if error is None or not error["disk_full"] or end["cause"] != cause_ids.DISK_FULL:
         return
     if (found := folder(error)) and (not known or elsewhere(error, run)):
         end["full_folder"] = str(found)

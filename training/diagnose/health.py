@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from training.core.cause_ids import NONE, UNKNOWN
 from training.diagnose.log_analysis import LogAnalysis
 from training.diagnose.log_line import LogLine
 from training.diagnose.progress_marks import ProgressMark
-from training.diagnose.signatures import NONE, UNKNOWN
 
 # Findings, in place of the role of a signature.
 CUT = "cut"  # the log ends in the middle of an unnamed failure

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import exit_status, run_reader
+from training.core import cause_ids, exit_status, run_reader
+from training.core.cause_ids import EXIT_STATUS, NONE, RAISED, UNKNOWN
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.rundir import RunDir
@@ -22,9 +23,7 @@ from training.diagnose.log_analysis import LogAnalysis, read
 from training.diagnose.log_line import LogLine, shown
 from training.diagnose.root_cause import RootCause, driver_warnings, find_root_cause
 from training.diagnose.scan import scan
-from training.diagnose.signatures import EXIT_STATUS, NONE, RAISED, UNKNOWN
 from training.diagnose.source import LogSource, logs_in, rank_of
-from training.diagnose.survived import NAN
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -64,7 +63,7 @@ def diagnose(paths: Sequence[Path | None]) -> DiagnosisRecord:
                 else:
                     analyses.append(read(source, scan(source)))
     found = find_root_cause(analyses, own)
-    if run and end and found.cause != NAN:
+    if run and end and found.cause != cause_ids.NAN_LOSS:
         return _of_run(end, run, plan)
     nothing = found.cause == UNKNOWN and (
         found.event is None or found.event.role in (NO_SIGN, BROKEN_OFF)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from training.core import cause_ids
+from training.core.cause_ids import EXIT_STATUS, NONE, RAISED, UNKNOWN
 from training.diagnose import health
 from training.diagnose.events import (
     LOST,
@@ -19,29 +21,15 @@ from training.diagnose.events import (
 from training.diagnose.guilty_rank import guilty_rank, waiting_ranks
 from training.diagnose.health import CUT
 from training.diagnose.log_analysis import LogAnalysis
-from training.diagnose.signatures import (
-    EXIT_STATUS,
-    NONE,
-    RAISED,
-    ROOT,
-    UNKNOWN,
-    VICTIM,
-    WEAK,
-)
-from training.diagnose.survived import NAN, OUTSIDE, survived
+from training.diagnose.signatures import ROOT, VICTIM, WEAK
+from training.diagnose.survived import survived
 
-# a SIGKILL counts as out of memory only if the logs show a lack of memory
-KILLED, MEMORY = (
-    "killed",
-    "host_oom_killed",
-)
 VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # not listed beside another cause
 CONFIDENCE = (
     dict.fromkeys(ORDER, "low")
     | {OWN: "high", ROOT: "high"}
     | dict.fromkeys((UNLISTED, WEAK, VICTIM), "medium")
 )
-NO_GPU, DRIVER = "no_gpu", "cuda_driver_too_old"
 SOON = 120  # lines: errors of a rank this close after the root cause follow from it
 
 
@@ -110,19 +98,19 @@ def _first_reported(best: Event, events: Sequence[Event]) -> Event:
 
 
 def _for_memory(best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysis]) -> Event:
-    """Out of memory instead of a plain kill, where a log shows a lack of memory."""
-    if best.cause != KILLED:
+    """Out of memory instead of a plain SIGKILL, where a log shows a lack of memory."""
+    if best.cause != cause_ids.KILLED:
         return best
-    short = any(e.cause == MEMORY for e in events) or any(
-        h.signature.cause == MEMORY for s in analyses for h in s.hits
+    short = any(e.cause == cause_ids.HOST_OOM_KILLED for e in events) or any(
+        h.signature.cause == cause_ids.HOST_OOM_KILLED for s in analyses for h in s.hits
     )
-    return replace(best, cause=MEMORY) if short else best
+    return replace(best, cause=cause_ids.HOST_OOM_KILLED) if short else best
 
 
 def _for_driver(best: Event, events: Sequence[Event]) -> Event:
     """Instead of a missing GPU: torch's earlier warning about the driver, for which it sees
     none."""
-    if best.cause != NO_GPU:
+    if best.cause != cause_ids.NO_GPU:
         return best
     warned = [e for e in driver_warnings(events) if e.analysis is best.analysis]
     return _first(warned) if warned else best
@@ -131,19 +119,21 @@ def _for_driver(best: Event, events: Sequence[Event]) -> Event:
 def driver_warnings(events: Sequence[Event]) -> list[Event]:
     """Warnings of torch that it sees no GPU because of the driver: a script may train on the
     CPU."""
-    return [e for e in events if e.cause == DRIVER and e.role == WEAK]
+    return [e for e in events if e.cause == cause_ids.CUDA_DRIVER_TOO_OLD and e.role == WEAK]
 
 
 def _first_nan(best: Event, overcome: Sequence[Event]) -> Event:
     """The first of consecutive NaN losses: steps that continue with NaN are not a recovery."""
     analysis = best.analysis
-    if best.cause != NAN or best.thrown or analysis is None:
+    if best.cause != cause_ids.NAN_LOSS or best.thrown or analysis is None:
         return best
     row = sorted(
         (
             e
             for e in overcome
-            if e.analysis is analysis and e.cause == NAN and e.line.offset < best.line.offset
+            if e.analysis is analysis
+            and e.cause == cause_ids.NAN_LOSS
+            and e.line.offset < best.line.offset
         ),
         key=lambda e: -e.line.offset,
     )
@@ -199,12 +189,13 @@ def _without_ends(events: list[Event]) -> list[Event]:
     broke = [
         e
         for e in events
-        if e.role in (OWN, ROOT, UNLISTED, WEAK, VICTIM) and e.cause not in OUTSIDE
+        if e.role in (OWN, ROOT, UNLISTED, WEAK, VICTIM)
+        and e.cause not in cause_ids.STOPPED.values()
     ]
     return [
         e
         for e in events
-        if e.cause not in OUTSIDE
+        if e.cause not in cause_ids.STOPPED.values()
         or not any(b.analysis is e.analysis and b.line.offset < e.line.offset for b in broke)
     ]
 
@@ -252,7 +243,7 @@ def _nothing(analyses: Sequence[LogAnalysis], recovered: list[Event]) -> RootCau
         return RootCause(
             NONE,
             confidence="high" if seen.sure else "medium",
-            also=[DRIVER] if warned else [],
+            also=[cause_ids.CUDA_DRIVER_TOO_OLD] if warned else [],
             recovered=recovered,
         )
     if warned:

@@ -11,17 +11,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import heartbeat, run_reader, standing
-from training.core.errors import Exit
+from training.core import cause_ids, heartbeat, run_reader, standing
+from training.core.cause_ids import NONE, RAISED, UNKNOWN
 from training.core.jsonl import Record
 from training.core.messages import msg
 from training.core.project import typed
-from training.core.rundir import RunDir, read_json, read_records
+from training.core.rundir import ASKED, RunDir, read_json, read_records
 from training.core.units import plural
 from training.diagnose import scan, source, traceback
 from training.diagnose.events import OWN, UNLISTED, Event
 from training.diagnose.log_line import LogLine, shown
-from training.diagnose.signatures import CASCADE, EVIDENCE, NONE, RAISED, ROOT, UNKNOWN, causes
+from training.diagnose.signatures import CASCADE, EVIDENCE, ROOT, causes
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import EndRecord
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 ROOT_FOLDERS = 3  # depth of a log in its run directory: attempt_0/1/stderr.log
 HEAD = 64 << 10  # bytes
 RUN_LINE = re.compile(r"^\[INFO\] [\d: -]{19} run directory: (.+)$", re.MULTILINE)
-STOPPED = {int(Exit.INTERRUPTED): "interrupted", int(Exit.PREEMPTED): "preempted"}
 
 
 def run_of(path: Path) -> RunDir | None:
@@ -67,7 +66,7 @@ def ended(run: RunDir) -> EndRecord | None:
         return failure
     if not summary:
         return None
-    cause = STOPPED.get(summary.get("exit_code", 0), NONE)
+    cause = cause_ids.STOPPED.get(summary.get("exit_code", 0), NONE)
     text = (
         msg("diagnose.run.stopped", steps=summary.get("steps"))
         if cause != NONE
@@ -77,7 +76,7 @@ def ended(run: RunDir) -> EndRecord | None:
     text += msg("diagnose.run.restarts", restarts=plural(restarts, "restart")) if restarts else ""
     return {
         "cause": cause,
-        "kind": "asked",
+        "kind": ASKED,
         "rank": None,
         "status": 0,
         "summary": text,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 
+from training.core import cause_ids
 from training.diagnose import progress_marks
 from training.diagnose.events import Event
 from training.diagnose.log_analysis import LogAnalysis
 from training.diagnose.traceback import EXCEPTION
 
-NAN = "nan_loss"  # training on NaN may well finish
-OUTSIDE = {"interrupted", "preempted"}  # stopped from outside
 # How often a step count must grow after an apparent failure before it counts as survived. A program
 # that dies of an exception may still flush a buffer (8 KiB), so a mere log message needs less.
 GROWN_LOGGED, GROWN_THROWN = 2, 3
@@ -30,12 +29,16 @@ def survived(analysis: LogAnalysis, event: Event) -> bool:
     offset = event.thrown.last if event.thrown else event.line.offset
     if offset < analysis.output:
         return False
-    if analysis.ends_well > max(offset, analysis.failed) and event.cause != NAN:
-        return True
+    if analysis.ends_well > max(offset, analysis.failed) and event.cause != cause_ids.NAN_LOSS:
+        return True  # training on NaN may well finish
     if event.line.offset < analysis.started:
         return True  # from an earlier start in the same log
     grown = progress_marks.rises_after(analysis.marks, offset, event.time, event.line.rank)
-    if event.cause in OUTSIDE and event.thrown is None and _in_grace(analysis, event, grown):
+    if (
+        event.cause in cause_ids.STOPPED.values()
+        and event.thrown is None
+        and _in_grace(analysis, event, grown)
+    ):
         return False
     if event.thrown is None and not EXCEPTION.match(event.line.text):
         return grown >= GROWN_LOGGED

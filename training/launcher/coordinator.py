@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from training.core import log
+from training.core import cause_ids, log
 from training.core.errors import Exit, Problem, UserError
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
@@ -26,7 +26,6 @@ from training.launcher.listener import ANSWER_S, Listener
 from training.launcher.local_ranks import LocalRanks, is_script
 from training.launcher.peer_link import (
     LATE_S,
-    PEER_DIED,
     PING_S,
     LostPeer,
     PeerLink,
@@ -306,7 +305,7 @@ class Coordinator(PeerLink):
         waiting = Waiting()
         if self._begun and (gone := sorted(self._expected - self.wires.keys())):
             text = msg("launcher.nodes.lost", name=self.names(gone))
-            self.lost_peer = LostPeer(gone[0], GONE, PEER_DIED, text)
+            self.lost_peer = LostPeer(gone[0], GONE, cause_ids.PEER_DIED, text)
             return None
         while missing := sorted(self._expected - self._ready):
             self.unless_asked()
@@ -349,7 +348,7 @@ class Coordinator(PeerLink):
             return None
         self.lost(node)
         text = msg("launcher.nodes.unready", name=self.name(node), seconds=seconds)
-        return LostPeer(node, SILENT, PEER_DIED, text)
+        return LostPeer(node, SILENT, cause_ids.PEER_DIED, text)
 
     def _store_of_ranks(self) -> socket.socket:
         """The socket at which the ranks meet: the same port, unless machines may join at it."""

@@ -6,9 +6,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from training.core import rundir
+from training.core import cause_ids, rundir
 from training.core.errors import Exit
-from training.diagnose import exception_cause as causes
 from training.diagnose.advice import of_end, values
 from training.launcher import script_figures
 from training.watchdog.rank_exit import ERROR
@@ -20,10 +19,9 @@ if TYPE_CHECKING:
 
 def write(run: rundir.RunDir, plan: Plan, code: Exit, saved: int, text: str) -> None:
     """`code`: of a stop request, otherwise of an error. `saved`: step of the newest checkpoint."""
-    asked = {Exit.INTERRUPTED: "interrupted", Exit.PREEMPTED: "preempted"}
     record: FailureRecord = {
-        "cause": asked.get(code, causes.UNKNOWN),
-        "kind": rundir.ASKED if code in asked else ERROR,
+        "cause": cause_ids.STOPPED.get(code, cause_ids.UNKNOWN),
+        "kind": rundir.ASKED if code in cause_ids.STOPPED else ERROR,
         "victim": False,
         "rank": None,
         "step": saved,

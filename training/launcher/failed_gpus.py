@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from training.core import cause_ids
 from training.diagnose import exception_cause as causes
 from training.launcher import seats
 from training.launcher.outcome import Outcome
@@ -27,11 +28,11 @@ def note(
     if lost:
         first = seats.ranks(plan).start
         record["lost_ranks"] = [first + place for place in lost]
-    if record["cause"] == causes.GPU_KERNEL and causes.suspects_gpu(own, line):
+    if record["cause"] == cause_ids.CUDA_DEVICE_ASSERT and causes.suspects_gpu(own, line):
         record["suspect_gpu"] = True
     # a watched command and a process of mp.spawn select their GPU themselves
     of_plan = plan["gpus"] and not outcome.watched and "process" not in record
-    if record["cause"] == causes.GPU_OOM and rank is not None and of_plan:
+    if record["cause"] == cause_ids.GPU_OOM and rank is not None and of_plan:
         gpu = causes.gpu_of(plan, rank - seats.ranks(plan).start, record["summary"])
         if gpu is not None:
             record["gpu"] = gpu

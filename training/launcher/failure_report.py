@@ -7,7 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from training.core import exit_status, heartbeat, rundir
+from training.core import cause_ids, exit_status, heartbeat, rundir
 from training.core.errors import RANK_DISK_FULL, Exit
 from training.core.messages import msg
 from training.core.plain_text import one_line, plain
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
     from training.diagnose.traceback import Traceback
 
 SHOWN_CHARACTERS = 240  # of an exception's message
-UNCLEAR = {*causes.VAGUE, causes.SEGFAULT, causes.KILLED}
-OF_DEATHS: dict[str, str] = {DESYNC: causes.TIMEOUT, UNEVEN: causes.EXIT_STATUS}  # by kind
+UNCLEAR = {*causes.VAGUE, cause_ids.SEGFAULT, cause_ids.KILLED}
+OF_DEATHS: dict[str, str] = {  # by kind
+    DESYNC: cause_ids.COLLECTIVE_TIMEOUT,
+    UNEVEN: cause_ids.EXIT_STATUS,
+}
 
 
 def exit_code(outcome: Outcome) -> int:
@@ -97,10 +100,10 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     thrown = logged.event.thrown if logged and logged.event else None
     if logged and logged.event and (own is None or own["type"] == causes.LEFT):
         cause, kind, summary = rank_log.explain(logged, logged.event, cause, kind, summary)
-    elif logged and logged.cause not in (causes.UNKNOWN, causes.RAISED, causes.PEER_DIED):
+    elif logged and logged.cause not in (cause_ids.UNKNOWN, cause_ids.RAISED, cause_ids.PEER_DIED):
         cause = logged.cause
     if gone and kind in (DIED, ERROR) and cause in UNCLEAR:
-        cause, summary = "gpu_hardware", gone  # its driver does not answer
+        cause, summary = cause_ids.GPU_HARDWARE, gone  # its driver does not answer
     lost = (
         outcome.lost
         if kind != rundir.ASKED and (outcome.here is None or (own and causes.is_victim(own)))
@@ -119,7 +122,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "cause": cause,
         "kind": kind,
         "victim": timed_out
-        or (cause == causes.PEER_DIED if own is None else causes.is_victim(own)),
+        or (cause == cause_ids.PEER_DIED if own is None else causes.is_victim(own)),
         "rank": rank,
         "step": _step(run, rank),
         "summary": summary,
@@ -185,7 +188,7 @@ def _add_memory(
     planned = plan and plan["gpus"] and "process" not in record  # mp.spawn's select their own
     here = seats.ranks(plan) if plan and planned else range(0)
     rank = record["rank"]
-    if plan is None or record["cause"] != causes.GPU_OOM or rank is None or rank not in here:
+    if plan is None or record["cause"] != cause_ids.GPU_OOM or rank is None or rank not in here:
         return
     ours = {beat.pid for beat in heartbeat.read_all(run.heartbeats)}
     held = exhausted_gpu.occupants(plan, here.index(rank), record.get("memory"), ours)
@@ -234,46 +237,52 @@ def _what(
     longer lists."""
     if outcome.killed or stopped_early(outcome):
         return (
-            "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted",
+            cause_ids.INTERRUPTED if outcome.asked == Exit.INTERRUPTED else cause_ids.PREEMPTED,
             rundir.ASKED,
             stop_report.sentence(outcome, run),
         )
     if outcome.torn_down:
         return (
-            causes.UNKNOWN,
+            cause_ids.UNKNOWN,
             DIED,
             msg("launcher.failure.torn_down", how=exit_status.how(status)),
         )
     if outcome.ours and status == Exit.RESOURCES and own and "stopped" in own:
-        return "disk_full" if own["disk_full"] else causes.of_error(own), ERROR, str(own["stopped"])
+        return (
+            cause_ids.DISK_FULL if own["disk_full"] else causes.of_error(own),
+            ERROR,
+            str(own["stopped"]),
+        )
     if outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES):
-        return "config_error", ERROR, msg("launcher.failure.rejected")
+        return cause_ids.CONFIG_ERROR, ERROR, msg("launcher.failure.rejected")
     # on a common disk its report is read here
     if outcome.elsewhere and outcome.here is None and not own:
-        return "peer_died", DIED, msg("launcher.failure.elsewhere")
+        return cause_ids.PEER_DIED, DIED, msg("launcher.failure.elsewhere")
     if found := outcome.finding:
-        return "hang", found.kind, found.short()
+        return cause_ids.HANG, found.kind, found.short()
     if (outcome.ours and status == RANK_DISK_FULL) or (own and own["disk_full"]):
-        return "disk_full", ERROR, _full_disk(outcome, run, own)
+        return cause_ids.DISK_FULL, ERROR, _full_disk(outcome, run, own)
     if gone:
-        return "gpu_hardware", ERROR if own else DIED, gone
+        return cause_ids.GPU_HARDWARE, ERROR if own else DIED, gone
     if _killed(status, own) and (kills := _for_memory(outcome)):
-        return "host_oom_killed", DIED, kills
+        return cause_ids.HOST_OOM_KILLED, DIED, kills
     if own and own["type"] != causes.LEFT:
         return causes.of_error(own), ERROR, error_reports.headline(own, SHOWN_CHARACTERS)
     if outcome.ours and -status == signal.SIGBUS and (changed := prepared_cache.changed(run)):
         return (
-            causes.UNKNOWN,
+            cause_ids.UNKNOWN,
             DIED,
             msg("launcher.failure.sigbus", changed=changed),
         )
     if (death := outcome.death) and death.kind != DIED:
-        return OF_DEATHS.get(death.kind, causes.UNKNOWN), death.kind, death.how
+        return OF_DEATHS.get(death.kind, cause_ids.UNKNOWN), death.kind, death.how
     if own:
         known = causes.of_error(own)
-        return causes.EXIT_STATUS if known == causes.UNKNOWN else known, DIED, causes.left(own)
+        known = cause_ids.EXIT_STATUS if known == cause_ids.UNKNOWN else known
+        return known, DIED, causes.left(own)
     torchrun = rank is None and status >= 0  # it reports only that something failed
-    return causes.UNKNOWN if torchrun else causes.of_status(status), DIED, exit_status.how(status)
+    cause = cause_ids.UNKNOWN if torchrun else causes.of_status(status)
+    return cause, DIED, exit_status.how(status)
 
 
 def _full_disk(outcome: Outcome, run: rundir.RunDir, own: RankErrorRecord | None) -> str:
@@ -315,7 +324,7 @@ def _timed_out(own: RankErrorRecord | None, cause: str, logged: RootCause | None
     """Was the rank ended by torch's timeout of a collective?"""
     if own:
         return causes.timed_out(own)
-    return cause == causes.TIMEOUT and causes.timed_out_by_log(logged)
+    return cause == cause_ids.COLLECTIVE_TIMEOUT and causes.timed_out_by_log(logged)
 
 
 def _step(run: rundir.RunDir, rank: int | None) -> int:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config import batch
+from training.core import cause_ids
 from training.core.failure_kinds import SILENT
 from training.core.messages import msg
 from training.core.units import plural
-from training.diagnose.exception_cause import GPU_KERNEL
 from training.launcher import script_snapshot, seats
 from training.launcher.restart import Failure, GiveUp, Restart, Team, killed
 from training.watchdog.hang_report import BLOCKED, HANG
@@ -23,12 +23,11 @@ from training.watchdog.rank_exit import ERROR
 if TYPE_CHECKING:
     from training.core.contracts.plan import LostRank, Plan
 
-HARDWARE = "gpu_hardware"
-UNAVAILABLE = "no_gpu"  # also torch's message for a GPU that no longer accepts a context
-HOST_MEMORY = "host_oom_killed"
-ABSENT = "rendezvous_timeout"
 # what the other ranks report when a machine is lost
-OF_PEERS = {"peer_died", "nccl_network", "collective_timeout", "rendezvous_timeout"}
+OF_PEERS = {
+    *(cause_ids.PEER_DIED, cause_ids.NCCL_NETWORK),
+    *(cause_ids.COLLECTIVE_TIMEOUT, cause_ids.RENDEZVOUS_TIMEOUT),
+}
 # Before a restart without a machine: one that runs without its connection has noticed the same and
 # killed its ranks by then. They may write logs and heartbeats to the common disk.
 SILENT_PAUSE_S, GONE_PAUSE_S = 5.0, 2.0
@@ -88,7 +87,7 @@ def _without(gone: Sequence[int], why: str, failure: Failure, plan: Plan) -> Res
 def at_start(plan: Plan, absent: Sequence[int], why: str) -> Team | GiveUp:
     """The ranks of the first start without these machines."""
     gone = seats.on(plan["elastic"], absent)
-    return choose(plan, [_new(plan, seat, ABSENT, 0, why) for seat in gone])
+    return choose(plan, [_new(plan, seat, cause_ids.RENDEZVOUS_TIMEOUT, 0, why) for seat in gone])
 
 
 def choose(plan: Plan, lost: Sequence[LostRank] = (), back: Sequence[int] = ()) -> Team | GiveUp:
@@ -250,14 +249,18 @@ def _by_hardware(failure: Failure, before: Sequence[Failure]) -> bool:
     """Is a GPU lost or faulty? One that is unavailable at the first start is a mistake of the
     launch, later it has been lost."""
     return bool(
-        failure.gone or failure.cause == HARDWARE or (failure.cause == UNAVAILABLE and before)
+        failure.gone
+        or failure.cause == cause_ids.GPU_HARDWARE
+        # also torch's message for a GPU that no longer accepts a context
+        or (failure.cause == cause_ids.NO_GPU and before)
     )
 
 
 def _of_one_rank(failure: Failure) -> bool:
     """A failure that a defective device could explain."""
-    stuck = failure.cause == "hang" and failure.kind in (HANG, BLOCKED)
-    crashed = killed(failure) and failure.cause not in (HOST_MEMORY, GPU_KERNEL)
+    stuck = failure.cause == cause_ids.HANG and failure.kind in (HANG, BLOCKED)
+    explained = failure.cause in (cause_ids.HOST_OOM_KILLED, cause_ids.CUDA_DEVICE_ASSERT)
+    crashed = killed(failure) and not explained
     return failure.rank is not None and (stuck or crashed or failure.suspect_gpu)
 
 

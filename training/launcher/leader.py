@@ -7,7 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from training.core import log, rundir
+from training.core import cause_ids, log, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.launcher import (
@@ -33,9 +33,6 @@ from training.launcher.saved import Saved
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import FailureRecord
-
-
-HUNG = "hang"  # a cause
 
 
 class Leader(Machine):
@@ -79,7 +76,7 @@ class Leader(Machine):
         if self._superseded():
             return self._leave(msg("launcher.succession.superseded"))
         self._keep(record)
-        by_peers = record["cause"] in (HUNG, *fewer_ranks.OF_PEERS)
+        by_peers = record["cause"] in (cause_ids.HANG, *fewer_ranks.OF_PEERS)
         if not outcome.ours and by_peers and (lost := reach.leave_out(line)):
             log.warning(lost.text)
         waiting = Waiting()

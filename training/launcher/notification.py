@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from training.core import evaluations, json_text, manifest, run_reader, rundir
+from training.core import cause_ids, evaluations, json_text, manifest, run_reader, rundir
 from training.core.errors import EXIT_MEANING, Exit
 from training.core.jsonl import Record, read_figures
 from training.core.messages import msg
@@ -64,7 +64,7 @@ def payload(
     failure = _failure(run, plan, known) if begun and not why else {}
     status: NotifyStatus = BY_CODE.get(Exit(code), FAILED) if code in EXIT_MEANING else FAILED
     if failure.get("kind") == rundir.ASKED:
-        status = PREEMPTED if failure["cause"] == "preempted" else STOPPED
+        status = PREEMPTED if failure["cause"] == cause_ids.PREEMPTED else STOPPED
     failure = failure if status == FAILED or not done else {}
     step, evaluation = _last(run) if begun else ({}, {})
     cause = failure.get("cause") if status == FAILED else None

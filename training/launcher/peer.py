@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from training.core import log
+from training.core import cause_ids, log
 from training.core.errors import Exit, Problem, UserError
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
@@ -22,7 +22,6 @@ from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
 from training.launcher.listener import Listener
 from training.launcher.local_ranks import LocalRanks, is_script, listen, of_node
 from training.launcher.peer_link import (
-    PEER_DIED,
     LostPeer,
     PeerLink,
     RunEnded,
@@ -90,7 +89,7 @@ class Peer(PeerLink):
         if self.over or not (self._begun and self.listener) or self.there(leader):
             return None
         text = msg("launcher.nodes.lost", name=self.name(leader))
-        return self.lost_peer or LostPeer(leader, GONE, PEER_DIED, text)
+        return self.lost_peer or LostPeer(leader, GONE, cause_ids.PEER_DIED, text)
 
     @property
     def members(self) -> Collection[int]:
@@ -223,7 +222,7 @@ class Peer(PeerLink):
             if waiting.seconds - heard_s > limit_s:
                 self.lost(leader)
                 text = msg("launcher.nodes.undecided", name=self.name(leader), seconds=limit_s)
-                self.lost_peer = LostPeer(leader, SILENT, PEER_DIED, text)
+                self.lost_peer = LostPeer(leader, SILENT, cause_ids.PEER_DIED, text)
                 return {"gone": self.lost_peer}
             waiting.report(what, why, level=log.info)
             select.select([self.wires[leader]], [], [], RETRY_S)
@@ -242,5 +241,5 @@ class Peer(PeerLink):
                 self.keep(leader, messages[i + 1 :])
                 return message
         text = msg("launcher.nodes.lost", name=self.name(leader))
-        self.lost_peer = LostPeer(leader, GONE, PEER_DIED, text)
+        self.lost_peer = LostPeer(leader, GONE, cause_ids.PEER_DIED, text)
         return {"gone": self.lost_peer}

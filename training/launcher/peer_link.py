@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from training.core import log
+from training.core import cause_ids, log
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
 from training.core.rundir import ASKED, NAME
@@ -40,7 +40,6 @@ PAUSE_S = 0.05
 # Between two starts a healthy machine may pause (recovery_policy.PAUSES_S) and settle the failure.
 BETWEEN_STARTS_S = 60.0
 REPORT_AFTER_S, REPORT_EVERY_S = 5.0, 30.0
-NETWORK, PEER_DIED = "nccl_network", "peer_died"  # causes
 UNREACHABLE = msg("launcher.nodes.unreachable")
 FROZEN = msg("launcher.nodes.frozen")
 
@@ -326,7 +325,7 @@ class PeerLink(ABC):
             gone = LostPeer(
                 node,
                 GONE,
-                PEER_DIED,
+                cause_ids.PEER_DIED,
                 msg("launcher.nodes.lost_because", name=self.name(node), broken=broken),
             )
             return [{"gone": gone}]
@@ -340,7 +339,9 @@ class PeerLink(ABC):
             seconds=seconds,
             why=UNREACHABLE if unreachable else FROZEN,
         )
-        return LostPeer(node, SILENT, NETWORK if unreachable else PEER_DIED, text)
+        return LostPeer(
+            node, SILENT, cause_ids.NCCL_NETWORK if unreachable else cause_ids.PEER_DIED, text
+        )
 
     def _fresh(self) -> None:
         """Reset the state before ranks start, for the first time or again."""

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import rundir
+from training.core import cause_ids, rundir
 from training.core.messages import msg
 from training.core.tail import tail
 from training.diagnose import exception_cause as causes
@@ -68,7 +68,7 @@ def cause(
     if not (known in causes.VAGUE and by_itself and status):
         return None
     logged = causes.of_log(log, source, outcome.log_from.get(log, 0))
-    if logged and logged.cause == causes.PEER_DIED and own and "process" in own:
+    if logged and logged.cause == cause_ids.PEER_DIED and own and "process" in own:
         return None  # torch's lines about that process
     return logged
 
@@ -80,12 +80,12 @@ def explain(
     line = shown(event.line.text.strip())
     if end := causes.end_of(logged):
         return logged.cause, kind, end
-    if logged.cause not in (causes.UNKNOWN, causes.RAISED):
+    if logged.cause not in (cause_ids.UNKNOWN, cause_ids.RAISED):
         if kind == DIED:
             summary = msg("launcher.failure.logged_before", summary=summary, line=line)
         return logged.cause, kind, summary
     if event.thrown and event.thrown.native:
         summary = msg("launcher.failure.logged_before", summary=summary, line=line)
-        return causes.RAISED, kind, summary
+        return cause_ids.RAISED, kind, summary
     # a program that does not report exceptions to Duet: a traceback at the end of its log
     return (logged.cause, ERROR, line) if event.thrown else (known, kind, summary)

@@ -11,9 +11,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from training.core import cause_ids
 from training.core.failure_kinds import SILENT
 from training.core.messages import msg
-from training.launcher.peer_link import NETWORK, LostPeer
+from training.launcher.peer_link import LostPeer
 
 if TYPE_CHECKING:
     from training.launcher.coordinator import Coordinator
@@ -102,7 +103,7 @@ def leave_out(line: Coordinator) -> LostPeer | None:
     line.separate(node)
     line.apart[node] = set(others)
     text = msg("launcher.reach.apart", name=line.name(node), others=line.names(others))
-    return LostPeer(node, SILENT, NETWORK, text)
+    return LostPeer(node, SILENT, cause_ids.NCCL_NETWORK, text)
 
 
 def to_leave_out(cuts: Mapping[int, set[int]]) -> tuple[int, list[int]] | None:

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config import batch
-from training.core import phases
+from training.core import cause_ids, phases
 from training.core.messages import msg
 from training.core.rundir import ASKED
 from training.core.units import plural
-from training.diagnose.exception_cause import GPU_OOM
 from training.launcher import fewer_ranks
 from training.launcher.restart import Failure, GiveUp, Restart, killed
 from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, UNEVEN
@@ -28,7 +27,10 @@ from training.watchdog.rank_exit import DIED
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-NETWORK = {"nccl_network", "peer_died", "port_in_use", "rendezvous_timeout", "collective_timeout"}
+NETWORK = {
+    *(cause_ids.NCCL_NETWORK, cause_ids.PEER_DIED, cause_ids.PORT_IN_USE),
+    *(cause_ids.RENDEZVOUS_TIMEOUT, cause_ids.COLLECTIVE_TIMEOUT),
+}
 PAUSES_S = (1.0, 5.0, 15.0)  # before consecutive restarts after network failures
 OCCUPIED_PAUSES_S = (15.0, 60.0, 300.0)  # and while other processes occupy a GPU
 # fields that a remedy may change
@@ -37,16 +39,16 @@ CURES = (
     "num_workers",
     "persistent_workers",
 )
-WORKER = {"dataloader_worker_died", "shm_too_small"}
+WORKER = {cause_ids.DATALOADER_WORKER_DIED, cause_ids.SHM_TOO_SMALL}
 # Causes that a restart cannot remove, and why.
 NEVER = {
-    "nan_loss": msg("launcher.retry.never.nan"),
-    "ddp_params_mismatch": msg("launcher.retry.never.ddp_params"),
-    "cuda_device_assert": msg("launcher.retry.never.code_error"),
-    "gpu_hardware": msg("launcher.retry.never.gpu_hardware"),
-    "disk_full": msg("launcher.retry.never.disk_full"),
-    "config_error": msg("launcher.retry.never.config"),
-    "host_oom_killed": msg("launcher.retry.never.host_oom"),
+    cause_ids.NAN_LOSS: msg("launcher.retry.never.nan"),
+    cause_ids.DDP_PARAMS_MISMATCH: msg("launcher.retry.never.ddp_params"),
+    cause_ids.CUDA_DEVICE_ASSERT: msg("launcher.retry.never.code_error"),
+    cause_ids.GPU_HARDWARE: msg("launcher.retry.never.gpu_hardware"),
+    cause_ids.DISK_FULL: msg("launcher.retry.never.disk_full"),
+    cause_ids.CONFIG_ERROR: msg("launcher.retry.never.config"),
+    cause_ids.HOST_OOM_KILLED: msg("launcher.retry.never.host_oom"),
 }
 
 
@@ -91,7 +93,7 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
 
 def may_pass(failure: Failure) -> bool:
     """A hang or a failure of the network, unless the ranks called different collectives."""
-    waits = failure.cause == "hang" or failure.cause in NETWORK
+    waits = failure.cause == cause_ids.HANG or failure.cause in NETWORK
     return waits and failure.kind not in (DESYNC, UNEVEN)
 
 
@@ -117,7 +119,7 @@ def _row(failures: Sequence[Failure]) -> Sequence[Failure]:
 
 
 def _smaller_batch(failure: Failure, plan: Plan) -> Restart | GiveUp | None:
-    if failure.cause != GPU_OOM or failure.occupied:
+    if failure.cause != cause_ids.GPU_OOM or failure.occupied:
         return None
     spec = tasks.spec_of(plan)
     if lighter := spec.lighter_in(failure.phase):

@@ -6,8 +6,8 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from training.core.cause_ids import EXIT_STATUS, KILLED, RAISED, SEGFAULT, UNKNOWN
 from training.core.messages import msg
-from training.diagnose.exception_cause import EXIT_STATUS, KILLED, RAISED, SEGFAULT, UNKNOWN
 from training.watchdog.rank_exit import DIED
 
 if TYPE_CHECKING:

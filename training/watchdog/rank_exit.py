@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from training.core import exit_status, rundir
+from training.core import cause_ids, exit_status, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.core.plain_text import one_line
@@ -77,7 +77,7 @@ def left_before(
     elif left:
         log = run.rank_log(rank)
         logged = exception_cause.of_log(log, rank, log_from.get(log, 0))
-        if logged is None or logged.cause != exception_cause.PEER_DIED:
+        if logged is None or logged.cause != cause_ids.PEER_DIED:
             return None
     return next((end for end in left if end[0] != rank), None)
 
@@ -86,7 +86,7 @@ def lost_peer(log: Path, rank: int, log_from: Mapping[Path, int]) -> bool:
     """Does the log of all ranks end with the loss of a peer, which another rank than this one has
     reported?"""
     logged = exception_cause.of_log(log, None, log_from.get(log, 0))
-    if logged is None or logged.cause != exception_cause.PEER_DIED:
+    if logged is None or logged.cause != cause_ids.PEER_DIED:
         return False
     return logged.event is None or logged.event.rank != rank
 

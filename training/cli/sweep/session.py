@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 from training.cli.sweep.board import Board, Event
 from training.cli.sweep.prepare import OWN_VARIABLES, SCRIPT, Sweep
 from training.config import flags
-from training.core import log, run_reader, standing, sweep_dir
+from training.core import cause_ids, log, run_reader, standing, sweep_dir
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import EXPERIMENTS
 from training.core.messages import msg
 from training.core.project import ROOT, WORK, typed
 from training.core.rundir import RunDir, read_json
 from training.host import env_vars, gpus, process
-from training.launcher.fewer_ranks import HARDWARE
 from training.launcher.stop_signals import StopSignals, code
 from training.monitor.run_status import FAILED, FINISHED, STOPPED
 from training.monitor.runs import sweep as sweep_runs
@@ -198,7 +197,7 @@ class Session:
             return False
         name = self.runs[one.index]["name"]
         card = read_json(RunDir(folder.experiments / name).failure) or {}
-        if card.get("cause") == HARDWARE and card.get("time", 0.0) >= one.time:
+        if card.get("cause") == cause_ids.GPU_HARDWARE and card.get("time", 0.0) >= one.time:
             return True
         seen = gpus.inventory({gpus.VISIBLE: place.visible})
         return seen.driver is not None and len(seen.gpus) < len(place.indices)

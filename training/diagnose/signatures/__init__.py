@@ -18,9 +18,6 @@ from training.core.jsonl import Record
 
 FOLDER = Path(__file__).parent
 CAUSES, KINDS = FOLDER / "causes.json", FOLDER / "kinds.json"
-NONE, UNKNOWN = "none", "unknown"
-# known only: an exception, or an exit status
-RAISED, EXIT_STATUS = "exception", "exit_status"
 
 # Role of a message for the rank that prints it; earlier roles take precedence.
 ROOT = "root"  # the rank failed

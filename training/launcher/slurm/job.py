@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from training.core import log, manifest, rundir
+from training.core import cause_ids, log, manifest, rundir
 from training.core.errors import EXIT_MEANING, Exit
 from training.core.messages import msg
 from training.core.project import ROOT
@@ -167,7 +167,7 @@ def run_exit_code(
         # Ranks that were too slow to save after a stop request: the last checkpoint can be resumed.
         return (
             Exit.PREEMPTED
-            if recorded[0]["cause"] == "preempted"
+            if recorded[0]["cause"] == cause_ids.PREEMPTED
             else Exit(recorded[0]["exit_code"])
         )
     if status in EXIT_MEANING:
