@@ -77,6 +77,9 @@ def test_wandb_that_hangs_costs_the_training_nothing(inject: Inject, token: str)
     assert (
         len(records) == 40 and max(r["step_ms"] for step, r in records.items() if step > 2) < 3000
     )
+    (warning,) = ended.of("warning")
+    assert warning["code"] == "warning.tracker_stuck" and "W&B" in warning["text"]
+    assert warning["time"] - ended.injected["time"] < 10
     assert "W&B did not finish" in ended.run.output
     # From the last step of the training to the end of the run: the limit for the tracker is 10 s.
     assert ended.of("end")[0]["time"] - max(r["time"] for r in records.values()) < 60

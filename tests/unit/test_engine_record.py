@@ -94,6 +94,59 @@ def test_a_stuck_tracker_delays_nothing(
     gate.set()
 
 
+@pytest.mark.parametrize("starting", [True, False])
+def test_a_tracker_that_does_not_answer_is_reported_once_with_its_recovery(
+    run: RunDir,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    starting: bool,
+) -> None:
+    monkeypatch.setattr(tracker_threads, "WATCH_S", 3600.0)  # the test itself looks
+    entered, gate, flushed, sink = threading.Event(), threading.Event(), threading.Event(), Sink()
+
+    def stuck(*_: object) -> Sink:
+        entered.set()
+        gate.wait()
+        return sink
+
+    monkeypatch.setattr(sink, "flush", flushed.set, raising=False)
+    if not starting:
+        monkeypatch.setattr(sink, "write", stuck)
+    monkeypatch.setattr(tracking, "TensorBoard", stuck if starting else lambda *_: sink)
+    writer = MetricsWriter(run, Config(use_dummy_wandb=True))
+    writer.write({"step": 1})
+    assert entered.wait(60)
+    (thread,) = writer._trackers._threads
+
+    def look(later_s: float) -> list[str]:
+        thread.look(time.monotonic() + later_s, writer._trackers._report)
+        return [e["code"] for e in read_records(run.events) if e["event"] == "warning"]
+
+    assert look(tracker_threads.STUCK_S - 5) == []
+    assert look(10) == look(100) == ["warning.tracker_stuck"]
+    assert "[INFO]" not in capsys.readouterr().err
+    gate.set()
+    writer.checkpoint()
+    assert flushed.wait(60)
+    assert look(0) == look(0) == ["warning.tracker_stuck"]
+    assert capsys.readouterr().err.count("[INFO]") == 1
+    writer.close({}, 0)
+
+
+def test_a_tracker_that_does_not_answer_is_noticed_without_a_further_step(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker_threads, "STUCK_S", 0.1)
+    monkeypatch.setattr(tracker_threads, "WATCH_S", 0.05)
+    monkeypatch.setattr(tracker_threads, "CLOSE_S", 0.2)
+    gate = threading.Event()
+    writer = recorder(run, Sink(gate), monkeypatch)
+    writer.write({"step": 1})
+    wait_until(lambda: any(e["event"] == "warning" for e in read_records(run.events)), 60)
+    gate.set()
+    writer.close({}, 0)
+
+
 def test_a_tracker_that_starts_slowly_does_not_hold_back_the_other(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,7 +327,10 @@ def test_a_failing_tracker_is_disabled_after_one_warning(
         )
         == 1
     )
-    wait_until(lambda: not writer._trackers._threads[0].is_alive(), 5)
+    (thread,) = writer._trackers._threads
+    wait_until(lambda: not thread.is_alive(), 5)
+    thread.look(time.monotonic() + 100, writer._trackers._report)
+    assert not list(read_records(run.events)), "it is off, not stuck"
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ class Config:
     device_batch_size: int | str = option(
         8,
         "batch",
-        "micro-batch of one rank; auto: the largest that divides total_batch_size and fits into "
+        "micro-batch of one rank; auto: the fastest that divides total_batch_size and fits into "
         "memory",
         unit="sequences per rank",
         low=1,

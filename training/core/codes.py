@@ -286,6 +286,7 @@ WARNINGS = {
     "warning.still_reading": "a rank is overdue and still reading from disk",
     "warning.task_changed": "the file of a user's task has changed since the checkpoint",
     "warning.thread_exception": "an exception in a thread of a rank that continues to run",
+    "warning.tracker_stuck": "W&B or TensorBoard does not answer; the training continues",
 }
 ALERTS = {
     "alert.clock": "the system clock was set back",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,7 @@ class MetricsWriter:
         self.wandb = f"{mode} ({reason})"
         self.power: PowerMeter | None = None  # of the GPUs; None: unknown
         self.forecast: Forecast | None = None
-        self._trackers = Trackers(makers)
+        self._trackers = Trackers(makers, partial(_stuck, run))
         _current = self
 
     def write(self, figures: Figures) -> None:
@@ -110,6 +111,11 @@ class MetricsWriter:
             self.power.close()
         os.close(self._file)
         _unclean = not self._trackers.close(end, limit_s, starting_s)
+
+
+def _stuck(run: rundir.RunDir, text: str) -> None:
+    log.warning(text)
+    run.event("warning", code="warning.tracker_stuck", text=text)
 
 
 def _since_the_last_start(run: rundir.RunDir) -> list[str]:

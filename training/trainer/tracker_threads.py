@@ -1,8 +1,8 @@
 """Trackers in the background: each has its own queue and thread, so that none waits for another.
 
 A tracker cannot delay or stop a rank: its queue is bounded and drops records if full (metrics.jsonl
-has all of them), any failure disables that tracker with one warning, and the wait at the end has a
-time limit.
+has all of them), any failure disables that tracker with one warning, one that does not answer is
+reported, and the wait at the end has a time limit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from training.core import heartbeat, log
 from training.core.messages import msg
+from training.core.units import clock
 from training.trainer.tracking import End, Tracker, of_evaluation
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ CLOSE_S, FAILED_S = 10.0, 4.0
 # then without the network
 STARTING_S = 20.0
 NOTICE_S = 2.0  # a longer wait at the end is announced
+# a single action that takes longer, also the start, is reported: within 10 s of its beginning
+STUCK_S, WATCH_S = 9.0, 0.5
 
 
 class TrackerThread(threading.Thread):
@@ -47,6 +50,10 @@ class TrackerThread(threading.Thread):
         self._marked = False
         # monotonic time after which queued records are dropped in favour of a clean end
         self._skip_from = float("inf")
+        # monotonic times at which the current action, and the one reported as stuck, began
+        self._began: float | None = None
+        self._stuck: float | None = None
+        self._recovered = False
 
     def put(self, action: Callable[[Tracker], None]) -> None:
         if not self.is_alive():
@@ -58,12 +65,16 @@ class TrackerThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._serve(self._make())
+            self._began = time.monotonic()
+            sink = self._make()
+            self._began = None
+            self._serve(sink)
         except Exception as error:  # a tracker's error must not end the training
             kind = type(error).__name__
             reason = f"{kind}: {error}" if str(error) else kind
             self._give_up(msg("trainer.tracker.off", name=self.tracker, error=reason))
         finally:
+            self._began = None
             self.ready.set()
 
     def _serve(self, sink: Tracker) -> None:
@@ -72,9 +83,24 @@ class TrackerThread(threading.Thread):
             if time.monotonic() > self._skip_from:
                 self.dropped += 1
             else:
+                self._began = time.monotonic()
                 action(sink)
+                self._began = None
         assert self._end
         sink.close(self._end)
+
+    def look(self, now: float, report: Callable[[str], None]) -> None:
+        """Report, once in a run, that it does not answer, and that it does again."""
+        began = self._began
+        if self._stuck is None and began is not None and now - began > STUCK_S:
+            self._stuck = began
+            since = clock(time.time() - (now - began))
+            report(
+                msg("trainer.tracker.stuck", name=self.tracker, stuck_s=now - began, since=since)
+            )
+        elif self._stuck not in (None, began) and not (self.unclean or self._recovered):
+            self._recovered = True
+            log.info(msg("trainer.tracker.recovered", name=self.tracker))
 
     def _give_up(self, warning: str) -> None:
         self.unclean = True
@@ -102,12 +128,16 @@ class TrackerThread(threading.Thread):
 
 
 class Trackers:
-    """All trackers of a run. `makers`: name → function of the first step that makes a tracker."""
+    """All trackers of a run. `makers`: name → function of the first step that makes a tracker;
+    `report`: of a warning."""
 
-    def __init__(self, makers: Mapping[str, Callable[[int], Tracker]]) -> None:
-        self._makers = makers
+    def __init__(
+        self, makers: Mapping[str, Callable[[int], Tracker]], report: Callable[[str], None]
+    ) -> None:
+        self._makers, self._report = makers, report
         self._threads: list[TrackerThread] = []
         self._notice_at = float("inf")
+        self._closing = threading.Event()
 
     def write(self, record: Figures) -> None:
         """Queue a record; returns at once. The first record starts the threads, since importing
@@ -121,6 +151,7 @@ class Trackers:
             ]
             for one in self._threads:
                 one.start()
+            threading.Thread(target=self._watch, name="tracker watch", daemon=True).start()
         self._put(lambda sink: sink.write(record))
 
     def note(self, text: str, step: int) -> None:
@@ -135,9 +166,16 @@ class Trackers:
         for one in self._threads:
             one.put(action)
 
+    def _watch(self) -> None:
+        """Until the trackers are closed, which has its own messages."""
+        while not self._closing.wait(WATCH_S):
+            for one in self._threads:
+                one.look(time.monotonic(), self._report)
+
     def close(self, end: End, limit_s: float, starting_s: float = 0.0) -> bool:
         """End the trackers; those not done within `limit_s` are abandoned. `starting_s`: further
         time for trackers that have not started yet. Returns whether all have ended cleanly."""
+        self._closing.set()
         self._notice_at = time.monotonic() + NOTICE_S
         for one in self._threads:
             one.end(end)

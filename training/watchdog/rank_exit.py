@@ -3,6 +3,7 @@ have exited."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,11 +17,13 @@ from training.core.messages import msg
 from training.core.plain_text import one_line
 from training.core.tail import tail
 from training.diagnose import error_reports, exception_cause
+from training.watchdog import printed_steps
 from training.watchdog.hang_report import DESYNC, UNEVEN, HangFinding
 from training.watchdog.probes import flight_recorder, stacks, waits
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import ExitKind
+    from training.watchdog.probes.flight_recorder import Call
     from training.watchdog.probes.stacks import Stack
 
 DIED: Final = "died"  # by a signal or with a status
@@ -116,7 +119,8 @@ def explain(
     if status in QUIET and (left := rundir.read_json(run.ranks / f"rank{rank}.ended")):
         where = left["where"] or None
         if status == Exit.DONE and not where and victim is not None:  # the end of the script
-            return RankExit(UNEVEN, rank, None, _uneven(run, victim))
+            how = _uneven(run, victim) + printed_steps.shown(run, log_from)
+            return RankExit(UNEVEN, rank, None, how)
     log = run.rank_log(rank)
     sizes = MIXED_UP.search("\n".join(tail(log, LINES, log_from.get(log, 0))))
     if status < 0 and sizes:
@@ -128,12 +132,10 @@ def explain(
             collective=inside or msg("watchdog.exit.collective"),
             expected=sizes[2],
         )
-        last = {
-            other: calls[-1] for other in alive if (calls := flight_recorder.read(run.ranks, other))
-        }
+        last = _last_calls(run, rank, alive)
         others = "; ".join(
             msg("watchdog.exit.in_collective", rank=other, number=call.number, call=call)
-            for other, call in last.items()
+            for other, call in sorted(last.items())
         )
         return RankExit(
             DESYNC,
@@ -142,6 +144,19 @@ def explain(
             msg("watchdog.exit.with_others", how=how, others=others) if others else how,
         )
     return RankExit(DIED, rank, where, exit_status.how(status))
+
+
+def _last_calls(run: rundir.RunDir, rank: int, alive: Iterable[int]) -> dict[int, Call]:
+    """The newest collective of each other rank: by itself, or by its report where it fails in the
+    meantime, since it has lost this one."""
+    last = {
+        other: calls[-1] for other in alive if (calls := flight_recorder.read(run.ranks, other))
+    }
+    for error in error_reports.of_all(run):
+        if error["rank"] not in (rank, *last) and "collective" in error:
+            with contextlib.suppress(*flight_recorder.UNREADABLE):
+                last[error["rank"]] = flight_recorder.call_of(error["collective"])
+    return last
 
 
 def _at_crash(
