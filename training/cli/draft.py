@@ -7,9 +7,10 @@ import os
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
+from training.cli import joining
 from training.cli import plan as plan_command
 from training.config import flags
-from training.core import log, phase_timeouts, rundir
+from training.core import log, rundir
 from training.core.errors import UserError
 from training.core.project import ENTRYPOINT
 from training.host import packages, process, program
@@ -57,12 +58,7 @@ def draft(
         place.variables()
         | {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
     )
-    from training.inspector import distributed
-
-    world = distributed.setup(
-        plan["device"]["value"],
-        phase_timeouts.backstop_s(plan["config"]["hang_timeout"], supervised=False),
-    )
+    world = joining.join(plan, place, environ)
     own = None
     if world.rank == 0:
         own = writer.write(plan, checks, request, rendezvous.ask, os.getpid())
