@@ -8,13 +8,15 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.e2e.conftest import Launched
 from tests.e2e.hooks import in_forward
+from training.core.contracts.verdict import FailureRecord
 from training.core.rundir import read_json
+from training.diagnose import card
 
 Launch = Callable[..., Launched]
 CONFIG = "configs/dual_gpu/quickstart.py"
@@ -172,18 +174,35 @@ def test_a_single_rank_without_a_supervisor(launch: Launch, sent: Path) -> None:
     done = launch(*ALONE, report=True, notify=notify(sent)).ok()
     assert done.run.report.exists() and f"  Report     {done.run.report}\n" in done.output
     failed = launch(*ALONE, notify=notify(sent), inject="raise@rank=0,step=5")
-    assert failed.wait() == 1
+    assert failed.wait() == 4
     assert [(m["status"], m["exit_code"]) for m in messages(sent)] == [
         ("finished", 0),
-        ("failed", 1),
+        ("failed", 4),
     ]
-    assert messages(sent)[1]["text"] == "rank 0: ValueError: injected on purpose (exit 1)"
+    assert messages(sent)[1]["text"] == "rank 0: ValueError: injected on purpose (exit 4)"
+    assert (failed.failure["cause"], failed.failure["rank"]) == ("exception", 0)
+    assert card.of_run(cast("FailureRecord", failed.failure)) in failed.output
+    assert "Traceback" not in failed.output
 
 
 @pytest.mark.soak
 def test_under_torchrun_rank_0_notifies(launch: Launch, sent: Path) -> None:
     launch(*TORCHRUN, CONFIG, notify=notify(sent)).ok()
     assert [m["status"] for m in messages(sent)] == ["finished"]
+
+
+@pytest.mark.soak
+def test_under_torchrun_the_failed_rank_has_the_only_card(launch: Launch) -> None:
+    run = launch(*TORCHRUN, CONFIG, inject="raise@rank=1,step=3")
+    assert run.wait() != 0
+    found = run.failure["cause"], run.failure["rank"], run.failure["exit_code"]
+    assert found == ("exception", 1, 4)
+    shown = card.of_run(cast("FailureRecord", run.failure))
+    assert run.output.count(shown) == 1
+    summary = run.failure["summary"]
+    assert run.output.count(summary) == shown.count(summary), "no traceback besides it"
+    (log,) = run.logs.iterdir()
+    assert shown in log.read_text()
 
 
 def until_wandb_has_begun(folder: Path) -> str:

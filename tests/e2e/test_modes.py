@@ -236,3 +236,25 @@ def test_a_torch_without_libuv_trains(launch: Launch, once: Launch) -> None:
         launch(*ENTRY, name="platform", hook=hook, env=injected(rank, 2, port)) for rank in range(2)
     ]
     assert [rank.wait() for rank in ranks] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rank", "problem"),
+    [(0, "rank 1, 2, 3 of 4 did not connect to {at}"), (1, "rank 0 did not answer at {at}")],
+)
+def test_missing_ranks_of_a_platform_are_named(launch: Launch, rank: int, problem: str) -> None:
+    port = free_port("127.0.0.1")
+    env = injected(rank, 4, port)
+    run = launch(*ENTRY, env=env, total_batch_size=512, rendezvous_timeout=1)
+    assert run.wait() == 3
+    assert problem.format(at=f"127.0.0.1:{port}") in run.output
+    assert "Traceback" not in run.output and not run.run.path.exists()
+
+
+@pytest.mark.slow
+def test_an_address_of_a_platform_that_does_not_resolve(launch: Launch) -> None:
+    env = injected(1, 2, 29500) | {"MASTER_ADDR": "no-such-host.invalid"}
+    run = launch(*ENTRY, env=env, rendezvous_timeout=1)
+    assert run.wait() == 3
+    assert "MASTER_ADDR=no-such-host.invalid" in run.output and "Traceback" not in run.output

@@ -63,6 +63,7 @@ LATER = {
             "diagnose.scan",
         ),
         "diagnose.source",
+        "launcher.rank_end",
     ],
     "only at the first start on GPUs, and for --check": [
         "launcher.communication.result",

@@ -7,14 +7,15 @@ import os
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
+from training.cli import joining
 from training.cli import plan as plan_command
 from training.config import flags
-from training.core import log, phase_timeouts, rundir
+from training.core import log, rundir
 from training.core.errors import UserError
 from training.core.project import ENTRYPOINT
 from training.host import packages, process, program
 from training.host.placement import NODE
-from training.launcher import rendezvous, resumed_run
+from training.launcher import rendezvous, resumed_run, spawn, stop_signals
 from training.launcher.post_run import PostRun
 from training.plan import training_plan as planner
 from training.plan import writer
@@ -57,23 +58,20 @@ def draft(
         place.variables()
         | {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
     )
-    from training.inspector import distributed
-
-    world = distributed.setup(
-        plan["device"]["value"],
-        phase_timeouts.backstop_s(plan["config"]["hang_timeout"], supervised=False),
-    )
-    run = _common_run(
-        writer.write(plan, checks, request, rendezvous.ask, os.getpid())
-        if world.rank == 0
-        else None
-    )
+    world = joining.join(plan, place, environ)
+    own = None
+    if world.rank == 0:
+        own = writer.write(plan, checks, request, rendezvous.ask, os.getpid())
+        spawn.remove_stale(own, lambda rank: True)
+    run = _common_run(own)
+    spawn.remove_stale(run, lambda rank: rank == world.rank)  # without a disk in common
     worker.begin(run, plan, world.rank)
     worker.open_to_watchers(run, world.rank)
     plan = worker.planned(run)
     if world.rank == 0:
         log.open_log(plan["log_file"])
         planner.announce(plan)
+    stop_signals.raise_before_start()
     return run, plan, world
 
 

@@ -11,8 +11,9 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, NoReturn
 
 from training.core import heartbeat, log, messages, phase_timeouts, rundir
-from training.core.errors import Exit, NothingToDo, RunStopped, UserError
+from training.core.errors import EXIT_MEANING, Exit, NothingToDo, RunStopped, UserError
 from training.core.messages import msg
+from training.host import process
 from training.trainer import flight_recorder_server, worker
 from training.trainer.worker import SUPERVISED
 
@@ -26,8 +27,8 @@ ENDED = msg("cli.train.ended")
 
 
 def main(args: list[str], environ: MutableMapping[str, str]) -> int:
-    """Returns the exit code. User errors print no traceback, other failures print one to the rank's
-    log."""
+    """Returns the exit code. User errors have no traceback, those of other failures are in the
+    rank's log."""
     if any(a in ("-h", "--help") for a in args):
         from training.plan.option_help import option_lines
 
@@ -41,8 +42,9 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
     messages.load_all()
     run: rundir.RunDir | None = None
     ending: PostRun | None = None
+    watched = rundir.VARIABLE in environ and SUPERVISED in environ
     try:
-        if rundir.VARIABLE in environ and SUPERVISED in environ:
+        if watched:
             run = rundir.RunDir(environ[rundir.VARIABLE])
             plan = worker.planned(run)
             world = _meet(run, plan, int(environ.get("RANK", 0)))
@@ -66,27 +68,84 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         return int(Exit.DONE)
     except UserError as error:
         code = _report(error, run, int(environ.get("RANK", 0)))
+        if run and not watched:
+            _end_alone(run, plan, code, ending, _log_end(run))
         if ending:
             ending.close(code, str(error))
         if isinstance(error, RunStopped):
             _exit_at_once(code)  # as below
         _leave_trackers(run, code)
         return code
+    except KeyboardInterrupt as asked:  # before StopRequest.listen()
+        if run is None or watched:
+            raise
+        _stop(run, plan, asked, ending)
     except Exception as error:
         if run is None:
             raise
-        if run.is_gone():
-            log.error(msg("cli.train.run_gone", path=run.path, status=int(Exit.TRAINING)))
-            os._exit(Exit.TRAINING)
-        from training.trainer import error_file, metrics_writer
+        _fail(run, plan, error, ending, watched=watched)
 
-        status = error_file.record(run, int(environ.get("RANK", 0)), error)
-        sys.stdout.flush()
-        metrics_writer.failed(status)
-        if ending and plan["ranks"] == 1:
-            ending.close(status)
-        # Exit at once: other ranks may wait in a collective, and a teardown could block.
-        os._exit(status)
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", 0))
+
+
+def _stop(
+    run: rundir.RunDir, plan: Plan, asked: KeyboardInterrupt, ending: PostRun | None
+) -> NoReturn:
+    """End a rank without a supervisor that has got a stop signal before the training began."""
+    process.ignore_stop_signals()
+    from training.launcher import rank_end
+
+    code = rank_end.stopped(run, plan, asked)
+    if ending:
+        ending.begun = run.failure.exists()
+        ending.close(code)
+    _exit_at_once(code)
+
+
+def _log_end(run: rundir.RunDir) -> int:
+    file = run.rank_log(_rank())
+    return file.stat().st_size if file.exists() else 0
+
+
+def _fail(
+    run: rundir.RunDir, plan: Plan, error: Exception, ending: PostRun | None, *, watched: bool
+) -> NoReturn:
+    if run.is_gone():
+        log.error(msg("cli.train.run_gone", path=run.path, status=int(Exit.TRAINING)))
+        os._exit(Exit.TRAINING)
+    from training.trainer import error_file, metrics_writer
+
+    begins = _log_end(run)
+    status = error_file.record(run, _rank(), error)
+    sys.stdout.flush()
+    if not watched:
+        status = _end_alone(run, plan, status, ending, begins)
+    metrics_writer.failed(status)
+    if ending and plan["ranks"] == 1:
+        ending.close(status)
+    # Exit at once: other ranks may wait in a collective, and a teardown could block.
+    os._exit(status)
+
+
+def _end_alone(
+    run: rundir.RunDir, plan: Plan, status: int, ending: PostRun | None, begins: int
+) -> int:
+    """Report the failure of a rank without a supervisor; the exit code. `begins`: where its report
+    begins in its log."""
+    from training.launcher import rank_end
+
+    try:
+        code, record = rank_end.report(run, plan, _rank(), status, begins)
+    except Exception as failed:  # it must not keep this process, for which other ranks may wait
+        code = status if status in EXIT_MEANING else int(Exit.TRAINING)
+        file, name = run.rank_log(_rank()), type(failed).__name__
+        log.error(msg("cli.train.unreported", log=file, name=name, error=failed, code=code))
+        return code
+    if ending:
+        ending.failure = record
+    return code
 
 
 def _leave_trackers(run: rundir.RunDir | None, code: int) -> None:

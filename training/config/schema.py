@@ -547,7 +547,8 @@ class Config:
     rendezvous_timeout: int = option(
         300,
         "launch",
-        "how long machines wait for each other; missing ones are reported after 5 s",
+        "how long machines wait for each other, and ranks of another launcher; missing machines "
+        "are reported after 5 s, missing ranks after 25 s",
         unit="seconds",
         low=1,
         high=LONGEST_S,

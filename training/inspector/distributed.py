@@ -65,9 +65,13 @@ def is_main_process() -> bool:
     return get_rank() == 0
 
 
-def setup(device: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S) -> World:
+def setup(
+    device: str = "auto",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    wait_for_all: Callable[[dist.Store], None] | None = None,
+) -> World:
     """Join the process group. device: auto, cuda or cpu; timeout_s: limit of the rendezvous and of
-    each collective.
+    each collective; wait_for_all: waits for the other ranks, by their store, instead of torch.
 
     Raises torch.distributed.DistError if the rendezvous fails.
     """
@@ -87,7 +91,9 @@ def setup(device: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S) -> World:
         return _world
     limit = timedelta(seconds=timeout_s)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    _store = _open_store(address, port, rank, size, limit)
+    _store = _open_store(address, port, rank, size, limit, waits=wait_for_all is None)
+    if wait_for_all:
+        wait_for_all(_store)
     backend = "nccl" if device == "cuda" else "gloo"
     prefixed = dist.PrefixStore("group", _store)
     dist.init_process_group(
@@ -108,12 +114,20 @@ def gpu_index() -> int:
     return 0 if torch.cuda.device_count() == 1 else int(os.environ.get("LOCAL_RANK", 0))
 
 
-def _open_store(address: str, port: int, rank: int, size: int, limit: timedelta) -> dist.Store:
-    """The TCPStore of the ranks; without libuv if the torch build lacks it."""
+def serves_store(rank: int) -> bool:
+    """Whether this rank makes the store itself: else another rank does, or torchrun."""
+    return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+
+def _open_store(
+    address: str, port: int, rank: int, size: int, limit: timedelta, *, waits: bool
+) -> dist.Store:
+    """The TCPStore of the ranks; without libuv if the torch build lacks it. `waits`: on rank 0, for
+    all of them."""
     inherited = int(os.environ.pop(STORE_FD)) if STORE_FD in os.environ else None
 
     def opened() -> dist.Store:
-        if inherited is None:
+        if inherited is None and waits:
             store: dist.Store = next(dist.rendezvous("env://", rank, size, timeout=limit))[0]
             store.set_timeout(limit)
             return store
@@ -122,9 +136,10 @@ def _open_store(address: str, port: int, rank: int, size: int, limit: timedelta)
             address,
             port,
             size,
-            rank == 0,
+            serves_store(rank) if inherited is None else rank == 0,
             limit,
             wait_for_workers=False,
+            multi_tenant=inherited is None,
             master_listen_fd=inherited,
             use_libuv=libuv,
         )

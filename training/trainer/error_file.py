@@ -30,8 +30,8 @@ def reserve() -> None:
 
 
 def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
-    """Write ranks/rank<r>.error.json, and the traceback to the rank's log; to the console only if
-    there is no supervisor, which shows only the failure card. Returns the exit status."""
+    """Write ranks/rank<r>.error.json, and the traceback to the rank's log; to the console, before
+    the failure card, only if they cannot be written. Returns the exit status."""
     while _reserved:
         os.close(_reserved.pop())
     error = _final(error)
@@ -44,10 +44,9 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
         facts["collective"] = call
     try:
         rundir.write_json(run.rank_error(rank), facts)
-        if "DUET_SUPERVISED" in os.environ:
-            with run.rank_log(rank).open("a") as log:
-                log.write(text)
-            return status
+        with run.rank_log(rank).open("a") as log:
+            log.write(text)
+        return status
     except OSError:  # the disk is full, probably the cause itself: use the console
         if facts["disk_full"]:
             text = f"{error}\n"

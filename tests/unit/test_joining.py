@@ -1,0 +1,120 @@
+"""Ranks of another launcher that wait for each other: which ones are missing, and why."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from training.cli import joining
+from training.cli.joining import EVERY_S, FIRST_S, RESOLVE_AFTER_S, Joining
+from training.core.errors import Exit, UserError
+
+
+class Store(dict[str, str]):
+    """As dist.Store."""
+
+    def check(self, keys: list[str]) -> bool:
+        return self.keys() >= set(keys)
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def add(self, key: str, more: int) -> int:
+        self[key] = str(int(self.get(key, "0")) + more)
+        return int(self[key])
+
+    def compare_set(self, key: str, _: str, wanted: str) -> bytes:
+        return self.setdefault(key, wanted).encode()
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(joining, "time", made)
+    return made
+
+
+@pytest.fixture
+def warnings(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
+    found: list[tuple[float, str]] = []
+    monkeypatch.setattr(joining.log, "warning", lambda text: found.append((clock.now, text)))
+    return found
+
+
+def rank(number: int, *, reports: bool = True) -> Joining:
+    return Joining("node-a", 29500, number, 4, 100.0, reports)
+
+
+def code(wait: Callable[..., object], *args: Any) -> tuple[str, str, bool]:
+    """Code and text of the error, and whether another rank reports it."""
+    with pytest.raises(UserError) as caught:
+        wait(*args)
+    (problem,) = caught.value.problems
+    assert caught.value.code == Exit.RESOURCES
+    return problem.code, problem.what, caught.value.said_by_another
+
+
+def test_missing_ranks_are_reported_once_and_named(
+    clock: Clock, warnings: list[tuple[float, str]]
+) -> None:
+    store = cast("Any", Store({"joining/present/2": ""}))
+    first, second = rank(0), rank(2)
+    found, text, silent = code(first.wait_for_all, store)
+    assert (found, silent) == ("ranks.missing", False)
+    assert "rank 1, 3 of 4" in text and "node-a:29500" in text and "100 s" in text
+    assert [round(at) for at, _ in warnings] == [FIRST_S, FIRST_S + EVERY_S]
+    assert all("rank 1, 3 of 4" in text for _, text in warnings)
+    clock.now = FIRST_S + 1  # this rank began later: rank 0 has reported already
+    assert code(second.wait_for_all, store) == (found, text, True)
+    assert len(warnings) == 2
+
+
+def test_ranks_that_are_all_there(warnings: list[tuple[float, str]]) -> None:
+    store = cast("Any", Store({f"joining/present/{other}": "" for other in (0, 1, 2)}))
+    rank(3).wait_for_all(store)
+    assert not warnings and "joining/present/3" in store
+
+
+def test_an_address_that_resolves_late_or_never(
+    clock: Clock, warnings: list[tuple[float, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until = 12.0
+
+    def lookup(*_: object, **__: object) -> None:
+        if clock.now < until:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    rank(1).resolve()
+    assert [at for at, _ in warnings] == [RESOLVE_AFTER_S]
+    assert "MASTER_ADDR=node-a" in warnings[0][1]
+    until = 1e9
+    found, text, silent = code(rank(0, reports=False).resolve)
+    assert (found, silent, len(warnings)) == ("ranks.address", False, 1)
+    assert "MASTER_ADDR=node-a" in text and "Name or service not known" in text
+
+
+def test_rank_0_that_does_not_answer(
+    warnings: list[tuple[float, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    monkeypatch.setattr(socket, "create_connection", refused)
+    found, text, _ = code(rank(1).reach)
+    assert found == "ranks.no_answer" and "node-a:29500" in text
+    assert [at for at, _ in warnings] == [FIRST_S, FIRST_S + EVERY_S]

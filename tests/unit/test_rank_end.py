@@ -1,0 +1,128 @@
+"""The end of failed ranks without a supervisor: one card and one failure.json."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.unit import verdicts
+from training.core import log
+from training.core.contracts.plan import Plan
+from training.core.errors import Exit
+from training.core.rundir import RunDir, read_json, read_records, write_json
+from training.host.process import StopAsked
+from training.launcher import rank_end
+from training.trainer import error_file
+from training.trainer.sanity_checks import NotFinite
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    made = verdicts.plan(created=0.0, log_file=str(tmp_path / "run.log"), resume=None)
+    return cast("Plan", made)
+
+
+@pytest.fixture
+def run(tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setattr(log, "_log", None)
+    monkeypatch.delenv("DUET_SUPERVISED", raising=False)
+    made = verdicts.new_run(tmp_path)
+    write_json(made.plan, plan)
+    return made
+
+
+def fail(run: RunDir, plan: Plan, rank: int, error: Exception) -> tuple[int, Any]:
+    file = run.rank_log(rank)
+    begins = file.stat().st_size if file.exists() else 0
+    return rank_end.report(run, plan, rank, error_file.record(run, rank, error), begins)
+
+
+def test_the_first_failure_is_the_card_and_others_are_one_line(
+    run: RunDir, plan: Plan, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.rank_log(1).write_text("ValueError: of an earlier start\n")
+    code, record = fail(run, plan, 1, ValueError("planted"))
+    card = capfd.readouterr().err
+    assert code == Exit.TRAINING and read_json(run.failure) == record
+    assert (record["rank"], record["cause"], record["kind"]) == (1, "exception", "error")
+    assert (record["summary"], record["exit_code"]) == ("ValueError: planted", Exit.TRAINING)
+    assert record["phases"] == {"0": "step 7: forward", "1": "step 7: forward"}
+    assert record["log"] == str(run.rank_log(1))
+    assert record["evidence"] == ["ValueError: planted"], "nothing of the earlier start"
+    assert record["summary"] in card and record["advice"][0] in card
+    assert Path(plan["log_file"]).read_text() in card, "also of a rank other than 0"
+    lost = RuntimeError("Connection closed by peer [10.0.0.2]:4")
+    assert fail(run, plan, 0, lost) == (Exit.TRAINING, None)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert str(lost) in line and str(run.failure) in line and "rank 0" in line
+    assert read_json(run.failure) == record
+    assert [e["rank"] for e in read_records(run.events) if e["event"] == "failure"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "guilty"),
+    [
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), "gpu_oom", 0),
+        (NotFinite("loss is nan on rank 1 at step 5", 1), "nan_loss", 1),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk_full", 0),
+        (RuntimeError("Connection closed by peer [10.0.0.2]:4"), "peer_died", 0),
+    ],
+)
+def test_causes_of_a_rank_alone(
+    run: RunDir, plan: Plan, error: Exception, cause: str, guilty: int
+) -> None:
+    code, record = fail(run, plan, 0, error)
+    assert (code, record["cause"], record["rank"]) == (Exit.TRAINING, cause, guilty)
+    assert record["victim"] == (cause == "peer_died") and record["advice"]
+
+
+def test_a_rejected_input_is_recorded_without_a_card(
+    run: RunDir, plan: Plan, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The rank has reported it."""
+    for rank in (0, 1):
+        assert rank_end.report(run, plan, rank, Exit.CONFIG, 0)[0] == Exit.CONFIG
+    found = read_json(run.failure) or {}
+    assert (found["cause"], found["rank"], found["exit_code"]) == ("config_error", 0, Exit.CONFIG)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_start_that_was_withdrawn_or_is_older_keeps_its_files(
+    run: RunDir, plan: Plan, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = {"launch": "fedcba9876543210", "status": "done"}
+    write_json(run.plan, {**plan, "launch": before["launch"]})
+    write_json(run.summary, before)
+    assert fail(run, plan, 1, RuntimeError("rank 0 has ended")) == (Exit.TRAINING, None)
+    assert len(capfd.readouterr().err.splitlines()) == 1
+    assert not run.failure.exists() and read_json(run.summary) == before
+    write_json(run.plan, plan)
+    write_json(run.failure, before)
+    assert fail(run, plan, 1, RuntimeError("planted"))[1] == read_json(run.failure)
+    assert not run.summary.exists(), "results of the earlier start"
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_stop_before_the_training_began(
+    run: RunDir, plan: Plan, capfd: pytest.CaptureFixture[str], resumed: bool
+) -> None:
+    """A resumed run is restored."""
+    before = {**plan, "launch": "fedcba9876543210"}
+    plan["resume"] = str(run.path) if resumed else None
+    if resumed:
+        write_json(run.plan_before, before)
+    write_json(run.plan, plan)
+    for asked in (StopAsked(signal.SIGUSR1), StopAsked(signal.SIGTERM)):  # of two ranks
+        assert rank_end.stopped(run, plan, asked) == Exit.PREEMPTED
+    assert len(capfd.readouterr().err.splitlines()) == 1
+    found = read_json(run.failure)
+    if resumed:
+        assert found is None and read_json(run.plan) == before
+    else:
+        assert found and (found["cause"], found["kind"]) == ("preempted", "asked")
+        assert found["exit_code"] == Exit.PREEMPTED
+    assert rank_end.stopped(run, plan, KeyboardInterrupt()) == Exit.INTERRUPTED

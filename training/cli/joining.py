@@ -1,0 +1,161 @@
+"""Rendezvous of ranks that another launcher has started: reports the ranks that are missing, where
+torch would wait in silence and then report their number."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from training.core import log, phase_timeouts
+from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from training.core.contracts.plan import Plan
+    from training.host.placement import Topology
+    from training.inspector.distributed import World
+
+RESOLVE_AFTER_S, FIRST_S, EVERY_S = 5.0, 25.0, 60.0  # to the first report of each kind, and others
+POLL_S, RETRY_S, CONNECT_S = 0.1, 0.5, 5.0
+SHOWN = 16  # ranks
+GIVEN_UP, REPORTED, PRESENT = "joining/given_up", "joining/reported", "joining/present"
+
+
+@dataclass
+class Joining:
+    """One rank's way to the others. `seconds`: for all of it; `reports`: of all ranks of a machine
+    the one that reports what it waits for before there is a store."""
+
+    address: str
+    port: int
+    rank: int
+    size: int
+    seconds: float
+    reports: bool
+
+    def __post_init__(self) -> None:
+        self._began, self._count, self._next_s = time.monotonic(), 0, FIRST_S
+
+    @property
+    def at(self) -> str:
+        return f"{self.address}:{self.port}"
+
+    def resolve(self) -> None:
+        """Wait until the address resolves: that of a pod may take a while. Raises UserError."""
+        self._next_s = RESOLVE_AFTER_S
+        while why := self._unresolved():
+            address, seconds = self.address, self.seconds
+            failure = msg("cli.join.unresolved", address=address, seconds=seconds, why=why)
+            self._wait("ranks.address", msg("cli.join.address", address=address), why, failure)
+        self._next_s = FIRST_S
+
+    def reach(self) -> None:
+        """Wait until the store is served. Raises UserError."""
+        while why := self._unreachable():
+            failure = msg("cli.join.no_answer", at=self.at, seconds=self.seconds, why=why)
+            self._wait("ranks.no_answer", msg("cli.join.rank_0", at=self.at), why, failure)
+
+    def _unresolved(self) -> str:
+        try:
+            socket.getaddrinfo(self.address, self.port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            return error.strerror or str(error)
+        except UnicodeError:  # a part of it is empty or too long
+            return msg("launcher.nodes.invalid_name")
+        return ""
+
+    def _unreachable(self) -> str:
+        try:
+            socket.create_connection((self.address, self.port), CONNECT_S).close()
+        except ConnectionRefusedError:
+            return msg("launcher.nodes.nothing_listens")
+        except OSError as error:
+            why = error.strerror or msg("launcher.nodes.answers_not")
+            return msg("launcher.nodes.cannot_reach", why=why)
+        return ""
+
+    def _wait(self, code: str, what: str, why: str, failure: str) -> None:
+        """`failure`: the text of the error, raised when the time is over."""
+        waited = time.monotonic() - self._began
+        if waited >= self.seconds:
+            raise UserError(Problem(code, failure, msg("cli.join.allowed")), Exit.RESOURCES)
+        if self.reports and waited >= self._next_s:
+            self._next_s = waited + EVERY_S
+            log.warning(msg("launcher.nodes.waiting_why", what=what, waited=waited, why=why))
+        time.sleep(min(RETRY_S, self.seconds - waited))
+
+    def wait_for_all(self, store: dist.Store) -> None:
+        """Wait until all ranks have entered themselves into the store. The first rank whose time is
+        over reports the others. Raises UserError, and
+        DistNetworkError if the store is gone."""
+        keys = [f"{PRESENT}/{rank}" for rank in range(self.size)]
+        store.set(keys[self.rank], "")
+        while not store.check(keys):
+            if store.check([GIVEN_UP]):
+                raise self._missing(store, keys, said_by_another=True)
+            waited = time.monotonic() - self._began
+            if waited >= self.seconds:
+                own = str(self.rank)
+                first = store.compare_set(GIVEN_UP, "", own).decode()
+                time.sleep(5 * POLL_S)  # the store may end with this rank: the others read it first
+                raise self._missing(store, keys, said_by_another=first != own)
+            if waited >= self._next_s:
+                self._report(store, keys, waited)
+            time.sleep(POLL_S)
+
+    def _report(self, store: dist.Store, keys: list[str], waited: float) -> None:
+        """Once for all ranks."""
+        self._next_s = waited + EVERY_S
+        self._count += 1
+        if store.add(f"{REPORTED}/{self._count}", 1) == 1:
+            what = msg("cli.join.ranks", ranks=_absent(store, keys), size=self.size)
+            log.warning(
+                msg(
+                    "launcher.nodes.waiting_why",
+                    what=what,
+                    waited=waited,
+                    why=msg("cli.join.not_connected", at=self.at),
+                )
+            )
+
+    def _missing(self, store: dist.Store, keys: list[str], *, said_by_another: bool) -> UserError:
+        ranks = _absent(store, keys)
+        text = msg("cli.join.absent", ranks=ranks, size=self.size, at=self.at, seconds=self.seconds)
+        problem = Problem("ranks.missing", text, msg("cli.join.all_start"))
+        return UserError(problem, Exit.RESOURCES, said_by_another=said_by_another)
+
+
+def join(plan: Plan, place: Topology, environ: Mapping[str, str]) -> World:
+    """The process group of the ranks. Raises UserError (exit 3)."""
+    seconds = float(plan["config"]["rendezvous_timeout"])
+    way = None
+    if place.world_size > 1:
+        address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+        own = place.local_rank == 0
+        way = Joining(address, port, place.rank, place.world_size, seconds, own)
+        way.resolve()
+    from torch.distributed import DistNetworkError, DistStoreError
+
+    from training.inspector import distributed
+
+    limit_s = phase_timeouts.backstop_s(plan["config"]["hang_timeout"], supervised=False)
+    device = plan["device"]["value"]
+    if way is None:
+        return distributed.setup(device, limit_s)
+    if not distributed.serves_store(place.rank):
+        way.reach()
+    try:
+        return distributed.setup(device, limit_s, way.wait_for_all)
+    except (DistNetworkError, DistStoreError) as error:
+        text = msg("cli.join.failed", at=way.at, error=str(error).partition("\n")[0])
+        raise UserError(Problem("ranks.rendezvous", text), Exit.RESOURCES) from error
+
+
+def _absent(store: dist.Store, keys: list[str]) -> str:
+    ranks = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+    return ", ".join(ranks[:SHOWN]) + (" …" if len(ranks) > SHOWN else "")
