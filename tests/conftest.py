@@ -23,6 +23,7 @@ else:
     import tomli as tomllib  # noqa: F401 – used by tests
 
 ROOT = Path(__file__).resolve().parent.parent
+GPU_TESTS = ROOT / "tests/gpu"
 # in the environment of every process that a test starts, and of all its children
 TOKEN = "PROJECT_TEST_TOKEN"
 GONE_WITHIN_S = 8.0
@@ -51,6 +52,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "timed" if nodeid.startswith(TIMED) else super()._split_scope(nodeid)
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m gpu` imports only tests/gpu: other tests need packages that a machine with a GPU may
+    lack."""
+    if config.option.markexpr != "gpu" or collection_path in (GPU_TESTS, *GPU_TESTS.parents):
+        return None
+    return None if GPU_TESTS in collection_path.parents else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -59,6 +59,14 @@ def test_the_embedding_is_not_counted() -> None:
         ("NVIDIA B300 SXM6 AC", 2250.0),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 503.8),
         ("NVIDIA GeForce RTX 3090", 71.0),
+        ("NVIDIA GeForce RTX 3080", 59.5),
+        ("NVIDIA GeForce RTX 4080 SUPER", 104.4),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 88.2),
+        ("NVIDIA GeForce RTX 5070 Ti", 87.9),
+        ("NVIDIA RTX 6000 Ada Generation", 364.2),
+        ("NVIDIA RTX A5000", 111.1),
+        ("NVIDIA GB200", 2500.0),
+        ("NVIDIA GB10", 125.0),
     ],
 )
 def test_known_gpus(name: str, tera: float) -> None:
@@ -69,6 +77,8 @@ def test_known_gpus(name: str, tera: float) -> None:
     ("name", "tera"),
     [
         ("Tesla V100-SXM2-32GB", 125.0),
+        ("Tesla V100-SXM3-32GB", 125.0),
+        ("Tesla V100S-PCIE-32GB", 130.0),
         ("Tesla T4", 65.0),
         ("NVIDIA GeForce RTX 2080 Ti", 53.8),
         ("NVIDIA TITAN RTX", 130.5),
@@ -87,7 +97,8 @@ def test_gpus_in_fp16(name: str, tera: float) -> None:
             "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
             "NVIDIA A100",
         ),
-        *("Tesla V100-SXM2-32GB", "Tesla T4", "AMD Instinct MI300X", "", "-"),
+        *("Tesla V100S-PCIE-32GB", "Tesla V100-SXM2-32GB"),
+        *("Tesla T4", "AMD Instinct MI300X", "", "-"),
     ],
 )
 def test_other_gpus_have_no_known_peak(name: str) -> None:

@@ -123,6 +123,7 @@ def test_the_build_for_older_gpus_and_drivers(
     found = torch_wheels.older(machine, version, ask(QUICKSTART, script=SIMPLE))
     assert bool(found) is exists
     assert all("torch==2.13.0 " in one or "rm -r " in one for one in found)
+    assert all(f"/{torch_wheels.OLDER_TAG}" in one and torch_wheels.INDEXES in one for one in found)
 
 
 def test_an_older_build_is_not_installed_beside_a_chosen_one(

@@ -44,13 +44,14 @@ PEAKS = {
 }
 
 
-# In fp16 with fp32 sums, of GPUs without bf16; data sheets of V100 and T4, whitepaper TU102 (RTX
-# 2080 Ti at its reference clock, TITAN RTX).
+# In fp16 with fp32 sums, of GPUs without bf16; data sheets of V100, V100S, DGX-2 (SXM3) and T4,
+# whitepaper TU102 (RTX 2080 Ti at its reference clock, TITAN RTX).
 FP16_PEAKS = {
     r"GeForce RTX 2080 Ti": 53.8,
     r"TITAN RTX": 130.5,
-    r"Tesla V100-SXM2-\d+GB": 125.0,
+    r"Tesla V100-SXM[23]-\d+GB": 125.0,
     r"Tesla V100-PCIE-\d+GB": 112.0,
+    r"Tesla V100S-PCIE-\d+GB": 130.0,
     r"Tesla T4": 65.0,
 }
 KNOWN = {"bf16": PEAKS, "fp16": PEAKS | FP16_PEAKS, "fp8": PEAKS}

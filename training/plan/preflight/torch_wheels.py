@@ -23,9 +23,10 @@ PINNED_CUDA = "13.0"
 PINNED_KERNELS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 # The build for older GPUs and drivers, which torch 2.14 has for the last time (pytorch#172352,
 # pytorch#190385).
-OLDER_CUDA, OLDER_INDEX = "12.6", "URL"
+OLDER_CUDA, OLDER_TAG, OLDER_INDEX = "12.6", "cu126", "URL"
 OLDER_KERNELS = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 OLDER_VERSIONS = (2, 6), (2, 14)
+INDEXES = "https://pytorch.org/get-started/previous-versions/"
 
 
 def older(
@@ -55,7 +56,8 @@ def older(
 
 
 def _explained(command: str) -> str:
-    return msg("plan.torch.index", command=command, index=OLDER_INDEX, cuda=OLDER_CUDA)
+    where = {"index": OLDER_INDEX, "tag": OLDER_TAG, "page": INDEXES}
+    return msg("plan.torch.index", command=command, **where)
 
 
 def before_install(
