@@ -1,4 +1,4 @@
-"""Duet's Muon against torch's, matrix by matrix."""
+"""Duet's Muon against torch's, matrix by matrix, and the order of its work and exchange."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import _muon
 
 from tests.cases import each
+from training.tasks.gpt import muon
 from training.tasks.gpt.muon import Muon, _apply_in_one_kernel, _nesterov_in_one_kernel
 from training.tasks.gpt.newton_schulz import COEFFICIENTS, EPSILON, STEPS, norms, orthogonal
 
@@ -158,3 +160,59 @@ def test_state_of_torchs_muon_is_loaded() -> None:
     new.load_state_dict(before.state_dict())
     (state,) = new.state_dict()["state"].values()
     assert torch.equal(state["momentum_buffer"], before.state_dict()["state"][0]["momentum_buffer"])
+
+
+SHAPES = [(12, 8), (8, 12), (8, 8)]
+
+
+def test_the_exchange_of_a_batch_overlaps_the_arithmetic_of_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two ranks, of which this is the first; the other one sends zeros."""
+    done: list[tuple[str, tuple[int, ...]]] = []
+
+    class Work:
+        def __init__(self, every: Tensor, mine: Tensor) -> None:
+            self.every, self.mine = every, mine
+
+        def wait(self) -> None:
+            done.append(("wait", tuple(self.mine.shape[1:])))
+            self.every[: len(self.mine)] = self.mine
+
+    def all_gather(every: Tensor, mine: Tensor) -> Work:
+        done.append(("send", tuple(mine.shape[1:])))
+        every.fill_(float("nan"))  # complete after wait() only
+        every[len(mine) :] = 0
+        return Work(every, mine)
+
+    def computed(matrix: Tensor) -> Tensor:
+        done.append(("compute", tuple(matrix.shape)))
+        return orthogonal(matrix)
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(muon, "all_gather", all_gather)
+    monkeypatch.setattr(muon, "orthogonal", computed)
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES for _ in range(2)]
+    before = [weight.detach().clone() for weight in weights]
+    optimizer = Muon(weights, lr=0.02, weight_decay=0.0, momentum=0.9, dtype=torch.float32)
+    for weight in weights:
+        weight.grad = torch.randn(weight.shape)
+    optimizer.step()
+    first, second, third = SHAPES
+    assert done == [
+        ("compute", first),
+        ("send", first),
+        ("compute", second),
+        ("send", second),
+        ("wait", first),
+        ("compute", third),
+        ("send", third),
+        ("wait", second),
+        ("wait", third),
+    ]
+    changed = [not torch.equal(w, start) for w, start in zip(weights, before, strict=True)]
+    assert changed == [True, False] * len(SHAPES)
+    assert all(weight.isfinite().all() for weight in weights)
