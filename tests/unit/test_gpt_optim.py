@@ -11,7 +11,6 @@ from training.config.schema import Config
 from training.tasks.gpt import optim
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
-from training.tasks.gpt.muon import Muon, _apply_in_one_kernel, _nesterov_in_one_kernel
 from training.tasks.gpt.rates import MATRIX_LR
 from training.tasks.optim import Optimizers
 
@@ -119,60 +118,6 @@ def test_muon_updates_all_directions_of_a_matrix_equally() -> None:
     )
 
 
-def test_each_matrix_is_updated_as_by_torchs_muon_except_for_rounding() -> None:
-    torch.manual_seed(0)
-    starts = [torch.randn(shape) for shape in [(48, 32), (32, 48), (48, 32), (32, 32)]]
-    ends, states = [], []
-    settings: dict[str, float] = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9}
-    for make in (
-        lambda weights: torch.optim.Muon(weights, **settings),  # type: ignore[arg-type]
-        lambda weights: Muon(weights, **settings, dtype=torch.float32),
-        lambda weights: Muon(weights, **settings, dtype=torch.bfloat16),
-    ):
-        weights = [torch.nn.Parameter(start.clone()) for start in starts]
-        optimizer = make(weights)
-        generator = torch.Generator().manual_seed(1)
-        for _ in range(3):
-            for weight in weights:
-                weight.grad = torch.randn(weight.shape, generator=generator)
-            optimizer.step()
-        ends.append([w.detach() - start for w, start in zip(weights, starts, strict=True)])
-        states.append(optimizer.state_dict()["state"])
-    for i in range(len(starts)):
-        wanted = states[0][i]["momentum_buffer"]
-        assert all(torch.equal(state[i]["momentum_buffer"], wanted) for state in states[1:])
-        assert all((end[i] - ends[0][i]).norm() < 0.02 * ends[0][i].norm() for end in ends[1:])
-
-
-def test_the_compiled_update_is_the_same_for_every_rate_and_momentum() -> None:
-    """Its kernels are compiled on a GPU only; torch's eager backend runs them here."""
-    start, gradient = torch.randn(16, 16), torch.randn(16, 16)
-    ends, compiled = [], 0
-
-    def count(graph: torch.fx.GraphModule, _: object) -> object:
-        nonlocal compiled
-        compiled += 1
-        return graph
-
-    for backend in (None, count):
-        weight = torch.nn.Parameter(start.clone())
-        optimizer = Muon([weight], lr=0.02, weight_decay=0.1, momentum=0.9, dtype=torch.bfloat16)
-        if backend:
-            optimizer._compiled_nesterov = torch.compile(
-                _nesterov_in_one_kernel, backend=backend, dynamic=False
-            )
-            optimizer._compiled_apply = torch.compile(
-                _apply_in_one_kernel, backend=backend, dynamic=False
-            )
-        for rate, momentum in ((0.01, 0.85), (0.02, 0.9), (0.015, 0.95)):
-            optimizer.param_groups[0] |= {"lr": rate, "momentum": momentum}
-            weight.grad = gradient.clone()
-            optimizer.step()
-        ends.append((weight.detach(), optimizer.state[weight]["momentum_buffer"]))
-    torch.testing.assert_close(ends[0], ends[1])
-    assert compiled == 2
-
-
 @each(
     ("name", "capability", "dtype"),
     [
@@ -209,15 +154,3 @@ def test_ranks_that_exchange_updates_have_the_same_type(
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     assert optim._products(torch.device("cpu")) == dtype
-
-
-def test_state_of_torchs_muon_is_loaded() -> None:
-    torch.manual_seed(0)
-    old = torch.nn.Parameter(torch.randn(8, 4))
-    before = torch.optim.Muon([old], lr=0.02)
-    old.grad = torch.randn(8, 4)
-    before.step()
-    new = Muon([old], lr=0.02, weight_decay=0.0, momentum=0.9, dtype=torch.float32)
-    new.load_state_dict(before.state_dict())
-    (state,) = new.state_dict()["state"].values()
-    assert torch.equal(state["momentum_buffer"], before.state_dict()["state"][0]["momentum_buffer"])

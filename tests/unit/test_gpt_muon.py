@@ -1,0 +1,218 @@
+"""Duet's Muon against torch's, matrix by matrix, and the order of its work and exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import _muon
+
+from tests.cases import each
+from training.tasks.gpt import muon
+from training.tasks.gpt.muon import Muon, _apply_in_one_kernel, _nesterov_in_one_kernel
+from training.tasks.gpt.newton_schulz import COEFFICIENTS, EPSILON, STEPS, norms, orthogonal
+
+SETTINGS: dict[str, float] = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9}
+# Random matrices lose a few digits of the last place in five iterations: 1.1e-6 was measured.
+FP32 = 1e-5
+
+
+@pytest.fixture
+def in_type(monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.dtype], None]:
+    """Let torch's Muon iterate in this type, not in bf16."""
+
+    def choose(dtype: torch.dtype) -> None:
+        monkeypatch.setattr(torch.Tensor, "bfloat16", lambda one: one.to(dtype, copy=True))
+
+    return choose
+
+
+def apart(some: list[Tensor] | Tensor, others: list[Tensor] | Tensor) -> list[float]:
+    """Relative distance of each matrix from that of `others`."""
+    return [
+        float((one.double() - other.double()).norm() / other.double().norm())
+        for one, other in zip(some, others, strict=True)
+    ]
+
+
+@each(
+    ("dtype", "rows", "columns"),
+    [
+        (dtype, *shape)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        for shape in ((48, 32), (32, 48), (32, 32), (192, 64))
+    ],
+)
+def test_a_batch_is_iterated_as_by_torch_matrix_by_matrix(
+    dtype: torch.dtype, rows: int, columns: int, in_type: Callable[[torch.dtype], None]
+) -> None:
+    """The path of a GPU. In 16 bits the rounding of torch's own iteration, its distance from fp64,
+    is the limit."""
+    torch.manual_seed(0)
+    batch = torch.randn(5, rows, columns) * torch.logspace(-4, 4, 5)[:, None, None]
+    if dtype == torch.float16:  # as Muon does
+        batch = batch / norms(batch)
+    wanted = {}
+    for own in (dtype, torch.float64):
+        in_type(own)
+        wanted[own] = [
+            _muon._zeropower_via_newtonschulz(one.to(own), COEFFICIENTS, STEPS, EPSILON)
+            for one in batch
+        ]
+    found = orthogonal(batch.to(dtype))
+    assert found.dtype == dtype and found.shape == batch.shape
+    differences, exact = apart(found, wanted[dtype]), wanted[torch.float64]
+    if dtype == torch.float32:
+        assert max(differences) < FP32
+        return
+    for difference, ours, torchs in zip(
+        differences, apart(found, exact), apart(wanted[dtype], exact), strict=True
+    ):
+        assert difference < torchs and ours < 1.1 * torchs
+
+
+def test_a_zero_matrix_of_a_batch_stays_zero_and_changes_no_other() -> None:
+    torch.manual_seed(0)
+    batch = torch.randn(3, 12, 8)
+    alone = orthogonal(batch[[0, 2]])
+    batch[1] = 0
+    found = orthogonal(batch)
+    assert torch.equal(found[1], torch.zeros(12, 8))
+    torch.testing.assert_close(found[[0, 2]], alone)
+
+
+def test_each_matrix_is_updated_as_by_torchs_muon_except_for_rounding(
+    in_type: Callable[[torch.dtype], None],
+) -> None:
+    torch.manual_seed(0)
+    starts = [0.1 * torch.randn(shape) for shape in [(48, 32), (32, 48), (48, 32), (32, 32)]]
+
+    def trained(make: Callable[..., torch.optim.Optimizer]) -> tuple[list[Tensor], list[Tensor]]:
+        """(change of each weight in three steps, momentum)"""
+        weights = [torch.nn.Parameter(start.clone()) for start in starts]
+        optimizer = make(weights, **SETTINGS)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            for weight in weights:
+                weight.grad = torch.randn(weight.shape, generator=generator)
+            optimizer.step()
+        state = optimizer.state_dict()["state"]
+        return (
+            [w.detach() - start for w, start in zip(weights, starts, strict=True)],
+            [state[i]["momentum_buffer"] for i in range(len(starts))],
+        )
+
+    ours, torchs = {}, {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        in_type(dtype)
+        torchs[dtype] = trained(torch.optim.Muon)
+        ours[dtype] = trained(partial(Muon, dtype=dtype))
+        assert all(map(torch.equal, ours[dtype][1], torchs[dtype][1]))
+    assert max(apart(ours[torch.float32][0], torchs[torch.float32][0])) < FP32
+    for difference, rounding in zip(
+        apart(ours[torch.bfloat16][0], torchs[torch.bfloat16][0]),
+        apart(torchs[torch.bfloat16][0], torchs[torch.float64][0]),
+        strict=True,
+    ):
+        assert difference < rounding < 0.02
+
+
+def test_the_compiled_update_is_the_same_for_every_rate_and_momentum() -> None:
+    """Its kernels are compiled on a GPU only; torch's eager backend runs them here."""
+    start, gradient = torch.randn(16, 16), torch.randn(16, 16)
+    ends, compiled = [], 0
+
+    def count(graph: torch.fx.GraphModule, _: object) -> object:
+        nonlocal compiled
+        compiled += 1
+        return graph
+
+    for backend in (None, count):
+        weight = torch.nn.Parameter(start.clone())
+        optimizer = Muon([weight], lr=0.02, weight_decay=0.1, momentum=0.9, dtype=torch.bfloat16)
+        if backend:
+            optimizer._compiled_nesterov = torch.compile(
+                _nesterov_in_one_kernel, backend=backend, dynamic=False
+            )
+            optimizer._compiled_apply = torch.compile(
+                _apply_in_one_kernel, backend=backend, dynamic=False
+            )
+        for rate, momentum in ((0.01, 0.85), (0.02, 0.9), (0.015, 0.95)):
+            optimizer.param_groups[0] |= {"lr": rate, "momentum": momentum}
+            weight.grad = gradient.clone()
+            optimizer.step()
+        ends.append((weight.detach(), optimizer.state[weight]["momentum_buffer"]))
+    torch.testing.assert_close(ends[0], ends[1])
+    assert compiled == 2
+
+
+def test_state_of_torchs_muon_is_loaded() -> None:
+    torch.manual_seed(0)
+    old = torch.nn.Parameter(torch.randn(8, 4))
+    before = torch.optim.Muon([old], lr=0.02)
+    old.grad = torch.randn(8, 4)
+    before.step()
+    new = Muon([old], lr=0.02, weight_decay=0.0, momentum=0.9, dtype=torch.float32)
+    new.load_state_dict(before.state_dict())
+    (state,) = new.state_dict()["state"].values()
+    assert torch.equal(state["momentum_buffer"], before.state_dict()["state"][0]["momentum_buffer"])
+
+
+SHAPES = [(12, 8), (8, 12), (8, 8)]
+
+
+def test_the_exchange_of_a_batch_overlaps_the_arithmetic_of_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two ranks, of which this is the first; the other one sends zeros."""
+    done: list[tuple[str, tuple[int, ...]]] = []
+
+    class Work:
+        def __init__(self, every: Tensor, mine: Tensor) -> None:
+            self.every, self.mine = every, mine
+
+        def wait(self) -> None:
+            done.append(("wait", tuple(self.mine.shape[1:])))
+            self.every[: len(self.mine)] = self.mine
+
+    def all_gather(every: Tensor, mine: Tensor) -> Work:
+        done.append(("send", tuple(mine.shape[1:])))
+        every.fill_(float("nan"))  # complete after wait() only
+        every[len(mine) :] = 0
+        return Work(every, mine)
+
+    def computed(matrix: Tensor) -> Tensor:
+        done.append(("compute", tuple(matrix.shape)))
+        return orthogonal(matrix)
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(muon, "all_gather", all_gather)
+    monkeypatch.setattr(muon, "orthogonal", computed)
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES for _ in range(2)]
+    before = [weight.detach().clone() for weight in weights]
+    optimizer = Muon(weights, lr=0.02, weight_decay=0.0, momentum=0.9, dtype=torch.float32)
+    for weight in weights:
+        weight.grad = torch.randn(weight.shape)
+    optimizer.step()
+    first, second, third = SHAPES
+    assert done == [
+        ("compute", first),
+        ("send", first),
+        ("compute", second),
+        ("send", second),
+        ("wait", first),
+        ("compute", third),
+        ("send", third),
+        ("wait", second),
+        ("wait", third),
+    ]
+    changed = [not torch.equal(w, start) for w, start in zip(weights, before, strict=True)]
+    assert changed == [True, False] * len(SHAPES)
+    assert all(weight.isfinite().all() for weight in weights)
