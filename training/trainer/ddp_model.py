@@ -22,6 +22,8 @@ from training.trainer import compression
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
+NEVER = 2**31 - 1  # the largest int in C++
+
 
 def wrap(raw: torch.nn.Module, task: Task, plan: Plan, world: World) -> torch.nn.Module:
     """`raw` itself on one rank. With several ranks a collective: all get rank 0's weights."""
@@ -40,9 +42,19 @@ def wrap(raw: torch.nn.Module, task: Task, plan: Plan, world: World) -> torch.nn
         **_bucket_size(plan),
         gradient_as_bucket_view=True,
     )
+    _no_statistics(model)
     if "gradient_compression" in plan and plan["gradient_compression"]["value"] == "bf16":
         compression.register(model)
     return model
+
+
+def _no_statistics(model: DistributedDataParallel) -> None:
+    """DDP's logger times the first ten steps and every 100th: at the start of the next step the
+    host waits until the GPU has ended that one. Nothing reads the times. torch calls the interface
+    a prototype, so a later version may not have it. The first ten have no setting."""
+    set_rate = getattr(model, "_set_ddp_runtime_logging_sample_rate", None)
+    if set_rate is not None:
+        set_rate(NEVER)
 
 
 def _bucket_size(plan: Plan) -> dict[str, int]:
