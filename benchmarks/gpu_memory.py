@@ -7,7 +7,8 @@ allocator counts it on the null GPU (tests/null_gpu), which computes nothing.
 
 The plan decides for each GPU what is recomputed; different decisions are measured.
 Rank 0 of two ranks under DDP is measured. Compiling takes minutes of a slow core for each config;
-torch keeps what it has compiled in TORCHINDUCTOR_CACHE_DIR.
+torch keeps what it has compiled in TORCHINDUCTOR_CACHE_DIR. Ends with status 1 if a row is beyond
+LIMIT, and names it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ from training.tasks.memory import GIB
 
 DRIVER = GIB  # of a GPU's memory that is not free before anything runs
 RANKS, LIMIT_S = 2, 7200.0
+# configs, vocabularies, GiB of the GPUs
+MATRIX = ["conservative", "balanced", "aggressive"], [320, 32768, 65536], [24, 32, 48, 80]
+LIMIT = 0.03  # of the allocator's peak: how far the formula may be off
 
 
 @dataclass
@@ -44,6 +48,24 @@ class Row:
     name: str
     load: StepWorkload
     gpus: list[str] = field(default_factory=list)
+
+    @property
+    def recomputed(self) -> str:
+        load = self.load
+        parts = [f"{load.blocks} whole"] * (load.blocks > 0)
+        parts += [f"{load.selective} selectively"] * (load.selective > 0)
+        parts += [f"loss in {load.chunks}"] * (load.chunks > 1)
+        return ", ".join(parts) or "nothing"
+
+    @property
+    def step(self) -> str:
+        return "compiled" if self.load.compiled else "eager"
+
+    @property
+    def formula(self) -> int:
+        """Bytes, without the CUDA context."""
+        found = estimate(self.load)
+        return found.total - found.context
 
 
 def rows(
@@ -77,7 +99,9 @@ def rows(
 
 
 def measured(loads: list[StepWorkload], environ: dict[str, str]) -> Iterator[dict[str, int]]:
-    """Allocated and reserved bytes of each load, in order. Raises RuntimeError."""
+    """Allocated and reserved bytes of each load, in order; all are of the same number of ranks.
+    Raises RuntimeError."""
+    (count,) = {load.ranks for load in loads}
     with tempfile.TemporaryDirectory() as name, ExitStack() as files:
         store = Path(name, "store")
         ranks = [
@@ -87,6 +111,7 @@ def measured(loads: list[StepWorkload], environ: dict[str, str]) -> Iterator[dic
                     str(programs.ROOT / "tests/null_gpu/peak_steps.py"),
                     store,
                     str(rank),
+                    str(count),
                     json.dumps([asdict(load) for load in loads]),
                 ],
                 env=os.environ | environ | {"PYTHONPATH": str(programs.CUDA_TORCH)},
@@ -95,7 +120,7 @@ def measured(loads: list[StepWorkload], environ: dict[str, str]) -> Iterator[dic
                 stderr=files.enter_context(Path(name, f"{rank}.txt").open("w")),
                 text=True,
             )
-            for rank in range(RANKS)
+            for rank in range(count)
         ]
         try:
             assert ranks[0].stdout
@@ -110,24 +135,29 @@ def measured(loads: list[StepWorkload], environ: dict[str, str]) -> Iterator[dic
 
 
 def line(row: Row, found: dict[str, int]) -> str:
-    load, formula = row.load, estimate(row.load)
-    own = formula.total - formula.context
-    recomputed = [f"{load.blocks} whole"] * (load.blocks > 0)
-    recomputed += [f"{load.selective} selectively"] * (load.selective > 0)
-    recomputed += [f"loss in {load.chunks}"] * (load.chunks > 1)
     cells = (
         row.name,
-        load.vocab,
+        row.load.vocab,
         ", ".join(row.gpus),
-        "compiled" if load.compiled else "eager",
-        ", ".join(recomputed) or "nothing",
-        f"{100 * load.extra_time:.0f} %",
-        f"{own / GIB:.1f}",
+        row.step,
+        row.recomputed,
+        f"{100 * row.load.extra_time:.0f} %",
+        f"{row.formula / GIB:.1f}",
         f"{found['allocated'] / GIB:.1f}",
-        f"{own / found['allocated']:.3f}",
+        f"{row.formula / found['allocated']:.3f}",
         f"{found['reserved'] / GIB:.1f}",
     )
     return f"| {' | '.join(map(str, cells))} |"
+
+
+def beyond(todo: list[Row], ratios: list[float]) -> list[str]:
+    """The rows whose formula ÷ allocated is off by more than LIMIT."""
+    return [
+        f"{row.name}, vocabulary {row.load.vocab}, {', '.join(row.gpus)} GiB, {row.step}, "
+        f"recomputed: {row.recomputed}: {ratio:.3f}"
+        for row, ratio in zip(todo, ratios, strict=True)
+        if abs(ratio - 1) > LIMIT
+    ]
 
 
 def main() -> None:
@@ -140,9 +170,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--configs", type=words, default=["conservative", "balanced", "aggressive"])
-    parser.add_argument("--vocabularies", type=numbers, default=[320, 32768, 65536])
-    parser.add_argument("--gpus", type=numbers, default=[24, 32, 48, 80], help="GiB")
+    parser.add_argument("--configs", type=words, default=MATRIX[0])
+    parser.add_argument("--vocabularies", type=numbers, default=MATRIX[1])
+    parser.add_argument("--gpus", type=numbers, default=MATRIX[2], help="GiB")
     parser.add_argument("--compiled", type=numbers, default=[0, 1])
     parser.add_argument(
         "--activation_checkpointing",
@@ -171,9 +201,12 @@ def main() -> None:
         print("| config | vocabulary | GPU, GB | step | recomputed | time | formula | allocated "
               "| formula ÷ allocated | reserved |")  # fmt: skip
         print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
-        peaks = measured([row.load for row in todo], environ)
+        peaks, ratios = measured([row.load for row in todo], environ), []
         for row, found in zip(tqdm(todo, unit="step", disable=None), peaks, strict=True):
             print(line(row, found), flush=True)
+            ratios.append(row.formula / found["allocated"])
+    if off := beyond(todo, ratios):
+        sys.exit("\n".join([f"beyond {100 * LIMIT:.0f} %:", *off]))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.gpu.bench import Bench, Failed, check
 from training.tasks.gpt.memory import StepWorkload, estimate
 
-LIMIT = 0.10  # of the peak; the margin of the plan
+LIMIT = 0.03  # of the peak, as on null GPUs (benchmarks.gpu_memory)
 # configs/dual_gpu/conservative.py
 BASE = StepWorkload(12, 8, 1536, 320, bf16=True, compiled=False, cuda=True)
 WAYS: dict[str, dict[str, int]] = {

@@ -1,6 +1,7 @@
-"""Peak memory of training steps on the null GPU: `peak_steps.py STORE RANK LOADS`, LOADS a JSON list
-of training.tasks.gpt.memory.StepWorkload. Two ranks under DDP; rank 0 writes one JSON object a load:
-the bytes that torch's allocator counts, allocated and reserved."""
+"""Peak memory of training steps on the null GPU: `peak_steps.py STORE RANK RANKS LOADS`, LOADS a JSON
+list of training.tasks.gpt.memory.StepWorkload. As the trainer: several ranks under DDP, one without
+it. Rank 0 writes one JSON object a load: the bytes that torch's allocator counts, allocated and
+reserved."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch._dynamo
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from training.config.schema import Config
@@ -25,12 +27,12 @@ from training.tasks.gpt import fp8, optim
 from training.tasks.gpt.fake_memory import half_precision
 from training.tasks.gpt.memory import StepWorkload
 from training.tasks.gpt.model import GPT, MemorySavings
+from training.tasks.gpt.model_dims import blocks_per_graph
 
 STEPS = 4
 # NCCL keeps exchanged tensors until its watchdog has seen the end, which looks every 100 ms; a step
 # on a real GPU takes longer.
 STEP_S = 0.3
-RANKS = 2
 
 
 def peak(load: StepWorkload, rank: int) -> dict[str, int]:
@@ -40,17 +42,20 @@ def peak(load: StepWorkload, rank: int) -> dict[str, int]:
     if load.fp8:
         fp8.convert(model.blocks, load.tokens)
     optimizer = optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
-    # The other rank only takes part in the exchange.
+    # The other ranks only take part in the exchange.
     if load.compiled and rank == 0:
-        model.compile_parts()
-    parallel = DistributedDataParallel(model, device_ids=[rank], gradient_as_bucket_view=True)
-    accumulation = max(1, load.total_tokens // (load.tokens * RANKS))
+        model.compile_parts(blocks_per_graph("cuda", load.ranks))
+    parallel: nn.Module = model
+    if load.ranks > 1:
+        parallel = DistributedDataParallel(model, device_ids=[rank], gradient_as_bucket_view=True)
+    accumulation = max(1, load.total_tokens // (load.tokens * load.ranks))
     peaks = []
     for _ in range(STEPS):
         time.sleep(STEP_S)
         torch.cuda.reset_peak_memory_stats()
         for micro in range(accumulation):
-            with nullcontext() if micro == accumulation - 1 else parallel.no_sync():
+            last = micro == accumulation - 1 or not isinstance(parallel, DistributedDataParallel)
+            with nullcontext() if last else parallel.no_sync():
                 with torch.autocast("cuda", half_precision(load), enabled=load.bf16):
                     loss = parallel(tokens, tokens)
                 loss.backward()
@@ -64,24 +69,26 @@ def peak(load: StepWorkload, rank: int) -> dict[str, int]:
     return {"allocated": allocated, "reserved": reserved}
 
 
-def main(store: str, rank: int, loads: list[dict[str, Any]]) -> None:
+def main(store: str, rank: int, ranks: int, loads: list[dict[str, Any]]) -> None:
     torch._dynamo.config.recompile_limit = 1000  # one compiled block for each size
     torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl",
-        store=dist.FileStore(store, RANKS),
-        rank=rank,
-        world_size=RANKS,
-        timeout=datetime.timedelta(hours=2),  # the other rank waits while this one compiles
-    )
+    if ranks > 1:
+        dist.init_process_group(
+            "nccl",
+            store=dist.FileStore(store, ranks),
+            rank=rank,
+            world_size=ranks,
+            timeout=datetime.timedelta(hours=2),  # the others wait while this one compiles
+        )
     for load in loads:
         gc.collect()  # DDP and its model refer to each other
         torch.cuda.empty_cache()
         found = peak(StepWorkload(**load), rank)
         if rank == 0:
             print(json.dumps(found), flush=True)
-    dist.destroy_process_group()
+    if ranks > 1:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]))
