@@ -57,7 +57,7 @@ def test_the_next_batch_is_copied_beside_the_step_that_uses_the_one_before(
     ]
 
 
-def test_no_batch_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_batches_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stream:
         def __init__(self, on: torch.device) -> None: ...
         def wait_stream(self, other: object) -> None: ...
