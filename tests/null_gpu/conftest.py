@@ -7,6 +7,7 @@ import mmap
 import os
 import shutil
 import struct
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,9 @@ from tests.null_gpu.build import build
 from tests.null_gpu.programs import CUDA_TORCH, environment
 
 GIB = 1 << 30
-# DeviceState of null_gpu.h: fault, stalled, then a table of processes
-_STATE = struct.Struct("<ii")
+CONTEXT = 600 << 20  # as in null_gpu.h
+# DeviceState of null_gpu.h: fault, stalled, slow_us, unused, then a table of processes
+_STATE = struct.Struct("<iiii")
 _USE = struct.Struct("<iiQ")  # pid, unused, bytes
 _STATE_SIZE = _STATE.size + 32 * _USE.size
 
@@ -54,6 +56,10 @@ class NullGpus:
         """A device that was stalled works again."""
         self._write(device, 1, 0)
 
+    def slow_down(self, device: int, kernel_us: int) -> None:
+        """From now on each of its kernels takes so long."""
+        self._write(device, 2, kernel_us)
+
     def occupy(self, device: int, gib: float) -> None:
         """This process takes so much memory of the device."""
         self.state.touch()
@@ -64,15 +70,31 @@ class NullGpus:
 
     def processes(self, device: int) -> set[int]:
         """Those that live and have a context on this device."""
+        return {pid for pid in self.all_processes(device) if Path(f"/proc/{pid}").exists()}
+
+    def all_processes(self, device: int) -> set[int]:
+        """Also those that have ended, until others take their places."""
         start = device * _STATE_SIZE + _STATE.size
         table = self.state.read_bytes()[start : start + 32 * _USE.size]
-        return {
-            pid for pid, _, _ in _USE.iter_unpack(table) if pid and Path(f"/proc/{pid}").exists()
-        }
+        return {pid for pid, _, _ in _USE.iter_unpack(table) if pid}
 
     def _write(self, device: int, field: int, value: int) -> None:
         with self.state.open("r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
             struct.pack_into("<i", shared, device * _STATE_SIZE + 4 * field, value)
+
+
+def duet(gpus: NullGpus, project: Path, *command: object) -> str:
+    """What a command prints that ends with 0."""
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=project,
+        env=os.environ | gpus.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,9 @@ static int visible[DEVICES], visible_count;
 static __thread int current;
 
 /* CUDA_VISIBLE_DEVICES has numbers or the UUIDs that NVML shows. The first unknown entry ends the list, as in CUDA. */
-static void read_visible(int count) {
+static void read_visible(void) {
+  int count = (int)setting("NULL_GPU_COUNT", 2);
+  if (count > DEVICES) count = DEVICES;
   const char *list = getenv("CUDA_VISIBLE_DEVICES");
   if (!list) {
     for (visible_count = 0; visible_count < count; visible_count++) visible[visible_count] = visible_count;
@@ -78,22 +80,31 @@ __attribute__((constructor)) static void start(void) {
   states = mmap(0, size, PROT_READ | PROT_WRITE, file >= 0 ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS, file, 0);
   if (states == MAP_FAILED) abort();
   if (file >= 0) close(file);
-  int count = (int)setting("NULL_GPU_COUNT", 2);
-  read_visible(count < DEVICES ? count : DEVICES);
 }
+/* Read at the first call, as in CUDA: a program may have set the variable itself. */
+static int devices(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, read_visible);
+  return visible_count;
+}
+static int physical(int device) { return devices(), visible[device]; }
 
 DeviceState *device_state(int physical) { return &states[physical]; }
-int physical_device(void) { return visible[current]; }
-int fault(void) { return visible_count ? states[visible[current]].fault : NO_DEVICE; }
+int physical_device(void) { return physical(current); }
+int fault(void) { return devices() ? states[visible[current]].fault : NO_DEVICE; }
+
+void use_device(void) {
+  if (devices()) begin_context(visible[current]);
+}
 
 int cudaGetDeviceCount(int *count) {
   COUNT("cudaGetDeviceCount");
-  return *count = visible_count, visible_count ? SUCCESS : NO_DEVICE;
+  return *count = devices(), *count ? SUCCESS : NO_DEVICE;
 }
 int cudaGetDevice(int *device) { return *device = current, SUCCESS; }
 int cudaSetDevice(int device) {
   COUNT("cudaSetDevice");
-  if (device < 0 || device >= visible_count) return INVALID_DEVICE;
+  if (device < 0 || device >= devices()) return INVALID_DEVICE;
   begin_context(visible[device]);
   return current = device, fault();
 }
@@ -104,7 +115,7 @@ int cudaPeekAtLastError(void) { return SUCCESS; }
 int cudaDeviceCanAccessPeer(int *can, int a, int b) { return *can = a != b, SUCCESS; }
 int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, SUCCESS; }
 int cudaDeviceGetPCIBusId(char *out, int length, int device) {
-  return snprintf(out, (size_t)length, "0000:%02x:00.0", visible[device] + 1), SUCCESS;
+  return snprintf(out, (size_t)length, "0000:%02x:00.0", physical(device) + 1), SUCCESS;
 }
 
 const char *cudaGetErrorString(int code) {
@@ -179,16 +190,16 @@ int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned
 int cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags, int *found) {
   return cudaGetDriverEntryPointByVersion(name, function, (unsigned)version, flags, found);
 }
-int cuInit(unsigned flags) { return (void)flags, visible_count ? SUCCESS : NO_DEVICE; }
+int cuInit(unsigned flags) { return (void)flags, devices() ? SUCCESS : NO_DEVICE; }
 int cuDriverGetVersion(int *version) { return *version = 13000, SUCCESS; }
-int cuDeviceGetCount(int *count) { return *count = visible_count, SUCCESS; }
+int cuDeviceGetCount(int *count) { return *count = devices(), SUCCESS; }
 int cuDeviceGet(int *device, int index) { return *device = index, SUCCESS; }
 int cuDeviceGetName(char *out, int length, int device) { return (void)device, snprintf(out, (size_t)length, "null GPU"), SUCCESS; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { return cudaDeviceGetAttribute(value, attribute, device); }
-int cuDeviceGetUuid(char *out, int device) { return memset(out, 0, 16), out[3] = (char)(0xa0 + visible[device]), SUCCESS; }
+int cuDeviceGetUuid(char *out, int device) { return memset(out, 0, 16), out[3] = (char)(0xa0 + physical(device)), SUCCESS; }
 int cuDeviceGetPCIBusId(char *out, int length, int device) { return cudaDeviceGetPCIBusId(out, length, device); }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { return (void)device, *bytes = total_bytes(), SUCCESS; }
-int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { return *flags = 0, *active = has_context(visible[device]), SUCCESS; }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { return *flags = 0, *active = has_context(physical(device)), SUCCESS; }
 int cuDevicePrimaryCtxRetain(void **out, int device) { return (void)device, *out = context, SUCCESS; }
 int cuCtxGetCurrent(void **out) { return *out = context, SUCCESS; }
 int cuCtxSetCurrent(void *in) { return (void)in, SUCCESS; }

@@ -130,6 +130,7 @@ int cudaMemGetInfo(size_t *available, size_t *total) {
 int cudaHostAlloc(void **out, size_t bytes, unsigned flags) {
   COUNT("cudaHostAlloc");
   (void)flags;
+  use_device();
   const char *most = getenv("NULL_GPU_PINNED_MIB");
   if (most && bytes > (size_t)atol(most) << 20) return OUT_OF_MEMORY;
   *out = reserve(bytes, PROT_READ | PROT_WRITE);

@@ -17,6 +17,8 @@ typedef struct {
 typedef struct {
   volatile int32_t fault;   /* CUDA error that every call returns from now on; 0: none */
   volatile int32_t stalled; /* nothing that is queued on a stream ends any more, but a collective that was reached */
+  volatile int32_t slow_us; /* what a kernel takes; 0: no time, and it is not queued */
+  int32_t unused;
   ProcessUse uses[PROCESSES];
 } DeviceState;
 
@@ -27,6 +29,7 @@ double setting(const char *name, double otherwise);
 uint64_t total_bytes(void);
 void begin_context(int physical); /* of this process on this device */
 bool has_context(int physical);
+void use_device(void); /* a call that begins a context where this process has none, on the current device */
 
 /* Counts calls, for benchmarks and tests: null_gpu_count() reads, null_gpu_reset() clears. */
 long *counter(const char *name);

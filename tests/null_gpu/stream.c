@@ -1,4 +1,4 @@
-/* Streams run what is queued in order and apart from the host; kernels are counted and take no time. */
+/* Streams run what is queued in order and apart from the host; kernels are counted and take no time, but on a slow GPU. */
 #include "null_gpu.h"
 
 #include <errno.h>
@@ -104,7 +104,10 @@ static int drain(Stream *stream) {
   return device_state(stream->device)->fault;
 }
 
-int cudaStreamCreateWithPriority(Stream **out, unsigned flags, int priority) { return (void)flags, *out = made(priority), fault(); }
+int cudaStreamCreateWithPriority(Stream **out, unsigned flags, int priority) {
+  use_device();
+  return (void)flags, *out = made(priority), fault();
+}
 int cudaStreamCreateWithFlags(Stream **out, unsigned flags) { return cudaStreamCreateWithPriority(out, flags, 0); }
 int cudaStreamCreate(Stream **out) { return cudaStreamCreateWithPriority(out, 0, 0); }
 int cudaStreamDestroy(Stream *stream) { return drain(real(stream)); } /* its memory stays: a late call may name it */
@@ -116,6 +119,7 @@ int cudaStreamSynchronize(Stream *stream) {
 int cuStreamSynchronize(Stream *stream) { return cudaStreamSynchronize(stream); }
 int cudaDeviceSynchronize(void) {
   COUNT("SYNC device");
+  use_device();
   for (Stream *stream = all_streams; stream; stream = stream->next)
     if (stream->device == physical_device() && drain(stream)) break;
   return fault();
@@ -168,6 +172,7 @@ static void do_wait(const Op *op) { wait_for(op->owner, op->bytes); }
 int cudaEventCreateWithFlags(Event **out, unsigned flags) {
   COUNT("cudaEventCreate");
   (void)flags;
+  use_device();
   if (!(*out = calloc(1, sizeof **out))) abort();
   return (*out)->device = physical_device(), fault();
 }
@@ -203,12 +208,29 @@ typedef struct {
   int threads, registers, ptx, binary, cache, dynamic, carveout;
 } FunctionAttributes;
 
-int cudaLaunchKernel(void) {
+typedef struct {
+  unsigned x, y, z;
+} Size;
+typedef struct {
+  Size grid, block;
+  size_t shared;
+  Stream *stream;
+} Launch; /* the beginning of cudaLaunchConfig_t */
+
+static void do_kernel(const Op *op) { usleep((useconds_t)op->bytes); }
+static int launch(Stream *stream) {
   COUNT("LAUNCH kernel");
+  int32_t us = device_state(device_of(stream))->slow_us;
+  if (us) submit(stream, (Op){.run = do_kernel, .bytes = (size_t)us}, true);
   return fault();
 }
-int __cudaLaunchKernel(void) { return cudaLaunchKernel(); }
-int cudaLaunchKernelExC(void) { return cudaLaunchKernel(); }
+int cudaLaunchKernel(const void *function, Size grid, Size block, void **arguments, size_t shared, Stream *stream) {
+  return (void)function, (void)grid, (void)block, (void)arguments, (void)shared, launch(stream);
+}
+int __cudaLaunchKernel(const void *kernel, Size grid, Size block, void **arguments, size_t shared, Stream *stream) {
+  return cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);
+}
+int cudaLaunchKernelExC(const Launch *how, const void *function, void **arguments) { return (void)function, (void)arguments, launch(how->stream); }
 int cuLaunchKernel(void) {
   COUNT("LAUNCH triton");
   return fault();

@@ -21,9 +21,10 @@ from training.core.units import plural
 from training.launcher.communication.stages import LIMIT_S
 
 Train = Callable[..., Launched]
-# A batch that stays partly on the CPU and comes partly from the GPU, and data that fails where a
-# training of three steps ends.
+# A batch that stays partly on the CPU and comes partly from the GPU, ahead of its step, and data that
+# fails where a training of three steps ends.
 TASK = """
+import torch
 from torch import nn, zeros
 from training.tasks.base import Task
 
@@ -37,14 +38,22 @@ class Data:
         return zeros(8), index, zeros(1, device="cuda")
 
 class Partly(Task):
+    arrived = used = 0
     def model(self):
         return nn.Linear(8, 1)
     def train_data(self):
         return Data()
     def arrive(self, batch):
+        Partly.arrived += 1
+        assert torch.cuda.current_stream() != torch.cuda.default_stream(), "waits for the step"
         first, index, there = batch
         return super().arrive(first), index, super().arrive(there)
     def loss(self, model, batch):
+        Partly.used += 1
+        assert Partly.arrived == min(Partly.used + 1, 3), "the next one is under way"
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.allow_tf32 and not torch.backends.cudnn.benchmark
         assert batch[0].is_cuda and not batch[1].is_cuda and batch[2].is_cuda
         return model(batch[0]).mean()
 """
@@ -60,6 +69,13 @@ def test_evaluation_checkpoint_and_resume(train: Train) -> None:
     assert all(0 < used < 1 << 30 for used in memory), memory
     resumed = train(resume="whole", num_iterations=12).ok()
     assert resumed.summary["steps"] == 12 and resumed.summary["begun_at"] == 8
+
+
+def test_a_run_on_the_cpu_has_no_context(train: Train, gpus: NullGpus) -> None:
+    often = {"eval_every": 2, "save_every": 2, "sample_tokens": 4}
+    run = train(device="cpu", num_iterations=4, ema=0.9, **often).ok()
+    assert len(list(run.run.checkpoints.glob("step_*"))) == 2
+    assert [gpus.all_processes(device) for device in (0, 1)] == [set(), set()]
 
 
 def test_a_task_that_moves_tensors_itself(train: Train, tmp_path: Path) -> None:

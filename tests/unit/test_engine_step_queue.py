@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from training.core.errors import Exit
+from training.trainer import step_stats
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.progress import Stopwatch
 from training.trainer.step_queue import QueuedStep, StepQueue
-from training.trainer.step_stats import NO_CHECKSUM, RankStep, StepReport
+from training.trainer.step_stats import NO_CHECKSUM, OwnTime, RankStep, StepReport
 
 STEP_S = 0.25
 
@@ -68,3 +71,52 @@ def test_a_gpu_is_read_one_step_later_and_a_stop_reads_everything() -> None:
     seen.clear()
     assert queue("cpu", 1).read(seen, everything=False) == Exit.DONE  # type: ignore[arg-type]
     assert [step for step, _ in seen] == [1]
+
+
+@dataclass
+class Gpu:
+    """Milliseconds of work: queued so far, and done."""
+
+    queued: float = 0.0
+    done: float = 0.0
+
+
+@dataclass
+class Event:
+    gpu: Gpu
+    at: float
+
+    def query(self) -> bool:
+        return self.at <= self.gpu.done
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.query() and end.query(), "torch raises: the GPU has not come that far"
+        return end.at - self.at
+
+
+def test_the_own_time_of_a_rank_is_its_gpu_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu()
+    monkeypatch.setattr(step_stats, "moment", lambda device: Event(gpu, gpu.queued))
+    own = OwnTime(torch.device("cuda"))
+
+    def step(*micro_batches: float) -> float:
+        for ms in micro_batches:
+            own.begin()
+            gpu.queued += ms
+            own.end()
+            gpu.queued += 100  # a backward pass
+        return own.step_ms()
+
+    assert step(3, 4) == 0, "the GPU has not begun"
+    gpu.done = gpu.queued
+    assert step(10) == pytest.approx(7)
+    gpu.done += 9
+    assert step(20, 20) == pytest.approx(7), "the second step is not complete"
+    gpu.done += 1
+    assert step(5) == pytest.approx(10), "without its backward pass"
+    gpu.done = gpu.queued
+    assert step(6) == pytest.approx(5), "the newest of several"
+    for ms in range(50, 60):  # a GPU far behind: the oldest are forgotten
+        assert step(ms) == pytest.approx(5)
+    gpu.done = gpu.queued
+    assert step(1) == pytest.approx(59)

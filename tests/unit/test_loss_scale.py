@@ -239,3 +239,17 @@ def test_a_cpu_keeps_its_own_arithmetic() -> None:
     train_state.math_modes(plan, CPU)
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_gpu_gets_the_arithmetic_of_the_plan(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cudnn, before = torch.backends.cudnn, torch.get_float32_matmul_precision()
+    monkeypatch.setattr(cudnn, "allow_tf32", not fast)
+    monkeypatch.setattr(cudnn, "benchmark", fast)
+    plan: Any = {"tf32": {"value": fast}, "cudnn_benchmark": {"value": not fast}}
+    try:
+        train_state.math_modes(plan, torch.device("cuda"))
+        assert torch.get_float32_matmul_precision() == ("high" if fast else "highest")
+        assert (cudnn.allow_tf32, cudnn.benchmark) == (fast, not fast)
+    finally:
+        torch.set_float32_matmul_precision(before)

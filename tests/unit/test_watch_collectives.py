@@ -13,12 +13,21 @@ from typing import Any
 
 import pytest
 
+from tests.unit.test_watch_judge import REDUCE, USER, rank, seen
 from training.core.messages import msg
 from training.trainer import flight_recorder_server
-from training.watchdog import slow_rank, stall_detector
-from training.watchdog.hang_report import HangFinding
-from training.watchdog.probes import flight_recorder
-from training.watchdog.probes.flight_recorder import Call, divided, mismatch
+from training.watchdog import called as called_collectives
+from training.watchdog import culprit, slow_rank, stall_detector
+from training.watchdog.hang_report import DESYNC, HANG, STOPPED, UNEVEN, HangFinding
+from training.watchdog.probes import flight_recorder, snapshot
+from training.watchdog.probes.flight_recorder import (
+    SCHEDULED,
+    STARTED,
+    Call,
+    divided,
+    mismatch,
+    not_started,
+)
 
 ENTRY = {
     "process_group": ["3", "undefined"],
@@ -254,3 +263,105 @@ def test_another_root_may_be_why_all_ranks_wait(
         monkeypatch.setattr(stall_detector, what, lambda _: {})
     found = stall_detector._all_wait({}, {0: name, 1: name}, {}, elsewhere=False)
     assert isinstance(found, HangFinding) and found.how == msg(text, name=name)
+
+
+def test_the_gpu_that_has_not_reached_a_collective() -> None:
+    def call(number: int, state: str, group: str = "0", *, is_open: bool = True) -> Call:
+        return Call(group, number, "all_reduce", "float [2]", open=is_open, state=state)
+
+    done = call(7, "completed", is_open=False)
+    runs, queued, later = call(8, STARTED), call(8, SCHEDULED), call(9, SCHEDULED)
+    assert not_started({0: [done, runs, later], 1: [done, queued, later]}) == (1, queued)
+    assert not_started({0: [queued], 1: [runs], 2: [runs]}) == (0, queued)
+    assert not_started({2: [queued], 5: [runs]}) == (2, queued), "ranks of another machine"
+    for none in (
+        {},
+        {0: [queued]},
+        {0: [runs], 1: [runs]},
+        {0: [queued], 1: [queued]},
+        {0: [runs], 1: [queued], 2: [queued]},  # one of the two
+        {0: [runs], 1: [done]},  # it has not called it
+        {0: [runs], 1: []},
+        {0: [runs], 1: [call(8, SCHEDULED, is_open=False)]},  # gloo: never started
+        {0: [runs], 1: [call(8, SCHEDULED, "1")]},  # of another group
+        {0: [call(8, "completed")], 1: [queued]},
+    ):
+        assert not_started(none) is None, none
+
+
+def test_a_recorder_that_is_off_does_not_count_and_is_reported() -> None:
+    """TORCH_FR_BUFFER_SIZE=0, of all ranks or of one."""
+    call = Call("0", 7, "all_reduce", "float [4]")
+    same = {"first_step": 1, "step": 20}
+    off = [rank(r, "reduce", seen(*REDUCE), calls=[], **same) for r in (0, 1)]
+    found, place = culprit.find_culprit(off), msg("watchdog.all_wait.same_place")
+    assert (found.kind, found.rank) == (HANG, None)
+    assert found.how == msg("watchdog.calls.none", how=place, ranks="rank 0, rank 1")
+    assert all(
+        msg("watchdog.snapshot.no_collectives") in text for text in snapshot.texts(off).values()
+    )
+    found = culprit.find_culprit([rank(0, "reduce", seen(*REDUCE), calls=[call], **same), off[1]])
+    assert found.rank is None, "an empty list is not one of fewer calls"
+    assert found.how == msg("watchdog.calls.none", how=place, ranks="rank 1")
+    begins = [
+        rank(r, "building the model", seen(*REDUCE), calls=calls, first_step=0)
+        for r, calls in enumerate(([call], []))
+    ]
+    assert culprit.find_culprit(begins).rank == 1, "it has not called any yet"
+    alone = rank(0, "forward", seen(USER), calls=[], **same)
+    assert culprit.find_culprit([alone]).rank == 0
+
+
+def refined(
+    found: HangFinding, folder: Path, *, elsewhere: bool = False, trains: bool = False
+) -> HangFinding:
+    """The finding for ranks 0 and 1 of a script."""
+    return called_collectives.refine(
+        found, folder, (0, 1), elsewhere=elsewhere, trains=lambda: trains
+    )
+
+
+def test_collectives_of_a_script_refine_the_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = {0: [Call("0", 7, "barrier", "")], 1: [Call("0", 7, "all_reduce", "float [9]")]}
+    monkeypatch.setattr(flight_recorder, "read", lambda folder, rank: logged[rank])
+    waits = HangFinding(HANG, 0, "main.py:3", "is stuck", {1: "waits"}, {}, 4.0)
+    found = refined(waits, tmp_path)
+    assert (found.kind, found.rank, found.where) == (DESYNC, None, None)
+    assert (
+        found.how
+        == "the ranks call different operations at collective 7: rank 0: barrier; rank 1: all_reduce of "
+        "float [9]"
+    )
+    uneven = refined(
+        HangFinding(UNEVEN, None, None, "all ranks wait, in different places", {}, {}, 4.0),
+        tmp_path,
+    )
+    assert uneven.kind == UNEVEN and uneven.how.startswith(
+        "all ranks wait, in different places; the ranks call different operations at collective 7"
+    )
+    stopped = HangFinding(STOPPED, 0, None, "is stopped", {}, {}, 4.0)
+    assert refined(stopped, tmp_path) is stopped
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_groups_of_all_ranks_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    logged = {0: [Call("1", 1, "all_reduce", "")], 1: [Call("2", 1, "all_reduce", "")]}
+    monkeypatch.setattr(flight_recorder, "read", lambda folder, rank: logged[rank])
+    waits = HangFinding(HANG, None, None, "all ranks wait", {}, {}, 4.0)
+    found = refined(waits, tmp_path, elsewhere=elsewhere)
+    assert (found.kind, found.rank) == (HANG if elsewhere else DESYNC, None)
+    blamed = HangFinding(HANG, 0, None, "is stuck", {}, {}, 4.0)
+    assert refined(blamed, tmp_path, elsewhere=elsewhere) is blamed
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_script_without_recorders(tmp_path: Path, trains: bool) -> None:
+    found = HangFinding(HANG, None, None, "all ranks wait", {0: "", 1: ""}, {}, 9.0)
+    with answers(tmp_path, {"entries": []}) as folder:
+        shown = refined(found, folder, trains=trains)
+    how = msg("watchdog.calls.none", how=found.how, ranks="rank 0") if trains else found.how
+    assert (shown.kind, shown.rank, shown.how) == (HANG, None, how)

@@ -17,9 +17,8 @@ from tests.conftest import wait_until
 from training.core.heartbeat import Heartbeat, read_all
 from training.core.rundir import RunDir
 from training.watchdog import discovery, heartbeat_watchdog
-from training.watchdog.hang_report import DESYNC, HANG, STOPPED, UNEVEN, HangFinding
-from training.watchdog.probes import flight_recorder, procfs, stacks
-from training.watchdog.probes.flight_recorder import Call
+from training.watchdog.hang_report import HANG, HangFinding
+from training.watchdog.probes import procfs, stacks
 from training.watchdog.script_watchdog import ScriptWatch
 from training.watchdog.start import RanksWatch
 
@@ -314,44 +313,6 @@ def test_a_rank_that_is_continued_after_a_stop_is_not_a_finding(
     )
     monkeypatch.setattr(stacks, "dump", lambda pids, seconds: {})
     assert watch.look({0: idle, 1: os.getpid()}) is None
-
-
-def test_collectives_of_a_script_refine_the_finding(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch = RanksWatch(run, PLAN | SCRIPT, range(2), 2)
-    logged = {0: [Call("0", 7, "barrier", "")], 1: [Call("0", 7, "all_reduce", "float [9]")]}
-    monkeypatch.setattr(flight_recorder, "read", lambda folder, rank: logged[rank])
-    waits = HangFinding(HANG, 0, "main.py:3", "is stuck", {1: "waits"}, {}, 4.0)
-    found = watch._compared(waits, logged)
-    assert (found.kind, found.rank, found.where) == (DESYNC, None, None)
-    assert (
-        found.how
-        == "the ranks call different operations at collective 7: rank 0: barrier; rank 1: all_reduce of "
-        "float [9]"
-    )
-    uneven = watch._compared(
-        HangFinding(UNEVEN, None, None, "all ranks wait, in different places", {}, {}, 4.0), logged
-    )
-    assert uneven.kind == UNEVEN and uneven.how.startswith(
-        "all ranks wait, in different places; the ranks call different operations at collective 7"
-    )
-    stopped = HangFinding(STOPPED, 0, None, "is stopped", {}, {}, 4.0)
-    assert watch._compared(stopped, logged) is stopped
-
-
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_the_groups_of_all_ranks_are_compared(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
-) -> None:
-    watch = RanksWatch(run, PLAN | SCRIPT, range(2), 2 + 2 * elsewhere)
-    logged = {0: [Call("1", 1, "all_reduce", "")], 1: [Call("2", 1, "all_reduce", "")]}
-    monkeypatch.setattr(flight_recorder, "read", lambda folder, rank: logged[rank])
-    waits = HangFinding(HANG, None, None, "all ranks wait", {}, {}, 4.0)
-    found = watch._compared(waits, logged)
-    assert (found.kind, found.rank) == (HANG if elsewhere else DESYNC, None)
-    blamed = HangFinding(HANG, 0, None, "is stuck", {}, {}, 4.0)
-    assert watch._compared(blamed, logged) is blamed
 
 
 def test_a_frozen_job_gets_its_time_back(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

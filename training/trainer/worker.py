@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from training.core import heartbeat, log, run_reader, rundir
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
-from training.host import allocator, process
+from training.host import allocator, gpus, process
 from training.trainer import flight_recorder_server, memory_snapshot, power
 
 if TYPE_CHECKING:
@@ -39,8 +39,12 @@ SUPERVISED = "DUET_SUPERVISED"
 
 
 def begin(run: rundir.RunDir, plan: Plan, rank: int) -> None:
-    """Start the heartbeat, and arm faults to inject."""
+    """Start the heartbeat, hide the GPUs from a run on the CPU, and arm faults to inject."""
     heartbeat.start(run.heartbeat(rank), rank)
+    if plan["device"]["value"] == "cpu":
+        # In every step torch's Adam asks the current stream of a GPU whether it is captured, which
+        # creates a context on the GPU: hundreds of MiB of its memory.
+        os.environ[gpus.VISIBLE] = ""
     if plan["config"].get("inject"):
         from training.trainer import inject
 

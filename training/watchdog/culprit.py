@@ -46,7 +46,7 @@ def find_culprit(everything: list[RankSnapshot]) -> HangFinding:
             return _finding(STOPPED, e, everything, msg("watchdog.stopped"))
         if e.process.always("t"):
             return _finding(STOPPED, e, everything, msg("watchdog.debugger"))
-    calls = {e.rank: e.calls for e in everything if e.calls is not None}
+    calls = {e.rank: e.calls for e in everything if e.calls is not None and not e.unrecorded}
     different = flight_recorder.mismatch(calls)
     if different:
         odd = next((e for e in everything if e.rank == different.rank), None)
@@ -73,6 +73,8 @@ def find_culprit(everything: list[RankSnapshot]) -> HangFinding:
             how = msg("watchdog.all_stuck.same_place")
         else:
             how = msg("watchdog.all_stuck.different")
+        if len(everything) > 1 and (off := [e.rank for e in everything if e.unrecorded]):
+            how = flight_recorder.noted(how, off)
         return HangFinding(
             HANG, None, None, how, places, _stacks(everything), min(e.beat.age_s for e in last)
         )

@@ -19,8 +19,8 @@ from training.core.units import plural
 from training.diagnose import exception_cause
 from training.diagnose.log_line import shown
 from training.plan.script_words import WATCH
-from training.watchdog import discovery, hang_dump, printed_steps, stall_detector
-from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, HangFinding
+from training.watchdog import called, discovery, hang_dump, printed_steps, stall_detector
+from training.watchdog.hang_report import UNEVEN, HangFinding
 from training.watchdog.heartbeat_watchdog import HeartbeatWatchdog
 from training.watchdog.own_ranks import OwnRanks
 from training.watchdog.probes import flight_recorder, on_request, procfs, waits
@@ -187,7 +187,8 @@ class RanksWatch:
             return None
         if (death := self._death(found, ended)) is not None:
             return replace(found, death=death)
-        found = self._compared(found, pids)
+        elsewhere = self._script.others_elsewhere
+        found = called.refine(found, self.run.ranks, pids, elsewhere=elsewhere, trains=self._trains)
         if found.kind == UNEVEN:
             found = replace(found, how=found.how + printed_steps.shown(self.run, self._earlier))
         found = _complete(found, self.run, pids)
@@ -266,40 +267,6 @@ class RanksWatch:
         from training.diagnose.log_parsers.log_metrics import ScriptFigures
 
         return ScriptFigures(self.run.ranks).read() is not None
-
-    def _compared(self, found: HangFinding, numbers: Collection[int]) -> HangFinding:
-        """Refine the finding by the collectives that the ranks of the script have called."""
-        calls = {
-            rank: called
-            for rank in numbers
-            if (called := flight_recorder.read(self.run.ranks, rank)) is not None
-        }
-        different = flight_recorder.mismatch(calls) if found.kind in (HANG, UNEVEN) else None
-        complete = len(calls) == len(numbers)
-        here = complete and not (self._script and self._script.others_elsewhere)
-        if different is None and here and found.kind in (HANG, UNEVEN) and found.rank is None:
-            different = flight_recorder.divided(calls)
-        if different is None:
-            stuck = flight_recorder.not_started(calls) if complete else None
-            if stuck and found.kind == HANG and found.rank is None:
-                rank, call = stuck
-                how = msg("watchdog.gpu_stuck", call=call, number=call.number)
-                waiting = {r: place for r, place in found.waiting.items() if r != rank}
-                return replace(found, rank=rank, waiting=waiting, how=how)
-            return found
-        if found.kind == UNEVEN:
-            return replace(found, how=f"{found.how}; {different}")
-        where, waiting = (
-            (found.where, found.waiting) if different.rank == found.rank else (None, {})
-        )
-        return replace(
-            found,
-            kind=DESYNC,
-            rank=different.rank,
-            where=where,
-            waiting=waiting,
-            how=str(different),
-        )
 
 
 def _complete(found: HangFinding, run: rundir.RunDir, pids: Mapping[int, int]) -> HangFinding:

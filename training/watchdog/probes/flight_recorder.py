@@ -10,7 +10,7 @@ import itertools
 import json
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -270,3 +270,9 @@ def not_started(calls: Mapping[int, Sequence[Call]]) -> tuple[int, Call] | None:
 def counts(calls: Mapping[int, Sequence[Call]]) -> dict[int, int]:
     """Number of the last collective of each rank, over all groups."""
     return {rank: max((call.number for call in own), default=0) for rank, own in calls.items()}
+
+
+def noted(how: str, ranks: Iterable[int]) -> str:
+    """`how`, of a hang without a guilty rank, and why there is less evidence: the recorders of
+    these ranks are empty, though they have called collectives."""
+    return msg("watchdog.calls.none", how=how, ranks=", ".join(f"rank {r}" for r in sorted(ranks)))

@@ -76,6 +76,11 @@ class RankSnapshot:
         return self.beat.rank
 
     @property
+    def unrecorded(self) -> bool:
+        """Is its flight recorder off? It lists nothing, though a step has collectives."""
+        return self.calls == [] and self.beat.first_step > 0
+
+    @property
     def collective(self) -> str | None:
         """The collective in which it waits for other ranks, according to its stack. A computing
         backward pass waits for none."""
@@ -183,7 +188,9 @@ def _text(e: RankSnapshot) -> str:
             _process(worker),
             *(_stack(s) for s in worker.stacks[-1:]),
         ]
-    if e.calls:
+    if e.calls == []:
+        lines += ["", msg("watchdog.snapshot.no_collectives")]
+    elif e.calls:
         lines += [
             "",
             msg("watchdog.snapshot.collectives"),

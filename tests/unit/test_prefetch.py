@@ -1,0 +1,67 @@
+"""The order in which the host queues batches and steps on a GPU: of stub streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from training.trainer.prefetch import ahead
+
+STEPS, COPIES = "steps", "copies"
+
+
+def test_the_next_batch_is_copied_beside_the_step_that_uses_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queued: list[tuple[str, str, object]] = []  # stream, what, of which batch or for which stream
+    device = torch.device("cuda", 1)
+
+    class Stream:
+        def __init__(self, on: torch.device, name: str = COPIES) -> None:
+            assert on == device
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            queued.append((self.name, "wait", other.name))
+
+    current = [Stream(device, STEPS)]
+
+    def current_stream(on: torch.device) -> Stream:
+        assert on == device
+        return current[-1]
+
+    @contextmanager
+    def stream(other: Stream) -> Iterator[None]:
+        current.append(other)
+        yield
+        current.pop()
+
+    def arrive(batch: int) -> int:
+        queued.append((current[-1].name, "copy", batch))
+        return -batch
+
+    for name, stub in (("Stream", Stream), ("current_stream", current_stream), ("stream", stream)):
+        monkeypatch.setattr(torch.cuda, name, stub)
+    for batch in ahead(iter((1, 2, 3)), arrive, device):
+        queued.append((current[-1].name, "use", -batch))
+    there, free = (STEPS, "wait", COPIES), (COPIES, "wait", STEPS)
+    assert queued == [
+        *(free, (COPIES, "copy", 1)),
+        # what uses the first batch waits for its copy alone, the next copy for no step
+        *(there, free, (COPIES, "copy", 2), (STEPS, "use", 1)),
+        *(there, free, (COPIES, "copy", 3), (STEPS, "use", 2)),
+        *(there, free, (STEPS, "use", 3)),
+    ]
+
+
+def test_without_batches_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        def __init__(self, on: torch.device) -> None: ...
+        def wait_stream(self, other: object) -> None: ...
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda on: None)
+    assert list(ahead(iter(()), lambda batch: batch, torch.device("cuda"))) == []

@@ -1,0 +1,58 @@
+"""What the collectives that the ranks of a user script have called add to a finding from their
+stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+
+from training.core.messages import msg
+from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, HangFinding
+from training.watchdog.probes import flight_recorder
+
+
+def refine(
+    found: HangFinding,
+    folder: Path,
+    numbers: Collection[int],
+    *,
+    elsewhere: bool,
+    trains: Callable[[], bool],
+) -> HangFinding:
+    """`folder`: of the recorders' sockets; `numbers`: the running ranks of this machine;
+    `elsewhere`: other machines have ranks too; `trains`: has the script printed a step, or a
+    loss?"""
+    calls = {
+        rank: called
+        for rank in numbers
+        if (called := flight_recorder.read(folder, rank)) is not None
+    }
+    different = flight_recorder.mismatch(calls) if found.kind in (HANG, UNEVEN) else None
+    complete = len(calls) == len(numbers)
+    unknown = found.kind in (HANG, UNEVEN) and found.rank is None
+    if different is None and complete and not elsewhere and unknown:
+        different = flight_recorder.divided(calls)
+    if different is None:
+        stuck = flight_recorder.not_started(calls) if complete else None
+        if stuck and found.kind == HANG and found.rank is None:
+            rank, call = stuck
+            how = msg("watchdog.gpu_stuck", call=call, number=call.number)
+            waiting = {r: place for r, place in found.waiting.items() if r != rank}
+            return replace(found, rank=rank, waiting=waiting, how=how)
+        empty = [rank for rank, own in calls.items() if not own] if unknown else []
+        # before its first step a script may have called none
+        if empty and trains():
+            return replace(found, how=flight_recorder.noted(found.how, empty))
+        return found
+    if found.kind == UNEVEN:
+        return replace(found, how=f"{found.how}; {different}")
+    where, waiting = (found.where, found.waiting) if different.rank == found.rank else (None, {})
+    return replace(
+        found,
+        kind=DESYNC,
+        rank=different.rank,
+        where=where,
+        waiting=waiting,
+        how=str(different),
+    )
