@@ -70,6 +70,7 @@ BY_TYPE = {
     "OutOfMemoryError": "gpu_oom",
     "BarrierError": "hang",
     "MemoryError": "host_oom_killed",
+    "RankEnded": PEER_DIED,
 }
 
 
