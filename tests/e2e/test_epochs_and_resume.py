@@ -312,7 +312,8 @@ def test_ranks_that_wait_for_the_data_of_a_dead_rank_exit(
     wait_until(lambda: "waiting for data" in str(heartbeat.read(beat)), 60, "rank 1 waits")
     ranks[0].process.send_signal(signal.SIGKILL)
     ranks[0].wait()
-    assert ranks[1].wait(30) != 0
+    assert ranks[1].wait(30) == 4
+    assert (ranks[1].failure["cause"], ranks[1].failure["rank"]) == ("peer_died", 0)
     assert "rank 0 has ended while the others waited for its data" in ranks[1].output
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Launched
 from tests.faults.conftest import RUN, Ended
+from training.core.rundir import read_records
 from training.trainer import checkpoint
 
 Inject = Callable[..., Ended]
@@ -86,4 +87,11 @@ def test_killed_in_the_middle_of_a_save(inject: Inject, launch: Callable[..., La
     assert "resumed from step_00000004" in resumed.output and not list(
         checkpoints.glob(".writing-*")
     )
+    (skipped,) = (
+        e["text"]
+        for e in read_records(resumed.run.events)
+        if e["event"] == "warning" and e["code"] == "warning.checkpoint_skipped"
+    )
+    assert "checkpoint of step 8 skipped" in skipped and "from step 4" in skipped
+    assert skipped in resumed.output
     assert max(resumed.steps) == 12

@@ -333,6 +333,28 @@ def test_leftovers_of_a_killed_save_are_ignored(tmp_path: Path, parts: Parts) ->
     assert loaded and loaded.path == whole
 
 
+def test_the_step_of_a_cut_save_is_known(
+    tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1, parts)
+    child = os.fork()
+    if not child:  # a separate process, which dies while it writes
+        try:
+            monkeypatch.setattr(
+                checkpoint_folder, "publish", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            )
+            save(tmp_path, 5, parts)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    # being removed, replaced by a complete one, of an earlier version, and of another machine
+    for name in ("step_00000007", "step_00000001-abc", "k3d_0x", "replica"):
+        (tmp_path / f".writing-{name}").mkdir()
+    assert checkpoint_folder.cut_saves(tmp_path) == [5]
+    checkpoint_folder.remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
+
+
 def test_data_that_reads_back_differently_is_not_a_checkpoint(
     tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from training.host.process import StopAsked
 from training.launcher import rank_end
 from training.trainer import error_file
 from training.trainer.sanity_checks import NotFinite
+from training.trainer.worker import RankEnded
 
 
 @pytest.fixture
@@ -66,18 +67,20 @@ def test_the_first_failure_is_the_card_and_others_are_one_line(
 @pytest.mark.parametrize(
     ("error", "cause", "guilty"),
     [
-        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), "gpu_oom", 0),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), "gpu_oom", 1),
         (NotFinite("loss is nan on rank 1 at step 5", 1), "nan_loss", 1),
-        (OSError(errno.ENOSPC, "No space left on device"), "disk_full", 0),
-        (RuntimeError("Connection closed by peer [10.0.0.2]:4"), "peer_died", 0),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk_full", 1),
+        (RuntimeError("Connection closed by peer [10.0.0.2]:4"), "peer_died", 1),
+        (RankEnded("rank 0 has ended"), "peer_died", 0),
     ],
 )
 def test_causes_of_a_rank_alone(
     run: RunDir, plan: Plan, error: Exception, cause: str, guilty: int
 ) -> None:
-    code, record = fail(run, plan, 0, error)
+    code, record = fail(run, plan, 1, error)
     assert (code, record["cause"], record["rank"]) == (Exit.TRAINING, cause, guilty)
-    assert record["victim"] == (cause == "peer_died") and record["advice"]
+    assert record["victim"] == (type(error) is RuntimeError and cause == "peer_died")
+    assert record["advice"]
 
 
 def test_a_rejected_input_is_recorded_without_a_card(

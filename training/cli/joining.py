@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RESOLVE_AFTER_S, FIRST_S, EVERY_S = 5.0, 25.0, 60.0  # to the first report of each kind, and others
 POLL_S, RETRY_S, CONNECT_S = 0.1, 0.5, 5.0
-SHOWN = 16  # ranks
+SHOWN, MANY = 16, 64  # ranks
 GIVEN_UP, REPORTED, PRESENT = "joining/given_up", "joining/reported", "joining/present"
 
 
@@ -106,7 +106,7 @@ class Joining:
                 raise self._missing(store, keys, said_by_another=first != own)
             if waited >= self._next_s:
                 self._report(store, keys, waited)
-            time.sleep(POLL_S)
+            time.sleep(POLL_S * max(1.0, self.size / MANY))  # rank 0 answers all of them
 
     def _report(self, store: dist.Store, keys: list[str], waited: float) -> None:
         """Once for all ranks."""

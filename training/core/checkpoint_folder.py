@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,26 @@ from training.core import manifest
 from training.core.messages import msg
 from training.core.work_folder import sync
 
+# As named by new_work(); a folder that is being removed has no suffix.
+WRITTEN = re.compile(rf"{re.escape(manifest.TEMPORARY)}(?P<name>step_(?P<step>\d{{8,}}))-.+")
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
+
+
+def new_work(folder: Path, step: int) -> Path:
+    """A new folder to write the checkpoint of this step in. Raises OSError."""
+    import tempfile
+
+    prefix = f"{manifest.TEMPORARY}{manifest.folder_name(step)}-"
+    return Path(tempfile.mkdtemp(dir=folder, prefix=prefix))
+
+
+def cut_saves(folder: Path) -> list[int]:
+    """Steps whose checkpoint a killed process had begun to write. A complete one of the same step
+    has replaced an older one, whose removal was cut."""
+    found = [WRITTEN.fullmatch(path.name) for path in folder.glob(f"{manifest.TEMPORARY}*")]
+    return sorted(
+        {int(cut["step"]) for cut in found if cut and not (folder / cut["name"]).exists()}
+    )
 
 
 def publish(work: Path, final: Path) -> None:

@@ -272,7 +272,7 @@ CHECKS = "preflight"
 WARNINGS = {
     "warning.checkpoint_not_pruned": "an old checkpoint could not be deleted",
     "warning.checkpoint_not_saved": "a checkpoint could not be saved; the next save tries again",
-    "warning.checkpoint_skipped": "a damaged checkpoint was skipped on resume",
+    "warning.checkpoint_skipped": "a damaged or incomplete checkpoint was skipped on resume",
     "warning.collectives_hidden": "the collectives of a rank cannot be observed from outside",
     "warning.heartbeat_unreadable": "hang detection is off: a heartbeat file cannot be read",
     "warning.inject_missed": "an injected fault did not happen",

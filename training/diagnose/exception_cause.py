@@ -61,6 +61,7 @@ BY_TYPE = {
     "OutOfMemoryError": cause_ids.GPU_OOM,
     "BarrierError": cause_ids.HANG,
     "MemoryError": cause_ids.HOST_OOM_KILLED,
+    "RankEnded": cause_ids.PEER_DIED,
 }
 
 

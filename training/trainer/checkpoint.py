@@ -15,7 +15,6 @@ import io
 import os
 import pickle
 import shutil
-import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -106,7 +105,7 @@ def save(
     Raises OSError; then it leaves nothing behind, and earlier checkpoints are unchanged.
     """
     final = folder / manifest.folder_name(position.step)
-    work = Path(tempfile.mkdtemp(dir=folder, prefix=manifest.TEMPORARY))
+    work = checkpoint_folder.new_work(folder, position.step)
     try:
         with (work / manifest.STATE).open("wb") as file:
             hashed = _Hashed(file, moved)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from training.config.schema import FIELDS, Config
-from training.core import heartbeat, log, manifest, rundir, units
+from training.core import checkpoint_folder, heartbeat, log, manifest, rundir, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.inspector.distributed import World, from_main
@@ -125,6 +125,18 @@ def _other_optimizer(loaded: checkpoint.LoadedCheckpoint, facts: ManifestRecord)
     fail with it."""
     kinds = {loaded.manifest["optimizer"], facts["optimizer"]}
     return "task_sha256" in facts and len(kinds) > 1 and not kinds <= SAME_STATE
+
+
+def report_cut_saves(run: rundir.RunDir, world: World, used: int) -> None:
+    """Warn of newer checkpoints than that of step `used` whose save was cut by a kill, before the
+    saver removes them."""
+    if world.rank != 0:
+        return
+    for cut in checkpoint_folder.cut_saves(run.checkpoints):
+        if cut > used:
+            text = msg("trainer.state.cut", cut=cut, used=used)
+            log.warning(text)
+            run.event("warning", code="warning.checkpoint_skipped", text=text)
 
 
 def report_resume(

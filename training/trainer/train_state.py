@@ -175,6 +175,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     if not one_machine:
         same_data.check(task, facts)
     loaded = checkpoint_transfer.load(run.checkpoints, world, one_machine=one_machine)
+    start_weights.report_cut_saves(run, world, loaded.position.step if loaded else 0)
     if loaded:
         position = loaded.position
         if not position.tokens:  # a checkpoint from before tokens were counted

@@ -33,6 +33,12 @@ class PostRunHook(Protocol):
     def report(self, code: int) -> bool: ...
 
 
+class RankEnded(RuntimeError):
+    """Rank 0 has ended while this one waited for it."""
+
+    rank, of_code = 0, False  # the guilty one; the line that raised it is that of the check
+
+
 POLL_S = 0.05
 END_S = 3600.0  # maximum wait for rank 0's last checkpoint
 SUPERVISED = "DUET_SUPERVISED"
@@ -168,14 +174,14 @@ def _data(run: rundir.RunDir, plan: Plan, world: World) -> PreparedCorpus | None
 
 
 def _prove_rank_0_lives() -> None:
-    """Check the ranks' store, which ends with rank 0 or with the launcher. Raises RuntimeError if
+    """Check the ranks' store, which ends with rank 0 or with the launcher. Raises RankEnded if
     it is gone."""
     import torch.distributed as dist
 
     try:
         dist.distributed_c10d._get_default_store().check(["data"])
     except RuntimeError as error:
-        raise RuntimeError(msg("trainer.worker.rank_0_ended")) from error
+        raise RankEnded(msg("trainer.worker.rank_0_ended")) from error
 
 
 def _prepare_alone(run: rundir.RunDir, plan: Plan) -> PreparedCorpus:
