@@ -338,9 +338,10 @@ def test_the_tables_of_the_documentation(tmp_path: Path) -> None:
     (tmp_path / "h100.json").write_text(json.dumps(result()))
     rows = table.lines(table.results(tmp_path))
     name = "1 × NVIDIA H100 80GB HBM3"
-    assert f"| {name} | 580.1 | 2.11.0 | `abc` |" in rows
+    times = "mfu_balanced 1, oom 1, correctness 1"
+    assert f"| {name} | 580.1 | 2.11.0 | `abc` | {times} |" in rows
     sizes = f"{gib(19 << 30)} | {gib(20 << 30)}"
-    assert f"| {name} | balanced | 12,345 | 41.2 % | 40.8 % |  | {sizes} |" in rows
+    assert f"| {name} | balanced | 12,345 | 100.0 ms | 41.2 % | 40.8 % |  | {sizes} |" in rows
     assert f"| {name} | T | failed | exit status 4 |" in rows
     for meaningless in ({"smoke": True}, {"machine": made(null_gpu=True).record()}):
         (tmp_path / "h100.json").write_text(json.dumps(result(**meaningless)))
