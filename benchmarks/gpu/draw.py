@@ -59,7 +59,8 @@ def lines(curves: Mapping[str, Sequence[float]], x_title: str) -> str:
         # Equal curves lie on each other: later ones are thinner and dashed.
         style = f'stroke-width="{max(1.5, 6 - 1.6 * number):.1f}"'
         style += f' stroke-dasharray="{2 + 3 * number} {3 * number}"' if number else ""
-        out.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[number]}" {style}/>')
+        colour = COLOURS[number % len(COLOURS)]
+        out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" {style}/>')
     out.append(_text(LEFT, PLOT_HEIGHT - 8, "1"))
     out.append(_text(WIDTH - 20, PLOT_HEIGHT - 8, f"{x_title} {longest}", "end"))
     return _legend(list(curves)) + _svg(out, PLOT_HEIGHT)

@@ -35,13 +35,16 @@ def lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """Markdown: the machines, their MFU and memory, and every check."""
     if not found:
         return [NONE]
-    out = ["| machine | driver | torch | commit |", "|---|---|---|---|"]
+    out = ["| machine | driver | torch | commit | seconds of its stages |", "|---|---|---|---|---|"]
     for result in found:
-        machine = result["machine"]
+        machine, stages = result["machine"], result["stages"]
         driver = machine["driver"] or "not reported"
-        out.append(f"| {result['name']} | {driver} | {machine['torch']} | `{result['commit']}` |")
-    out += ["", "| machine | config | tokens/s | MFU | bare loop | nanochat | memory | estimate |"]
-    out += ["|" + "---|" * 8, *_speeds(found)]
+        times = ", ".join(f"{name} {record['seconds']:.0f}" for name, record in stages.items())
+        own = (result["name"], driver, machine["torch"], f"`{result['commit']}`", times)
+        out.append(f"| {' | '.join(own)} |")
+    heads = ("machine", "config", "tokens/s", "step", "MFU", "bare loop", "nanochat", "memory")
+    out += ["", f"| {' | '.join((*heads, 'estimate'))} |"]
+    out += ["|" + "---|" * 9, *_speeds(found)]
     out += ["", "| machine | checked | result | |", "|---|---|---|---|", *_checks(found)]
     return out
 
@@ -52,13 +55,14 @@ def _speeds(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             record = result["stages"].get(f"mfu_{config}")
             if not record or not record["figures"]:
                 why = record["reason"].splitlines()[0] if record else "not measured"
-                yield f"| {result['name']} | {config} | {why} | | | | | |"
+                yield f"| {result['name']} | {config} | {why} | | | | | | |"
                 continue
             loops, memory = record["figures"]["loops"], record["figures"]["memory"]
             shares = (_mfu(loops.get(name)) for name in (DUET, BARE, NANOCHAT))
             sizes = (gib(memory["peak_bytes"]), gib(memory["estimate_bytes"]))
             speed = f"{loops[DUET]['tokens_per_s']:,.0f}"
-            yield f"| {' | '.join((result['name'], config, speed, *shares, *sizes))} |"
+            step = f"{loops[DUET]['step_ms']:.1f} ms"
+            yield f"| {' | '.join((result['name'], config, speed, step, *shares, *sizes))} |"
 
 
 def _mfu(loop: Mapping[str, Any] | None) -> str:

@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
+import numpy
 import pytest
 
 from benchmarks.gpu import speed, stages
@@ -50,6 +52,42 @@ def environment(gpus: NullGpus, token: str) -> dict[str, str]:
     """`make gpu` finds torch in its Python, not in TORCH_LOCAL_PATH."""
     own = {k: v for k, v in gpus.environ.items() if k != "TORCH_LOCAL_PATH"}
     return os.environ | own | {"PYTHONPATH": str(CUDA_TORCH), TOKEN: token}
+
+
+@pytest.fixture
+def bare_python(tmp_path: Path) -> str:
+    """A Python that has torch's CUDA build and numpy, but none of Duet's other packages."""
+    folder, packages = tmp_path / "bare", tmp_path / "packages"
+    venv.create(folder, symlinks=True)
+    packages.mkdir()
+    installed = Path(numpy.__file__).parents[1]
+    for part in ("numpy", "numpy.libs"):
+        if (installed / part).exists():
+            (packages / part).symlink_to(installed / part)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "only.pth").write_text(f"{packages}\n{CUDA_TORCH}\n")
+    return str(folder / "bin/python")
+
+
+@pytest.mark.timeout(3600)  # minutes on an idle machine
+def test_a_python_with_torch_and_numpy_alone(
+    gpus: NullGpus, tmp_path: Path, token: str, bare_python: str
+) -> None:
+    out, chosen = tmp_path / "out", ["correctness", "oom", "tests"]
+    argv = [bare_python, "-m", "benchmarks.gpu", "--smoke", f"--stages={','.join(chosen)}"]
+    argv += [f"--out={out}", f"--python={bare_python}", "--limit=2400"]
+    env = {k: v for k, v in environment(gpus, token).items() if k != "PYTHONPATH"}
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert (out / "gpu.json").exists(), done.stdout + done.stderr
+    result = json.loads((out / "gpu.json").read_text())
+    lacking = {"psutil", "pynvml", "tqdm", "tensorboard", "pytest"}
+    assert set(result["machine"]["missing"]) == lacking
+    records = result["stages"]
+    reasons = [record["reason"] for record in records.values()]
+    assert done.returncode == 0, "\n".join([done.stdout, done.stderr, *reasons])
+    statuses = {name: record["status"] for name, record in records.items()}
+    assert statuses == {"correctness": "done", "oom": "done", "tests": "skipped"}
+    assert records["oom"]["figures"]["changes"] == [[8, 4]]
 
 
 @pytest.mark.timeout(3600)  # minutes on an idle machine

@@ -1,0 +1,86 @@
+"""`make gpu`, stage correctness: what passes for the same training, and the whole stage on a CPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import bench, correctness, draw, machine, trainings
+from training.core.rundir import RunDir
+
+NO_GPU = {"name": "no GPU", "memory_bytes": 1 << 34, "capability": [9, 0]}
+CURVE = [5.77, 4.55, 3.16, 3.97, 3.45, 3.12]
+
+
+def laboratory(folder: Path, limit_s: float = 30.0) -> bench.Bench:
+    """Two ranks have a device each, so that none is told to share."""
+    facts: dict[str, Any] = {"executable": sys.executable, "python": "3.12", "torch": "2.13.0"}
+    facts |= {"cuda": None, "nccl": None, "driver": None, "gpus": [NO_GPU] * 2, "missing": []}
+    facts |= {"null_gpu": False, "cpu": "CPU", "cores": 2, "memory_bytes": 1 << 34}
+    return bench.Bench(machine.Machine(**facts), folder, folder / "cache", True, None, limit_s)
+
+
+def test_the_distance_of_two_curves() -> None:
+    assert correctness._apart([2.0, 1.0], [2.0, 1.1]) == pytest.approx(0.1)
+    assert correctness._apart([2.0, 1.0], [2.0]) == float("inf")
+    for wrong in (float("nan"), float("inf")):
+        assert correctness._apart([2.0, 1.0, 1.0], [2.0, wrong, 1.0]) == float("inf")
+        assert correctness._apart([2.0, wrong, 1.0], [2.0, wrong, 1.0]) == float("inf")
+
+
+def test_another_training_is_not_near() -> None:
+    for limit in {way.limit for way in correctness.WAYS.values()}:
+        within = [loss * (1 + limit / 2) for loss in CURVE]
+        late = [CURVE[0], *CURVE[:-1]]  # a step that changed nothing
+        for curve, ok in ((CURVE, True), (within, True), (late, False), (CURVE[:-1], False)):
+            assert correctness.near("GPU", curve, CURVE, limit)["ok"] is ok
+
+
+def test_each_curve_is_drawn() -> None:
+    curves = {str(number): CURVE for number in range(12)}
+    assert draw.lines(curves, "step").count("<polyline") == 12
+
+
+@pytest.mark.parametrize(
+    ("code", "last", "failed"),
+    [
+        (137, 1.0, []),
+        (0, 1.0, list(correctness.LIMITS_OF_RESUMED)),
+        (137, 1.0000001, [correctness.REPEATED]),
+        (137, 1.1, list(correctness.LIMITS_OF_RESUMED)),
+    ],
+    ids=["resumed", "not killed", "other bits", "another training"],
+)
+def test_a_run_that_is_killed_and_resumed(
+    tmp_path: Path, code: int, last: float, failed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*arguments: Any, **flags: Any) -> trainings.Run:
+        class Trained(trainings.Run):
+            losses = [1.0] * 11 + [last if flags.get("resume") else 1.0]
+
+        return Trained(RunDir(tmp_path), code if flags.get("inject") else 0, 0.0, "")
+
+    monkeypatch.setattr(correctness, "train", train)
+    checks = correctness.run(laboratory(tmp_path))["checks"]
+    assert [c["name"].partition(": ")[2] for c in checks if not c["ok"]] == failed
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)  # two minutes on an idle machine
+def test_the_stage_on_a_cpu_finds_the_wrong_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All trainings on the CPU: they are the same, except one with another learning rate."""
+    wrong = "GPU, 1 rank, Muon"
+
+    def train(lab: bench.Bench, name: str, **flags: Any) -> trainings.Run:
+        own = {"matrix_lr": 0.04} if name == correctness._folder(wrong) else {}
+        return trainings.train(lab, name, **flags | own | {"device": "cpu"})
+
+    monkeypatch.setattr(correctness, "train", train)
+    found = correctness.run(laboratory(tmp_path, limit_s=1700.0))
+    assert [c["name"] for c in found["checks"] if not c["ok"]] == [wrong]
+    assert found["resumed_is_identical"] == dict.fromkeys(correctness.LIMITS_OF_RESUMED, True)
