@@ -18,9 +18,9 @@ from training.core import manifest
 from training.host import decisions
 
 STORED = ROOT / "tests/fixtures/runs/zero_muon.tar.xz"
-# Of the change of a matrix in three steps; with momentum that starts at zero it is 0.44 to 1.06. The
-# fixture is from a CPU without bf16 matrix instructions; where there are some, Muon uses them, which
-# changes up to 0.09.
+# Relative to the change of a matrix in three steps; momentum that starts at zero gives 0.44 to 1.06.
+# The fixture is from a CPU without bf16 matrix instructions; where there are some, Muon uses them,
+# which gives up to 0.09.
 ROUNDING = 0.25 if decisions.cpu_bf16() else 1e-4
 
 
