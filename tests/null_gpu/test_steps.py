@@ -65,7 +65,7 @@ def test_a_step_waits_for_nothing(
         assert counters.launches(step["optimizer"]) <= limit
 
 
-@pytest.mark.timeout(2 * LIMIT_S)
+@pytest.mark.timeout(4 * LIMIT_S)
 @pytest.mark.parametrize(
     ("depth", "ranks", "compiled"),
     [
