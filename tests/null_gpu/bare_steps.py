@@ -1,7 +1,8 @@
 """Other code in a bare loop, for comparison: `bare_steps.py OUT.json MODEL DEPTH SEQUENCES LENGTH
 COMPILED` on null GPUs; it is the rank in the variables of torchrun. MODEL `same`: Duet's model with
 torch's own optimizers, fused AdamW and Muon, and with torch's DDP on several ranks; `nanochat`: its
-model and optimizer, from the user's checkout on PYTHONPATH. Writes as count_steps.py."""
+model and optimizer, which exchanges the gradients of several ranks itself, from the user's checkout
+on PYTHONPATH. Writes as count_steps.py."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.gpu import nanochat_loop
-from tests.null_gpu import counters
+from tests.null_gpu import counters, host_time
 from training.tasks.gpt.model import GPT, MemorySavings
 from training.tasks.gpt.model_dims import ModelDims, blocks_per_graph
 
-STEPS, VOCABULARY = 8, 320
+STEPS, VOCABULARY = 20, 320
 RANKS = int(os.environ["WORLD_SIZE"])
 
 
@@ -39,9 +40,8 @@ def same(
     optimizers = [torch.optim.AdamW(others, fused=True), torch.optim.Muon(blocks)]
     if RANKS == 1:
         return model, optimizers
-    device = torch.device("cuda", torch.cuda.current_device())
-    dist.init_process_group("nccl", device_id=device)
-    shared = DistributedDataParallel(model, device_ids=[device.index], gradient_as_bucket_view=True)
+    here = [torch.cuda.current_device()]
+    shared = DistributedDataParallel(model, device_ids=here, gradient_as_bucket_view=True)
     return shared, optimizers
 
 
@@ -56,25 +56,34 @@ def nanochat(
 
 
 def main(out: str, kind: str, depth: int, sequences: int, length: int, compiled: int) -> None:
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    if RANKS > 1:
+        dist.init_process_group("nccl", device_id=device)
     model, optimizers = MODELS[kind](depth, length, compiled)
     tokens = torch.zeros(sequences, length, dtype=torch.int64, device="cuda")
     steps: list[dict[str, Any]] = []
     for _ in range(STEPS):
-        started = time.perf_counter()
+        started, started_cpu = time.perf_counter(), time.process_time()
         with torch.autocast("cuda", torch.bfloat16):
             loss = model(tokens, tokens)
         loss.backward()
         if kind == "same":  # nanochat does not clip
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        other, begun = counters.take(), time.perf_counter()
+        other, begun, begun_cpu = counters.take(), time.perf_counter(), time.thread_time()
         for one in optimizers:
             one.step()
         optimizer_ms = 1000 * (time.perf_counter() - begun)
+        optimizer_cpu_ms = 1000 * (time.thread_time() - begun_cpu)
         for one in optimizers:
             one.zero_grad()
         record = {"optimizer": counters.take(), "other": other, "optimizer_ms": optimizer_ms}
-        steps.append(record | {"step_ms": 1000 * (time.perf_counter() - started)})
+        record["optimizer_cpu_ms"] = optimizer_cpu_ms
+        record["step_ms"] = 1000 * (time.perf_counter() - started)
+        record["step_cpu_ms"] = 1000 * (time.process_time() - started_cpu)
+        record["launches_ms"] = host_time.launches_ms()
+        counters.take()
+        steps.append(record)
     Path(out).write_text(json.dumps(steps))
     if dist.is_initialized():
         dist.destroy_process_group()

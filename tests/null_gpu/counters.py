@@ -23,3 +23,8 @@ def launches(calls: Mapping[str, int]) -> int:
     """Kernels, matrix products, copies on the device and memsets."""
     on_device = ("copy on device", "memset")
     return sum(n for name, n in calls.items() if name.startswith("LAUNCH") or name in on_device)
+
+
+def waits(calls: Mapping[str, int]) -> dict[str, int]:
+    """Calls in which the host waits for the device, by name."""
+    return {name: n for name, n in calls.items() if name.startswith("SYNC") and n}
