@@ -2,7 +2,8 @@
 
     python -m benchmarks.memory [--compile]
 
-Each shape runs in a separate process, two steps on one rank with gradients in buckets as in DDP. On
+Each shape runs in a separate process, steps on one rank that accumulates: with gradients in memory
+before a forward pass, as those in DDP's buckets. On
 a GPU the measured value is torch's peak of allocated memory; on a CPU, the peak of resident memory
 above that of the same process after a tiny step, with malloc set to return large blocks at once.
 `--compile` adds the compiled step (half a minute each on a CPU).
@@ -26,9 +27,11 @@ from training.tasks.memory import GIB
 
 ROOT = Path(__file__).resolve().parent.parent
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "OMP_NUM_THREADS": "2"}
-SMALL = StepWorkload(6, 8, 512, 320, bf16=False, compiled=False, cuda=False)  # about 1 GiB
-# configs/dual_gpu/conservative.py
-LARGE = StepWorkload(12, 8, 1536, 320, bf16=True, compiled=False, cuda=True)
+SMALL = StepWorkload(  # about 1 GiB
+    6, 8, 512, 320, bf16=False, compiled=False, cuda=False, total_tokens=2 * 8 * 512
+)
+# configs/dual_gpu/conservative.py on one rank
+LARGE = StepWorkload(12, 8, 1536, 320, bf16=True, compiled=False, total_tokens=2 * 8 * 1536)
 WAYS = {
     "plain": {},
     "6 blocks recomputed": {"blocks": 6},
@@ -80,7 +83,8 @@ def resident(what: str) -> int:
 
 
 def steps(load: StepWorkload, count: int) -> None:
-    """Training steps as in training/trainer, with random tokens."""
+    """Training steps as in training/trainer, with random tokens. Of micro-batches that are
+    accumulated only one runs, with the gradients of the one before."""
     import torch
 
     from training.config.schema import Config
@@ -98,14 +102,18 @@ def steps(load: StepWorkload, count: int) -> None:
     if load.compiled:
         model.compile_parts(blocks_per_graph(device, load.ranks))
     tokens = torch.randint(0, min(load.vocab, 256), (load.sequences, load.seq_len), device=device)
-    for weight in model.parameters():
-        weight.grad = torch.zeros_like(weight)  # DDP's buckets
+    if load.holds_gradients:
+        for weight in model.parameters():
+            weight.grad = torch.zeros_like(weight)
     for _ in range(count):
         with torch.autocast(device, half_precision(load), enabled=load.bf16):
             loss = model(tokens, tokens)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        if not load.holds_gradients:
+            optimizer.zero_grad()
+            continue
         for weight in model.parameters():
             if weight.grad is not None:
                 weight.grad.zero_()

@@ -12,8 +12,8 @@ from benchmarks.gpu.bench import Bench, Failed, check
 from training.tasks.gpt.memory import StepWorkload, estimate
 
 LIMIT = 0.03  # of the peak, as on null GPUs (benchmarks.gpu_memory)
-# configs/dual_gpu/conservative.py
-BASE = StepWorkload(12, 8, 1536, 320, bf16=True, compiled=False, cuda=True)
+# configs/dual_gpu/conservative.py on one rank
+BASE = StepWorkload(12, 8, 1536, 320, bf16=True, compiled=False, total_tokens=2 * 8 * 1536)
 WAYS: dict[str, dict[str, int]] = {
     "plain": {},
     "8 blocks recomputed": {"blocks": 8},

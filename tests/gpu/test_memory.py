@@ -12,9 +12,7 @@ import pytest
 from benchmarks.gpu import peaks
 from tests.conftest import ROOT
 from tests.gpu.conftest import need_gpus
-from training.tasks.gpt.memory import StepWorkload, estimate
-
-CONSERVATIVE = StepWorkload(12, 8, 1536, 320, bf16=True, compiled=False, cuda=True)
+from training.tasks.gpt.memory import estimate
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
@@ -23,7 +21,7 @@ CONSERVATIVE = StepWorkload(12, 8, 1536, 320, bf16=True, compiled=False, cuda=Tr
 )
 def test_the_formula_on_a_gpu(compiled: bool, change: dict[str, int]) -> None:
     need_gpus(1)
-    load = replace(CONSERVATIVE, compiled=compiled, **change)  # type: ignore[arg-type]  # numbers only
+    load = replace(peaks.BASE, compiled=compiled, **change)  # type: ignore[arg-type]  # numbers only
     code = (
         "import json, sys; from benchmarks.memory import StepWorkload, fresh; "
         "print(fresh(StepWorkload(**json.loads(sys.argv[1]))))"

@@ -25,7 +25,15 @@ def ready(name: str, **more: Any) -> Config:
 
 
 def load_of(config: Config, vocab: int = 320, compiled: bool = True) -> StepWorkload:
-    return StepWorkload(config.depth, 0, config.max_seq_len, vocab, bf16=True, compiled=compiled)
+    return StepWorkload(
+        config.depth,
+        0,
+        config.max_seq_len,
+        vocab,
+        bf16=True,
+        compiled=compiled,
+        total_tokens=config.total_batch_size,
+    )
 
 
 def chosen(

@@ -92,7 +92,7 @@ def test_the_fixed_parts() -> None:
     weights = ModelDims(4, 320, 8).weights
     matrices, tables = 4 * ModelDims(4, 320, 8).block_weights, 2 * 320 * 256
     muon, adamw = estimate(SMALL), estimate(replace(SMALL, muon=False))
-    assert (muon.parameters, muon.gradients) == (4 * weights, 4 * weights)
+    assert muon.parameters == 4 * weights
     assert (muon.optimizer, adamw.optimizer) == (4 * matrices + 8 * tables, 8 * weights)
     assert estimate(replace(SMALL, bf16=False)).weight_copies == 0
     assert (muon.context, estimate(replace(SMALL, cuda=True)).context) == (0, CONTEXT)
@@ -132,6 +132,21 @@ def test_accumulation_on_several_ranks_holds_the_gradients_twice() -> None:
         estimate(replace(SMALL, ranks=2, total_tokens=2 * micro, sequences=2)).gradients
         == 8 * weights
     )
+
+
+def test_one_rank_creates_gradients_in_the_backward_pass_of_its_only_micro_batch() -> None:
+    """At the loss there are none, in the last block its own and the head's, in Muon's step all."""
+    shape = SMALL.shape
+    at_loss = replace(SMALL, vocab=65536)
+    in_block = replace(SMALL, sequences=64)
+    in_update = replace(SMALL, cuda=True, sequences=1)
+    found = [estimate(load).gradients for load in (at_loss, in_block, in_update)]
+    last = shape.block_weights + shape.vocab * shape.width
+    assert found == [0, 4 * last, 4 * shape.weights]
+    for load in (at_loss, in_block, in_update):
+        for more in ({"total_tokens": 2 * load.tokens}, {"ranks": 2}):
+            held = estimate(replace(load, **more))  # type: ignore[arg-type]  # numbers only
+            assert held.gradients == 4 * load.shape.weights
 
 
 def test_ddp_holds_the_gradients_twice_during_accumulation() -> None:

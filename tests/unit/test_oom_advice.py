@@ -87,7 +87,7 @@ def test_savings_that_keep_the_model_come_before_a_smaller_one(run: RunDir) -> N
     # with them nothing but a smaller model is left
     assert memory_fit.lightest(saved) == {}
     # its least estimate is that of a mixture, which only auto chooses, where it is needed
-    tiny = StepWorkload(2, 1, 64, 320, bf16=True, compiled=False)
+    tiny = replace(SMALL, sequences=1, total_tokens=2 * SMALL.seq_len)
     assert memory_fit.lightest(tiny) == {"activation_checkpointing": 2}
     assert "lighter_command" not in values(run, plan(saved))
     assert values(run, plan(saved))["lighter"] == GptSpec.lighter

@@ -5,7 +5,7 @@ torch/_subclasses).
 Not covered: torch.compile (the eager step is measured), a GPU's own kernels and autocast list (the
 tensors are CPU tensors, since a CPU build of torch cannot fake others), the CUDA context,
 fragmentation. DDP's buckets are the gradients (gradient_as_bucket_view), allocated from the start
-in both cases.
+unless the caller excludes it: one rank has none before the backward pass of its first micro-batch.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ def gradients_peaks(
     loss: Callable[[], torch.Tensor],
     *,
     autocast: torch.dtype | None,
+    held: bool = True,
 ) -> tuple[int, int]:
-    """As step_peak, of the forward pass and of it with the backward pass."""
+    """As step_peak, of the forward pass and of it with the backward pass. `held`: whether there are
+    gradients before them."""
     found: list[torch.Tensor] = []
 
     def forward() -> None:
@@ -63,7 +65,7 @@ def gradients_peaks(
     def backward() -> None:
         found.pop().backward()  # type: ignore[no-untyped-call]
 
-    first, both = _peaks(model, optimizer, batch, forward, backward)
+    first, both = _peaks(model, optimizer, batch, forward, backward, held=held)
     return first, both
 
 
@@ -83,6 +85,7 @@ def _peaks(
     optimizer: Optimizers,
     batch: list[torch.Tensor],
     *parts: Callable[[], None],
+    held: bool = True,
 ) -> list[int]:
     """The peak from the start to the end of each part."""
     try:
@@ -91,6 +94,8 @@ def _peaks(
         raise _unavailable(error) from error
     begin_gradients(model)
     optimizer.step()  # creates its state
+    if not held:
+        optimizer.zero_grad()
     tracker, found = MemTracker(), []
     tracker.track_external(model, *optimizer.parts, *batch)
     with tracker:

@@ -58,7 +58,12 @@ def gradients_peaks(
         model, optimizer = _made(load, plain, again, selective)
         tokens = _tokens(load)
         return fake_memory.gradients_peaks(
-            model, optimizer, [tokens], lambda: model(tokens, tokens), autocast=half_precision(load)
+            model,
+            optimizer,
+            [tokens],
+            lambda: model(tokens, tokens),
+            autocast=half_precision(load),
+            held=load.holds_gradients,
         )
 
 

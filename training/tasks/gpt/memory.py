@@ -86,6 +86,16 @@ class StepWorkload:
         return self.sequences * self.seq_len
 
     @property
+    def stream(self) -> int:
+        """Bytes of each number in the residual stream."""
+        return STREAM_BF16 if self.bf16 and not self.fp16 else STREAM
+
+    @property
+    def copied_weights(self) -> int:
+        """Weights of a block that autocast copies."""
+        return 0 if self.fp8 else self.shape.block_weights
+
+    @property
     def optimizer_state(self) -> int:
         """Bytes of the state of all ranks together."""
         return (
@@ -98,14 +108,20 @@ class StepWorkload:
         return 4 * self.shape.weights if self.ema else 0
 
     @property
+    def accumulates(self) -> bool:
+        return self.total_tokens > self.tokens * self.ranks
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether a forward pass finds gradients in memory: DDP's buckets, or those of the
+        micro-batch before."""
+        return self.ranks > 1 or self.accumulates
+
+    @property
     def second_gradients(self) -> int:
         """Bytes of accumulated gradients: DDP keeps them beside its buckets until the last
         micro-batch."""
-        return (
-            4 * self.shape.weights
-            if self.ranks > 1 and self.total_tokens > self.tokens * self.ranks
-            else 0
-        )
+        return 4 * self.shape.weights if self.ranks > 1 and self.accumulates else 0
 
     @property
     def updates(self) -> int:
@@ -281,48 +297,88 @@ def _constants(load: StepWorkload) -> _Constants:
 def estimate(load: StepWorkload) -> Estimate:
     """Bytes per rank with fp32 weights, as in training/trainer.
 
-    A step has three peaks: at the loss (everything kept, and the logits), in the backward pass of
-    the last block (everything kept, no logits, but the gradients inside a block), and in Muon's
-    step (nothing kept), the highest one of a small micro-batch. A checkpointed
-    block is recomputed before its backward pass, so it may be fully in memory when no other block
-    is. Blocks checkpointed as a whole come first, then selective ones, then the others.
+    The peak of a step is at the loss (everything kept, and the logits), in the backward pass of a
+    block (no logits, but the gradients inside the block), or in Muon's step (nothing kept), the
+    highest one of a small micro-batch. A block's backward pass is at its highest at the first or
+    last block of a kind: it frees what the blocks kept, but may create gradients. A checkpointed
+    block is recomputed before, so it may be fully in memory when no other block is.
     """
-    use, unit = _constants(load), load.width * load.tokens
-    matrices, table = load.shape.block_weights, load.vocab * load.width
-    weights = load.shape.weights
-    stream = STREAM_BF16 if load.bf16 and not load.fp16 else STREAM
-    of_blocks = (
-        load.plain * use.kept + load.selective * use.products + load.blocks * stream + use.ends
-    )
-    kept = load.tokens * round(load.width * of_blocks)
-    logits = use.logits * load.vocab * load.tokens // load.chunks + (
-        PARTS * stream * unit if load.chunks > 1 else 0
-    )
-    recomputing = use.work_selective if load.selective else use.work_whole
-    block = int((use.work if load.plain else recomputing) * unit)
-    # Eager autocast keeps all weight copies until the end of the forward pass; in fp8 a product
-    # has its own.
-    matrices = 0 if load.fp8 else matrices
-    copied = load.plain if load.compiled else load.depth
-    at_loss = 2 * (copied * matrices + table) + use.head * table if load.bf16 else 0
-    in_block = 2 * max(load.plain, 1) * matrices if load.bf16 else 0
-    loss_is_peak = at_loss + logits >= in_block + block
-    copies = at_loss if loss_is_peak else in_block
-    updates = load.updates
-    if updates > kept + copies + (logits if loss_is_peak else block):
-        kept = copies = logits = block = 0
-    else:
-        updates = 0
+    use, gradients = _constants(load), 4 * load.shape.weights + load.second_gradients
+    held = gradients if load.holds_gradients else 0
+    peaks = [
+        _at_loss(load, use, held),
+        *_in_blocks(load, use, held),
+        _Peak(gradients, updates=load.updates),
+    ]
     return Estimate(
-        parameters=4 * weights,
-        gradients=4 * weights + load.second_gradients,
+        parameters=4 * load.shape.weights,
         optimizer=load.optimizer_state - load.elsewhere,
-        weight_copies=copies,
-        activations=kept,
-        logits=logits if loss_is_peak else 0,
-        block=0 if loss_is_peak else block,
         context=CONTEXT if load.cuda else 0,
         saved=load.saved,
-        updates=updates,
         average=load.average,
+        **asdict(max(peaks, key=lambda one: one.total)),
     )
+
+
+@dataclass(frozen=True)
+class _Peak:
+    """Fields of an Estimate that differ between the moments of a step."""
+
+    gradients: int
+    weight_copies: int = 0
+    activations: int = 0
+    logits: int = 0
+    block: int = 0
+    updates: int = 0
+
+    @property
+    def total(self) -> int:
+        return (
+            self.gradients
+            + self.weight_copies
+            + self.activations
+            + self.logits
+            + self.block
+            + self.updates
+        )
+
+
+def _at_loss(load: StepWorkload, use: _Constants, held: int) -> _Peak:
+    table = load.vocab * load.width
+    logits = use.logits * load.vocab * load.tokens // load.chunks
+    if load.chunks > 1:
+        logits += PARTS * load.stream * load.width * load.tokens
+    # Eager autocast keeps all weight copies until the end of the forward pass; in fp8 a product
+    # has its own.
+    copied = load.plain if load.compiled else load.depth
+    copies = 2 * (copied * load.copied_weights + table) + use.head * table if load.bf16 else 0
+    return _Peak(held, copies, _kept(load, use, load.depth), logits)
+
+
+def _in_blocks(load: StepWorkload, use: _Constants, held: int) -> Iterator[_Peak]:
+    """Blocks checkpointed as a whole come first, then selective ones, then the others."""
+    unit, before = load.width * load.tokens, 0
+    for count, work in (
+        (load.blocks, use.work_whole),
+        (load.selective, use.work_selective),
+        (load.plain, use.work),
+    ):
+        for number in {before + 1, before + count} if count else ():
+            copied = max(number - load.blocks - load.selective, 1)
+            created = (load.depth - number + 1) * load.shape.block_weights + load.vocab * load.width
+            yield _Peak(
+                held or 4 * created,
+                2 * copied * load.copied_weights if load.bf16 else 0,
+                _kept(load, use, number),
+                block=int(work * unit),
+            )
+        before += count
+
+
+def _kept(load: StepWorkload, use: _Constants, number: int) -> int:
+    """Bytes kept by the first `number` blocks, and by embedding and last norm."""
+    whole = min(number, load.blocks)
+    selective = min(number - whole, load.selective)
+    plain = number - whole - selective
+    of_blocks = plain * use.kept + selective * use.products + whole * load.stream + use.ends
+    return load.tokens * round(load.width * of_blocks)
