@@ -188,13 +188,17 @@ def test_a_lost_gpu_is_named(train: Train, gpus: NullGpus) -> None:
     assert msg("host.gpus.silent", selected=others, gpus=1) in run.failure["summary"]
 
 
-def test_different_collectives_are_named(train: Train) -> None:
-    run = train(
-        num_iterations=100_000, log_every=100, hang_timeout=10, retries=0, inject="desync@step=5"
-    )
-    assert run.wait() == 5
+@pytest.mark.parametrize(
+    ("ranks", "odd"),
     # Two ranks have no majority, so none is the odd one.
-    assert (run.failure["kind"], run.failure["rank"]) == ("desync", None)
+    [(2, None), pytest.param(3, 1, marks=pytest.mark.soak)],
+)
+def test_different_collectives_are_named(train: Train, ranks: int, odd: int | None) -> None:
+    flags = {"num_iterations": 100_000, "log_every": 100, "total_batch_size": 128 * ranks}
+    faulty = {"hang_timeout": 10, "retries": 0, "inject": "desync@rank=1,step=5"}
+    run = train(ranks=ranks, **flags, **faulty)
+    assert run.wait(240) == 5, run.output[-3000:]
+    assert (run.failure["kind"], run.failure["rank"]) == ("desync", odd)
 
 
 @pytest.mark.timeout(900)  # compiled three times: for training, evaluation and the restart
