@@ -83,7 +83,8 @@ int ncclCommCount(const Comm *comm, int *count) { return *count = comm->ranks, S
 int ncclCommUserRank(const Comm *comm, int *rank) { return *rank = comm->rank, SUCCESS; }
 int ncclCommAbort(Comm *comm) {
   COUNT("NCCL abort");
-  return comm->aborted = true, SUCCESS;
+  if (comm) comm->aborted = true; /* as in NCCL, without one nothing happens */
+  return SUCCESS;
 }
 int ncclCommSplit(void) { return 5; } /* ncclInvalidUsage: no communicator is made from another */
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from tests.conftest import ROOT, TOKEN, wait_until
 from tests.e2e.conftest import Launched, Launcher
 from tests.null_gpu import programs
-from tests.null_gpu.conftest import NullGpus
+from tests.null_gpu.conftest import NullGpus, duet
 from training.core import manifest
 from training.core.rundir import read_json, read_records
 
@@ -33,19 +33,6 @@ UUID = "GPU-{:08x}-0000-4000-8000-000000000000"
 
 def plan(run: Launched) -> dict[str, Any]:
     return read_json(run.run.plan) or {}
-
-
-def duet(gpus: NullGpus, project: Path, *command: object) -> str:
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=project,
-        env=os.environ | gpus.environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def ranks_on(run: Launched, gpus: NullGpus, order: tuple[int, ...]) -> None:
@@ -126,6 +113,27 @@ def test_the_weights_are_compared_in_each_step(train: Train) -> None:
     assert run.wait(LIMIT_S) == 0 and run.summary["steps"] == 3
 
 
+@pytest.fixture
+def start_script(
+    gpus: NullGpus, project: Path, tmp_path: Path, token: str
+) -> Callable[..., Launched]:
+    """Starts this text as a script of the user on two ranks."""
+    launcher = Launcher(project, tmp_path, token)
+
+    def start(text: str, *, env: Mapping[str, str] | None = None, **flags: object) -> Launched:
+        (tmp_path / "script.py").write_text(text)
+        folders = {"out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"}
+        own = {"run_name": "script"} | folders | flags
+        words = [*(f"--{k}={v}" for k, v in own.items()), "--script", tmp_path / "script.py"]
+        counts = {"NULL_GPU_COUNT": "2", "FAKE_NVML_COUNT": "2"}
+        return launcher(
+            *("./launch_train.sh", "2", *map(str, words)),
+            name="script", bare=True, env=gpus.environ | counts | dict(env or {}),
+        )  # fmt: skip
+
+    return start
+
+
 SCRIPT = """
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -171,21 +179,11 @@ torch.cuda.Event.record = noted
         (TUTORIAL, "assert torch.cuda.current_device() == 0 and seen == {world.device}, seen"),
     ],
 )
-def test_a_script_of_the_user(
-    gpus: NullGpus, project: Path, tmp_path: Path, token: str, setup: str, end: str
-) -> None:
+def test_a_script_of_the_user(start_script: Callable[..., Launched], setup: str, end: str) -> None:
     text = SCRIPT.replace("world = distributed.setup()", setup).replace(
         "distributed.cleanup()", end
     )
-    (tmp_path / "script.py").write_text(text)
-    launcher = Launcher(project, tmp_path, token)
-    own = {"run_name": "script", "out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"}
-    words = [*(f"--{k}={v}" for k, v in own.items()), "--script", tmp_path / "script.py"]
-    counts = {"NULL_GPU_COUNT": "2", "FAKE_NVML_COUNT": "2"}
-    run = launcher(
-        *("./launch_train.sh", "2", *map(str, words)),
-        name="script", bare=True, env=gpus.environ | counts,
-    )  # fmt: skip
+    run = start_script(text)
     assert run.wait(LIMIT_S) == 0, run.output[-3000:]
     for rank in (0, 1):
         text = (run.run.ranks / f"rank{rank}.log").read_text()
@@ -252,26 +250,33 @@ def reached(program: subprocess.Popen[bytes], folder: Path, name: str) -> None:
 
 # rank 1 leaves out a collective
 ABORTED = """
-import os, sys, time, torch, torch.distributed as dist
-from training.inspector import distributed
-world = distributed.setup("cuda", timeout_s=5)
-one = torch.ones(1, device=world.device)
+import time, torch, torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group("nccl", timeout=timedelta(seconds=5))
+torch.cuda.set_device(dist.get_rank())
+one = torch.ones(1, device="cuda")
 dist.all_reduce(one)
-if world.rank == 0:
+if dist.get_rank() == 0:
     dist.all_reduce(one)
     torch.cuda.synchronize()
-time.sleep(600)
+time.sleep(600)  # rank 1
 """
 
 
-def test_a_collective_that_one_rank_leaves_out_is_aborted(
-    gpus: NullGpus, tmp_path: Path, token: str
+def test_a_rank_that_leaves_out_a_collective_is_named_when_nccl_aborts(
+    start_script: Callable[..., Launched], tmp_path: Path
 ) -> None:
+    """Before Duet's own limit."""
     # Without the stacks of all threads, for which torch needs minutes on busy cores.
-    gpus.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
-    with started(gpus, token, tmp_path, ABORTED, 2) as (first, _):
-        assert first.wait(LIMIT_S) != 0
-        assert "Watchdog caught collective operation timeout" in (tmp_path / "0.txt").read_text()
+    run = start_script(ABORTED, env={"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, hang_timeout=600)
+    assert run.wait(LIMIT_S) == 4, run.output[-3000:]
+    failure, line = run.failure, ABORTED[: ABORTED.index("time.sleep")].count("\n") + 1
+    assert (failure["cause"], failure["rank"]) == ("collective_timeout", 1)
+    assert failure["where"] == f"{tmp_path / 'script.py'}:{line}"
+    assert failure["victim"] and set(failure["waiting"]) == {"0"}
+    assert (Path(failure["stacks"]) / "rank1.txt").exists()
+    verdicts = [e for e in read_records(run.run.events) if e["event"] == "verdict"]
+    assert [verdict["rank"] for verdict in verdicts] == [1]
 
 
 @contextlib.contextmanager

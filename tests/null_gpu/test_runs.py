@@ -3,6 +3,7 @@ Numbers are zeros, so losses mean nothing."""
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -14,11 +15,13 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.e2e.conftest import Launched
-from tests.null_gpu.conftest import NullGpus
+from tests.null_gpu.conftest import NullGpus, duet
 from training.core.messages import msg
 from training.core.rundir import read_json, read_records
 from training.core.units import plural
 from training.launcher.communication.stages import LIMIT_S
+from training.monitor.alerts import MEASURED_STEPS
+from training.monitor.health.check import WARN
 
 Train = Callable[..., Launched]
 # A batch that stays partly on the CPU and comes partly from the GPU, ahead of its step, and data that
@@ -76,6 +79,25 @@ def test_a_run_on_the_cpu_has_no_context(train: Train, gpus: NullGpus) -> None:
     run = train(device="cpu", num_iterations=4, ema=0.9, **often).ok()
     assert len(list(run.run.checkpoints.glob("step_*"))) == 2
     assert [gpus.all_processes(device) for device in (0, 1)] == [set(), set()]
+
+
+@pytest.mark.timeout(900)
+def test_the_rank_of_a_slow_gpu_is_named(train: Train, gpus: NullGpus, project: Path) -> None:
+    run = train(num_iterations=100_000, log_every=100, save_every=0)
+    wait_until(lambda: gpus.state.exists() and run.pids, 240, "the ranks")
+    for device, kernel_us in enumerate((20, 3000)):  # longer than the host needs for a step
+        gpus.slow_down(device, kernel_us)
+    wait_until(lambda: len(run.steps) > MEASURED_STEPS, 240, "steps")
+    shown = duet(gpus, project, "./monitor_training.sh", f"--run={run.run.path}", "--json")
+    looked = duet(gpus, project, "./duet", "inspect", run.run.path, "--json")
+    run.process.terminate()
+    assert run.wait() == 75
+    fast, slow = (rank["compute_ms_median"] for rank in json.loads(shown)["ranks"])
+    assert slow > 3 * fast > 0, (fast, slow)
+    alerts = {(alert["code"], alert["rank"]) for alert in json.loads(shown)["alerts"]}
+    assert ("alert.slow_rank", 1) in alerts and ("alert.slow_rank", 0) not in alerts
+    (speed,) = [c for c in json.loads(looked)["checks"] if c["name"] == "speed"]
+    assert (speed["status"], speed["ranks"]) == (WARN, [1])
 
 
 def test_a_task_that_moves_tensors_itself(train: Train, tmp_path: Path) -> None:
@@ -166,13 +188,17 @@ def test_a_lost_gpu_is_named(train: Train, gpus: NullGpus) -> None:
     assert msg("host.gpus.silent", selected=others, gpus=1) in run.failure["summary"]
 
 
-def test_different_collectives_are_named(train: Train) -> None:
-    run = train(
-        num_iterations=100_000, log_every=100, hang_timeout=10, retries=0, inject="desync@step=5"
-    )
-    assert run.wait() == 5
+@pytest.mark.parametrize(
+    ("ranks", "odd"),
     # Two ranks have no majority, so none is the odd one.
-    assert (run.failure["kind"], run.failure["rank"]) == ("desync", None)
+    [(2, None), pytest.param(3, 1, marks=pytest.mark.soak)],
+)
+def test_different_collectives_are_named(train: Train, ranks: int, odd: int | None) -> None:
+    flags = {"num_iterations": 100_000, "log_every": 100, "total_batch_size": 128 * ranks}
+    faulty = {"hang_timeout": 10, "retries": 0, "inject": "desync@rank=1,step=5"}
+    run = train(ranks=ranks, **flags, **faulty)
+    assert run.wait(240) == 5, run.output[-3000:]
+    assert (run.failure["kind"], run.failure["rank"]) == ("desync", odd)
 
 
 @pytest.mark.timeout(900)  # compiled three times: for training, evaluation and the restart
