@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.conftest import clean_environment
 from tests.unit.test_launch_attempt import PLAN
 from tests.unit.test_launch_unwritten import read as read_output
 from training.core import rundir
@@ -28,6 +29,8 @@ from training.launcher import failure_report
 from training.launcher.outcome import Outcome
 from training.trainer import error_file, memory_snapshot
 from training.trainer.sanity_checks import EmptyBatch, NotFinite, SanityCheckError
+from training.watchdog.probes import flight_recorder
+from training.watchdog.probes.flight_recorder import Call
 
 KILLED = "DataLoader worker (pid 7) is killed by signal: Killed."
 
@@ -216,3 +219,27 @@ def test_the_file_of_an_error(tmp_path: Path, error: Exception, file: str | None
     path = str(tmp_path / "error.json")
     runpy.run_path(str(ROOT / "lib" / "run_script.py"))["_keep"](path, 0, "t.py", error)
     assert (read_json(Path(path)) or {}).get("file") == file
+
+
+REDUCES = """
+import os, sys, tempfile
+sys.path.insert(0, sys.argv[1])
+os.environ["TORCH_FR_BUFFER_SIZE"] = "100"
+import torch, torch.distributed as dist
+from training.core.rundir import RunDir
+from training.trainer import error_file
+dist.init_process_group("gloo", store=dist.FileStore(tempfile.mktemp(), 1), rank=0, world_size=1)
+for size in (2, 5):
+    dist.all_reduce(torch.ones(size))
+error_file.record(RunDir(sys.argv[2]), 0, RuntimeError("Connection reset by peer"))
+os._exit(0)
+"""
+
+
+def test_an_error_report_has_the_newest_collective(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.create()
+    command = [sys.executable, "-c", REDUCES, str(ROOT), str(tmp_path)]
+    subprocess.run(command, env=clean_environment(), check=True, timeout=120)
+    found = read_json(run.rank_error(0)) or {}
+    assert flight_recorder.call_of(found["collective"]) == Call("0", 2, "all_reduce", "float [5]")

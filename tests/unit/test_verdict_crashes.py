@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.unit.verdicts import failed, new_run, verdict
+from tests.unit.verdicts import failed, new_run, report_error, verdict
 from training.core.project import ROOT
 from training.core.rundir import RunDir
 from training.diagnose import result
 from training.watchdog import rank_exit
 from training.watchdog.hang_report import DESYNC
+from training.watchdog.probes import flight_recorder
+from training.watchdog.probes.flight_recorder import Call
 from training.watchdog.rank_exit import RankExit
 
 ABORT = -signal.SIGABRT
@@ -149,3 +152,19 @@ def test_an_abort_by_gloo_for_another_collective_is_a_desync(run: RunDir) -> Non
     assert verdict(record) == ("collective_timeout", "desync", None)
     assert record["summary"] == how
     assert record["advice"][0].startswith("every rank must call the same collectives")
+
+
+@pytest.mark.parametrize("alive", [[0], []])
+def test_the_number_of_the_collective_is_known_also_from_a_rank_that_has_exited(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, alive: list[int]
+) -> None:
+    report_error(run, 0, "RuntimeError", "Connection reset by peer")
+    report = json.loads(run.rank_error(0).read_text())
+    entry = {"process_group": ["0", ""], "collective_seq_id": 27, "profiling_name": "gloo:barrier"}
+    run.rank_error(0).write_text(json.dumps(report | {"collective": entry}))
+    run.rank_log(1).write_text("op.preamble.length <= op.nbytes. 16 vs 8\n")
+    calls = [Call("0", 28, "all_reduce", "float [4]")]
+    monkeypatch.setattr(flight_recorder, "read", lambda folder, rank: calls)
+    death = rank_exit.explain(run, 1, ABORT, alive, {})
+    asked = "28, all_reduce of float [4]" if alive else "27, barrier"
+    assert death.kind == DESYNC and f"rank 0 is in collective {asked}" in death.how

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from training.core import heartbeat, rundir
 from training.core.errors import RANK_DISK_FULL, RANK_FAILED, RunStopped
-from training.trainer import memory_snapshot
+from training.trainer import flight_recorder_server, memory_snapshot
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import ExhaustedMemoryRecord, RankErrorRecord
@@ -40,6 +40,8 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
     text = "".join(facts["traceback"])
     if memory := _memory(run, rank, error):
         facts["memory"] = memory
+    if call := flight_recorder_server.last_call():
+        facts["collective"] = call
     try:
         rundir.write_json(run.rank_error(rank), facts)
         if "DUET_SUPERVISED" in os.environ:

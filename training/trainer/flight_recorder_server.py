@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 from pathlib import Path
 from typing import Any, Iterator  # noqa: UP035 – 3.8
 
+# of an entry in an error report
+KEPT = ("process_group", "collective_seq_id", "profiling_name", "input_sizes", "input_dtypes")
 _servers: list[Any] = []  # kept until the process ends
 
 
@@ -44,6 +47,19 @@ def serve(folder: Path, rank: int) -> str:
 def stop(folder: Path, rank: int) -> None:
     """For a rank that ends without exit handlers."""
     _remove(address(folder, rank), os.getpid())
+
+
+def last_call() -> dict[str, object] | None:
+    """The newest collective that this process has called by gloo, as the recorder has it; None:
+    unknown. For the report of a rank that fails: its server may be gone before anyone asks."""
+    try:
+        from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+
+        entries = json.loads(_dump_fr_trace_json())["entries"]
+    except (ImportError, RuntimeError, TypeError, ValueError, KeyError):
+        return None  # another version of torch, or no group
+    calls = [entry for entry in entries if not entry.get("is_p2p")]
+    return {name: calls[-1].get(name) for name in KEPT} if calls else None
 
 
 def _remove(path: Path, pid: int) -> None:

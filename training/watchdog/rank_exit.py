@@ -3,6 +3,7 @@ have exited."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from training.watchdog.probes import flight_recorder, stacks, waits
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import ExitKind
+    from training.watchdog.probes.flight_recorder import Call
     from training.watchdog.probes.stacks import Stack
 
 DIED: Final = "died"  # by a signal or with a status
@@ -128,12 +130,10 @@ def explain(
             collective=inside or msg("watchdog.exit.collective"),
             expected=sizes[2],
         )
-        last = {
-            other: calls[-1] for other in alive if (calls := flight_recorder.read(run.ranks, other))
-        }
+        last = _last_calls(run, rank, alive)
         others = "; ".join(
             msg("watchdog.exit.in_collective", rank=other, number=call.number, call=call)
-            for other, call in last.items()
+            for other, call in sorted(last.items())
         )
         return RankExit(
             DESYNC,
@@ -142,6 +142,19 @@ def explain(
             msg("watchdog.exit.with_others", how=how, others=others) if others else how,
         )
     return RankExit(DIED, rank, where, exit_status.how(status))
+
+
+def _last_calls(run: rundir.RunDir, rank: int, alive: Iterable[int]) -> dict[int, Call]:
+    """The newest collective of each other rank: by itself, or by its report where it fails in the
+    meantime, since it has lost this one."""
+    last = {
+        other: calls[-1] for other in alive if (calls := flight_recorder.read(run.ranks, other))
+    }
+    for error in error_reports.of_all(run):
+        if error["rank"] not in (rank, *last) and "collective" in error:
+            with contextlib.suppress(*flight_recorder.UNREADABLE):
+                last[error["rank"]] = flight_recorder.call_of(error["collective"])
+    return last
 
 
 def _at_crash(

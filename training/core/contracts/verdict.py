@@ -80,6 +80,7 @@ class RankErrorRecord(ReportedError):
     file: NotRequired[str]  # absolute path, of an error of the operating system that has one
     stopped: NotRequired[str]  # message of a run that stopped itself
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU had none left
+    collective: NotRequired[dict[str, object]]  # the newest one: an entry of torch's recorder
     process: NotRequired[int]  # of mp.spawn in that rank, which raised it; not in the file
 
 

@@ -76,7 +76,7 @@ class _Connection(http.client.HTTPConnection):
 def read(folder: Path, rank: int) -> list[Call] | None:
     """Calls of this rank, oldest first (the last 2000); None when it does not answer."""
     try:
-        return [_call(entry) for entry in _entries(folder, rank) if not entry.get("is_p2p")]
+        return [call_of(entry) for entry in _entries(folder, rank) if not entry.get("is_p2p")]
     except UNREADABLE:
         return None
 
@@ -150,7 +150,8 @@ def _answer(folder: Path, rank: int, handler: str) -> Record | None:
         return found
 
 
-def _call(entry: Mapping[str, Any]) -> Call:
+def call_of(entry: Mapping[str, Any]) -> Call:
+    """Raises one of UNREADABLE."""
     operation = str(entry.get("profiling_name", "?")).rpartition(":")[2]
     kinds, sizes = entry.get("input_dtypes") or [], entry.get("input_sizes") or []
     shapes = ", ".join(
