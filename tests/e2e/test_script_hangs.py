@@ -180,6 +180,8 @@ def test_uneven_batches(faulty: Faulty) -> None:
     run = faulty("uneven")
     assert run.wait() == 5, run.output[-3000:]
     (verdict,) = verdicts(run)
+    assert (verdict["kind"], verdict["rank"]) == ("uneven", None)
+    assert all(f"rank {rank}: 19" in verdict["text"] for rank in range(2)), "the last printed step"
     places = {rank: place.partition(" at ")[0] for rank, place in verdict["waiting"].items()}
     assert places == {"0": "waits in barrier", "1": "waits in backward"}
     assert verdict["time"] - fault_time(run) < BUSY_S

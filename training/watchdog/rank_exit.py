@@ -17,6 +17,7 @@ from training.core.messages import msg
 from training.core.plain_text import one_line
 from training.core.tail import tail
 from training.diagnose import error_reports, exception_cause
+from training.watchdog import printed_steps
 from training.watchdog.hang_report import DESYNC, UNEVEN, HangFinding
 from training.watchdog.probes import flight_recorder, stacks, waits
 
@@ -118,7 +119,8 @@ def explain(
     if status in QUIET and (left := rundir.read_json(run.ranks / f"rank{rank}.ended")):
         where = left["where"] or None
         if status == Exit.DONE and not where and victim is not None:  # the end of the script
-            return RankExit(UNEVEN, rank, None, _uneven(run, victim))
+            how = _uneven(run, victim) + printed_steps.shown(run, log_from)
+            return RankExit(UNEVEN, rank, None, how)
     log = run.rank_log(rank)
     sizes = MIXED_UP.search("\n".join(tail(log, LINES, log_from.get(log, 0))))
     if status < 0 and sizes:

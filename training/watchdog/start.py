@@ -19,7 +19,7 @@ from training.core.units import plural
 from training.diagnose import exception_cause
 from training.diagnose.log_line import shown
 from training.plan.script_words import WATCH
-from training.watchdog import discovery, hang_dump
+from training.watchdog import discovery, hang_dump, printed_steps
 from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, HangFinding
 from training.watchdog.heartbeat_watchdog import HeartbeatWatchdog
 from training.watchdog.own_ranks import OwnRanks
@@ -64,6 +64,7 @@ class RanksWatch:
         # of earlier attempts, in the log of a watched command
         self._log_from = _size(run.launcher_log(self._watched)) if self._watched else 0
         self._expected: set[int] | None = None  # ranks of a watched command, once known
+        self._earlier = printed_steps.sizes(run) if script else {}
         if script:
             if self._alone or self._watched:
                 self._own = OwnRanks(Path(script["path"]).name)
@@ -186,7 +187,10 @@ class RanksWatch:
             return None
         if (death := self._death(found, ended)) is not None:
             return replace(found, death=death)
-        return hang_dump.keep(self.run, self._compared(found, pids), found.texts())
+        found = self._compared(found, pids)
+        if found.kind == UNEVEN:
+            found = replace(found, how=found.how + printed_steps.shown(self.run, self._earlier))
+        return hang_dump.keep(self.run, found, found.texts())
 
     @property
     def _ranks_seen(self) -> bool:

@@ -155,7 +155,7 @@ for step, batch in enumerate(DataLoader(Samples(), batch_size=BATCH, num_workers
         time.sleep(SECONDS / STEPS if rank == 0 else 0)
     else:
         time.sleep(SECONDS / STEPS if FAULT == "quiet" else 0.01)
-    if FAULT not in ("quiet", "slow_data") and rank == 0:
+    if FAULT not in ("quiet", "slow_data") and (rank == 0 or FAULT == "uneven"):
         print(f"step {step} loss {loss.item():.4f}", flush=True)
 dist.barrier()
 print(f"rank {rank} done", flush=True)
