@@ -122,7 +122,7 @@ def test_waiting_for_another_machine_is_not_a_hang_until_that_has_ended(
 ) -> None:
     Heartbeat(run.heartbeat(0), 0).beat("barrier: end of training")
     seen = [
-        SimpleNamespace(rank=0, beat=b, process=SimpleNamespace(gone=False))
+        SimpleNamespace(rank=0, beat=b, process=SimpleNamespace(gone=False, threads=("main",)))
         for b in read_all(run.heartbeats)
     ]
     found = HangFinding(HANG, None, None, "all ranks wait for each other", {}, {}, 70.0)

@@ -278,6 +278,8 @@ class HeartbeatWatchdog:
             and found.since_s < elsewhere_s(self.floor_s)
         ):
             return None  # they wait for another machine, where hang detection names the rank
+        if self._acts and snapshot.complete(self.run, seen):
+            found = culprit.find_culprit(seen)
         beat = next((e.beat for e in seen if e.rank == found.rank), None)
         found = replace(found, phase=str(beat) if beat else None)
         return hang_dump.keep(self.run, found, snapshot.texts(seen)) if self._acts else found

@@ -324,6 +324,15 @@ def doing(c: RankTrace) -> str:
     )
 
 
+def place(stack: Stack) -> str:
+    """Where a rank is, by one stack alone."""
+    frame = own(stack.main.frames) if stack.main else None
+    name = in_collective(stack.main) if stack.main else None
+    if name:
+        return msg("watchdog.waits_in", name=name, at=_at(frame))
+    return msg("watchdog.stall.only_at", frame=frame or "?")
+
+
 def _at(frame: Frame | None) -> str:
     return msg("watchdog.at", frame=frame) if frame else ""
 

@@ -21,6 +21,7 @@ def find(run: rundir.RunDir, beats: Sequence[HeartbeatRecord]) -> HangFinding | 
     seen = [e for e in everything if not e.process.gone]
     if not seen:
         return None
+    snapshot.complete(run, seen)
     found = culprit.find_culprit(seen)
     phase = next((str(e.beat) for e in seen if e.rank == found.rank), None)
     return hang_dump.keep_stacks(run, replace(found, phase=phase), snapshot.texts(seen))

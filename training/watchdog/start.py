@@ -19,11 +19,11 @@ from training.core.units import plural
 from training.diagnose import exception_cause
 from training.diagnose.log_line import shown
 from training.plan.script_words import WATCH
-from training.watchdog import discovery, hang_dump, printed_steps
+from training.watchdog import discovery, hang_dump, printed_steps, stall_detector
 from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, HangFinding
 from training.watchdog.heartbeat_watchdog import HeartbeatWatchdog
 from training.watchdog.own_ranks import OwnRanks
-from training.watchdog.probes import flight_recorder, procfs, waits
+from training.watchdog.probes import flight_recorder, on_request, procfs, waits
 from training.watchdog.probes.stacks import Stack
 from training.watchdog.rank_exit import ERROR, RankExit
 from training.watchdog.script_watchdog import ScriptWatch
@@ -190,6 +190,7 @@ class RanksWatch:
         found = self._compared(found, pids)
         if found.kind == UNEVEN:
             found = replace(found, how=found.how + printed_steps.shown(self.run, self._earlier))
+        found = _complete(found, self.run, pids)
         return hang_dump.keep(self.run, found, found.texts())
 
     @property
@@ -299,6 +300,17 @@ class RanksWatch:
             waiting=waiting,
             how=str(different),
         )
+
+
+def _complete(found: HangFinding, run: rundir.RunDir, pids: Mapping[int, int]) -> HangFinding:
+    """With the stacks of the ranks that could not be read from outside: they are ended now."""
+    blind = {r: pid for r, pid in pids.items() if isinstance(found.stacks.get(r), str)}
+    written = on_request.ask(run.ranks, blind)
+    waiting = {
+        rank: stall_detector.place(written[rank]) if rank in written else place
+        for rank, place in found.waiting.items()
+    }
+    return replace(found, stacks={**found.stacks, **written}, waiting=waiting)
 
 
 def _size(path: Path) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from training.core import phases, rundir
 from training.core.heartbeat import HeartbeatRecord
 from training.core.messages import msg
-from training.watchdog.probes import flight_recorder, procfs, stacks, waits
+from training.watchdog.probes import flight_recorder, on_request, procfs, stacks, waits
 from training.watchdog.probes.flight_recorder import Call
 from training.watchdog.probes.stacks import Frame, Stack, Thread
 
@@ -138,6 +138,17 @@ def gather(
             seen.waits_in = now.waits_in
     _dump(processes)
     return everything
+
+
+def complete(run: rundir.RunDir, everything: list[RankSnapshot]) -> bool:
+    """Ask the ranks without a stack for it; for ranks that will be ended anyway. Returns whether
+    any has answered."""
+    blind = {e.rank: e.process.pid for e in everything if not e.process.threads}
+    found = on_request.ask(run.ranks, blind)
+    for e in everything:
+        if e.rank in found:
+            e.process.stacks.append(found[e.rank])
+    return bool(found)
 
 
 def _dump(processes: list[ProcessActivity]) -> None:
