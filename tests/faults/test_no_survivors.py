@@ -3,14 +3,17 @@ ends such ranks."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import GONE_WITHIN_S, processes, wait_until
-from tests.e2e.conftest import Launched
+from tests.e2e.conftest import SCRIPTS, Launched
 from tests.faults.conftest import RUN
 from training.core.rundir import read_records
 
@@ -58,3 +61,41 @@ def test_ctrl_c_twice(launch: Callable[..., Launched], token: str, spec: str) ->
     wait_until(
         lambda: not processes(token), asked + GONE_WITHIN_S - time.monotonic(), "no process left"
     )
+
+
+TORCHRUN = (
+    *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+    *("--local-addr=127.0.0.1", "--nproc-per-node=2"),
+)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["torchrun train.py", "--launcher=torchrun", "duet watch"])
+def test_torchrun_is_killed(
+    launch: Callable[..., Launched], tmp_path: Path, token: str, how: str
+) -> None:
+    """While a rank is in a lock, and the other one waits for it."""
+    fault = {"inject": "sleep@step=5", "hang_timeout": 600, "num_iterations": 100000}
+    if how == "torchrun train.py":
+        run = launch(*TORCHRUN, "train.py", f"--config={RUN[-1]}", **fault)
+    elif how == "--launcher=torchrun":
+        run = launch(*RUN, launcher="torchrun", **fault)
+    else:
+        flags = (f"--out_dir={tmp_path}", f"--log_dir={tmp_path}", "--report=false")
+        watch = ("./duet", "watch", *flags, "--", *TORCHRUN)
+        run = launch(*watch, str(SCRIPTS / "faulty.py"), "sleep", bare=True)
+    wait_until(
+        lambda: (
+            "FAULT" in run.output
+            or any(e["event"] == "injected" for e in read_records(run.run.events))
+        ),
+        240,
+        "stuck",
+    )
+    (torchrun,) = (
+        pid for pid, command in processes(token).items() if " -m torch.distributed.run " in command
+    )
+    killed = time.monotonic()
+    os.kill(torchrun, signal.SIGKILL)
+    wait_until(lambda: not processes(token), GONE_WITHIN_S, "no process left")
+    assert run.wait(killed + GONE_WITHIN_S - time.monotonic()) != 0
