@@ -49,7 +49,7 @@ def stop(folder: Path, rank: int) -> None:
     _remove(address(folder, rank), os.getpid())
 
 
-def last_call() -> dict[str, Any] | None:
+def last_call() -> dict[str, object] | None:
     """The newest collective that this process has called by gloo, as the recorder has it; None:
     unknown. For the report of a rank that fails: its server may be gone before anyone asks."""
     try:
