@@ -24,6 +24,7 @@ from tests.null_gpu import programs
 from tests.null_gpu.conftest import NullGpus, duet
 from training.core import manifest
 from training.core.rundir import read_json, read_records
+from training.tasks import trained
 
 pytestmark = pytest.mark.timeout(1800)
 Train = Callable[..., Launched]
@@ -78,23 +79,36 @@ def test_the_gpus_of_the_user_in_his_order(train: Train, gpus: NullGpus) -> None
     [
         ("fp32", {"activation_checkpointing": 1, "loss_chunks": 2}),
         ("bf16", {"activation_checkpointing": "selective", "loss_chunks": 2}),
+        pytest.param(
+            "bf16",
+            {"activation_checkpointing": "selective", "loss_chunks": 2, "compile": 1, "depth": 2},
+            marks=pytest.mark.soak,  # compiles
+        ),
     ],
+    ids=["full", "selective", "compiled"],
 )
 def test_settings_that_save_memory_and_commands_on_the_result(
     train: Train, gpus: NullGpus, project: Path, precision: str, saving: dict[str, object]
 ) -> None:
     often = {"eval_every": 4, "save_every": 4, "sample_tokens": 4}
-    own = {"ema": 0.9, "keep_best": True, "max_time": "10m", "deterministic": True, "report": True}
+    own = {"ema": 0.9, "keep_best": True, "max_time": "1h", "deterministic": True, "report": True}
     run = train(precision=precision, num_iterations=8, **often, **own, **saving)
-    assert run.wait(LIMIT_S) == 0, run.output[-3000:]
+    assert run.wait(900) == 0, run.output[-3000:]
     decided = plan(run)
+    assert decided["compile"]["value"] is ("compile" in saving)
     assert decided["precision"]["value"] == precision
     assert decided["tf32"]["value"] is (precision == "bf16")
     load = decided["memory"]["load"]
     blocks = (load["blocks"], load["selective"])
-    assert blocks == ((1, 0) if precision == "fp32" else (0, 1)) and load["chunks"] == 2
+    depth = saving.get("depth", 1)
+    assert blocks == ((1, 0) if precision == "fp32" else (0, depth)) and load["chunks"] == 2
     assert sorted(run.steps) == list(range(1, 9)) and isinstance(run.summary["sample"], str)
     assert [r["step"] for r in read_records(run.run.metrics) if "eval_ms" in r] == [4, 8]
+    for record in read_records(run.run.metrics):
+        assert "eval_ms" not in record or record["weights"] == "ema"
+    state = torch.load(run.run.checkpoints / "step_00000008" / manifest.STATE, weights_only=True)
+    average = state[trained.AVERAGE]
+    assert average and average.keys() <= state["model"].keys(), average.keys()
     report = run.run.report.read_text()
     assert programs.GPU in report
     if precision == "bf16":  # each command imports torch
