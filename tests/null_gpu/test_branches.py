@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -21,9 +22,12 @@ import torch
 from tests.conftest import ROOT, TOKEN, wait_until
 from tests.e2e.conftest import Launched, Launcher
 from tests.null_gpu import programs
-from tests.null_gpu.conftest import NullGpus, duet
+from tests.null_gpu.conftest import CONTEXT, GIB, NullGpus, duet
 from training.core import manifest
+from training.core.course import SPEED_STEPS
 from training.core.rundir import read_json, read_records
+from training.monitor.report import run as report_run
+from training.tasks import trained
 
 pytestmark = pytest.mark.timeout(1800)
 Train = Callable[..., Launched]
@@ -47,12 +51,18 @@ def test_the_emptiest_gpus_are_used_shown_and_left_by_ctrl_c(
 ) -> None:
     gpus.occupy(0, 4)  # by another program
     three = {"NULL_GPU_COUNT": "3", "FAKE_NVML_COUNT": "3"}
+    watts = {"FAKE_NVML_ENERGY": "9,431,70", "FAKE_NVML_POWER": "9,430,71"}
+    gpus.environ |= three | watts  # of the monitor, too
     run = train(num_iterations=100_000, log_every=100, env=three)
     run.wait_for("Iter: 1,", LIMIT_S)
     assert [gpu["index"] for gpu in plan(run)["gpus"]] == [1, 2]
     ranks_on(run, gpus, (1, 2))
     assert set(run.pids.values()).isdisjoint(gpus.processes(0))
-    wait_until(lambda: any("power_w" in s for s in run.steps.values()), 30, "the power of the GPUs")
+    wait_until(
+        lambda: sum("power_w" in s for s in run.steps.values()) > SPEED_STEPS,
+        LIMIT_S,
+        "the power of the GPUs",
+    )
     shown = json.loads(
         duet(gpus, project, "./monitor_training.sh", f"--run={run.run.path}", "--json")
     )
@@ -61,6 +71,27 @@ def test_the_emptiest_gpus_are_used_shown_and_left_by_ctrl_c(
     step = run.summary["steps"]
     assert max(run.steps) == step and (run.run.checkpoints / f"step_{step:08d}").is_dir()
     assert {gpu["name"] for gpu in shown["gpus"]} == {programs.GPU}
+    used = [step for step in run.steps.values() if "power_w" in step]
+    for one in used:  # the mean power by the counters of energy
+        assert one["power_w"] == pytest.approx(431 + 70, rel=0.02)
+        assert one["joules_per_unit"] == pytest.approx(one["power_w"] / one["tokens_per_s"])
+    there = {gpu["index"]: gpu for gpu in shown["gpus"]}
+    assert {index: gpu["power_w"] for index, gpu in there.items()} == {0: 9, 1: 430, 2: 71}
+    assert {index for index, gpu in there.items() if gpu["in_plan"]} == {1, 2}
+    assert {gpu["memory_total_bytes"] for gpu in there.values()} == {24 * GIB}
+    assert there[0]["memory_used_bytes"] == 4 * GIB + CONTEXT
+    assert all(CONTEXT < there[index]["memory_used_bytes"] < GIB for index in (1, 2))
+    figures, ranks = shown["training"], [rank["memory_bytes"] for rank in shown["ranks"]]
+    assert len(ranks) == 2 and figures["memory_bytes"] == max(ranks) and min(ranks) > 0
+    usual = statistics.median(one["joules_per_unit"] for one in used if one["step"] > 1)
+    assert figures["joules_per_unit"] == pytest.approx(usual, rel=0.3), "of the last steps"
+    page = report_run.read_run(run.run)
+    assert page.metrics.median("joules_per_unit") == pytest.approx(usual)
+    power = [value for _, value in page.metrics.curves["power_w"].means]
+    assert power == pytest.approx([431 + 70] * len(power), rel=0.02)
+    assert page.metrics.peak("memory_bytes") == max(
+        max(one["memory_bytes"]) for one in run.steps.values()
+    )
 
 
 def test_the_gpus_of_the_user_in_his_order(train: Train, gpus: NullGpus) -> None:
@@ -78,23 +109,36 @@ def test_the_gpus_of_the_user_in_his_order(train: Train, gpus: NullGpus) -> None
     [
         ("fp32", {"activation_checkpointing": 1, "loss_chunks": 2}),
         ("bf16", {"activation_checkpointing": "selective", "loss_chunks": 2}),
+        pytest.param(
+            "bf16",
+            {"activation_checkpointing": "selective", "loss_chunks": 2, "compile": 1, "depth": 2},
+            marks=pytest.mark.soak,  # compiles
+        ),
     ],
+    ids=["full", "selective", "compiled"],
 )
 def test_settings_that_save_memory_and_commands_on_the_result(
     train: Train, gpus: NullGpus, project: Path, precision: str, saving: dict[str, object]
 ) -> None:
     often = {"eval_every": 4, "save_every": 4, "sample_tokens": 4}
-    own = {"ema": 0.9, "keep_best": True, "max_time": "10m", "deterministic": True, "report": True}
+    own = {"ema": 0.9, "keep_best": True, "max_time": "1h", "deterministic": True, "report": True}
     run = train(precision=precision, num_iterations=8, **often, **own, **saving)
-    assert run.wait(LIMIT_S) == 0, run.output[-3000:]
+    assert run.wait(900) == 0, run.output[-3000:]
     decided = plan(run)
+    assert decided["compile"]["value"] is ("compile" in saving)
     assert decided["precision"]["value"] == precision
     assert decided["tf32"]["value"] is (precision == "bf16")
     load = decided["memory"]["load"]
     blocks = (load["blocks"], load["selective"])
-    assert blocks == ((1, 0) if precision == "fp32" else (0, 1)) and load["chunks"] == 2
+    depth = saving.get("depth", 1)
+    assert blocks == ((1, 0) if precision == "fp32" else (0, depth)) and load["chunks"] == 2
     assert sorted(run.steps) == list(range(1, 9)) and isinstance(run.summary["sample"], str)
     assert [r["step"] for r in read_records(run.run.metrics) if "eval_ms" in r] == [4, 8]
+    for record in read_records(run.run.metrics):
+        assert "eval_ms" not in record or record["weights"] == "ema"
+    state = torch.load(run.run.checkpoints / "step_00000008" / manifest.STATE, weights_only=True)
+    average = state[trained.AVERAGE]
+    assert average and average.keys() <= state["model"].keys(), average.keys()
     report = run.run.report.read_text()
     assert programs.GPU in report
     if precision == "bf16":  # each command imports torch
