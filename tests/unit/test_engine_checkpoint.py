@@ -26,7 +26,7 @@ from training.tasks.base import Task
 from training.tasks.gpt import optim as gpt_optim
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
-from training.trainer import async_checkpoint, checkpoint
+from training.trainer import checkpoint
 from training.trainer.checkpoint import TrainProgress
 
 SHAPE = ModelDims(1, 64, 8)
@@ -390,19 +390,6 @@ def test_a_new_checkpoint_is_kept_and_later_ones_are_pruned(tmp_path: Path, part
         save(tmp_path, step, parts)
     save(tmp_path, 5, parts, keep=1)
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000005"]
-
-
-def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
-    state = {"groups": [{"lr": np.float64(0.5), "steps": np.int32(3), "size": torch.Size([2])}]}
-    copied = async_checkpoint._copied(state, None, "", pin=False)
-    assert [type(value) for value in copied["groups"][0].values()] == [float, int, torch.Size]
-    checkpoint.save(tmp_path, TrainProgress(1, 0, 0, 0), copied, FACTS)
-    assert checkpoint.latest(tmp_path)
-
-
-def test_a_state_that_could_not_be_read_again_is_refused_with_its_place() -> None:
-    with pytest.raises(TypeError, match=r"pathlib.*Path at \['extra'\]\[1\]"):
-        async_checkpoint._copied({"extra": [1, Path("x")]}, None, "", pin=False)
 
 
 def test_a_checkpoint_with_foreign_objects_is_skipped(tmp_path: Path, parts: Parts) -> None:

@@ -4,13 +4,14 @@ import resource
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests.conftest import wait_until
 from training.core import heartbeat, manifest
 from training.core.errors import Exit, RunStopped
-from training.trainer import checkpoint
+from training.trainer import async_checkpoint, checkpoint
 from training.trainer.async_checkpoint import AsyncCheckpointer
 from training.trainer.checkpoint import TrainProgress
 
@@ -302,3 +303,16 @@ def test_a_wait_for_a_slow_disk_shows_progress(
         gate.set()
         waiting.join(30)
     assert saver._pieces > 6, "written pieces are counted too"
+
+
+def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
+    state = {"groups": [{"lr": np.float64(0.5), "steps": np.int32(3), "size": torch.Size([2])}]}
+    copied = async_checkpoint._copied(state, None, "", pin=False)
+    assert [type(value) for value in copied["groups"][0].values()] == [float, int, torch.Size]
+    checkpoint.save(tmp_path, TrainProgress(1, 0, 0, 0), copied, FACTS)
+    assert checkpoint.latest(tmp_path)
+
+
+def test_a_state_that_could_not_be_read_again_is_refused_with_its_place() -> None:
+    with pytest.raises(TypeError, match=r"pathlib.*Path at \['extra'\]\[1\]"):
+        async_checkpoint._copied({"extra": [1, Path("x")]}, None, "", pin=False)

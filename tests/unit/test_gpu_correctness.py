@@ -16,7 +16,7 @@ CURVE = [5.77, 4.55, 3.16, 3.97, 3.45, 3.12]
 
 
 def laboratory(folder: Path, limit_s: float = 30.0) -> bench.Bench:
-    """Two ranks have a device each, so that none is told to share."""
+    """Two ranks have a device each."""
     facts: dict[str, Any] = {"executable": sys.executable, "python": "3.12", "torch": "2.13.0"}
     facts |= {"cuda": None, "nccl": None, "driver": None, "gpus": [NO_GPU] * 2, "missing": []}
     facts |= {"null_gpu": False, "cpu": "CPU", "cores": 2, "memory_bytes": 1 << 34}
