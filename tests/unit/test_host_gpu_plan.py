@@ -88,7 +88,7 @@ def test_auto_takes_two_gpus_and_falls_back_to_the_cpu_with_the_reason(nvidia: N
             {"CUDA_VISIBLE_DEVICES": "1"},
             "2 GPUs are needed, 1 visible: 1 of 2 by CUDA_VISIBLE_DEVICES='1'",
         ),
-        ({"FREE_GIB": "31,5"}, "Fake GPU 1, 5.0 GiB free of 32.0 GiB: this run needs 5.7"),
+        ({"FREE_GIB": "31,5"}, "Fake GPU 1, 5.0 GiB free of 32.0 GiB: this run needs 5.8"),
         ({"INIT": 9}, "the NVIDIA driver does not answer"),
         ({"torch": None}, "torch 2.99.0 is built for the CPU only and cannot use GPUs"),
         (

@@ -137,10 +137,10 @@ def test_the_largest_device_batch_that_divides_is_used() -> None:
 
 
 def test_muon_s_state_on_fewer_ranks_may_need_a_smaller_batch() -> None:
-    wide = plan(2, size=4, total=64 * SEQ)
+    wide = plan(2, size=4, total=8 * SEQ)
     wide["memory"]["load"] |= {"depth": 24, "muon": True, "vocab": 65536, "seq_len": 4096}
     wide["batch"]["seq_len"] = wide["config"]["max_seq_len"] = 4096
-    wide["config"]["total_batch_size"] = 64 * 4096
+    wide["config"]["total_batch_size"] = wide["memory"]["load"]["total_tokens"] = 8 * 4096
     load = wide["memory"]["load"]
     assert fewer_ranks._fits(wide | {"memory": {"load": load, "free_bytes": None}}, 4, 1)
     from training import tasks

@@ -214,7 +214,7 @@ def test_a_script_is_restarted_even_if_the_search_for_its_checkpoints_fails(
     def fails(*_: object) -> None:
         raise RecursionError("too deep")
 
-    monkeypatch.setattr(script_snapshot, "_search", fails)
+    monkeypatch.setattr(script_snapshot, "search", fails)
     script = {"path": "fit.py", "args": [], "python": None, "python_reason": "", "module": False}
     made = plan() | {"script": script, "command": {"cwd": str(run.path)}, "created": 0.0}
     assert Recovery(run, made).again(record(), Outcome())  # type: ignore[arg-type]

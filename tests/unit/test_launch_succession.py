@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.unit.node_plans import LOOPBACK, plan
-from training.core import manifest, standing
+from training.core import cause_ids, manifest, standing
 from training.core.failure_kinds import GONE
 from training.core.rundir import RunDir, write_json
 from training.launcher import leadership, restart, succession
@@ -27,7 +27,7 @@ from training.launcher.local_ranks import free_port
 from training.launcher.machine import Launch
 from training.launcher.outcome import Outcome
 from training.launcher.peer import Peer
-from training.launcher.peer_link import PEER_DIED, LostPeer, Waiting
+from training.launcher.peer_link import LostPeer, Waiting
 from training.launcher.succession import Succession
 from training.monitor.state import RunWatch
 
@@ -71,7 +71,7 @@ class Team:
         peer.go()
 
     def succession(self, node: int) -> Succession:
-        lost = LostPeer(0, GONE, PEER_DIED, "")
+        lost = LostPeer(0, GONE, cause_ids.PEER_DIED, "")
         return Succession(self.runs[node], self.plans[node], self.peers[node], lost, 2)  # type: ignore[arg-type]
 
     def decide(self, *nodes: int) -> dict[int, Coordinator | Peer | None]:

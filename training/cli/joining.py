@@ -50,15 +50,17 @@ class Joining:
         self._next_s = RESOLVE_AFTER_S
         while why := self._unresolved():
             address, seconds = self.address, self.seconds
-            failure = msg("cli.join.unresolved", address=address, seconds=seconds, why=why)
-            self._wait("ranks.address", msg("cli.join.address", address=address), why, failure)
+            text = msg("cli.join.unresolved", address=address, seconds=seconds, why=why)
+            over = Problem("ranks.address", text, msg("cli.join.allowed"))
+            self._wait(msg("cli.join.address", address=address), why, over)
         self._next_s = FIRST_S
 
     def reach(self) -> None:
         """Wait until the store is served. Raises UserError."""
         while why := self._unreachable():
-            failure = msg("cli.join.no_answer", at=self.at, seconds=self.seconds, why=why)
-            self._wait("ranks.no_answer", msg("cli.join.rank_0", at=self.at), why, failure)
+            text = msg("cli.join.no_answer", at=self.at, seconds=self.seconds, why=why)
+            over = Problem("ranks.no_answer", text, msg("cli.join.allowed"))
+            self._wait(msg("cli.join.rank_0", at=self.at), why, over)
 
     def _unresolved(self) -> str:
         try:
@@ -79,11 +81,11 @@ class Joining:
             return msg("launcher.nodes.cannot_reach", why=why)
         return ""
 
-    def _wait(self, code: str, what: str, why: str, failure: str) -> None:
-        """`failure`: the text of the error, raised when the time is over."""
+    def _wait(self, what: str, why: str, over: Problem) -> None:
+        """`over`: the error when the time is over."""
         waited = time.monotonic() - self._began
         if waited >= self.seconds:
-            raise UserError(Problem(code, failure, msg("cli.join.allowed")), Exit.RESOURCES)
+            raise UserError(over, Exit.RESOURCES)
         if self.reports and waited >= self._next_s:
             self._next_s = waited + EVERY_S
             log.warning(msg("launcher.nodes.waiting_why", what=what, waited=waited, why=why))

@@ -56,8 +56,7 @@ def older(
 
 
 def _explained(command: str) -> str:
-    where = {"index": OLDER_INDEX, "tag": OLDER_TAG, "page": INDEXES}
-    return msg("plan.torch.index", command=command, **where)
+    return msg("plan.torch.index", command=command, index=OLDER_INDEX, tag=OLDER_TAG, page=INDEXES)
 
 
 def before_install(
