@@ -15,13 +15,11 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from benchmarks import null_gpus
 from tests.null_gpu import programs
-from tests.null_gpu.build import build
 
 CHILD = "ACTIVATION_BUDGET_ON_NULL_GPU"
 BUDGETS = [tenths / 10 for tenths in range(9, -1, -1)]  # 1: no recomputation
@@ -123,13 +121,8 @@ def main() -> None:
 
 def on_null_gpu() -> int:
     """Status of this program under torch's CUDA build with null GPUs."""
-    if not (programs.CUDA_TORCH / "torch").is_dir():
-        sys.exit("no CUDA build of torch in .tools/cuda: make gpu-path installs it")
-    with tempfile.TemporaryDirectory() as name:
-        libraries = Path(name)
-        build(programs.CUDA_TORCH / "torch", libraries)
-        environ = programs.environment(libraries, libraries / "state")
-        environ |= {"NULL_GPU_GIB": "200", "PYTHONPATH": str(programs.CUDA_TORCH), CHILD: "1"}
+    folder = str(programs.CUDA_TORCH)
+    with null_gpus.environment(NULL_GPU_GIB="200", PYTHONPATH=folder, **{CHILD: "1"}) as environ:
         argv = [sys.executable, "-m", "benchmarks.activation_budget", *sys.argv[1:]]
         return subprocess.run(
             argv, cwd=programs.ROOT, env=os.environ | environ, check=False

@@ -26,8 +26,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from benchmarks import null_gpus
 from tests.null_gpu import programs
-from tests.null_gpu.build import build
 from training.config import loader
 from training.config.schema import Config
 from training.tasks.gpt import memory_fit
@@ -180,8 +180,6 @@ def main() -> None:
         default="auto",
     )
     args = parser.parse_args()
-    if not (programs.CUDA_TORCH / "torch").is_dir():
-        sys.exit("no CUDA build of torch in .tools/cuda: make gpu-path installs it")
     todo = [
         row
         for compiled in args.compiled
@@ -193,11 +191,8 @@ def main() -> None:
             args.activation_checkpointing,
         )
     ]
-    with tempfile.TemporaryDirectory() as name:
-        libraries = Path(name)
-        build(programs.CUDA_TORCH / "torch", libraries)
-        environ = programs.environment(libraries, libraries / "state")
-        environ |= {"NULL_GPU_GIB": "200"}  # the estimate is measured even where it is wrong
+    # the estimate is measured even where it is wrong
+    with null_gpus.environment(NULL_GPU_GIB="200") as environ:
         print("| config | vocabulary | GPU, GB | step | recomputed | time | formula | allocated "
               "| formula ÷ allocated | reserved |")  # fmt: skip
         print("|---|---|---|---|---|---|---|---|---|---|", flush=True)

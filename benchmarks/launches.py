@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +24,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks import NANOCHAT_DIR
+from benchmarks import NANOCHAT_DIR, null_gpus
 from tests.null_gpu import programs
-from tests.null_gpu.build import build
 from tests.null_gpu.counters import launches, waits
 
 SEQUENCES, LENGTH, STEPS = 4, 256, 20
@@ -95,12 +93,7 @@ def main() -> None:
     parser.add_argument("--compiled", type=numbers, default=[0, 1])
     parser.add_argument("--nanochat", metavar="DIR", default=os.environ.get(NANOCHAT_DIR, ""))
     args = parser.parse_args()
-    if not (programs.CUDA_TORCH / "torch").is_dir():
-        sys.exit("no CUDA build of torch in .tools/cuda: make gpu-path installs it")
-    with tempfile.TemporaryDirectory() as name:
-        libraries = Path(name)
-        build(programs.CUDA_TORCH / "torch", libraries)
-        environ = programs.environment(libraries, libraries / "state")
+    with null_gpus.environment() as environ:
         rows = []
         todo = [(d, c) for d in args.depths for c in args.compiled]
         for depth, compiled in tqdm(todo, unit="model", disable=None):

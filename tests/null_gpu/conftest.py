@@ -57,7 +57,7 @@ class NullGpus:
         self._write(device, 1, 0)
 
     def slow_down(self, device: int, kernel_us: int) -> None:
-        """From now on each of its kernels takes so long."""
+        """From now on each of its kernels takes this time."""
         self._write(device, 2, kernel_us)
 
     def occupy(self, device: int, gib: float) -> None:

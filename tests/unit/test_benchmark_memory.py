@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_memory
+from benchmarks import gpu_memory, null_gpus
 from tests.null_gpu import programs
 from training.tasks.gpt.memory import StepWorkload, estimate
 
@@ -29,7 +29,7 @@ def test_a_row_beyond_the_limit_is_named(
 
     (tmp_path / "torch").mkdir()
     monkeypatch.setattr(programs, "CUDA_TORCH", tmp_path)
-    monkeypatch.setattr(gpu_memory, "build", lambda *_: None)
+    monkeypatch.setattr(null_gpus, "build", lambda *_: None)
     monkeypatch.setattr(gpu_memory, "measured", measured)
     monkeypatch.setattr(
         sys, "argv", ["gpu_memory", "--configs=conservative", "--gpus=24,80", "--compiled=0"]

@@ -304,30 +304,6 @@ def test_chart_that_cannot_be_drawn(whole: Made, monkeypatch: pytest.MonkeyPatch
     assert "Chart not drawn: Loss: no such mark" in page.text and len(page.all("figure")) == 10
 
 
-@pytest.mark.parametrize(
-    "missing", ["plan", "metrics", "events", "data", "preflight", "heartbeats"]
-)
-@pytest.mark.parametrize(
-    "content",
-    [
-        None,
-        b'\xff\xfe\x00[[[{"time": 1, "st',
-        b'{"config": 3, "gpus": 1, "batch": {"a": 1}, "checks": [1]}\n[1]\n',
-    ],
-)
-def test_missing_or_damaged_files_cause_no_traceback(
-    whole: Made, missing: str, content: bytes | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chart_render, "picture", lambda chart: json.dumps(chart.complete()))
-    path: Path = getattr(whole.run, missing)
-    if path.is_dir():
-        path /= "rank0.bin"
-    path.unlink()
-    if content is not None:
-        path.write_bytes(content)
-    assert "Duet" in read(page_of(whole)).text
-
-
 def test_nonsensical_values(tmp_path: Path) -> None:
     odd = {"a": {"b": [1]}, "c": None, "depth": ["x"]}
     gpus = [{"name": "H200", "index": 0, "total_bytes": 141 << 30}, 3]

@@ -1,4 +1,4 @@
-"""A report of records in which any value is damaged."""
+"""A report of files and records that are missing or damaged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.monitor_runs import Made
-from tests.unit.report_runs import event, page_of, planned
+from tests.unit.report_runs import event, page_of, planned, read, trained
 from training.core import rundir, standing
 from training.monitor.report import chart_render
 from training.monitor.report.chart_types import Chart
@@ -137,3 +137,28 @@ def test_a_resume_with_a_damaged_time_has_the_newest_plan(made: Made) -> None:
         rundir.write_json(made.run.plan, {**made.plan, "created": odd})
         read_run(made.run)
     assert standing.plan_file(made.run) == made.run.plan
+
+
+@pytest.mark.parametrize(
+    "missing", ["plan", "metrics", "events", "data", "preflight", "heartbeats"]
+)
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b'\xff\xfe\x00[[[{"time": 1, "st',
+        b'{"config": 3, "gpus": 1, "batch": {"a": 1}, "checks": [1]}\n[1]\n',
+    ],
+)
+def test_missing_or_damaged_files_cause_no_traceback(
+    tmp_path: Path, missing: str, content: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained(planned(tmp_path / "experiments" / "quick"), pace=1.6)
+    monkeypatch.setattr(chart_render, "picture", lambda chart: json.dumps(chart.complete()))
+    path: Path = getattr(whole.run, missing)
+    if path.is_dir():
+        path /= "rank0.bin"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    assert "Duet" in read(page_of(whole)).text
