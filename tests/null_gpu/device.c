@@ -87,7 +87,7 @@ static int devices(void) {
   pthread_once(&once, read_visible);
   return visible_count;
 }
-static int physical(int device) { return devices(), visible[device]; }
+int physical(int device) { return devices(), visible[device]; }
 
 DeviceState *device_state(int physical) { return &states[physical]; }
 int physical_device(void) { return physical(current); }

@@ -23,6 +23,7 @@ typedef struct {
 } DeviceState;
 
 DeviceState *device_state(int physical);
+int physical(int device);   /* the number of a device before CUDA_VISIBLE_DEVICES */
 int physical_device(void); /* the current device of this thread, before CUDA_VISIBLE_DEVICES */
 int fault(void);           /* of the current device */
 double setting(const char *name, double otherwise);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-int physical_device(void);
+int physical(int device); /* before CUDA_VISIBLE_DEVICES */
 int null_gpu_shared_memory(int major, int minor);
 double setting(const char *name, double otherwise);
 unsigned long total_bytes(void);
@@ -14,7 +14,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
   double capability = setting("NULL_GPU_CAPABILITY", 9.0);
   memset(out, 0, sizeof *out);
   snprintf(out->name, sizeof out->name, "%s", getenv("NULL_GPU_NAME") ? getenv("NULL_GPU_NAME") : "NVIDIA H100 80GB HBM3");
-  out->uuid.bytes[3] = (char)(0xa0 + device);
+  out->uuid.bytes[3] = (char)(0xa0 + physical(device));
   out->totalGlobalMem = total_bytes();
   out->major = (int)capability;
   out->minor = (int)(capability * 10 + 0.5) - 10 * out->major;
@@ -37,7 +37,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
   out->texturePitchAlignment = 32;
   out->l2CacheSize = 50 << 20;
   out->memoryBusWidth = 5120;
-  out->pciBusID = device + 1;
+  out->pciBusID = physical(device) + 1;
   out->asyncEngineCount = 3;
   out->canMapHostMemory = out->concurrentKernels = out->unifiedAddressing = out->managedMemory = out->cooperativeLaunch = 1;
   out->streamPrioritiesSupported = out->globalL1CacheSupported = out->localL1CacheSupported = 1;
