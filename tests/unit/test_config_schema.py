@@ -17,7 +17,7 @@ CONFIGS = ROOT / "configs/dual_gpu"
 
 # A rename or removal breaks user scripts, so it must be repeated here on purpose.
 SURFACE = """
-    task depth max_seq_len dropout device_batch_size total_batch_size activation_checkpointing loss_chunks num_iterations
+    task depth max_seq_len dropout device_batch_size total_batch_size max_total_batch_size activation_checkpointing loss_chunks num_iterations
     num_epochs max_time tokens_per_param eval_every eval_tokens log_every sample_tokens optimizer matrix_lr embedding_lr unembedding_lr
     weight_decay grad_clip warmup_ratio warmdown_ratio final_lr_frac data text_field encoding tokenizer vocab_size num_workers
     persistent_workers find_unused_parameters use_static_graph debug_ddp inspect_every device precision compile seed deterministic

@@ -168,6 +168,15 @@ class Config:
         low=1,
         high=1 << 40,
     )
+    max_total_batch_size: int = option(
+        0,
+        "batch",
+        "up to this, total_batch_size is doubled where GPUs would otherwise wait for their "
+        "gradients; the amount of data stays. 0: never",
+        unit="as total_batch_size",
+        low=0,
+        high=1 << 40,
+    )
     activation_checkpointing: int | str = option(
         "auto",
         "batch",

@@ -148,6 +148,7 @@ def _look(
             found = resolve.resolve(
                 line, file.values, environ, {n: v for n, v in known.items() if n in having}, having
             )
+            length.keep_batch(found, known)
             length.settle(found, run)
             return found
 

@@ -122,8 +122,8 @@ def saved_by_compression(one: Exchange) -> float | None:
 
 
 def enough_accumulation(one: Exchange, most: int = 16) -> int | None:
-    """The smallest factor of accumulation with which the GPUs wait little; None: even the largest
-    does not help."""
+    """The smallest factor of accumulation, a power of two up to `most`, with which the GPUs wait
+    little; None: even the largest is not enough."""
     factor = 2
     while factor <= most:
         speed = one.accumulated(factor).speed_up
@@ -131,3 +131,8 @@ def enough_accumulation(one: Exchange, most: int = 16) -> int | None:
             return factor
         factor *= 2
     return None
+
+
+def largest_factor(most: int) -> int | None:
+    """The largest power of two up to `most`; None if that is less than 2."""
+    return 1 << (most.bit_length() - 1) if most >= 2 else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from training.config.origin import DEFAULT
 from training.config.schema import FIELDS, Config
 from training.core.errors import Problem
 from training.core.messages import msg
@@ -11,7 +12,11 @@ from training.tasks.spec import TaskSpec
 
 
 def problems(kind: TaskSpec, config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    return _not_computable(kind, config, origins) + _nothing_to_compare(config, origins)
+    return [
+        *_not_computable(kind, config, origins),
+        *_nothing_to_compare(config, origins),
+        *_smaller_limit(kind, config, origins),
+    ]
 
 
 def _not_computable(kind: TaskSpec, config: Config, origins: Mapping[str, str]) -> list[Problem]:
@@ -35,3 +40,22 @@ def _nothing_to_compare(config: Config, origins: Mapping[str, str]) -> list[Prob
     default = FIELDS["eval_every"].default
     fixes = [f"--eval_every={default}", "--keep_best=false"]
     return [Problem("flag.contradiction", text, msg("plan.keep_best.wanted"), fixes, "keep_best")]
+
+
+def _smaller_limit(kind: TaskSpec, config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """--max_total_batch_size below the batch itself."""
+    total, most = config.total_batch_size, config.max_total_batch_size
+    if kind.total_follows and origins["total_batch_size"] == DEFAULT:
+        return []  # it depends on a micro-batch that is not decided yet
+    if not most or most >= total:
+        return []
+    text = msg(
+        "plan.larger_batch.limit",
+        most=most,
+        most_origin=origins["max_total_batch_size"],
+        total=total,
+        origin=origins["total_batch_size"],
+    )
+    allowed = msg("plan.larger_batch.allowed", total=total)
+    fixes = [f"--max_total_batch_size={2 * total}", f"--total_batch_size={most}"]
+    return [Problem("flag.contradiction", text, allowed, fixes, "max_total_batch_size")]

@@ -48,13 +48,13 @@ def decide(
     wish = request.config.gradient_compression
     if begun["ranks"] == 1:
         return GradientPlan(_fields(Decision(NONE, msg("plan.gradients.one_rank"))))
-    one = _predicted(begun, decided, precision, compiled)
+    one = predicted(begun, decided, precision, compiled)
     kept = _kept(request, begun, "bucket_mib")
     known = one is not None and one.compute_s is not None
     if wish != "auto":
         compression = Decision(wish, AS_ASKED)
     elif one is None or not known:
-        compression = Decision(NONE, _unknown(begun, precision))
+        compression = Decision(NONE, unknown(begun, precision))
     else:
         saved = exchange.saved_by_compression(one) or 0.0
         compression = (
@@ -139,10 +139,11 @@ def _kept(
     return Decision(before[name]["value"], origin)
 
 
-def _predicted(
+def predicted(
     begun: PlanStart, decided: Decided, precision: Decision, compiled: Decision
 ) -> Exchange | None:
-    """None if the bandwidth between the ranks or the size of the gradients is unknown."""
+    """The uncompressed exchange of a step. None if the bandwidth between the ranks or the size of
+    the gradients is unknown."""
     step = decided.step
     if begun["ranks"] != begun["local_ranks"] or "communication" not in begun or step is None:
         return None
@@ -176,7 +177,8 @@ def _mfu(compiled: Decision) -> float:
     return exchange.MFU_COMPILED if compiled.value else exchange.MFU_EAGER
 
 
-def _unknown(begun: PlanStart, precision: Decision) -> str:
+def unknown(begun: PlanStart, precision: Decision) -> str:
+    """Why the duration of a step cannot be predicted."""
     if begun["device"]["value"] != "cuda":
         return msg("plan.gradients.cpu")
     if begun["ranks"] != begun["local_ranks"]:

@@ -1,10 +1,12 @@
-"""`--tokens_per_param` and `--num_iterations=auto`: steps from the size of the model."""
+"""`--tokens_per_param` and `--num_iterations=auto`: steps from the size of the model. Batch and
+steps of a resumed run whose batch was grown."""
 
 from __future__ import annotations
 
 import math
 
 from training import tasks
+from training.config.loader import Values
 from training.config.origin import asked_for
 from training.config.resolve import Resolved
 from training.config.schema import AUTO
@@ -57,3 +59,17 @@ def done(resumed: RunDir | None, size: int) -> tuple[int, int]:
     saved = manifest.newest(resumed.checkpoints) if resumed else None
     step = saved["step"] if saved else 0
     return step, (saved.get("tokens") if saved else 0) or step * size
+
+
+def keep_batch(resolved: Resolved, recorded: Values) -> None:
+    """Give the batch of the run to resume, which was grown, to the command that started it.
+    `recorded`: values of the run."""
+    config, origins = resolved.config, resolved.origins
+    if "total_batch_size" not in recorded:
+        return
+    asked, (grown, origin) = config.total_batch_size, recorded["total_batch_size"]
+    if not asked < grown <= config.max_total_batch_size or grown % asked:
+        return
+    config.total_batch_size, origins["total_batch_size"] = grown, origin
+    if asked_for(origins["num_iterations"]) and isinstance(config.num_iterations, int):
+        config.num_iterations = math.ceil(config.num_iterations * asked / grown)

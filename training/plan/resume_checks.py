@@ -52,6 +52,7 @@ HARMLESS = {
     ),
     *("num_workers", "persistent_workers", "hang_timeout", "retries", "min_ranks", "rejoin"),
     "activation_checkpointing",
+    "max_total_batch_size",  # of a new run
     *("ema", "init_weights"),  # check_model() notes what becomes of the average
     *(
         "use_dummy_wandb",

@@ -19,6 +19,7 @@ from training.plan import (
     elastic,
     gradients,
     init_from,
+    larger_batch,
     length,
     preflight,
     resume_checks,
@@ -37,7 +38,7 @@ def build(
 ) -> tuple[Plan, list[preflight.Check]]:
     """Make all decisions; reads the machine, changes nothing. `test`: of the communication between
     GPUs, if its result is not known. Raises UserError (exit 3) for failed checks."""
-    config, place, local = request.config, request.place, request.local_ranks
+    config, local = request.config, request.local_ranks
     own_gpu = None if gpus.VISIBLE in environ else request.chosen_gpu
     if own_gpu:
         environ = {**environ, gpus.VISIBLE: own_gpu}
@@ -52,10 +53,10 @@ def build(
         own_gpu,
         msg("plan.device.gpu_ids", config_file=request.config_file) if own_gpu else "",
     )
-    if not own_gpu and place.kind != RANK:
+    if not own_gpu and request.place.kind != RANK:
         gpu_choice = emptiest_gpus(machine, request.gpu_ranks, environ, hide=True)
         machine, environ = gpu_choice.machine, gpu_choice.environ(environ)
-    if place.kind == RANK and len(machine.gpus) == 1:
+    if request.place.kind == RANK and len(machine.gpus) == 1:
         request.gpu_ranks = 1  # each rank sees a GPU of its own (srun --gpus-per-task=1)
     device = decisions.device(config, request.gpu_ranks, machine, torch)
     precision = decisions.precision(config, device.value, request.gpu_ranks, machine)
@@ -70,8 +71,6 @@ def build(
     situation = Situation(device.value, precision, compiled, room, shared)
     decided = request.kind.decide(request, situation)
     resumed = resume_checks.check_model(request, decided.model) if request.resume_from else []
-    split = decided.batch
-    static_graph = decisions.static_graph(config, split.accumulation)
     begun, checks = builder.start(request, machine, torch, device, environ)
     checks += _checks(request, machine, torch, device.value, room, decided.step)
     checks += preflight.precision_works(precision.value, machine, device.value, torch, request)
@@ -85,6 +84,9 @@ def build(
 
     builder.set_gpus(begun, gpu_choice)
     communication.settle(request, begun, checks, environ, test)
+    decided, grown = larger_batch.grow(request, begun, decided, situation)
+    split, config = decided.batch, request.config
+    static_graph = decisions.static_graph(config, split.accumulation)
     exchanged = gradients.decide(
         request, machine.gpus[: request.gpu_ranks], begun, decided, precision, compiled
     )
@@ -108,9 +110,9 @@ def build(
     }
     if request.start:
         plan["init_from"] = init_from.record(request.start)
-        begins = msg("plan.init.text", title=request.start.title, file=request.start.file)
-        plan["headline"].append(begins)
-        plan["text"].append(begins)
+    begins = _weights(request)
+    plan["headline"] += begins + grown
+    plan["text"] += begins
     plan["notes"] += [
         *decided.notes,
         *exchanged.notes,
@@ -122,9 +124,9 @@ def build(
         plan["elastic"] = may_lose
     plan["notes"] += elastic.note(plan)
     plan["headline"] += [_device(plan), *_average(plan), *_recovery(plan), *elastic.sentence(plan)]
-    chosen = isinstance(request.config.device_batch_size, str)  # auto
+    chosen = isinstance(config.device_batch_size, str)  # auto
     done = length.done(request.resume_from, split.total_tokens)
-    plan["text"] += [*sentences(plan, split, decided, chosen, done), *exchanged.text]
+    plan["text"] += sentences(plan, split, decided, chosen, done) + grown + exchanged.text
     return plan, checks
 
 
@@ -247,6 +249,11 @@ def _deterministic(plan: Plan) -> list[str]:
 def _average(plan: Plan) -> list[str]:
     decay = plan["config"]["ema"]
     return [msg("plan.text.ema", decay=decay)] if decay else []
+
+
+def _weights(request: Request) -> list[str]:
+    start = request.start
+    return [msg("plan.init.text", title=start.title, file=start.file)] if start else []
 
 
 def _recovery(plan: Plan) -> list[str]:

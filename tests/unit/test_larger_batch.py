@@ -1,0 +1,127 @@
+"""A total batch that grows where GPUs would wait for their gradients (--max_total_batch_size)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.cases import each
+from tests.unit.conftest import ask, only, python, wrong
+from tests.unit.test_plan_gradients import CARD, begun
+from training.config import resolve
+from training.config.flags import parse
+from training.config.origin import DEFAULT
+from training.host.decisions import Decision
+from training.plan import exchange, gradients, larger_batch, length
+from training.plan.request import Request
+from training.tasks.planning import Decided, Situation
+
+GIB = 1 << 30
+BATCH = 2 * 4 * 1024  # two ranks, one micro-batch each
+RUN = ("configs/dual_gpu/quickstart.py", "--depth=16", "--max_seq_len=1024")
+SIZES = ("--device_batch_size=4", "--vocab_size=32768")
+
+
+def grow(
+    rate: float | None, most: int, *more: str, room: int | None = None, batch: int = BATCH
+) -> tuple[Request, Decided, list[str]]:
+    sizes = (*SIZES, f"--total_batch_size={batch}", f"--max_total_batch_size={most}")
+    request = ask(*RUN, *sizes, "--tokenizer=bpe", *more)
+    machine = Situation("cuda", Decision("bf16", ""), Decision(True, ""), room)
+    decided = request.kind.decide(request, machine)
+    return request, *larger_batch.grow(request, begun(rate), decided, machine)
+
+
+@each(
+    ("rate", "most", "factor"),
+    [
+        (6.0, 64 * BATCH, 8),  # as much as needed
+        (6.0, 7 * BATCH, 4),  # as much as allowed
+        (6.0, BATCH, 1),
+        (100.0, 64 * BATCH, 1),  # hidden
+        (None, 64 * BATCH, 1),  # not measured
+        (6.0, 0, 1),
+    ],
+)
+def test_the_batch_grows_as_far_as_needed_and_allowed(
+    rate: float | None, most: int, factor: int
+) -> None:
+    request, decided, text = grow(rate, most, "--num_iterations=99")
+    assert decided.batch.total_tokens == factor * BATCH == request.config.total_batch_size
+    assert request.config.num_iterations == -(-99 // factor), "for the same amount of data"
+    assert len(text) == (1 if most else 0)
+    assert request.values()["total_batch_size"] == factor * BATCH
+
+
+def test_the_next_smaller_batch_would_not_do() -> None:
+    for factor, enough in ((4, False), (8, True)):
+        _, decided, _ = grow(6.0, factor * BATCH)
+        one = gradients.predicted(begun(6.0), decided, Decision("bf16", ""), Decision(True, ""))
+        assert one and one.accumulation == factor and one.speed_up
+        assert (one.speed_up >= exchange.LITTLE * 2) is enough
+
+
+def test_a_batch_that_does_not_fit_is_not_chosen() -> None:
+    """Gradients that are accumulated take memory besides DDP's buckets."""
+    fixed = ("--loss_chunks=1", "--activation_checkpointing=none")
+    _, decided, _ = grow(None, 0, *fixed)
+    assert decided.step
+    room = decided.step.estimate.needed + (1 << 20)
+    request, decided, text = grow(6.0, 64 * BATCH, *fixed, room=room)
+    assert decided.batch.total_tokens == BATCH == request.config.total_batch_size and text
+
+
+@each(
+    ("typed", "batch", "steps"),
+    [
+        (["--max_total_batch_size=4096", "--num_iterations=100"], 2048, 25),
+        (["--max_total_batch_size=4096"], 2048, 30),
+        (["--max_total_batch_size=1024", "--num_iterations=100"], 512, 100),
+        (["--max_total_batch_size=4096", "--total_batch_size=768"], 768, 30),
+    ],
+)
+def test_the_command_of_a_grown_run_continues_it(typed: list[str], batch: int, steps: int) -> None:
+    recorded = {name: (value, DEFAULT) for name, value in values().items()}
+    line = parse(["--total_batch_size=512", *typed])
+    resolved = resolve.resolve(line, {}, {}, recorded)
+    length.keep_batch(resolved, recorded)
+    assert (resolved.config.total_batch_size, resolved.config.num_iterations) == (batch, steps)
+
+
+def values() -> dict[str, int]:
+    return {"total_batch_size": 2048, "num_iterations": 30}
+
+
+def test_a_limit_below_the_batch_is_rejected() -> None:
+    problem = only(wrong(RUN[0], "--max_total_batch_size=1000"))
+    assert (problem.code, problem.field) == ("flag.contradiction", "max_total_batch_size")
+
+
+PLAN = """
+import json, os, sys
+from training.host import p2p_cache
+from training.plan import training_plan
+from training.plan.request import read
+def made():
+    request = read("train_dual_gpu_enhanced.sh", sys.argv[1:], os.environ)
+    return training_plan.build(request, os.environ)[0]
+plan = made()
+key = p2p_cache.key(map(p2p_cache.identity, plan["gpus"]), plan["driver"], plan["torch"])
+p2p_cache.remember(key, p2p_cache.verdict(key, {}, gb_per_s=6.0, small_ms=0.03))
+print(json.dumps([plan, made()]))
+"""
+
+
+def test_the_plan_of_two_slow_gpus(nvidia: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    flags = (f"--total_batch_size={BATCH}", "--max_total_batch_size=65536", "--num_iterations=100")
+    there = nvidia(COUNT=2, NAME=CARD, FREE_GIB="22,22", TOTAL_GIB="24")
+    done = python("-c", PLAN, *RUN, *SIZES, *flags, **there, XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    unmeasured, plan = json.loads(done.stdout)
+    assert unmeasured["config"]["total_batch_size"] == BATCH
+    assert (plan["config"]["total_batch_size"], plan["config"]["num_iterations"]) == (65536, 13)
+    assert plan["batch"]["accumulation"] == 8
+    assert plan["exchange"]["speed_up"] > 1.5
+    assert plan["origins"]["total_batch_size"] != unmeasured["origins"]["total_batch_size"]
