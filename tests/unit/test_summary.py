@@ -178,6 +178,21 @@ def test_the_use_of_the_gpu_where_it_is_known(run: RunDir) -> None:
         assert "331.8 ms per step (medians)\n" in screen(run, plan(), **facts)
 
 
+def test_the_memory_of_a_gpu_beside_its_estimate(run: RunDir) -> None:
+    gib = 1 << 30
+    planned = {"total_bytes": 27 * gib, "context_bytes": gib}
+    on_gpu = plan() | {"device": {"value": "cuda"}, "memory": planned}
+    shown = "Memory     25.0 GiB per GPU at most, estimated 26.0 GiB"
+    assert f"{shown}\n" in screen(run, on_gpu, memory_bytes=25 * gib)
+    on_gpu["reported_memory"] = "28–30 GB"
+    assert f"{shown}; the original authors report 28–30 GB" in screen(
+        run, on_gpu, memory_bytes=25 * gib
+    )
+    on_cpu = on_gpu | {"device": {"value": "cpu"}}
+    for other, facts in ((on_gpu, {}), (on_cpu, {"memory_bytes": gib})):
+        assert "Memory" not in screen(run, other, **facts)
+
+
 def test_the_report_is_named_where_there_is_one(run: RunDir) -> None:
     assert "Report" not in screen(run, plan())
     run.report.touch()

@@ -34,6 +34,7 @@ def render(run: rundir.RunDir, plan: Plan) -> str:
         lines += [
             msg("trainer.summary.loss", learnt=learnt(s)),
             msg("trainer.summary.speed", rate=_rate(s), step_ms=s["step_ms"], use=_use(s)),
+            _memory(s, plan),
         ]
     if sample := s.get("sample"):
         body = sample.rstrip().splitlines()[:12]
@@ -119,6 +120,18 @@ def _use(s: SummaryRecord) -> str:
     """MFU, if the GPU's peak is known."""
     mfu = s.get("mfu")
     return msg("trainer.summary.mfu", percent=100 * mfu) if mfu is not None else ""
+
+
+def _memory(s: SummaryRecord, plan: Plan) -> str:
+    """Measured and estimated memory of a GPU, both without the CUDA context."""
+    peak, planned = s.get("memory_bytes"), plan.get("memory")
+    if plan["device"]["value"] != "cuda" or not peak or not planned:
+        return ""
+    estimated = planned["total_bytes"] - planned["context_bytes"]
+    text = msg("trainer.summary.memory", peak=units.gib(peak), estimated=units.gib(estimated))
+    if "reported_memory" in plan:
+        text = msg("trainer.summary.memory_reported", text=text, reported=plan["reported_memory"])
+    return text
 
 
 def _contents(run: rundir.RunDir, checkpoint: str) -> str:

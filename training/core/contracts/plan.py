@@ -322,6 +322,7 @@ class PlanStart(RanksPlan):
     activation_checkpointing: NotRequired[NumberDecision]  # whole blocks
     selective_checkpointing: NotRequired[NumberDecision]  # further blocks; not in earlier versions
     loss_chunks: NotRequired[NumberDecision]  # parts
+    reported_memory: NotRequired[str]  # for this config, by its original authors
     memory: NotRequired[PlannedMemory]
     data: NotRequired[CorpusRecord]
 
@@ -341,6 +342,7 @@ class TaskFields(TypedDict, total=False):
     selective_checkpointing: NumberDecision
     loss_chunks: NumberDecision
     memory: PlannedMemory
+    reported_memory: str
     data: CorpusRecord
 
 

@@ -101,6 +101,7 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
     )
     assert fitting and split and request.source, "checked with the request"
     step = GptStep(fitting.load)
+    promise = memory.PROMISE.get(Path(request.config_file).stem) if request.config_file else None
     fields: TaskFields = {
         "device_batch_size": fitting.sequences.record(),
         "activation_checkpointing": fitting.blocks.record(),
@@ -113,7 +114,8 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
             "bytes": request.source.total_bytes,
         },
     }
-    promise = memory.PROMISE.get(Path(request.config_file).stem) if request.config_file else None
+    if promise:
+        fields["reported_memory"] = promise
     estimated, word = step.estimate.sentence(), memory_word(step.on_gpu)
     text = [
         msg("tasks.gpt.plan.memory_promise", memory=word, estimated=estimated, promise=promise)
