@@ -13,6 +13,7 @@ from torch.optim import _muon
 
 from tests.cases import each
 from training.tasks.gpt import muon
+from training.tasks.gpt.model_dims import MUON_BATCH
 from training.tasks.gpt.muon import Muon, _apply_in_one_kernel, _nesterov_in_one_kernel
 from training.tasks.gpt.newton_schulz import COEFFICIENTS, EPSILON, STEPS, norms, orthogonal
 
@@ -169,24 +170,25 @@ def test_the_exchange_of_a_batch_overlaps_the_arithmetic_of_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two ranks, of which this is the first; the other one sends zeros."""
-    done: list[tuple[str, tuple[int, ...]]] = []
+    done: list[tuple[str, int]] = []  # numbers of a matrix
 
     class Work:
         def __init__(self, every: Tensor, mine: Tensor) -> None:
             self.every, self.mine = every, mine
 
         def wait(self) -> None:
-            done.append(("wait", tuple(self.mine.shape[1:])))
-            self.every[: len(self.mine)] = self.mine
+            done.append(("wait", len(self.mine)))
+            self.every[0] = self.mine
 
     def all_gather(every: Tensor, mine: Tensor) -> Work:
-        done.append(("send", tuple(mine.shape[1:])))
+        done.append(("send", len(mine)))
+        mine = mine.clone()  # may be a part of `every`
         every.fill_(float("nan"))  # complete after wait() only
-        every[len(mine) :] = 0
+        every[1] = 0
         return Work(every, mine)
 
     def computed(matrix: Tensor) -> Tensor:
-        done.append(("compute", tuple(matrix.shape)))
+        done.append(("compute", matrix.numel()))
         return orthogonal(matrix)
 
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
@@ -194,6 +196,7 @@ def test_the_exchange_of_a_batch_overlaps_the_arithmetic_of_the_next(
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(muon, "all_gather", all_gather)
     monkeypatch.setattr(muon, "orthogonal", computed)
+    monkeypatch.setitem(MUON_BATCH, "cpu", 1)  # each shape is sent alone, as on a GPU
     torch.manual_seed(0)
     weights = [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES for _ in range(2)]
     before = [weight.detach().clone() for weight in weights]
@@ -201,7 +204,7 @@ def test_the_exchange_of_a_batch_overlaps_the_arithmetic_of_the_next(
     for weight in weights:
         weight.grad = torch.randn(weight.shape)
     optimizer.step()
-    first, second, third = SHAPES
+    first, second, third = (rows * columns for rows, columns in SHAPES)
     assert done == [
         ("compute", first),
         ("send", first),

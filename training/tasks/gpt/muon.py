@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.tasks.collectives import all_gather
-from training.tasks.gpt.model_dims import muon_share
+from training.tasks.gpt.model_dims import MUON_BATCH, muon_share
 from training.tasks.gpt.newton_schulz import TORCH, iterate, norms, orthogonal
 from training.tasks.optim import Group
 
@@ -36,6 +36,17 @@ class _Bucket:
     share: int  # matrices per rank, the last rank may have fewer
     momentum: Tensor  # (own, rows, columns), fp32
     gathered: list[Tensor] | None = None  # momentum of each rank, on rank 0 after gather()
+
+    def gradients(self) -> list[Tensor]:
+        """Of the matrices that this rank updates."""
+        found = [matrix.grad for matrix in self.matrices[self.own] if matrix.grad is not None]
+        assert len(found) == len(self.momentum), "every matrix has a gradient"
+        return found
+
+    @property
+    def size(self) -> int:
+        """Numbers that a rank sends."""
+        return self.share * self.matrices[0].numel()
 
     @property
     def scale(self) -> float:
@@ -83,6 +94,7 @@ class Muon(torch.optim.Optimizer):
             for shape in by_size
             for batch in self._batches([m for m in matrices if m.shape == shape])
         ]
+        self.exchanges = self._exchanges()
 
     def compile(self) -> None:
         """Let Triton compute the updates, but not on a CPU, which works on one matrix at a time."""
@@ -107,6 +119,20 @@ class Muon(torch.optim.Optimizer):
         count = self.ranks * muon_share(each, self.ranks, first.device.type)
         return (alike[at : at + count] for at in range(0, len(alike), count))
 
+    def _exchanges(self) -> list[list[_Bucket]]:
+        """Buckets that are sent together: on a GPU each alone, to overlap with the arithmetic of
+        the next. On a CPU nothing overlaps, and fewer calls take less time."""
+        found: list[list[_Bucket]] = []
+        most, room = MUON_BATCH["cpu"], 0
+        for bucket in self.buckets:
+            size = self.ranks * bucket.size * self.dtype.itemsize
+            if bucket.weights.is_cuda or size > room:
+                found.append([])
+                room = most
+            found[-1].append(bucket)
+            room -= size
+        return found
+
     def _bucket(self, matrices: list[Tensor]) -> _Bucket:
         share = -(-len(matrices) // self.ranks)
         own = slice(self.rank * share, min((self.rank + 1) * share, len(matrices)))
@@ -127,9 +153,9 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         found: Tensor | None = getattr(self, "found_inf", None)
         self._skip = None if found is None else found > 0
-        sent: tuple[_Bucket, Tensor, dist.Work | None] | None = None
-        for bucket in self.buckets:
-            following = (bucket, *self._exchange(bucket, self.param_groups[0]["momentum"]))
+        sent: tuple[list[_Bucket], Tensor, dist.Work | None] | None = None
+        for together in self.exchanges:
+            following = (together, *self._exchange(together, self.param_groups[0]["momentum"]))
             if sent:
                 self._apply(*sent)
             sent = following
@@ -137,11 +163,21 @@ class Muon(torch.optim.Optimizer):
             self._apply(*sent)
         return loss
 
-    def _apply(self, bucket: _Bucket, updates: Tensor, work: dist.Work | None) -> None:
-        group = self.param_groups[0]
+    def _apply(self, together: list[_Bucket], every: Tensor, work: dist.Work | None) -> None:
+        """`every`: (ranks, numbers), the updates of `together`."""
         if work is not None:
             work.wait()
-        weights = bucket.weights
+        parts = every.split([bucket.size for bucket in together], dim=1)
+        for bucket, part in zip(together, parts, strict=True):
+            shape = bucket.matrices[0].shape
+            if part.is_contiguous():
+                self._add(bucket, bucket.weights, part.view(-1, *shape))
+                continue
+            for weights, updates in zip(bucket.weights.split(bucket.share), part, strict=False):
+                self._add(bucket, weights, updates.view(-1, *shape))
+
+    def _add(self, bucket: _Bucket, weights: Tensor, updates: Tensor) -> None:
+        group = self.param_groups[0]
         updates = updates[: len(weights)]  # the last rank's part may be padded
         decay, factor = group["lr"] * group["weight_decay"], -group["lr"] * bucket.scale
         keep: float | Tensor = 1 - decay
@@ -155,35 +191,56 @@ class Muon(torch.optim.Optimizer):
             weights.mul_(keep)
         weights.add_(updates, alpha=factor)
 
-    def _exchange(self, bucket: _Bucket, momentum: float) -> tuple[Tensor, dist.Work | None]:
-        """The updates of all matrices; complete when the work is, if there is one."""
-        mine = self._updates(bucket, momentum)
-        if self.ranks == 1:
-            return mine, None
-        shape = bucket.matrices[0].shape
-        if len(mine) < bucket.share:
-            mine = torch.cat([mine, mine.new_zeros((bucket.share - len(mine), *shape))])
-        every = mine.new_empty((self.ranks * bucket.share, *shape))
-        return every, all_gather(every, mine.contiguous())
+    def _exchange(
+        self, together: list[_Bucket], momentum: float
+    ) -> tuple[Tensor, dist.Work | None]:
+        """The updates of all matrices, (ranks, numbers); complete when the work is, if there is
+        one."""
+        if together[0].weights.is_cuda:
+            mine = self._on_gpu(together[0], momentum).flatten()
+            if self.ranks == 1:
+                return mine[None], None
+            every = mine.new_empty((self.ranks, len(mine)))
+        else:
+            sizes = [bucket.size for bucket in together]
+            every = torch.empty((self.ranks, sum(sizes)), dtype=self.dtype)
+            mine = every[self.rank]
+            for bucket, place in zip(together, mine.split(sizes), strict=True):
+                self._on_cpu(bucket, place.view(-1, *bucket.matrices[0].shape), momentum)
+        return every, all_gather(every, mine) if self.ranks > 1 else None
 
-    def _updates(self, bucket: _Bucket, momentum: float) -> Tensor:
-        """Updates of this rank's matrices, (own, rows, columns). Nesterov's momentum."""
+    def _on_gpu(self, bucket: _Bucket, momentum: float) -> Tensor:
+        """Updates of this rank's matrices, (share, rows, columns), in one iteration."""
         if not len(bucket.momentum):  # this rank has none of this shape
-            return bucket.momentum.to(self.dtype)
-        gradients = [m.grad for m in bucket.matrices[bucket.own] if m.grad is not None]
-        assert len(gradients) == len(bucket.momentum), "every matrix has a gradient"
-        update = self._nesterov(torch.stack(gradients), bucket.momentum, momentum)
+            return bucket.weights.new_zeros(
+                (bucket.share, *bucket.weights.shape[1:]), dtype=self.dtype
+            )
+        gradients = torch.stack(bucket.gradients())
+        update = self._nesterov(gradients, bucket.momentum, momentum, out=gradients)
+        mine = orthogonal(self._rounded(update), self._iterate)
+        if len(mine) < bucket.share:
+            pad = mine.new_zeros((bucket.share - len(mine), *mine.shape[1:]))
+            mine = torch.cat([mine, pad])
+        return mine
+
+    def _on_cpu(self, bucket: _Bucket, updates: Tensor, momentum: float) -> None:
+        """Write the updates of this rank's matrices to (share, rows, columns): one at a time, which
+        stays in the cache."""
+        gradients = bucket.gradients()
+        updates[len(gradients) :] = 0
+        for one, gradient, buffer in zip(updates, gradients, bucket.momentum, strict=False):
+            update = self._nesterov(gradient, buffer, momentum)
+            one.copy_(orthogonal(self._rounded(update)))
+
+    def _rounded(self, update: Tensor) -> Tensor:
         if self.dtype == torch.float16:  # in which gradients may be zero
             update = update / norms(update)
-        update = update.to(self.dtype)
-        if update.is_cuda:
-            return orthogonal(update, self._iterate)
-        for one in update:  # one at a time stays in a CPU's cache
-            one.copy_(orthogonal(one))
-        return update
+        return update.to(self.dtype)
 
-    def _nesterov(self, gradients: Tensor, buffer: Tensor, momentum: float) -> Tensor:
-        """Update the momentum in `buffer`. Returns Nesterov's update; overwrites the gradients."""
+    def _nesterov(
+        self, gradients: Tensor, buffer: Tensor, momentum: float, out: Tensor | None = None
+    ) -> Tensor:
+        """Update the momentum in `buffer`. Returns Nesterov's update, in `out` if there is one."""
         if self._skip is not None:
             moved = buffer.lerp(gradients, 1 - momentum)
             torch.where(self._skip, buffer, moved, out=buffer)
@@ -191,7 +248,7 @@ class Muon(torch.optim.Optimizer):
             return self._compiled_nesterov(gradients, buffer, _argument(1 - momentum), self.dtype)
         else:
             buffer.lerp_(gradients, 1 - momentum)
-        return gradients.lerp_(buffer, momentum)
+        return torch.lerp(gradients, buffer, momentum, out=out)
 
     def gather(self) -> None:
         """Collect the momentum of all ranks on rank 0 for state_dict()."""
