@@ -104,6 +104,8 @@ class Attempt:
                 best_effort(msg("launcher.effort.others"), show_others)
                 self._selector.close()
         self.failure.forget_if_complete()
+        if self.outcome.guilty is None and self.outcome.kernel:
+            self.outcome.kernel.close()
         return self.outcome
 
     def ending(self) -> bool:
