@@ -16,6 +16,7 @@ from training.diagnose import card, signatures
 from training.diagnose.advice import filled
 from training.host import cgroups, gpus, kernel_log
 from training.host.kernel_log import KernelLog
+from training.host.xid_events import XidEvent
 from training.launcher import failure_report
 from training.launcher.outcome import Outcome
 
@@ -212,3 +213,46 @@ def test_secrets_and_control_characters_do_not_reach_the_record(run: RunDir) -> 
     line = SEGFAULT.format(pid=PIDS[1]) + " token=abcdef0123456789\\x1b[31m"
     (shown,) = quoted(failed(run, line, SEGV))
     assert "abcdef" not in shown and "\x1b" not in shown
+
+
+class Reported:
+    """Errors that the driver has reported meanwhile."""
+
+    def __init__(self, *numbers: int, gpu: int = 1) -> None:
+        self._events = [XidEvent(f"GPU-{gpu}", number, 0.0) for number in numbers]
+        self.closed = False
+
+    def read(self) -> list[XidEvent]:
+        return self._events
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("numbers", "cause", "shown"),
+    [((45, 79), "gpu_hardware", 1), ((31,), "unknown", 1), ((45,), "unknown", 0)],
+)
+def test_errors_that_the_driver_reports(
+    run: RunDir,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    numbers: tuple[int, ...],
+    cause: str,
+    shown: int,
+) -> None:
+    """In a container, which may not read the kernel's log."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    told = Reported(*numbers)
+    record = failed(run, "", ABORT, kernel=KernelLog(), xids=told)
+    assert verdict(record) == (cause, "died", 1) and told.closed
+    assert [f"Xid {numbers[-1]}: GPU 1 (0000:5e:00.0)" in line for line in quoted(record)] == [
+        True
+    ] * shown
+    assert record["kernel"]["source"] == ("NVML" if shown else "")
+    assert quoted(failed(run, "", ABORT, xids=Reported(79, gpu=7))) == [], "not the run's"
+
+
+def test_the_same_error_is_shown_once(run: RunDir) -> None:
+    line = LOST.format(bus="5e")
+    assert quoted(failed(run, line, ABORT, xids=Reported(79))) == [line]

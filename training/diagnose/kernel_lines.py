@@ -4,8 +4,9 @@ runs python too, and an Xid may be of a GPU that is not the run's."""
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from training.core import cause_ids
@@ -16,6 +17,7 @@ from training.host.gpus import PCI_DEVICES
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import GpuRecord
+    from training.host.xid_events import XidEvent
 
 NAME = r".{1,15}"  # of a thread, at most
 KILLED = re.compile(r"\bKilled process (?P<pid>\d+) \(")
@@ -49,11 +51,13 @@ SWITCH = re.compile(r"nvidia-nvswitch\d*: SXid \([^)]*\): \d+, Fatal")
 
 @dataclass(frozen=True)
 class KernelLine:
-    """`rank`: whose process it names; `place`: of the GPU in the plan; both None: of all GPUs."""
+    """`place`: of the GPU in the plan; without `rank` and `place`: of all GPUs; `named`: by the PID
+    of the rank's process, not only by its GPU."""
 
     text: str
     rank: int | None = None
     place: int | None = None
+    named: bool = False
     signature: Signature | None = None
     groups: dict[str, str] = field(default_factory=dict)
 
@@ -78,6 +82,23 @@ def about(
     return found
 
 
+def of_events(events: Iterable[XidEvent], gpus: Sequence[GpuRecord]) -> list[KernelLine]:
+    """The same of errors that the driver has reported by NVML, which has no PIDs."""
+    found = list[KernelLine]()
+    places = {gpu["uuid"]: place for place, gpu in enumerate(gpus)}
+    for event in events:
+        place = places.get(event.uuid)
+        if place is None:
+            continue
+        address = gpus[place].get("pci") or "-"
+        line = _known(KernelLine(f"NVRM: Xid (PCI:{address}): {event.number},", place=place))
+        if not line.shows(cause_ids.PEER_DIED, signatures.CASCADE):
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
+            text = f"{at} Xid {event.number}: GPU {gpus[place]['index']} ({address})"
+            found.append(replace(line, text=text))
+    return found
+
+
 def killed(texts: Iterable[str]) -> set[int]:
     """The processes that the kernel has killed for lack of memory."""
     return {int(one["pid"]) for text in texts if (one := KILLED.search(text))}
@@ -86,7 +107,7 @@ def killed(texts: Iterable[str]) -> set[int]:
 def _of_process(text: str, ranks: Mapping[int, int] | None) -> KernelLine | None:
     named = next((found for one in OF_PROCESS if (found := one.search(text))), None)
     rank = (ranks or {}).get(int(named["pid"])) if named else None
-    return None if rank is None else _known(KernelLine(text, rank=rank))
+    return None if rank is None else _known(KernelLine(text, rank, named=True))
 
 
 def _of_gpu(
@@ -109,9 +130,8 @@ def _of_gpu(
     rank = None if pid is None or ranks is None else ranks.get(pid)
     if place is None and rank is None:
         return None  # a GPU of others, or unknown
-    line = _known(
-        KernelLine(text, rank, place, groups={"pci": addresses[0][0]} if addresses else {})
-    )
+    values = {"pci": addresses[0][0]} if addresses else {}
+    line = _known(KernelLine(text, rank, place, rank is not None, groups=values))
     if xid is None:
         return line if line.shows(cause_ids.GPU_HARDWARE, signatures.ROOT) else None
     others = pid is not None and ranks is not None and rank is None
@@ -128,7 +148,7 @@ def _known(line: KernelLine) -> KernelLine:
     data = line.text.encode()
     matches = (compiled(pattern).search(data) for pattern in signature.patterns)
     values = next((groups(one) for one in matches if one), {})
-    return KernelLine(line.text, line.rank, line.place, signature, {**line.groups, **values})
+    return replace(line, signature=signature, groups={**line.groups, **values})
 
 
 def _addresses(gpus: Sequence[GpuRecord]) -> tuple[dict[str, int], dict[str, int]]:

@@ -26,7 +26,7 @@ RECORD = re.compile(rb"(?P<priority>\d+),\d+,\d+,[^;\n]*;(?P<text>.*)")
 ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 # Programs may write to the log as well, but not as the kernel.
 BY_KERNEL, LEVELS = 0, 8
-# seconds since 1970, host, program, text
+# unix seconds, host, program, text
 JOURNAL_LINE = re.compile(r"(?P<time>\d+\.\d+) \S+ kernel: (?P<text>.*)")
 JOURNAL = ("journalctl", "-k", "-q", "--no-pager", "-o", "short-unix", "-n", str(MOST_LINES))
 
@@ -54,6 +54,11 @@ class KernelLog:
         except OSError as error:  # kernel.dmesg_restrict, or a container
             self.close()
             self._refused = str(error)
+
+    @property
+    def may_be_read(self) -> bool:
+        """By itself, not by the journal."""
+        return self._file is not None
 
     def read(self) -> KernelMessages:
         """What has been added since the start; once. By the journal if that alone may be read."""

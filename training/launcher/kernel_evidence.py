@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from training.core import cause_ids, exit_status, heartbeat, run_reader, rundir
+from training.core import cause_ids, exit_status, heartbeat, log, run_reader, rundir
 from training.core.messages import msg
 from training.core.plain_text import one_line
 from training.core.redact import masked
@@ -16,7 +16,9 @@ from training.diagnose import advice, exception_cause, kernel_lines
 from training.diagnose.kernel_lines import KernelLine
 from training.diagnose.signatures import ROOT, WEAK
 from training.host import gpus
-from training.host.kernel_log import KernelMessages
+from training.host.kernel_log import KernelLog, KernelMessages
+from training.host.visible_devices import PART
+from training.host.xid_events import XidEvents
 from training.launcher import seats
 from training.watchdog.rank_exit import DIED, ERROR
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from training.core.contracts.verdict import KernelRecord, RankErrorRecord
     from training.launcher.outcome import Outcome
 
+BY_DRIVER = "NVML"
 SHOWN = 3  # of the first messages, and of the last ones
 WORKERS = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\)")
 WAITED = (cause_ids.PEER_DIED, cause_ids.COLLECTIVE_TIMEOUT)
@@ -65,14 +68,14 @@ class KernelEvidence:
         if len(texts) > 2 * SHOWN:
             texts = [*texts[:SHOWN], *texts[-SHOWN:]]
         if texts or (self.messages.source and self.complete):
-            return {"source": self.messages.source, "lines": texts}
+            return {"source": self.messages.source or BY_DRIVER, "lines": texts}
         reason = self.messages.reason or msg("launcher.kernel.other_pids")
         return {"source": "", "lines": [], "reason": reason}
 
     def explanation(
         self, cause: str, kind: FailureKind, rank: int | None, status: int, summary: str
     ) -> Explanation | None:
-        """Of a rank that has ended by itself. `cause`, `kind`, `rank` and `summary`: of the verdict
+        """The cause of the end of a rank. `cause`, `kind`, `rank` and `summary`: of the verdict
         without these messages."""
         if kind not in (DIED, ERROR):
             return None
@@ -85,7 +88,7 @@ class KernelEvidence:
         if hardware and cause in WITHOUT_GPU:
             return _explained(hardware, rank, summary)
         program = self._first(cause_ids.CUDA_DEVICE_ASSERT, WEAK)
-        if program and program.rank is not None and cause in VAGUE:
+        if program and program.named and cause in VAGUE:
             return _explained(program, rank, summary)
         return None
 
@@ -101,6 +104,23 @@ class KernelEvidence:
         return bool(kernel_lines.killed(self.messages.lines))
 
 
+def begin(outcome: Outcome, plan: Plan) -> None:
+    """Before the ranks are started."""
+    outcome.kernel = KernelLog()
+    uuids = [gpu["uuid"] for gpu in plan["gpus"] if not gpu["uuid"].startswith(PART)]
+    if uuids and not outcome.kernel.may_be_read and not outcome.watched:
+        try:
+            outcome.xids = XidEvents(uuids)
+        except OSError as error:  # too many processes: the ranks will fail to start as well
+            log.warning(msg("launcher.kernel.not_followed", error=error))
+
+
+def end(outcome: Outcome) -> None:
+    for one in (outcome.kernel, outcome.xids):
+        if one:
+            one.close()
+
+
 def consult(
     outcome: Outcome,
     run: rundir.RunDir,
@@ -114,13 +134,17 @@ def consult(
         return None
     asked = kind == rundir.ASKED or outcome.torn_down
     if asked or cause not in READ_FOR or (outcome.here is None and not outcome.finding):
-        outcome.kernel.close()
+        end(outcome)
         return None
     read = outcome.kernel.read()
+    events = outcome.xids.read() if outcome.xids else []
+    end(outcome)
     same = gpus.own_pids()
     # a watched command selects its GPUs itself
     used = [] if outcome.watched else plan["gpus"]
     lines = kernel_lines.about(read.lines, _pids(run, plan, own) if same else None, used)
+    if not any(line.place is not None for line in lines):  # the journal may have the same ones
+        lines += kernel_lines.of_events(events, used)
     return KernelEvidence(read, [_placed(line, plan, own) for line in lines], same)
 
 
@@ -147,7 +171,7 @@ def _placed(line: KernelLine, plan: Plan, own: RankErrorRecord | None) -> Kernel
     if [gpu.get("pci") for gpu in plan["gpus"]].count(address) > 1:
         return line
     rank = seats.ranks(plan).start + place
-    return KernelLine(line.text, rank, place, line.signature, line.groups)
+    return replace(line, rank=rank)
 
 
 def _explained(line: KernelLine, rank: int | None, summary: str) -> Explanation:

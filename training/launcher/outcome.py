@@ -7,6 +7,7 @@ from pathlib import Path
 
 from training.core.errors import Exit
 from training.host.kernel_log import KernelLog
+from training.host.xid_events import XidEvents
 from training.launcher.peer_link import LostPeer
 from training.watchdog.hang_report import HangFinding
 from training.watchdog.rank_exit import RankExit
@@ -54,3 +55,4 @@ class Outcome:
     log_from: dict[Path, int] = field(default_factory=dict)
     oom_kills: int | None = None  # the kernel's OOM-kill count before this attempt
     kernel: KernelLog | None = None  # its messages since then
+    xids: XidEvents | None = None  # errors of GPUs since then, where the log may not be read
