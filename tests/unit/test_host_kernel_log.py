@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import kernel_log_unread
+from training.diagnose import kernel_lines
 from training.host import kernel_log
 from training.host.kernel_log import KernelLog
 
@@ -51,6 +53,53 @@ def test_a_real_crash_of_a_child_is_in_the_log() -> None:
     assert log.read().lines == () or log.read().source != str(kernel_log.KMSG), "read once"
 
 
+@pytest.fixture
+def limited() -> Iterator[Path]:
+    """A new control group with 64 MiB of memory."""
+    root = Path("/sys/fs/cgroup")
+    first = (root / "memory") if (root / "memory").is_dir() else root
+    limit = "memory.max" if first == root else "memory.limit_in_bytes"
+    folder = first / f"duet_test_{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group here: {error}")
+    try:
+        try:
+            (folder / limit).write_text(str(64 << 20))
+        except OSError as error:
+            pytest.skip(f"no control group for memory here: {error}")
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+GROWS = """
+import os, sys
+with open(sys.argv[1] + "/cgroup.procs", "w") as file:
+    file.write(str(os.getpid()))
+print(os.getpid(), flush=True)
+bytearray(300 << 20)
+"""
+
+
+def test_a_real_kill_for_lack_of_memory_is_in_the_log(limited: Path) -> None:
+    if reason := kernel_log_unread():
+        pytest.skip(reason)
+    log = KernelLog()
+    child = subprocess.run(
+        [sys.executable, "-c", GROWS, str(limited)], stdout=subprocess.PIPE, check=False
+    )
+    if child.returncode == 0:
+        pytest.skip("the memory of the control group is extended by swap")
+    assert child.returncode == -signal.SIGKILL
+    pid, found = int(child.stdout), log.read()
+    assert pid in kernel_lines.killed(found.lines)
+    lines = kernel_lines.about(found.lines, {pid: 1}, [])
+    assert lines and all(line.rank == 1 for line in lines)
+    assert {line.signature.cause for line in lines if line.signature} == {"host_oom_killed"}
+
+
 def test_records_of_the_kernel_since_the_start(kmsg: Path) -> None:
     lines = added(
         kmsg,
@@ -72,7 +121,9 @@ def test_the_newest_of_many_messages_are_kept(kmsg: Path, monkeypatch: pytest.Mo
     text = "".join(f"4,{n},0,-;message {n}{'.' * 2000}\n" for n in range(300))
     lines = added(kmsg, text)
     assert lines[-1].startswith("message 299.") and len(lines[-1]) == kernel_log.LINE_CHARACTERS
-    assert 0 < len(lines) < 300
+    assert len(lines) == 300
+    monkeypatch.setattr(kernel_log, "MOST_BYTES", 1 << 18)
+    assert 0 < len(added(kmsg, text)) < 300
     monkeypatch.setattr(kernel_log, "MOST_LINES", 3)
     assert [line[:11] for line in added(kmsg, text)] == [f"message {n}" for n in (297, 298, 299)]
 

@@ -112,6 +112,9 @@ def test_a_kill_without_a_message_was_not_for_memory(
     assert not any("dmesg" in sentence for sentence in record["advice"])
     assert str(kernel_log.KMSG) in card.of_run(record), "that there is nothing"
     assert failed(run, "", oom_kills=3)["cause"] == "host_oom_killed", "no message at all"
+    monkeypatch.setattr(kernel_log, "MOST_LINES", 1)
+    record = failed(run, f"earlier\n{others}", oom_kills=3)
+    assert record["cause"] == "host_oom_killed" and record["kernel"]["reason"], "not the whole log"
 
 
 def test_a_log_that_cannot_be_read_leaves_the_command(

@@ -15,7 +15,9 @@ from pathlib import Path
 from training.core.messages import msg
 
 KMSG = Path("/dev/kmsg")
-MOST_BYTES, MOST_LINES = 1 << 18, 2000  # the newest ones
+# The newest ones. A kill for lack of memory lists all processes of the machine.
+MOST_BYTES, MOST_LINES = 1 << 21, 10_000
+JOURNAL_LINES = 2000
 LINE_CHARACTERS = 1000
 RECORD_BYTES = 8192  # the kernel refuses to deliver a longer record to a smaller buffer
 FLOOD_S = 0.5  # a driver may write faster than this process reads
@@ -28,16 +30,18 @@ ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 BY_KERNEL, LEVELS = 0, 8
 # unix seconds, host, program, text
 JOURNAL_LINE = re.compile(r"(?P<time>\d+\.\d+) \S+ kernel: (?P<text>.*)")
-JOURNAL = ("journalctl", "-k", "-q", "--no-pager", "-o", "short-unix", "-n", str(MOST_LINES))
+JOURNAL = ("journalctl", "-k", "-q", "--no-pager", "-o", "short-unix", "-n", str(JOURNAL_LINES))
 
 
 @dataclass(frozen=True)
 class KernelMessages:
-    """`lines`: oldest first; `source`: what was read, "" if nothing could be, for `reason`."""
+    """`lines`: oldest first; `source`: what was read, "" if nothing could be, for `reason`;
+    `whole`: from the start on."""
 
     lines: tuple[str, ...] = ()
     source: str = ""
     reason: str = ""
+    whole: bool = False
 
 
 class KernelLog:
@@ -65,7 +69,10 @@ class KernelLog:
         if self._file is None:
             return _by_journal(self._since, self._refused)
         try:
-            return KernelMessages(_texts(_rest(self._file)), str(KMSG))
+            data, whole = _rest(self._file)
+            texts = _texts(data)
+            kept = _newest(texts)
+            return KernelMessages(kept, str(KMSG), whole=whole and len(kept) == len(texts))
         except OSError as error:
             return KernelMessages(reason=str(error))
         finally:
@@ -81,30 +88,30 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _rest(file: io.FileIO) -> bytes:
-    kept, size = deque[bytes](), 0
+def _rest(file: io.FileIO) -> tuple[bytes, bool]:
+    """(the newest records, whether these are all)"""
+    kept, size, whole = deque[bytes](), 0, True
     until = time.monotonic() + FLOOD_S
     while time.monotonic() < until:
         try:
             piece = file.read(RECORD_BYTES)
         except BrokenPipeError:  # older ones were overwritten
+            whole = False
             continue
         if not piece:
-            break
+            return b"".join(kept), whole
         kept.append(piece)
         size += len(piece)
         while size > MOST_BYTES:
             size -= len(kept.popleft())
-    return b"".join(kept)
+            whole = False
+    return b"".join(kept), False
 
 
-def _texts(data: bytes) -> tuple[str, ...]:
+def _texts(data: bytes) -> list[str]:
     found = (RECORD.match(line) for line in data.split(b"\n"))
-    return _newest(
-        _unescaped(one["text"])
-        for one in found
-        if one and int(one["priority"]) // LEVELS == BY_KERNEL
-    )
+    by_kernel = (one for one in found if one and int(one["priority"]) // LEVELS == BY_KERNEL)
+    return [_unescaped(one["text"]) for one in by_kernel]
 
 
 def _unescaped(text: bytes) -> str:
@@ -136,5 +143,7 @@ def _by_journal(since: float, refused: str) -> KernelMessages:
     if not found:  # those of the boot at least, if it may be read
         return KernelMessages(reason=f"{refused}; {msg('host.kernel_log.no_journal')}")
     return KernelMessages(
-        _newest(one["text"] for one in found if float(one["time"]) >= since), JOURNAL[0]
+        _newest(one["text"] for one in found if float(one["time"]) >= since),
+        JOURNAL[0],
+        whole=float(found[0]["time"]) < since,
     )

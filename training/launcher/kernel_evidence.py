@@ -56,11 +56,16 @@ class Explanation:
 
 @dataclass(frozen=True)
 class KernelEvidence:
-    """`complete`: a process of the run without a message has none."""
+    """`same_pids`: the kernel has the same PIDs, as not in a container."""
 
     messages: KernelMessages
     lines: Sequence[KernelLine]
-    complete: bool
+    same_pids: bool
+
+    @property
+    def complete(self) -> bool:
+        """Does a process without a message have none?"""
+        return self.same_pids and self.messages.whole
 
     def record(self) -> KernelRecord:
         """With the first messages about the run, and the last ones."""
@@ -69,7 +74,8 @@ class KernelEvidence:
             texts = [*texts[:SHOWN], *texts[-SHOWN:]]
         if texts or (self.messages.source and self.complete):
             return {"source": self.messages.source or BY_DRIVER, "lines": texts}
-        reason = self.messages.reason or msg("launcher.kernel.other_pids")
+        other = "launcher.kernel.overwritten" if self.same_pids else "launcher.kernel.other_pids"
+        reason = self.messages.reason or msg(other)
         return {"source": "", "lines": [], "reason": reason}
 
     def explanation(
