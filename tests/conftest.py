@@ -90,6 +90,16 @@ def processes(token: str) -> dict[int, str]:
     return found
 
 
+def kernel_log_unread() -> str:
+    """Why the kernel's log does not show here that a program has crashed; "" if it does."""
+    try:
+        os.close(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK))
+        logged = Path("/proc/sys/debug/exception-trace").read_text().strip() != "0"
+    except OSError as error:
+        return f"the kernel's log cannot be read here: {error}"
+    return "" if logged else "this kernel logs no crashes: debug.exception-trace is 0"
+
+
 def wait_until(
     condition: Callable[[], object],
     seconds: float = 60.0,

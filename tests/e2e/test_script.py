@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import processes, wait_until
+from tests.conftest import kernel_log_unread, processes, wait_until
 from tests.e2e.conftest import PEERS, SCRIPTS, Launched, Script
 from training.core.rundir import read_records
 from training.monitor import state
@@ -113,6 +113,10 @@ def test_an_exception_is_named_with_rank_file_and_line(script: Script, tmp_path:
     )
 
 
+# faulthandler ends the process by a signal of its own, which the kernel does not log
+CRASH = "import ctypes, faulthandler; faulthandler.disable(); ctypes.string_at(0)"
+
+
 @pytest.mark.parametrize(
     ("ending", "cause", "summary", "placed"),
     [
@@ -123,7 +127,12 @@ def test_an_exception_is_named_with_rank_file_and_line(script: Script, tmp_path:
             "os._exit(7)", "exit_status", "exited with status 7", False, marks=pytest.mark.slow
         ),
         ("os.kill(os.getpid(), 9)", "killed", "killed by SIGKILL", False),
-        ("os.kill(os.getpid(), 11)", "segfault", "killed by SIGSEGV", True),
+        pytest.param(
+            "os.kill(os.getpid(), 11)",
+            *("segfault", "killed by SIGSEGV", True),
+            marks=pytest.mark.slow,
+        ),
+        (CRASH, "segfault", "killed by SIGSEGV", False),
     ],
 )
 def test_how_a_rank_ended(
@@ -139,6 +148,12 @@ def test_how_a_rank_ended(
         summary,
     )
     assert run.failure["where"] == (f"{tmp_path}/run0/my script.py:3" if placed else None)
+    if ending == CRASH:
+        if reason := kernel_log_unread():
+            pytest.skip(reason)
+        (line,) = run.failure["kernel"]["lines"]
+        assert " segfault at 0 " in line and "libc" in line
+        assert line[:60] in run.output
 
 
 LEAVES = """

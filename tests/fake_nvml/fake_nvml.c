@@ -19,6 +19,8 @@
  *
  * FAKE_NVML_MIG=0,1            in parts, one on each GPU: MIG-00000000, MIG-00000001 …      FAKE_NVML_MIG_GIB=10   their memory
  *
+ * FAKE_NVML_XID=1:79,0:31      errors to report as events: GPU and number      FAKE_NVML_EVENTS=0   without events
+ *
  * FAKE_NVML_VIRTUAL=0,2        1 passed through, 2 vGPU
  *
  * What only `--check` asks; a list has a value for each GPU, the last one holds for the rest:
@@ -41,7 +43,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, IS_LOST = 15 };
+enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, IS_LOST = 15 };
 typedef struct { unsigned index; } Device;
 typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned gpu, memory; } Load;
@@ -171,6 +173,30 @@ int nvmlDeviceGetPciInfo_v3(Device *d, Pci *out) {
   if (!getenv("FAKE_NVML_BUS")) return snprintf(out->bus_id, sizeof out->bus_id, "00000000:%02X:00.0", out->bus), supported();
   if (d->index) return NOT_SUPPORTED;
   return snprintf(out->bus_id, sizeof out->bus_id, "0000%s", getenv("FAKE_NVML_BUS")), supported();
+}
+
+/* One set of events, each once. */
+enum { XID_CRITICAL_ERROR = 8 };
+typedef struct { Device *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } Event;
+static int registered[16];
+
+int nvmlEventSetCreate(void **out) { return *out = registered, OK; }
+int nvmlDeviceRegisterEvents(Device *d, unsigned long long types, void *set) {
+  if (!number("FAKE_NVML_EVENTS", 1) || set != registered) return NOT_SUPPORTED;
+  return registered[d->index] = types == XID_CRITICAL_ERROR, OK;
+}
+
+int nvmlEventSetWait_v2(void *set, Event *out, unsigned milliseconds) {
+  static const char *rest;
+  unsigned index, xid;
+  if (set != registered) return INVALID_ARGUMENT;
+  for (rest = rest ? rest : variable("FAKE_NVML_XID", ""); *rest;) {
+    int known = sscanf(rest, "%u:%u", &index, &xid) == 2 && index < 16 && registered[index];
+    rest += strcspn(rest, ",");
+    rest += *rest == ',';
+    if (known) return *out = (Event){&devices[index], XID_CRITICAL_ERROR, xid, -1u, -1u}, OK;
+  }
+  return usleep(milliseconds * 1000), TIMEOUT;
 }
 
 int nvmlDeviceGetFanSpeed(Device *d, unsigned *percent) {

@@ -42,6 +42,8 @@ SMALLER = {"size", "factor", "smaller_command", "fits_gib", "smallest", "lighter
 ESTIMATED = "estimated_bytes"  # the plan's estimate of a rank on a GPU
 CRASH_STACKS = "crash_stacks"  # value: their files
 RANK_STACKS = "stacks"  # value: their folder; only of runs of Duet
+# Whether the card has the kernel's messages: empty values, one of which is known.
+KERNEL_READ, KERNEL_UNREAD = "kernel_read", "kernel_unread"
 FORMAT = string.Formatter()
 
 
@@ -109,6 +111,9 @@ def of_end(
 
         signature, groups = scan.named(end["summary"], GENERAL if cause in GENERAL else (cause,))
     groups = {**groups, **by_frames(end.get("evidence", []))}
+    if (kernel := end.get("kernel")) and kernel["source"]:
+        groups = {**groups, KERNEL_READ: ""}
+        run_values = {name: one for name, one in run_values.items() if name != KERNEL_UNREAD}
     if folder := end.get("stacks"):
         groups = {**groups, RANK_STACKS: shlex.quote(folder)}
     log = end.get("log")
@@ -176,6 +181,7 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
     found = {
         "ranks": plan["ranks"],
         "parent": shlex.quote(str(run.path.parent)),
+        KERNEL_UNREAD: "",
     }
     if not run.is_gone():  # moved or removed: no sentence names its files
         found |= {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from training.core import messages
-from training.core.cause_ids import NONE
+from training.core.cause_ids import GPU_HARDWARE, KILLED, NONE
 from training.core.cells import pad
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
@@ -60,6 +60,7 @@ def of_run(record: FailureRecord) -> str:
         lines.append(row(msg("diagnose.card.others"), "; ".join(others)))
     if record["evidence"]:
         lines += [msg("diagnose.card.evidence"), *_quoted(record["evidence"])]
+    lines += _kernel(record)
     lines += _memory(record.get("memory"))
     if "occupied" in record:
         label = "" if record.get("memory") else msg("diagnose.card.memory")
@@ -129,6 +130,19 @@ def _doing(record: FailureRecord | DiagnosisRecord) -> str:
     spawned = "" if process is None else msg("diagnose.card.spawned", process=process)
     on_gpu = "" if gpu is None else msg("diagnose.card.on_gpu", gpu=gpu)
     return spawned + on_gpu + (msg("diagnose.card.in_phase", phase=phase) if phase else "")
+
+
+def _kernel(record: FailureRecord) -> list[str]:
+    """Messages of the kernel; that there are none only where they were to be expected."""
+    found = record.get("kernel")
+    if not found or not found["source"]:
+        return []
+    label, source = msg("diagnose.card.kernel"), found["source"]
+    if found["lines"]:
+        return [row(label, source), *_quoted(found["lines"])]
+    if record["cause"] in (GPU_HARDWARE, KILLED):
+        return [row(label, msg("diagnose.card.kernel_silent", source=source))]
+    return []
 
 
 def _memory(memory: ExhaustedMemoryRecord | None) -> list[str]:

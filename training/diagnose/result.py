@@ -125,7 +125,7 @@ def _of_run(end: EndRecord, run: RunDir, plan: Plan | None) -> DiagnosisRecord:
         "title": _title(cause),
         "file": str(run.failure if "exit_code" in end else run.summary),
         "where": end["where"],
-        "lines": end["evidence"],
+        "lines": [*end["evidence"], *(end["kernel"]["lines"] if "kernel" in end else [])],
         "signature": None,
         "source": signatures.causes()[cause].source,
         "run": str(run.path),

@@ -310,7 +310,7 @@ def slowdowns(reasons: int) -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def _own_pids() -> bool:
+def own_pids() -> bool:
     """Whether the driver's pids are those of this process too: in a container they are not."""
     try:
         return str(PIDS.readlink()) == HOST_PIDS
@@ -319,7 +319,7 @@ def _own_pids() -> bool:
 
 
 def _process(pid: int, used: int | None) -> GpuProcess:
-    if not _own_pids():
+    if not own_pids():
         return GpuProcess(pid, used, known=False)  # here it may be another process
     try:
         import psutil

@@ -12,7 +12,13 @@ from training.core import heartbeat, phases, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.host.process import STOP_SIGNALS
-from training.launcher import failure_report, local_ranks, spawn, stop_signals
+from training.launcher import (
+    failure_report,
+    kernel_evidence,
+    local_ranks,
+    spawn,
+    stop_signals,
+)
 from training.launcher.attempt_limits import AttemptLimits
 from training.launcher.attempt_state import AttemptState
 from training.launcher.child_processes import ChildProcesses
@@ -93,6 +99,9 @@ class Attempt:
                     if time.monotonic() - checked > POLL_S:
                         self._check()
                         checked = time.monotonic()
+            except BaseException:
+                kernel_evidence.end(self.outcome)
+                raise
             finally:
                 best_effort = self.state.best_effort
                 best_effort(msg("launcher.effort.reap"), self.children.reap)
@@ -104,6 +113,8 @@ class Attempt:
                 best_effort(msg("launcher.effort.others"), show_others)
                 self._selector.close()
         self.failure.forget_if_complete()
+        if self.outcome.guilty is None:
+            kernel_evidence.end(self.outcome)
         return self.outcome
 
     def ending(self) -> bool:

@@ -17,7 +17,7 @@ from training.core.messages import msg
 from training.core.plain_text import one_line
 from training.host import process
 from training.host.cgroups import oom_kills
-from training.launcher import local_ranks, spawn, timeouts
+from training.launcher import kernel_evidence, local_ranks, spawn, timeouts
 from training.launcher.adopted_ranks import AdoptedRanks
 from training.launcher.attempt_state import AttemptState
 from training.launcher.outputs import Outputs
@@ -54,6 +54,7 @@ class ChildProcesses:
         of a rank cannot be written."""
         state = self._state
         state.outcome.oom_kills = oom_kills()
+        kernel_evidence.begin(state.outcome, state.plan)
         spawn.remove_stale(state.run, self._stale)
         command, ours = local_ranks.command(state.run, state.plan), state.outcome.ours
         if state.outcome.watched:

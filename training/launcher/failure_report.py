@@ -13,9 +13,16 @@ from training.core.messages import msg
 from training.core.plain_text import one_line, plain
 from training.diagnose import error_reports, full_disk
 from training.diagnose import exception_cause as causes
-from training.diagnose.advice import of_end, values
+from training.diagnose.advice import MOST, filled, of_end, values
 from training.host import cgroups
-from training.launcher import exhausted_gpu, failed_gpus, rank_log, seats, stop_report
+from training.launcher import (
+    exhausted_gpu,
+    failed_gpus,
+    kernel_evidence,
+    rank_log,
+    seats,
+    stop_report,
+)
 from training.launcher.outcome import Outcome
 from training.launcher.stop_report import stopped_early
 from training.trainer import prepared_cache
@@ -23,12 +30,15 @@ from training.watchdog.hang_report import DESYNC, UNEVEN
 from training.watchdog.rank_exit import DIED, ERROR
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from training.core.contracts.kinds import FailureKind
     from training.core.contracts.plan import Plan
     from training.core.contracts.verdict import FailureRecord, RankErrorRecord
     from training.diagnose.events import Event
     from training.diagnose.root_cause import RootCause
     from training.diagnose.traceback import Traceback
+    from training.launcher.kernel_evidence import KernelEvidence
 
 SHOWN_CHARACTERS = 240  # of an exception's message
 UNCLEAR = {*causes.VAGUE, cause_ids.SEGFAULT, cause_ids.KILLED}
@@ -75,21 +85,9 @@ def exit_code(outcome: Outcome) -> int:
 def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     """Content of failure.json."""
     found = outcome.finding
-    rank, status = (outcome.here if outcome.elsewhere else outcome.guilty) or (None, 0)
     errors = error_reports.of_all(run, outcome.unwritten)
-    if rank is None and errors and not found:  # torchrun reports only that something failed
-        rank = min(errors, key=lambda e: e["time"])["rank"]
-    own = None if found else causes.root(errors, rank)
-    source = own["rank"] if own else rank  # the rank whose log is most informative
-    rank = (
-        own["guilty_rank"]
-        if own
-        else None
-        if outcome.death and outcome.death.kind == DESYNC
-        else rank
-    )
+    rank, source, status, own = _first_failed(outcome, errors)
     log = rank_log.file(outcome, run, source, rank)
-    since = outcome.log_from.get(log, 0)
     gone, places = _lost_gpus(outcome, plan, own)
     cause, kind, summary = _what(outcome, run, rank, status, own, gone if places else "")
     # the rank that died of a request to stop has not failed
@@ -104,12 +102,21 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         cause = logged.cause
     if gone and kind in (DIED, ERROR) and cause in UNCLEAR:
         cause, summary = cause_ids.GPU_HARDWARE, gone  # its driver does not answer
+    kernel = kernel_evidence.consult(outcome, run, plan, cause, kind, own)
+    told = kernel.explanation(cause, kind, rank, status, summary) if kernel else None
+    elsewhere = told is not None and told.rank != rank
+    if told:
+        cause, rank, summary = told.cause, told.rank, told.summary
+    if elsewhere:
+        own, thrown, log = None, None, rank_log.file(outcome, run, rank)
     lost = (
         outcome.lost
-        if kind != rundir.ASKED and (outcome.here is None or (own and causes.is_victim(own)))
+        if kind != rundir.ASKED
+        and not told
+        and (outcome.here is None or (own and causes.is_victim(own)))
         else None
     )
-    timed_out = not found and _timed_out(own, cause, logged)
+    timed_out = not found and not told and _timed_out(own, cause, logged)
     seen = outcome.missing if timed_out else found
     if timed_out:  # the rank that reports it is never the guilty one
         rank = seen.rank if seen else None
@@ -122,11 +129,11 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "cause": cause,
         "kind": kind,
         "victim": timed_out
-        or (cause == cause_ids.PEER_DIED if own is None else causes.is_victim(own)),
+        or (cause == cause_ids.PEER_DIED if own is None or told else causes.is_victim(own)),
         "rank": rank,
         "step": _step(run, rank),
         "summary": summary,
-        "where": seen.where if seen else _where(outcome, own, thrown, rank),
+        "where": seen.where if seen else None if elsewhere else _where(outcome, own, thrown, rank),
         "phase": (found.phase if found else None)
         or (outcome.phases.get(rank) if rank is not None else None),
         "phases": {str(r): p for r, p in sorted(outcome.phases.items())},
@@ -135,19 +142,17 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "stacks": seen.folder if seen else None,
         "status": status,
         "exit_code": int(exit_code(outcome)),
-        "evidence": found.evidence() if found else rank_log.last_lines(log, since),
+        "evidence": found.evidence()
+        if found
+        else rank_log.last_lines(log, outcome.log_from.get(log, 0)),
         "log": plan.get("log_file") or str(log) if lost or not log.exists() else str(log),
         "torn_down": outcome.torn_down,
         "launch": plan["launch"],
         "time": time.time(),
     }
-    if kind == rundir.ASKED and outcome.stalled:
-        stop_report.add_stalled(record, outcome.stalled, run)
-    if found and found.may_end:
-        record["may_end"] = True
-    _add_parts(record, outcome, own, run)
-    if "elastic" in plan and plan["elastic"]["lost"]:
-        record["lost"] = plan["elastic"]["lost"]
+    if kernel:
+        record["kernel"] = kernel.record()
+    _add_parts(record, outcome, own, run, plan)
     event = logged.event if logged else None
     failed_gpus.note(record, outcome, plan, places, own, event.line.text if event else "")
     if lost:
@@ -155,13 +160,39 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     else:
         _add_memory(record, own, run, plan if not gone else None)
         error_reports.note_alike(record, own, errors)
-    return _complete(record, event, values(run, plan))
+    return _complete(record, event, kernel, values(run, plan))
+
+
+def _first_failed(
+    outcome: Outcome, errors: Sequence[RankErrorRecord]
+) -> tuple[int | None, int | None, int, RankErrorRecord | None]:
+    """(guilty rank, rank whose log is most informative, status, error report)"""
+    found = outcome.finding
+    rank, status = (outcome.here if outcome.elsewhere else outcome.guilty) or (None, 0)
+    if rank is None and errors and not found:  # torchrun reports only that something failed
+        rank = min(errors, key=lambda e: e["time"])["rank"]
+    own = None if found else causes.root(errors, rank)
+    if own:
+        return own["guilty_rank"], own["rank"], status, own
+    together = outcome.death is not None and outcome.death.kind == DESYNC
+    return None if together else rank, rank, status, None
 
 
 def _add_parts(
-    record: FailureRecord, outcome: Outcome, own: RankErrorRecord | None, run: rundir.RunDir
+    record: FailureRecord,
+    outcome: Outcome,
+    own: RankErrorRecord | None,
+    run: rundir.RunDir,
+    plan: Plan,
 ) -> None:
-    """Threads of ranks, the process of mp.spawn that has failed, and the folder on a full disk."""
+    """What only some ends have: a rank that did not stop, a hang that may end, threads of ranks,
+    the process of mp.spawn that has failed, the folder on a full disk, ranks lost before."""
+    if record["kind"] == rundir.ASKED and outcome.stalled:
+        stop_report.add_stalled(record, outcome.stalled, run)
+    if outcome.finding and outcome.finding.may_end:
+        record["may_end"] = True
+    if "elastic" in plan and plan["elastic"]["lost"]:
+        record["lost"] = plan["elastic"]["lost"]
     if outcome.in_threads:
         record["threads"] = {str(r): text for r, text in sorted(outcome.in_threads.items())}
     if own and "process" in own and own["rank"] == record["rank"]:
@@ -169,13 +200,24 @@ def _add_parts(
     full_disk.note(record, own, run, known=outcome.ours)
 
 
-def _complete(record: FailureRecord, event: Event | None, known: dict[str, str]) -> FailureRecord:
+def _complete(
+    record: FailureRecord,
+    event: Event | None,
+    kernel: KernelEvidence | None,
+    known: dict[str, str],
+) -> FailureRecord:
     """With advice, and without control characters in the program's own words."""
     record["summary"] = plain(record["summary"])
     record["evidence"] = [one_line(line) for line in record["evidence"]]
     groups = event.hit.groups if event and event.hit else {}
     signature = event.signature if event else None
-    return {**record, "advice": of_end(record, signature, groups, known)}
+    shown = kernel.line_of(record["cause"]) if kernel else None
+    if shown:
+        signature, groups = shown.signature, shown.groups
+    sentences = of_end(record, signature, groups, known)
+    if shown and shown.signature and record["cause"] == cause_ids.HANG:
+        sentences = [*filled(shown.signature.advice, shown.groups), *sentences][:MOST]
+    return {**record, "advice": sentences}
 
 
 def _add_memory(

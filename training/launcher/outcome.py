@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.core.errors import Exit
+from training.host.kernel_log import KernelLog
+from training.host.xid_events import XidEvents
 from training.launcher.peer_link import LostPeer
 from training.watchdog.hang_report import HangFinding
 from training.watchdog.rank_exit import RankExit
@@ -52,3 +54,5 @@ class Outcome:
     # log → offset of this attempt: logs span several attempts
     log_from: dict[Path, int] = field(default_factory=dict)
     oom_kills: int | None = None  # the kernel's OOM-kill count before this attempt
+    kernel: KernelLog | None = None  # its messages since then
+    xids: XidEvents | None = None  # errors of GPUs since then, where the log may not be read

@@ -65,6 +65,14 @@ class OccupiedRecord(TypedDict):
     processes: Sequence[GpuProcessRecord]  # by memory; [] if the driver lists none
 
 
+class KernelRecord(TypedDict):
+    """Messages of the kernel during an attempt (training.launcher.kernel_evidence)."""
+
+    source: str  # where they were read; "": nowhere, for `reason`
+    lines: list[str]  # about the processes and GPUs of the run
+    reason: NotRequired[str]
+
+
 class RankErrorRecord(ReportedError):
     """ranks/rank<r>.error.json: the exception that ended a rank, written by the rank itself
     (training.trainer.error_file, lib/run_script.py). `type` is SystemExit if a script called
@@ -106,6 +114,7 @@ class EndRecord(TypedDict):
     stacks: str | None  # folder
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU of `rank` had none left
     occupied: NotRequired[OccupiedRecord]  # the GPU of `rank`, by others: the reason of a gpu_oom
+    kernel: NotRequired[KernelRecord]  # if it may explain the cause
     full_folder: NotRequired[str]  # on the full disk, if that may not be the run directory's
 
 
