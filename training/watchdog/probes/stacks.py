@@ -69,6 +69,7 @@ class Thread:
     holds_gil: bool  # unknown from faulthandler
     frames: tuple[Frame, ...]  # innermost first
     current: bool = False  # the one that crashed; only from faulthandler
+    number: int = 0  # Linux's; 0: unknown
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,7 @@ def _parsed(pid: int, threads: list[Record]) -> Stack:
                     Frame(frame["filename"], frame["line"], frame["name"])
                     for frame in thread["frames"]
                 ),
+                number=thread["os_thread_id"] or 0,
             )
             for thread in threads
         ),
