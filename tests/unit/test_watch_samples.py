@@ -332,6 +332,15 @@ def test_without_stacks_there_is_no_verdict() -> None:
     assert logged == [f"hang detection is not possible: {result}"]
 
 
+def test_a_rank_that_exits_slowly_is_not_one_without_a_stack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exits = dataclasses.replace(PROCESS, command="[python]", waits_in="exit_mm")
+    monkeypatch.setattr(procfs, "read_process", lambda pid, thread=0: exits)
+    monkeypatch.setattr(stacks, "dump", lambda pids: dict.fromkeys(pids, "process 1 has ended"))
+    assert sampling.take({0: 1}).looks == {}
+
+
 def test_rates_of_a_trace() -> None:
     first, last = look(MINE), look(MINE, cpu_s=10.5, io_bytes=5000, faults=10)
     child = dataclasses.replace(PROCESS, pid=2, cpu_s=1.0)

@@ -36,6 +36,11 @@ class Process:
     waits_in: str  # kernel function, "" when unknown or running
     faults: int = 0  # page faults: new pages, or pages of a mapped file
 
+    @property
+    def exits(self) -> bool:
+        """Has it exited, or given back its memory, and with it the command line?"""
+        return self.state in "ZX" or self.command.startswith("[")
+
 
 def read_process(pid: int, thread: int = 0) -> Process | None:
     """None if there is no such process. `thread`: 0 for its main thread."""

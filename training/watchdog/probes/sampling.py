@@ -69,7 +69,7 @@ def take(
         main = deciding(found[pid])
         thread = main.number if main else 0
         process = procfs.read_process(pid, thread)
-        if process is None or process.state in "ZX":
+        if process is None or process.exits:
             continue
         children = {
             child: now

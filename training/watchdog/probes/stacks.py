@@ -215,8 +215,7 @@ def _parsed(pid: int, threads: list[Record]) -> Stack:
 
 def _reason(pid: int, output: str) -> str:
     now = procfs.read_process(pid)
-    # without a command line: it is exiting
-    if now is None or now.state in "ZX" or now.command.startswith("["):
+    if now is None or now.exits:
         return msg("watchdog.stack.ended", pid=pid)
     if re.search(r"permission denied|operation not permitted", output, re.I):
         return msg("watchdog.stack.not_allowed", pid=pid)
