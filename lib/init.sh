@@ -26,6 +26,10 @@ if [[ ${DUET_DEBUG-} == 1 ]]; then # trace the shell; run::export hides values t
   set -x
 fi
 
+# A closed descriptor would become that of the next file that is opened. A closed output is reported (training/host/program.py).
+[[ -e /proc/self/fd/0 ]] || exec 0</dev/null
+[[ -e /proc/self/fd/2 ]] || exec 2>/dev/null
+
 # A user's function or CDPATH may make cd print.
 DUET_ROOT=$(CDPATH='' builtin cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." >/dev/null && builtin pwd)
 DUET_SCRIPT=${DUET_COMMAND:-$(basename -- "$(readlink -f -- "$0")")} # `duet run` becomes launch_train.sh

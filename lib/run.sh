@@ -9,10 +9,7 @@ RUN_PLANNER= # PID while the plan is made
 # process is already a rank, and the launcher of several machines with --hosts.
 run::plan() {
   local answer
-  # a closed descriptor would become that of the next file that is opened
-  [[ -e /proc/self/fd/0 ]] || exec 0</dev/null
-  [[ -e /proc/self/fd/1 ]] || exec 1>/dev/null
-  [[ -e /proc/self/fd/2 ]] || exec 2>/dev/null
+  [[ -e /proc/self/fd/1 ]] || exec 1>/dev/null # like the others in lib/init.sh
   run::_ask "$@" || {
     local status=$?
     messages::answer "$answer"

@@ -17,25 +17,28 @@ venv::is_whole() {
 
 # Whether it is complete and was made from this requirements.lock.
 venv::is_current() {
-  local stamp=''
+  local stamp='' now=''
   [[ -f $DUET_ROOT/.venv/duet.stamp ]] || return
   IFS= read -r stamp <"$DUET_ROOT/.venv/duet.stamp" || true # the file has no last newline
-  # With TORCH_LOCAL_PATH a .venv that contains torch will do too: the local torch comes first on the path.
-  [[ $stamp == "$(venv::_stamp)" || $stamp == "$(TORCH_LOCAL_PATH='' venv::_stamp)" ]] || return
+  now=$(venv::_stamp) || now=
+  # With TORCH_LOCAL_PATH a .venv that contains torch will do too: the local torch comes first on the path. At the limit of processes the
+  # stamp is unknown; the environment is then kept.
+  [[ -z $now || $stamp == "$now" || $stamp == "$(TORCH_LOCAL_PATH='' venv::_stamp)" ]] || return
   venv::is_whole
 }
 
 # Identifies what .venv is made from: a checksum of the first section of the lock file, and whether torch is local.
 venv::_stamp() {
-  local lock=''
-  [[ ! -r $DUET_ROOT/requirements.lock ]] || lock=$(<"$DUET_ROOT/requirements.lock")
-  printf '%s torch=%s' "$(cksum <<<"${lock%%$'\n# ['*}")" "${TORCH_LOCAL_PATH:+local}"
+  local lock='' sum
+  [[ ! -r $DUET_ROOT/requirements.lock ]] || lock=$(<"$DUET_ROOT/requirements.lock") || return
+  sum=$(cksum <<<"${lock%%$'\n# ['*}") || return
+  printf '%s torch=%s' "$sum" "${TORCH_LOCAL_PATH:+local}"
 }
 
 venv::make() {
   local base stamp status=0
   base=$(python::base) || return
-  stamp=$(venv::_stamp)
+  stamp=$(venv::_stamp) || messages::refuse environment.not_created 'the environment .venv could not be created' || return
   if [[ -f $DUET_ROOT/.venv/duet.stamp ]]; then
     messages::info environment.recreating \
       'creating the environment .venv with %s again: it is damaged or was made from another requirements.lock (once)' "$base"

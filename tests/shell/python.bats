@@ -55,6 +55,19 @@ planned_after_making() {
   is "$stderr" ''
 }
 
+@test "at the limit of processes a ready .venv is kept, and none is made" {
+  quick_installer
+  stub cksum <<<'exit 254' # as a shell that cannot fork
+  plan
+  planned_after_making 0
+  is "$stderr" ''
+  rm .venv/duet.stamp
+  plan
+  is "$status" 3
+  has "$stderr" '[ERROR] '
+  is "$(<"$MADE")" ''
+}
+
 @test "no .venv: it is created, and the run continues" {
   rm -r .venv
   quick_installer

@@ -185,6 +185,7 @@ def test_a_full_disk_causes_no_traceback() -> None:
     assert (
         done.returncode == 3
         and "No space left on device" in done.stderr
+        and "(exit 3)" in done.stderr
         and "Traceback" not in done.stderr
     )
 

@@ -268,3 +268,19 @@ def test_output_that_cannot_be_written(words: tuple[str, ...]) -> None:
         )
     assert done.returncode == 3 and len(done.stderr.splitlines()) == 1, done.stderr
     assert done.stderr.startswith("[ERROR] ")
+
+
+LOG = "tests/fixtures/logs/gpu_oom/01.log"
+
+
+@each("words", [("runs",), ("diagnose", LOG), ("inspect", "latest"), ("inspect", "--pid=1")])
+def test_closed_output_is_refused(words: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"exec ./duet {shlex.join(words)} >&-"],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=clean_environment(),
+    )
+    assert done.returncode == 2 and "standard output is closed" in done.stderr, done.stderr

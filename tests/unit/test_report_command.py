@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,6 +110,20 @@ def test_the_command(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     )
     assert command.main([str(run), "--quiet"]) == 0
     assert capfd.readouterr().out == ""
+
+
+def test_closed_input(root: Path) -> None:
+    """The library that draws the pictures fails if it finds another file in its place."""
+    run = root / "experiments/first_run"
+    here = Path(options.__file__).resolve().parents[3]
+    done = subprocess.run(
+        ["bash", "-c", 'exec "$0" report "$1" --quiet <&- 2>&1', here / "duet", run],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "<svg" in (run / "report.html").read_text()
 
 
 def test_call_by_the_supervisor(root: Path) -> None:

@@ -111,6 +111,49 @@ def test_a_slow_save_is_not_a_hang_for_a_long_time(tmp_path: Path, code: str, st
     )
 
 
+def in_background(state: str, *saver: Frame) -> ProcessSample:
+    """The main thread waits for another one."""
+    library = Frame("/u/lib/python3.11/threading.py", 327, "Condition.wait")
+    main = look(library, Frame("/home/me/train.py", 29, "main"), state=state)
+    assert isinstance(main.stack, Stack)
+    executor = Frame(f"{LIBRARY}/distributed/checkpoint/state_dict_saver.py", 270, "save")
+    waits = Thread("executor", False, False, False, (library, executor))
+    threads = (*main.stack.threads, waits, Thread("saver", False, False, False, (*saver, executor)))
+    return dataclasses.replace(main, stack=dataclasses.replace(main.stack, threads=threads))
+
+
+@pytest.mark.parametrize("state", ["D", "S"])
+def test_a_slow_save_in_the_background_is_not_a_hang_for_a_long_time(state: str) -> None:
+    saves = in_background(state, Frame("/home/me/slow.py", 13, "write_data"))
+    logged = judged((reduce(), reduce()), (saves, saves))
+    assert isinstance(logged, NoFinding) and logged.code == WORKS
+    assert isinstance(
+        judged((reduce(), reduce()), (saves, saves), alone=True, written=5_000_000),
+        NoFinding if state == "D" else HangFinding,
+    ), "the kernel writes back its data"
+    found = judged((reduce(), reduce()), (saves, saves), alone=True)
+    assert isinstance(found, HangFinding) and (found.kind, found.rank, found.where) == (
+        "blocked" if state == "D" else "hang",
+        1,
+        "/home/me/slow.py:13",
+    )
+    assert found.evidence()[0] == "/home/me/slow.py:13 (write_data)"
+
+
+def test_a_stuck_save_for_which_all_ranks_wait_is_found() -> None:
+    """The savers of the others wait for it in a collective."""
+    reduces = Frame(f"{LIBRARY}/distributed/distributed_c10d.py", 3000, "gather_object")
+    waits, stuck = in_background("S", reduces), in_background("S", MINE)
+    logged = judged((waits, waits), (stuck, stuck))
+    assert isinstance(logged, NoFinding) and logged.code == WORKS
+    found = judged((waits, waits), (stuck, stuck), alone=True)
+    assert isinstance(found, HangFinding) and (found.kind, found.rank, found.where) == (
+        "hang",
+        1,
+        "/home/me/train.py:7",
+    )
+
+
 def test_a_rank_without_a_cpu_core_is_not_idle() -> None:
     """On an overloaded machine it uses almost no CPU time, and each look finds it at the same
     line."""
@@ -287,6 +330,15 @@ def test_without_stacks_there_is_no_verdict() -> None:
     for _ in range(3):
         assert watch._result(2.0, 1.0, False) is None
     assert logged == [f"hang detection is not possible: {result}"]
+
+
+def test_a_rank_that_exits_slowly_is_not_one_without_a_stack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exits = dataclasses.replace(PROCESS, command="[python]", waits_in="exit_mm")
+    monkeypatch.setattr(procfs, "read_process", lambda pid, thread=0: exits)
+    monkeypatch.setattr(stacks, "dump", lambda pids: dict.fromkeys(pids, "process 1 has ended"))
+    assert sampling.take({0: 1}).looks == {}
 
 
 def test_rates_of_a_trace() -> None:

@@ -45,6 +45,34 @@ def test_what_ends_a_wait(tmp_path: Path, setup: str, wait: str, by: str) -> Non
         wait_until(lambda: system_calls.ends_by(pid) == by, 20, by or "nothing")
 
 
+SAVES = """
+import threading, time
+
+def save(file):
+    time.sleep(1000) or file.write("")
+
+saver = threading.Thread(target=save, args=(None,), daemon=True)
+saver.start()
+print("ready", flush=True)
+saver.join()
+"""
+
+
+def test_a_main_thread_waits_for_one_that_saves(tmp_path: Path) -> None:
+    with targets.running(tmp_path, SAVES) as (pid, *_):
+        targets.asleep(pid)
+        wait_until(
+            lambda: (
+                (main := (seen := take({0: pid}).looks[0]).main)
+                and (main.frames[0].function, main.frames[-1].function, seen.ends_by)
+                == ("save", "<module>", TIMEOUT)
+            ),
+            20,
+            "the saver decides",
+        )
+        assert system_calls.ends_by(pid) == ""
+
+
 def test_a_process_that_is_gone() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()

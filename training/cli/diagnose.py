@@ -72,6 +72,7 @@ def main(argv: list[str]) -> int:
         if wanted.help:
             print(typed(__doc__.rstrip()))
             return int(Exit.DONE)
+        program.require_output()
         # `--report-issue RUN`
         if wanted.report_issue and find_run.exists(Path(wanted.report_issue)) and not wanted.logs:
             wanted.logs, wanted.report_issue = [wanted.report_issue], ""
@@ -105,7 +106,8 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         log.report(
             UserError(
-                Problem("output.unwritable", msg("cli.diagnose.unwritable", error=error.strerror))
+                Problem("output.unwritable", msg("cli.diagnose.unwritable", error=error.strerror)),
+                Exit.RESOURCES,
             ),
             closing=msg("cli.diagnose.nothing_printed"),
         )

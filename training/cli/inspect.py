@@ -38,6 +38,7 @@ def main(argv: list[str]) -> int:
         if chosen.help:
             print(typed((__doc__ or "").strip()))
             return int(Exit.DONE)
+        program.require_output()
         run = options.find(chosen.run) if chosen.pid is None else None
         while True:
             report = health.of_run(run) if run else health.of_process(chosen.pid or 0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from training.core.messages import msg
 from training.watchdog.probes.stacks import Stack
+from training.watchdog.probes.waits import deciding
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import HangKind
@@ -104,7 +105,7 @@ class HangFinding:
     def evidence(self) -> list[str]:
         """Stack of the guilty rank, innermost frame first."""
         stack = self.stacks.get(self.rank) if self.rank is not None else None
-        main = stack.main if isinstance(stack, Stack) else None
+        main = deciding(stack) if stack else None
         return [str(frame) for frame in main.frames[:SHOWN_FRAMES]] if main else []
 
     def texts(self) -> dict[int, str]:

@@ -21,7 +21,8 @@ FORKSERVER = "multiprocessing.forkserver"
 
 @dataclass(frozen=True)
 class Process:
-    """One reading of /proc/<pid>. `state` and `waits_in` are those of the main thread."""
+    """One reading of /proc/<pid>. `state`, `main_cpu_s` and `waits_in` are those of the main
+    thread, or of the thread that was asked for."""
 
     pid: int
     parent: int
@@ -35,14 +36,19 @@ class Process:
     waits_in: str  # kernel function, "" when unknown or running
     faults: int = 0  # page faults: new pages, or pages of a mapped file
 
+    @property
+    def exits(self) -> bool:
+        """Has it exited, or given back its memory, and with it the command line?"""
+        return self.state in "ZX" or self.command.startswith("[")
 
-def read_process(pid: int) -> Process | None:
-    """None if there is no such process."""
+
+def read_process(pid: int, thread: int = 0) -> Process | None:
+    """None if there is no such process. `thread`: 0 for its main thread."""
     whole = _stat(f"/proc/{pid}/stat")
     if whole is None:
         return None
-    main = _stat(f"/proc/{pid}/task/{pid}/stat") or whole
-    waits_in = read_text(f"/proc/{pid}/wchan")
+    main = _stat(f"/proc/{pid}/task/{thread or pid}/stat") or whole
+    waits_in = read_text(f"/proc/{pid}/task/{thread or pid}/wchan")
     return Process(
         pid=pid,
         parent=int(whole[2]),
@@ -143,17 +149,17 @@ def workers(pid: int) -> list[int]:
     return [child for child in family(pid) if is_python(child, own)]
 
 
-def turns(pid: int) -> int:
-    """How often the computing thread (the main thread, or torch's own for backward on a GPU) has
-    gone to sleep: constant in a thread that waits for something that never arrives."""
+def turns(pid: int, thread: int = 0) -> int:
+    """How often the computing threads (the main thread, torch's own for backward on a GPU, and this
+    one) have gone to sleep: constant in a thread that waits for something that never arrives."""
     count = 0
-    for thread in threads_of(pid):
-        if thread == str(pid) or read_text(f"/proc/{pid}/task/{thread}/comm").startswith(
+    for one in threads_of(pid):
+        if int(one) in (pid, thread) or read_text(f"/proc/{pid}/task/{one}/comm").startswith(
             "pt_autograd"
         ):
             found = re.search(
                 r"^voluntary_ctxt_switches:\s*(\d+)",
-                read_text(f"/proc/{pid}/task/{thread}/status"),
+                read_text(f"/proc/{pid}/task/{one}/status"),
                 re.MULTILINE,
             )
             count += int(found[1]) if found else 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from training.watchdog.probes import procfs, sockets, stacks, system_calls
 from training.watchdog.probes.procfs import Process
 from training.watchdog.probes.stacks import Frame, Stack, Thread
-from training.watchdog.probes.waits import in_collective
+from training.watchdog.probes.waits import deciding, in_collective
 
 # Less than this is not work: threads that only poll, a logger's helper process.
 IDLE_SHARE = 0.05  # of a core
@@ -41,7 +41,7 @@ class ProcessSample:
 
     @property
     def main(self) -> Thread | None:
-        return self.stack.main if isinstance(self.stack, Stack) else None
+        return deciding(self.stack)
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,10 @@ def take(
     families = {rank: procfs.family(pid, tree) for rank, pid in pids.items()}
     connected = {rank: sockets.connections([pids[rank], *families[rank]]) for rank in pids}
     for rank, pid in pids.items():
-        process = procfs.read_process(pid)
-        if process is None or process.state in "ZX":
+        main = deciding(found[pid])
+        thread = main.number if main else 0
+        process = procfs.read_process(pid, thread)
+        if process is None or process.exits:
             continue
         children = {
             child: now
@@ -90,12 +92,12 @@ def take(
             procfs.uses_gpu(pid),
             children,
             {inode: connection.moved for inode, connection in mine.items()},
-            procfs.turns(pid),
+            procfs.turns(pid, thread),
             queued,
             frozenset(mine.keys() - to_ranks),
             frozenset(own),
             frozenset(own - to_store),
-            system_calls.ends_by(pid, to_ranks),
+            system_calls.ends_by(pid, to_ranks, thread),
         )
         looks[rank] = replace(look, newest_call=_newest(rank, look, before, newest_call))
     return Sample(time.monotonic(), looks, procfs.written_back())

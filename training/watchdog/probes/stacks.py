@@ -69,6 +69,7 @@ class Thread:
     holds_gil: bool  # unknown from faulthandler
     frames: tuple[Frame, ...]  # innermost first
     current: bool = False  # the one that crashed; only from faulthandler
+    number: int = 0  # Linux's; 0: unknown
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,7 @@ def _parsed(pid: int, threads: list[Record]) -> Stack:
                     Frame(frame["filename"], frame["line"], frame["name"])
                     for frame in thread["frames"]
                 ),
+                number=thread["os_thread_id"] or 0,
             )
             for thread in threads
         ),
@@ -213,8 +215,7 @@ def _parsed(pid: int, threads: list[Record]) -> Stack:
 
 def _reason(pid: int, output: str) -> str:
     now = procfs.read_process(pid)
-    # without a command line: it is exiting
-    if now is None or now.state in "ZX" or now.command.startswith("["):
+    if now is None or now.exits:
         return msg("watchdog.stack.ended", pid=pid)
     if re.search(r"permission denied|operation not permitted", output, re.I):
         return msg("watchdog.stack.not_allowed", pid=pid)

@@ -63,9 +63,10 @@ def _polls_input(pid: int, thread: str) -> bool:
     )
 
 
-def ends_by(pid: int, to_ranks: Collection[int] = ()) -> str:
-    """What ends the wait of the main thread. `to_ranks`: inodes of connections to other ranks."""
-    name, arguments = _call(pid, str(pid))
+def ends_by(pid: int, to_ranks: Collection[int] = (), thread: int = 0) -> str:
+    """What ends the wait of this thread (0: the main one). `to_ranks`: inodes of connections to
+    other ranks."""
+    name, arguments = _call(pid, str(thread or pid))
     if name == "wait":
         return CHILD
     if name in ("sleep", "restart"):  # restart: a wait with a timeout after a signal

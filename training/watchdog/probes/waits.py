@@ -5,9 +5,10 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from training.watchdog.probes.stacks import BARRIERS, NOT_OURS, Frame, Thread
+from training.watchdog.probes.stacks import BARRIERS, NOT_OURS, Frame, Stack, Thread
 
 # Where the call into C++ waits for other ranks. Much else in torch/distributed computes, or reads
 # files.
@@ -125,6 +126,23 @@ def saves(frames: Sequence[Frame]) -> bool:
         bool(frames)
         and _SAVING.search(linecache.getline(frames[0].file, frames[0].line)) is not None
     )
+
+
+def deciding(stack: Stack | str) -> Thread | None:
+    """The thread on which the progress of a process depends: the main thread, or the one that saves
+    in the background while the main thread waits in Python's `threading` for a thread; then with
+    the frames of the main thread as its callers."""
+    main = stack.main if isinstance(stack, Stack) else None
+    if main is None or isinstance(stack, str) or not _waits_for_thread(main):
+        return main
+    saving = [thread for thread in stack.threads if not thread.main and saves(thread.frames)]
+    # One of them may wait for the others, as torch's does for those that write the files.
+    saver = min(saving, key=_waits_for_thread, default=None)
+    return replace(saver, main=True, frames=saver.frames + main.frames) if saver else main
+
+
+def _waits_for_thread(thread: Thread) -> bool:
+    return bool(thread.frames) and thread.frames[0].file.endswith("/threading.py")
 
 
 def _method(frame: Frame) -> str:
