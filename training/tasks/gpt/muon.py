@@ -38,7 +38,7 @@ class _Bucket:
     gathered: list[Tensor] | None = None  # momentum of each rank, on rank 0 after gather()
 
     def gradients(self) -> list[Tensor]:
-        """Of the matrices that this rank updates."""
+        """Gradients of the matrices that this rank updates."""
         found = [matrix.grad for matrix in self.matrices[self.own] if matrix.grad is not None]
         assert len(found) == len(self.momentum), "every matrix has a gradient"
         return found
