@@ -178,6 +178,13 @@ def test_the_use_of_the_gpu_where_it_is_known(run: RunDir) -> None:
         assert "331.8 ms per step (medians)\n" in screen(run, plan(), **facts)
 
 
+def test_the_energy_of_a_token_where_it_is_measured(run: RunDir) -> None:
+    text = screen(run, plan(), mfu=0.4126, joules_per_unit=0.0123)
+    assert "331.8 ms per step, 41.3 % of the GPU's arithmetic (MFU), 0.0123 J/token (m" in text
+    text = screen(run, plan(), joules_per_unit=None)
+    assert "331.8 ms per step (medians)" in text
+
+
 def test_the_memory_of_a_gpu_beside_its_estimate(run: RunDir) -> None:
     gib = 1 << 30
     planned = {"total_bytes": 27 * gib, "context_bytes": gib}

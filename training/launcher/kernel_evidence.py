@@ -74,9 +74,12 @@ class KernelEvidence:
             texts = [*texts[:SHOWN], *texts[-SHOWN:]]
         if texts or (self.messages.source and self.complete):
             return {"source": self.messages.source or BY_DRIVER, "lines": texts}
-        other = "launcher.kernel.overwritten" if self.same_pids else "launcher.kernel.other_pids"
-        reason = self.messages.reason or msg(other)
-        return {"source": "", "lines": [], "reason": reason}
+        other = (
+            msg("launcher.kernel.overwritten")
+            if self.same_pids
+            else msg("launcher.kernel.other_pids")
+        )
+        return {"source": "", "lines": [], "reason": self.messages.reason or other}
 
     def explanation(
         self, cause: str, kind: FailureKind, rank: int | None, status: int, summary: str

@@ -101,9 +101,8 @@ def write_summary(
         "loss_end": end,
         "bytes_per_token": (run_reader.read_data(session.run.data) or {}).get("bytes_per_token"),
         "step_ms": statistics.median(r["step_ms"] for r in recent) if recent else math.nan,
-        "mfu": statistics.median(known)
-        if (known := [r["mfu"] for r in recent if r.get("mfu") is not None])
-        else None,
+        "mfu": _median(recent, "mfu"),
+        "joules_per_unit": _median(recent, "joules_per_unit"),
         "memory_bytes": max(
             (m for r in steps.values() for m in r.get("memory_bytes", ()) if m is not None),
             default=None,
@@ -122,6 +121,11 @@ def write_summary(
     session.run.forget_before(plan, session.run.summary)
     session.run.event("end", step=position.step, exit_code=int(code))
     return summary
+
+
+def _median(steps: list[Figures], name: str) -> float | None:
+    known = [record[name] for record in steps if record.get(name) is not None]
+    return statistics.median(known) if known else None
 
 
 def scores(evals: dict[int, Figures]) -> dict[str, float]:

@@ -117,9 +117,13 @@ def _rate(s: SummaryRecord) -> str:
 
 
 def _use(s: SummaryRecord) -> str:
-    """MFU, if the GPU's peak is known."""
-    mfu = s.get("mfu")
-    return msg("trainer.summary.mfu", percent=100 * mfu) if mfu is not None else ""
+    """MFU, if the GPU's peak is known, and energy, if its driver measures it."""
+    mfu, joules = s.get("mfu"), s.get("joules_per_unit")
+    use = msg("trainer.summary.mfu", percent=100 * mfu) if mfu is not None else ""
+    if joules is None:
+        return use
+    unit = metric_units.one(metric_units.counted(s))
+    return use + msg("trainer.summary.energy", joules=units.joules(joules), unit=unit)
 
 
 def _memory(s: SummaryRecord, plan: Plan) -> str:
@@ -137,7 +141,7 @@ def _memory(s: SummaryRecord, plan: Plan) -> str:
 def _contents(run: rundir.RunDir, checkpoint: str) -> str:
     files, folders = (
         (run.plan, run.metrics, run.checkpoints / checkpoint),
-        (run.samples, run.tensorboard, run.wandb, run.ranks),
+        (run.samples, run.tensorboard, run.wandb, run.profile, run.ranks),
     )
     parts = dict.fromkeys(files, "") | dict.fromkeys(folders, "/")
     return ", ".join(

@@ -83,6 +83,7 @@ class SummaryRecord(TypedDict):
     samples_per_s: NotRequired[float]
     step_ms: float  # median; NaN without a recorded step
     mfu: float | None  # median, 0 to 1
+    joules_per_unit: NotRequired[float | None]  # median, of all GPUs; missing in early 0.1
     memory_bytes: int | None  # maximum over ranks
     skipped_steps: NotRequired[int]  # of fp16
     checkpoint: str  # folder
