@@ -199,6 +199,10 @@ def test_a_full_disk_causes_no_traceback() -> None:
             "distributed.local_rank_required",
         ),
         (
+            "ImportError: libtorch_cpu.so: failed to map segment from shared object",
+            "machine.limit.address_space",
+        ),
+        (
             "Loss.cu:186: nll_loss_forward_no_reduce_cuda_kernel: block: [0,0,0], thread: [32,0,0] "
             "Assertion `cur_target >= 0 && cur_target < n_classes` failed.",
             "gpu.assert.label",
