@@ -84,7 +84,7 @@ def test_a_graph_delays_the_exchange_of_its_gradients() -> None:
 def test_unknown_arithmetic() -> None:
     one = replace(ONE, compute_s=None)
     assert (one.share, one.speed_up, one.exposed_s) == (None, None, one.total_s)
-    assert exchange.saved_by_compression(one) is None
+    assert exchange.saved(one, one) is None
     assert exchange.enough_accumulation(one) is None
 
 
@@ -172,6 +172,17 @@ def test_auto_compresses_where_it_pays(rate: float | None, done: Decided, value:
     plan = decide("auto", begun(rate), done)
     assert plan.fields["gradient_compression"]["value"] == value
     assert len(plan.text) == 1
+
+
+def test_auto_compares_each_with_its_own_buckets() -> None:
+    """With a large latency, larger buckets save most of what compression would."""
+    start, done = begun(7.74, small_ms=3.9), decided(16)
+    plain, half = (decide(wish, start, done).fields["exchange"] for wish in ("none", "bf16"))
+    assert plain["compute_ms"] is not None
+    step = plain["compute_ms"] + plain["exposed_ms"]
+    assert (plain["exposed_ms"] - half["exposed_ms"]) / step < exchange.PAYS
+    found = decide("auto", start, done).fields
+    assert found["gradient_compression"]["value"] == "none" and found["exchange"] == plain
 
 
 def test_an_explicit_value_is_never_overridden() -> None:
