@@ -12,6 +12,7 @@ import pytest
 from tests.cases import each
 from tests.unit.conftest import ask
 from training.config.batch import Batch
+from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.host.decisions import Decision
 from training.host.gpus import Gpu
@@ -268,3 +269,13 @@ def test_little_gain_is_explained_with_what_helps(monkeypatch: pytest.MonkeyPatc
     assert "--gradient_compression" not in note, "it would save nothing"
     (note,) = decide("bf16", begun(0.5)).notes
     assert "--gradient_compression" not in note and "one GPU alone" in note
+
+
+def test_a_speed_up_of_nearly_nothing_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "_why", lambda *facts: ["-"])
+    plan = decide("none", begun(0.001))
+    speed = plan.fields["exchange"]["speed_up"]
+    assert speed is not None and speed < gradients.LEAST_SHOWN
+    below = msg("plan.gradients.below", bound=gradients.LEAST_SHOWN)
+    for text in (*plan.text[:1], *plan.notes):
+        assert below in text and "0.00 ×" not in text
