@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from training.core.messages import msg
 from training.host import p2p_cache
 from training.host.p2p_cache import Key, known, remember, remembered, verdict
 
@@ -122,23 +123,27 @@ def test_a_failed_test_withdraws_the_result_for_its_gpus(file: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == [file.name], "no lock is left"
 
 
-def test_times_of_busy_gpus_are_not_remembered() -> None:
+def test_times_of_busy_gpus_are_marked_and_replace_no_others() -> None:
     one = verdict(key(), {}, gb_per_s=1.0, small_ms=1.0)
-    assert remember(key(), one, busy="GPU 0 is busy") == "not cached: GPU 0 is busy"
-    assert known(key()) is None
-    learn(key(), {})
-    remember(key(), one, busy="GPU 0 is busy")
+    busy = {"busy": "GPU 0 is busy"}
+    assert remember(key(), one, **busy) == msg("host.p2p.without_times", why=busy["busy"])
     found = known(key())
-    assert found and found["gb_per_s"] == 9.5, "of idle GPUs"
-    assert remember(key(), {**one, "variables": SET}, busy="GPU 0 is busy").startswith("cached")
+    assert found == {**one, "busy": True} and remembered(key()) == {}
+    learn(key(), {})
+    remember(key(), one, **busy)
+    found = known(key())
+    assert found and found["gb_per_s"] == 9.5 and "busy" not in found, "of idle GPUs"
+    assert remember(key(), {**one, "variables": SET}, **busy).startswith("cached")
     assert remembered(key()) == SET
-    assert "work now" in remember(key(), one, busy="GPU 0 is busy")
-    assert (remembered(key()), known(key())) == ({}, None)
+    assert "work now" in remember(key(), one, **busy)
+    found = known(key())
+    assert remembered(key()) == {} and found and found["busy"]
 
 
 def test_results_of_several_processes_are_kept(file: Path) -> None:
     code = """
 import sys
+from training.core.messages import msg
 from training.host import p2p_cache
 for number in range(30):
     one = p2p_cache.key([f"{sys.argv[1]}-{number}"], "580", "2.13", {})

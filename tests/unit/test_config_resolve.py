@@ -202,7 +202,7 @@ def test_invalid_text(name: str, text: str) -> None:
         ("data", "", "data"),
         ("out_dir", "", "out_dir"),
         ("log_dir", "", "log_dir"),
-        ("persistent_workers", 1, "a int"),
+        ("persistent_workers", 1, "an int"),
         ("persistent_workers", "true", "a str"),
         ("device", 5, "one of auto, cuda, cpu"),
         ("device", ["cpu"], "one of auto, cuda, cpu"),
@@ -210,7 +210,7 @@ def test_invalid_text(name: str, text: str) -> None:
         ("device", True, "one of auto, cuda, cpu"),
         ("compile", 2, "one of auto, 1, 0"),
         ("compile", 1.0, "one of auto, 1, 0"),
-        ("data", 5, "a int"),
+        ("data", 5, "an int"),
         ("run_name", None, "a NoneType"),
     ],
 )
@@ -285,6 +285,40 @@ def test_unknown_names_in_a_file_get_suggestions() -> None:
     assert refused(merge(file={"depht": "twelve"})).fixes == [], "the value must fit"
     # Actions are not allowed in files.
     assert "dry_run" in refused(merge(file={"dry_run": True})).what
+
+
+@each(
+    ("name", "text", "fixes"),
+    [
+        ("gradient_compression", "fp8", ["none"]),
+        ("gradient_compression", "bf61", ["bf16"]),
+        ("deterministic", "maybe", ["false"]),
+        ("profile", "fifty", ["0"]),
+        ("precision", "fp64", ["fp16"]),
+        ("precision", "double", ["auto"]),
+        ("depth", "", ["12"]),
+        ("out_dir", "", ["experiments"]),
+        ("numa", "both", ["auto"]),
+        ("numa", "-1", ["auto", "off"]),  # the nearest number is another node
+        ("numa", "1024", ["auto", "off"]),
+    ],
+)
+def test_an_invalid_value_has_a_fix(name: str, text: str, fixes: list[str]) -> None:
+    problem = refused(merge(f"--{name}={text}"))
+    assert problem.fixes == [f"--{name}={fix}" for fix in fixes]
+    accepted(merge(problem.fixes[0]))
+    (first, *_) = refused(merge(env={f"DUET_{name.upper()}": text or "\0"})).fixes
+    assert first.startswith(f"export DUET_{name.upper()}=")
+
+
+def test_an_invalid_value_in_a_file_has_a_fix() -> None:
+    assert refused(merge(file={"precision": "double"})).fixes == ["precision = 'auto'   # c.py:1"]
+    problem = refused(merge(file={"precision": 3}))
+    assert problem.fixes == ["precision = 'auto'   # c.py:1"]
+    problem = refused(merge(file={"data": 3}))
+    assert problem.what.endswith(", an int") and problem.fixes == ["data = '3'   # c.py:1"]
+    problem = refused(merge(file={"persistent_workers": 1}))
+    assert problem.fixes == ["persistent_workers = True   # c.py:1"]
 
 
 def test_variables_of_other_tools() -> None:

@@ -161,6 +161,15 @@ def test_insufficient_memory_is_reported() -> None:
     assert estimate(found.load).total <= 1.02 * least
 
 
+def test_no_recomputation_as_asked_is_not_called_a_saving() -> None:
+    asked = ready("aggressive", activation_checkpointing="none")
+    assert "maximum savings" in chosen(asked, 3, 65536).sentence(), "the loss in parts is one"
+    found = chosen(asked, 3)
+    assert (found.load.blocks, found.load.selective, found.load.chunks) == (0, 0, 1)
+    too_large = msg("tasks.gpt.fit.asked_too_large", sequences="14 sequences", room="3.0 GiB")
+    assert found.sentence() == msg("tasks.gpt.fit.no_savings", reason=too_large)
+
+
 @each("name", NAMES)
 @each("gib", [12, 20, 31, 80, 200])
 def test_an_automatic_device_batch_is_the_fastest_that_fits(name: str, gib: int) -> None:

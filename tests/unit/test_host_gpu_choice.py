@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.cases import each
+from training.core.messages import msg
+from training.host import gpu_choice
 from training.host.gpu_choice import emptiest, emptiest_gpus, numbering
 from training.host.gpus import EXCLUSIVE, PROHIBITED, VISIBLE, Gpu, GpuInventory, GpuProcess
 
@@ -73,6 +75,49 @@ def test_the_others_are_hidden_or_follow() -> None:
     follow = emptiest_gpus(machine, 2, {}, hide=False)
     assert follow.visible == "1,3,0,2", "a script may use more than one GPU in a rank"
     assert follow.machine.driver == "580"
+
+
+def test_the_gpus_left_out_still_count() -> None:
+    machine = GpuInventory(EVERY, "-")
+    for hide, spare in ((True, 2), (False, 0)):
+        found = emptiest_gpus(machine, 2, {}, hide=hide).machine
+        assert (len(found.gpus) + found.spare, found.spare) == (4, spare)
+
+
+@each(
+    ("damaged", "chosen"),
+    [
+        ({0}, [1, 3]),
+        ({0, 1}, [2, 3]),
+        ({0, 1, 3}, [0, 2]),  # one sound GPU alone is not enough
+        ({0, 1, 2, 3}, [0, 1]),
+    ],
+)
+def test_a_damaged_gpu_is_used_only_if_needed(damaged: set[int], chosen: list[int]) -> None:
+    every = [gpu(0, 79), gpu(1, 79), gpu(2, 60), gpu(3, 79)]
+    assert [one.index for one in emptiest(every, 2, damaged=damaged)] == chosen
+    full = [gpu(0, 79), gpu(1, 5), gpu(2, 79)]
+    assert [one.index for one in emptiest(full, 2, damaged={0})] == [0, 2], "not half empty"
+
+
+def test_the_reason_is_what_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    alike = tuple(gpu(n, 79, nvlinks=4, capability=(8, 6)) for n in range(4))
+    names: dict[str, Any] = {"chosen": "-, -", "first": "-, -", "count": 4}
+    monkeypatch.setattr(gpu_choice, "_described", lambda gpu: "-")
+
+    def why(every: tuple[Gpu, ...]) -> str:
+        return emptiest_gpus(GpuInventory(every, "-"), 2, {}, hide=True).why
+
+    monkeypatch.setattr(gpu_choice.gpu_damage, "damaged", lambda indices: set())
+    monkeypatch.setattr(gpu_choice.nvlink, "pairs", lambda indices: set())
+    newer = (*alike[:3], replace(alike[3], capability=(8, 9)))
+    assert why(newer) == msg("host.gpus.newest", **names)
+    assert why(EVERY) == msg("host.gpus.emptiest", **names)
+    monkeypatch.setattr(gpu_choice.nvlink, "pairs", lambda indices: {frozenset((2, 3))})
+    assert why(alike) == msg("host.gpus.linked", **names)
+    monkeypatch.setattr(gpu_choice.nvlink, "pairs", lambda indices: set())
+    monkeypatch.setattr(gpu_choice.gpu_damage, "damaged", lambda indices: {0})
+    assert why(alike) == msg("host.gpus.sound", avoided="0", **names)
 
 
 def test_beside_a_lost_gpu_the_chosen_ones_are_named_by_uuid() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.conftest import ENHANCED, ask
 from training.core.errors import Exit, UserError
+from training.core.messages import msg
 from training.host import env_vars, p2p_cache
 from training.launcher.communication import run, start_test
 from training.launcher.communication.analysis import CommunicationFinding
@@ -81,6 +82,35 @@ def test_gpus_are_tested_once() -> None:
         assert plan["communication"] == first["communication"]
         assert plan["communication"]["gb_per_s"] == 11.3 and plan["communication"]["p2p"]
         assert len(plan["text"]) == 1 and plan["text"] == plan["headline"]
+
+
+@pytest.mark.parametrize("use", [80, 3])
+def test_gpus_that_were_busy_are_tested_again_once_idle(
+    use: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p2p_cache.remember(key(), verdict({}), busy="GPU 0 was busy")
+    monkeypatch.setattr(p2p_cache, "busy_gpu", lambda gpus: None if use < 30 else {"index": 0})
+    plan, last = settled(test := Ranks({})), settled(Ranks(None))
+    assert len(test.plans) == (use < 30)
+    for done in (plan, last):
+        assert ("communication" in done) == (use < 30) and len(done["text"]) == 1
+
+
+def test_the_message_is_why_it_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[str]()
+    monkeypatch.setattr(start_test.log, "info", told.append)
+    done = CommunicationResult(2, "cuda", "nccl", None)
+    monkeypatch.setattr(run, "run", lambda plan, **limits: done)
+    gpus = [{"uuid": uuid, "use_percent": 0} for uuid in UUIDS]
+    plan: Any = {"local_ranks": 2, "gpus": gpus, "driver": "580.65.06", "torch": "2.13.0"}
+    for busy in (None, "GPU 0 was busy", ""):
+        if busy is not None:
+            of = run.key(plan)
+            new = p2p_cache.verdict(of, {}, gb_per_s=11.3, small_ms=0.05)
+            p2p_cache.remember(of, new, busy=busy)
+        start_test.StartTest(only_check=False)(plan)
+    names = ("first_start", "times_again", "check")
+    assert told == [msg(f"launcher.communication.{name}", ranks="2 ranks") for name in names]
 
 
 def test_the_command_tests_the_gpus_of_the_run() -> None:
@@ -162,7 +192,7 @@ def started(monkeypatch: pytest.MonkeyPatch, kind: str, stage: str, *, check: bo
     finding = CommunicationFinding(kind, "found", [0, 1], stage)
     result = CommunicationResult(2, "cuda", "nccl", finding, first=finding)
     monkeypatch.setattr(run, "run", lambda plan, **options: result)
-    return start_test.StartTest(only_check=check)({"local_ranks": 2})  # type: ignore[typeddict-item]
+    return start_test.StartTest(only_check=check)({"local_ranks": 2, "gpus": []})  # type: ignore[typeddict-item]
 
 
 @pytest.mark.parametrize("kind", ["hang", "wrong data"])

@@ -12,6 +12,7 @@ import pytest
 from tests.cases import each
 from tests.unit.conftest import ask
 from training.config.batch import Batch
+from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.host.decisions import Decision
 from training.host.gpus import Gpu
@@ -84,7 +85,7 @@ def test_a_graph_delays_the_exchange_of_its_gradients() -> None:
 def test_unknown_arithmetic() -> None:
     one = replace(ONE, compute_s=None)
     assert (one.share, one.speed_up, one.exposed_s) == (None, None, one.total_s)
-    assert exchange.saved_by_compression(one) is None
+    assert exchange.saved(one, one) is None
     assert exchange.enough_accumulation(one) is None
 
 
@@ -174,6 +175,17 @@ def test_auto_compresses_where_it_pays(rate: float | None, done: Decided, value:
     assert len(plan.text) == 1
 
 
+def test_auto_compares_each_with_its_own_buckets() -> None:
+    """With a large latency, larger buckets save most of what compression would."""
+    start, done = begun(7.74, small_ms=3.9), decided(16)
+    plain, half = (decide(wish, start, done).fields["exchange"] for wish in ("none", "bf16"))
+    assert plain["compute_ms"] is not None
+    step = plain["compute_ms"] + plain["exposed_ms"]
+    assert (plain["exposed_ms"] - half["exposed_ms"]) / step < exchange.PAYS
+    found = decide("auto", start, done).fields
+    assert found["gradient_compression"]["value"] == "none" and found["exchange"] == plain
+
+
 def test_an_explicit_value_is_never_overridden() -> None:
     for wish, rate in (("bf16", 50.0), ("bf16", None), ("none", 1.0)):
         found = decide(wish, begun(rate)).fields["gradient_compression"]
@@ -257,3 +269,13 @@ def test_little_gain_is_explained_with_what_helps(monkeypatch: pytest.MonkeyPatc
     assert "--gradient_compression" not in note, "it would save nothing"
     (note,) = decide("bf16", begun(0.5)).notes
     assert "--gradient_compression" not in note and "one GPU alone" in note
+
+
+def test_a_speed_up_of_nearly_nothing_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "_why", lambda *facts: ["-"])
+    plan = decide("none", begun(0.001))
+    speed = plan.fields["exchange"]["speed_up"]
+    assert speed is not None and speed < gradients.LEAST_SHOWN
+    below = msg("plan.gradients.below", bound=gradients.LEAST_SHOWN)
+    for text in (*plan.text[:1], *plan.notes):
+        assert below in text and "0.00 ×" not in text

@@ -171,7 +171,9 @@ def test_every_suggested_command_corrects_all_mistakes(
 
 
 @pytest.mark.parametrize(
-    "unsolved", [["--seed=first"], ["--seed"], ["--seed=1", "--seed=first"]], ids=" ".join
+    "unsolved",
+    [["--max_time=never"], ["--seed"], ["--max_time=1h", "--max_time=never"]],
+    ids=" ".join,
 )
 def test_no_whole_command_beside_a_mistake_without_a_suggestion(
     unsolved: list[str], home: Path

@@ -51,7 +51,10 @@ def convert(name: str, raw: Any, is_text: bool, fields: Known = FIELDS) -> tuple
         except OverflowError:
             return None, msg("config.convert.too_large")
     elif type(raw).__name__ != wanted:
-        return None, msg("config.convert.wrong_type", type=type(raw).__name__)
+        given = type(raw).__name__
+        if given == "int":
+            return None, msg("config.convert.wrong_type_int")
+        return None, msg("config.convert.wrong_type", type=given)
     if wanted == "float" and not math.isfinite(value):
         return None, ""
     if wanted == "str" and "\0" in value:

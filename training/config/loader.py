@@ -29,6 +29,7 @@ OPERATORS: dict[type[ast.operator], Any] = {
     ast.Div: operator.truediv,
 }
 MAX_BITS = 128
+QUICKSTART = "quickstart"  # the config for a first try
 EXAMPLE = '{"depth": 12}'
 Values = dict[str, tuple[Any, str]]  # name → (value, origin 'file:line')
 
@@ -89,6 +90,7 @@ def _text(path: Path) -> tuple[str, list[Problem]]:
             )
         ]
     if not os.path.exists(path):
+        hint = hint or [f"--config={p}" for p in _ready("dual_gpu") if p.stem == QUICKSTART]
         return "", [
             Problem("config.missing", msg("config.loader.missing", path=path), allowed, hint)
         ]

@@ -18,7 +18,7 @@ from training.config import batch
 from training.config.convert import as_text, convert
 from training.config.flags import WORDS, bool_words
 from training.config.foreign_names import NAMES, VALUES, Foreign, row_of
-from training.config.schema import DURATION, FIELDS, Config, Known, describe, kind
+from training.config.schema import DURATION, FIELDS, NODE, Config, Known, describe, kind
 from training.config.translate import RANKS, Changes, Sizes, none
 from training.core.messages import msg
 from training.core.suggest import suggest
@@ -159,14 +159,25 @@ def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
         begin = [one for one in allowed if len(word) > 1 and one.startswith(word)]
         found += suggest(word, allowed, most=1) or (begin if len(begin) == 1 else [])
     if kind(field, fields) == "bool":
-        found += bool_words(word)
+        found += [str(WORDS[word]).lower()] if word in WORDS else bool_words(word)
+    if kind(field, fields) == "str" and not meta["choices"] and isinstance(raw, (int, float)):
+        found.append(text)
+    if meta["unit"] == NODE and re.fullmatch(r"[+-]?\d+", text):
+        return [*meta["words"]], ""  # the nearest node is another one
     if kind(field, fields) in ("int", "float") and not meta["choices"]:
         found += _numbers(text, fields[field].metadata, kind(field, fields))
     if meta["unit"] == DURATION:
         found.append(SPELLED_UNIT.sub(lambda unit: unit[1][0], word).replace(" ", ""))  # 8 hours
     fitting = [v for v in dict.fromkeys(found) if fits(field, v, fields)]
+    if not fitting and (not text or meta["unit"] != DURATION):
+        found = [_default(fields[field].default)]
+        return [v for v in found if v and fits(field, v, fields)], ""
     endless = fitting[:1] == ["0"] and NO_LIMIT in meta["help"]
     return fitting[:2], msg("config.meant.no_limit") if endless else ""
+
+
+def _default(raw: Any) -> str:
+    return f"{raw:g}" if isinstance(raw, float) else as_text(raw)
 
 
 def _numbers(text: str, meta: Any, wanted: str) -> list[str]:

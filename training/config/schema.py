@@ -12,6 +12,7 @@ from typing import Any
 
 from training.core.messages import msg
 
+NODE = "node of all ranks"
 DURATION = "seconds, or 90m, 8h, 1d12h"
 # 3 years: torch adds ten times --hang_timeout to a clock of nanoseconds in 64 bits.
 LONGEST_S = 10**8
@@ -43,7 +44,7 @@ _UNITS = {
     "this process": msg("config.unit.this_process"),
     "machines": msg("config.unit.machines"),
     "this machine": msg("config.unit.this_machine"),
-    "node of all ranks": msg("config.unit.node_of_all_ranks"),
+    NODE: msg("config.unit.node_of_all_ranks"),
     "all machines": msg("config.unit.all_machines"),
     "TCP port": msg("config.unit.TCP_port"),
     "frames": msg("config.unit.frames"),
@@ -567,7 +568,7 @@ class Config:
         "launch",
         "bind each rank to the cores and the memory of a NUMA node; auto: of its GPU, on machines "
         "with several nodes",
-        unit="node of all ranks",
+        unit=NODE,
         low=0,
         high=1023,
         words=("auto", "off"),

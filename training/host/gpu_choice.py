@@ -8,7 +8,7 @@ from functools import partial
 
 from training.core.messages import msg
 from training.core.units import gib
-from training.host import nvlink
+from training.host import gpu_damage, nvlink
 from training.host.decisions import best_type
 from training.host.gpus import EXCLUSIVE, PROHIBITED, VISIBLE, Gpu, GpuInventory
 from training.host.visible_devices import WHOLE
@@ -47,21 +47,44 @@ def emptiest_gpus(
         return GpuChoice(machine)
     bridged = ranks > 1 and sum(bool(gpu.nvlinks) for gpu in usable) > 2
     linked = nvlink.pairs(gpu.index for gpu in usable) if bridged else set()
-    chosen = emptiest(usable, ranks, linked)
+    damaged = gpu_damage.damaged(gpu.index for gpu in usable)
+    chosen = emptiest(usable, ranks, linked, damaged)
     used = [*chosen, *(gpu for gpu in every if not hide and gpu not in chosen and not gpu.mig)]
     by_uuid = not certain and all(gpu.uuid.startswith(WHOLE) for gpu in used)
     same = chosen == list(every[:ranks])
     if same and not by_uuid:
         return GpuChoice(machine)
-    shown = msg("host.gpus.comma").join(map(_described, chosen))
-    passed = msg("host.gpus.comma").join(map(_described, every[:ranks]))
     why = (
-        msg("host.gpus.by_uuid", chosen=shown)
+        msg("host.gpus.by_uuid", chosen=_listed(chosen))
         if same
-        else msg("host.gpus.emptiest", count=len(every), chosen=shown, first=passed)
+        else _why(every, usable, chosen, damaged)
     )
     visible = ",".join(gpu.uuid if by_uuid else str(gpu.index) for gpu in used)
-    return GpuChoice(replace(machine, gpus=tuple(used), reason=why), visible, why)
+    spare = len(every) - len(used)
+    return GpuChoice(replace(machine, gpus=tuple(used), reason=why, spare=spare), visible, why)
+
+
+def _why(
+    every: Sequence[Gpu], usable: Sequence[Gpu], chosen: Sequence[Gpu], damaged: Set[int]
+) -> str:
+    """Why not the first GPUs: what decided between GPUs that are as empty, if anything did."""
+    first = every[: len(chosen)]
+    shown, passed = _listed(chosen), _listed(first)
+    without_links = emptiest(usable, len(chosen), damaged=damaged)
+    if without_links != chosen:
+        return msg("host.gpus.linked", count=len(every), chosen=shown, first=passed)
+    if damaged and emptiest(usable, len(chosen)) != chosen:
+        avoided = ",".join(str(gpu.index) for gpu in usable if gpu.index in damaged)
+        return msg("host.gpus.sound", chosen=shown, first=passed, avoided=avoided)
+    alike = [replace(gpu, capability=None) for gpu in usable]
+    found = emptiest(alike, len(chosen), damaged=damaged)
+    if [gpu.index for gpu in found] == [gpu.index for gpu in first]:
+        return msg("host.gpus.newest", count=len(every), chosen=shown, first=passed)
+    return msg("host.gpus.emptiest", count=len(every), chosen=shown, first=passed)
+
+
+def _listed(gpus: Sequence[Gpu]) -> str:
+    return msg("host.gpus.comma").join(map(_described, gpus))
 
 
 def numbering(machine: GpuInventory, environ: Mapping[str, str]) -> list[str]:
@@ -73,15 +96,23 @@ def numbering(machine: GpuInventory, environ: Mapping[str, str]) -> list[str]:
 
 
 def emptiest(
-    every: Sequence[Gpu], count: int, linked: Set[frozenset[int]] = frozenset()
+    every: Sequence[Gpu],
+    count: int,
+    linked: Set[frozenset[int]] = frozenset(),
+    damaged: Set[int] = frozenset(),
 ) -> list[Gpu]:
     """In PCI order: by free memory, then by utilisation, then the newest, then those that NVLink
     connects (`linked`: pairs of indices). A GPU that another process has for itself comes last, and
-    one with weaker matrix units after stronger ones that are at least half empty."""
+    a damaged one (`damaged`: indices), or one with weaker matrix units, after others that are at
+    least half empty."""
     left, chosen = list(every), list[Gpu]()
     while len(chosen) < count:
         usable = [gpu for gpu in left if not closed(gpu)] or left
-        roomy = [gpu for gpu in usable if 2 * (gpu.free_bytes or 0) >= (gpu.total_bytes or 0)]
+        roomy = list(filter(_roomy, usable))
+        if any(gpu.index not in damaged for gpu in roomy):
+            usable, roomy = (
+                [gpu for gpu in some if gpu.index not in damaged] for some in (usable, roomy)
+            )
         strongest = max(map(_strength, roomy or usable))
         strong = [gpu for gpu in usable if _strength(gpu) >= strongest]
         emptiest_one = max(strong, key=lambda gpu: gpu.free_bytes or 0)
@@ -92,6 +123,10 @@ def emptiest(
         chosen.append(max(idle, key=better))  # of equal ones the first
         left.remove(chosen[-1])
     return sorted(chosen, key=lambda gpu: gpu.index)
+
+
+def _roomy(gpu: Gpu) -> bool:
+    return 2 * (gpu.free_bytes or 0) >= (gpu.total_bytes or 0)
 
 
 def _preference(

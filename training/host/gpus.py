@@ -99,6 +99,7 @@ class GpuInventory:
     cuda: str | None = None  # newest CUDA version supported by the driver
     hidden: tuple[Gpu, ...] = ()  # whole GPUs that CUDA_VISIBLE_DEVICES leaves out
     silent: tuple[int, ...] = ()  # GPUs that the driver counts but that do not answer
+    spare: int = 0  # further visible ones, which this launch does not use
 
 
 def inventory(

@@ -27,11 +27,12 @@ P2P = "NCCL_P2P_DISABLE"
 WITHOUT_P2P = {P2P: "1"}
 FOUND = msg("host.p2p.found")
 SCHEMA_VERSION = 2
+BUSY_PERCENT = 30  # utilisation of a GPU by others, which makes a measured bandwidth too low
 # NCCL's variables without an influence on how it communicates.
 _SILENT = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_SET_THREAD_NAME")
 
 
-class P2PVerdict(TypedDict):
+class _Measured(TypedDict):
     gpus: list[str]  # by identity()
     driver: str | None
     torch: str | None  # version
@@ -42,6 +43,12 @@ class P2PVerdict(TypedDict):
     gb_per_s: float  # size / time of a large all_reduce
     small_ms: float  # of an all_reduce of 1 KiB
     time: float  # unix s
+
+
+class P2PVerdict(_Measured, total=False):
+    """`busy`: other processes used the GPUs, so the times are not those of idle ones."""
+
+    busy: bool
 
 
 @dataclass(frozen=True)
@@ -154,6 +161,11 @@ def variables(values: Mapping[str, str], environ: Mapping[str, str]) -> list[Var
     ]
 
 
+def busy_gpu(gpus: Iterable[GpuRecord]) -> GpuRecord | None:
+    """One that other processes use, so that times measured now are too long."""
+    return next((gpu for gpu in gpus if (gpu["use_percent"] or 0) >= BUSY_PERCENT), None)
+
+
 def verdict(of: Key, values: Mapping[str, str], *, gb_per_s: float, small_ms: float) -> P2PVerdict:
     """The result of a test that has just ended well with these variables."""
     return {
@@ -172,29 +184,33 @@ def verdict(of: Key, values: Mapping[str, str], *, gb_per_s: float, small_ms: fl
 
 def remember(of: Key, new: P2PVerdict, *, busy: str = "") -> str:
     """Cache a result in place of the earlier one for these GPUs, and of verdicts against
-    peer-to-peer copies that it refutes. `busy`: why its times are not those of idle GPUs; then only
-    a verdict against copies is cached. What the user should know of it, or ''; never raises."""
+    peer-to-peer copies that it refutes. `busy`: why its times are not those of idle GPUs; they do
+    not replace earlier ones. What the user should know of it, or ''; never raises."""
     file = path()
     if not of.complete or file is None:
         return msg(
             "host.p2p.not_cached", why=msg("host.p2p.no_uuids") if file else msg("host.p2p.no_home")
         )
     works = not new["variables"] and P2P not in new["settings"]
-    cached = bool(new["variables"]) or not busy
+    if busy:
+        new = {**new, "busy": True}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file_lock.alone(_lock(file)):
             everything = _read()
             refuted = [v for v in everything if works and of.met_by(v) and v["variables"]]
-            kept = [v for v in everything if v not in refuted and not (cached and of.same(v))]
-            _write(file, [*kept, *([new] if cached else [])])
+            left = [v for v in everything if v not in refuted]
+            before = next((v for v in left if of.same(v) and not v.get("busy")), None)
+            if busy and before and before["variables"] == new["variables"]:
+                new = before  # with the times of idle GPUs
+            _write(file, [*(v for v in left if not of.same(v)), new])
     except OSError as error:
         return msg("host.p2p.unwritable", file=file, strerror=error.strerror)
     if new["variables"]:
         return msg("host.p2p.cached", file=file)
     if refuted:
         return msg("host.p2p.removed", file=file)
-    return "" if cached else msg("host.p2p.not_cached", why=busy)
+    return msg("host.p2p.without_times", why=busy) if busy else ""
 
 
 def forget(of: Key) -> None:
@@ -216,7 +232,7 @@ def _read() -> list[P2PVerdict]:
 
 
 def _whole(one: object) -> bool:
-    if not isinstance(one, dict) or not P2PVerdict.__annotations__.keys() <= one.keys():
+    if not isinstance(one, dict) or not _Measured.__annotations__.keys() <= one.keys():
         return False
     gpus = one["gpus"]
     named = isinstance(gpus, list) and gpus and all(isinstance(g, str) for g in gpus)

@@ -38,7 +38,11 @@ def settle(
     key = p2p_cache.key(gpus, begun["driver"], begun["torch"], environ)
     known = p2p_cache.known(key)
     needed = p2p_cache.remembered(key)
-    if test and _wanted(request, begun, checks, known is not None, key.complete):
+    # busy GPUs that have been tested are not again until they are idle
+    enough = known is not None and (
+        not known.get("busy") or bool(p2p_cache.busy_gpu(begun["gpus"]))
+    )
+    if test and _wanted(request, begun, checks, enough, key.complete):
         # A test on demand finds out whether the copies work now, and omits them by itself.
         if request.config.communication_test != "1":
             begun["variables"] += _missing(begun, needed, environ)
@@ -46,7 +50,9 @@ def settle(
         # A failed test has withdrawn what was known.
         known = found or p2p_cache.known(key)
         needed = found["variables"] if found else p2p_cache.remembered(key)
-    if known:
+    if known and known.get("busy"):
+        begun["text"].append(_without_times(known, begun))
+    elif known:
         begun["communication"] = {
             "gb_per_s": known["gb_per_s"],
             "small_ms": known["small_ms"],
@@ -93,6 +99,16 @@ def command(ranks: int, device: str, visible: str = "") -> str:
     return gpus + typed(f"./duet communication {ranks} --device={device}")
 
 
+def _without_times(known: P2PVerdict, begun: PlanStart) -> str:
+    return msg(
+        "plan.communication.busy", gpus=plural(begun["local_ranks"], "GPU"), when=_date(known)
+    )
+
+
+def _date(known: P2PVerdict) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(known["time"]))
+
+
 def _sentence(known: P2PVerdict, begun: PlanStart) -> str:
     ranks = begun["local_ranks"]
     chosen = {v["name"]: v["value"] for v in begun["variables"] if v["origin"] == "set here"}
@@ -100,6 +116,6 @@ def _sentence(known: P2PVerdict, begun: PlanStart) -> str:
         "plan.communication.known",
         rate=f"{known['gb_per_s']:.3g}",
         gpus=plural(ranks, "GPU"),
-        when=time.strftime("%Y-%m-%d %H:%M", time.localtime(known["time"])),
+        when=_date(known),
         again=command(ranks, "cuda", chosen.get(VISIBLE, "")),
     )

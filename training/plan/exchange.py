@@ -113,12 +113,11 @@ def best_bucket(one: Exchange) -> tuple[int, float]:
     return min(BUCKETS_MIB, key=lambda size: abs(math.log(size / max(optimum, 1e-9)))), optimum
 
 
-def saved_by_compression(one: Exchange) -> float | None:
-    """Share of an uncompressed step that bf16 gradients save; None if unknown."""
-    if one.compute_s is None:
+def saved(plain: Exchange, other: Exchange) -> float | None:
+    """Share of a step with `plain` that `other` saves; None if unknown."""
+    if plain.compute_s is None:
         return None
-    plain, half = replace(one, compressed=False), replace(one, compressed=True)
-    return (plain.exposed_s - half.exposed_s) / (one.compute_s + plain.exposed_s)
+    return (plain.exposed_s - other.exposed_s) / (plain.compute_s + plain.exposed_s)
 
 
 def enough_accumulation(one: Exchange, most: int = 16) -> int | None:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
         PlanStart,
     )
 
-BF16, NONE = "bf16", "none"
+LEAST_SHOWN = 0.1  # of a speed-up
+BF16, NONE, AUTO = "bf16", "none", "auto"
 
 
 @dataclass(frozen=True)
@@ -46,25 +47,13 @@ def decide(
 ) -> GradientPlan:
     """`gpus`: those of the ranks."""
     wish = request.config.gradient_compression
+    given = Decision(wish, AS_ASKED)
     if begun["ranks"] == 1:
         return GradientPlan(_fields(Decision(NONE, msg("plan.gradients.one_rank"))))
     one = predicted(begun, decided, precision, compiled)
     kept = _kept(request, begun, "bucket_mib")
-    known = one is not None and one.compute_s is not None
-    if wish != "auto":
-        compression = Decision(wish, AS_ASKED)
-    elif one is None or not known:
-        compression = Decision(NONE, unknown(begun, precision))
-    else:
-        saved = exchange.saved_by_compression(one) or 0.0
-        compression = (
-            Decision(BF16, msg("plan.gradients.pays", saved=100 * saved))
-            if saved >= exchange.PAYS
-            else Decision(
-                NONE, msg("plan.gradients.little", saved=100 * saved, least=100 * exchange.PAYS)
-            )
-        )
     if one is None:
+        compression = Decision(NONE, unknown(begun, precision)) if wish == AUTO else given
         text = msg(
             "plan.gradients.alone",
             compression=compression.value,
@@ -72,21 +61,54 @@ def decide(
         )
         fields = _fields(compression) | ({"bucket_mib": kept.record()} if kept else {})
         return GradientPlan(fields, [] if wish == NONE else [text])
-    one = replace(one, compressed=compression.value == BF16)
-    bucket = kept or _best_bucket(one)
-    one = replace(one, bucket_mib=bucket.value)
-    fields = _fields(compression) | {"bucket_mib": bucket.record()}
-    graphs_text = []
     blocks = decided.step.compiled_blocks if decided.step else None
-    if blocks:
-        graphs = _kept(request, begun, "blocks_per_graph") or _best_graphs(one, blocks)
+    kept_graphs = _kept(request, begun, "blocks_per_graph")
+    plain, half = (
+        _tuned(replace(one, compressed=compressed), blocks, kept, kept_graphs)
+        for compressed in (False, True)
+    )
+    saved = exchange.saved(plain.exchange, half.exchange)
+    if wish != AUTO:
+        compression = given
+    elif saved is None:
+        compression = Decision(NONE, unknown(begun, precision))
+    elif saved >= exchange.PAYS:
+        compression = Decision(BF16, msg("plan.gradients.pays", saved=100 * saved))
+    else:
+        least = 100 * exchange.PAYS
+        compression = Decision(NONE, msg("plan.gradients.little", saved=100 * saved, least=least))
+    tuned = half if compression.value == BF16 else plain
+    fields = _fields(compression) | {"bucket_mib": tuned.bucket.record()}
+    graphs_text = []
+    if graphs := tuned.graphs:
         fields["blocks_per_graph"] = graphs.record()
-        one = exchange.in_graphs(one, blocks.count, blocks.gradient_bytes, graphs.value)
         if graphs.value > 1:
             graphs_text = [msg("plan.gradients.graphs", count=graphs.value, reason=graphs.reason)]
-    fields["exchange"] = _record(one)
-    text = _sentence(one, compression, bucket, _mfu(compiled))
-    return GradientPlan(fields, [text, *graphs_text], _little_gain(gpus, begun, decided, one))
+    fields["exchange"] = _record(tuned.exchange)
+    text = _sentence(tuned.exchange, compression, tuned.bucket, _mfu(compiled))
+    notes = _little_gain(gpus, begun, decided, tuned.exchange, half.exchange)
+    return GradientPlan(fields, [text, *graphs_text], notes)
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """An exchange with the best buckets and graphs for it, or those of the run to resume."""
+
+    exchange: Exchange
+    bucket: Decision
+    graphs: Decision | None  # None: nothing is compiled in blocks
+
+
+def _tuned(
+    one: Exchange, blocks: CompiledBlocks | None, bucket: Decision | None, graphs: Decision | None
+) -> _Tuned:
+    bucket = bucket or _best_bucket(one)
+    one = replace(one, bucket_mib=bucket.value)
+    if blocks is None:
+        return _Tuned(one, bucket, None)
+    graphs = graphs or _best_graphs(one, blocks)
+    one = exchange.in_graphs(one, blocks.count, blocks.gradient_bytes, graphs.value)
+    return _Tuned(one, bucket, graphs)
 
 
 def _fields(compression: Decision) -> GradientFields:
@@ -219,7 +241,7 @@ def _sentence(one: Exchange, compression: Decision, bucket: Decision, mfu: float
         rate=one.bytes_per_s / 1e9,
         exposed=one.exposed_s * 1e3,
         share=100 * one.share,
-        speed=one.speed_up,
+        speed=_times(one.speed_up),
         ranks=one.ranks,
         compute=one.compute_s * 1e3,
         mfu=100 * mfu,
@@ -230,10 +252,18 @@ def _sentence(one: Exchange, compression: Decision, bucket: Decision, mfu: float
     )
 
 
+def _times(speed: float | None) -> str:
+    """A predicted speed-up as text; small ones as a bound, since they would round to nothing."""
+    if speed is not None and speed < LEAST_SHOWN:
+        return msg("plan.gradients.below", bound=LEAST_SHOWN)
+    return "-" if speed is None else f"{speed:.2f}"
+
+
 def _little_gain(
-    gpus: Sequence[Gpu], begun: PlanStart, decided: Decided, one: Exchange
+    gpus: Sequence[Gpu], begun: PlanStart, decided: Decided, one: Exchange, half: Exchange
 ) -> list[str]:
-    """A note where communication takes most of what the further GPUs bring: why, and what helps."""
+    """A note where communication takes most of what the further GPUs bring: why, and what helps.
+    `half`: the same compressed."""
     if one.share is None or one.speed_up is None or one.speed_up >= exchange.LITTLE * one.ranks:
         return []
     helps = []
@@ -245,17 +275,16 @@ def _little_gain(
                 name="total_batch_size",
                 value=decided.batch.total_tokens * factor,
                 factor=factor,
-                speed=one.accumulated(factor).speed_up,
+                speed=_times(one.accumulated(factor).speed_up),
             )
         )
-    if not one.compressed and (exchange.saved_by_compression(one) or 0.0) >= exchange.PAYS:
-        half = replace(one, compressed=True)
-        helps.append(msg("plan.gradients.help_compression", speed=half.speed_up))
+    if not one.compressed and (exchange.saved(one, half) or 0.0) >= exchange.PAYS:
+        helps.append(msg("plan.gradients.help_compression", speed=_times(half.speed_up)))
     if one.speed_up <= 1:
         helps.append(msg("plan.gradients.help_one_gpu"))
     text = msg(
         "plan.gradients.little_gain",
-        speed=one.speed_up,
+        speed=_times(one.speed_up),
         ranks=one.ranks,
         share=100 * one.share,
         why=msg("plan.word.comma").join(_why(gpus, begun, one)),

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from training.host.p2p_cache import P2PVerdict
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-BUSY_PERCENT = 30  # utilisation of a GPU by others, which makes a measured bandwidth too low
 
 
 def run(
@@ -59,7 +58,7 @@ def run(
     figures = _figures(outcome, stages.LARGE_BYTES[device]) if finding.kind == analysis.OK else None
     verdict, note = None, ""
     if backend == "nccl" and p2p_may_help(finding):
-        p2p_cache.forget(_key(plan))
+        p2p_cache.forget(key(plan))
     if backend == "nccl" and figures:
         verdict, note = _learn(plan, figures, set_here)
         if (own | set_here).get(P2P) == "1" and not first:
@@ -92,7 +91,8 @@ def _figures(outcome: runner.CommunicationOutcome, size: int) -> AllReduceTimes:
     return AllReduceTimes(size, small * 1e3, rate, rate * 2 * (ranks - 1) / ranks)
 
 
-def _key(plan: RanksPlan) -> p2p_cache.Key:
+def key(plan: RanksPlan) -> p2p_cache.Key:
+    """What a result for the GPUs of this plan depends on."""
     gpus = map(p2p_cache.identity, plan["gpus"])
     return p2p_cache.key(gpus, plan.get("driver"), plan.get("torch"))
 
@@ -101,17 +101,17 @@ def _learn(
     plan: RanksPlan, figures: AllReduceTimes, set_here: Mapping[str, str]
 ) -> tuple[P2PVerdict, str]:
     """Remember the result for these GPUs; with a note on that."""
-    key = _key(plan)
+    of = key(plan)
     verdict = p2p_cache.verdict(
-        key,
+        of,
         {name: set_here[name] for name in p2p_cache.WITHOUT_P2P if name in set_here},
         gb_per_s=figures.algorithm_gb_per_s,
         small_ms=figures.small_ms,
     )
-    busy = [gpu for gpu in plan["gpus"] if (gpu["use_percent"] or 0) >= BUSY_PERCENT]
+    busy = p2p_cache.busy_gpu(plan["gpus"])
     why = (
-        msg("launcher.communication.busy", index=busy[0]["index"], use=busy[0]["use_percent"])
+        msg("launcher.communication.busy", index=busy["index"], use=busy["use_percent"])
         if busy
         else ""
     )
-    return verdict, p2p_cache.remember(key, verdict, busy=why)
+    return verdict, p2p_cache.remember(of, verdict, busy=why)

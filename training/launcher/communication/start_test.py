@@ -9,6 +9,7 @@ from training.core import log
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.units import plural
+from training.host import p2p_cache
 from training.launcher.communication import stages
 
 if TYPE_CHECKING:
@@ -28,14 +29,16 @@ class StartTest:
         """None if the test has come to no result. Raises UserError (exit 3) where the run would
         hang or train on wrong data."""
         from training.launcher.communication.result import gpu_hangs, p2p_may_help
-        from training.launcher.communication.run import run
+        from training.launcher.communication.run import key, run
 
         ranks = plural(plan["local_ranks"], "rank")
-        log.info(
-            msg("launcher.communication.check", ranks=ranks)
-            if self.only_check
-            else msg("launcher.communication.first_start", ranks=ranks)
-        )
+        known = p2p_cache.known(key(plan))
+        if self.only_check or (known and not known.get("busy")):
+            log.info(msg("launcher.communication.check", ranks=ranks))
+        elif known:
+            log.info(msg("launcher.communication.times_again", ranks=ranks))
+        else:
+            log.info(msg("launcher.communication.first_start", ranks=ranks))
         result = self.result = run(plan, patience_s=stages.PATIENCE_S)
         if not result.ok and not self.only_check:
             (check,) = result.checks()

@@ -70,7 +70,7 @@ def gpus(
         OK,
         msg(
             "plan.gpus.visible",
-            have=have,
+            have=have + machine.spare,
             ranks=ranks,
             driver=machine.driver or "-",
             cuda=machine.cuda or "-",

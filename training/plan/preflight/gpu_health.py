@@ -41,7 +41,7 @@ def health(state: State) -> Check:
         bad.append(msg("plan.gpu.memory_errors", errors=plural(errors, "uncorrected memory error")))
         reset = msg("plan.gpu.reset_or_replace")
         fixes.append(f"sudo nvidia-smi -i {n} --gpu-reset   # {reset}")
-    elif errors is not None:
+    elif errors is not None and not (state.remap_failed or state.remap_pending):
         good.append(msg("plan.gpu.no_memory_errors"))
     if state.remap_failed:
         bad.append(msg("plan.gpu.remap_failed"))

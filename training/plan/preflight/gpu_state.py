@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.core.messages import msg
-from training.host import nvlink
+from training.host import gpu_damage, nvlink
 from training.host.gpus import Gpu, kernel_number, pci_folder
 from training.host.nvml import ask
 
@@ -35,8 +35,6 @@ LIMITS = {
     0x10: msg("plan.gpu.clocks.sync"),
     0x100: msg("plan.gpu.clocks.display"),
 }
-# Of nvml.h; pynvml's constant for reading is a tuple by mistake.
-UNCORRECTED, VOLATILE = 1, 0
 P2P_READ, P2P_OK = 0, 0
 
 
@@ -118,9 +116,7 @@ def read_state(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:
 
 
 def _state(gpu: Gpu, handle: Any) -> State:
-    rows = ask("nvmlDeviceGetRemappedRows", handle)
-    # cards before Ampere
-    pages = ask("nvmlDeviceGetRetiredPagesPendingStatus", handle) if rows is None else None
+    pending, failed = gpu_damage.remapping(handle)
     persistent = ask("nvmlDeviceGetPersistenceMode", handle)
     default = ask("nvmlDeviceGetPowerManagementDefaultLimit", handle)
     ecc = ask("nvmlDeviceGetEccMode", handle)
@@ -128,14 +124,9 @@ def _state(gpu: Gpu, handle: Any) -> State:
     return State(
         index=gpu.index,
         slowdowns=gpu.slowdowns,
-        uncorrected_errors=ask(
-            "nvmlDeviceGetTotalEccErrors",
-            handle,
-            UNCORRECTED,
-            VOLATILE,
-        ),
-        remap_pending=bool(rows[2]) if rows else None if pages is None else bool(pages),
-        remap_failed=bool(rows[3]) if rows else None,
+        uncorrected_errors=gpu_damage.uncorrected_errors(handle),
+        remap_pending=pending,
+        remap_failed=failed,
         link_width=ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
         link_width_most=ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
         link_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),

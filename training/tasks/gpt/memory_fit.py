@@ -140,7 +140,8 @@ def _frugal(load: StepWorkload, config: Config, room: int | None) -> tuple[StepW
     sequences = plural(load.sequences, "sequence")
     if found is None:
         least = _least(load, config)
-        given = AUTO not in (config.activation_checkpointing, config.loss_chunks)
+        blocks_asked = config.activation_checkpointing != AUTO
+        given = blocks_asked and (config.loss_chunks != AUTO or least.chunks == 1)
         reason = (
             msg("tasks.gpt.fit.asked_too_large", sequences=sequences, room=gib(room))
             if given
