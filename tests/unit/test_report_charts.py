@@ -268,3 +268,14 @@ def test_few_steps_make_no_rank_slow(tmp_path: Path) -> None:
         "Too few steps (fewer than 50) to call a rank slow"
         in read(page_of(trained(planned(tmp_path / "experiments" / "few"), 10, pace=3.0))).text
     )
+
+
+def test_energy_of_the_first_step_is_above_the_scale(tmp_path: Path) -> None:
+    """The GPUs wait for the compilation in it."""
+    made = planned(tmp_path / "experiments" / "energy")
+    for step in range(1, 61):
+        made.step(step, 2.0, joules_per_unit=24.0 if step == 1 else 1.0 + step % 10 / 10)
+    (chart,) = [c for c in run_charts.small(run.read_run(made.run)) if c and "joules" in c.id]
+    assert chart.unit == "J/token" and marked(chart, charts.BEYOND) == [1]
+    top = chart.spec["layer"][0]["encoding"]["y"]["scale"]["domainMax"]
+    assert 1.9 < top < 3

@@ -98,7 +98,7 @@ def test_a_failed_run_shows_its_card_or_its_output(tmp_path: Path) -> None:
             "kind": "error",
         },
     )
-    assert "nan_loss: loss is nan" in measure.what_happened(run, console)
+    assert "nan_loss: the loss is NaN" in measure.what_happened(run, console)
 
 
 # Replaces ./launch_train.sh: steps of a second; every other run begins six seconds late.

@@ -13,11 +13,12 @@ import pytest
 from tests.cases import each
 from tests.unit.verdicts import failed, finding, new_run, plan, report_error, verdict
 from training.core.errors import Exit
-from training.core.rundir import RunDir
-from training.diagnose import card, full_disk
+from training.core.rundir import RunDir, write_json
+from training.diagnose import card, full_disk, result
 from training.diagnose.advice import of_end, of_kind, values
 from training.launcher import failure_report
 from training.launcher.outcome import Outcome
+from training.watchdog import rank_exit
 from training.watchdog.hang_report import DESYNC, UNEVEN
 from training.watchdog.probes.stacks import Frame, Stack, Thread
 
@@ -190,6 +191,38 @@ def test_exhausted_memory_is_in_the_units_of_the_plan(run: RunDir) -> None:
     assert sizes == ["24.0 GiB", "24.0 GiB", "512 KiB", "16.0 GiB", "20 MiB"]
 
 
+def test_the_card_of_a_catalogued_exception_is_that_of_the_diagnosis(run: RunDir) -> None:
+    """The title of its cause, the exception below, and the memory with its snapshot."""
+    said = "CUDA out of memory. Tried to allocate 20.00 MiB. " + "allocated memory " * 12
+    memory: dict[str, Any] = {"allocated_bytes": 24 << 30, "reserved_bytes": 24 << 30}
+    memory |= {"largest_free_bytes": 512 << 10, "largest": [], "file": "/runs/rank1.memory.pickle"}
+    report_error(run, 1, "OutOfMemoryError", said, memory=memory)
+    record = failed(run)
+    write_json(run.failure, record)
+    (run.path / "plan.json").write_text("{}")
+    shown, diagnosed = card.of_run(record), card.draw(result.diagnose([run.path]))
+    assert shown.split("\n")[:3] == diagnosed.split("\n")[:3]
+    cause, detail = shown.split("\n")[:2]
+    assert cause == "  Cause      gpu_oom: a GPU is out of memory"
+    assert detail.strip().startswith("OutOfMemoryError: CUDA") and detail.endswith(" memory…")
+    rows = [
+        [x for x in t.split("\n") if "24.0 GiB" in x or "pickle" in x] for t in (shown, diagnosed)
+    ]
+    assert rows[0] == rows[1] and len(rows[0]) == 2 and rows[0][0].startswith("  Memory ")
+    # found in the log of a console, too
+    console = run.path.parent / "console.log"
+    console.write_text(f"[ERROR] 2026-11-29 06:41:42 training failed\n{shown}\n")
+    found = result.diagnose([console])
+    assert (found["cause"], found["rank"]) == ("gpu_oom", 1)
+    assert found["summary"] == detail.strip()
+
+
+def test_a_long_exception_in_the_line_before_the_card_ends_with_a_whole_word(run: RunDir) -> None:
+    report_error(run, 1, "OutOfMemoryError", "CUDA out of memory. " + "allocated " * 30)
+    how = rank_exit.explain(run, 1, 1, [], {}).how
+    assert how.endswith(" allocated…") and len(how) < 220
+
+
 def test_a_reported_error_has_the_advice_of_its_signature(run: RunDir) -> None:
     """Not only the general one of its cause, which is about a rejected configuration."""
     text = "put_ does not have a deterministic implementation, but you set 'torch.use_…(True)'."
@@ -314,7 +347,9 @@ def test_a_card_without_evidence_has_no_section_for_it(run: RunDir) -> None:
     record = failed(run, -9)
     assert "Evidence" not in card.of_run(record) and "Stacks" not in card.of_run(record)
     run.rank_log(1).write_text("last line\n    ~~~~^^^\n")
-    assert "  Evidence\n      │ last line\n  Try" in card.of_run(failed(run, -9))
+    lines = card.of_run(failed(run, -9)).split("\n")
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("  Evidence   "))
+    assert lines[at + 1] == "      │ last line" and lines[at + 2].startswith("  Try")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ LOG_VARIABLE = "DUET_LOG_FILE"
 _log: int | None = None
 _log_name = ""
 _open_line = b""  # a rank's unfinished line on the console
+_bar = False  # this process draws a progress bar on the console
 _of_launcher = False
 
 
@@ -93,11 +94,17 @@ def left_open(line: bytes) -> None:
     _open_line = line
 
 
+def below_bar(drawn: bool) -> None:
+    """Whether this process has a progress bar in the last line of the console from now on."""
+    global _bar
+    _bar = drawn
+
+
 def _end_line() -> str:
     """What to print before a message: erases a progress bar on a terminal (it is redrawn below the
     message) and ends any other unfinished line."""
     global _open_line
-    line, _open_line = _open_line, b""
+    line, _open_line = _open_line or (b"\r" if _bar else b""), b""
     if not line:
         return ""
     return "\r\x1b[K" if b"\r" in line and sys.stderr.isatty() else "\n"

@@ -24,6 +24,15 @@ def plain(text: str) -> str:
     return text if text.isprintable() else _printable(text, _KEPT)
 
 
+def shortened(text: str, most: int) -> str:
+    """At most this many characters; what is cut ends with `…`, after a whole word if one ends in
+    the last third."""
+    if len(text) <= most:
+        return text
+    end = text.rfind(" ", 2 * most // 3, most)
+    return f"{text[: end if end > 0 else most - 1].rstrip()}…"
+
+
 def _printable(text: str, kept: str) -> str:
     return "".join(_shown(c, kept) for c in without_escapes(text))
 

@@ -7,13 +7,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from training.core import messages
-from training.core.cause_ids import GPU_HARDWARE, KILLED, NONE
+from training.core.cause_ids import (
+    CONFIG_ERROR,
+    EXIT_STATUS,
+    GPU_HARDWARE,
+    KILLED,
+    NONE,
+    RAISED,
+    UNKNOWN,
+)
 from training.core.cells import pad
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
-from training.core.plain_text import one_line, plain
+from training.core.plain_text import one_line, plain, shortened
 from training.core.project import typed
-from training.diagnose import gpu_occupants
+from training.diagnose import gpu_occupants, signatures
 from training.tasks.memory import gib
 
 if TYPE_CHECKING:
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
 
 WIDTH = 160
 COLUMN = 11  # cells
+WORDLESS = {UNKNOWN, RAISED, EXIT_STATUS, CONFIG_ERROR}  # their titles are less than the summary
 
 
 def row(label: str, text: str) -> str:
@@ -47,10 +56,7 @@ def of_run(record: FailureRecord) -> str:
     elif "node" in record:
         who += msg("diagnose.card.on_node", node=record["node"])
     who += _doing(record)
-    lines = [
-        row(msg("diagnose.card.cause"), f"{record['cause']}: {record['summary']}"),
-        row(msg("diagnose.card.who"), who),
-    ]
+    lines = [*_cause(record), row(msg("diagnose.card.who"), who)]
     if record["where"]:
         lines.append(row(msg("diagnose.card.where"), record["where"]))
     for rank, text in record.get("threads", {}).items():
@@ -59,12 +65,10 @@ def of_run(record: FailureRecord) -> str:
     if others := [f"rank {r}: {p}" for r, p in places.items() if r not in map(str, same)]:
         lines.append(row(msg("diagnose.card.others"), "; ".join(others)))
     if record["evidence"]:
-        lines += [msg("diagnose.card.evidence"), *_quoted(record["evidence"])]
+        of = "" if record["stacks"] else msg("diagnose.card.last_lines")
+        lines += [row(msg("diagnose.card.evidence"), of).rstrip(), *_quoted(record["evidence"])]
     lines += _kernel(record)
-    lines += _memory(record.get("memory"))
-    if "occupied" in record:
-        label = "" if record.get("memory") else msg("diagnose.card.memory")
-        lines.append(row(label, gpu_occupants.text(record["occupied"])))
+    lines += _memory(record)
     lines += _advice(record["advice"])
     if record["stacks"]:
         lines.append(row(msg("diagnose.card.stacks"), record["stacks"]))
@@ -73,7 +77,7 @@ def of_run(record: FailureRecord) -> str:
 
 
 def cut(text: str) -> str:
-    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+    return shortened(text, WIDTH)
 
 
 def draw(record: DiagnosisRecord) -> str:
@@ -96,6 +100,7 @@ def draw(record: DiagnosisRecord) -> str:
     )
     if place or record["lines"]:
         lines += [row(msg("diagnose.card.evidence"), place), *_quoted(record["lines"])]
+    lines += _memory(record)
     lines += _advice(record["advice"])
     if record["also"]:
         lines.append(row(msg("diagnose.card.also"), ", ".join(record["also"])))
@@ -124,6 +129,16 @@ def _list(ranks: Sequence[int | None]) -> str:
     return ", ".join(map(str, ranks))
 
 
+def _cause(record: FailureRecord) -> list[str]:
+    """The cause with its title, as in a diagnosis, and the exception; other summaries are titles
+    themselves."""
+    cause, label = record["cause"], msg("diagnose.card.cause")
+    if record["kind"] != "error" or cause in WORDLESS or cause not in signatures.causes():
+        return [row(label, f"{cause}: {record['summary']}")]
+    title = signatures.causes()[cause].title.sentences()[0]
+    return [row(label, f"{cause}: {title}"), row("", cut(record["summary"]))]
+
+
 def _doing(record: FailureRecord | DiagnosisRecord) -> str:
     """The process, the GPU and the phase of the rank, if recorded."""
     process, gpu, phase = record.get("process"), record.get("gpu"), record.get("phase")
@@ -145,10 +160,20 @@ def _kernel(record: FailureRecord) -> list[str]:
     return []
 
 
-def _memory(memory: ExhaustedMemoryRecord | None) -> list[str]:
-    """The state of an exhausted GPU, in the units of torch's error, and its snapshot."""
-    if not memory:
-        return []
+def _memory(record: FailureRecord | DiagnosisRecord) -> list[str]:
+    """The state of an exhausted GPU, in the units of torch's error, its snapshot, and the other
+    processes on it."""
+    label, texts = msg("diagnose.card.memory"), list[str]()
+    if memory := record.get("memory"):
+        texts.append(_state(memory))
+        if file := memory.get("file"):
+            texts.append(msg("diagnose.card.memory_file", file=file))
+    if "occupied" in record:
+        texts.append(gpu_occupants.text(record["occupied"]))
+    return [row("" if i else label, text) for i, text in enumerate(texts)]
+
+
+def _state(memory: ExhaustedMemoryRecord) -> str:
     state = msg(
         "diagnose.card.memory_state",
         allocated=gib(memory["allocated_bytes"]),
@@ -158,10 +183,7 @@ def _memory(memory: ExhaustedMemoryRecord | None) -> list[str]:
     if memory["largest"]:
         each = (f"{block['count']} × {gib(block['bytes'])}" for block in memory["largest"])
         state += msg("diagnose.card.memory_largest", largest=", ".join(each))
-    lines = [row(msg("diagnose.card.memory"), state)]
-    if file := memory.get("file"):
-        lines.append(row("", msg("diagnose.card.memory_file", file=file)))
-    return lines
+    return state
 
 
 def _quoted(lines: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from training.core import jsonl, run_reader, rundir
 from training.core.errors import RunStopped
+from training.core.plain_text import shortened
 from training.diagnose import traceback
 from training.diagnose.exception_cause import EXITED, LEFT
 
@@ -70,7 +71,7 @@ def named(error: RankErrorRecord, message: str) -> str:
 def headline(error: RankErrorRecord, most: int) -> str:
     """An exception in one line, with at most this many characters of its message."""
     first = next((line for line in error["message"].splitlines() if line.strip()), "")
-    return named(error, first if len(first) <= most else f"{first[: most - 1]}…")
+    return named(error, shortened(first, most))
 
 
 def note_alike(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypedDict
 from training.core import cause_ids, exit_status
 from training.core import log as console
 from training.core.messages import msg
-from training.core.plain_text import one_line
+from training.core.plain_text import one_line, shortened
 from training.core.project import ROOT
 from training.diagnose import signatures
 from training.host.gpus import LIMIT_S
@@ -203,7 +203,7 @@ def left(error: ReportedError) -> str:
     return (
         exit_status.how(int(text) & 0xFF)
         if text.lstrip("-").isdecimal()
-        else f"{exit_status.how(1)}: {text[:200]}"
+        else f"{exit_status.how(1)}: {shortened(text, 200)}"
     )
 
 

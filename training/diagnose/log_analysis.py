@@ -44,6 +44,7 @@ WORLD = re.compile(
 )
 ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d+)|last enqueued: (\d+)")
 CARD = re.compile(rf"^  {card.in_logs('diagnose.card.cause')}([a-z_]+): (.*)")
+CARD_DETAIL = re.compile(rf"^  {' ' * card.COLUMN}(\S.*)")  # below the title of the cause
 CARD_WHO = re.compile(rf"^  {card.in_logs('diagnose.card.who')}rank (\d+)")
 QUOTED = "      │ "  # evidence in such a card
 LAST_LINES = 30  # lines at the end in which an exception without a traceback counts
@@ -325,7 +326,9 @@ def _cards(analysis: LogAnalysis) -> None:
                 ),
                 None,
             )
-            analysis.cards.append((line, found[1], rank, found[2]))
+            below = analysis.lines[index + 1].text if index + 1 < len(analysis.lines) else ""
+            detail = CARD_DETAIL.match(below)
+            analysis.cards.append((line, found[1], rank, detail[1] if detail else found[2]))
 
 
 def _lines(source: LogSource, places: Places) -> list[LogLine]:

@@ -136,6 +136,10 @@ def _of_run(end: EndRecord, run: RunDir, plan: Plan | None) -> DiagnosisRecord:
         record["gpu"] = gpu
     if isinstance(process := end.get("process"), int):
         record["process"] = process
+    if "memory" in end:
+        record["memory"] = end["memory"]
+    if "occupied" in end:
+        record["occupied"] = end["occupied"]
     return record
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from training.core import log, rundir
 from training.core.messages import msg
-from training.core.plain_text import one_line, plain
+from training.core.plain_text import one_line, plain, shortened
 from training.launcher import other_ranks
 from training.launcher.backlog import Backlog
 from training.launcher.other_ranks import OtherRanks
@@ -121,7 +121,7 @@ class Outputs:
         for output in self._open.values():
             if not (found := output.thread(ended)) or not output.path.stem[4:].isdecimal():
                 continue
-            rank, exception = int(output.path.stem[4:]), one_line(found)[:300]
+            rank, exception = int(output.path.stem[4:]), shortened(one_line(found), 300)
             self.in_threads.setdefault(rank, exception)
             text = msg(
                 "launcher.thread_exception",

@@ -84,6 +84,7 @@ class Progress:
                 leave=False,
                 dynamic_ncols=True,
             )
+            log.below_bar(not self._bar.disable)
         return self
 
     def __exit__(
@@ -94,6 +95,7 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+            log.below_bar(False)
 
     def step(
         self,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from training.core import cause_ids, exit_status, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
-from training.core.plain_text import one_line
+from training.core.plain_text import one_line, shortened
 from training.core.tail import tail
 from training.diagnose import error_reports, exception_cause
 from training.watchdog import printed_steps
@@ -111,7 +111,7 @@ def explain(
             ERROR,
             error["guilty_rank"],
             error["where"],
-            error_reports.named(error, _said(error["message"])[:200]),
+            error_reports.named(error, shortened(_said(error["message"]), 200)),
         )
     stack = _at_crash(run, rank, status, log_from)
     frame = stacks.own(stack.crashed.frames) if stack and stack.crashed else None

@@ -168,5 +168,7 @@ class DiagnosisRecord(TypedDict):
     phase: NotRequired[str]  # of the rank, by the run's own record
     gpu: NotRequired[int]  # the same
     process: NotRequired[int]  # the same
+    memory: NotRequired[ExhaustedMemoryRecord]  # the same
+    occupied: NotRequired[OccupiedRecord]  # the same
     jobs: NotRequired[int]  # separate jobs in `file`, of which the last one is diagnosed
     jobs_at_least: NotRequired[bool]  # `jobs` is a lower bound

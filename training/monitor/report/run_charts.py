@@ -30,9 +30,10 @@ KNOWN = (
 )  # metrics with a title
 FORMS = {"tokens_per_s": "~s", "lr": "~g"}
 LOG = ("grad_norm", "step_ms", "loss_scale")
+CALM = (*LOG, "joules_per_unit")  # whose first steps, or spikes, are far above all others
 
 
-def _titles() -> dict[str, tuple[str, str]]:
+def _titles(counted: str | None) -> dict[str, tuple[str, str]]:
     """(title, unit) of the metrics of KNOWN."""
     return {
         "step_ms": (msg("monitor.report.metric.step_time"), "ms"),
@@ -41,7 +42,7 @@ def _titles() -> dict[str, tuple[str, str]]:
         "mfu": (msg("monitor.report.metric.mfu"), msg("monitor.report.metric.share_of_peak")),
         "loss_scale": (msg("monitor.report.metric.loss_scale"), ""),
         "skipped_steps": (msg("monitor.report.metric.skipped_steps"), ""),
-        "joules_per_unit": (msg("monitor.report.metric.energy"), "J"),
+        "joules_per_unit": (msg("monitor.report.metric.energy"), f"J/{metric_units.one(counted)}"),
         "power_w": (msg("monitor.report.metric.power"), "W"),
         "used_s": (msg("monitor.report.metric.used"), "s"),
         "val_loss": (msg("monitor.report.metric.val_loss"), ""),
@@ -49,12 +50,12 @@ def _titles() -> dict[str, tuple[str, str]]:
     }
 
 
-def titled(key: str) -> tuple[str, str]:
-    """(title, unit) of a metric."""
+def titled(key: str, counted: str | None = None) -> tuple[str, str]:
+    """(title, unit) of a metric; `counted`: what the run counts."""
     if key.endswith(metric_units.PER_S):
         return msg("monitor.report.metric.speed"), f"{key.removesuffix(metric_units.PER_S)}/s"
     if key in KNOWN or not key.startswith(metric_units.EVALUATION):
-        return _titles().get(key, (key, ""))
+        return _titles(counted).get(key, (key, ""))
     return msg(
         "monitor.report.metric.validation_of", name=metric_units.plain(key)
     ), metric_units.score_unit(key) or ""
@@ -174,13 +175,13 @@ def small(run: Run) -> list[Chart | None]:
     for key in (*first, *others):
         if (curve := metrics.curves.get(key)) is None:
             continue
-        title, unit = titled(key)
+        title, unit = titled(key, run.counted)
         series = (
             [Series(title, 1, LINE, curve.points)]
             if key in ("lr", "loss_scale", "skipped_steps")
             else charts.raw_and_smooth(title, curve, ends=False)
         )
-        form, log = FORMS.get(key, ""), key in LOG
+        form = FORMS.get(key, "")
         out.append(
             charts.lines(
                 key,
@@ -190,8 +191,8 @@ def small(run: Run) -> list[Chart | None]:
                 named=False,
                 marks=curve.marks,
                 form=form,
-                log=log,
-                calm=log,
+                log=key in LOG,
+                calm=key in CALM,
             )
         )
     return out
