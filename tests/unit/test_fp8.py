@@ -125,7 +125,7 @@ def refused(*flags: str) -> list[Problem]:
         ((ADA, AMPERE), (), "8.6"),
         ((AMPERE, ADA), (), "8.6"),
         (((7, 5), (7, 5)), (), "7.5"),
-        ((ADA, ADA), ("--device=cpu",), "8.9"),
+        ((), ("--device=auto",), "8.9"),
     ],
 )
 def test_hardware_without_it(
@@ -169,6 +169,14 @@ def test_packages(
         assert (f"{package}>=" in install or "make extras" in install) and other == "again"
     request.installed = False
     assert not list(precision_checks.precision_works("fp8", gpus(None), "cuda", None, request))
+
+
+@each("precision", ["fp8", "fp16"])
+def test_a_cpu_that_is_asked_for_has_none(precision: str) -> None:
+    """Reported with the other mistakes of the command."""
+    found = wrong(BALANCED, "--device=cpu", f"--precision={precision}", "--total_batch_size=1001")
+    assert {(p.code, p.field) for p in found} >= {("flag.contradiction", "precision")}
+    assert len(found) > 1
 
 
 def test_another_task_has_none(home: Path) -> None:

@@ -10,10 +10,13 @@ from training.core.errors import Problem
 from training.core.messages import msg
 from training.tasks.spec import TaskSpec
 
+GPU_ONLY = ("fp16", "fp8")
+
 
 def problems(kind: TaskSpec, config: Config, origins: Mapping[str, str]) -> list[Problem]:
     return [
         *_not_computable(kind, config, origins),
+        *_without_gpu(config, origins),
         *_nothing_to_compare(config, origins),
         *_smaller_limit(kind, config, origins),
     ]
@@ -28,6 +31,20 @@ def _not_computable(kind: TaskSpec, config: Config, origins: Mapping[str, str]) 
     return [
         Problem("config.task_precision", text, ", ".join(others), ["--precision=auto"], "precision")
     ]
+
+
+def _without_gpu(config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """A precision of GPUs with --device=cpu. Where no GPU is found, the preflight refuses it."""
+    if config.device != "cpu" or config.precision not in GPU_ONLY:
+        return []
+    text = msg(
+        "plan.precision.cpu_asked",
+        precision=config.precision,
+        origin=origins["precision"],
+        device=origins["device"],
+    )
+    fixes = ["--precision=auto", "--device=cuda"]
+    return [Problem("flag.contradiction", text, "auto, bf16, fp32", fixes, "precision")]
 
 
 def _nothing_to_compare(config: Config, origins: Mapping[str, str]) -> list[Problem]:
