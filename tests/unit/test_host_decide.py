@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from training.config.schema import Config
+from training.core.messages import msg
 from training.host import decisions
 from training.host.gpus import Gpu, GpuInventory
 from training.host.placement import LOCAL, RANK, Topology
@@ -39,6 +40,20 @@ def machine(*free_gib: int | None, capability: tuple[int, int] | None = (9, 0)) 
 
 def config(**values: Any) -> Config:
     return Config(**values)
+
+
+def test_a_default_device_is_not_called_asked_for() -> None:
+    found = decisions.device(config(), 2, machine(32, 32), TORCH, asked=False)
+    assert found == decisions.Decision("cuda", msg("host.decision.by_default"))
+
+
+@pytest.mark.parametrize(("capability", "key"), [((8, 0), ""), (None, "_assumed")])
+def test_bf16_units_that_the_driver_does_not_report_are_assumed(
+    capability: tuple[int, int] | None, key: str
+) -> None:
+    found = decisions.precision(config(), "cuda", 2, machine(32, 32, capability=capability))
+    assert found.value == "bf16"
+    assert found.reason == msg(f"host.decision.gpu_bf16{key}", name="Card 0")
 
 
 def test_a_requested_device() -> None:
