@@ -250,7 +250,12 @@ def test_who_starts_the_ranks(
 
 
 def test_precisions_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    request: Any = SimpleNamespace(command=lambda **changes: f"again {changes}", gpu_ranks=0)
+    request: Any = SimpleNamespace(
+        command=lambda **changes: f"again {changes}",
+        gpu_ranks=0,
+        origins={"precision": "from c.py:1"},
+        config=config(),
+    )
 
     def found(precision: str) -> list[tuple[str, list[str]]]:
         checks = precision_checks.precision_works(precision, machine(), "cpu", CPU_TORCH, request)
@@ -260,5 +265,9 @@ def test_precisions_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found("bf16") == [(WARNING, ["again {'precision': 'auto'}"])]
     assert found("fp32") == []
     assert found("fp16") == [(ERROR, ["again {'precision': 'auto'}"])]
+    for precision in ("fp16", "fp8"):
+        request.installed = False
+        (check,) = precision_checks.precision_works(precision, machine(), "cpu", CPU_TORCH, request)
+        assert "(from c.py:1)" in check.text
     monkeypatch.setattr(decisions, "cpu_flags", lambda: {"avx2", "amx_bf16"})
     assert found("bf16") == []
