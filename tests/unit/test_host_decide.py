@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from training.config.schema import Config
+from training.core.messages import msg
 from training.host import decisions
 from training.host.gpus import Gpu, GpuInventory
 from training.host.placement import LOCAL, RANK, Topology
@@ -39,6 +40,20 @@ def machine(*free_gib: int | None, capability: tuple[int, int] | None = (9, 0)) 
 
 def config(**values: Any) -> Config:
     return Config(**values)
+
+
+def test_a_default_device_is_not_called_asked_for() -> None:
+    found = decisions.device(config(), 2, machine(32, 32), TORCH, asked=False)
+    assert found == decisions.Decision("cuda", msg("host.decision.by_default"))
+
+
+@pytest.mark.parametrize(("capability", "key"), [((8, 0), ""), (None, "_assumed")])
+def test_bf16_units_that_the_driver_does_not_report_are_assumed(
+    capability: tuple[int, int] | None, key: str
+) -> None:
+    found = decisions.precision(config(), "cuda", 2, machine(32, 32, capability=capability))
+    assert found.value == "bf16"
+    assert found.reason == msg(f"host.decision.gpu_bf16{key}", name="Card 0")
 
 
 def test_a_requested_device() -> None:
@@ -235,7 +250,12 @@ def test_who_starts_the_ranks(
 
 
 def test_precisions_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    request: Any = SimpleNamespace(command=lambda **changes: f"again {changes}", gpu_ranks=0)
+    request: Any = SimpleNamespace(
+        command=lambda **changes: f"again {changes}",
+        gpu_ranks=0,
+        origins={"precision": "from c.py:1"},
+        config=config(),
+    )
 
     def found(precision: str) -> list[tuple[str, list[str]]]:
         checks = precision_checks.precision_works(precision, machine(), "cpu", CPU_TORCH, request)
@@ -245,5 +265,9 @@ def test_precisions_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found("bf16") == [(WARNING, ["again {'precision': 'auto'}"])]
     assert found("fp32") == []
     assert found("fp16") == [(ERROR, ["again {'precision': 'auto'}"])]
+    for precision in ("fp16", "fp8"):
+        request.installed = False
+        (check,) = precision_checks.precision_works(precision, machine(), "cpu", CPU_TORCH, request)
+        assert "(from c.py:1)" in check.text
     monkeypatch.setattr(decisions, "cpu_flags", lambda: {"avx2", "amx_bf16"})
     assert found("bf16") == []

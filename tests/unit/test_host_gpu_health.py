@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import ROOT, python
+from training.core.messages import msg
 from training.host.gpus import EXCLUSIVE, PROHIBITED, SLOWDOWNS, Gpu, slowdowns
-from training.plan.preflight import gpu_checks, gpu_health
+from training.plan.preflight import gpu_checks, gpu_health, report
 from training.plan.preflight.gpu_state import Pair, State
 from training.tasks.gpt.memory import Estimate
 
@@ -216,7 +217,7 @@ def test_the_slot_of_a_card(nvidia: Nvidia, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("most", "status"), [(4, "warning"), (8, "ok"), (16, "ok")])
 def test_a_slot_with_fewer_lanes_than_the_card(most: int, status: str) -> None:
     state = State(1, (), 0, None, None, most, most, 4, 4, None, None, card_width=16)
-    check = gpu_health.health(replace(state, card_generation=5, numa=1))
+    (check,) = gpu_health.health(replace(state, card_generation=5, numa=1))
     assert check.status == status and bool(check.fixes) == (status != "ok")
     assert ("the card ×16" in check.text) == (most < 16)
     assert "generation 5" in check.text and check.text.endswith("NUMA node 1")
@@ -246,10 +247,9 @@ def test_a_driver_without_newer_calls(fake_driver: Path, tmp_path: Path, nvidia:
         check=True,
     )
     variables = nvidia(REASONS=64, RETIRED=1) | {"LD_LIBRARY_PATH": str(tmp_path)}
-    text = checks(variables)[0]["text"]
-    assert text.startswith(
-        "slowed down for heat (hardware); damaged memory will be remapped at the next reset; PCIe"
-    )
+    slow, damaged = (one["text"] for one in checks(variables)[:2])
+    assert slow.startswith("slowed down for heat (hardware); PCIe")
+    assert damaged == "damaged memory will be remapped at the next reset"
 
 
 @pytest.mark.parametrize(
@@ -298,4 +298,19 @@ def test_a_driver_that_stopped_responding(nvidia: Nvidia) -> None:
 
 def test_unknown_facts_are_omitted() -> None:
     state = State(3, None, 0, None, None, None, None, None, 5, None, None)
-    assert gpu_health.health(state).text == "no memory errors; PCIe generation - now, 5 at most"
+    (check,) = gpu_health.health(state)
+    assert check.text == "no memory errors; PCIe generation - now, 5 at most"
+
+
+def test_each_fault_has_its_own_row_and_no_command_is_shown_twice() -> None:
+    state = State(1, (SLOWDOWNS[0x40], SLOWDOWNS[0x80]), 2, True, None, 8, 16, 4, 4, None, None)
+    found = gpu_health.health(state)
+    assert [check.status for check in found] == ["warning"] * 4  # heat, power, memory, lanes
+    assert [len(check.fixes) for check in found] == [2, 2, 1, 1]
+    shown = report.table([check.record() for check in found]).splitlines()
+    commands = [
+        line.split("   #")[0].split(maxsplit=1)[1] for line in shown if "nvidia-smi" in line
+    ]
+    assert len(commands) == len(set(commands)) == 2
+    (only,) = gpu_health.health(replace(state, slowdowns=(), link_width=16, remap_failed=True))
+    assert only.fixes == [msg("plan.gpu.replace")]

@@ -36,7 +36,7 @@ def test_of_equally_empty_gpus_a_bridged_pair_is_used(nvidia: Nvidia) -> None:
 def test_a_plan_for_two_gpus(nvidia: Nvidia) -> None:
     done = dry_run(nvidia(COUNT=2), BALANCED)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "device cuda: as asked" in done.stdout
+    assert "device cuda: the default" in done.stdout
     assert "torch 2.99.0, CUDA 13.0" in done.stdout
     assert "precision bf16: the GPU has bf16 matrix units; compile on: " in done.stdout
     assert "the original authors report 20–22 GB of 32 GB" in done.stdout

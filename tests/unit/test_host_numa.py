@@ -28,7 +28,7 @@ def choose(
     def again(**changes: object) -> str:
         return " ".join(["run", *(f"--{name}={value}" for name, value in changes.items())])
 
-    return numa.choose(asked, launcher, device, gpus, ranks, again)
+    return numa.choose(asked, launcher, device, gpus, ranks, again, "from c.py:1")
 
 
 @pytest.fixture
@@ -97,6 +97,7 @@ def test_a_node_can_be_given() -> None:
         with pytest.raises(UserError) as error:
             choose(node, "spawn", "cpu", [], 2)
         assert error.value.problems[0].code == "numa.node"
+        assert "(from c.py:1)" in error.value.problems[0].what
         assert error.value.problems[0].fixes == ["run --numa=auto", "run --numa=0"]
 
 
@@ -153,7 +154,7 @@ number = numa.SET_MEMPOLICY[numa.platform.machine()]
 if numa._libc.syscall(number, INTERLEAVE, ctypes.byref(mask), ctypes.c_ulong(65)):
     print("refused")
 else:
-    print(numa.choose(0, "spawn", "cpu", [], 1, str).memory)
+    print(numa.choose(0, "spawn", "cpu", [], 1, str, "-").memory)
     print(open("/proc/self/numa_maps").readline().split()[1])
 """
 

@@ -184,7 +184,7 @@ def test_the_sentences_contain_reasons(machine: Callable[..., None], in_project:
     text = "\n".join(make(BALANCED)[1]["text"])
     for part in (
         "2 ranks by spawn: ",
-        "device cuda: as asked",
+        "device cuda: the default",
         "precision bf16: ",
         "compile on: ",
         "12 sequences × 2048 tokens × 2 ranks × 1 accumulation step = 49152 tokens per step",

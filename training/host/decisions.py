@@ -42,10 +42,18 @@ class Decision:
         return {"value": self.value, "reason": self.reason}
 
 
-def device(config: Config, ranks: int, machine: GpuInventory, torch: TorchBuild | None) -> Decision:
+def device(
+    config: Config,
+    ranks: int,
+    machine: GpuInventory,
+    torch: TorchBuild | None,
+    *,
+    asked: bool = True,
+) -> Decision:
+    """`asked`: the user has set the value, else it is the default."""
     gpus = len(machine.gpus)
     if config.device != "auto":
-        return Decision(config.device, AS_ASKED)
+        return Decision(config.device, AS_ASKED if asked else msg("host.decision.by_default"))
     if gpus >= ranks and torch and torch.cuda is None:
         return Decision(
             "cpu",
@@ -79,8 +87,12 @@ def precision(config: Config, on: str, ranks: int, machine: GpuInventory) -> Dec
                 return Decision("fp32", text)
             text = msg("host.decision.gpu_fp16", name=name, capability=capability)
             return Decision("fp16", text)
-        known = msg("host.decision.gpu_bf16") if gpus else msg("host.decision.gpu_assumed")
-        return Decision("bf16", known)
+        if not gpus:
+            return Decision("bf16", msg("host.decision.gpu_assumed"))
+        unknown = next((gpu for gpu in gpus if gpu.capability is None), None)
+        if unknown:
+            return Decision("bf16", msg("host.decision.gpu_bf16_assumed", name=unknown.name))
+        return Decision("bf16", msg("host.decision.gpu_bf16"))
     flags = cpu_bf16()
     if flags:
         return Decision("bf16", msg("host.decision.cpu_bf16", flags=", ".join(sorted(flags))))

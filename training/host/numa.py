@@ -68,10 +68,11 @@ def choose(
     gpus: Sequence[Gpu],
     ranks: int,
     again: Callable[..., str],
+    origin: str,
 ) -> NumaPlan:
-    """`asked`: --numa; `gpus`: of the ranks of this machine, in their order; `again(numa=…)`: the
-    user's command with another value. Raises UserError for a node without cores for this
-    process."""
+    """`asked`: --numa, set at `origin`; `gpus`: of the ranks of this machine, in their order;
+    `again(numa=…)`: the user's command with another value. Raises UserError for a node without
+    cores for this process."""
     unbound = (None,) * ranks
     if asked == OFF:
         return NumaPlan(unbound, False, msg("host.decision.as_asked"))
@@ -80,7 +81,7 @@ def choose(
     nodes = allowed(cores_of_nodes())
     if isinstance(asked, int):
         if not nodes.get(asked):
-            raise UserError(_no_such_node(asked, nodes, again))
+            raise UserError(_no_such_node(asked, origin, nodes, again))
         one: BindingRecord = {"node": asked, "cores": sorted(nodes[asked])}
         return _bound((one,) * ranks, msg("host.decision.as_asked"))
     if device != "cuda":
@@ -112,11 +113,13 @@ def _bound(bindings: tuple[BindingRecord | None, ...], reason: str) -> NumaPlan:
     return NumaPlan(bindings, memory, msg("host.numa.with_memory", reason=reason, memory=also))
 
 
-def _no_such_node(asked: int, nodes: Mapping[int, set[int]], again: Callable[..., str]) -> Problem:
+def _no_such_node(
+    asked: int, origin: str, nodes: Mapping[int, set[int]], again: Callable[..., str]
+) -> Problem:
     known = sorted(node for node, cores in nodes.items() if cores)
     return Problem(
         "numa.node",
-        msg("host.numa.no_cores", node=asked),
+        msg("host.numa.no_cores", node=asked, origin=origin),
         msg("host.numa.nodes", nodes=", ".join(map(str, known)) or "-"),
         [again(numa=value) for value in (AUTO, *known[:1])],
         "numa",

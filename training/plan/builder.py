@@ -47,7 +47,10 @@ def start(
         else []
     )
     used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
-    bound = numa.choose(config.numa, launcher.value, device.value, used, local, request.command)
+    bound = numa.choose(
+        *(config.numa, launcher.value, device.value, used, local, request.command),
+        request.origins["numa"],
+    )
     chosen = env_vars.choose(
         environ,
         device=device.value,

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.config import origin
 from training.core import redact
 from training.core.messages import msg
 from training.host import decisions, gpus, numa, torch_build
@@ -41,13 +42,12 @@ def build(
     )
     machine, environ = gpu_choice.machine, gpu_choice.environ(environ)
     torch = torch_build.installed() if script.python == sys.executable else None
+    asked = request.origins["device"] != origin.DEFAULT
     device = (
-        decisions.device(config, local, machine, torch)
-        if machine.gpus
+        decisions.device(config, local, machine, torch, asked=asked)
+        if machine.gpus or config.device == "cuda"
         else decisions.Decision("cpu", machine.reason)
     )
-    if config.device == "cuda":
-        device = decisions.Decision("cuda", decisions.AS_ASKED)
     begun, checks = builder.start(request, machine, torch, device, environ)
     builder.set_gpus(begun, gpu_choice)
     if machine.gpus and device.value != "cuda":

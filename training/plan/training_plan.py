@@ -58,7 +58,10 @@ def build(
         machine, environ = gpu_choice.machine, gpu_choice.environ(environ)
     if request.place.kind == RANK and len(machine.gpus) == 1:
         request.gpu_ranks = 1  # each rank sees a GPU of its own (srun --gpus-per-task=1)
-    device = decisions.device(config, request.gpu_ranks, machine, torch)
+    device = decisions.device(
+        *(config, request.gpu_ranks, machine, torch),
+        asked=request.origins["device"] != origin.DEFAULT,
+    )
     precision = decisions.precision(config, device.value, request.gpu_ranks, machine)
     used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
     missing = toolchain.missing(device.value, environ, used)

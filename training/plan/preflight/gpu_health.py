@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from training.core.messages import msg
 from training.core.units import plural
@@ -17,60 +18,103 @@ FEW_LANES = 8
 HEAT = {SLOWDOWNS[0x20], SLOWDOWNS[0x40]}
 
 
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a GPU, and commands or advice against it, of which one is enough."""
+
+    text: str
+    fixes: list[str]
+
+
 def checks(gpus: Sequence[Gpu]) -> list[Check]:
     states, pairs = gpu_state.read_state(gpus)
-    found = [health(s) for s in states]
+    found = [check for state in states for check in health(state)]
     return found + ([links(states, pairs)] if pairs else [])
 
 
-def health(state: State) -> Check:
-    """The hardware state of a GPU as one check."""
-    n = state.index
-    bad: list[str] = []
-    fixes: list[str] = []
-    good: list[str] = []
-    if state.slowdowns:
-        bad += map(gpu_words.slowdown, state.slowdowns)
-        heat = any(one in HEAT for one in state.slowdowns)
-        fixes.append(msg("plan.gpu.cooling") if heat else msg("plan.gpu.power_supply"))
-        details = msg("plan.gpu.details")
-        fixes.append(f"nvidia-smi -i {n} -q -d PERFORMANCE,TEMPERATURE,POWER   # {details}")
-    elif state.slowdowns is not None:
+def health(state: State) -> list[Check]:
+    """The hardware state of a GPU: a check for each fault, since each has to be mended; the first
+    also has what is as it should be."""
+    name = f"GPU {state.index} state"
+    faults = [*_slowdowns(state), *_memory(state), *_slow_links(state)]
+    good = _good(state)
+    if not faults:
+        text = msg("plan.word.semicolon").join(good) or msg("plan.gpu.no_state")
+        return [Check(name, OK, text)]
+    texts = [fault.text for fault in faults]
+    texts[0] = msg("plan.word.semicolon").join([texts[0], *good])
+    return [
+        Check(name, WARNING, text, fault.fixes) for text, fault in zip(texts, faults, strict=True)
+    ]
+
+
+def _good(state: State) -> list[str]:
+    good = []
+    if state.slowdowns is not None and not state.slowdowns:
         good.append(msg("plan.gpu.not_slowed"))
-    if errors := state.uncorrected_errors:
-        bad.append(msg("plan.gpu.memory_errors", errors=plural(errors, "uncorrected memory error")))
-        reset = msg("plan.gpu.reset_or_replace")
-        fixes.append(f"sudo nvidia-smi -i {n} --gpu-reset   # {reset}")
-    elif errors is not None and not (state.remap_failed or state.remap_pending):
+    damaged = state.uncorrected_errors or state.remap_failed or state.remap_pending
+    if state.uncorrected_errors is not None and not damaged:
         good.append(msg("plan.gpu.no_memory_errors"))
+    good += _link(state)
+    if state.persistent is not None:
+        on = state.persistent
+        good.append(msg("plan.gpu.persistence_on") if on else msg("plan.gpu.persistence_off"))
+    return good + _power(state)
+
+
+def _slowdowns(state: State) -> list[Fault]:
+    """For heat and for power: each has its own remedy."""
+    details = msg("plan.gpu.details")
+    query = f"nvidia-smi -i {state.index} -q -d PERFORMANCE,TEMPERATURE,POWER   # {details}"
+    every = state.slowdowns or ()
+    kinds = (
+        ([one for one in every if one in HEAT], msg("plan.gpu.cooling")),
+        ([one for one in every if one not in HEAT], msg("plan.gpu.power_supply")),
+    )
+    semicolon = msg("plan.word.semicolon")
+    return [
+        Fault(semicolon.join(map(gpu_words.slowdown, found)), [remedy, query])
+        for found, remedy in kinds
+        if found
+    ]
+
+
+def _memory(state: State) -> list[Fault]:
+    """One fault: a reset both remaps memory and clears errors, and a new card ends all of them."""
+    texts = []
+    if errors := state.uncorrected_errors:
+        texts.append(
+            msg("plan.gpu.memory_errors", errors=plural(errors, "uncorrected memory error"))
+        )
     if state.remap_failed:
-        bad.append(msg("plan.gpu.remap_failed"))
-        fixes.append(msg("plan.gpu.replace"))
+        texts.append(msg("plan.gpu.remap_failed"))
     elif state.remap_pending:
-        bad.append(msg("plan.gpu.remap_pending"))
-        reset = msg("plan.gpu.or_reboot")
-        fixes.append(f"sudo nvidia-smi -i {n} --gpu-reset   # {reset}")
-    now, most = state.link_width, state.link_width_most
+        texts.append(msg("plan.gpu.remap_pending"))
+    if not texts:
+        return []
+    reset = msg("plan.gpu.reset_or_replace") if errors else msg("plan.gpu.or_reboot")
+    fix = (
+        msg("plan.gpu.replace")
+        if state.remap_failed
+        else f"sudo nvidia-smi -i {state.index} --gpu-reset   # {reset}"
+    )
+    return [Fault(msg("plan.word.semicolon").join(texts), [fix])]
+
+
+def _slow_links(state: State) -> list[Fault]:
+    faults, now, most = [], state.link_width, state.link_width_most
     if now is not None and most is not None and now < most:
-        bad.append(msg("plan.gpu.lanes", now=now, most=most))
-        fixes.append(msg("plan.gpu.reseat"))
+        text = msg("plan.gpu.lanes", now=now, most=most)
+        faults.append(Fault(text, [msg("plan.gpu.reseat")]))
     if _few_lanes(state):
-        bad.append(msg("plan.gpu.slot_lanes", most=most, card=state.card_width))
-        fixes.append(msg("plan.gpu.other_slot"))
+        text = msg("plan.gpu.slot_lanes", most=most, card=state.card_width)
+        faults.append(Fault(text, [msg("plan.gpu.other_slot")]))
     generation, fastest = state.link_generation, state.link_generation_most
     # The generation drops while a GPU is idle, so a low one is a problem under load only.
     if generation and fastest and generation < fastest and (state.use_percent or 0) >= BUSY_PERCENT:
-        bad.append(msg("plan.gpu.slow_link", now=generation, most=fastest, use=state.use_percent))
-        fixes.append(msg("plan.gpu.link_speed"))
-    good += _link(state)
-    good += (
-        [msg("plan.gpu.persistence_on") if state.persistent else msg("plan.gpu.persistence_off")]
-        if state.persistent is not None
-        else []
-    )
-    good += _power(state)
-    text = msg("plan.word.semicolon").join([*bad, *good]) or msg("plan.gpu.no_state")
-    return Check(f"GPU {n} state", WARNING if bad else OK, text, fixes)
+        text = msg("plan.gpu.slow_link", now=generation, most=fastest, use=state.use_percent)
+        faults.append(Fault(text, [msg("plan.gpu.link_speed")]))
+    return faults
 
 
 def _few_lanes(state: State) -> bool:

@@ -30,7 +30,7 @@ def precision_works(
     packages."""
     fix = request.command(precision="auto")
     if device == "cpu" and precision == "fp16":
-        yield Check("precision", ERROR, msg("plan.precision.fp16_cpu"), [fix])
+        yield Check("precision", ERROR, _given(request, msg("plan.precision.fp16_cpu")), [fix])
     if device == "cpu" and precision == "bf16" and not decisions.cpu_bf16():
         yield Check("precision", WARNING, msg("plan.precision.bf16_cpu"), [fix])
     if device == "cuda" and precision == "bf16":
@@ -42,10 +42,16 @@ def precision_works(
     if precision == "fp8":
         hardware = _no_fp8(machine, device, request.gpu_ranks)
         if hardware:
-            yield Check("precision", ERROR, hardware, [fix])
+            yield Check("precision", ERROR, _given(request, hardware), [fix])
         # Nothing to install for hardware that cannot use it, or before the first installation.
         elif request.installed:
             yield from _fp8_packages(torch, fix)
+
+
+def _given(request: LaunchRequest, why: str) -> str:
+    """Why the precision cannot be used, after the place where it was set."""
+    value, origin = request.config.precision, request.origins["precision"]
+    return msg("plan.precision.given", value=value, origin=origin, why=why)
 
 
 def _no_fp8(machine: GpuInventory, device: str, ranks: int) -> str:
