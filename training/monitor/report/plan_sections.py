@@ -135,7 +135,7 @@ def data(run: Run) -> Html | None:
     source = run.plan.get("data")
     if isinstance(source, dict):
         size = number(source.get("bytes"))
-        name, files = source.get("name"), source.get("files")
+        name, files = source.get("name"), units.plural(whole(source.get("files")) or 0, "file")
         amount = (
             msg("monitor.report.data.files", name=name, files=files)
             if size is None
