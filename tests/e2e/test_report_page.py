@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.unit.report_runs import comparison, event, page_of, planned, trained
+from training.diagnose import card
 
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
@@ -24,6 +25,7 @@ pytestmark = [
 
 Open = Callable[..., Any]
 SIZE = {"width": 1200, "height": 900}
+FLAGS = ["2", "--data=/data/text.txt", "--eval_every=0", "--compile=0", "--inspect_every=0"]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("a user's") / "experiments"
     good, bad = (
         trained(planned(folder / "good"), 120, pace=1.3),
-        trained(planned(folder / "bad"), 60),
+        trained(planned(folder / "bad", command={"script": "launch_train.sh", "args": FLAGS}), 60),
     )
     good.summary()
     bad.step(61, float("nan"))
@@ -166,6 +168,27 @@ def test_the_page_fits_a_phone(show: Open) -> None:
     for svg in page.locator("figure svg").all():
         box = svg.bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= 381
+
+
+def test_a_phone_shows_whole_flags_and_that_tables_scroll(show: Open) -> None:
+    page = show("bad", width=390)
+    flags = page.locator(".words span").all()
+    assert len(flags) == 1 + len(FLAGS) and all(
+        flag.bounding_box()["height"] < 30 for flag in flags
+    )
+    # a row of the card that is continued begins where its value does
+    indents = "[...document.querySelectorAll('.card span')].map(s => getComputedStyle(s))"
+    assert set(page.evaluate(f"{indents}.map(s => s.textIndent === '-' + s.paddingLeft)")) == {True}
+    assert (
+        page.evaluate(
+            "(() => { const s = document.querySelector('.card span'), of = getComputedStyle(s);"
+            " const cell = document.createElement('canvas').getContext('2d'); cell.font = of.font;"
+            " return Math.round(parseFloat(of.paddingLeft) / cell.measureText('0').width) })()"
+        )
+        == card.COLUMN + 2
+    )
+    shadow = "getComputedStyle(document.querySelector('.wide')).backgroundAttachment"
+    assert page.evaluate(shadow) == "local, local, scroll, scroll"
 
 
 def test_hovering_shows_exact_values(show: Open) -> None:
@@ -298,9 +321,9 @@ def test_overlapping_clicks_leave_one_cursor_per_chart(show: Open) -> None:
 
 def test_the_failure_card_comes_first(show: Open) -> None:
     page = show("bad")
-    card = page.locator("#failure")
-    assert card.is_visible() and "gpu_oom: CUDA out of memory" in card.inner_text()
-    assert card.bounding_box()["y"] < 300
+    failed = page.locator("#failure")
+    assert failed.is_visible() and "gpu_oom: CUDA out of memory" in failed.inner_text()
+    assert failed.bounding_box()["y"] < 300
     assert "<b>bold</b> words" in page.inner_text("#events"), "text, not markup"
     assert page.locator("#chart-loss .mark-symbol path").count() >= 1, "the NaN loss"
 

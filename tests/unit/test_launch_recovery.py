@@ -119,6 +119,16 @@ def test_a_restart_is_logged_and_recorded_with_its_cost(
     assert not run.failure.exists()
 
 
+def test_the_message_of_a_restart_names_the_snapshot_of_memory(
+    run: RunDir, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = "/runs/rank1.memory.pickle"
+    memory = {"allocated_bytes": 1, "reserved_bytes": 1, "largest_free_bytes": 1, "largest": []}
+    of = record(kind="error", cause="gpu_oom", memory={**memory, "file": file})
+    assert Recovery(run, plan()).again(of, Outcome())
+    assert capfd.readouterr().err.count(file) == 1
+
+
 @pytest.mark.parametrize(
     ("launch", "kept"), [("a1b2", False), ("before", True)], ids=["this start", "an earlier one"]
 )

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from training.core import heartbeat, rundir
+from training.core.messages import msg
 from training.monitor.report import profile_section
 from training.trainer import profile_digest, profiler
 
@@ -338,3 +339,12 @@ def test_the_report_shows_each_rank_and_survives_a_damaged_digest(tmp_path: Path
     assert page and "gemm" in page and "cudaStreamSynchronize" in page
     run.profiles = []
     assert profile_section.shares_chart(run) is None and profile_section.tables(run) is None
+
+
+def test_waits_are_unknown_where_no_gpu_activity_was_recorded(tmp_path: Path) -> None:
+    unknown, shown = msg("monitor.report.profile.waits_not_recorded"), []
+    for device in ("cpu", "cuda"):
+        profiles = [{"rank": 0, "device": device, "timeline": "host"}]
+        run: Any = SimpleNamespace(profiles=profiles, folder=rundir.RunDir(tmp_path))
+        shown.append(unknown in str(profile_section.tables(run)))
+    assert shown == [False, True]

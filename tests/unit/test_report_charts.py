@@ -279,3 +279,27 @@ def test_energy_of_the_first_step_is_above_the_scale(tmp_path: Path) -> None:
     assert chart.unit == "J/token" and marked(chart, charts.BEYOND) == [1]
     top = chart.spec["layer"][0]["encoding"]["y"]["scale"]["domainMax"]
     assert 1.9 < top < 3
+
+
+def test_axes_of_a_short_run(tmp_path: Path) -> None:
+    """No label between two steps, a count of 0 on its axis from 0, whole dots at the edge."""
+    made = planned(tmp_path / "experiments" / "short")
+    for step in (1, 2, 3):
+        made.step(step, 4.0 - step, skipped_steps=0)
+    made.score(1, 3.0)
+    small = {chart.id: chart for chart in run_charts.small(run.read_run(made.run)) if chart}
+    skipped = small["skipped_steps"]
+    assert skipped.spec["layer"][0]["encoding"]["y"]["scale"]["domain"] == [0, 1]
+    if chart_render.available():
+        labels = re.findall(r"<text[^>]*>([123])<", chart_render.picture(skipped))
+        assert labels[:3] == ["1", "2", "3"] and "2" not in labels[3:]
+    for layer in loss_of(made).spec["layer"]:
+        assert layer["encoding"]["y"].get("value") or layer["encoding"]["y"]["scale"]["padding"] > 0
+
+
+def test_long_phases_are_in_minutes(whole: Made) -> None:
+    of = run.read_run(whole.run)
+    of.durations = {0: {"forward": 600.0, "backward": 300.0}, 1: {"forward": 60.0}}
+    chart = run_charts.phases(of)
+    assert chart and chart.spec["encoding"]["x"]["axis"]["title"] == "minutes"
+    assert sorted(chart.columns["y"]) == [1.0, 5.0, 10.0]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.conftest import python
 from tests.unit.monitor_runs import Made
-from tests.unit.report_runs import CONFIG, comparison, event, planned, read, trained
+from tests.unit.report_runs import CONFIG, comparison, event, page_of, planned, read, trained
 from training.cli import report as command
 from training.core import rundir
 from training.core.errors import Exit, UserError
@@ -226,6 +226,23 @@ def test_values_per_token_of_different_tokenizers_have_no_best(tmp_path: Path) -
     same, other = marked
     assert same >= {"best validation", "best validation loss", "final loss", "tokens/s"}
     assert other == {"best validation", "final loss"}
+
+
+def test_scores_on_different_data_have_no_best(tmp_path: Path) -> None:
+    made = []
+    for i, name in enumerate(("stdlib", "text")):
+        data = {"name": name, "files": 1, "bytes": 86890}
+        one = planned(tmp_path / "experiments" / f"run{i}", data=data)
+        for step in (1, 2, 3):
+            one.step(step, 0.5 - i / 10, tokens_per_s=5000.0 + i)
+        one.scores(3, val_bpb=0.5 + i)
+        made.append(run.read_run(one.run))
+    table = str(compare_figures.figures(made, ["run0", "run1"]))
+    assert re.findall(r'class="n best">([^<]*)<', table) == ["5,001"]
+    assert (
+        "stdlib: 1 file,"
+        in read(page_of(planned(tmp_path / "one", data=made[0].plan["data"]))).text
+    )
 
 
 def test_equal_runs_have_no_differences_and_no_best_value(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ def headline(record: FailureRecord) -> str:
     what = f"{cause}{record['summary']}{where}"
     if "occupied" in record:
         what += f"; {gpu_occupants.text(record['occupied'])}"
+    if file := record.get("memory", {}).get("file"):
+        what += f"; {msg('diagnose.card.memory_file', file=file)}"
     if record["rank"] is None:
         return what
     node = msg("launcher.failure.on_node", node=record["node"]) if "node" in record else ""

@@ -40,6 +40,8 @@ EDGE = 5  # pixels
 # Values beyond these, of a diverged or vanished gradient, have exponents instead of many zeros.
 SHORTEST, LONGEST, EXPONENT = 1e-4, 1e12, "~e"
 PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"  # "0" instead of "0k"
+# No label between two steps, which would be that of a step, too. page.js has the first part, too.
+OF_STEP = f"datum.value % 1 ? '' : {PLAIN_ZERO}"
 
 
 def lines(
@@ -99,7 +101,7 @@ def lines(
         "title": msg("monitor.report.axis.step"),
         "format": step_form,
         "tickMinStep": 1,
-        "labelExpr": PLAIN_ZERO,
+        "labelExpr": OF_STEP,
     }
     x: VegaSpec = {
         "field": "step",
@@ -107,20 +109,12 @@ def lines(
         "axis": at,
         "scale": {"nice": False, "zero": False},
     }
-    scale: VegaSpec = {"zero": zero, "nice": True} | (
-        {}
-        if top is None
-        else {"domainMax": top, "nice": False} | ({} if zero else {"padding": EDGE})
-    )
-    # rounding makes all labels equal on an axis of one value
-    if values and min(values) == max(values) and not zero:
-        around = EQUAL_SHARE * abs(values[0]) or 1.0
-        scale = {"domain": [values[0] - around, values[0] + around], "zero": False, "nice": False}
+    dots = any(one.style == DOTS for one in series)  # a dot at the edge must be whole
     y = {
         "field": "y",
         "type": "quantitative",
         "axis": _value_axis(values, top, form),
-        "scale": scale,
+        "scale": _value_scale(values, top, zero, dots),
     }
     paint: VegaSpec = {
         "field": "series",
@@ -170,7 +164,7 @@ def lines(
                 "encoding": {"x": x, "y": {"value": 6}},
             }
         )
-    if marks or own or any(one.style == DOTS for one in series):
+    if marks or own or dots:
         # keeps a mark or point at the last step whole
         x["scale"] = {
             "nice": False,
@@ -204,6 +198,17 @@ def lines(
         tuple(i for i, one in enumerate(series) if one.style == THIN),
         hover=True,
     )
+
+
+def _value_scale(values: Sequence[float], top: float | None, zero: bool, dots: bool) -> VegaSpec:
+    # rounding makes all labels equal on an axis of one value
+    if values and min(values) == max(values) and not zero:
+        around = EQUAL_SHARE * abs(values[0])
+        ends = [values[0] - around, values[0] + around] if around else [0, 1]
+        return {"domain": ends, "zero": False, "nice": False}
+    scale: VegaSpec = {"zero": zero, "nice": top is None}
+    scale |= {} if top is None else {"domainMax": top}
+    return scale | ({"padding": EDGE} if not zero and (dots or top is not None) else {})
 
 
 def _value_axis(values: Sequence[float], top: float | None, form: str) -> VegaSpec:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from training.core import metric_units
-from training.core.jsonl import number
+from training.core.jsonl import dig, number
 from training.core.messages import msg
 from training.core.units import count, decimal, milliseconds
 from training.monitor.report import chart_types, headline, run_charts
@@ -44,7 +44,7 @@ def figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
         named = msg("monitor.report.compare.best", title=title[0].lower() + title[1:])
         named = f"{named}, {unit}" if unit else named
         rising = metric_units.higher_is_better(key)
-        columns.append(Figure(named, _best(key), decimal, rising, _basis_of(key)))
+        columns.append(Figure(named, _best(key), decimal, rising, _basis_of_score(key)))
     units = units_of(runs)
     columns += [
         Figure(
@@ -125,14 +125,24 @@ def _density(run: Run) -> float | None:
     return run.state["training"].get("bytes_per_token")
 
 
+def _data(run: Run) -> object:
+    return metric_units.data(run.plan), dig(run.plan, "data", "bytes")
+
+
 def _basis_of(key: str) -> Callable[[Run], object]:
     return _density if metric_units.is_per_token(key) else lambda run: None
+
+
+def _basis_of_score(key: str) -> Callable[[Run], object]:
+    """A score of other data is that of another problem."""
+    of = _basis_of(key)
+    return lambda run: (_data(run), of(run))
 
 
 def _basis_of_loss(run: Run) -> object:
     """Bits per byte are comparable between tokenizers."""
     unit = run_charts.display(run)[1]
-    return unit if unit == metric_units.BITS else (unit, _density(run))
+    return _data(run), unit, None if unit == metric_units.BITS else _density(run)
 
 
 def scores_of(runs: Sequence[Run]) -> list[str]:

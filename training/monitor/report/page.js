@@ -51,7 +51,10 @@ function specOf(chart) {
   }
   for (const layer of spec.layer) {
     layer.encoding.x.field = "x";
-    if (axis !== "step") delete layer.encoding.x.axis.tickMinStep;
+    if (axis !== "step") {
+      delete layer.encoding.x.axis.tickMinStep;
+      layer.encoding.x.axis.labelExpr = layer.encoding.x.axis.labelExpr.replace("datum.value % 1 ? '' : ", "");
+    }
     if (axis === "tokens") layer.encoding.x.axis.format = "~s";
     if (axis === "time") delete layer.encoding.x.axis.format; // an empty format means 1e+2
     layer.encoding.x.axis.title = axis === "time" ? (chart.pauses ? words.since_without_pauses : words.since).replace("{unit}", words[name]) : name;

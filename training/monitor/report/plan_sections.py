@@ -110,7 +110,13 @@ def _command(run: Run) -> Html | None:
     if script is None:
         return None
     args = redact.words(map(str, items(dig(run.plan, "command", "args"))))
-    return tag("p", msg("monitor.report.sections.started_by"), code(command(script, args)))
+    # a browser breaks a line after any hyphen: --compile=0 would be `--` and `compile=0`
+    whole_words = (
+        part for word in command(script, args).split(" ") for part in (tag("span", word), " ")
+    )
+    return tag(
+        "p", msg("monitor.report.sections.started_by"), tag("code", *whole_words, class_="words")
+    )
 
 
 def data(run: Run) -> Html | None:
@@ -135,7 +141,7 @@ def data(run: Run) -> Html | None:
     source = run.plan.get("data")
     if isinstance(source, dict):
         size = number(source.get("bytes"))
-        name, files = source.get("name"), source.get("files")
+        name, files = source.get("name"), units.plural(whole(source.get("files")) or 0, "file")
         amount = (
             msg("monitor.report.data.files", name=name, files=files)
             if size is None

@@ -130,11 +130,16 @@ def _of_rank(profile: Record) -> Html:
         [
             table((kind, count, took, share), longest) if longest else None,
             tag("h3", msg("monitor.report.profile.waits")),
-            table((*waited, count, took), waits)
-            if waits
-            else tag("p", msg("monitor.report.profile.no_waits")),
+            table((*waited, count, took), waits) if waits else tag("p", _no_waits(profile)),
         ]
     )
+
+
+def _no_waits(profile: Record) -> str:
+    """Those for a GPU are in its timeline."""
+    if profile.get("device") == "cuda" and not _on_gpu(profile):
+        return msg("monitor.report.profile.waits_not_recorded")
+    return msg("monitor.report.profile.no_waits")
 
 
 def _cell(content: str) -> Record:

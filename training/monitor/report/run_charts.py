@@ -32,6 +32,12 @@ FORMS = {"tokens_per_s": "~s", "lr": "~g"}
 LOG = ("grad_norm", "step_ms", "loss_scale")
 CALM = (*LOG, "joules_per_unit")  # whose first steps, or spikes, are far above all others
 
+_TIME_UNITS = (  # seconds of one
+    (3600, "monitor.report.axis.hours"),
+    (60, "monitor.report.axis.minutes"),
+    (1, "monitor.report.axis.seconds"),
+)
+
 
 def _titles(counted: str | None) -> dict[str, tuple[str, str]]:
     """(title, unit) of the metrics of KNOWN."""
@@ -328,13 +334,15 @@ def phases(run: Run) -> Chart | None:
     kept = [kind for kind in largest if kind != OTHER][: PARTS - 1]
     parts = [*(k for k in known if k in kept), *(k for k in kept if k not in known), OTHER]
     ranks, names = sorted(run.durations)[:BARS], {OTHER: msg("monitor.report.charts.other_phases")}
+    longest = max(sum(run.durations[rank].values()) for rank in ranks)
+    unit_s, unit = next(one for one in _TIME_UNITS if longest >= 2 * one[0] or one[0] == 1)
     rows = []
     for rank in ranks:
         seconds = run.durations[rank]
         amounts = {kind: seconds.get(kind, 0.0) for kind in parts[:-1]}
         amounts[OTHER] = sum(seconds.values()) - sum(amounts.values())
         rows += [
-            (msg("monitor.report.rank", rank=rank), kind, round(amount, 4))
+            (msg("monitor.report.rank", rank=rank), kind, round(amount / unit_s, 4))
             for kind, amount in amounts.items()
             if amount > 0
         ]
@@ -353,6 +361,6 @@ def phases(run: Run) -> Chart | None:
         msg("monitor.report.charts.phases_title"),
         rows,
         shown,
-        unit=msg("monitor.report.axis.seconds"),
+        unit=msg(unit),
         note=note,
     )
