@@ -210,6 +210,13 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True)
+def pipes() -> Iterator[None]:
+    """A command that was called here ends silently under `… | head`; later tests must not."""
+    yield
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
 @pytest.fixture(scope="session")
 def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a fake NVIDIA library (see tests/fake_nvml/fake_nvml.c)."""
