@@ -32,12 +32,6 @@ FORMS = {"tokens_per_s": "~s", "lr": "~g"}
 LOG = ("grad_norm", "step_ms", "loss_scale")
 CALM = (*LOG, "joules_per_unit")  # whose first steps, or spikes, are far above all others
 
-_TIME_UNITS = (  # seconds of one
-    (3600, "monitor.report.axis.hours"),
-    (60, "monitor.report.axis.minutes"),
-    (1, "monitor.report.axis.seconds"),
-)
-
 
 def _titles(counted: str | None) -> dict[str, tuple[str, str]]:
     """(title, unit) of the metrics of KNOWN."""
@@ -335,7 +329,12 @@ def phases(run: Run) -> Chart | None:
     parts = [*(k for k in known if k in kept), *(k for k in kept if k not in known), OTHER]
     ranks, names = sorted(run.durations)[:BARS], {OTHER: msg("monitor.report.charts.other_phases")}
     longest = max(sum(run.durations[rank].values()) for rank in ranks)
-    unit_s, unit = next(one for one in _TIME_UNITS if longest >= 2 * one[0] or one[0] == 1)
+    units = (
+        (3600, msg("monitor.report.axis.hours")),
+        (60, msg("monitor.report.axis.minutes")),
+        (1, msg("monitor.report.axis.seconds")),
+    )
+    unit_s, unit = next(one for one in units if longest >= 2 * one[0] or one[0] == 1)
     rows = []
     for rank in ranks:
         seconds = run.durations[rank]
@@ -361,6 +360,6 @@ def phases(run: Run) -> Chart | None:
         msg("monitor.report.charts.phases_title"),
         rows,
         shown,
-        unit=msg(unit),
+        unit=unit,
         note=note,
     )
