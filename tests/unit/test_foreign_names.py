@@ -21,7 +21,7 @@ from training.tasks.video_restoration.kair.keys import KEYS, leaf
 
 Write = Callable[..., str]
 CONFIG = (
-    "device = 'cpu'\ndevice_batch_size = 4\nmax_seq_len = 32\ntotal_batch_size = "
+    "device = 'auto'\ndevice_batch_size = 4\nmax_seq_len = 32\ntotal_batch_size = "
     "256\nnum_iterations = 400\ndata = 'a.txt'\n"
 )
 
