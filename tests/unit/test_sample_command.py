@@ -98,13 +98,12 @@ def test_prompts_that_are_not_utf8(tmp_path: Path) -> None:
     prompts.write_bytes(b"one\ncaf\xe9\n")
     assert codes(run, f"--prompts={prompts}") == ["prompts.unreadable"]
     duet = str(ROOT / "duet")
-    for given in ("printf '\\351' |", "exec 0<&-;"):
-        done = subprocess.run(
-            ["bash", "-c", f'{given} "$0" sample "$1" --prompt=-', duet, run],
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == 2 and b"Traceback" not in done.stderr
+    done = subprocess.run(
+        ["bash", "-c", 'printf "\\351" | "$0" sample "$1" --prompt=-', duet, run],
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 2 and b"Traceback" not in done.stderr
 
 
 def test_a_model_that_has_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,7 @@ def test_the_flight_recorder_is_asked_when_a_rank_was_woken_in_a_collective(
         return len(asked)
 
     turns = [3]
-    monkeypatch.setattr(procfs, "turns", lambda pid: turns[0])
+    monkeypatch.setattr(procfs, "turns", lambda pid, thread: turns[0])
     with targets.ranks(tmp_path, "locks", "waits") as (pids, _):
         first = sampling.take(pids, newest)
         second = sampling.take(pids, newest, first)
