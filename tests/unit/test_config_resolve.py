@@ -225,22 +225,6 @@ def test_file_values_of_wrong_type_or_range(name: str, value: object, expected: 
     assert getattr(resolved.config, name) == FIELDS[name].default
 
 
-@each(
-    ("typed", "wanted"),
-    [("8 h", "8h"), ("90 min", "90m"), ("2 days 3 hours", "2d3h"), ("5 ms", "")],
-)
-def test_a_duration_with_spaces_or_words_is_suggested(typed: str, wanted: str) -> None:
-    fixes = refused(merge(f"--max_time={typed}")).fixes
-    assert fixes == ([f"--max_time={wanted}"] if wanted else [])
-
-
-def test_zero_is_suggested_with_its_meaning() -> None:
-    for name in ("max_time", "num_iterations", "num_epochs"):
-        problem = refused(merge(f"--{name}=-5"))
-        assert problem.fixes == [f"--{name}=0"] and "no limit" in problem.what
-    assert "no limit" not in refused(merge("--sample_tokens=-5")).what
-
-
 def test_a_number_too_large_to_print_is_refused_too() -> None:
     problem = refused(merge(file={"depth": 16**5000}))
     assert "depth" in problem.what and "c.py:1" in problem.what
@@ -285,40 +269,6 @@ def test_unknown_names_in_a_file_get_suggestions() -> None:
     assert refused(merge(file={"depht": "twelve"})).fixes == [], "the value must fit"
     # Actions are not allowed in files.
     assert "dry_run" in refused(merge(file={"dry_run": True})).what
-
-
-@each(
-    ("name", "text", "fixes"),
-    [
-        ("gradient_compression", "fp8", ["none"]),
-        ("gradient_compression", "bf61", ["bf16"]),
-        ("deterministic", "maybe", ["false"]),
-        ("profile", "fifty", ["0"]),
-        ("precision", "fp64", ["fp16"]),
-        ("precision", "double", ["auto"]),
-        ("depth", "", ["12"]),
-        ("out_dir", "", ["experiments"]),
-        ("numa", "both", ["auto"]),
-        ("numa", "-1", ["auto", "off"]),  # the nearest number is another node
-        ("numa", "1024", ["auto", "off"]),
-    ],
-)
-def test_an_invalid_value_has_a_fix(name: str, text: str, fixes: list[str]) -> None:
-    problem = refused(merge(f"--{name}={text}"))
-    assert problem.fixes == [f"--{name}={fix}" for fix in fixes]
-    accepted(merge(problem.fixes[0]))
-    (first, *_) = refused(merge(env={f"DUET_{name.upper()}": text or "\0"})).fixes
-    assert first.startswith(f"export DUET_{name.upper()}=")
-
-
-def test_an_invalid_value_in_a_file_has_a_fix() -> None:
-    assert refused(merge(file={"precision": "double"})).fixes == ["precision = 'auto'   # c.py:1"]
-    problem = refused(merge(file={"precision": 3}))
-    assert problem.fixes == ["precision = 'auto'   # c.py:1"]
-    problem = refused(merge(file={"data": 3}))
-    assert problem.what.endswith(", an int") and problem.fixes == ["data = '3'   # c.py:1"]
-    problem = refused(merge(file={"persistent_workers": 1}))
-    assert problem.fixes == ["persistent_workers = True   # c.py:1"]
 
 
 def test_variables_of_other_tools() -> None:

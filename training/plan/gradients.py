@@ -241,7 +241,7 @@ def _sentence(one: Exchange, compression: Decision, bucket: Decision, mfu: float
         rate=one.bytes_per_s / 1e9,
         exposed=one.exposed_s * 1e3,
         share=100 * one.share,
-        speed=_times(one.speed_up),
+        speed=times(one.speed_up),
         ranks=one.ranks,
         compute=one.compute_s * 1e3,
         mfu=100 * mfu,
@@ -252,7 +252,7 @@ def _sentence(one: Exchange, compression: Decision, bucket: Decision, mfu: float
     )
 
 
-def _times(speed: float | None) -> str:
+def times(speed: float | None) -> str:
     """A predicted speed-up as text; small ones as a bound, since they would round to nothing."""
     if speed is not None and speed < LEAST_SHOWN:
         return msg("plan.gradients.below", bound=LEAST_SHOWN)
@@ -275,16 +275,16 @@ def _little_gain(
                 name="total_batch_size",
                 value=decided.batch.total_tokens * factor,
                 factor=factor,
-                speed=_times(one.accumulated(factor).speed_up),
+                speed=times(one.accumulated(factor).speed_up),
             )
         )
     if not one.compressed and (exchange.saved(one, half) or 0.0) >= exchange.PAYS:
-        helps.append(msg("plan.gradients.help_compression", speed=_times(half.speed_up)))
+        helps.append(msg("plan.gradients.help_compression", speed=times(half.speed_up)))
     if one.speed_up <= 1:
         helps.append(msg("plan.gradients.help_one_gpu"))
     text = msg(
         "plan.gradients.little_gain",
-        speed=_times(one.speed_up),
+        speed=times(one.speed_up),
         ranks=one.ranks,
         share=100 * one.share,
         why=msg("plan.word.comma").join(_why(gpus, begun, one)),

@@ -33,7 +33,7 @@ def grow(
         )
         return decided, [msg("plan.larger_batch.unknown", total=total, reason=reason)]
     if now >= exchange.LITTLE * begun["ranks"]:
-        return decided, [msg("plan.larger_batch.enough", total=total, speed=now)]
+        return decided, [msg("plan.larger_batch.enough", total=total, speed=gradients.times(now))]
     factor = exchange.enough_accumulation(one, most) or exchange.largest_factor(most)
     if not factor:
         return decided, [msg("plan.larger_batch.no_room", total=total, least=2 * total)]
@@ -58,8 +58,8 @@ def grow(
         "plan.larger_batch.grown",
         larger=factor * total,
         total=total,
-        speed=other.speed_up if other else None,
-        before=now,
+        speed=gradients.times(other.speed_up if other else None),
+        before=gradients.times(now),
         ranks=begun["ranks"],
     )
     if steps:
