@@ -63,6 +63,11 @@ def test_the_next_smaller_batch_would_not_do() -> None:
         assert (one.speed_up >= exchange.LITTLE * 2) is enough
 
 
+def test_compressed_gradients_need_a_smaller_batch() -> None:
+    found = grow(6.0, 64 * BATCH, "--gradient_compression=bf16")[1].batch.total_tokens
+    assert BATCH < found < 8 * BATCH
+
+
 def test_a_batch_that_does_not_fit_is_not_chosen() -> None:
     """Gradients that are accumulated take memory besides DDP's buckets."""
     fixed = ("--loss_chunks=1", "--activation_checkpointing=none")

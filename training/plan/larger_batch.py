@@ -10,6 +10,7 @@ from training.core.contracts.plan import PlanStart
 from training.core.messages import msg
 from training.core.units import plural
 from training.plan import exchange, gradients
+from training.plan.exchange import Exchange
 from training.plan.request import Request
 from training.tasks.planning import Decided, Situation
 
@@ -23,7 +24,7 @@ def grow(
     most = config.max_total_batch_size // total
     if not config.max_total_batch_size or request.resume_from:
         return decided, []
-    one = gradients.predicted(begun, decided, situation.precision, situation.compiled)
+    one = _predicted(request, begun, decided, situation)
     now = one.speed_up if one else None
     if one is None or now is None:
         reason = (
@@ -53,7 +54,7 @@ def grow(
         return decided, [msg("plan.larger_batch.no_memory", total=total, larger=factor * total)]
     request.config = larger.config
     request.origins.update(larger.origins)  # the plan has the same
-    other = gradients.predicted(begun, then, situation.precision, situation.compiled)
+    other = _predicted(request, begun, then, situation)
     text = msg(
         "plan.larger_batch.grown",
         larger=factor * total,
@@ -74,3 +75,12 @@ def _origins(total: int, steps: int, factor: int) -> dict[str, str]:
         "total_batch_size": msg("plan.larger_batch.origin", old=total, factor=factor),
         **({"num_iterations": of_steps} if steps else {}),
     }
+
+
+def _predicted(
+    request: Request, begun: PlanStart, decided: Decided, situation: Situation
+) -> Exchange | None:
+    """With compressed gradients only if these are asked for: `auto` is decided for the batch."""
+    one = gradients.predicted(begun, decided, situation.precision, situation.compiled)
+    compressed = request.config.gradient_compression == gradients.BF16
+    return one and replace(one, compressed=compressed)
