@@ -216,7 +216,8 @@ TABLE = {
         6,
         where=r"\.py:\d+$",
         phase=r"step \d+: fetch|barrier: .*",
-        advice="host memory or /dev/shm is full",
+        # Host memory is named too where the kernel log cannot be read.
+        advice="/dev/shm is full",
         epochs=True,
     ),
     "worker without shared memory": error(

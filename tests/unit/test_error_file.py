@@ -176,7 +176,7 @@ def test_the_memory_of_an_exhausted_gpu_is_kept_with_the_error(
         "largest": [{"bytes": 12 << 20, "count": 3}, {"bytes": 20 << 20, "count": 1}],
     }
     assert pickle.loads(run.memory_snapshot(1).read_bytes()) == SNAPSHOT
-    assert any(memory["file"] in line for line in card._memory(memory))
+    assert any(memory["file"] in line for line in card._memory({"memory": memory}))
 
 
 def test_a_run_that_stops_on_a_full_disk_is_not_a_rejected_input(
