@@ -86,11 +86,11 @@ def optimizer(model: GPT2, rate: float) -> torch.optim.Optimizer:
 
 
 def make(run: Run) -> Contender:
-    model = GPT2(run.depth, 64 * run.depth, run.vocab, run.seq_len)
+    model = GPT2(run.depth, 64 * run.depth, run.vocab, run.seq_len).to(run.device)
     adamw = optimizer(model, run.rate)
 
     def loss(inputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=run.bf16):
+        with torch.autocast(run.device, torch.bfloat16, enabled=run.bf16):
             return model(inputs, targets, reduction)  # type: ignore[no-any-return]
 
     def update(step: int) -> None:

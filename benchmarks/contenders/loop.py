@@ -30,6 +30,7 @@ class Run:
     rate: float  # of the contender: peak, or a factor of its own rates
     seed: int
     bf16: bool
+    device: str  # on a GPU the model is compiled, as Duet's
     vocab: int
     bos: int  # a separator is not a byte and not validated
     train: str
@@ -46,8 +47,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Contender:
-    """`loss(inputs, targets, reduction)`: reduction is mean or sum; `update(step)`: one optimizer
-    step with the learning rate of this step (0-based), after which the gradients are gone."""
+    """`model` is on the run's device; `loss(inputs, targets, reduction)`: reduction is mean or sum;
+    `update(step)`: one optimizer step with the learning rate of this step (0-based), after which
+    the gradients are gone."""
 
     model: nn.Module
     loss: Callable[[Tensor, Tensor, str], Tensor]
@@ -63,6 +65,8 @@ def train(run: Run, make: Callable[[Run], Contender]) -> None:
     )
     per_epoch = len(train_data) // run.batch  # as Duet: an epoch ends with the last full batch
     contender = make(run)
+    if run.device != "cpu":
+        contender.model.compile(dynamic=False)
     first = _load(run, contender)
     with open(run.out, "a", encoding="utf-8", buffering=1) as records:
         for step in range(first, run.steps):
@@ -70,12 +74,13 @@ def train(run: Run, make: Callable[[Run], Contender]) -> None:
             epoch, at = divmod(step, per_epoch)
             order = EpochPermutation(len(train_data), run.seed, epoch)
             inputs, targets = train_data.batch(order.indices(at * run.batch, (at + 1) * run.batch))
-            loss = contender.loss(inputs, targets, "mean")
+            loss = contender.loss(inputs.to(run.device), targets.to(run.device), "mean")
             loss.backward()
             contender.update(step)
             record = {
                 "step": step + 1,
                 "loss": loss.item(),
+                "time": time.time(),
                 "step_ms": 1000 * (time.perf_counter() - started),
             }
             records.write(json.dumps(record) + "\n")
@@ -120,7 +125,7 @@ def bits_per_byte(contender: Contender, data: TokenDataset, run: Run) -> float:
     for start in range(0, len(sequences), run.batch):
         inputs, targets = data.batch(sequences[start : start + run.batch])
         targets = targets.masked_fill(targets == run.bos, IGNORED)
-        nats += contender.loss(inputs, targets, "sum").item()
+        nats += contender.loss(inputs.to(run.device), targets.to(run.device), "sum").item()
         count += int((targets != IGNORED).sum())
     contender.model.train()
     return nats / math.log(2) / count

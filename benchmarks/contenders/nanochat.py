@@ -4,8 +4,8 @@ https://github.com/karpathy/nanochat in NANOCHAT_DIR.
 
 python -m benchmarks.contenders.nanochat RUN        RUN: the fields of Run in JSON
 
-The model is eager as the others are; its optimizer compiles its steps. `rate` is a factor of all
-its learning rates, which it also scales by the square root of the batch.
+On a CPU the model is eager as the others are; its optimizer compiles its steps. `rate` is a factor
+of all its learning rates, which it also scales by the square root of the batch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def make(run: Run) -> Contender:
 
     with torch.device("meta"):
         model, reference = GPT(described(run.depth)), GPT(described(12))
-    model.to_empty(device="cpu")
+    model.to_empty(device=run.device)
     model.init_weights()
     batch = (run.batch * run.seq_len / BATCH) ** 0.5
     rate = run.rate * batch

@@ -33,6 +33,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--share", type=float, default=0.6, help="the first of them to try")
     parser.add_argument("--precision", default="fp32", choices=("bf16", "fp32"), help="of both")
+    parser.add_argument(
+        "--device", default=plan.CPU, choices=(plan.CPU, plan.CUDA), help="of all trainings"
+    )
     parser.add_argument("--eval_every", type=int, default=100, help="steps")
     parser.add_argument("--parallel", type=int, default=1, help="trainings at a time")
     parser.add_argument(
@@ -69,6 +72,7 @@ def planned(asked: argparse.Namespace) -> plan.Plan:
         asked.rate,
         asked.shares,
         asked.share,
+        asked.device,
     )
 
 
@@ -87,7 +91,8 @@ def main() -> None:
     try:
         if not asked.table:
             prepared()
-            warn_of_emulation(asked.precision)
+            if asked.device == plan.CPU:
+                warn_of_emulation(asked.precision)
             if asked.timing:
                 turns.measure(chosen, kept.folder, asked.rounds)
             else:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 DUET = "duet"
+CPU, CUDA = "cpu", "cuda"
 FACTOR = 2.0  # between neighboring rates
 
 
@@ -16,10 +17,13 @@ class Training:
     seed: int
     rate: float  # of a contender, see loop.Run; 1 for Duet's defaults
     precision: str
+    device: str = CPU  # files of older trainings have none
 
     @property
     def name(self) -> str:
-        return f"{self.contender}-{self.precision}-{self.steps}-rate{self.rate:g}-seed{self.seed}"
+        where = "" if self.device == CPU else f"-{self.device}"
+        run = f"{self.steps}-rate{self.rate:g}-seed{self.seed}"
+        return f"{self.contender}{where}-{self.precision}-{run}"
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,13 @@ class Plan:
     rate: float  # where the search starts at the first length
     shares: Sequence[float]  # Duet's steps as shares of the baseline's, ascending
     share: float  # of these, the first one to try
+    device: str = CPU
 
     def base(self, steps: int, seed: int, rate: float) -> Training:
-        return Training(self.baseline, steps, seed, rate, self.precision)
+        return Training(self.baseline, steps, seed, rate, self.precision, self.device)
 
     def duet(self, steps: int, seed: int, share: float) -> Training:
-        return Training(DUET, round(share * steps), seed, 1.0, self.precision)
+        return Training(DUET, round(share * steps), seed, 1.0, self.precision, self.device)
 
 
 Losses = Mapping[Training, float]  # final validation losses of the complete trainings

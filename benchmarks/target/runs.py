@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.common import ROOT, environment, prepared, train_command
 from benchmarks.gpu.machine import commit
 from benchmarks.target import BATCH, DEPTH, EVAL_TOKENS, SEQ_LEN
-from benchmarks.target.plan import DUET, Training
+from benchmarks.target.plan import CUDA, DUET, Training
 from training.core.rundir import RunDir, read_json, read_records, write_json
 from training.host import process
 
@@ -87,15 +87,17 @@ class Curve:
 
     loss: dict[int, float]
     val_bpb: dict[int, float]
+    time: dict[int, float]  # unix s at the end of the step
 
 
 def read(path: Path) -> Curve:
-    curve = Curve({}, {})
+    curve = Curve({}, {}, {})
     for record in read_records(path):
         if "val_bpb" in record:
             curve.val_bpb[record["step"]] = record["val_bpb"]
         else:
             curve.loss[record["step"]] = record["loss"]
+            curve.time[record["step"]] = record["time"]
     return curve
 
 
@@ -131,7 +133,7 @@ class Process:
             self.process = subprocess.Popen(
                 argv,
                 cwd=ROOT,
-                env=environment(),
+                env=_environment(training),
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 # Two that continue the same training would write into one file.
@@ -163,6 +165,12 @@ def stop(processes: Sequence[Process]) -> None:
             one.process.wait()
 
 
+def _environment(training: Training) -> dict[str, str]:
+    if training.device != CUDA:
+        return environment()
+    return environment(CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
+
+
 def _flags(training: Training) -> dict[str, object]:
     sizes = {"depth": DEPTH, "max_seq_len": SEQ_LEN, "device_batch_size": BATCH}
     return {
@@ -171,6 +179,7 @@ def _flags(training: Training) -> dict[str, object]:
         "num_iterations": training.steps,
         "seed": training.seed,
         "precision": training.precision,
+        "device": training.device,
         "eval_tokens": EVAL_TOKENS,
         "keep_checkpoints": 1,
     }
@@ -189,6 +198,7 @@ def _job(training: Training) -> dict[str, object]:
         "rate": training.rate,
         "seed": training.seed,
         "bf16": training.precision == "bf16",
+        "device": training.device,
         "eval_tokens": EVAL_TOKENS,
     }
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.target.plan import DUET, Losses, Pair, Plan, Training, pairs
+from benchmarks.target import turns
+from benchmarks.target.plan import CPU, DUET, Losses, Pair, Plan, Training, pairs
 from benchmarks.target.runs import Kept, label
-from benchmarks.target.turns import FILE
-from training.core.rundir import read_json
 
 NONE = "No training of this comparison is complete yet."
 
@@ -21,14 +20,15 @@ def lines(folder: Path, plan: Plan) -> list[str]:
     losses = {
         training: loss
         for training, loss in Kept(folder).losses().items()
-        if training.contender in (plan.baseline, DUET) and training.precision == plan.precision
+        if training.contender in (plan.baseline, DUET)
+        and (training.precision, training.device) == (plan.precision, plan.device)
     }
-    time = read_json(folder / FILE.format(plan.baseline, plan.precision))
-    ratios = sorted(own / base for base, own in time["step_cpu_ms"]) if time else []
+    time = turns.kept(folder, plan)
+    ratios = sorted(own / base for base, own in time[1]) if time else []
     ratio = statistics.median(ratios) if ratios else None
     complete = pairs(plan, losses)
     out = [*_pairs(complete, losses, ratio), "", *_all(losses, plan)] if losses else [NONE]
-    return [*out, "", *_time(time, ratios)] if time else out
+    return [*out, "", _time(*time, ratios, plan.device)] if time else out
 
 
 def _pairs(complete: Sequence[Pair], losses: Losses, ratio: float | None) -> Iterator[str]:
@@ -55,18 +55,23 @@ def _all(losses: Losses, plan: Plan) -> Iterator[str]:
         kinds.items(), key=lambda item: (item[0][2], item[0][0], item[0][1])
     ):
         by_seed = [
-            losses.get(Training(contender, steps, seed, rate, plan.precision))
+            losses.get(Training(contender, steps, seed, rate, plan.precision, plan.device))
             for seed in plan.seeds
         ]
         cells = ["" if loss is None else f"{loss:.3f}" for loss in by_seed]
         yield f"| {label(one)} | {steps} | {' | '.join(cells)} |"
 
 
-def _time(time: dict[str, Any], ratios: Sequence[float]) -> Iterator[str]:
-    base, own = (statistics.median(column) for column in zip(*time["step_cpu_ms"], strict=True))
-    yield (
-        f"A step takes {own:.0f} ms of processor time in Duet and {base:.0f} ms in the baseline: "
+def _time(
+    record: dict[str, Any], rounds: Sequence[Sequence[float]], ratios: Sequence[float], device: str
+) -> str:
+    base, own = (statistics.median(column) for column in zip(*rounds, strict=True))
+    about = record["machine"]
+    of, digits = (" of processor time", 0) if device == CPU else ("", 1)
+    machine = f"{about['cpu']}, {about['cores']} cores" if device == CPU else about["gpu"]
+    return (
+        f"A step takes {own:.{digits}f} ms{of} in Duet and {base:.{digits}f} ms in the baseline: "
         f"median ratio of {len(ratios)} rounds {statistics.median(ratios):.3f} "
-        f"({ratios[0]:.2f}–{ratios[-1]:.2f}; {time['machine']['cpu']}, {time['machine']['cores']} "
-        f"cores, torch {time['machine']['torch']}, commit `{time['commit']}`)."
+        f"({ratios[0]:.2f}–{ratios[-1]:.2f}; {machine}, torch {about['torch']}, "
+        f"commit `{record['commit']}`)."
     )

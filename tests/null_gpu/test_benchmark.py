@@ -15,7 +15,7 @@ import pytest
 from benchmarks.gpu import speed, stages
 from tests.conftest import ROOT, TOKEN
 from tests.null_gpu.conftest import NullGpus
-from tests.null_gpu.programs import CUDA_TORCH
+from tests.null_gpu.programs import CUDA_TORCH, GPU
 
 # nanochat's interface in a few lines: its files are not part of this repository.
 NANOCHAT = """
@@ -136,3 +136,28 @@ def test_the_loop_of_nanochat(gpus: NullGpus, tmp_path: Path, token: str) -> Non
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["step_ms"] > 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_the_time_to_a_loss(gpus: NullGpus, tmp_path: Path, token: str) -> None:
+    """Both contenders train on the GPU, not compiled here, and are timed in turns on the clock."""
+    folders = [f"--results={tmp_path / 'results'}", f"--scratch={tmp_path / 'started'}"]
+    sizes = ["--steps=4", "--seeds=1", "--shares=1", "--share=1", "--rounds=2", "--eval_every=4"]
+    for step in ([], ["--timing"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.target", "--device=cuda", *folders, *sizes, *step],
+            cwd=ROOT,
+            env=environment(gpus, token) | {"TORCH_COMPILE_DISABLE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=800,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    kept = {path.name for path in (tmp_path / "results").iterdir()}
+    assert {f"gpt2-cuda-fp32-4-rate{rate}-seed1.json" for rate in ("0.0007", "0.0014")} <= kept
+    assert "duet-cuda-fp32-4-rate1-seed1.json" in kept
+    time = json.loads((tmp_path / "results/time-gpt2-cuda-fp32.json").read_text())
+    assert len(time["step_ms"]) == 2 and min(map(min, time["step_ms"])) > 0
+    assert time["machine"]["gpu"] == GPU

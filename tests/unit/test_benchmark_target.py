@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from benchmarks.target import plan, runs, table, turns
-from benchmarks.target.plan import DUET, Losses, Plan, Training
+from benchmarks.target.plan import CPU, CUDA, DUET, Losses, Plan, Training
 
 PLAN = Plan("gpt2", "fp32", [300, 1000], [1, 2], 4.0, [0.5, 0.6, 0.7, 0.8, 1.0], 0.7)
 
@@ -72,7 +72,9 @@ def test_two_at_a_time_find_the_same() -> None:
 
 
 def records(path: Path, steps: int) -> Path:
-    lines: list[dict[str, float]] = [{"step": n, "loss": float(n)} for n in range(1, steps + 1)]
+    lines: list[dict[str, float]] = [
+        {"step": n, "loss": float(n), "time": n / 10} for n in range(1, steps + 1)
+    ]
     lines.insert(2, {"step": 2, "val_bpb": 3.0})
     lines.append({"step": steps, "val_bpb": 2.5})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -127,12 +129,30 @@ def test_the_table_multiplies_steps_and_the_time_of_a_step(tmp_path: Path) -> No
     assert "| 180 | 0.60 |  |" in "\n".join(table.lines(tmp_path, PLAN)), "not timed yet"
     time = {"commit": "c0ffee", "machine": {"cpu": "CPU", "cores": 2, "torch": "2"}}
     rounds = [[100.0, 150.0], [200.0, 240.0], [100.0, 110.0]]
-    name = turns.FILE.format("gpt2", "fp32")
-    (tmp_path / name).write_text(json.dumps(time | {"step_cpu_ms": rounds}))
+    turns.file(tmp_path, PLAN).write_text(json.dumps(time | {"step_cpu_ms": rounds}))
     page = "\n".join(table.lines(tmp_path, PLAN))
     assert "| 180 | 0.60 | **0.72** |" in page, "0.6 × the median of 1.5, 1.2 and 1.1"
     assert "median ratio of 3 rounds 1.200 (1.10–1.50; CPU, 2 cores" in page
     assert "| GPT-2, AdamW 16 | 1000 | 2.000 | 2.000 |" in page
+
+
+def test_trainings_on_a_gpu_have_a_table_of_their_own(tmp_path: Path) -> None:
+    on_gpu = replace(PLAN, lengths=[300], seeds=[1], device=CUDA)
+    losses, _ = played(on_gpu)
+    everywhere = losses | {replace(one, device=CPU): 9.0 for one in losses}
+    for training, final in everywhere.items():
+        record = {"training": training.__dict__, "loss": [], "val_bpb": [[training.steps, final]]}
+        (tmp_path / f"{training.name}.json").write_text(json.dumps(record))
+    assert runs.Kept(tmp_path).losses() == everywhere
+    time = {"commit": "c0ffee", "machine": {"gpu": "GPU", "cpu": "CPU", "cores": 2, "torch": "2"}}
+    turns.file(tmp_path, on_gpu).write_text(json.dumps(time | {"step_ms": [[10.0, 15.0]]}))
+    page = "\n".join(table.lines(tmp_path, on_gpu))
+    assert "| 180 | 0.60 | **0.90** |" in page and "9.000" not in page
+    assert "15.0 ms in Duet and 10.0 ms in the baseline" in page and "; GPU, torch 2" in page
+    assert "| of seconds |" in (
+        other := "\n".join(table.lines(tmp_path, replace(on_gpu, device=CPU)))
+    )
+    assert "2.000" not in other and "A step takes" not in other
 
 
 @pytest.fixture
@@ -181,8 +201,8 @@ def test_an_interrupted_comparison_continues(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("tiny")
 def test_both_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"STEPS": 20, "WARM": 2}.items():
-        monkeypatch.setattr(turns, name, value)
+        monkeypatch.setitem(getattr(turns, name), "cpu", value)
     turns.measure(PLAN, tmp_path, 2)
-    found = json.loads((tmp_path / turns.FILE.format("gpt2", "fp32")).read_text())
+    found = json.loads(turns.file(tmp_path, PLAN).read_text())
     assert len(found["step_cpu_ms"]) == 2
     assert all(time > 0 for both in found["step_cpu_ms"] for time in both)
