@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from training.config.schema import Config
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 CONTEXT = GIB // 2  # CUDA context on a GPU, including torch's kernels
+# Decisions of a plan that save memory.
+SAVINGS: tuple[
+    Literal["activation_checkpointing", "selective_checkpointing", "loss_chunks"], ...
+] = ("activation_checkpointing", "selective_checkpointing", "loss_chunks")
 
 
 class Estimate(Protocol):

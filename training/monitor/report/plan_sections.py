@@ -19,7 +19,7 @@ from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import code, folded
 from training.monitor.report.run import Run, value_of
 from training.plan.cli_args import command
-from training.tasks.memory import gib
+from training.tasks.memory import SAVINGS, gib
 
 GIB = 1 << 30
 
@@ -130,12 +130,7 @@ def data(run: Run) -> Html | None:
             rows.append(
                 [msg("monitor.report.data.batch"), ", ".join(f"{k} {v}" for k, v in batch.items())]
             )
-    for plan_key in (
-        "device_batch_size",
-        "activation_checkpointing",
-        "selective_checkpointing",
-        "loss_chunks",
-    ):
+    for plan_key in ("device_batch_size", *SAVINGS):
         if (value := value_of(run.plan, plan_key)) is not None:
             rows.append([plan_key, f"{value}: {dig(run.plan, plan_key, 'reason')}"])
     source = run.plan.get("data")
