@@ -28,7 +28,7 @@ from training.monitor.report.chart_types import (
 from training.monitor.report.curve import Curve, PointPosition
 
 NO_NUMBER = -1  # number in place of a series: marks without a value that belong to the whole chart
-# minus the number of the series: marks of one series, which are hidden with it (see page.js)
+# minus the number of the series: marks of one series, which are hidden with it
 MARK, BEYOND = (
     -1000,
     -2000,
@@ -40,7 +40,7 @@ EDGE = 5  # pixels
 # Values beyond these, of a diverged or vanished gradient, have exponents instead of many zeros.
 SHORTEST, LONGEST, EXPONENT = 1e-4, 1e12, "~e"
 PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"  # "0" instead of "0k"
-# No label between two steps, which would be that of a step, too. page.js has the first part, too.
+# No label between two steps, which would be that of a step, too. Other axes have PLAIN_ZERO.
 OF_STEP = f"datum.value % 1 ? '' : {PLAIN_ZERO}"
 
 
