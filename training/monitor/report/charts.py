@@ -33,7 +33,7 @@ MARK, BEYOND = (
     -1000,
     -2000,
 )
-CALM_FROM = 30  # points
+CALM_FROM = 5  # points: of fewer, the largest may be the usual one
 HALF_POINTS = 750  # of a curve in a chart of half the width
 EQUAL_SHARE = 0.02  # of the value: extent of the axis around it if all values are equal
 EDGE = 5  # pixels
