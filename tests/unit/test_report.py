@@ -140,6 +140,22 @@ def test_program_is_compressed_and_allowed_by_the_policy(whole: Made) -> None:
     assert len(packed[1]) < len(chart_render.program()) / 2
 
 
+def test_machine_facts_have_what_the_numbers_depend_on(tmp_path: Path) -> None:
+    made = planned(
+        tmp_path / "experiments" / "exact",
+        config={**CONFIG, "deterministic": True},
+        precision={"value": "bf16", "reason": "every GPU has it"},
+        gradient_compression={"value": "none", "reason": "one rank"},
+    )
+    facts = plan_sections.facts(run.read_run(made.run))
+    wanted = {
+        "precision": "bf16: every GPU has it",
+        "gradient_compression": "none: one rank",
+        "deterministic": "true",
+    }
+    assert {name: facts.get(name) for name in wanted} == wanted
+
+
 def test_program_of_the_page_has_its_numbers_and_labels_from_the_charts(whole: Made) -> None:
     record = json.loads(
         re.findall(r'<script type="application/json" id="charts">(.+?)</script>', page_of(whole))[0]

@@ -22,6 +22,10 @@ from training.plan.cli_args import command
 from training.tasks.memory import SAVINGS, gib
 
 GIB = 1 << 30
+DECISIONS = (  # of the plan, that concern machine and software
+    *("device", "precision", "tf32", "compile"),
+    *("gradient_compression", "launcher", "retries"),
+)
 
 
 def configuration(run: Run) -> Html | None:
@@ -224,13 +228,13 @@ def facts(run: Run) -> dict[str, str]:
     ):
         if plan.get(key) is not None:
             out[name] = str(plan[key])
-    for key in ("device", "precision", "tf32", "compile", "launcher", "retries"):
+    for key in DECISIONS:
         if (value := value_of(plan, key)) is not None:
-            out[key] = (
-                f"{plain(value)}: {reason}"
-                if (reason := dig(plan, key, "reason"))
-                else plain(value)
-            )
+            reason = dig(plan, key, "reason")
+            out[key] = f"{plain(value)}: {reason}" if reason else plain(value)
+    deterministic = dig(plan, "config", "deterministic")
+    if deterministic is not None and not run.script:
+        out["deterministic"] = plain(deterministic)
     for i, gpu in enumerate(g for g in items(plan.get("gpus")) if isinstance(g, dict)):
         size = number(gpu.get("total_bytes"))
         out[f"GPU {gpu.get('index', i)}"] = f"{gpu.get('name')}" + (
