@@ -285,7 +285,7 @@ def describe(plan: Plan, checks: list[preflight.Check]) -> str:
         msg("plan.dry_run.resources", checks=preflight.count(checks)),
         preflight.table([c.record() for c in checks]).rstrip("\n"),
     ]
-    notes = [n for n in plan["notes"] if n not in {f"{c.name}: {c.text}" for c in checks}]
+    notes = [n for n in plan["notes"] if n not in {c.line for c in checks}]
     lines += ["", *(msg("plan.dry_run.note", note=n) for n in notes)] if notes else []
     return "\n".join(lines)
 

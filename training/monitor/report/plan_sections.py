@@ -11,6 +11,7 @@ from training.config.batch import Batch
 from training.config.origin import DEFAULT, shown
 from training.config.schema import FIELDS
 from training.core import messages, redact, units
+from training.core.check_names import check_title
 from training.core.jsonl import Record, dig, items, number, text, whole
 from training.core.messages import msg
 from training.core.units import count
@@ -244,7 +245,7 @@ def facts(run: Run) -> dict[str, str]:
     if nodes and nodes > 1:
         out[msg("monitor.report.machine.machines")] = str(nodes)
     out |= {
-        str(c.get("name")): str(c.get("text"))
+        check_title(str(c.get("name"))): str(c.get("text"))
         for c in run.checks
         if c.get("name") in ("CPU", "host memory")
     }
