@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from training.config.schema import Config
+from training.core.units import unknown
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -158,7 +159,7 @@ def with_ample_margin(total: int) -> int:
 def gib(amount: int | None) -> str:
     """Bytes in words, GiB, MiB or KiB."""
     if amount is None:
-        return "-"
+        return unknown()
     if 0 < amount < 1 << 20:
         return f"{amount / 1024:.0f} KiB"
     return f"{amount / GIB:.1f} GiB" if amount >= GIB else f"{amount / (1 << 20):.0f} MiB"
