@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from training.config.batch import Batch
-from training.core.units import millions, plural, size
+from training.core.messages import msg
+from training.core.units import millions, percent, plural, size
 
 
 def test_one_and_many() -> None:
@@ -16,6 +17,8 @@ def test_one_and_many() -> None:
 
 
 def test_small_values_are_not_rounded_to_zero() -> None:
+    less = msg("core.units.below", bound="0.1 %")
+    assert [percent(n) for n in (0, 0.04, 0.1, 41.26)] == ["0.0 %", less, "0.1 %", "41.3 %"]
     assert [size(n) for n in (0, 1, 999, 1500, 512_000, 5_000_000, 34_000_000, 2.5e9)] == [
         *("0 bytes", "1 byte", "999 bytes", "1.5 kB", "512 kB", "5.0 MB", "34 MB", "2.5 GB"),
     ]

@@ -1,4 +1,4 @@
-"""The sample after the last step."""
+"""First and last output of rank 0."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from training.core.errors import UserError
+from training.core.messages import msg
 from training.tasks.base import Task
 from training.trainer import finish
 from training.trainer.train_state import TrainState
@@ -75,3 +76,18 @@ def test_a_sample_that_is_not_a_text_leaves_a_complete_training(tmp_path: Path) 
 def test_an_error_that_the_user_can_mend_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         finish.sample(session(tmp_path / "samples", UserError([]), []))
+
+
+def test_banner_has_what_the_numbers_depend_on() -> None:
+    precision = {"value": "bf16", "reason": "every GPU has it"}
+    compression = {"value": "none", "reason": "one rank"}
+    one: Any = {"config": {"deterministic": True}, "precision": precision}
+    exact = msg(
+        "trainer.banner.precision",
+        precision="bf16",
+        reason="every GPU has it",
+        deterministic=msg("plan.word.on"),
+    )
+    assert finish.numerics(one) == [exact]
+    gradients = msg("trainer.banner.gradients", compression="none", reason="one rank")
+    assert finish.numerics({**one, "gradient_compression": compression}) == [exact, gradients]

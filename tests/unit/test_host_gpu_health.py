@@ -13,6 +13,7 @@ import pytest
 
 from tests.unit.conftest import ROOT, python
 from training.core.messages import msg
+from training.host import gpu_choice
 from training.host.gpus import EXCLUSIVE, PROHIBITED, SLOWDOWNS, Gpu, slowdowns
 from training.plan.preflight import gpu_checks, gpu_health, report
 from training.plan.preflight.gpu_state import Pair, State
@@ -114,6 +115,24 @@ def test_a_compute_mode_is_refused_in_chinese(monkeypatch: pytest.MonkeyPatch) -
     (check,) = gpu_checks._gpu(gpu, estimate, [], set(), measured=False)
     assert (check.status, check.name) == ("error", "GPU 0")
     assert "'禁止'" in check.text and PROHIBITED not in check.text
+
+
+def test_a_gpu_with_unknown_memory_has_no_placeholder() -> None:
+    estimate = Estimate(1 << 30, 0, 0, 0, 0, 0, 0, 0)
+    texts = []
+    for total, free in ((None, None), (32 << 30, None), (None, 8 << 30)):
+        gpu = Gpu(0, "GPU-0", "Fake", total, free, None, 40, 50.0)
+        (check,) = gpu_checks._gpu(gpu, estimate, [], set(), measured=False)
+        texts.append(check.text)
+    unreported = [
+        msg("plan.gpus.free_unknown", shown=shown, occupied="")
+        for shown in ("Fake", "Fake, 32.0 GiB")
+    ]
+    assert texts == [*unreported, f"Fake, {msg('plan.memory.free', room='8.0 GiB')}"]
+    word = msg("core.units.unknown")
+    assert gpu_choice._described(Gpu(1, "GPU-1", "Fake", None, None, None, None, None)) == msg(
+        "host.gpus.described", index=1, free=word, use=word
+    )
 
 
 def test_the_generic_hardware_bit_is_the_last_resort() -> None:
@@ -299,7 +318,7 @@ def test_a_driver_that_stopped_responding(nvidia: Nvidia) -> None:
 def test_unknown_facts_are_omitted() -> None:
     state = State(3, None, 0, None, None, None, None, None, 5, None, None)
     (check,) = gpu_health.health(state)
-    assert check.text == "no memory errors; PCIe generation - now, 5 at most"
+    assert check.text == "no memory errors; PCIe generation unknown now, 5 at most"
 
 
 def test_each_fault_has_its_own_row_and_no_command_is_shown_twice() -> None:

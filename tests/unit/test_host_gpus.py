@@ -160,10 +160,11 @@ def test_unreported_facts_are_none_and_shown_as_a_dash(nvidia: Nvidia) -> None:
         gpu.power_w,
         gpu.capability,
     } == {None}
-    assert memory.gib(gpu.free_bytes) == "-"
+    assert memory.gib(gpu.free_bytes) == msg("core.units.unknown")
     done = dry_run(nvidia(NOT_SUPPORTED=1), BALANCED)
     assert done.returncode == 0
-    assert "Fake GPU 0, - free of -: the driver does not report free memory" in done.stdout
+    unknown = msg("plan.gpus.free_unknown", shown="Fake GPU 0", occupied="")
+    assert f"  {unknown}\n" in done.stdout
     assert "Traceback" not in done.stderr
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import ENHANCED, LAUNCH, Shell, ask, clean_environment, python
+from training.core.cells import cells
+from training.core.check_names import check_title
 from training.core.errors import UserError
 from training.core.rundir import RunDir, write_json
 from training.host import cgroups
@@ -266,6 +268,24 @@ def test_the_report_has_one_line_per_check() -> None:
         preflight.table(records)
         == "  ok       GPUs        fine\n  error    run folder  no\n  warning  port        hm\n"
     )
+
+
+def test_the_report_in_chinese_has_chinese_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes keep the English ones; columns are aligned by the width of the characters."""
+    monkeypatch.setenv("DUET_LANG", "zh")
+    names = ["host memory", "GPU 0 state", "/dev/shm", "versions", "memory of a step"]
+    checks = [Check(name, OK, "|") for name in names]
+    assert [check.code for check in checks] == [
+        f"preflight.{code}"
+        for code in ("host_memory", "gpu_state", "shm", "versions", "memory_of_a_step")
+    ]
+    titles = [check_title(name) for name in names]
+    assert [title == name for title, name in zip(titles, names, strict=True)] == [
+        *(False, False, True, False, False)
+    ]
+    lines = preflight.table([check.record() for check in checks]).splitlines()
+    assert all(title in line for title, line in zip(titles, lines, strict=True))
+    assert len({cells(line) for line in lines}) == 1
 
 
 def test_fixes_are_listed_once_below_their_line() -> None:

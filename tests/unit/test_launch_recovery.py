@@ -63,6 +63,11 @@ def plan(retries: int = 2, size: int = 8, workers: int = 4, **config: Any) -> di
             "accumulation": 8 // size,
         },
         "device_batch_size": {"value": size, "reason": "as asked"},
+        "activation_checkpointing": {"value": 0, "reason": f"not needed, {size} sequences fit"},
+        "selective_checkpointing": {"value": 0, "reason": f"not needed, {size} sequences fit"},
+        "loss_chunks": {"value": 1, "reason": "as asked"},
+        "text": [],
+        "notes": [],
         "static_graph": {"value": False, "reason": "not asked for"},
         "memory": memory.estimate(load).record() | {"free_bytes": 1 << 30, "load": vars(load)},
     }

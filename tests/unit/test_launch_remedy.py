@@ -12,12 +12,16 @@ import pytest
 from tests.cases import each
 from tests.unit.conftest import ENHANCED, LAUNCH, TRAIN
 from tests.unit.test_launch_recovery import plan
+from training import tasks
 from training.config.schema import Config
+from training.core.messages import msg
 from training.host import decisions
 from training.launcher import recovery_policy
 from training.launcher.recovery_policy import remedy
 from training.launcher.replan import changed_plan
 from training.launcher.restart import Failure, GiveUp, Restart
+from training.plan import batch_text
+from training.tasks.memory import SAVINGS
 
 KILL, BUS, SEGV, ABORT = -signal.SIGKILL, -signal.SIGBUS, -signal.SIGSEGV, -signal.SIGABRT
 
@@ -299,6 +303,30 @@ def test_the_changed_plan_has_all_values_that_depend_on_the_batch() -> None:
     assert after["memory"]["activations_bytes"] < before["memory"]["activations_bytes"]
     assert after["memory"]["free_bytes"] == 1 << 30
     assert before["config"]["device_batch_size"] == 8, "the original plan is unchanged"
+
+
+def test_the_changed_plan_describes_the_memory_of_its_own_batch() -> None:
+    """Also the reason of what saves memory: with the old batch it was wrong."""
+    before: Any = plan()
+    before["config"] = {**vars(Config()), **before["config"], "total_batch_size": 2048}
+    before["batch"]["accumulation"] = 4
+    before["memory"]["load"] |= {"cuda": True}
+    before["memory"]["free_bytes"] = 64 << 30
+    sentences = [batch_text.split(before), *tasks.spec_of(before).memory_text(before)]
+    before["text"] = ["2 ranks", *sentences, batch_text.size(before)]
+    before["notes"] = ["the disk is slow", *tasks.spec_of(before).memory_notes(before)]
+    why = "rank 1 was out of memory with 8"
+    after = changed_plan(before, {"device_batch_size": 2}, why)
+    kept = {"value": 0, "reason": msg("launcher.retry.kept", why=why)}
+    assert [after[name] for name in SAVINGS] == [kept, kept, before["loss_chunks"]]
+    assert after["text"] == [
+        "2 ranks",
+        batch_text.split(after),
+        *tasks.spec_of(after).memory_text(after),
+        msg("plan.text.device_batch_size", size=2, reason=why),
+    ]
+    assert after["text"][1:3] != before["text"][1:3]
+    assert (len(before["notes"]), after["notes"]) == (2, ["the disk is slow"]), "a larger batch"
 
 
 # ── plans with recovery

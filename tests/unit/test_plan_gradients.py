@@ -276,6 +276,6 @@ def test_a_speed_up_of_nearly_nothing_is_a_bound(monkeypatch: pytest.MonkeyPatch
     plan = decide("none", begun(0.001))
     speed = plan.fields["exchange"]["speed_up"]
     assert speed is not None and speed < gradients.LEAST_SHOWN
-    below = msg("plan.gradients.below", bound=gradients.LEAST_SHOWN)
+    below = msg("core.units.below", bound=gradients.LEAST_SHOWN)
     for text in (*plan.text[:1], *plan.notes):
         assert below in text and "0.00 ×" not in text

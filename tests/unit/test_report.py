@@ -17,7 +17,8 @@ from tests.unit.report_runs import CONFIG, event, page_of, planned, read, traine
 from tests.unit.verdicts import spawned
 from training.core import messages, rundir
 from training.core.messages import msg
-from training.monitor.report import chart_render, plan_sections, run
+from training.monitor.report import chart_render, charts, plan_sections, run
+from training.monitor.report import page as report_page
 
 EVIL = "</script><img src=x onerror=alert(1)>\"'&"
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
@@ -57,7 +58,7 @@ def test_content_of_the_page(whole: Made) -> None:
         "No warnings, verdicts or restarts.",
     ):
         assert text in page.text, text
-    charts = [facts["id"] for facts in page.all("figure")]
+    drawn = [facts["id"] for facts in page.all("figure")]
     expected = [
         "loss",
         "val_bpb",
@@ -70,8 +71,8 @@ def test_content_of_the_page(whole: Made) -> None:
         "balance",
         "phases",
     ]
-    assert charts == [f"chart-{name}" for name in expected]
-    assert len(page.all("svg")) == len(charts), "a picture of each, even without JavaScript"
+    assert drawn == [f"chart-{name}" for name in expected]
+    assert len(page.all("svg")) == len(drawn), "a picture of each, even without JavaScript"
 
 
 def test_changed_values_come_first(whole: Made) -> None:
@@ -137,6 +138,32 @@ def test_program_is_compressed_and_allowed_by_the_policy(whole: Made) -> None:
         base64.b64encode(hashlib.sha256(chart_render.program().encode()).digest()).decode() in page
     )
     assert len(packed[1]) < len(chart_render.program()) / 2
+
+
+def test_machine_facts_have_what_the_numbers_depend_on(tmp_path: Path) -> None:
+    made = planned(
+        tmp_path / "experiments" / "exact",
+        config={**CONFIG, "deterministic": True},
+        precision={"value": "bf16", "reason": "every GPU has it"},
+        gradient_compression={"value": "none", "reason": "one rank"},
+    )
+    facts = plan_sections.facts(run.read_run(made.run))
+    wanted = {
+        "precision": "bf16: every GPU has it",
+        "gradient_compression": "none: one rank",
+        "deterministic": "true",
+    }
+    assert {name: facts.get(name) for name in wanted} == wanted
+
+
+def test_program_of_the_page_has_its_numbers_and_labels_from_the_charts(whole: Made) -> None:
+    record = json.loads(
+        re.findall(r'<script type="application/json" id="charts">(.+?)</script>', page_of(whole))[0]
+    )[0]
+    assert (record["mark"], record["beyond"]) == (charts.MARK, charts.BEYOND)
+    assert charts.OF_STEP.endswith(record["plain_label"])
+    source = Path(report_page.__file__).with_name("page.js").read_text(encoding="utf-8")
+    assert "datum.value" not in source and str(charts.MARK) not in source
 
 
 def test_page_without_a_curve_has_only_pictures(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.unit.conftest import ENHANCED, LAUNCH, SIMPLE, TRAIN, Shell
 from training.config.schema import FIELDS, Config, shared
 from training.core import metric_units
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.core.next_command import next_command
 from training.core.rundir import RunDir, write_json
 from training.trainer import finish
@@ -174,6 +175,8 @@ def test_the_use_of_the_gpu_where_it_is_known(run: RunDir) -> None:
     assert "331.8 ms per step, 41.3 % of the GPU's arithmetic (MFU) (medians)\n" in screen(
         run, plan(), mfu=0.4126
     )
+    tiny = msg("trainer.summary.mfu", percent=msg("core.units.below", bound="0.1 %"))
+    assert f"{tiny} (medians)\n" in screen(run, plan(), mfu=0.0004)
     for facts in ({}, {"mfu": None}):
         assert "331.8 ms per step (medians)\n" in screen(run, plan(), **facts)
 

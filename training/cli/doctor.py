@@ -23,6 +23,7 @@ from training.plan import preflight
 from training.plan.preflight import bug_report, torch_import, versions
 from training.plan.request import LaunchRequest
 from training.tasks.memory import (
+    SAVINGS,
     Measured,
     StepNeeds,
     Unavailable,
@@ -246,9 +247,7 @@ def essentials(plan: Plan) -> dict[str, object]:
         "device",
         "precision",
         "compile",
-        "activation_checkpointing",
-        "selective_checkpointing",
-        "loss_chunks",
+        *SAVINGS,
     )
     gpu: tuple[Literal["index", "name", "total_bytes", "free_bytes"], ...] = (
         "index",

@@ -7,8 +7,10 @@ import re
 import time
 
 from training.core import messages
+from training.core.messages import msg
 
 SMALL = 0.01  # smaller values need more than four decimal places
+LEAST_PERCENT = 0.1  # shown by `percent`
 LARGE = 1e9  # larger values, of a diverged model, have up to 300 digits
 SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
@@ -84,6 +86,23 @@ def decimal(value: float | None, form: str = "") -> str:
         return "-"
     size = abs(value)
     return format(value, form or (".3g" if 0 < size < SMALL else ".4g" if size >= LARGE else ".4f"))
+
+
+def unknown() -> str:
+    """A missing value in a sentence; cells of tables have '-'."""
+    return msg("core.units.unknown")
+
+
+def below(bound: str) -> str:
+    """A value that its format would round to zero."""
+    return msg("core.units.below", bound=bound)
+
+
+def percent(value: float) -> str:
+    """'41.3 %', 'less than 0.1 %'."""
+    if 0 < value < LEAST_PERCENT:
+        return below(f"{LEAST_PERCENT} %")
+    return f"{value:.1f} %"
 
 
 def milliseconds(value: float | None) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 
+from training.core import units
 from training.core.messages import msg
-from training.core.units import gib
 from training.host import gpu_damage, nvlink
 from training.host.decisions import best_type
 from training.host.gpus import EXCLUSIVE, PROHIBITED, VISIBLE, Gpu, GpuInventory
@@ -158,5 +158,6 @@ def closed(gpu: Gpu) -> bool:
 
 
 def _described(gpu: Gpu) -> str:
-    use = "-" if gpu.use_percent is None else gpu.use_percent
-    return msg("host.gpus.described", index=gpu.index, free=gib(gpu.free_bytes), use=use)
+    free = units.unknown() if gpu.free_bytes is None else f"{units.gib(gpu.free_bytes)} GiB"
+    use = units.unknown() if gpu.use_percent is None else f"{gpu.use_percent} %"
+    return msg("host.gpus.described", index=gpu.index, free=free, use=use)

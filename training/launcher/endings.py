@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from training.core import exit_status, heartbeat, run_reader, rundir
 from training.core import log as console
+from training.core.check_names import check_title
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.tail import tail
@@ -238,5 +239,7 @@ def analysis(run: rundir.RunDir) -> str:
     )
     for check in (run_reader.read_preflight(run.preflight) or {"checks": []})["checks"]:
         if check["status"] != "ok":
-            lines.append(msg("launcher.analysis.check", name=check["name"], text=check["text"]))
+            lines.append(
+                msg("launcher.analysis.check", name=check_title(check["name"]), text=check["text"])
+            )
     return "\n".join(lines)

@@ -13,6 +13,8 @@ from training.core.messages import msg
 from training.host import decisions, env_vars
 from training.host.gpus import VISIBLE
 from training.launcher import seats
+from training.plan import batch_text
+from training.tasks.memory import SAVINGS
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -22,25 +24,17 @@ if TYPE_CHECKING:
 
 def changed_plan(plan: Plan, changes: FieldValues, why: str) -> Plan:
     """The plan with these fields changed, and every value that depends on them."""
-    config = plan["config"] | changes
-    plan = plan | {
-        "config": config,
-        "origins": plan["origins"] | dict.fromkeys(changes, msg("launcher.retry.origin", why=why)),
+    others = {name: value for name, value in changes.items() if name != "device_batch_size"}
+    changed = plan | {
+        "config": plan["config"] | others,
+        "origins": plan["origins"] | dict.fromkeys(others, msg("launcher.retry.origin", why=why)),
     }
     if "device_batch_size" in changes:
-        size, old = changes["device_batch_size"], plan["batch"]
-        split = batch.split(size, old["seq_len"], old["world_size"], config["total_batch_size"])
-        assert split, "batch.smaller() returns divisors only"
-        plan |= {
-            "batch": split.record(),
-            "device_batch_size": decisions.Decision(size, why).record(),
-            "static_graph": decisions.static_graph(Config(**config), split.accumulation).record(),
-        }
-        if step := tasks.step_of(plan, size):
-            plan |= {"memory": {**plan["memory"], **step.record()}}
+        size = changes["device_batch_size"]
+        changed = _with_batch(plan, changed, size, plan["batch"]["world_size"], why)
         if "elastic" in plan:  # an upper limit for any number of ranks
-            plan |= {"elastic": {**plan["elastic"], "device_batch_size": size}}
-    return plan
+            changed |= {"elastic": {**plan["elastic"], "device_batch_size": size}}
+    return changed
 
 
 def with_team(plan: Plan, team: Team, why: str) -> Plan:
@@ -68,7 +62,7 @@ def with_seats(
     elastic, here, count = plan["elastic"], seats.here(plan), len(used)
     own = [seat - here.start for seat in used if seat in here]
     gpus = [elastic["gpus"][place] for place in own] if elastic["gpus"] else []
-    plan = plan | {
+    changed = plan | {
         "ranks": count,
         "local_ranks": len(own),
         "gpus": gpus,
@@ -76,22 +70,25 @@ def with_seats(
     }
     if "numa" in plan and elastic["bindings"]:
         bindings = [elastic["bindings"][place] for place in own]
-        plan |= {"numa": {**plan["numa"], "value": bindings}}
+        changed |= {"numa": {**plan["numa"], "value": bindings}}
     if gpus:
         others = [v for v in plan["variables"] if v["name"] != VISIBLE]
         seen = visible([*gpus, *elastic["gpus"][len(here) :]])
         chosen = env_vars.Variable(VISIBLE, seen, why, env_vars.HERE)
-        plan |= {"variables": [*others, chosen.record()]}
-    return plan if size is None else _with_batch(plan, size, count, why)
+        changed |= {"variables": [*others, chosen.record()]}
+    return changed if size is None else _with_batch(plan, changed, size, count, why)
 
 
-def _with_batch(plan: Plan, size: int, count: int, why: str) -> Plan:
+def _with_batch(before: Plan, plan: Plan, size: int, count: int, why: str) -> Plan:
+    """`plan` with this micro-batch on `count` ranks. What saves memory stays as the plan `before`
+    has decided, but for another reason."""
     config, origins = plan["config"], plan["origins"]
-    if size != config["device_batch_size"]:
+    other = size != config["device_batch_size"]
+    if other:
         config = config | {"device_batch_size": size}
         origins = origins | {"device_batch_size": msg("launcher.retry.origin", why=why)}
     split = batch.split(size, plan["batch"]["seq_len"], count, config["total_batch_size"])
-    assert split, "the team was chosen by the divisors"
+    assert split, "sizes and teams are chosen by the divisors"
     plan = plan | {
         "config": config,
         "origins": origins,
@@ -99,9 +96,14 @@ def _with_batch(plan: Plan, size: int, count: int, why: str) -> Plan:
         "device_batch_size": decisions.Decision(size, why).record(),
         "static_graph": decisions.static_graph(Config(**config), split.accumulation).record(),
     }
+    for name in SAVINGS if other else ():
+        if name in plan and plan[name]["reason"] != decisions.AS_ASKED:
+            kept = msg("launcher.retry.kept", why=why)
+            plan[name] = decisions.Decision(plan[name]["value"], kept).record()
     if step := tasks.step_of(plan, size, count):
         plan |= {"memory": {**plan["memory"], **step.record()}}
-    return plan
+    text, notes = batch_text.after(before, plan)
+    return plan | {"text": text, "notes": notes}
 
 
 def visible(gpus: list[GpuRecord]) -> str:

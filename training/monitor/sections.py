@@ -222,7 +222,7 @@ def numbers(state: RunState, width: int, rows: int) -> list[Line]:
             ]
         )
     items.append(
-        [("MFU ", "dim"), (f"{100 * training['mfu']:.1f} %", "")]
+        [("MFU ", "dim"), (units.percent(100 * training["mfu"]), "")]
         if training["mfu"] is not None
         else []
     )

@@ -152,4 +152,4 @@ def refuse_errors(request: LaunchRequest, checks: list[preflight.Check]) -> None
 
 
 def warnings(checks: list[preflight.Check]) -> list[str]:
-    return [f"{c.name}: {c.text}" for c in checks if c.status == preflight.WARNING]
+    return [c.line for c in checks if c.status == preflight.WARNING]

@@ -76,7 +76,8 @@ def decide(
         compression = Decision(BF16, msg("plan.gradients.pays", saved=100 * saved))
     else:
         least = 100 * exchange.PAYS
-        compression = Decision(NONE, msg("plan.gradients.little", saved=100 * saved, least=least))
+        little = msg("plan.gradients.little", saved=units.percent(100 * saved), least=least)
+        compression = Decision(NONE, little)
     tuned = half if compression.value == BF16 else plain
     fields = _fields(compression) | {"bucket_mib": tuned.bucket.record()}
     graphs_text = []
@@ -255,7 +256,7 @@ def _sentence(one: Exchange, compression: Decision, bucket: Decision, mfu: float
 def times(speed: float | None) -> str:
     """A predicted speed-up as text; small ones as a bound, since they would round to nothing."""
     if speed is not None and speed < LEAST_SHOWN:
-        return msg("plan.gradients.below", bound=LEAST_SHOWN)
+        return units.below(str(LEAST_SHOWN))
     return "-" if speed is None else f"{speed:.2f}"
 
 

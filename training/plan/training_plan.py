@@ -14,6 +14,7 @@ from training.host import decisions, env_vars, gpus, toolchain, torch_build
 from training.host.gpu_choice import GpuChoice, emptiest_gpus
 from training.host.placement import LOCAL, RANK
 from training.plan import (
+    batch_text,
     builder,
     communication,
     elastic,
@@ -201,7 +202,7 @@ def sentences(
         ),
         *_math(plan),
         *_deterministic(plan),
-        msg("plan.text.batch", sentence=split.sentence(plan["task"]["unit"])),
+        batch_text.split(plan),
         _length(plan, split, done) + data,
         *_average(plan),
         *decided.text,
@@ -209,13 +210,7 @@ def sentences(
         *elastic.sentence(plan),
     ]
     if chosen and "device_batch_size" in plan:
-        lines.append(
-            msg(
-                "plan.text.device_batch_size",
-                size=split.device_sequences,
-                reason=plan["device_batch_size"]["reason"],
-            )
-        )
+        lines.append(batch_text.size(plan))
     return lines
 
 
@@ -290,7 +285,7 @@ def describe(plan: Plan, checks: list[preflight.Check]) -> str:
         msg("plan.dry_run.resources", checks=preflight.count(checks)),
         preflight.table([c.record() for c in checks]).rstrip("\n"),
     ]
-    notes = [n for n in plan["notes"] if n not in {f"{c.name}: {c.text}" for c in checks}]
+    notes = [n for n in plan["notes"] if n not in {c.line for c in checks}]
     lines += ["", *(msg("plan.dry_run.note", note=n) for n in notes)] if notes else []
     return "\n".join(lines)
 

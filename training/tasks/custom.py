@@ -26,6 +26,7 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.phases import EVALUATION
 from training.core.suggest import suggest
+from training.core.units import unknown
 from training.tasks import own_modules
 from training.tasks.sample_spec import SampleSpec
 
@@ -53,7 +54,7 @@ class CustomSpec(SampleSpec):
         self, weights: Weights, state: Mapping[str, torch.Tensor], device: torch.device
     ) -> Trained:
         if self.file is None or not self.file.is_file():
-            what = msg("tasks.custom.lost", name=self.name, file=self.file or "-")
+            what = msg("tasks.custom.lost", name=self.name, file=self.file or unknown())
             raise UserError(Problem("task.unreadable", what, msg("tasks.custom.lost_wanted")))
         then = weights.facts.get("task_sha256")
         if then and then != manifest.sha256(self.file):

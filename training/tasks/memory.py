@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from training.config.schema import Config
+from training.core.units import unknown
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 CONTEXT = GIB // 2  # CUDA context on a GPU, including torch's kernels
+# Decisions of a plan that save memory.
+SAVINGS: tuple[
+    Literal["activation_checkpointing", "selective_checkpointing", "loss_chunks"], ...
+] = ("activation_checkpointing", "selective_checkpointing", "loss_chunks")
 
 
 class Estimate(Protocol):
@@ -154,7 +159,7 @@ def with_ample_margin(total: int) -> int:
 def gib(amount: int | None) -> str:
     """Bytes in words, GiB, MiB or KiB."""
     if amount is None:
-        return "-"
+        return unknown()
     if 0 < amount < 1 << 20:
         return f"{amount / 1024:.0f} KiB"
     return f"{amount / GIB:.1f} GiB" if amount >= GIB else f"{amount / (1 << 20):.0f} MiB"

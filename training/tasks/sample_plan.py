@@ -62,13 +62,7 @@ def decide(request: PlanRequest, machine: Situation, task: TaskRecord) -> Decide
             split, [], [msg("tasks.sample.plan.not_measured", memory=word, why=found.why)], fields
         )
     fields["memory"] = {**found.step.record(), "free_bytes": machine.room}
-    return Decided(
-        split,
-        [msg("tasks.sample.plan.measured", memory=word, estimated=found.step.estimate.sentence())],
-        [],
-        fields,
-        step=found.step,
-    )
+    return Decided(split, [], [], fields, step=found.step)
 
 
 def _answer(request: PlanRequest, question: Question) -> Answer:

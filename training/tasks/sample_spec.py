@@ -5,16 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.core.errors import Problem
 from training.core.messages import msg
+from training.core.metric_units import memory_word
 from training.tasks import sample_batch
 from training.tasks.planning import Decided, PlanRequest, Situation
 from training.tasks.sample_memory import SampleLoad, SampleStep
 from training.tasks.spec import TaskSpec
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan, TaskFields
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,21 @@ class SampleSpec(TaskSpec):
         decided = sample_plan.decide(request, machine, self.record(request.options))
         return replace(
             decided,
-            text=[shown, *self.sentences(request.options), *decided.text],
+            text=[
+                shown,
+                *self.sentences(request.options),
+                *decided.text,
+                *self.memory_text(decided.fields),
+            ],
             model=request.options,
         )
+
+    def memory_text(self, plan: Plan | TaskFields) -> list[str]:
+        if "memory" not in plan:
+            return []
+        step = self.step(plan["memory"]["load"])
+        word, estimated = memory_word(step.on_gpu), step.estimate.sentence()
+        return [msg("tasks.sample.plan.measured", memory=word, estimated=estimated)]
 
     def step(self, load: Mapping[str, Any]) -> SampleStep:
         return SampleStep(SampleLoad(**load))

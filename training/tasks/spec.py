@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.core.contracts.kinds import FieldValues
-    from training.core.contracts.plan import Plan, TaskRecord
+    from training.core.contracts.plan import Plan, TaskFields, TaskRecord
     from training.data.prepare import PreparedCorpus
     from training.tasks.base import Task
     from training.tasks.trained import Trained
@@ -108,6 +108,14 @@ class TaskSpec(ABC):
     @abstractmethod
     def step(self, load: Mapping[str, Any]) -> StepNeeds:
         """The step of a plan's memory.load."""
+
+    def memory_text(self, plan: Plan | TaskFields) -> list[str]:
+        """Plan lines about the memory of a step, from the decisions in the plan."""
+        return []
+
+    def memory_notes(self, plan: Plan) -> list[str]:
+        """Notes of the plan that hold only for its micro-batch."""
+        return []
 
     def lighter_in(self, phase: str) -> str | None:
         """What to try if this phase does not fit the memory; None: a smaller micro-batch."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from training.core.contracts.run_files import SummaryRecord
 
 
-def banner(world: World, session: TrainState, wandb: str) -> str:
+def banner(world: World, session: TrainState, plan: Plan, wandb: str) -> str:
     """The "Distributed Training Setup" block."""
     length, unit = session.length, session.task.unit
     title = f"── {msg('trainer.banner.title')} {'─' * 24}"
@@ -37,6 +37,7 @@ def banner(world: World, session: TrainState, wandb: str) -> str:
         msg("trainer.banner.world_size", world_size=world.world_size),
         msg("trainer.banner.device", device=world.device, hardware=_hardware(world.device)),
         msg("trainer.banner.model", model=session.task.describe(session.raw)),
+        *numerics(plan),
         msg("trainer.banner.batch", batch=session.batch.sentence(unit)),
         msg(
             "trainer.banner.steps",
@@ -53,6 +54,24 @@ def banner(world: World, session: TrainState, wandb: str) -> str:
         "─" * cells(title),
     ]
     return "\n".join(lines) + "\n"
+
+
+def numerics(plan: Plan) -> list[str]:
+    """What the numbers of a step depend on, each decision with its reason."""
+    precision, compression = plan["precision"], plan.get("gradient_compression")
+    on = plan["config"]["deterministic"]
+    lines = [
+        msg(
+            "trainer.banner.precision",
+            precision=precision["value"],
+            reason=precision["reason"],
+            deterministic=msg("plan.word.on") if on else msg("plan.word.off"),
+        )
+    ]
+    if compression:
+        value, reason = compression["value"], compression["reason"]
+        lines.append(msg("trainer.banner.gradients", compression=value, reason=reason))
+    return lines
 
 
 def _hardware(device: torch.device) -> str:

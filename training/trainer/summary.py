@@ -119,7 +119,7 @@ def _rate(s: SummaryRecord) -> str:
 def _use(s: SummaryRecord) -> str:
     """MFU, if the GPU's peak is known, and energy, if its driver measures it."""
     mfu, joules = s.get("mfu"), s.get("joules_per_unit")
-    use = msg("trainer.summary.mfu", percent=100 * mfu) if mfu is not None else ""
+    use = msg("trainer.summary.mfu", percent=units.percent(100 * mfu)) if mfu is not None else ""
     if joules is None:
         return use
     unit = metric_units.one(metric_units.counted(s))

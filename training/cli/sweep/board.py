@@ -121,7 +121,7 @@ class Board:
             name=run["name"],
             state=sweep_runs.word(states[index]),
             time=units.duration(took),
-            loss=units.decimal(row.loss),
+            loss=units.unknown() if row.loss is None else units.decimal(row.loss),
         )
         if why:
             console = self.sweep.folder.console(run["name"])

@@ -28,19 +28,19 @@ from training.monitor.report.chart_types import (
 from training.monitor.report.curve import Curve, PointPosition
 
 NO_NUMBER = -1  # number in place of a series: marks without a value that belong to the whole chart
-# minus the number of the series: marks of one series, which are hidden with it (see page.js)
+# minus the number of the series: marks of one series, which are hidden with it
 MARK, BEYOND = (
     -1000,
     -2000,
 )
-CALM_FROM = 30  # points
+CALM_FROM = 5  # points: of fewer, the largest may be the usual one
 HALF_POINTS = 750  # of a curve in a chart of half the width
 EQUAL_SHARE = 0.02  # of the value: extent of the axis around it if all values are equal
 EDGE = 5  # pixels
 # Values beyond these, of a diverged or vanished gradient, have exponents instead of many zeros.
 SHORTEST, LONGEST, EXPONENT = 1e-4, 1e12, "~e"
 PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"  # "0" instead of "0k"
-# No label between two steps, which would be that of a step, too. page.js has the first part, too.
+# No label between two steps, which would be that of a step, too. Other axes have PLAIN_ZERO.
 OF_STEP = f"datum.value % 1 ? '' : {PLAIN_ZERO}"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from training.config.schema import of_the_run
+from training.core.check_names import check_title
 from training.core.jsonl import dig, text
 from training.core.messages import msg
 from training.monitor import run_settings
@@ -24,7 +25,7 @@ from training.monitor.report.page import ReportPage, code
 from training.monitor.report.page import names as legend
 from training.monitor.report.run import Run
 
-CHANGING = ("host memory",)  # facts that change from moment to moment
+CHANGING = ("host memory",)  # checks whose facts change from moment to moment
 
 
 def page(runs: Sequence[Run]) -> ReportPage:
@@ -277,8 +278,8 @@ def _value(run: Run, field: str, value: object) -> dict[str, object]:
 
 def _environments(runs: Sequence[Run], names: Sequence[str]) -> Html:
     known = [plan_sections.facts(run) for run in runs]
-    rows = []
-    for fact in dict.fromkeys(fact for facts in known for fact in facts if fact not in CHANGING):
+    rows, left_out = [], {check_title(name) for name in CHANGING}
+    for fact in dict.fromkeys(fact for facts in known for fact in facts if fact not in left_out):
         values = [facts.get(fact, "-") for facts in known]
         if len(set(values)) > 1:
             rows.append([fact, *values])

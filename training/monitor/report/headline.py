@@ -101,7 +101,7 @@ def figures(run: Run) -> list[tuple[str, object, object]]:
             )
         )
     elif (mfu := training.get("mfu")) is not None:
-        out.append(("MFU", f"{100 * mfu:.1f} %", ""))
+        out.append(("MFU", units.percent(100 * mfu), ""))
     elapsed = run.lasted_s
     if elapsed is not None and len(out) < 6:
         note = (

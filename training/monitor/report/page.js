@@ -16,7 +16,6 @@ async function unpack(packed) {
   return "vegaEmbed" in window;
 }
 const UNITS = [["hours", 3600, 7200], ["minutes", 60, 180], ["seconds", 1, -Infinity]];
-const MARK = -1000, BEYOND = -2000; // as in training/monitor/report/charts.py: minus the number of the series
 const ONE = (scale) => (scale.domain ? { domain: scale.domain } : {}); // for curves with a single value
 let axis = "step";
 
@@ -47,13 +46,13 @@ function specOf(chart) {
   chart.rows = rowsOf(chart, unit).filter((row) => row.x !== null);
   chart.lines = chart.names.map((_, i) => chart.rows.filter((row) => row.series === i && row.y !== null).sort((a, b) => a.x - b.x));
   if (chart.logarithmic) {
-    spec.transform.push({ filter: `datum.series > ${BEYOND} && (datum.y === null || datum.y > 0)` }); // a logarithmic scale shows all values
+    spec.transform.push({ filter: `datum.series > ${chart.beyond} && (datum.y === null || datum.y > 0)` }); // a logarithmic scale shows all values
   }
   for (const layer of spec.layer) {
     layer.encoding.x.field = "x";
     if (axis !== "step") {
       delete layer.encoding.x.axis.tickMinStep;
-      layer.encoding.x.axis.labelExpr = layer.encoding.x.axis.labelExpr.replace("datum.value % 1 ? '' : ", "");
+      layer.encoding.x.axis.labelExpr = chart.plain_label;
     }
     if (axis === "tokens") layer.encoding.x.axis.format = "~s";
     if (axis === "time") delete layer.encoding.x.axis.format; // an empty format means 1e+2
@@ -155,7 +154,7 @@ function toggles(buttons, key, those) {
     button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") !== "true");
     const off = buttons.filter((b) => b.getAttribute("aria-pressed") !== "true").map((b) => b.dataset[key]);
     for (const chart of those) {
-      chart.hidden = chart.names.flatMap((name, i) => (off.includes(name) ? [i, MARK - i, BEYOND - i] : []));
+      chart.hidden = chart.names.flatMap((name, i) => (off.includes(name) ? [i, chart.mark - i, chart.beyond - i] : []));
       if ("hidden" in (chart.view?.getState().signals ?? {})) chart.view.signal("hidden", chart.hidden).run();
     }
   });

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from training.core import messages, metric_units
 from training.core.messages import msg
-from training.monitor.report import chart_render
+from training.monitor.report import chart_render, charts
 from training.monitor.report.chart_types import Chart, colour, swatch
 from training.monitor.report.html import Html, data, join, table, tag, text
 
@@ -108,7 +108,13 @@ class ReportPage:
         own, curves = Html(_file("page.js")), any(chart.hover for chart in self.charts)
         # without a curve the pictures suffice
         drawing = chart_render.program() if curves else ""
-        facts = {"pauses": self.pauses, "counted": self.counted}
+        facts = {
+            "pauses": self.pauses,
+            "counted": self.counted,
+            "mark": charts.MARK,
+            "beyond": charts.BEYOND,
+            "plain_label": charts.PLAIN_ZERO,
+        }
         axes = (
             {"step": msg("monitor.report.axis.steps")}
             | ({"time": msg("monitor.report.axis.time")} if self.timed else {})

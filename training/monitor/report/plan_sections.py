@@ -11,6 +11,7 @@ from training.config.batch import Batch
 from training.config.origin import DEFAULT, shown
 from training.config.schema import FIELDS
 from training.core import messages, redact, units
+from training.core.check_names import check_title
 from training.core.jsonl import Record, dig, items, number, text, whole
 from training.core.messages import msg
 from training.core.units import count
@@ -19,9 +20,13 @@ from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import code, folded
 from training.monitor.report.run import Run, value_of
 from training.plan.cli_args import command
-from training.tasks.memory import gib
+from training.tasks.memory import SAVINGS, gib
 
 GIB = 1 << 30
+DECISIONS = (  # of the plan, that concern machine and software
+    *("device", "precision", "tf32", "compile"),
+    *("gradient_compression", "launcher", "retries"),
+)
 
 
 def configuration(run: Run) -> Html | None:
@@ -130,12 +135,7 @@ def data(run: Run) -> Html | None:
             rows.append(
                 [msg("monitor.report.data.batch"), ", ".join(f"{k} {v}" for k, v in batch.items())]
             )
-    for plan_key in (
-        "device_batch_size",
-        "activation_checkpointing",
-        "selective_checkpointing",
-        "loss_chunks",
-    ):
+    for plan_key in ("device_batch_size", *SAVINGS):
         if (value := value_of(run.plan, plan_key)) is not None:
             rows.append([plan_key, f"{value}: {dig(run.plan, plan_key, 'reason')}"])
     source = run.plan.get("data")
@@ -229,13 +229,13 @@ def facts(run: Run) -> dict[str, str]:
     ):
         if plan.get(key) is not None:
             out[name] = str(plan[key])
-    for key in ("device", "precision", "tf32", "compile", "launcher", "retries"):
+    for key in DECISIONS:
         if (value := value_of(plan, key)) is not None:
-            out[key] = (
-                f"{plain(value)}: {reason}"
-                if (reason := dig(plan, key, "reason"))
-                else plain(value)
-            )
+            reason = dig(plan, key, "reason")
+            out[key] = f"{plain(value)}: {reason}" if reason else plain(value)
+    deterministic = dig(plan, "config", "deterministic")
+    if deterministic is not None and not run.script:
+        out["deterministic"] = plain(deterministic)
     for i, gpu in enumerate(g for g in items(plan.get("gpus")) if isinstance(g, dict)):
         size = number(gpu.get("total_bytes"))
         out[f"GPU {gpu.get('index', i)}"] = f"{gpu.get('name')}" + (
@@ -245,7 +245,7 @@ def facts(run: Run) -> dict[str, str]:
     if nodes and nodes > 1:
         out[msg("monitor.report.machine.machines")] = str(nodes)
     out |= {
-        str(c.get("name")): str(c.get("text"))
+        check_title(str(c.get("name"))): str(c.get("text"))
         for c in run.checks
         if c.get("name") in ("CPU", "host memory")
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from training.core import messages, units
+from training.core.check_names import check_title
 from training.core.jsonl import Record, items, text
 from training.core.messages import msg
 from training.core.units import clock, duration
@@ -84,7 +85,9 @@ def checks(run: Run) -> Html | None:
         fixes = (tag("div", code(fix)) for fix in items(check.get("fixes")))
         found = check.get("status")
         status = {"": statuses.get(str(found), found), "class_": found}
-        rows.append([str(check.get("name")), status, join([check.get("text", ""), *fixes])])
+        rows.append(
+            [check_title(str(check.get("name"))), status, join([check.get("text", ""), *fixes])]
+        )
     notes = [n for n in items(run.plan.get("notes")) if isinstance(n, str)]
     return join(
         [

@@ -51,9 +51,7 @@ def block(
         *(f"{c.status}: {c.name}: {c.text}" for c in checks if c.status != OK),
         *(
             msg("plan.dry_run.note", note=n)
-            for n in [n for n in plan["notes"] if n not in {f"{c.name}: {c.text}" for c in checks}][
-                :NOTES
-            ]
+            for n in [n for n in plan["notes"] if n not in {c.line for c in checks}][:NOTES]
         ),
     ]
     # Backticks in the text would end the fence.

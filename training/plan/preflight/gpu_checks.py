@@ -72,8 +72,8 @@ def gpus(
             "plan.gpus.visible",
             have=have + machine.spare,
             ranks=ranks,
-            driver=machine.driver or "-",
-            cuda=machine.cuda or "-",
+            driver=machine.driver or units.unknown(),
+            cuda=machine.cuda or units.unknown(),
         ),
     )
     for index in machine.silent:
@@ -150,12 +150,7 @@ def _gpu(
     """`smaller`: commands for when the memory of the GPU is too small. `measured`: a step is, after
     these checks; what it may need is then in that check alone."""
     name = f"GPU {gpu.index}"
-    shown = msg(
-        "plan.gpus.memory",
-        name=gpu.name,
-        free=memory.gib(gpu.free_bytes),
-        total=memory.gib(gpu.total_bytes),
-    )
+    shown = _shown(gpu)
     others = [p for p in gpu.processes if not (p.known and p.pid in ours) and MPS not in p.command]
     listed = [_described(p) for p in others]
     occupied = msg("plan.gpus.occupied", processes=", ".join(listed)) if others else ""
@@ -217,6 +212,18 @@ def _gpu(
         small = gpu.total_bytes is not None and gpu.total_bytes < RECOMMENDED_GPU_BYTES
         text = msg("plan.gpus.recommended", shown=shown)
         yield Check(name, OK, text if small else shown)
+
+
+def _shown(gpu: Gpu) -> str:
+    """Its name, and as much of its memory as the driver reports."""
+    free, total = gpu.free_bytes, gpu.total_bytes
+    if free is not None and total is not None:
+        return msg(
+            "plan.gpus.memory", name=gpu.name, free=memory.gib(free), total=memory.gib(total)
+        )
+    known = [] if free is None else [msg("plan.memory.free", room=memory.gib(free))]
+    known += [] if total is None else [memory.gib(total)]
+    return msg("plan.word.comma").join([gpu.name, *known])
 
 
 def _described(one: GpuProcess) -> str:

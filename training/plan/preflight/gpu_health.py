@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from training.core.messages import msg
-from training.core.units import plural
+from training.core.units import plural, unknown
 from training.host import gpu_words
 from training.host.gpus import SLOWDOWNS, Gpu
 from training.plan.preflight import gpu_state
@@ -126,7 +126,7 @@ def _few_lanes(state: State) -> bool:
 def _link(state: State) -> list[str]:
     link = [f"×{state.link_width}"] if state.link_width is not None else []
     if state.link_generation_most:
-        now = state.link_generation or "-"
+        now = state.link_generation or unknown()
         link.append(msg("plan.gpu.generation", now=now, most=state.link_generation_most))
     card = (
         [f"×{state.card_width}"] if (state.card_width or 0) > (state.link_width_most or 99) else []

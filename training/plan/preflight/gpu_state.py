@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.core.messages import msg
+from training.core.units import unknown
 from training.host import gpu_damage, nvlink
 from training.host.gpus import Gpu, kernel_number, pci_folder
 from training.host.nvml import ask
@@ -83,7 +84,7 @@ class Pair:
         ]
         if self.refused:
             copies = msg("plan.link.why", copies=copies, why=self.refused)
-        return msg("plan.word.comma").join(filter(None, (self.where, copies))) or "-"
+        return msg("plan.word.comma").join(filter(None, (self.where, copies))) or unknown()
 
 
 def read_state(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:

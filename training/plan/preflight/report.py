@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
 from training.core import codes
+from training.core.cells import cells, pad
+from training.core.check_names import check_title
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.core.project import typed
@@ -41,6 +43,11 @@ class Check:
     facts: dict[str, str | None] = field(default_factory=dict)
 
     @property
+    def line(self) -> str:
+        """Title and text in one."""
+        return f"{check_title(self.name)}: {self.text}"
+
+    @property
     def code(self) -> str:
         """Machine-readable code, without the number of a GPU."""
         return f"{codes.CHECKS}.{codes.of_check(self.name)}"
@@ -65,11 +72,12 @@ def unusable(checks: Iterable[Check]) -> bool:
 
 def table(records: list[CheckRecord]) -> str:
     """The resource report: one line per check, below failed ones their fixes, each fix once."""
-    width = max(len(r["name"]) for r in records)
+    titles = [check_title(r["name"]) for r in records]
+    width = max(map(cells, titles))
     shown: set[str] = set()
     lines = []
-    for r in records:
-        lines.append(f"  {MARKS[r['status']]}  {r['name']:<{width}}  {r['text']}\n")
+    for r, name in zip(records, titles, strict=True):
+        lines.append(f"  {MARKS[r['status']]}  {pad(name, width)}  {r['text']}\n")
         fixes = dict.fromkeys(r["fixes"]) if r["status"] != OK else {}
         for number, fix in enumerate(one for one in fixes if one not in shown):
             word = msg("plan.check.or") if number else msg("plan.check.try")

@@ -20,6 +20,7 @@ TITLES = {
     "python": "Python",
     "torch_cuda": msg("plan.versions.for_cuda"),
     "nccl": "NCCL",
+    "driver": msg("plan.versions.driver"),
     "driver_cuda": msg("plan.versions.up_to_cuda"),
     "kernel": "Linux",
 }

@@ -13,13 +13,15 @@ from training.core.messages import msg
 from training.core.metric_units import memory_word
 from training.data.tokenizer import vocab_of
 from training.data.tokenizer_base import BPE
+from training.host.decisions import Decision
 from training.tasks.gpt import memory, memory_fit
 from training.tasks.gpt.model_dims import FP8_MULTIPLE, ModelDims
 from training.tasks.gpt.step import GptStep
 from training.tasks.planning import Decided, PlanRequest, Situation
 
 if TYPE_CHECKING:
-    from training.core.contracts.plan import TaskFields
+    from training.config.schema import Config
+    from training.core.contracts.plan import Plan, TaskFields
 
 
 def _vocab(request: PlanRequest) -> int:
@@ -51,11 +53,9 @@ def _fp8(shape: ModelDims, tokens: int, compiled: bool) -> tuple[list[str], list
     return [sizes], notes
 
 
-def _larger(fitting: memory_fit.MemoryPlan, request: PlanRequest, room: int | None) -> list[str]:
-    """A suggestion if a GPU has room for a larger micro-batch than the given one. A run that is
-    resumed may have the smaller one for a reason: it ran out of memory."""
-    config, ranks, load = request.config, request.ranks, fitting.load
-    if not load.cuda or request.resume_from:
+def larger(load: memory.StepWorkload, config: Config, ranks: int, room: int | None) -> list[str]:
+    """A suggestion if a GPU has room for a larger micro-batch than the given one."""
+    if not load.cuda:
         return []
     found = memory_fit.larger(load, config, ranks, room)
     if not found:
@@ -69,6 +69,25 @@ def _larger(fitting: memory_fit.MemoryPlan, request: PlanRequest, room: int | No
             many=config.total_batch_size // (load.tokens * ranks),
             percent=round(100 * saved),
         )
+    ]
+
+
+def memory_text(plan: Plan | TaskFields) -> list[str]:
+    """Lines about memory and what saves it."""
+    load = memory.StepWorkload(**plan["memory"]["load"])
+    estimated, word = memory.estimate(load).sentence(), memory_word(load.cuda)
+    size, blocks, chunks = (
+        Decision(**plan[name])
+        for name in ("device_batch_size", "activation_checkpointing", "loss_chunks")
+    )
+    # plans of earlier versions have no selective one
+    selective = Decision(**plan.get("selective_checkpointing", plan["activation_checkpointing"]))
+    promise = plan.get("reported_memory")
+    return [
+        msg("tasks.gpt.plan.memory_promise", memory=word, estimated=estimated, promise=promise)
+        if promise
+        else msg("tasks.gpt.plan.memory", memory=word, estimated=estimated),
+        memory_fit.MemoryPlan(load, size, blocks, selective, chunks).sentence(),
     ]
 
 
@@ -116,14 +135,9 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
     }
     if promise:
         fields["reported_memory"] = promise
-    estimated, word = step.estimate.sentence(), memory_word(step.on_gpu)
-    text = [
-        msg("tasks.gpt.plan.memory_promise", memory=word, estimated=estimated, promise=promise)
-        if promise
-        else msg("tasks.gpt.plan.memory", memory=word, estimated=estimated),
-        fitting.sentence(),
-    ]
-    notes = _larger(fitting, request, machine.room)
+    text = memory_text(fields)
+    # A run that is resumed may have the smaller batch for a reason: it ran out of memory.
+    notes = [] if request.resume_from else larger(fitting.load, config, ranks, machine.room)
     if fp8:
         more, padded = _fp8(step.load.shape, step.load.tokens, machine.compiled.value)
         text, notes = text + more, notes + padded

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.core.contracts.kinds import FieldValues
-    from training.core.contracts.plan import Plan
+    from training.core.contracts.plan import Plan, TaskFields
     from training.data.prepare import PreparedCorpus
     from training.tasks.base import Task
     from training.tasks.gpt.trained import TrainedGpt
@@ -123,6 +123,18 @@ class GptSpec(TaskSpec):
 
         load = plan.get("memory", {}).get("load")
         return memory_fit.lightest(StepWorkload(**load)) if load else {}
+
+    def memory_text(self, plan: Plan | TaskFields) -> list[str]:
+        from training.tasks.gpt import planning
+
+        return planning.memory_text(plan)
+
+    def memory_notes(self, plan: Plan) -> list[str]:
+        from training.tasks.gpt import planning
+        from training.tasks.gpt.memory import StepWorkload
+
+        load, room = StepWorkload(**plan["memory"]["load"]), plan["memory"]["free_bytes"]
+        return planning.larger(load, Config(**plan["config"]), plan["ranks"], room)
 
     def learning_rates(self, plan: Plan) -> dict[str, float]:
         config = plan["config"]
