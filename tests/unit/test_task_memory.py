@@ -12,11 +12,12 @@ import pytest
 from tests.unit.measured_task import CPU_ARGS, WEIGHTS, in_process, plan, question, sized
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
+from training.core.units import GIB
 from training.host.gpus import Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan import training_plan as planner
 from training.tasks import fake_step
-from training.tasks.memory import CONTEXT, GIB, gib
+from training.tasks.memory import CONTEXT, gib
 from training.tasks.sample_memory import SampleLoad, SampleStep
 
 __all__ = ["in_process", "sized"]  # fixtures

@@ -11,6 +11,7 @@ from training.core import messages
 SMALL = 0.01  # smaller values need more than four decimal places
 LARGE = 1e9  # larger values, of a diverged model, have up to 300 digits
 SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+MIB, GIB = 1 << 20, 1 << 30
 
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

@@ -13,15 +13,13 @@ from training.config.schema import FIELDS
 from training.core import messages, redact, units
 from training.core.jsonl import Record, dig, items, number, text, whole
 from training.core.messages import msg
-from training.core.units import count
+from training.core.units import GIB, count
 from training.monitor import run_settings
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import code, folded
 from training.monitor.report.run import Run, value_of
 from training.plan.cli_args import command
 from training.tasks.memory import gib
-
-GIB = 1 << 30
 
 
 def configuration(run: Run) -> Html | None:
