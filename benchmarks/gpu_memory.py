@@ -30,9 +30,9 @@ from benchmarks import null_gpus
 from tests.null_gpu import programs
 from training.config import loader
 from training.config.schema import Config
+from training.core.units import GIB
 from training.tasks.gpt import memory_fit
 from training.tasks.gpt.memory import StepWorkload, estimate
-from training.tasks.memory import GIB
 
 DRIVER = GIB  # of a GPU's memory that is not free before anything runs
 RANKS, LIMIT_S = 2, 7200.0

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from training.core.units import GIB
 from training.tasks.gpt.memory import StepWorkload, estimate
-from training.tasks.memory import GIB
 
 ROOT = Path(__file__).resolve().parent.parent
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "OMP_NUM_THREADS": "2"}

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from benchmarks.common import ROOT
 from training.config import loader
 from training.config.schema import Config
+from training.core.units import GIB
 from training.host import flops
 from training.tasks.gpt import memory_fit
 from training.tasks.gpt.memory import StepWorkload, estimate
 from training.tasks.gpt.model_dims import ModelDims, flops_per_token
 from training.tasks.gpt.newton_schulz import STEPS as ITERATIONS
-from training.tasks.memory import GIB
 
 CONFIGS = ("conservative", "balanced", "aggressive")
 BANDWIDTH = {"H100": 3.35e12, "H200": 4.8e12}  # bytes per second, NVIDIA's data sheets (SXM)

@@ -30,6 +30,7 @@ from tqdm import tqdm
 
 from benchmarks.common import PEERS, ROOT, environment
 from training.core.rundir import RunDir, read_records
+from training.core.units import GIB
 
 COLUMNS, ROWS = 120, 40
 MONITOR = str(ROOT / "monitor_training.sh")
@@ -50,7 +51,6 @@ QUIET = {
     "report": "false",
 }
 WARM_STEPS = 20
-GIB = 1 << 30
 
 
 def driver(folder: Path) -> dict[str, str]:

@@ -51,7 +51,7 @@ def main() -> None:
     # Never closed: the signal handler writes to the descriptor.
     stacks = open(base + ".stacks", "w")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
-    faulthandler.enable(file=stacks, all_threads=True)
+    _load("duet_crash_stacks", "training", "core", "crash_stacks.py").write_to(stacks)
     # data-loader workers do not inherit it
     os.register_at_fork(after_in_child=_allow_tracing)
     sys.meta_path.insert(0, _AtDistributed(folder, int(rank)))

@@ -18,6 +18,7 @@ from training.config import flags
 from training.core import redact
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
+from training.core.units import GIB
 from training.host import cgroups
 from training.plan import training_plan as planner
 from training.plan.preflight import ERROR, OK, WARNING, Check
@@ -25,7 +26,7 @@ from training.plan.request import Request
 from training.tasks.gpt import fake_memory
 from training.tasks.gpt.memory import Estimate, StepWorkload, estimate
 from training.tasks.gpt.step import GptStep
-from training.tasks.memory import GIB, Measured, Unavailable
+from training.tasks.memory import Measured, Unavailable
 
 LOAD = StepWorkload(4, 2, 64, 320, bf16=True, compiled=False, cuda=False)
 

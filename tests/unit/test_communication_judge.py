@@ -10,9 +10,10 @@ from typing import Any
 from tests.conftest import ROOT
 from tests.unit.communication_outcomes import LARGE, ended, find, hung
 from training.core import rundir
+from training.host.kernel_quotes import KernelQuotes
 from training.launcher.communication import analysis, stages
 from training.launcher.communication.analysis import CommunicationFinding
-from training.launcher.communication.result import CommunicationResult, p2p_may_help
+from training.launcher.communication.result import KILLS, CommunicationResult, p2p_may_help
 from training.launcher.communication.runner import CommunicationOutcome
 from training.plan.communication import command
 
@@ -128,8 +129,8 @@ def test_a_gpu_that_does_not_start_is_not_a_hang_of_peer_to_peer_copies() -> Non
     found = analysis.analyze(hung(stages.GPU, stages.GPU), "cuda")
     assert found.text == "after 20 s no rank had started its GPU: the driver does not answer"
     assert not p2p_may_help(found)
-    first, _ = CommunicationResult(2, "cuda", "nccl", found).checks()[0].fixes
-    assert first.startswith("sudo dmesg | grep -i nvrm")
+    first, again = CommunicationResult(2, "cuda", "nccl", found).checks()[0].fixes
+    assert first.startswith("nvidia-smi") and again == command(2, "cuda")
     found = analysis.analyze(hung(stages.GPU, stages.RENDEZVOUS), "cuda")
     assert found.text.startswith("rank 0 never reached the rendezvous: after 20 s it was in the ")
     assert "start of the GPU; rank 1" in found.text and not p2p_may_help(found)
@@ -215,9 +216,9 @@ def test_a_killed_rank_could_not_write_when_that_was() -> None:
         "rank 1 was killed by SIGKILL in the all_reduce of 8 MiB",
         True,
     )
+    unread = CommunicationResult(2, "cpu", "gloo", found, kernel=KernelQuotes(command=KILLS))
     assert (
-        CommunicationResult(2, "cpu", "gloo", found).checks()[0].fixes[0]
-        == "sudo dmesg | tail   # 'Killed process': out of host memory"
+        unread.checks()[0].fixes[0] == "sudo dmesg | tail   # 'Killed process': out of host memory"
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.communication_outcomes import LARGE, ended, find, hung
+from training.host.kernel_quotes import KernelQuotes
 from training.launcher.communication import analysis
 from training.launcher.communication.analysis import CommunicationFinding
-from training.launcher.communication.result import HARDWARE, AllReduceTimes, CommunicationResult
+from training.launcher.communication.result import AllReduceTimes, CommunicationResult, hardware
 from training.plan.communication import command
 
 
@@ -57,7 +58,7 @@ def test_gpus_that_hang_get_advice() -> None:
     assert check.fixes == [
         "export NCCL_P2P_DISABLE=1",
         f"NCCL_DEBUG=INFO {again}   # its last lines show what NCCL was about to do",
-        *HARDWARE,
+        *hardware(KernelQuotes()),
     ]
     (check,) = CommunicationResult(
         2, "cuda", "nccl", found, first=found, variables={"NCCL_P2P_DISABLE": "1"}

@@ -10,9 +10,9 @@ from tests.cases import each
 from training.config import batch, loader
 from training.config.schema import Config
 from training.core.messages import msg
+from training.core.units import GIB
 from training.tasks.gpt import memory_fit
 from training.tasks.gpt.memory import StepWorkload, estimate
-from training.tasks.memory import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("conservative", "balanced", "aggressive")

@@ -12,9 +12,10 @@ import pytest
 from tests.cases import each
 from tests.unit.conftest import clean_environment
 from training.core.messages import msg
+from training.core.units import GIB
 from training.tasks.gpt.memory import Estimate, StepWorkload, estimate
 from training.tasks.gpt.model_dims import MUON_BATCH, ModelDims
-from training.tasks.memory import CONTEXT, GIB, gib
+from training.tasks.memory import CONTEXT, gib
 
 AGGRESSIVE = StepWorkload(20, 14, 3072, 320, bf16=True, compiled=False, cuda=False)
 BALANCED = replace(AGGRESSIVE, depth=16, sequences=12, seq_len=2048)

@@ -153,6 +153,34 @@ def test_helpers_get_limited_time_to_end(monkeypatch: pytest.MonkeyPatch) -> Non
     child.communicate()
 
 
+# the tracker of a busy machine, which takes a while to import and to unlink
+TIDIES = """
+import time
+from pathlib import Path
+print("multiprocessing.resource_tracker", flush=True)
+while time.process_time() < 0.5:
+    pass
+Path({file!r}).unlink()
+"""
+
+
+def test_a_tracker_that_still_works_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(process, "TIDYING_S", 0.1)
+    token, file = process.new_token(), tmp_path / "shared"
+    file.touch()
+    env = clean_environment() | {process.TOKEN: token}
+    code = TIDIES.format(file=str(file))
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout and child.stdout.readline()
+    assert process.sweep(token) == {}
+    assert child.wait() == 0 and not file.exists()
+    child.communicate()
+
+
 def test_stop_signals_are_handled_by_the_parent() -> None:
     code = (
         "import os; from training.host import process; process.ignore_stop_signals();"

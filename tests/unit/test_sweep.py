@@ -20,6 +20,7 @@ from training.cli.sweep.prepare import Slot, Sweep
 from training.core import rundir, sweep_dir
 from training.core.contracts.run_files import SweepRecord, SweepRun
 from training.core.errors import Exit, Problem, UserError
+from training.core.project import LAUNCH_SCRIPT
 from training.core.rundir import RunDir
 from training.core.sweep_dir import SweepDir
 from training.host.gpus import Gpu
@@ -240,7 +241,7 @@ def test_the_expected_time_follows_from_runs_of_the_same_size(tmp_path: Path) ->
     sweep = prepared(tmp_path, "--depth=1,2", "--max_time=90")
     assert sweep.expected_s == [90.0, 90.0]
     argv = ["1", *TINY, f"--out_dir={tmp_path}"]
-    _, plan, _ = training_plan.make(prepare.SCRIPT, argv, {})
+    _, plan, _ = training_plan.make(LAUNCH_SCRIPT, argv, {})
     run = RunDir(tmp_path / "earlier")
     run.create()
     rundir.write_json(run.plan, plan)

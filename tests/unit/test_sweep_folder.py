@@ -23,6 +23,7 @@ from training.cli.sweep.prepare import Sweep
 from training.core import rundir, sweep_dir
 from training.core.contracts.run_files import SweepRecord
 from training.core.errors import Exit, UserError
+from training.core.project import LAUNCH_SCRIPT
 from training.core.rundir import RunDir
 from training.core.sweep_dir import SweepDir
 from training.monitor import print_table
@@ -114,7 +115,7 @@ def test_names_of_any_config_are_names_of_runs(tmp_path: Path) -> None:
         assert sweep.folder.name == f"{base}_sweep"
         for run in sweep.record["runs"]:
             words = started(sweep).command(run)[1:]
-            assert request.read(prepare.SCRIPT, words, {}).config.run_name == run["name"]
+            assert request.read(LAUNCH_SCRIPT, words, {}).config.run_name == run["name"]
 
 
 def test_variables_of_the_first_start_configure_all_runs(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ import pytest
 from tests.unit.measured_task import CPU_ARGS, WEIGHTS, in_process, plan, question, sized
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
+from training.core.units import GIB
 from training.host.gpus import Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan import training_plan as planner
 from training.tasks import fake_step
-from training.tasks.memory import CONTEXT, GIB, gib
+from training.tasks.memory import CONTEXT, gib
 from training.tasks.sample_memory import SampleLoad, SampleStep
 
 __all__ = ["in_process", "sized"]  # fixtures
@@ -63,6 +64,24 @@ def test_every_byte_of_a_small_model_is_counted(sized: str) -> None:
     assert SampleStep(load).resized(50).estimate.total == pytest.approx(
         SampleStep(half).estimate.total, rel=0.01
     )
+
+
+def test_gradients_of_one_rank_begin_in_the_backward_pass(sized: str) -> None:
+    """With DDP's buckets, or after the first of several micro-batches, a forward pass has them."""
+
+    def total(size: int, ranks: int, samples: int = 0) -> int:
+        asked = replace(question(sized, [size], total=samples), ranks=ranks)
+        return SampleStep(SampleLoad(**fake_step.answer(asked)["load"])).estimate.total
+
+    size, gradients = 400, 4 * WEIGHTS
+    held, alone = total(size, 2), total(size, 1)
+    assert 0.9 * gradients <= held - alone <= gradients and held - alone > 0.03 * alone
+    assert total(size, 1, 2 * size) == held, "of the micro-batch before"
+    assert total(1, 2) == total(1, 1), "the update is the peak, and has them"
+    load = SampleLoad(4, 100, 90, 200, 10, 25, bf16=True, cuda=False, ranks=1, total=4, late=80)
+    step, smaller = SampleStep(load), SampleStep(load).resized(2)
+    assert (step.estimate.activations, smaller.estimate.activations) == (30, 60), "it accumulates"
+    assert SampleStep(replace(load, total=0)).resized(2).estimate.activations == 20
 
 
 def test_the_average_of_the_weights_is_counted(sized: str) -> None:

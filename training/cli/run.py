@@ -54,12 +54,11 @@ from training.config import flags
 from training.config.resolve import PREFIX
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.core.project import ROOT, typed
+from training.core.project import LAUNCH_SCRIPT, ROOT, typed
 from training.host import gpus, program
 from training.plan import launcher_flags
 from training.plan.script_words import PROGRAM, RUN, SEPARATOR
 
-SCRIPT = "launch_train.sh"
 LIMITS = ("min_ranks", "retries")
 
 
@@ -71,7 +70,7 @@ def main(argv: list[str]) -> int:
     set_language(flags_given)
     words = translate(flags_given, rest, os.environ)
     os.environ["DUET_COMMAND"] = RUN
-    os.execv(ROOT / SCRIPT, [str(ROOT / SCRIPT), *words])
+    os.execv(ROOT / LAUNCH_SCRIPT, [str(ROOT / LAUNCH_SCRIPT), *words])
 
 
 def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) -> list[str]:

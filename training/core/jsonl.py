@@ -177,18 +177,3 @@ def dig(value: Any, *keys: str) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
-
-
-def last_lines(path: Path | None, count: int, most_bytes: int = 1 << 14) -> list[str]:
-    """The last `count` non-empty lines within the last `most_bytes` of a text file."""
-    try:
-        if path is None or not path.is_file():
-            return []
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
-            lines = file.read().decode("utf-8", "replace").split("\n")
-    except OSError:
-        return []
-    # A progress bar overwrites its line: a terminal shows what follows the last carriage return.
-    shown = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines]
-    return [line for line in shown if line.strip()][-count:]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.core import rundir
-from training.core.project import typed
+from training.core.project import LAUNCH_SCRIPT, typed
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -31,7 +31,7 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
     else:
         ranks = plan["local_ranks"] if machines else plan["ranks"]
     program = {
-        "launch_train.sh": f"./launch_train.sh {ranks}",
+        LAUNCH_SCRIPT: f"./{LAUNCH_SCRIPT} {ranks}",
         "train.py": "python train.py",
     }.get(script, f"./{script}")
     if script == "train.py" and plan["ranks"] > 1:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRYPOINT = "train.py"
+LAUNCH_SCRIPT = "launch_train.sh"
 # Installed by pip into site-packages (lib/site/_duet.py).
 INSTALLED = ROOT.name == "duet_home"
 # The folder of experiments/, logs/ and data/: the checkout, or the working directory of an
@@ -22,7 +23,7 @@ STARTED_AS = "DUET_STARTED_AS"
 _BY_DUET = {
     "train_dual_gpu_enhanced.sh": "duet train-enhanced",
     "train_dual_gpu.sh": "duet train",
-    "launch_train.sh": "duet launch",
+    LAUNCH_SCRIPT: "duet launch",
     "submit_job.sh": "duet submit",
     "monitor_training.sh": "duet monitor",
     "duet": "duet",

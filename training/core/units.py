@@ -13,6 +13,7 @@ SMALL = 0.01  # smaller values need more than four decimal places
 LEAST_PERCENT = 0.1  # shown by `percent`
 LARGE = 1e9  # larger values, of a diverged model, have up to 300 digits
 SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+MIB, GIB = 1 << 20, 1 << 30
 
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

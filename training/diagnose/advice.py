@@ -18,6 +18,7 @@ from training.core import cause_ids, phases, units
 from training.core.failure_kinds import GONE, SILENT
 from training.core.next_command import next_command
 from training.core.rundir import RunDir
+from training.core.units import GIB
 from training.diagnose import full_disk, gpu_occupants, hang_advice, rooted, signatures
 from training.diagnose.signatures import LocalizedText, Signature
 from training.tasks.memory import gib, with_ample_margin
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
     from training.core.contracts.verdict import EndRecord, ExhaustedMemoryRecord
 
-GIB = 1 << 30
 MOST = 6  # sentences: one screen
 STACKS = 4  # files that are named
 OTHERWISE = " || "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,12 +18,13 @@ from training.core import log
 from training.core.messages import msg
 from training.core.plain_text import one_line
 from training.core.units import plural
-from training.host import bare_nvml, nvlink, visible_devices
+from training.host import bare_nvml, kernel_quotes, nvlink, visible_devices
 from training.host.nvml import ask
 from training.host.visible_devices import PART
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import GpuRecord
+    from training.host.kernel_quotes import KernelQuotes
 
 
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive process", "prohibited"
@@ -156,7 +157,8 @@ def inventory_at_start(environ: Mapping[str, str]) -> GpuInventory:
     thread.start()
     thread.join(SLOW_S)
     if thread.is_alive():
-        log.warning(msg("host.gpus.waits", seconds=SLOW_S, limit=LIMIT_S))
+        kernel = kernel_quotes.of_driver().newest
+        log.warning(msg("host.gpus.waits", seconds=SLOW_S, limit=LIMIT_S, kernel=kernel))
         thread.join(LIMIT_S - SLOW_S)
     if not answers:
         return GpuInventory((), msg("host.gpus.no_answer", limit=LIMIT_S))
@@ -189,8 +191,14 @@ def _selected(
     chosen, reason = visible(every, environ.get(VISIBLE))
     if silent:
         lost = ", ".join(map(str, silent))
-        reason = msg("host.gpus.silent", selected=reason, gpus=lost)
+        kernel = silent_quotes(every).newest
+        reason = msg("host.gpus.silent", selected=reason, gpus=lost, kernel=kernel)
     return chosen, reason
+
+
+def silent_quotes(others: Iterable[Gpu]) -> KernelQuotes:
+    """What the kernel has logged about GPUs that do not answer; `others`: those that do."""
+    return kernel_quotes.of_silent_gpus(tuple(gpu.pci for gpu in others if gpu.pci))
 
 
 def _cuda_version(number: int | None) -> str | None:

@@ -1,4 +1,5 @@
-"""Messages of the kernel since a start: about processes that it has ended, and about devices."""
+"""Messages of the kernel since a start, or since the boot: about processes that it has ended, and
+about devices."""
 
 from __future__ import annotations
 
@@ -48,13 +49,13 @@ class KernelLog:
     """An open descriptor marks the start. The times in the log do not: its clock is not corrected,
     and differs from CLOCK_MONOTONIC by minutes on a machine that has run for months."""
 
-    def __init__(self) -> None:
-        self._since = time.time()
+    def __init__(self, *, since_boot: bool = False) -> None:
+        self._since = 0.0 if since_boot else time.time()
         self._file: io.FileIO | None = None
         self._refused = ""
         try:
             self._file = io.FileIO(KMSG, "r", opener=_without_waiting)
-            self._file.seek(0, os.SEEK_END)
+            self._file.seek(0, os.SEEK_SET if since_boot else os.SEEK_END)
         except OSError as error:  # kernel.dmesg_restrict, or a container
             self.close()
             self._refused = str(error)

@@ -25,14 +25,14 @@ TOKEN = "DUET_TOKEN"
 RLIMIT_LOCKS = 10
 LIMIT_LINE = "Max file locks"  # in /proc/PID/limits
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-# They exit by themselves when the processes that they serve have exited: the first three unlink the
+# They exit by themselves when the processes that they serve have exited: the first ones unlink the
 # shared memory that those left in /dev/shm, the service of W&B writes the rest of its run.
-KEEPERS = (
+UNLINKERS = (
     "multiprocessing.resource_tracker",
     "loky.backend.resource_tracker",
     "torch_shm_manager",
-    "/wandb/bin/",
 )
+KEEPERS = (*UNLINKERS, "/wandb/bin/")
 # Programs and modules that start ranks.
 LAUNCHERS = (
     *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
@@ -49,7 +49,8 @@ HELPERS = (
 )
 # Sets of strings have the same order in every process of a task.
 HASH_SEED = ("PYTHONHASHSEED", "0")
-TIDYING_S = 2.0
+# for KEEPERS to end; for UNLINKERS since they last worked or waited for a CPU, within the second
+TIDYING_S, LONGEST_TIDYING_S = 2.0, 30.0
 LOOK_S = 0.02
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -250,19 +251,20 @@ def end_group(number: int) -> dict[int, str]:
 
 
 def sweep(token: str) -> dict[int, str]:
-    """End every process with this token; KEEPERS get TIDYING_S to end. Returns the killed processes
-    except HELPERS."""
+    """End every process with this token; KEEPERS get TIDYING_S to end, UNLINKERS more on a busy
+    machine. Returns the killed processes except HELPERS."""
     killed = _kill(
         lambda: {
             pid: command for pid, command in marked(token).items() if not _named(command, KEEPERS)
         }
     )
-    end = time.monotonic() + TIDYING_S
-    while marked(token).keys() - killed.keys() and time.monotonic() < end:
+    begin = time.monotonic()
+    end = begin + TIDYING_S
+    while (left := _without(marked(token), killed)) and time.monotonic() < end:
+        if any(_named(command, UNLINKERS) and _works(pid) for pid, command in left.items()):
+            end = min(time.monotonic() + TIDYING_S, begin + LONGEST_TIDYING_S)
         time.sleep(LOOK_S)
-    killed |= _kill(
-        lambda: {pid: command for pid, command in marked(token).items() if pid not in killed}
-    )
+    killed |= _kill(lambda: _without(marked(token), killed))
     return {pid: command for pid, command in killed.items() if not _named(command, HELPERS)}
 
 
@@ -270,13 +272,25 @@ def _kill(find: Callable[[], dict[int, str]]) -> dict[int, str]:
     """Kill all processes found, and repeat until there are no new ones: a process may have started
     another."""
     killed: dict[int, str] = {}
-    while left := {pid: command for pid, command in find().items() if pid not in killed}:
+    while left := _without(find(), killed):
         for pid in left:
             # PermissionError: a process of another user, as of sudo
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         killed |= left
     return killed
+
+
+def _without(found: dict[int, str], killed: dict[int, str]) -> dict[int, str]:
+    return {pid: command for pid, command in found.items() if pid not in killed}
+
+
+def _works(pid: int) -> bool:
+    """Whether it uses a CPU or disk, or waits for one."""
+    try:
+        return _stat(pid)[0] in (b"R", b"D")
+    except OSError:  # it has ended
+        return False
 
 
 def _named(command: str, names: tuple[str, ...]) -> bool:

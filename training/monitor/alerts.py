@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from training.core import phases
 from training.core.jsonl import whole
 from training.core.messages import msg
+from training.core.units import GIB
 from training.monitor import host_stats
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ SHOWN_PLACES, SHOWN_RANKS = 4, 8
 FULL = {"ram": 0.95, "shm": 0.9, "disk": 0.97}
 CODES_OF_FULL = tuple(f"alert.{name}_full" for name in FULL)
 CLOCK_S = 5.0
-GIB = 1 << 30
 
 
 def active_alerts(state: RunState) -> list[AlertState]:

@@ -14,9 +14,9 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Generic, TypeVar
 
-from training.core.jsonl import last_lines
 from training.core.messages import msg
 from training.core.project import ROOT
+from training.core.tail import tail
 from training.monitor import run_list, tables, term_text
 from training.monitor import screen as overview
 from training.monitor.screen import View, finish
@@ -118,7 +118,7 @@ class Log(Scrolled):
         file = state["log"]["file"]
         return [
             [(term_text.clean(line), "")]
-            for line in (last_lines(Path(file), 1 << 30, LOG_BYTES) if file else [])
+            for line in (tail(Path(file), 1 << 30, most_bytes=LOG_BYTES) if file else [])
         ]
 
 

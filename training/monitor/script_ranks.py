@@ -9,7 +9,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from training.core import rundir
-from training.core.jsonl import last_lines, mtime
+from training.core.jsonl import mtime
+from training.core.tail import tail
 from training.watchdog.probes import procfs
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class ScriptRanks:
                 rank["step"] = printed.progress(running=True)["step"]
             if (written := mtime(log)) is not None:
                 rank["output_age_s"] = max(0.0, time.time() - written)
-                rank["last_line"] = next(iter(last_lines(log, 1)), None)
+                rank["last_line"] = next(iter(tail(log, 1)), None)
             if rank["alive"] and rank["pid"]:
                 family = {rank["pid"], *procfs.family(rank["pid"], tree)}
                 rank["cpu_percent"] = self._cpu_percent(rank["pid"], family)

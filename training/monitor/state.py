@@ -14,7 +14,6 @@ from training.core.jsonl import (
     Tail,
     dig,
     items,
-    last_lines,
     mtime,
     number,
     read_object,
@@ -22,6 +21,7 @@ from training.core.jsonl import (
     whole,
 )
 from training.core.messages import msg
+from training.core.tail import tail
 from training.monitor import alerts, host_stats, launches, rank_states, run_figures
 from training.monitor.history import History
 from training.monitor.run_figures import CURVE_POINTS
@@ -170,7 +170,10 @@ class RunWatch:
             "gpus_reason": gpus.reason,
             "system": host,
             "warnings": list(self._warnings),
-            "log": {"file": str(log) if log else None, "last_lines": last_lines(log, LOG_LINES)},
+            "log": {
+                "file": str(log) if log else None,
+                "last_lines": tail(log, LOG_LINES) if log else [],
+            },
             "checkpoint": checkpoint,
             "summary": summary if end is summary and state in (FINISHED, STOPPED) else None,
             "failure": failure if state == FAILED else None,

@@ -18,7 +18,7 @@ from training.config.translate import RANKS
 from training.core import rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.core.project import ENTRYPOINT, ROOT, WORK, shipped
+from training.core.project import ENTRYPOINT, LAUNCH_SCRIPT, ROOT, WORK, shipped
 from training.plan import init_from, launcher_flags, length, resume_run
 from training.plan.script_words import RUN, SEPARATOR, as_run, asked_for, launch_words, split
 from training.tasks.spec import TaskSpec
@@ -29,7 +29,7 @@ QUICKSTART = "configs/dual_gpu/quickstart.py"
 SCRIPTS: dict[str, int | None] = {
     "train_dual_gpu.sh": 2,
     "train_dual_gpu_enhanced.sh": 2,
-    "launch_train.sh": None,
+    LAUNCH_SCRIPT: None,
     RUN: None,
     ENTRYPOINT: 1,
 }

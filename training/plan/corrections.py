@@ -14,10 +14,10 @@ from training.config.translate import RANKS, Changes, Sizes
 from training.core import rundir
 from training.core.errors import Problem
 from training.core.messages import msg
+from training.core.project import LAUNCH_SCRIPT
 from training.plan.cli_args import SCRIPTS, ParsedArgs, command, is_config, is_number, takes_ranks
 from training.tasks import DEFAULT, everything
 
-LAUNCH = "launch_train.sh"
 _VARIABLE = re.compile(r"[A-Z][A-Z_]*=")
 
 
@@ -158,7 +158,7 @@ def _flags_alone(changes: Changes) -> str:
 
 
 def _program(script: str) -> str:
-    return "./" + (LAUNCH if script not in SCRIPTS or not script.endswith(".sh") else script)
+    return "./" + (LAUNCH_SCRIPT if script not in SCRIPTS or not script.endswith(".sh") else script)
 
 
 def _sizes(asked: ParsedArgs) -> Sizes:
@@ -186,7 +186,7 @@ def _whole(asked: ParsedArgs, script: str, args: list[str], changes: Changes, si
     if number is not None:
         words = _without_number(script, words)
     if number is not None and SCRIPTS.get(script) != int(number):
-        script, words = LAUNCH, _with_ranks(script, words, number)
+        script, words = LAUNCH_SCRIPT, _with_ranks(script, words, number)
     return " ".join(
         [
             *variables,

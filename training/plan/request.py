@@ -18,7 +18,7 @@ from training.core import log, rundir, standing
 from training.core.errors import NothingToDo, Problem, UserError
 from training.core.find_run import path_of
 from training.core.messages import msg
-from training.core.project import ENTRYPOINT
+from training.core.project import ENTRYPOINT, LAUNCH_SCRIPT
 from training.data import corpus
 from training.host import hosts, packages, topology
 from training.host.placement import NODE, RANK, LauncherOptions, Topology
@@ -146,11 +146,11 @@ class Request(LaunchRequest):
 
     def command_with(self, ranks: int) -> str:
         args = list(self.args)
-        if self.script == "launch_train.sh":
+        if self.script == LAUNCH_SCRIPT:
             del args[next(i for i in range(len(args)) if flags.parse(args[: i + 1]).positional)]
         changes: FieldValues = {}
         if self.origins["total_batch_size"] == "default" and self.kind.total_follows:
-            return command("launch_train.sh", [str(ranks), *args])
+            return command(LAUNCH_SCRIPT, [str(ranks), *args])
         device, seq, total = (
             self.config.device_batch_size,
             self.seq_len,
@@ -159,7 +159,7 @@ class Request(LaunchRequest):
         size = 1 if isinstance(device, str) else device
         if not batch.split(size, seq, ranks, total):
             changes = dict(batch.repairs(size, seq, ranks, total)[:1])
-        return command("launch_train.sh", [str(ranks), *args], **changes)
+        return command(LAUNCH_SCRIPT, [str(ranks), *args], **changes)
 
 
 def read(

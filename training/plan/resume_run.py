@@ -17,6 +17,7 @@ from training.core import manifest, run_reader, rundir, standing, suggest, units
 from training.core.errors import Problem, UserError
 from training.core.find_run import LATEST
 from training.core.messages import msg
+from training.core.project import LAUNCH_SCRIPT
 from training.plan import finished
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class ResumeRequest:
     def command(self, run: rundir.RunDir, **changes: Any) -> str:
         """The command that resumes `run`, without a config: a resumed run keeps its own."""
         program = {
-            "launch_train.sh": f"./launch_train.sh {self.ranks or 2}",
+            LAUNCH_SCRIPT: f"./{LAUNCH_SCRIPT} {self.ranks or 2}",
             "train.py": "python train.py",
         }.get(self.script, f"./{self.script}")
         kept = {

@@ -21,6 +21,7 @@ from training.config.translate import RANKS, Changes
 from training.core import suggest
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
+from training.core.project import LAUNCH_SCRIPT
 from training.host import gpus, hosts
 from training.host.placement import RANK
 from training.plan import (
@@ -34,8 +35,6 @@ from training.plan import (
 from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
 from training.plan.request import LaunchRequest, common, count, place_of
 from training.plan.script_words import RUN, SEPARATOR, USED, split
-
-SCRIPT = "launch_train.sh"
 
 
 @dataclass(kw_only=True)
@@ -80,7 +79,7 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     line = flags.parse(own)
     launcher_flags.separate(line)
     if not line.flags.get("script", ("", ""))[0]:
-        fix = f"./{SCRIPT} 2 --script main.py -- ARGUMENTS   # {_own_arguments(program)}"
+        fix = f"./{LAUNCH_SCRIPT} 2 --script main.py -- ARGUMENTS   # {_own_arguments(program)}"
         raise UserError(
             Problem("flag.no_value", msg("plan.script.no_value"), msg("plan.script.allowed"), [fix])
         )
@@ -88,10 +87,13 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     typed = SCRIPTS[program] or number_of_ranks(line, positional, problems)
     if total := other_launchers.total(line):
         typed = max(1, total // other_launchers.machines(line))
-    if program not in (SCRIPT, RUN):
+    if program not in (LAUNCH_SCRIPT, RUN):
         problems.append(
             Problem(
-                "flag.other_script", msg("plan.script.only_for", script=SCRIPT), "", [f"N={typed}"]
+                "flag.other_script",
+                msg("plan.script.only_for", script=LAUNCH_SCRIPT),
+                "",
+                [f"N={typed}"],
             )
         )
     if "save_config" in line.flags:
@@ -340,7 +342,8 @@ def _rebuilt(
     variables = [f"{n}={shlex.quote(changes.pop(n))}" for n in list(changes) if n.isupper()]
     tail = [*(own[i] for i in sorted(moved - gone)), *theirs]
     words = [number, *kept, *([SEPARATOR, *tail] if tail else [])]
-    return " ".join([*variables, command(RUN if program == RUN else SCRIPT, words, **changes)])
+    script = RUN if program == RUN else LAUNCH_SCRIPT
+    return " ".join([*variables, command(script, words, **changes)])
 
 
 def _other_field(variable: str) -> bool:

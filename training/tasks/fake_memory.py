@@ -38,10 +38,11 @@ def step_peak(
     loss: Callable[[], torch.Tensor],
     *,
     autocast: torch.dtype | None,
+    held: bool = True,
 ) -> int:
     """Bytes at the peak of a step, in a fake mode. `batch`: its tensors already in memory;
-    `autocast`: its type, None for fp32. Raises Unavailable."""
-    gradients = gradients_peaks(model, optimizer, batch, loss, autocast=autocast)
+    `autocast`: its type, None for fp32; `held`: see gradients_peaks. Raises Unavailable."""
+    gradients = gradients_peaks(model, optimizer, batch, loss, autocast=autocast, held=held)
     return max(*gradients, update_peak(model, optimizer, batch))
 
 

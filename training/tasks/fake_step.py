@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -50,6 +51,7 @@ class Height:
     peak: int
     average: int  # of the weights
     pinned: int  # of a checkpoint's copy
+    late: int  # see SampleLoad
 
     @property
     def rest(self) -> int:
@@ -98,6 +100,7 @@ class FakeTraining:
             average=here.average,
             pinned=here.pinned,
             shared=asked.shared,
+            late=here.late,
         )
 
     def fits(self, size: int) -> bool:
@@ -116,11 +119,12 @@ class FakeTraining:
             average=here.average,
             pinned=here.pinned,
             shared=asked.shared,
+            late=here.late,
         )
         return asked.room is None or SampleStep(load).estimate.needed <= asked.room
 
     def _measured(self, size: int) -> Height:
-        self.task.config.device_batch_size = size
+        asked, self.task.config.device_batch_size = self.question, size
         torch.manual_seed(self.task.config.seed)
         with fake_memory.fake_mode(allow_non_fake_inputs=True) as mode:
             model = self._model(mode)
@@ -129,13 +133,13 @@ class FakeTraining:
             batch = self.task.arrive(self._batch(size))
             tensors: list[torch.Tensor] = []
             base.mapped(batch, lambda tensor: tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
-            peak = fake_memory.step_peak(
-                model,
-                optimizer,
-                tensors,
-                lambda: self.task.checked_loss(model, batch),
-                autocast=torch.bfloat16 if self.question.bf16 else None,
+            step = partial(
+                fake_memory.step_peak,
+                *(model, optimizer, tensors, lambda: self.task.checked_loss(model, batch)),
+                autocast=torch.bfloat16 if asked.bf16 else None,
             )
+            peak = step()
+            late = peak - step(held=False) if asked.ranks == 1 and asked.total <= size else 0
             average = _average(model) if self.task.config.ema else []
             stored = [*(one.nbytes for one in [*_stored(model), *_state(optimizer)]), *average]
             return Height(
@@ -145,6 +149,7 @@ class FakeTraining:
                 peak,
                 sum(average),
                 sum(map(pinned, stored)),
+                late,
             )
 
     def _model(self, mode: Any) -> nn.Module:

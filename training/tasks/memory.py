@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from training.config.schema import Config
-from training.core.units import unknown
+from training.core.units import GIB, unknown
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import StepRecord
 
-GIB = 1 << 30
 CONTEXT = GIB // 2  # CUDA context on a GPU, including torch's kernels
 # Decisions of a plan that save memory.
 SAVINGS: tuple[

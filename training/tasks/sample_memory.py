@@ -40,6 +40,13 @@ class SampleLoad:
     average: int = 0  # moving average of the weights
     pinned: int = 0  # copy of a checkpoint of a GPU training; 0: measured by an earlier version
     shared: bool = False  # the GPU has the memory of the host
+    late: int = 0  # bytes by which the peak is lower where no gradients precede the backward pass
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether a forward pass finds gradients in memory: DDP's buckets, or those of the
+        micro-batch before."""
+        return self.ranks > 1 or self.accumulates
 
     @property
     def accumulates(self) -> bool:
@@ -111,11 +118,15 @@ class SampleStep(StepNeeds):
             parameters=load.parameters,
             gradients=load.gradients * (2 if load.ranks > 1 and load.accumulates else 1),
             optimizer=load.optimizer,
-            activations=max(0, load.fixed + load.per_sample * load.sequences),
+            activations=max(0, load.fixed + load.per_sample * load.sequences - self._late),
             context=CONTEXT if load.cuda else 0,
             saved=self._saved,
             average=load.average,
         )
+
+    @property
+    def _late(self) -> int:
+        return 0 if self.load.holds_gradients else self.load.late
 
     @property
     def _saved(self) -> int:
@@ -142,7 +153,10 @@ class SampleStep(StepNeeds):
         return msg("tasks.sample.memory.source", precision=precision)
 
     def resized(self, sequences: int | None = None, ranks: int | None = None) -> SampleStep:
-        load = replace(self.load, sequences=sequences or self.load.sequences)
+        size = sequences or self.load.sequences
+        # they replace activations: fewer of a smaller micro-batch
+        late = self.load.late * min(size, self.load.sequences) // self.load.sequences
+        load = replace(self.load, sequences=size, late=late)
         if ranks is None:
             return SampleStep(load)
         total = self.load.total or self.load.sequences * self.load.ranks

@@ -12,7 +12,7 @@ import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol, cast
 
-from training.core import heartbeat, log, run_reader, rundir
+from training.core import crash_stacks, heartbeat, log, run_reader, rundir
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.host import allocator, gpus, process
@@ -71,7 +71,7 @@ def stacks_on_request(run: rundir.RunDir, rank: int) -> None:
     # Open for the whole life of the process: the signal handler writes to the descriptor.
     file = (run.ranks / f"rank{rank}.stacks").open("w")
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
-    faulthandler.enable(file=file, all_threads=True)
+    crash_stacks.write_to(file)
 
 
 def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | None) -> Exit:

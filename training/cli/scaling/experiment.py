@@ -18,7 +18,7 @@ from training.config import flags, loader, resolve
 from training.config.schema import FIELDS, Config
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.core.project import ROOT
+from training.core.project import LAUNCH_SCRIPT, ROOT
 from training.host import env_vars, gpus
 from training.plan import training_plan as planner
 from training.plan.cli_args import QUICKSTART
@@ -27,7 +27,6 @@ from training.tasks.spec import TaskSpec
 if TYPE_CHECKING:
     from training.core.contracts.plan import DecisionName, Plan
 
-SCRIPT = "launch_train.sh"
 WARM_UP_STEPS = 5  # at the start of each run, not counted
 THREADS = "OMP_NUM_THREADS"
 # Flags set by the measurement; they are refused on the command line, not silently overridden.
@@ -100,7 +99,7 @@ class Experiment:
             "total_batch_size": self.tokens_per_rank * ranks,
         }
         return [
-            str(ROOT / SCRIPT),
+            str(ROOT / LAUNCH_SCRIPT),
             str(ranks),
             *self.args,
             *(f"--{k}={v}" for k, v in values.items()),
@@ -141,7 +140,7 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
                 "scaling.no_dry_run",
                 msg("cli.scaling.no_dry_run"),
                 msg("cli.scaling.left_out"),
-                [f"./{SCRIPT} 2 {shlex.join(given and [config])} --dry_run"],
+                [f"./{LAUNCH_SCRIPT} 2 {shlex.join(given and [config])} --dry_run"],
             )
         )
         args = flags.without(args, "dry_run")
@@ -165,7 +164,7 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
             args = flags.without(args, "total_batch_size")
             surroundings["DUET_TOTAL_BATCH_SIZE"] = str(total)
     try:
-        _, plan, _ = planner.make(SCRIPT, [str(max(ranks)), *args], surroundings)
+        _, plan, _ = planner.make(LAUNCH_SCRIPT, [str(max(ranks)), *args], surroundings)
     except UserError as error:
         found = [
             _translated(p, max(ranks), f" --total_batch_size={typed_total}" if typed_total else "")

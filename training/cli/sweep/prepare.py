@@ -23,6 +23,7 @@ from training.config.schema import FIELDS, of_the_run
 from training.core import sweep_dir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
+from training.core.project import LAUNCH_SCRIPT
 from training.core.sweep_dir import COMMAND, SweepDir
 from training.core.units import plural
 from training.host import gpus
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import SweepRecord
 
-SCRIPT = "launch_train.sh"
 Values = TypeVar("Values")
 # Each run has its own: set by the sweep, or without meaning for several runs.
 REFUSED = {
@@ -167,7 +167,7 @@ def _number(runs: Sequence[Combination], options: SweepOptions) -> list[Problem]
     if len(runs) == 1 and not flags.parse(runs[0].args).unknown:
         fix = f"{COMMAND} {QUICKSTART} --matrix_lr=0.01,0.02"
         if runs[0].args:
-            fix = f"./{SCRIPT} {options.gpus_per_run} {shlex.join(runs[0].args)}"
+            fix = f"./{LAUNCH_SCRIPT} {options.gpus_per_run} {shlex.join(runs[0].args)}"
         what, allowed = msg("cli.sweep.one_run"), msg("cli.sweep.one_run_allowed")
         return [Problem("sweep.one_run", what, allowed, [fix])]
     if len(runs) > grid.ASKED and not (options.yes or options.dry_run):
@@ -196,7 +196,7 @@ def _requests(
     out, wrong = list[Request](), Collected(len(runs), own_words(options))
     for run, name in zip(runs, labels, strict=True):
         try:
-            request = read(SCRIPT, [str(options.gpus_per_run), *run.args], environ)
+            request = read(LAUNCH_SCRIPT, [str(options.gpus_per_run), *run.args], environ)
         except UserError as error:
             wrong.add(error.problems, run, name)
             continue

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from training.cli.sweep.board import Board, Event
-from training.cli.sweep.prepare import OWN_VARIABLES, SCRIPT, Sweep
+from training.cli.sweep.prepare import OWN_VARIABLES, Sweep
 from training.config import flags
 from training.core import cause_ids, log, run_reader, standing, sweep_dir
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import EXPERIMENTS
 from training.core.messages import msg
-from training.core.project import ROOT, WORK, typed
+from training.core.project import LAUNCH_SCRIPT, ROOT, WORK, typed
 from training.core.rundir import RunDir, read_json
 from training.host import env_vars, gpus, process
 from training.launcher.stop_signals import StopSignals, code
@@ -136,7 +136,8 @@ class Session:
 
     def command(self, run: SweepRun) -> list[str]:
         """Starts the run, or resumes it."""
-        folder, words = self.sweep.folder, [str(ROOT / SCRIPT), str(self.sweep.record["ranks"])]
+        folder, ranks = self.sweep.folder, str(self.sweep.record["ranks"])
+        words = [str(ROOT / LAUNCH_SCRIPT), ranks]
         if not (folder.experiments / run["name"]).exists():
             return [*words, *run["args"], f"--run_name={run['name']}"]
         # a resumed run keeps its configuration, but not its folders

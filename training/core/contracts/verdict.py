@@ -92,14 +92,6 @@ class RankErrorRecord(ReportedError):
     process: NotRequired[int]  # of mp.spawn in that rank, which raised it; not in the file
 
 
-class EndedRecord(TypedDict):
-    """ranks/rank<r>.ended: a script has finished, or called sys.exit with 0, 75 or 130."""
-
-    time: float  # unix s
-    where: str  # file:line of the sys.exit; ''
-    status: NotRequired[int]  # 0 where an earlier version wrote the record
-
-
 class EndRecord(TypedDict):
     """The end of a run, from its summary or failure."""
 

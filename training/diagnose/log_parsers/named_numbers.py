@@ -6,10 +6,10 @@ import math
 import re
 
 from training.core.metric_units import EVALUATION, SPEEDS
+from training.core.units import GIB
 from training.diagnose.log_parsers.log_record import LogRecord
 from training.diagnose.log_parsers.metric_names import FIELD, LOSSES
 
-GIB = 1 << 30
 NUMBER = (
     r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
     r"|[-+]?\b(?:nan|inf|NaN|Inf|NAN|INF|Infinity)\b"

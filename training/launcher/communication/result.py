@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from training.core.messages import msg
 from training.host.gpus import VISIBLE
+from training.host.kernel_quotes import KernelQuotes
 from training.host.p2p_cache import P2P, P2PVerdict
 from training.launcher.communication import analysis, stages
 from training.launcher.communication.analysis import CommunicationFinding
@@ -14,13 +15,7 @@ from training.plan.communication import command
 
 NAME = "communication"
 INTERFACE = "GLOO_SOCKET_IFNAME"
-# Why GPUs of one machine cannot copy to each other, and how to check (NCCL's manual,
-# 'Troubleshooting').
-HARDWARE = [
-    msg("launcher.communication.fix.acs"),
-    msg("launcher.communication.fix.iommu"),
-    msg("launcher.communication.fix.p2p"),
-]
+KILLS = "sudo dmesg | tail"
 
 
 def p2p_may_help(finding: CommunicationFinding) -> bool:
@@ -28,6 +23,17 @@ def p2p_may_help(finding: CommunicationFinding) -> bool:
     return finding.kind == analysis.WRONG or (
         finding.kind == analysis.HANG and stages.is_communication(finding.stage)
     )
+
+
+def hardware(iommu: KernelQuotes) -> list[str]:
+    """Why GPUs of one machine cannot copy to each other, and how to check (NCCL's manual,
+    'Troubleshooting')."""
+    logged = iommu.lines or iommu.commands
+    return [
+        msg("launcher.communication.fix.acs"),
+        *([msg("launcher.communication.fix.iommu", kernel=iommu.newest)] if logged else []),
+        msg("launcher.communication.fix.p2p"),
+    ]
 
 
 def gpu_hangs(finding: CommunicationFinding) -> bool:
@@ -63,6 +69,7 @@ class CommunicationResult:
     note: str = ""  # whether the verdict was remembered
     seconds: float = 0.0
     verdict: P2PVerdict | None = None  # of GPUs that can communicate
+    kernel: KernelQuotes = field(default_factory=KernelQuotes)  # about a failure
 
     @property
     def ok(self) -> bool:
@@ -81,7 +88,8 @@ class CommunicationResult:
             text = self.finding.text
             if self.first and self.first.kind == self.finding.kind:
                 text = msg("launcher.communication.the_same", text=text, variable=P2P)
-            text = "\n".join([text, *(f"    │ {line}" for line in self.finding.lines)])
+            quoted = () if by_copies(self.finding, self.backend) else self.kernel.lines
+            text = preflight.with_lines(text, [*self.finding.lines, *quoted])
             return [preflight.Check(NAME, preflight.ERROR, text, self._fixes(self.finding))]
         text = self._measured()
         if self.note:
@@ -94,7 +102,8 @@ class CommunicationResult:
             with_them=self.first.text,
             without=text,
         )
-        return [preflight.Check(NAME, preflight.WARNING, text, [f"export {P2P}=1", *HARDWARE])]
+        fixes = [f"export {P2P}=1", *hardware(self.kernel)]
+        return [preflight.Check(NAME, preflight.WARNING, text, fixes)]
 
     def _measured(self) -> str:
         figures = self.figures
@@ -117,11 +126,11 @@ class CommunicationResult:
     def _fixes(self, finding: CommunicationFinding) -> list[str]:
         again = self.again
         if finding.killed:
-            return [msg("launcher.communication.fix.oom"), again]
+            return [self._killed(), again]
         if finding.kind == analysis.FAILED and not finding.guilty:
             return [f"TMPDIR=/another/folder {again}"]
         if gpu_hangs(finding):
-            return [msg("launcher.communication.fix.driver"), again]
+            return [msg("launcher.communication.fix.driver"), *self.kernel.commands, again]
         if finding.kind == analysis.SLOW or (
             finding.kind == analysis.HANG and not stages.is_communication(finding.stage)
         ):
@@ -130,13 +139,13 @@ class CommunicationResult:
             ]
         if finding.kind == analysis.STOPPED or not stages.is_communication(finding.stage):
             return [again]
-        if self.backend == "nccl":
+        if by_copies(finding, self.backend):
             untried = not self.first and self.variables.get(P2P) != "1"
             without = [f"export {P2P}=1"] if untried and p2p_may_help(finding) else []
             return [
                 *without,
                 msg("launcher.communication.fix.debug", again=again),
-                *HARDWARE,
+                *hardware(self.kernel),
             ]
         if finding.kind == analysis.WRONG:
             return [msg("launcher.communication.fix.memory", again=again)]
@@ -149,6 +158,18 @@ class CommunicationResult:
         unmet = finding.kind == analysis.HANG or finding.stage == stages.RENDEZVOUS
         loopback = [msg("launcher.communication.fix.loopback")] if unmet else []
         return [*other, *loopback, f"TORCH_CPP_LOG_LEVEL=INFO {again}"]
+
+    def _killed(self) -> str:
+        if self.kernel.command:
+            return msg("launcher.communication.fix.oom", command=self.kernel.command)
+        if self.kernel.lines:
+            return msg("launcher.communication.fix.memory_limits")
+        return msg("launcher.communication.fix.not_oom")
+
+
+def by_copies(finding: CommunicationFinding, backend: str) -> bool:
+    """Whether copies between GPUs are to be checked; the kernel's messages are about these then."""
+    return backend == "nccl" and stages.is_communication(finding.stage)
 
 
 def _short(value: float) -> str:

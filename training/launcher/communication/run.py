@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 from training.core import log
 from training.core.messages import msg
 from training.host import p2p_cache
+from training.host.kernel_log import KernelLog
+from training.host.kernel_quotes import KernelQuotes
 from training.host.p2p_cache import P2P
 from training.launcher.communication import analysis, runner, stages
 from training.launcher.communication.analysis import CommunicationFinding
+from training.launcher.communication.kernel import consult
 from training.launcher.communication.result import (
     INTERFACE,
     AllReduceTimes,
@@ -48,13 +51,13 @@ def run(
         return CommunicationResult(1, device, "none", None)
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
     own = {name: os.environ[name] for name in (P2P, INTERFACE) if os.environ.get(name)}
-    outcome, finding = _try(ranks, device, set_here, limit_s, patience_s)
-    seconds, first = outcome.seconds, None
+    outcome, finding, logged = _try(ranks, backend, device, set_here, limit_s, patience_s)
+    seconds, first, kernel = outcome.seconds, None, logged
     if backend == "nccl" and p2p_may_help(finding) and P2P not in own | set_here:
         log.warning(msg("launcher.communication.retrying", text=finding.text, variable=P2P))
         first, set_here = finding, set_here | p2p_cache.WITHOUT_P2P
-        outcome, finding = _try(ranks, device, set_here, limit_s, patience_s)
-        seconds += outcome.seconds
+        outcome, finding, logged = _try(ranks, backend, device, set_here, limit_s, patience_s)
+        seconds, kernel = seconds + outcome.seconds, logged or kernel
     figures = _figures(outcome, stages.LARGE_BYTES[device]) if finding.kind == analysis.OK else None
     verdict, note = None, ""
     if backend == "nccl" and p2p_may_help(finding):
@@ -66,21 +69,31 @@ def run(
     return CommunicationResult(
         *(ranks, device, backend, finding, figures, first, own | set_here, note, seconds),
         verdict=verdict,
+        kernel=kernel or KernelQuotes(),
     )
 
 
 def _try(
-    ranks: int, device: str, variables: Mapping[str, str], limit_s: float, patience_s: float
-) -> tuple[runner.CommunicationOutcome, CommunicationFinding]:
+    ranks: int,
+    backend: str,
+    device: str,
+    variables: Mapping[str, str],
+    limit_s: float,
+    patience_s: float,
+) -> tuple[runner.CommunicationOutcome, CommunicationFinding, KernelQuotes | None]:
+    kernel = KernelLog()
     try:
         outcome = runner.run(ranks, device, variables, limit_s, patience_s)
     except OSError as error:
         why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
         text = msg("launcher.communication.cannot_start", why=why)
-        return runner.CommunicationOutcome(ranks, limit_s), CommunicationFinding(
-            analysis.FAILED, text, stage=stages.START
-        )
-    return outcome, analysis.analyze(outcome, device)
+        found = CommunicationFinding(analysis.FAILED, text, stage=stages.START)
+        return runner.CommunicationOutcome(ranks, limit_s), found, None
+    else:
+        found = analysis.analyze(outcome, device)
+        return outcome, found, consult(outcome, found, kernel, backend)
+    finally:
+        kernel.close()
 
 
 def _figures(outcome: runner.CommunicationOutcome, size: int) -> AllReduceTimes:

@@ -58,6 +58,7 @@ class CommunicationOutcome:
     output: dict[int, list[str]] = field(default_factory=dict)  # their last lines
     # of those that hung, innermost frame first
     stacks: dict[int, list[str]] = field(default_factory=dict)
+    pids: dict[int, int] = field(default_factory=dict)  # → rank
     # rank → pid of those that could not be killed
     stuck: dict[int, int] = field(default_factory=dict)
     timed_out: bool = False
@@ -166,6 +167,7 @@ class _Trial:
                 if rank == 0:
                     env["DUET_STORE_FD"], inherited = str(store.fileno()), (store.fileno(),)
                 self._popens.append(self._start_one(rank, env, inherited))
+                self.outcome.pids[self._popens[-1].pid] = rank
                 pidfd = process.exit_fd(self._popens[-1].pid)
                 self._alive[pidfd] = rank
                 self._selector.register(pidfd, selectors.EVENT_READ)

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping
 
 from training.config.resolve import INTERNAL
-from training.core.project import ROOT
+from training.core.project import LAUNCH_SCRIPT, ROOT
 from training.host import topology
 from training.host.hosts import VARIABLE
 from training.host.placement import Topology
@@ -21,7 +21,6 @@ from training.launcher.hosts import ssh
 from training.launcher.hosts.probe import Machine
 from training.plan.script_words import RUN
 
-SCRIPT = "launch_train.sh"
 COMMAND = "DUET_COMMAND"  # read by lib/init.sh
 # Variables of a machine, a login or a job: every machine has its own.
 _OWN = {
@@ -87,7 +86,7 @@ class Node:
         variables |= {JOINS: "1"} if joins else {}
         order = {
             "folder": os.getcwd(),
-            "command": [str(ROOT / (SCRIPT if script == RUN else script)), *args],
+            "command": [str(ROOT / (LAUNCH_SCRIPT if script == RUN else script)), *args],
             "environ": passed_on(environ) | variables | ({COMMAND: RUN} if script == RUN else {}),
             "lone": self._lone,
         }

@@ -26,7 +26,7 @@ from training.config.schema import FIELDS, of_the_run
 from training.core import manifest, rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.core.project import ROOT, WORK
+from training.core.project import LAUNCH_SCRIPT, ROOT, WORK
 from training.host import topology
 from training.launcher.slurm import code_snapshot, options, requested
 from training.plan.cli_args import QUICKSTART, command
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import FrozenPlan
     from training.core.contracts.run_files import ElasticJob, JobRecord
 
-LAUNCHER = "launch_train.sh"
 LOG_NAME = "%x_%j.log"  # of the job: name and number
 
 
@@ -85,12 +84,12 @@ def check(
     several = [f"--nnodes={nodes}", "--master_addr=first-node"] if nodes > 1 else []
     front = [str(ranks or 1), *several]
     try:
-        request = read(LAUNCHER, [*front, *line.training], outside(environ), installed)
+        request = read(LAUNCH_SCRIPT, [*front, *line.training], outside(environ), installed)
     except UserError as error:
         # The division of the batch is unknown without a number of ranks.
         known = [p for p in error.problems if (ranks and nodes) or p.code != "batch.not_divisible"]
-        typed = command(LAUNCHER, front), command(options.SCRIPT, line.typed)
-        helps = f"./{LAUNCHER} --help", f"./{options.SCRIPT} --help"
+        typed = command(LAUNCH_SCRIPT, front), command(options.SCRIPT, line.typed)
+        helps = f"./{LAUNCH_SCRIPT} --help", f"./{options.SCRIPT} --help"
         problems = [
             Problem(
                 p.code,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from training.core.jsonl import dig, text
 from training.core.messages import msg
+from training.core.units import GIB
 from training.host import gpus
 from training.host.gpus import Gpu, GpuInventory
 from training.monitor import alerts, host_stats
@@ -21,7 +22,6 @@ from training.monitor.health.target import Target
 from training.watchdog.probes import procfs
 
 NAME = "GPUs"
-GIB = 1 << 30
 # rank → key of a GPU → bytes that it and its children hold there
 Places = dict[int, dict[str, int]]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from training.core.cells import cells, pad
 from training.core.messages import msg
+from training.core.units import GIB
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN
 from training.monitor.health.health import ANSWER_UNKNOWN, HAS_ENDED, NO, YES, HealthReport
-from training.monitor.health.run_checks import GIB
 from training.monitor.process_states import process_word
 from training.monitor.term_text import STYLES, clean
 

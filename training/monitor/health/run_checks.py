@@ -10,6 +10,7 @@ from training.core import metric_units, run_reader, units
 from training.core.jsonl import dig, items, text, whole
 from training.core.messages import msg
 from training.core.rundir import RunDir
+from training.core.units import GIB
 from training.monitor import alerts
 from training.monitor.health.activity import ActivityWindow
 from training.monitor.health.check import (
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from training.core.contracts.events import EventRecord
     from training.core.contracts.state import RunState
 
-GIB = 1 << 30
 SHOWN = 3  # findings
 CHECKED = (*alerts.CODES_OF_FULL, "alert.foreign_process")  # alerts that other checks cover
 STARTS, NOTABLE = ("start", "restart"), ("restart", "warning", "verdict")  # kinds of events

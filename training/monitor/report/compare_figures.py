@@ -9,7 +9,7 @@ from typing import NamedTuple
 from training.core import metric_units
 from training.core.jsonl import dig, number
 from training.core.messages import msg
-from training.core.units import count, decimal, milliseconds
+from training.core.units import MIB, count, decimal, milliseconds
 from training.monitor.report import chart_types, headline, run_charts
 from training.monitor.report.curve import score_text
 from training.monitor.report.html import Html, join, table, tag
@@ -64,7 +64,7 @@ def figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
         Figure(
             msg("monitor.report.compare.memory", memory=memory_word(runs)),
             lambda r: r.metrics.peak("memory_bytes"),
-            lambda v: f"{v / run_charts.MIB:,.0f} MiB",
+            lambda v: f"{v / MIB:,.0f} MiB",
             False,
         ),
         *(Figure(unit, _trained(unit), count, None) for unit in units),

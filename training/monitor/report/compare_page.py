@@ -9,6 +9,7 @@ from training.config.schema import of_the_run
 from training.core.check_names import check_title
 from training.core.jsonl import dig, text
 from training.core.messages import msg
+from training.core.units import GIB
 from training.monitor import run_settings
 from training.monitor.report import (
     chart_types,
@@ -224,9 +225,7 @@ def _memory(runs: Sequence[Run], names: Sequence[str]) -> Chart | None:
             curves, key=lambda curve: curve.extent[1] if curve.extent else 0.0, default=Curve()
         )
         series.append(
-            Series(
-                name, i + 1, LINE, [(place, value / run_charts.GIB) for place, value in most.points]
-            )
+            Series(name, i + 1, LINE, [(place, value / GIB) for place, value in most.points])
         )
     return charts.lines(
         "memory",

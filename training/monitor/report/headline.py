@@ -5,10 +5,10 @@ from __future__ import annotations
 from training.core import metric_units, units
 from training.core.jsonl import whole
 from training.core.messages import msg
-from training.core.units import count, decimal, duration, milliseconds
+from training.core.units import GIB, MIB, count, decimal, duration, milliseconds
 from training.monitor.report.curve import score_text
 from training.monitor.report.run import Run
-from training.monitor.report.run_charts import GIB, MIB, display, ends, titled
+from training.monitor.report.run_charts import display, ends, titled
 
 
 def lasted(seconds: float) -> str:

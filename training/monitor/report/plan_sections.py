@@ -14,7 +14,7 @@ from training.core import messages, redact, units
 from training.core.check_names import check_title
 from training.core.jsonl import Record, dig, items, number, text, whole
 from training.core.messages import msg
-from training.core.units import count
+from training.core.units import GIB, count
 from training.monitor import run_settings
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import code, folded
@@ -22,7 +22,6 @@ from training.monitor.report.run import Run, value_of
 from training.plan.cli_args import command
 from training.tasks.memory import SAVINGS, gib
 
-GIB = 1 << 30
 DECISIONS = (  # of the plan, that concern machine and software
     *("device", "precision", "tf32", "compile"),
     *("gradient_compression", "launcher", "retries"),

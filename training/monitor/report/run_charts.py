@@ -10,7 +10,7 @@ from itertools import pairwise
 from training.core import heartbeat, metric_units, units
 from training.core.jsonl import number, whole
 from training.core.messages import msg
-from training.core.units import decimal
+from training.core.units import GIB, MIB, decimal
 from training.monitor.launches import clock
 from training.monitor.report import charts
 from training.monitor.report.chart_types import DOTS, LINE, Chart, Series, joined
@@ -18,7 +18,6 @@ from training.monitor.report.curve import Curve, PointPosition
 from training.monitor.report.run import Run
 from training.monitor.report.series import Metrics
 
-GIB, MIB = 1 << 30, 1 << 20
 RANKS = 8  # curves of ranks in one chart, at most
 PARTS = 8  # kinds of phases in one bar, including "other"
 BARS = 64  # ranks, at most

@@ -8,7 +8,7 @@ from training import tasks
 from training.core import metric_units
 from training.core.jsonl import items, text
 from training.core.messages import msg
-from training.core.units import clock, plural
+from training.core.units import MIB, clock, plural
 from training.monitor import launches
 from training.monitor.alerts import MEASURED_STEPS, SLOW_RANK
 from training.monitor.report import (
@@ -221,4 +221,4 @@ def _balance(run: Run) -> Html | None:
 
 def _mib(extents: list[tuple[float, float] | None], rank: int) -> str:
     extent = extents[rank] if rank < len(extents) else None
-    return f"{extent[1] / run_charts.MIB:,.0f} MiB" if extent else "-"
+    return f"{extent[1] / MIB:,.0f} MiB" if extent else "-"

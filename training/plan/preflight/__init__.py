@@ -27,6 +27,7 @@ from training.plan.preflight.report import (
     count,
     table,
     unusable,
+    with_lines,
     worst,
 )
 from training.plan.preflight.startup_checks import (
@@ -47,7 +48,7 @@ __all__ = [
     "ERROR", "OK", "WARNING", "Check", "PreflightContext", "at_every_start",
     "compile_left_out", "compile_works", "count", "folder", "gpus", "host_memory", "not_running",
     "of_ranks", "only_in_check", "port", "precision_works", "shared_memory", "smaller_runs",
-    "table", "torch_fits", "unusable", "worst",
+    "table", "torch_fits", "unusable", "with_lines", "worst",
 ]  # fmt: skip
 
 

@@ -11,11 +11,20 @@ from training.core import units
 from training.core.messages import msg
 from training.host import gpu_words, process
 from training.host.gpu_choice import closed, emptiest_gpus
-from training.host.gpus import EXCLUSIVE, MPS, PROHIBITED, VISIBLE, Gpu, GpuInventory, GpuProcess
+from training.host.gpus import (
+    EXCLUSIVE,
+    MPS,
+    PROHIBITED,
+    VISIBLE,
+    Gpu,
+    GpuInventory,
+    GpuProcess,
+    silent_quotes,
+)
 from training.host.placement import LOCAL, RANK
 from training.host.torch_build import TorchBuild
 from training.host.visible_devices import PART
-from training.plan.preflight.report import ERROR, OK, WARNING, Check
+from training.plan.preflight.report import ERROR, OK, WARNING, Check, with_lines
 from training.plan.request import LaunchRequest
 from training.tasks import memory
 from training.tasks.memory import StepNeeds
@@ -77,8 +86,9 @@ def gpus(
         ),
     )
     for index in machine.silent:
-        fixes = ["nvidia-smi", "sudo dmesg | grep -i xid"]
-        yield Check(f"GPU {index}", WARNING, msg("plan.gpus.silent"), fixes)
+        kernel = silent_quotes([*machine.gpus, *machine.hidden])
+        text = with_lines(msg("plan.gpus.silent"), kernel.lines)
+        yield Check(f"GPU {index}", WARNING, text, ["nvidia-smi", *kernel.commands])
     ours = {os.getpid(), os.getppid()}
     if request.place.kind == RANK:  # of torchrun or another launcher, which starts the others too
         ours |= process.children(os.getppid())

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from training.core.messages import msg
 from training.core.units import plural, unknown
-from training.host import gpu_words
+from training.host import gpu_words, kernel_quotes
 from training.host.gpus import SLOWDOWNS, Gpu
 from training.plan.preflight import gpu_state
 from training.plan.preflight.gpu_state import Pair, State
-from training.plan.preflight.report import OK, WARNING, Check
+from training.plan.preflight.report import OK, WARNING, Check, with_lines
 
 BUSY_PERCENT = 30  # of the time: then the driver raises the link to its full generation
 FEW_LANES = 8
@@ -24,6 +24,7 @@ class Fault:
 
     text: str
     fixes: list[str]
+    evidence: tuple[str, ...] = ()
 
 
 def checks(gpus: Sequence[Gpu]) -> list[Check]:
@@ -44,7 +45,8 @@ def health(state: State) -> list[Check]:
     texts = [fault.text for fault in faults]
     texts[0] = msg("plan.word.semicolon").join([texts[0], *good])
     return [
-        Check(name, WARNING, text, fault.fixes) for text, fault in zip(texts, faults, strict=True)
+        Check(name, WARNING, with_lines(text, fault.evidence), fault.fixes)
+        for text, fault in zip(texts, faults, strict=True)
     ]
 
 
@@ -113,7 +115,9 @@ def _slow_links(state: State) -> list[Fault]:
     # The generation drops while a GPU is idle, so a low one is a problem under load only.
     if generation and fastest and generation < fastest and (state.use_percent or 0) >= BUSY_PERCENT:
         text = msg("plan.gpu.slow_link", now=generation, most=fastest, use=state.use_percent)
-        faults.append(Fault(text, [msg("plan.gpu.link_speed")]))
+        kernel = kernel_quotes.of_link(state.bus)
+        fixes = [msg("plan.gpu.link_speed"), *kernel.commands]
+        faults.append(Fault(text, fixes, kernel.lines))
     return faults
 
 

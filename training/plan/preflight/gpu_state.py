@@ -3,6 +3,7 @@ plan explains a slow exchange: some drivers take milliseconds per query."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,7 @@ LIMITS = {
     0x100: msg("plan.gpu.clocks.display"),
 }
 P2P_READ, P2P_OK = 0, 0
+BUS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class State:
     card_width: int | None = None  # lanes of the card alone, without the slot
     card_generation: int | None = None
     numa: int | None = None  # node of the memory next to its slot; None: there is only one
+    bus: tuple[str, ...] = ()  # address, below those of the bridges above it
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,7 @@ def _state(gpu: Gpu, handle: Any) -> State:
         card_width=kernel_number(slot / "max_link_width") if slot else None,
         card_generation=ask("nvmlDeviceGetGpuMaxPcieLinkGeneration", handle),
         numa=gpu.numa_node,
+        bus=tuple(part for part in slot.resolve().parts if BUS.fullmatch(part)) if slot else (),
     )
 
 

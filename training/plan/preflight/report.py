@@ -61,6 +61,11 @@ class Check:
         return Problem(self.code, self.text, "", self.fixes)
 
 
+def with_lines(text: str, lines: Iterable[str]) -> str:
+    """With evidence below it."""
+    return "\n".join([text, *(f"    │ {line}" for line in lines)])
+
+
 def worst(checks: Iterable[Check]) -> CheckStatus:
     return max((c.status for c in checks), key=SEVERITY.__getitem__, default=OK)
 
