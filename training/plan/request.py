@@ -23,7 +23,7 @@ from training.data import corpus
 from training.host import decisions, hosts, numa, packages, topology
 from training.host.placement import NODE, RANK, LauncherOptions, Topology
 from training.plan import cli_args as reading
-from training.plan import elastic, field_checks, finished, init_from, run_name
+from training.plan import elastic, field_checks, finished, init_from, resume_checks, run_name
 from training.plan.cli_args import command, folder
 from training.tasks.spec import TaskSpec
 from training.tasks.weights import Weights
@@ -200,6 +200,8 @@ def read(
     problems += elastic.problems(config, origins, ranks, place) if place and ranks else []
     problems += not_bindable(script, config, origins, place, ranks) if place and here else []
     problems += init_from.differences(asked.start, kind, resolved) if asked.start else []
+    if resume_from:
+        problems += resume_checks.problems(kind, resume_from, resolved, asked.resumed)
     problems += not_trackable(config, origins) if installed else []
     problems += run_name.problems(
         config, origins, asked.experiments, resume_from, place, partial(command, script, args)

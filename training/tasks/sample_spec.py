@@ -45,7 +45,6 @@ class SampleSpec(TaskSpec):
         return replace(
             decided,
             text=[shown, *self.sentences(request.options), *decided.text],
-            model=request.options,
         )
 
     def step(self, load: Mapping[str, Any]) -> SampleStep:
