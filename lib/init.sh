@@ -48,6 +48,9 @@ readonly EXIT_CONFIG=2 EXIT_RESOURCES=3 EXIT_PREEMPTED=75
 source "$DUET_ROOT/lib/log.sh"
 # shellcheck source=lib/messages.sh
 source "$DUET_ROOT/lib/messages.sh"
+# shellcheck source=lib/limits.sh
+source "$DUET_ROOT/lib/limits.sh"
+limits::check_files || exit
 messages::expect_json "$@"
 
 # `--lang=zh` before `--` sets the language of every message (training/core/messages.py), for each command alike. Only Python knows where

@@ -9,6 +9,7 @@ declare -gA MESSAGES_ZH=(
   ["environment.creating"]='正在用 %s 创建环境 .venv（仅此一次）'
   ["environment.not_created"]='无法创建环境 .venv'
   ["environment.recreating"]='正在用 %s 重新创建环境 .venv：原环境已损坏，或来自另一个 requirements.lock（仅此一次）'
+  ["limit.files"]='此 shell 最多可打开 %d 个文件（ulimit -n），至少需要 %d 个（建议：%s）'
   ["python.active_lacks"]='已激活的环境 %s 有 torch，但缺少必需的包：%s'
   ["python.active_unused"]='不使用已激活的环境 %s：%s'
   ["python.broken_or_old"]='它的 Python 无法运行或版本太旧'

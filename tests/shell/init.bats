@@ -36,6 +36,17 @@ bash_is() {
   done
 }
 
+@test "a shell that may open too few files is refused with the command that raises the limit" {
+  run --separate-stderr bash -c 'ulimit -n 8; exec ./launch_train.sh 1 --check --json'
+  is "$status:$output" '3:'
+  is "${#stderr_lines[@]}" 1
+  has "$stderr" '[ERROR] '
+  has "$stderr" '8 files (ulimit -n)'
+  has "$stderr" '4096)'
+  run --separate-stderr bash -c 'ulimit -n 16; exec ./train_dual_gpu.sh --help'
+  is "$status:$stderr" '0:'
+}
+
 @test "the check precedes anything unknown to an old bash" {
   before=$(sed '/^if ((BASH_VERSINFO/,$d' lib/init.sh)
   sh -n <<<"$before" # other shells read it too

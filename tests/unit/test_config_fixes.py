@@ -8,11 +8,19 @@ from tests.unit.test_config_resolve import accepted, merge, refused
 
 @each(
     ("typed", "wanted"),
-    [("8 h", "8h"), ("90 min", "90m"), ("2 days 3 hours", "2d3h"), ("5 ms", "")],
+    [
+        ("8 h", "8h"),
+        ("90 min", "90m"),
+        ("2 days 3 hours", "2d3h"),
+        ("5 ms", "8h"),
+        ("abc", "8h"),
+        ("", "0"),
+    ],
 )
 def test_a_duration_with_spaces_or_words_is_suggested(typed: str, wanted: str) -> None:
     fixes = refused(merge(f"--max_time={typed}")).fixes
-    assert fixes == ([f"--max_time={wanted}"] if wanted else [])
+    assert fixes == [f"--max_time={wanted}"]
+    accepted(merge(fixes[0]))
 
 
 def test_zero_is_suggested_with_its_meaning() -> None:

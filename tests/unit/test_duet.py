@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -209,6 +210,20 @@ def test_commands_in_help_and_cards_are_those_of_the_users_folder(
     here = f"运行 {shown('duet')} diagnose r，或 {launch}"
     assert project.typed(chinese) == project.typed(project.typed(chinese)) == here
     assert project.published(chinese) == chinese
+
+
+def test_commands_of_the_doctor_are_the_doctor_s(tmp_path: Path) -> None:
+    def suggested(*words: str, cwd: Path) -> list[str]:
+        done = duet("doctor", *words, "--json", cwd=cwd)
+        return [fix for one in json.loads(done.stdout)["problems"] for fix in one["fixes"]]
+
+    assert suggested("--depht=2", cwd=ROOT) == ["./duet doctor --json --depth=2"]
+    assert suggested("--depht=2", cwd=tmp_path) == [f"{shown('duet')} doctor --json --depth=2"]
+    assert suggested("--no-such-flag-at-all", cwd=ROOT) == ["./duet doctor --help"]
+    done = duet("train-enhanced", "--check", "--depht=2", "--json")
+    assert json.loads(done.stdout)["problems"][0]["fixes"][0].startswith(
+        "./train_dual_gpu_enhanced.sh"
+    )
 
 
 def test_a_shipped_config_is_found_from_any_folder(

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.cases import each
-from tests.unit.conftest import python
+from tests.unit.conftest import ENHANCED, LAUNCH, ask, only, python, wrong
 from training.core.errors import UserError
 from training.core.messages import msg
 from training.host import numa, process
 from training.host.gpus import Gpu
 from training.launcher import spawn
+from training.plan import request, script_request
 
 
 def gpu(index: int, node: int | None) -> Gpu:
@@ -25,10 +26,7 @@ def gpu(index: int, node: int | None) -> Gpu:
 def choose(
     asked: int | str, launcher: str, device: str, gpus: Sequence[Gpu], ranks: int
 ) -> numa.NumaPlan:
-    def again(**changes: object) -> str:
-        return " ".join(["run", *(f"--{name}={value}" for name, value in changes.items())])
-
-    return numa.choose(asked, launcher, device, gpus, ranks, again, "from c.py:1")
+    return numa.choose(asked, launcher, device, gpus, ranks, "from c.py:1")
 
 
 @pytest.fixture
@@ -93,12 +91,30 @@ def test_a_node_can_be_given() -> None:
     found = choose(0, "spawn", "cpu", [], 2)
     assert found.bindings == ({"node": 0, "cores": [0, 1, 2, 3]},) * 2
     assert found.threads == 2
+    assert numa.problems(0, "spawn", "from c.py:1") == []
     for node in (2, 5):
-        with pytest.raises(UserError) as error:
-            choose(node, "spawn", "cpu", [], 2)
-        assert error.value.problems[0].code == "numa.node"
-        assert "(from c.py:1)" in error.value.problems[0].what
-        assert error.value.problems[0].fixes == ["run --numa=auto", "run --numa=0"]
+        (problem,) = numa.problems(node, "spawn", "from c.py:1")
+        assert (problem.code, problem.field) == ("numa.node", "numa")
+        assert "(from c.py:1)" in problem.what
+        assert problem.fixes == ["--numa=auto", "--numa=0"]
+        assert numa.problems(node, "torchrun", "from c.py:1") == []
+        assert choose(node, "spawn", "cpu", [], 2).bindings == (None, None)
+
+
+@pytest.mark.usefixtures("two_nodes", "home")
+def test_a_node_that_the_machine_lacks_is_reported_with_the_other_errors() -> None:
+    assert {p.code for p in wrong("--numa=5", "--depth=0")} == {"field.value", "numa.node"}
+    assert only(wrong("--numa=5")).fixes[1] == f"./{ENHANCED} --numa=0"
+    with pytest.raises(UserError) as error:
+        script_request.read(LAUNCH, ["2", "--numa=5", "--script=no.py"], {})
+    assert {p.code for p in error.value.problems} == {"script.file", "numa.node"}
+
+
+@pytest.mark.usefixtures("two_nodes", "home")
+def test_a_node_of_other_machines_is_not_looked_for_here() -> None:
+    words = ["2", "--numa=5", "--hosts=192.0.2.1"]
+    assert ask(*words, script=LAUNCH).config.numa == 5
+    assert request.read(LAUNCH, words[:2], {}, here=False).config.numa == 5
 
 
 @pytest.mark.parametrize(
@@ -154,7 +170,7 @@ number = numa.SET_MEMPOLICY[numa.platform.machine()]
 if numa._libc.syscall(number, INTERLEAVE, ctypes.byref(mask), ctypes.c_ulong(65)):
     print("refused")
 else:
-    print(numa.choose(0, "spawn", "cpu", [], 1, str, "-").memory)
+    print(numa.choose(0, "spawn", "cpu", [], 1, "-").memory)
     print(open("/proc/self/numa_maps").readline().split()[1])
 """
 

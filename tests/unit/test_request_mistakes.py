@@ -172,8 +172,7 @@ def test_every_suggested_command_corrects_all_mistakes(
 
 @pytest.mark.parametrize(
     "unsolved",
-    [["--max_time=never"], ["--seed"], ["--max_time=1h", "--max_time=never"]],
-    ids=" ".join,
+    [["--notify=\0"], ["--seed"], ["--notify=a", "--notify=\0"]],
 )
 def test_no_whole_command_beside_a_mistake_without_a_suggestion(
     unsolved: list[str], home: Path
@@ -181,6 +180,18 @@ def test_no_whole_command_beside_a_mistake_without_a_suggestion(
     problems = wrong("--depht=5", "--precision=bf", *unsolved)
     fixes = [fix for problem in problems for fix in problem.fixes]
     assert sorted(fixes) == ["--depth=5", "--precision=bf16"]
+
+
+def test_a_flag_whose_variable_was_unset_is_replaced(home: Path, shell: Shell) -> None:
+    for word, fix in (
+        ("--hosts=", "--hosts=a,b"),
+        ("--hosts", "--hosts=a,b"),
+        ("--hostfile=", "--hostfile=HOSTFILE"),
+        ("--master_addr=", "--master_addr=ADDRESS"),
+    ):
+        problem = only(wrong("2", word, "--depth=3", script=LAUNCH))
+        assert problem.code == "flag.no_value"
+        assert problem.fixes == [f"./{LAUNCH} 2 --depth=3 {fix}"]
 
 
 def test_the_number_of_processes_in_the_wrong_place(home: Path, write: Write, shell: Shell) -> None:

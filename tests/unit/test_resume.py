@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.unit.conftest import ask, only
+from tests.unit.conftest import ask, make_run, only, wrong
 from training import tasks
 from training.config.loader import Values
+from training.config.resolve import Resolved
 from training.config.schema import FIELDS, Config
 from training.core import manifest, rundir
-from training.core.errors import UserError
+from training.core.errors import Problem, UserError
 from training.data.corpus import CorpusSource
 from training.data.prepare import PreparedCorpus, content, ensure
 from training.data.tokenizer import identity
@@ -19,7 +20,8 @@ from training.plan import resume_checks
 from training.tasks.custom import CustomSpec
 from training.trainer import prepared_cache
 
-SHAPE = {"depth": 2, "vocab": 320, "max_seq_len": 64}
+SHAPE = {"depth": 2, "vocab": 320, "max_seq_len": 64, "key_offset": True}
+SMALL = {"depth": 2, "max_seq_len": 64}  # with the bytes tokenizer
 
 
 def prepared(folder: Path, text: str, name: str = "a", **chosen: Any) -> PreparedCorpus:
@@ -66,28 +68,42 @@ def request_for(run: rundir.RunDir, **changes: Any) -> Any:
     return found
 
 
+def problems(asked_for: Any, invalid: tuple[Problem, ...] = ()) -> list[Problem]:
+    resolved = Resolved(asked_for.config, asked_for.origins, list(invalid), dict(asked_for.options))
+    return resume_checks.problems(
+        asked_for.kind, asked_for.resume_from, resolved, asked_for.resumed
+    )
+
+
 def test_the_same_model_continues(run: rundir.RunDir) -> None:
     checkpoint(run)
-    assert resume_checks.check_model(request_for(run), SHAPE) == []
+    same = request_for(run, **SMALL)
+    assert problems(same) == [] and resume_checks.notes(same) == []
 
 
 def test_another_model_is_refused_with_all_differences(run: rundir.RunDir) -> None:
     checkpoint(run)
-    with pytest.raises(UserError) as caught:
-        resume_checks.check_model(
-            request_for(run, optimizer="adamw", vocab_size=512),
-            {**SHAPE, "depth": 4, "vocab": 512, "optimizer": "adamw"},
-        )
-    problem = only(caught.value.problems)
-    assert "depth 2 (now 4), vocab 320 (now 512), optimizer muon (now adamw)" in problem.what
+    other = request_for(run, **{**SMALL, "optimizer": "adamw", "tokenizer": "bpe"})
+    other.config.vocab_size, other.config.depth = 512, 4
+    problem = only(problems(other))
+    assert "optimizer muon (now adamw), depth 2 (now 4), vocab 320 (now 512)" in problem.what
     (fix,) = problem.fixes  # only what was given
-    assert {word for word in fix.replace(":", " ").split() if word.startswith("--")} == {
-        "--vocab_size",
-        "--optimizer",
+    given = {word for word in fix.replace(":", " ").split() if word.startswith("--")}
+    assert given == {"--depth", "--tokenizer", "--optimizer"}
+    unset = request_for(run, max_seq_len=64)
+    assert only(problems(unset)).fixes == []
+    invalid = Problem("field.value", "", field="depth")
+    assert problems(unset, (invalid,)) == [], "an invalid value has kept the default"
+
+
+def test_a_change_that_is_impossible_is_reported_with_the_other_errors(home: Path) -> None:
+    checkpoint(make_run(home / "experiments", "demo", key_offset=True, **SMALL))
+    assert ask("--resume=demo").resume_from
+    assert {p.code for p in wrong("--resume=demo", "--depth=4", "--numa=1023", "--retries=x")} == {
+        "resume.other_model",
+        "field.value",
+        "numa.node",
     }
-    with pytest.raises(UserError) as caught:
-        resume_checks.check_model(request_for(run), {**SHAPE, "depth": 4})
-    assert only(caught.value.problems).fixes == []
 
 
 @pytest.mark.parametrize(("saved", "now"), [("gpt", "line"), ("line", "gpt"), (None, "line")])
@@ -96,9 +112,7 @@ def test_another_task_is_refused(saved: str | None, now: str, run: rundir.RunDir
     checkpoint(run, **({"task": saved, "shape": {}, "optimizer": "AdamW"} if saved else {}))
     asked_for = request_for(run)
     asked_for.kind = tasks.BUILT_IN.get(now) or CustomSpec(now)
-    with pytest.raises(UserError) as caught:
-        resume_checks.check_model(asked_for, SHAPE)
-    problem = only(caught.value.problems)
+    problem = only(problems(asked_for))
     assert (
         problem.what == f"cannot resume run: its task is {saved or 'gpt'}, not {now}"
         and "omit --task" in problem.fixes[0]
@@ -112,33 +126,32 @@ def test_the_same_task_continues_and_changed_options_are_reported(run: rundir.Ru
     changed = (
         "changed in the resumed run: width 3 → 4; the result differs from an uninterrupted run"
     )
-    assert resume_checks.check_model(asked_for, asked_for.options) == [
+    assert resume_checks.notes(asked_for) == [
         "run has no checkpoint yet: it restarts at step 0",
         changed,
     ]
     checkpoint(run, task="line", shape={}, optimizer="AdamW")
-    assert resume_checks.check_model(asked_for, asked_for.options) == [changed]
+    assert problems(asked_for) == [] and resume_checks.notes(asked_for) == [changed]
 
 
 def test_options_of_the_models_shape_cannot_change(run: rundir.RunDir) -> None:
     asked_for = request_for(run)
     asked_for.kind, asked_for.options = CustomSpec("line"), {"width": 4, "scale": "2", "slope": 1.0}
     checkpoint(run, task="line", shape={"width": 3, "scale": 2, "channels": 7}, optimizer="AdamW")
-    with pytest.raises(UserError) as caught:
-        resume_checks.check_model(asked_for, asked_for.options)
-    assert "has another model: width 3 (now 4)" in only(caught.value.problems).what
+    assert "has another model: width 3 (now 4)" in only(problems(asked_for)).what
     asked_for.options["width"] = 3
-    assert resume_checks.check_model(asked_for, asked_for.options) == []
+    assert problems(asked_for) == []
 
 
 def test_the_newest_readable_manifest_is_used(run: rundir.RunDir) -> None:
     checkpoint(run, step=3)
     (checkpoint(run, step=4, optimizer="adamw") / manifest.NAME).write_text("{")
-    assert resume_checks.check_model(request_for(run), SHAPE) == []
+    assert problems(request_for(run, **SMALL)) == []
 
 
 def test_a_missing_checkpoint_is_reported(run: rundir.RunDir) -> None:
-    assert "restarts at step 0" in resume_checks.check_model(request_for(run), SHAPE)[0]
+    assert problems(request_for(run)) == []
+    assert "restarts at step 0" in resume_checks.notes(request_for(run))[0]
 
 
 def changes(config: Config, resumed: Values) -> list[str]:

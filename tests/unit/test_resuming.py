@@ -58,7 +58,7 @@ def run_of(
             "step": steps,
             "epoch": 0,
             "used": 0,
-            "shape": {},
+            "shape": {"depth": 12, "vocab": 320, "max_seq_len": 1536, "key_offset": True},
             "optimizer": "muon",
             "world_size": 2,
             "bytes": 0,
@@ -102,6 +102,12 @@ def test_a_finished_run_shows_the_command_to_train_longer(home: Path, shell: She
     assert shell.read(pasted(more)).config.num_iterations == 800, "the pasted command continues it"
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
     assert answer("--resume=demo run", "--num_iterations=300")[0] == first
+
+
+def test_an_impossible_change_of_a_finished_run_is_an_error(home: Path) -> None:
+    run_of(home, "demo", steps=400, status="done")
+    for more in ([], ["--num_iterations=800"]):  # the advice to train longer
+        assert only(wrong("--resume=demo", "--depth=4", *more)).code == "resume.other_model"
 
 
 @pytest.mark.parametrize(

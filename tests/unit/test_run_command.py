@@ -89,8 +89,20 @@ def test_a_program_is_required_and_gpu_needs_one() -> None:
         with pytest.raises(UserError) as caught:
             run.translate(*run_words.parse(words), ENVIRONMENT)
         assert {fix for p in caught.value.problems for fix in p.fixes} == {
-            "./duet run -n 2 train.py"
+            "./duet run -n 2 main.py"
         }
+
+
+def test_a_number_of_processes_is_suggested_with_the_user_s_program() -> None:
+    for words, environ in (
+        (["-n", "gpu"], {}),
+        ([], POD | {"PET_NPROC_PER_NODE": "many"}),
+    ):
+        with pytest.raises(UserError) as caught:
+            parsed = run_words.parse([*words, "--debug", "t.py", "a b"])
+            run.translate(*parsed, ENVIRONMENT | environ)
+        fix = caught.value.problems[0].fixes[-1]
+        assert fix == "./duet run -n 2 --debug t.py 'a b'"
 
 
 @pytest.mark.parametrize(
@@ -101,6 +113,7 @@ def test_a_program_is_required_and_gpu_needs_one() -> None:
         (["-n", "-1", "--debug"], "ranks.value", ["./duet run -n 2 --debug t.py 'a b'"]),
         (["--debug", "8"], "script.file", ["./duet run -n 8 --debug t.py 'a b'"]),
         (["--rdzv-endpoint="], "flag.no_value", []),
+        (["--master-addr="], "flag.no_value", ["--master_addr=ADDRESS t.py"]),
         (["--max-restarts", ""], "flag.no_value", []),
         (["--tee", ""], "flag.no_value", []),
         (["-n", "8", "--tee", "7"], "script.show_ranks", ["-n 8 --tee=3 t.py"]),

@@ -106,6 +106,14 @@ def test_prompts_that_are_not_utf8(tmp_path: Path) -> None:
     assert done.returncode == 2 and b"Traceback" not in done.stderr
 
 
+def test_a_closed_standard_input_is_no_prompt(tmp_path: Path) -> None:
+    run = str(stored(tmp_path).path)
+    words = ["bash", "-c", '"$0" sample "$1" --prompt=- <&-', str(ROOT / "duet"), run]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--prompt='Once upon a time'" in done.stderr
+
+
 def test_a_model_that_has_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = gpt(1)
     model.head.weight.data.fill_(float("nan"))

@@ -75,7 +75,7 @@ def test_gradients_of_one_rank_begin_in_the_backward_pass(sized: str) -> None:
 
     size, gradients = 400, 4 * WEIGHTS
     held, alone = total(size, 2), total(size, 1)
-    assert 0.9 * gradients <= held - alone <= gradients and held - alone > 0.03 * alone
+    assert 0.9 * gradients <= held - alone <= gradients and held - alone > 0.03 * (alone - CONTEXT)
     assert total(size, 1, 2 * size) == held, "of the micro-batch before"
     assert total(1, 2) == total(1, 1), "the update is the peak, and has them"
     load = SampleLoad(4, 100, 90, 200, 10, 25, bf16=True, cuda=False, ranks=1, total=4, late=80)

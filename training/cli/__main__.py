@@ -12,7 +12,7 @@ from training.cli.commands import COMMANDS, OWN, Command
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.core.project import ROOT, by_name, typed
+from training.core.project import DOCTOR, ROOT, by_name, typed
 from training.core.suggest import suggest
 from training.host import program
 
@@ -84,6 +84,8 @@ def _found(name: str, rest: list[str]) -> Command:
 def run(command: Command, rest: list[str]) -> int:
     """Run a command: a script replaces this process, a module runs in it."""
     argv = [*command.first, *rest]
+    if command.name == "doctor":
+        os.environ[DOCTOR] = "1"
     if command.script:
         script = str(ROOT / command.script)
         os.execv(script, [script, *argv])

@@ -89,14 +89,15 @@ def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) ->
     if problems := run_check.problems(given, rest):
         raise UserError(problems)
     number = number or str(torchrun_nodes.slots(words, environ) or "")
-    set_by = "" if number else torchrun_nodes.ranks_variable(words, environ)
+    with_number = run_check.again(given, rest, RANKS, ["-n", "2"])
+    set_by = "" if number else torchrun_nodes.ranks_variable(words, environ, with_number)
     own = rest[2:] if rest[1:2] == [SEPARATOR] else rest[1:]  # torchrun drops it too
     tail = [SEPARATOR, *own] if own else []
     number = environ[set_by] if set_by else number
     foreign = any(name in launcher_flags.FLAGS for name, _, _ in given)  # answered by the plan
     if not foreign and (not number or number in torchrun_nodes.COUNTS):
         torchrun_nodes.check_count(["8", *words, f"--script={rest[0]}", *tail], environ)
-    count = processes(number, environ, set_by)
+    count = processes(number, environ, set_by, with_number)
     words = _elastic(words, count, environ)
     words = [count, *words, f"--script={rest[0]}", *tail]
     backend = next((value for name, value, _ in reversed(given) if name == "rdzv_backend"), "")
@@ -121,9 +122,10 @@ def _elastic(words: list[str], count: str, environ: Mapping[str, str]) -> list[s
     return [*words, f"--min_ranks={few * int(count)}"]
 
 
-def processes(text: str, environ: Mapping[str, str], set_by: str = "") -> str:
+def processes(text: str, environ: Mapping[str, str], set_by: str, with_number: str) -> str:
     """The number of processes. A text that is none is returned, and reported by the plan. Raises
-    UserError for `gpu` without a GPU. `set_by`: the variable that has this text, '' for -n."""
+    UserError for `gpu` without a GPU. `set_by`: the variable that has this text, '' for -n;
+    `with_number`: the command with a number."""
     if text and text not in torchrun_nodes.COUNTS:
         return text
     machine = gpus.inventory_at_start(environ) if text != "cpu" else None
@@ -131,8 +133,7 @@ def processes(text: str, environ: Mapping[str, str], set_by: str = "") -> str:
     if text == "gpu" and machine and not found:
         asked = msg("cli.run.set_by", name=set_by, text=text) if set_by else "-n gpu"
         what = msg("cli.run.no_gpu", asked=asked, reason=machine.reason)
-        fix = "./duet run -n 2 train.py"
-        raise UserError(Problem("run.no_gpu", what, msg("cli.run.counts"), [fix]))
+        raise UserError(Problem("run.no_gpu", what, msg("cli.run.counts"), [with_number]))
     return str(found or (len(os.sched_getaffinity(0)) if text else 1))
 
 

@@ -32,7 +32,7 @@ import os
 import random
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,7 +104,7 @@ def parse(argv: list[str]) -> SampleOptions:
     if problems:
         raise UserError(problems)
     if values.get("prompt") == "-":
-        prompts = [_standard_input()]  # read last: it may take long
+        prompts = [_standard_input(line)]  # read last: it may take long
     names = ("max_tokens", "temperature", "top_k", "num", "device")
     chosen = {name: values[name] for name in names if name in values}
     return SampleOptions(
@@ -165,14 +165,16 @@ def _prompts(line: args.Args, problems: list[Problem]) -> list[str] | None:
     return found
 
 
-def _standard_input() -> str:
-    """Raises UserError."""
+def _standard_input(line: args.Args) -> str:
+    """Raises UserError, also without any text: lib/init.sh opens a closed one as /dev/null."""
     try:
-        if sys.stdin is None:
-            raise ValueError(msg("cli.sample.input_closed"))
-        return _decoded(sys.stdin.buffer.read())
+        if text := _decoded(sys.stdin.buffer.read()) if sys.stdin else "":
+            return text
+        raise ValueError(msg("cli.sample.input_empty"))
     except (OSError, ValueError) as error:
-        raise UserError(_unreadable("-", getattr(error, "strerror", None) or error)) from None
+        problem = _unreadable("-", getattr(error, "strerror", None) or error)
+        fixes = [line.again(prompt="Once upon a time")]
+        raise UserError(replace(problem, fixes=fixes)) from None
 
 
 def _decoded(raw: bytes) -> str:

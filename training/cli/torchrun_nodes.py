@@ -45,15 +45,16 @@ def check(backend: str, words: list[str], environ: Mapping[str, str]) -> None:
         raise UserError(Problem("nodes.no_node_rank", what, allowed, fixes, "node_rank"))
 
 
-def ranks_variable(words: list[str], environ: Mapping[str, str]) -> str:
+def ranks_variable(words: list[str], environ: Mapping[str, str], with_number: str) -> str:
     """The variable in which a platform gives torchrun the processes of this machine; '' if none
-    counts. Raises UserError for any other text than a number or COUNTS."""
+    counts. Raises UserError for any other text than a number or COUNTS. `with_number`: the command
+    with a number."""
     text = platform_env.ranks_per_node(environ, _options(_asked(words, environ)))
     if not text:
         return ""
     if text not in COUNTS and not (text.isascii() and text.isdecimal() and int(text)):
         what = msg("cli.run.no_count", name=platform_env.RANKS, text=text)
-        fixes = [f"export {platform_env.RANKS}=2", "./duet run -n 2 train.py"]
+        fixes = [f"export {platform_env.RANKS}=2", with_number]
         raise UserError(Problem("environment.rank_variable", what, msg("cli.run.counts"), fixes))
     return platform_env.RANKS
 

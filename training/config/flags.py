@@ -34,7 +34,8 @@ ACTIONS = {
 ALIASES = {"opt": "config"}  # as KAIR calls it
 SWITCHES = ("dry_run", "explain", "check", "json", "module", "no_python", "watch", "help")
 # An empty text, as of an unset shell variable, would silently start another run than meant.
-NEVER_EMPTY = ("hosts", "hostfile", "master_addr")
+# The value is an example.
+NEVER_EMPTY = {"hosts": "a,b", "hostfile": "HOSTFILE", "master_addr": "ADDRESS"}
 WORDS = {
     "true": True,
     "yes": True,
@@ -122,6 +123,8 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
             elif rest and not rest[0].startswith("--"):
                 text = rest.pop(0)
             else:
+                if name in NEVER_EMPTY:  # replaced by the suggestion
+                    line.places.append((name, start, len(argv) - len(rest)))
                 line.problems.append(no_value(typed))
                 continue
         line.places.append((name, start, len(argv) - len(rest)))
@@ -168,7 +171,10 @@ def bool_words(text: str) -> list[str]:
 
 def no_value(typed: str) -> Problem:
     """The problem of a flag, without its dashes, that has no value or an empty one."""
-    return Problem("flag.no_value", msg("core.args.no_value", name=typed), f"--{typed}=VALUE")
+    name = typed.replace("-", "_")
+    fixes = [written(name, NEVER_EMPTY[name])] if name in NEVER_EMPTY else []
+    what = msg("core.args.no_value", name=typed)
+    return Problem("flag.no_value", what, f"--{typed}=VALUE", fixes)
 
 
 def without(args: list[str], name: str) -> list[str]:

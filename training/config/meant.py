@@ -26,6 +26,7 @@ from training.core.suggest import suggest
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
 
+EXAMPLE = "8h"  # of a duration
 NO_LIMIT = "0: no limit"  # in the help of a field
 SPELLED_UNIT = re.compile(r"(day|hour|hr|minute|min|second|sec)s?\b")
 SUFFIXES = {"k": 3, "m": 6, "g": 9, "b": 9}
@@ -169,8 +170,9 @@ def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
     if meta["unit"] == DURATION:
         found.append(SPELLED_UNIT.sub(lambda unit: unit[1][0], word).replace(" ", ""))  # 8 hours
     fitting = [v for v in dict.fromkeys(found) if fits(field, v, fields)]
-    if not fitting and (not text or meta["unit"] != DURATION):
-        found = [_default(fields[field].default)]
+    if not fitting:
+        unlimited = meta["unit"] == DURATION and bool(text)  # the default would end no training
+        found = [EXAMPLE if unlimited else _default(fields[field].default)]
         return [v for v in found if v and fits(field, v, fields)], ""
     endless = fitting[:1] == ["0"] and NO_LIMIT in meta["help"]
     return fitting[:2], msg("config.meant.no_limit") if endless else ""

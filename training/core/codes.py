@@ -114,6 +114,7 @@ PROBLEMS = {
     "inject.value": "invalid --inject",
     "kair.option": "invalid or unsupported option in a KAIR file",
     "lang.value": "unknown language",
+    "limit.files": "the shell may open too few files (ulimit -n)",
     "launch.nested": "a launcher was started inside a rank",
     "log.missing": "the log does not exist",
     "log.none": "no log found",

@@ -20,6 +20,12 @@ WORK = Path.cwd() if INSTALLED else ROOT
 # The path of the script that the user has started, unless the current directory is the project
 # (lib/init.sh).
 STARTED_AS = "DUET_STARTED_AS"
+# Set for `duet doctor`, which is this script with this flag.
+DOCTOR = "DUET_DOCTOR"
+_DOCTOR = re.compile(
+    r"(?<![\w./~-])\./train_dual_gpu_enhanced\.sh(?: --check(?![\w=-])|(?= --help(?![\w=-])))",
+    re.ASCII,
+)
 _BY_DUET = {
     "train_dual_gpu_enhanced.sh": "duet train-enhanced",
     "train_dual_gpu.sh": "duet train",
@@ -36,6 +42,8 @@ _SCRIPT = re.compile(
 def typed(text: str) -> str:
     """`text` with its commands as they are typed in the user's current directory."""
     started_as = os.environ.get(STARTED_AS)
+    if os.environ.get(DOCTOR):
+        text = _DOCTOR.sub("./duet doctor", text)
     if by_name() or not started_as:
         return published(text, by_name())
     return _SCRIPT.sub(lambda found: _command(found[1], Path(started_as)), text)

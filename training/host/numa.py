@@ -7,12 +7,12 @@ import ctypes
 import os
 import platform
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core.errors import Problem, UserError
+from training.core.errors import Problem
 from training.core.messages import msg
 from training.host.gpus import Gpu
 
@@ -67,12 +67,9 @@ def choose(
     device: str,
     gpus: Sequence[Gpu],
     ranks: int,
-    again: Callable[..., str],
     origin: str,
 ) -> NumaPlan:
-    """`asked`: --numa, set at `origin`; `gpus`: of the ranks of this machine, in their order;
-    `again(numa=…)`: the user's command with another value. Raises UserError for a node without
-    cores for this process."""
+    """`asked`: --numa, set at `origin`, without problems(); `gpus`: of these ranks, in order."""
     unbound = (None,) * ranks
     if asked == OFF:
         return NumaPlan(unbound, False, msg("host.decision.as_asked"))
@@ -80,8 +77,8 @@ def choose(
         return NumaPlan(unbound, False, msg("host.numa.other_launcher", launcher=launcher))
     nodes = allowed(cores_of_nodes())
     if isinstance(asked, int):
-        if not nodes.get(asked):
-            raise UserError(_no_such_node(asked, origin, nodes, again))
+        if not nodes.get(asked):  # a node of the machines that this one starts
+            return NumaPlan(unbound, False, msg("host.numa.no_cores", node=asked, origin=origin))
         one: BindingRecord = {"node": asked, "cores": sorted(nodes[asked])}
         return _bound((one,) * ranks, msg("host.decision.as_asked"))
     if device != "cuda":
@@ -113,17 +110,17 @@ def _bound(bindings: tuple[BindingRecord | None, ...], reason: str) -> NumaPlan:
     return NumaPlan(bindings, memory, msg("host.numa.with_memory", reason=reason, memory=also))
 
 
-def _no_such_node(
-    asked: int, origin: str, nodes: Mapping[int, set[int]], again: Callable[..., str]
-) -> Problem:
-    known = sorted(node for node, cores in nodes.items() if cores)
-    return Problem(
-        "numa.node",
-        msg("host.numa.no_cores", node=asked, origin=origin),
-        msg("host.numa.nodes", nodes=", ".join(map(str, known)) or "-"),
-        [again(numa=value) for value in (AUTO, *known[:1])],
-        "numa",
-    )
+def problems(asked: int | str, launcher: str, origin: str) -> list[Problem]:
+    """A node without cores for this process, which `launcher` would bind its ranks to."""
+    if launcher != SPAWN or not isinstance(asked, int):
+        return []
+    known = [node for node, cores in allowed(cores_of_nodes()).items() if cores]
+    if asked in known:
+        return []
+    what = msg("host.numa.no_cores", node=asked, origin=origin)
+    nodes = msg("host.numa.nodes", nodes=", ".join(map(str, known)) or "-")
+    fixes = [f"--numa={value}" for value in (AUTO, *known[:1])]
+    return [Problem("numa.node", what, nodes, fixes, "numa")]
 
 
 def cores_of_nodes() -> dict[int, set[int]]:

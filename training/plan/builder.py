@@ -48,8 +48,7 @@ def start(
     )
     used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
     bound = numa.choose(
-        *(config.numa, launcher.value, device.value, used, local, request.command),
-        request.origins["numa"],
+        config.numa, launcher.value, device.value, used, local, request.origins["numa"]
     )
     chosen = env_vars.choose(
         environ,

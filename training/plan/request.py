@@ -20,10 +20,10 @@ from training.core.find_run import path_of
 from training.core.messages import msg
 from training.core.project import ENTRYPOINT, LAUNCH_SCRIPT
 from training.data import corpus
-from training.host import hosts, packages, topology
+from training.host import decisions, hosts, numa, packages, topology
 from training.host.placement import NODE, RANK, LauncherOptions, Topology
 from training.plan import cli_args as reading
-from training.plan import elastic, field_checks, finished, init_from, run_name
+from training.plan import elastic, field_checks, finished, init_from, resume_checks, run_name
 from training.plan.cli_args import command, folder
 from training.tasks.spec import TaskSpec
 from training.tasks.weights import Weights
@@ -169,10 +169,12 @@ def read(
     installed: bool = True,
     gpus: int = 0,
     received: reading.Received = reading.nothing,
+    *,
+    here: bool = True,
 ) -> Request:
-    """Check everything that does not depend on the machine. `installed`: this interpreter has the
-    packages of the run. `gpus`: number of visible GPUs, for train.py on a whole node.
-    `received`: gets the run to resume from node 0.
+    """Check everything that does not depend on the state of the machine. `installed`: this
+    interpreter has the packages of the run. `gpus`: number of visible GPUs, for train.py on a whole
+    node. `received`: gets the run to resume from node 0. `here`: the ranks run on this machine.
 
     Raises UserError with all problems at once.
     """
@@ -196,7 +198,10 @@ def read(
     ) + wrong
     problems += field_checks.problems(kind, config, origins)
     problems += elastic.problems(config, origins, ranks, place) if place and ranks else []
+    problems += not_bindable(script, config, origins, place, ranks) if place and here else []
     problems += init_from.differences(asked.start, kind, resolved) if asked.start else []
+    if resume_from:
+        problems += resume_checks.problems(kind, resume_from, resolved, asked.resumed)
     problems += not_trackable(config, origins) if installed else []
     problems += run_name.problems(
         config, origins, asked.experiments, resume_from, place, partial(command, script, args)
@@ -352,6 +357,16 @@ def place_of(
     except UserError as error:
         problems += error.problems
         return None
+
+
+def not_bindable(
+    script: str, config: Config, origins: Mapping[str, str], place: Topology, ranks: int
+) -> list[Problem]:
+    """A --numa that this machine does not have, where it has ranks."""
+    if place.source == hosts.HEAD and not hosts.include_this(launcher_options(config)):
+        return []
+    launcher = decisions.launcher(config, place, script, ranks)
+    return numa.problems(config.numa, launcher.value, origins["numa"])
 
 
 def count(place: Topology, typed: int, script: str, gpus: int) -> tuple[int, int, list[str]]:

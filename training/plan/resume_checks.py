@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from training import tasks
-from training.config import origin
+from training.config import origin, resolve
 from training.config.loader import Values
 from training.core import manifest, rundir, standing
 from training.core.errors import Problem, UserError
@@ -17,6 +17,7 @@ from training.core.messages import msg
 from training.data import tokenizer, tokenizer_base
 from training.data.prepare import PreparedCorpus, content
 from training.plan import exchange
+from training.tasks.spec import TaskSpec
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -53,7 +54,7 @@ HARMLESS = {
     *("num_workers", "persistent_workers", "hang_timeout", "retries", "min_ranks", "rejoin"),
     "activation_checkpointing",
     "max_total_batch_size",  # of a new run
-    *("ema", "init_weights"),  # check_model() notes what becomes of the average
+    *("ema", "init_weights"),  # notes() reports what becomes of the average
     *(
         "use_dummy_wandb",
         "wandb_mode",
@@ -82,12 +83,32 @@ DECIDED = {
 }
 
 
-def check_model(request: Request, model: FieldValues) -> list[str]:
-    """Notes for the plan. `model`: known properties of the planned model; the rest is checked when
-    the checkpoint is loaded.
+def problems(
+    kind: TaskSpec, run: rundir.RunDir, resolved: resolve.Resolved, resumed: Values
+) -> list[Problem]:
+    """Why this configuration cannot continue from the checkpoints of a run with the values
+    `resumed`: another task or model. What is not known of the model is checked when the checkpoint
+    is loaded."""
+    saved = manifest.newest(run.checkpoints)
+    if saved is None:
+        return []
+    if found := _other_task(run, kind, saved):
+        return found
+    try:
+        then = kind.saved_model(saved)
+    except UserError as error:
+        return error.problems
+    invalid = {problem.field for problem in resolved.problems}
+    now = {
+        name: value
+        for name, value in kind.model(resolved.config, resolved.options, saved, resumed).items()
+        if name in then and not invalid.intersection(_set_by(name))
+    }
+    return _other_model(run, then, now, resolved.origins)
 
-    Raises UserError when the checkpoints are of another task or model.
-    """
+
+def notes(request: Request) -> list[str]:
+    """Notes for the plan of a resumed run."""
     run = request.resume_from
     assert run
     saved = manifest.newest(run.checkpoints)
@@ -101,27 +122,18 @@ def check_model(request: Request, model: FieldValues) -> list[str]:
             else [msg("plan.resume.no_checkpoint", name=run.name)]
         )
     else:
-        _same_task(request, saved)
-        then = request.kind.saved_model(saved)
-        now = {name: value for name, value in model.items() if name in then}
-        _same_model(run, then, now, request.origins)
         begins = _average(request, saved)
     return begins + changes({**asdict(request.config), **request.options}, request.resumed)
 
 
-def _same_task(request: Request, saved: ManifestRecord) -> None:
-    """Raises UserError. Old checkpoints do not name a task: theirs is the default."""
-    then, now = saved.get("task", tasks.DEFAULT.name), request.kind.name
-    if request.resume_from and then != now:
-        what = msg("plan.resume.other_task", name=request.resume_from.name, then=then, now=now)
-        raise UserError(
-            Problem(
-                "resume.other_task",
-                what,
-                msg("plan.resume.same_task"),
-                [msg("plan.resume.omit_task")],
-            )
-        )
+def _other_task(run: rundir.RunDir, kind: TaskSpec, saved: ManifestRecord) -> list[Problem]:
+    """Old checkpoints do not name a task: theirs is the default."""
+    then, now = saved.get("task", tasks.DEFAULT.name), kind.name
+    if then == now:
+        return []
+    what = msg("plan.resume.other_task", name=run.name, then=then, now=now)
+    fixes = [msg("plan.resume.omit_task")]
+    return [Problem("resume.other_task", what, msg("plan.resume.same_task"), fixes)]
 
 
 def _average(request: Request, saved: ManifestRecord) -> list[str]:
@@ -136,26 +148,24 @@ def _average(request: Request, saved: ManifestRecord) -> list[str]:
     ]
 
 
-def _same_model(
+def _set_by(name: str) -> tuple[str, ...]:
+    """The fields that set a property of the model."""
+    return OF_TOKENS if name == "vocab" else (name,)
+
+
+def _other_model(
     run: rundir.RunDir, then: FieldValues, now: FieldValues, origins: Mapping[str, str]
-) -> None:
+) -> list[Problem]:
     different = [name for name in now if str(then[name]) != str(now[name])]
-    if different:
-        shown = ", ".join(
-            msg("plan.resume.then_now", name=name, then=then[name], now=now[name])
-            for name in different
-        )
-        fields = [f for name in different for f in (OF_TOKENS if name == "vocab" else (name,))]
-        given = origin.given(origins, fields)
-        what = msg("plan.resume.other_model", name=run.name, shown=shown)
-        raise UserError(
-            Problem(
-                "resume.other_model",
-                what,
-                msg("plan.resume.same_model"),
-                [msg("plan.resume.omit_flags", flags=" ".join(given))] if given else [],
-            )
-        )
+    if not different:
+        return []
+    shown = ", ".join(
+        msg("plan.resume.then_now", name=name, then=then[name], now=now[name]) for name in different
+    )
+    given = origin.given(origins, [field for name in different for field in _set_by(name)])
+    what = msg("plan.resume.other_model", name=run.name, shown=shown)
+    fixes = [msg("plan.resume.omit_flags", flags=" ".join(given))] if given else []
+    return [Problem("resume.other_model", what, msg("plan.resume.same_model"), fixes)]
 
 
 def check_data(run: rundir.RunDir, data: PreparedCorpus, given: Sequence[str] = ()) -> str:

@@ -33,7 +33,7 @@ from training.plan import (
     script_program,
 )
 from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
-from training.plan.request import LaunchRequest, common, count, place_of
+from training.plan.request import LaunchRequest, common, count, not_bindable, place_of
 from training.plan.script_words import RUN, SEPARATOR, USED, split
 
 
@@ -135,6 +135,8 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     )
     if place and typed:
         problems += elastic.problems(config, origins, typed * place.nnodes, place, watch=watch)
+    if place and not watch:  # a watched command starts the ranks
+        problems += not_bindable(program, config, origins, place, typed * place.nnodes)
     if place and place.kind == RANK:
         problems.append(nested_launch.problem(program, args, script.path, place, environ))
     if problems or place is None or _moved(line, own):

@@ -74,7 +74,7 @@ def build(
     shared = decisions.shares_host_memory(device.value, request.gpu_ranks, machine)
     situation = Situation(device.value, precision, compiled, room, shared)
     decided = request.kind.decide(request, situation)
-    resumed = resume_checks.check_model(request, decided.model) if request.resume_from else []
+    resumed = resume_checks.notes(request) if request.resume_from else []
     begun, checks = builder.start(request, machine, torch, device, environ)
     checks += _checks(request, machine, torch, device.value, room, decided.step)
     checks += preflight.precision_works(precision.value, machine, device.value, torch, request)

@@ -66,6 +66,4 @@ class Decided:
     text: list[str]
     notes: list[str] = field(default_factory=list)
     fields: TaskFields = field(default_factory=lambda: cast("TaskFields", {}))
-    # as far as known, by the names used in a checkpoint (TaskSpec.saved_model)
-    model: FieldValues = field(default_factory=dict)
     step: StepNeeds | None = None

@@ -54,7 +54,6 @@ class SampleSpec(TaskSpec):
                 *decided.text,
                 *self.memory_text(decided.fields),
             ],
-            model=request.options,
         )
 
     def memory_text(self, plan: Plan | TaskFields) -> list[str]:

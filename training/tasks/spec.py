@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.config.batch import Batch
-from training.config.loader import ConfigFile
+from training.config.loader import ConfigFile, Values
 from training.config.schema import FIELDS, Config, Known, shared
 from training.core.errors import Problem
 from training.core.messages import msg
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import Plan, TaskFields, TaskRecord
+    from training.core.contracts.run_files import ManifestRecord
     from training.data.prepare import PreparedCorpus
     from training.tasks.base import Task
     from training.tasks.trained import Trained
@@ -98,6 +99,17 @@ class TaskSpec(ABC):
     def parameters(self, config: Config) -> int | None:
         """The parameters of the model; None: unknown without building it."""
         return None
+
+    def model(
+        self,
+        config: Config,
+        options: Mapping[str, Any],
+        saved: ManifestRecord | None,
+        resumed: Values,
+    ) -> FieldValues:
+        """Known properties of the model by their names in a checkpoint (saved_model). `saved`: the
+        checkpoint from which a run with the values `resumed` continues."""
+        return dict(options)
 
     # Plan.
 

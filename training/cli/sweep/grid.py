@@ -152,7 +152,8 @@ def _choices(
     """The words without the flags of several values, and these flags."""
     line = flags.parse(words, fields)
     problems += [problem for problem in line.problems if problem not in problems]
-    given = [(name, *line.flags[name], start, stop) for name, start, stop in line.places]
+    places = [place for place in line.places if place[0] in line.flags]
+    given = [(name, *line.flags[name], start, stop) for name, start, stop in places]
     given += [(u.name, u.text or "", u.typed, u.start, u.stop) for u in line.unknown]
     choices, taken = list[Choice](), set[int]()
     for name, text, typed, start, stop in sorted(given, key=lambda one: one[3]):

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from training.core import cause_ids, log, manifest, rundir
 from training.core.errors import EXIT_MEANING, Exit
 from training.core.messages import msg
-from training.core.project import ROOT
+from training.core.project import LAUNCH_SCRIPT, ROOT
 from training.core.units import plural
 from training.launcher.hosts.conductor import TOGETHER_S
 from training.launcher.slurm import options
-from training.launcher.slurm.submission import LAUNCHER, FrozenJob
+from training.launcher.slurm.submission import FrozenJob
 from training.plan.cli_args import command
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def launch(frozen: FrozenJob) -> list[str]:
     """The launch command of a node."""
     facts = frozen.facts()
     return [
-        *(str(frozen.code / LAUNCHER), str(facts["ranks_per_node"])),
+        *(str(frozen.code / LAUNCH_SCRIPT), str(facts["ranks_per_node"])),
         f"--resume={frozen.run.path}",
         *(f"--{name}={facts[name]}" for name in ("out_dir", "log_dir")),
         *facts["flags"],

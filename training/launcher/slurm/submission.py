@@ -84,7 +84,8 @@ def check(
     several = [f"--nnodes={nodes}", "--master_addr=first-node"] if nodes > 1 else []
     front = [str(ranks or 1), *several]
     try:
-        request = read(LAUNCH_SCRIPT, [*front, *line.training], outside(environ), installed)
+        words = [*front, *line.training]
+        request = read(LAUNCH_SCRIPT, words, outside(environ), installed, here=False)
     except UserError as error:
         # The division of the batch is unknown without a number of ranks.
         known = [p for p in error.problems if (ranks and nodes) or p.code != "batch.not_divisible"]

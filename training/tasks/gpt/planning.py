@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,10 +10,9 @@ from training.config.origin import DEFAULT, asked_for
 from training.core import manifest
 from training.core.messages import msg
 from training.core.metric_units import memory_word
-from training.data.tokenizer import vocab_of
 from training.data.tokenizer_base import BPE
 from training.host.decisions import Decision
-from training.tasks.gpt import memory, memory_fit
+from training.tasks.gpt import memory, memory_fit, validation
 from training.tasks.gpt.model_dims import FP8_MULTIPLE, ModelDims
 from training.tasks.gpt.step import GptStep
 from training.tasks.planning import Decided, PlanRequest, Situation
@@ -22,18 +20,6 @@ from training.tasks.planning import Decided, PlanRequest, Situation
 if TYPE_CHECKING:
     from training.config.schema import Config
     from training.core.contracts.plan import Plan, TaskFields
-
-
-def _vocab(request: PlanRequest) -> int:
-    """Rows of the embedding. For a short text, a bpe vocabulary is smaller than planned: a resumed
-    run with the same --vocab_size keeps its vocabulary."""
-    config, run, asked = request.config, request.resume_from, ("tokenizer", "vocab_size")
-    planned = vocab_of(config.tokenizer, config.vocab_size)
-    saved = manifest.newest(run.checkpoints) if run and config.tokenizer == BPE else None
-    same = saved is not None and all(
-        request.resumed.get(name, (None,))[0] == getattr(config, name) for name in asked
-    )
-    return min(planned, int(saved["shape"].get("vocab", planned))) if saved and same else planned
 
 
 def _fp8(shape: ModelDims, tokens: int, compiled: bool) -> tuple[list[str], list[str]]:
@@ -94,8 +80,9 @@ def memory_text(plan: Plan | TaskFields) -> list[str]:
 def decide(request: PlanRequest, machine: Situation) -> Decided:
     config, ranks = request.config, request.ranks
     fp8 = machine.precision.value == "fp8"
-    vocab = _vocab(request)
-    shape = asdict(ModelDims(config.depth, vocab, config.max_seq_len, config.key_offset))
+    run = request.resume_from
+    saved = manifest.newest(run.checkpoints) if run else None
+    vocab = validation.vocab(config, saved, request.resumed)
     asked = memory.StepWorkload(
         config.depth,
         0,
@@ -154,5 +141,4 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         )
     if request.start and not request.start.plan and request.origins["key_offset"] == DEFAULT:
         notes.append(msg("tasks.gpt.plan.keys_unknown", file=request.start.file.name))
-    model = {**shape, "optimizer": config.optimizer}
-    return Decided(split, text, notes, fields=fields, model=model, step=step)
+    return Decided(split, text, notes, fields=fields, step=step)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.config import batch
+from training.config.loader import Values
 from training.config.schema import FIELDS, Config, Known
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import Plan, TaskFields
+    from training.core.contracts.run_files import ManifestRecord
     from training.data.prepare import PreparedCorpus
     from training.tasks.base import Task
     from training.tasks.gpt.trained import TrainedGpt
@@ -105,6 +107,19 @@ class GptSpec(TaskSpec):
         except (OSError, UserError, ValueError):  # reported by check()
             return None
         return ModelDims(config.depth, vocab, config.max_seq_len).weights
+
+    def model(
+        self,
+        config: Config,
+        options: Mapping[str, Any],
+        saved: ManifestRecord | None,
+        resumed: Values,
+    ) -> FieldValues:
+        own = {name: getattr(config, name) for name in ("max_seq_len", "optimizer", *OF_WEIGHTS)}
+        try:
+            return {**own, "vocab": validation.vocab(config, saved, resumed)}
+        except (OSError, UserError, ValueError):  # reported by check()
+            return own
 
     def decide(self, request: PlanRequest, machine: Situation) -> Decided:
         from training.tasks.gpt import planning  # not needed to check a request

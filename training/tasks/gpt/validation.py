@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from training.config import batch
+from training.config.loader import Values
 from training.config.schema import Config
 from training.core import units
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.data import corpus, encoding, optional_deps, tokenizer
+from training.data.tokenizer_base import BPE
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import ManifestRecord
 
 SIZES = ("device_batch_size", "total_batch_size", "max_seq_len")
 
@@ -26,6 +32,19 @@ def check(
     if installed:
         problems += optional_deps.missing(source.files if source else (), config.tokenizer)
     return source, problems
+
+
+def vocab(config: Config, saved: ManifestRecord | None, resumed: Values) -> int:
+    """Rows of the embedding. For a short text, a bpe vocabulary is smaller than planned: a run that
+    continues from `saved` with the same --vocab_size keeps its vocabulary."""
+    planned, asked = (
+        tokenizer.vocab_of(config.tokenizer, config.vocab_size),
+        ("tokenizer", "vocab_size"),
+    )
+    same = config.tokenizer == BPE and all(
+        resumed.get(name, (None,))[0] == getattr(config, name) for name in asked
+    )
+    return min(planned, int(saved["shape"].get("vocab", planned))) if saved and same else planned
 
 
 def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Problem]:
