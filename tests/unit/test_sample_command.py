@@ -106,7 +106,7 @@ def test_prompts_that_are_not_utf8(tmp_path: Path) -> None:
     assert done.returncode == 2 and b"Traceback" not in done.stderr
 
 
-def test_a_closed_standard_input_is_no_prompt(tmp_path: Path) -> None:
+def test_a_closed_standard_input_is_an_error(tmp_path: Path) -> None:
     run = str(stored(tmp_path).path)
     words = ["bash", "-c", '"$0" sample "$1" --prompt=- <&-', str(ROOT / "duet"), run]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
