@@ -7,6 +7,7 @@ readonly LIMITS_FILES=16
 # Refuse a shell that may open too few files. Reads the limit without $(ulimit -n), which would need a pipe.
 limits::check_files() {
   local words=() fix='ulimit -n 4096'
+  [[ -r /proc/self/limits ]] || return 0
   while read -ra words; do
     [[ ${words[*]:0:3} != 'Max open files' ]] || break
   done </proc/self/limits
