@@ -7,7 +7,6 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,13 +14,12 @@ import pytest
 from training.config.schema import Config
 from training.core import manifest
 from training.core.errors import UserError
-from training.core.rundir import RunDir
 from training.data import bpe, tokenizer, tokenizer_base
 from training.data.corpus import find
 from training.data.prepare import MERGING, ensure
 from training.data.readers import DocumentPart
 from training.data.tokenizer_base import Bytes, Tokenizer
-from training.tasks.gpt import planning
+from training.tasks.gpt import validation
 
 Write = Callable[..., str]
 TEXTS = [
@@ -259,10 +257,8 @@ def test_a_resumed_run_is_planned_with_its_own_vocabulary(tmp_path: Path) -> Non
     def planned(**now: object) -> int:
         asked = {"tokenizer": "bpe", "vocab_size": 200_000}
         resumed = {name: (value, "the run") for name, value in asked.items()}
-        request = SimpleNamespace(
-            config=Config(**asked | now), resume_from=RunDir(tmp_path / "run"), resumed=resumed
-        )  # type: ignore[arg-type]
-        return planning._vocab(request)  # type: ignore[arg-type]
+        saved = manifest.newest(tmp_path / "run/checkpoints")
+        return validation.vocab(Config(**asked | now), saved, resumed)  # type: ignore[arg-type]
 
     assert planned() == 384
     assert planned(vocab_size=1000) == tokenizer_base.padded(1000)

@@ -256,7 +256,7 @@ def test_a_driver_without_information(nvidia: Nvidia) -> None:
         "text": "no hardware state reported by the driver",
         "fixes": [],
     }
-    assert (second["status"], links["status"], links["text"]) == ("ok", "ok", "-")
+    assert (second["status"], links["status"], links["text"]) == ("ok", "ok", "unknown")
 
 
 def test_a_driver_without_newer_calls(fake_driver: Path, tmp_path: Path, nvidia: Nvidia) -> None:

@@ -22,7 +22,7 @@ def test_the_emptiest_gpus_are_used_and_those_of_the_user_respected(nvidia: Nvid
     four = {"COUNT": 4, "FREE_GIB": "5,31,31,31", "USE": "0,90,0,0"}
     found = dry_run(nvidia(**four), QUICKSTART).stdout
     assert "CUDA_VISIBLE_DEVICES=2,3   set here" in found
-    assert "GPU 2 (31.0 GiB free, 0 % busy), GPU 3" in found
+    assert "GPU 2 (free memory 31.0 GiB, utilization 0 %), GPU 3" in found
     own = dry_run(nvidia(**four, CUDA_VISIBLE_DEVICES="0,1,2"), QUICKSTART).stdout
     assert "2,3" not in own and "CUDA_VISIBLE_DEVICES=0,1,2" in own
 

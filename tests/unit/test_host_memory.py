@@ -279,4 +279,4 @@ def test_muon_s_batch_is_that_of_the_formula(
 
 
 def test_formatted_bytes() -> None:
-    assert [gib(n) for n in (None, GIB, int(31.96 * GIB))] == ["-", "1.0 GiB", "32.0 GiB"]
+    assert [gib(n) for n in (None, GIB, int(31.96 * GIB))] == ["unknown", "1.0 GiB", "32.0 GiB"]

@@ -41,7 +41,7 @@ def test_warnings_are_shown_without_control_sequences(made: Made) -> None:
     made.run.event("warning", text="the disk is \x1b[31mnearly\x1b[0m full\x07")
     made.log.write_text("one\rtwo\x1b[2J\n\x1b]0;title\x07three\tcolumns\n")
     shown = text_of(made.run)
-    assert "the disk is nearly full" in shown and "two\nthree   columns" in shown
+    assert "the disk is nearly full" in shown and "two\nthree columns" in shown
     assert all(c.isprintable() or c == "\n" for c in shown)
 
 

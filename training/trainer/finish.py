@@ -17,6 +17,7 @@ from training.core.messages import msg
 from training.core.units import duration, plural
 from training.data.duration import UNLIMITED
 from training.inspector.distributed import World
+from training.plan import gradients
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.metrics_writer import MetricsWriter
 from training.trainer.train_state import TrainState
@@ -35,9 +36,13 @@ def banner(world: World, session: TrainState, plan: Plan, wandb: str) -> str:
         title,
         msg("trainer.banner.backend", backend=world.backend, master=world.master),
         msg("trainer.banner.world_size", world_size=world.world_size),
-        msg("trainer.banner.device", device=world.device, hardware=_hardware(world.device)),
+        msg(
+            "trainer.banner.device",
+            device=world.device,
+            hardware=_hardware(world.device),
+            numerics=numerics(plan),
+        ),
         msg("trainer.banner.model", model=session.task.describe(session.raw)),
-        *numerics(plan),
         msg("trainer.banner.batch", batch=session.batch.sentence(unit)),
         msg(
             "trainer.banner.steps",
@@ -56,22 +61,14 @@ def banner(world: World, session: TrainState, plan: Plan, wandb: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def numerics(plan: Plan) -> list[str]:
-    """What the numbers of a step depend on, each decision with its reason."""
-    precision, compression = plan["precision"], plan.get("gradient_compression")
-    on = plan["config"]["deterministic"]
-    lines = [
-        msg(
-            "trainer.banner.precision",
-            precision=precision["value"],
-            reason=precision["reason"],
-            deterministic=msg("plan.word.on") if on else msg("plan.word.off"),
-        )
-    ]
-    if compression:
-        value, reason = compression["value"], compression["reason"]
-        lines.append(msg("trainer.banner.gradients", compression=value, reason=reason))
-    return lines
+def numerics(plan: Plan) -> str:
+    """What the numbers of a step depend on; the plan has the reasons."""
+    words = [str(plan["precision"]["value"])]
+    if plan["config"]["deterministic"]:
+        words.append("deterministic")
+    if plan.get("gradient_compression", {}).get("value") == gradients.BF16:
+        words.append(msg("trainer.banner.compressed"))
+    return msg("plan.word.comma").join(words)
 
 
 def _hardware(device: torch.device) -> str:
