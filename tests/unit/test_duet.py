@@ -220,6 +220,9 @@ def test_commands_of_the_doctor_are_the_doctor_s(tmp_path: Path) -> None:
     assert suggested("--depht=2", cwd=ROOT) == ["./duet doctor --json --depth=2"]
     assert suggested("--depht=2", cwd=tmp_path) == [f"{shown('duet')} doctor --json --depth=2"]
     assert suggested("--no-such-flag-at-all", cwd=ROOT) == ["./duet doctor --help"]
+    shown_help = duet("doctor", "--help", cwd=ROOT).stdout
+    assert "\n  ./duet doctor [CONFIG]" in shown_help and "--device_batch_size=" in shown_help
+    assert "  ./train_dual_gpu_enhanced" not in shown_help
     done = duet("train-enhanced", "--check", "--depht=2", "--json")
     assert json.loads(done.stdout)["problems"][0]["fixes"][0].startswith(
         "./train_dual_gpu_enhanced.sh"

@@ -25,6 +25,20 @@ Examples:
 
 Help for a command: ./duet COMMAND --help
 Messages in Chinese, for any command: --lang=zh"""
+# The doctor is a script with a flag, whose own help is about training.
+DOCTOR_HELP = """\
+Check this machine for a training and measure the memory of a step.
+Launches no training and writes nothing.
+
+Usage:
+  ./duet doctor [CONFIG] [--key=value …] [--json]
+
+Examples:
+  ./duet doctor                                   # the defaults on two GPUs
+  ./duet doctor configs/dual_gpu/balanced.py --device_batch_size=16
+  ./duet doctor --json > machine.json             # one JSON object
+
+Exit status 3: a check has failed, or the step does not fit."""
 
 
 def main(argv: list[str]) -> int:
@@ -86,6 +100,12 @@ def run(command: Command, rest: list[str]) -> int:
     argv = [*command.first, *rest]
     if command.name == "doctor":
         os.environ[DOCTOR] = "1"
+        if {"-h", "--help"} & set(rest):
+            from training.plan import option_help
+
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            print(typed("\n".join([DOCTOR_HELP, *option_help.option_lines()])))
+            return int(Exit.DONE)
     if command.script:
         script = str(ROOT / command.script)
         os.execv(script, [script, *argv])
