@@ -17,8 +17,7 @@ from tests.unit.report_runs import CONFIG, event, page_of, planned, read, traine
 from tests.unit.verdicts import spawned
 from training.core import messages, rundir
 from training.core.messages import msg
-from training.monitor.report import chart_render, charts, plan_sections, run
-from training.monitor.report import page as report_page
+from training.monitor.report import chart_render, plan_sections, run
 
 EVIL = "</script><img src=x onerror=alert(1)>\"'&"
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
@@ -154,16 +153,6 @@ def test_machine_facts_have_what_the_numbers_depend_on(tmp_path: Path) -> None:
         "deterministic": "true",
     }
     assert {name: facts.get(name) for name in wanted} == wanted
-
-
-def test_program_of_the_page_has_its_numbers_and_labels_from_the_charts(whole: Made) -> None:
-    record = json.loads(
-        re.findall(r'<script type="application/json" id="charts">(.+?)</script>', page_of(whole))[0]
-    )[0]
-    assert (record["mark"], record["beyond"]) == (charts.MARK, charts.BEYOND)
-    assert charts.OF_STEP.endswith(record["plain_label"])
-    source = Path(report_page.__file__).with_name("page.js").read_text(encoding="utf-8")
-    assert "datum.value" not in source and str(charts.MARK) not in source
 
 
 def test_page_without_a_curve_has_only_pictures(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from training.monitor.report import (
     chart_render,
     chart_types,
     charts,
+    page,
     run,
     run_charts,
     run_page,
@@ -29,6 +30,16 @@ from training.monitor.report.curve import PointPosition
 @pytest.fixture
 def whole(tmp_path: Path) -> Made:
     return trained(planned(tmp_path / "experiments" / "quick"), pace=1.6)
+
+
+def test_program_of_the_page_has_its_numbers_and_labels_from_the_charts(whole: Made) -> None:
+    record = json.loads(
+        re.findall(r'<script type="application/json" id="charts">(.+?)</script>', page_of(whole))[0]
+    )[0]
+    assert (record["mark"], record["beyond"]) == (charts.MARK, charts.BEYOND)
+    assert charts.OF_STEP.endswith(record["plain_label"])
+    source = Path(page.__file__).with_name("page.js").read_text(encoding="utf-8")
+    assert "datum.value" not in source and str(charts.MARK) not in source
 
 
 def test_non_finite_losses_are_marked(whole: Made) -> None:
