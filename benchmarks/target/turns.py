@@ -16,13 +16,13 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.gpu.machine import commit, cpu
-from benchmarks.target.plan import CPU, Plan
+from benchmarks.target.plan import CPU, CUDA, Plan
 from benchmarks.target.runs import Process, read, stop
 from training.core.rundir import read_json, write_json
 
 # Steps in a turn, and before the first turn, when all is compiled. On a GPU a turn takes a second.
-STEPS = {"cpu": 3, "cuda": 100}
-WARM = {"cpu": 4, "cuda": 50}
+STEPS = {CPU: 3, CUDA: 100}
+WARM = {CPU: 4, CUDA: 50}
 ENDLESS = 1_000_000
 POLL_S = 0.02
 

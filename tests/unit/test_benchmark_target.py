@@ -201,7 +201,7 @@ def test_an_interrupted_comparison_continues(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("tiny")
 def test_both_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"STEPS": 20, "WARM": 2}.items():
-        monkeypatch.setitem(getattr(turns, name), "cpu", value)
+        monkeypatch.setitem(getattr(turns, name), CPU, value)
     turns.measure(PLAN, tmp_path, 2)
     found = json.loads(turns.file(tmp_path, PLAN).read_text())
     assert len(found["step_cpu_ms"]) == 2

@@ -4,6 +4,7 @@ test_host_torch_kernels.py, test_host_inputs.py, test_host_surroundings.py."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.unit.conftest import ENHANCED, LAUNCH, Shell, ask, clean_environment, python
 from training.core.cells import cells
 from training.core.check_names import check_title
@@ -29,6 +31,7 @@ from training.tasks.gpt.step import GptStep
 
 Usage = namedtuple("Usage", "total used free")
 GIB = 1 << 30
+NAMES_OF_THINGS = {"/dev/shm", "CPU", "GPUs", "W&B", "compile", "torch"}  # the same in Chinese
 
 
 def check(path: Path, needed: int = 1 << 20) -> Check:
@@ -286,6 +289,25 @@ def test_the_report_in_chinese_has_chinese_names(monkeypatch: pytest.MonkeyPatch
     lines = preflight.table([check.record() for check in checks]).splitlines()
     assert all(title in line for title, line in zip(titles, lines, strict=True))
     assert len({cells(line) for line in lines}) == 1
+
+
+def test_every_check_has_a_chinese_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUET_LANG", "zh")
+    calls = [
+        node
+        for path in (ROOT / "training").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and node.args
+        and ast.unparse(node.func).split(".")[-1] == "Check"
+    ]
+    names = {
+        str(first.value)
+        for call in calls
+        if isinstance(first := call.args[0], ast.Constant) and isinstance(first.value, str)
+    }
+    assert {"torch kernels", "clock", "memory of a step"} <= names
+    assert {name for name in names if check_title(name) == name} <= NAMES_OF_THINGS
 
 
 def test_fixes_are_listed_once_below_their_line() -> None:

@@ -27,6 +27,7 @@ def check_title(name: str) -> str:
         "run": msg("core.check.run"),
         "run folder": msg("core.check.run_folder"),
         "torch build": msg("core.check.torch_build"),
+        "torch kernels": msg("core.check.torch_kernels"),
         "versions": msg("core.check.versions"),
     }
     return known.get(name, name)

@@ -37,12 +37,10 @@ def check(
 def vocab(config: Config, saved: ManifestRecord | None, resumed: Values) -> int:
     """Rows of the embedding. For a short text, a bpe vocabulary is smaller than planned: a run that
     continues from `saved` with the same --vocab_size keeps its vocabulary."""
-    planned, asked = (
-        tokenizer.vocab_of(config.tokenizer, config.vocab_size),
-        ("tokenizer", "vocab_size"),
-    )
+    planned = tokenizer.vocab_of(config.tokenizer, config.vocab_size)
     same = config.tokenizer == BPE and all(
-        resumed.get(name, (None,))[0] == getattr(config, name) for name in asked
+        resumed.get(name, (None,))[0] == getattr(config, name)
+        for name in ("tokenizer", "vocab_size")
     )
     return min(planned, int(saved["shape"].get("vocab", planned))) if saved and same else planned
 
