@@ -71,6 +71,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # Tests compare English output on any machine; those of another language select it.
 os.environ["DUET_LANG"] = "en"
 
+# Threads of torch that wait for each other make small steps many times slower where tests use all
+# cores, and their number decides how sums are rounded.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # A test run in the background ignores SIGINT, and every program under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

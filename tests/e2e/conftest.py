@@ -252,7 +252,7 @@ def torchrun(tmp_path: Path, token: str) -> Iterator[Torchrun]:
             "2",
         ]
         with console.open("wb") as out:
-            env = os.environ | {TOKEN: token, "OMP_NUM_THREADS": "1"}
+            env = os.environ | {TOKEN: token}
             started.append(
                 subprocess.Popen(
                     [*command, str(script), *args],

@@ -27,7 +27,7 @@ DIFFERS = {
     # loopback: ranks of one machine must not depend on its network
     "GLOO_SOCKET_IFNAME": (None, "lo"),
 }
-OF_THE_LAUNCHER = {"DUET_TOKEN", "_", "OMP_NUM_THREADS"}
+OF_THE_LAUNCHER = {"DUET_TOKEN", "_"}
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def seen(place: Path, token: str, project: Path) -> Iterator[Callable[..., list[
         folder.mkdir()
         words = [word if word != "FOLDER" else folder.name for word in command]
         env = {k: v for k, v in os.environ.items() if not k.startswith("DUET_")}
-        env |= {"DUET_TOKEN": token, "OMP_NUM_THREADS": "1", "PWD": str(place)}
+        env |= {"DUET_TOKEN": token, "PWD": str(place)}
         ended = subprocess.run(
             words,
             cwd=place,

@@ -56,7 +56,6 @@ def test_the_cause_is_found_in_the_log_alone(
     ]
     env = os.environ | {
         process.TOKEN: token,
-        "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "GROUP_TIMEOUT_S": "5",
     }

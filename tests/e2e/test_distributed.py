@@ -41,7 +41,6 @@ def ranks(tmp_path: Path, token: str, size: int, body: str) -> list[tuple[int, s
         "MASTER_PORT": str(port),
         "OTHER_PORT": str(other),
         TOKEN: token,
-        "OMP_NUM_THREADS": "1",
     }
     shared["GLOO_SOCKET_IFNAME"] = "lo"
     started = [

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,13 +49,6 @@ def patient(*args, **kwargs):
     return original(*args, **kwargs)
 F.cross_entropy = patient
 """
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The number of threads decides the rounding, and a rank alone would take all cores."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    yield
 
 
 def starter(

@@ -94,11 +94,7 @@ def test_a_machine_that_disappears_is_named(node: Node, token: str) -> None:
 
 
 @pytest.mark.soak
-def test_both_machines_restart_after_a_killed_rank(
-    node: Node, once: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A rank alone on its machine takes all cores, and the number of threads decides the rounding.
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_both_machines_restart_after_a_killed_rank(node: Node, once: Launch) -> None:
     saving: dict[str, Any] = {"num_iterations": 40, "save_every": 5}
     again = saving | {"shared": True, "retries": 1, "inject": "kill@rank=1,step=23"}
     first, second = node(0, **again), node(1, **again)

@@ -64,12 +64,10 @@ def ended(first: Launched, second: Launched) -> tuple[int, int]:
 
 @pytest.mark.slow
 def test_a_restart_and_a_replaced_machine_need_no_common_disk(
-    machine: Machine, launch: Launch, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, launch: Launch
 ) -> None:
     """A rank of the second machine is killed twice: the first time both restart, the second time
     the run ends. Then the second machine is replaced by an empty one."""
-    # A rank alone on its machine takes all cores, and the number of threads decides the rounding.
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     whole = launch("./launch_train.sh", "2", CONFIG, **SAVING).ok()
     faults = "kill@rank=1,step=7;kill@rank=1,step=7,attempt=2"
     first, second = both(machine, **SAVING, retries=1, inject=faults)
@@ -90,9 +88,8 @@ def test_a_restart_and_a_replaced_machine_need_no_common_disk(
 
 @pytest.mark.slow
 def test_the_second_machine_has_a_copy_and_resumes_alone(
-    machine: Machine, launch: Launcher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    machine: Machine, launch: Launcher, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     flags = {"num_iterations": 100000, "min_ranks": 1, "tensorboard": True}
     first, second = both(machine, **SAVING, **flags)
     wait_until(lambda: copied(first), 90, "a copy")
@@ -144,10 +141,9 @@ def copies(run: Launched) -> list[str]:
 
 @pytest.mark.soak
 def test_older_checkpoints_on_another_machine_are_not_used(
-    machine: Machine, launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    machine: Machine, launch: Launch, tmp_path: Path
 ) -> None:
     """The second machine has a later state of a run of the same name, trained otherwise."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     whole = launch("./launch_train.sh", "2", CONFIG, **SAVING).ok()
     other = tmp_path / "disk1"
     launch("./launch_train.sh", "1", CONFIG, name="both", out_dir=other, save_every=4, seed=5).ok()

@@ -42,7 +42,7 @@ def train(tmp_path: Path, token: str, project: Path) -> Train:
             ],
         }[launcher]
         env = {k: v for k, v in os.environ.items() if not k.startswith("DUET_")}
-        env |= {"DUET_TOKEN": token, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PEERS)}
+        env |= {"DUET_TOKEN": token, "PYTHONPATH": str(PEERS)}
         ended = subprocess.run(
             [*command, *words, f"{folder}/end", *args],
             cwd=folder,

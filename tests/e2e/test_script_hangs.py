@@ -51,7 +51,7 @@ def faulty(launch: Callable[..., Launched], tmp_path: Path) -> Faulty:
             "--",
             *args,
         ]
-        return launch(*words, name="run", bare=True, env={"OMP_NUM_THREADS": "1", **(env or {})})
+        return launch(*words, name="run", bare=True, env=env)
 
     return start
 
@@ -164,7 +164,7 @@ def test_a_stuck_rank_that_the_only_rank_has_started(
     flags |= {"out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"}
     words = [f"--{name}={value}" for name, value in flags.items()]
     command = ["./duet", "run", "-n", "1", *words, str(script), how, str(free_port("127.0.0.1"))]
-    run = launch(*command, name="run", bare=True, env={"OMP_NUM_THREADS": "1"})
+    run = launch(*command, name="run", bare=True)
     assert run.wait() == 5, run.output[-3000:]
     (verdict,) = verdicts(run)
     assert (verdict["kind"], verdict["rank"]) == ("hang", 1)

@@ -19,7 +19,6 @@ from tests.e2e.test_fewer_machines import (
     MACHINE,
     check,
     kill_machine,
-    one_thread,
     starter,
 )
 from tests.e2e.test_fewer_ranks import events
@@ -29,7 +28,7 @@ from training.core.rundir import RunDir, read_json
 from training.host.placement import LOOPBACK
 from training.launcher.local_ranks import free_port
 
-__all__ = ["cable", "machine", "machines", "node", "one_thread"]  # fixtures
+__all__ = ["cable", "machine", "machines", "node"]  # fixtures
 
 Launch = Callable[..., Launched]
 # With two ranks, rank 0 waits for the third machine: the run must not end before.

@@ -35,10 +35,7 @@ def watch(launch: Callable[..., Launched], tmp_path: Path) -> Watch:
             "hang_timeout": timeout,
         }
         words = [f"--{name}={value}" for name, value in flags.items()]
-        variables = {"OMP_NUM_THREADS": "1", **env}
-        return launch(
-            "./duet", "watch", *words, "--", *command, name="run", bare=True, env=variables
-        )
+        return launch("./duet", "watch", *words, "--", *command, name="run", bare=True, env=env)
 
     return start
 

@@ -55,11 +55,10 @@ def whole(slurm: Cluster, project: Path, tmp_path_factory: pytest.TempPathFactor
         f"--log_dir={folder}",
         "--run_name=whole",
     ]
-    environ = slurm.environment | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command,
         cwd=project,
-        env=environ,
+        env=slurm.environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -84,7 +83,7 @@ class User:
         return subprocess.run(
             command,
             cwd=cwd or self.project,
-            env=self.slurm.environment | {TOKEN: self.token, "OMP_NUM_THREADS": "1", **env},
+            env=self.slurm.environment | {TOKEN: self.token, **env},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

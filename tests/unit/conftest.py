@@ -334,15 +334,3 @@ def copied() -> Callable[[Path], Path]:
         return Path(shutil.copy(ROOT / "monitor_training.sh", project))
 
     return copy
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Several threads of torch make tiny networks slow where all cores have other work: five times
-    as long."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def main(folder: str, out: str, *texts: str) -> None:
-    torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     tokenizer.padding_side = "left"

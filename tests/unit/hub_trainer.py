@@ -52,7 +52,6 @@ def first_step(
 
 
 def main(folder: str, out: str, *texts: str) -> None:
-    torch.set_num_threads(1)
     lines = list(texts)
     record: dict[str, Any] = {
         "whole": first_step(folder, f"{out}.1", lines, 1),

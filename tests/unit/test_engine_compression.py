@@ -25,7 +25,6 @@ from training.tasks.gpt.muon import Muon
 from training.trainer import compression
 
 rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank,
                         world_size=ranks)
 

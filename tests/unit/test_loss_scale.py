@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,15 +25,6 @@ from training.trainer.step_stats import LocalStep, RankStep, StepAllReduce, Step
 CPU = torch.device("cpu")
 WORLD = World(0, 0, 1, CPU, "none", "-")
 Make = Callable[[GPT], Optimizers]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take longer than these small steps."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def own(kind: Any, **settings: Any) -> Make:

@@ -41,8 +41,6 @@ from training.core.errors import UserError
 from training.data.frames import pyav, source
 from training.tasks.video_restoration import inference
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # The display matrix of a track in an .mp4: upright, and turned by 90 degrees.
 UPRIGHT = b"".join(n.to_bytes(4, "big") for n in (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30))
 TURNED = b"".join(

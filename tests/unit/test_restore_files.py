@@ -20,8 +20,6 @@ from training.core.errors import Problem, UserError
 from training.data.frames import output, pyav
 from training.tasks.video_restoration import trained as video_trained
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> str:

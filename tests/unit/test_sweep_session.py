@@ -44,8 +44,12 @@ def acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., sess
 
 @pytest.mark.usefixtures("handlers")
 def test_a_failed_run_does_not_stop_the_others_and_gpus_are_reused(
-    acted: Callable[..., session.Session], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    acted: Callable[..., session.Session],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
     note = 'echo "$CUDA_VISIBLE_DEVICES $OMP_NUM_THREADS" >"$1"'
     fails = f"{note}; echo '[ERROR] 2024-10-21 16:00:00 no such card' >&2; exit 3"
     waits = f"{note}; until [[ -e done ]]; do sleep 0.02; done"

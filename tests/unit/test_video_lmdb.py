@@ -26,8 +26,6 @@ from training.host import packages
 from training.tasks.video_restoration import dataset, folders
 from training.tasks.video_restoration.options import VideoOptions
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def pack(folder: Path, clips: Mapping[str, Path] | None = None) -> Path:
     """A database of a folder of clips, beside it. `clips`: name → folder."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,6 @@ from training.tasks.video_restoration.options import VideoOptions
 from training.tasks.video_restoration.task import VideoRestoration
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Several threads that wait for each other on a busy machine take minutes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def task(options: VideoOptions) -> VideoRestoration:
