@@ -6,12 +6,12 @@ from __future__ import annotations
 from textwrap import dedent, indent
 
 
-def at_rank(rank: int, patch: str, module: str = "training.trainer.finish") -> str:
-    """`patch` (statements, not indented) runs in this rank just before `module` is imported. The
-    default `module` is imported after the parts of the loop."""
+def at_import(module: str, patch: str, processes: str = "True") -> str:
+    """`patch` (statements, not indented) runs just before `module` is imported, in the processes
+    for which this expression of os is true."""
     return f"""
 import os, sys
-if os.environ.get("RANK", "0") == "{rank}" and "DUET_RUN_DIR" in os.environ:
+if {processes}:
     import importlib.abc
     class AtImport(importlib.abc.MetaPathFinder):
         def find_spec(self, name, path=None, target=None):
@@ -23,6 +23,12 @@ if os.environ.get("RANK", "0") == "{rank}" and "DUET_RUN_DIR" in os.environ:
     def plant():
 {indent(dedent(patch), "        ")}
 """
+
+
+def at_rank(rank: int, patch: str, module: str = "training.trainer.finish") -> str:
+    """As at_import, in this rank. The default `module` is imported after the parts of the loop."""
+    own = f"""os.environ.get("RANK", "0") == "{rank}" and "DUET_RUN_DIR" in os.environ"""
+    return at_import(module, patch, own)
 
 
 def in_forward(rank: int, call: int, statement: str) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Launched
+from tests.e2e.conftest import HOOK, Launched
+from tests.e2e.hooks import at_import
 from tests.null_gpu.conftest import NullGpus, duet
 from tests.unit.films import HEIGHT, WIDTH, pictures
 from tests.unit.video_data import rendered
@@ -17,17 +18,10 @@ from training.core.rundir import read_json
 
 QUICKSTART = "configs/video/quickstart.py"
 # cuDNN refuses a device that computes nothing; torch has convolutions of its own.
-WITHOUT_CUDNN = """
-import importlib.abc, sys
-class AtImport(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name == "training.tasks.video_restoration.network":
-            import torch
-            sys.meta_path.remove(self)
-            torch.backends.cudnn.enabled = False
-        return None
-sys.meta_path.insert(0, AtImport())
-"""
+WITHOUT_CUDNN = at_import(
+    "training.tasks.video_restoration.network",
+    "import torch; torch.backends.cudnn.enabled = False",
+)
 
 
 @pytest.mark.timeout(900)
@@ -36,7 +30,7 @@ def test_training_restoration_and_export(
 ) -> None:
     hook = tmp_path / "hook"
     hook.mkdir()
-    (hook / "sitecustomize.py").write_text(WITHOUT_CUDNN)
+    (hook / HOOK).write_text(WITHOUT_CUDNN)
     gpus.environ["PYTHONPATH"] = str(hook)
     data = rendered(tmp_path / "clips")
     flags = {"data": None, "sample_tokens": None, "tiny": False, "num_workers": 0, "gt_size": 16}
