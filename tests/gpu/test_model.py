@@ -53,5 +53,5 @@ def test_muon_s_kernels_are_as_exact_as_torch_s_products(
 
     half = matrices.bfloat16()
     with_torch = error(orthogonal(half))
-    kernels = orthogonal(half, lambda start: iterate(start, in_triton(columns)))
+    kernels = orthogonal(half, iterate=lambda x: iterate(x, in_triton(columns)))
     assert error(kernels) < 1.1 * with_torch < 0.02

@@ -15,8 +15,12 @@ import pytest
 from tests.conftest import ROOT
 from tests.null_gpu.programs import CUDA_TORCH
 
-# Whole tiles, parts of tiles, tall and wide; 48 rows do not fit a step: by torch.
-SHAPES = ((1, 256, 256), (2, 192, 320), (2, 320, 192), (2, 64, 192), (2, 48, 192))
+# Whole tiles, parts of tiles, tall and wide, with a shared Gram matrix from 1:2; 48 rows do not fit a
+# step: by torch.
+SHAPES = (
+    *((1, 256, 256), (2, 192, 320), (2, 320, 192)),
+    *((1, 192, 512), (1, 512, 192), (2, 64, 192), (2, 48, 192)),
+)
 PROGRAM = """
 import json, sys
 import torch
@@ -29,7 +33,7 @@ for shape in json.loads(sys.argv[1]):
     exact = orthogonal(matrices.double())
     for columns in (128, 256):
         half = matrices.half()
-        kernels = orthogonal(half, lambda start: iterate(start, in_triton(columns)))
+        kernels = orthogonal(half, iterate=lambda x: iterate(x, in_triton(columns)))
         errors = [float((x.double() - exact).norm() / exact.norm()) for x in (kernels, orthogonal(half))]
         print(json.dumps(errors))
 """

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from training.tasks.collectives import all_gather
 from training.tasks.gpt.model_dims import MUON_BATCH, muon_share
-from training.tasks.gpt.newton_schulz import TORCH, iterate, norms, orthogonal
+from training.tasks.gpt.newton_schulz import TORCH, iterate, orthogonal
 from training.tasks.optim import Group
 
 
@@ -101,9 +101,14 @@ class Muon(torch.optim.Optimizer):
         first = self.param_groups[0]["params"][0]
         if not first.is_cuda:
             return
-        self._compiled_nesterov = torch.compile(_nesterov_in_one_kernel, dynamic=False)
+        half = self.dtype != torch.float32
+        if not half or torch.cuda.is_bf16_supported(including_emulation=False):
+            # In fp16 small updates would be zero.
+            written = torch.bfloat16 if half else torch.float32
+            nesterov = partial(_nesterov_in_one_kernel, dtype=written)
+            self._compiled_nesterov = torch.compile(nesterov, dynamic=False)
         self._compiled_apply = torch.compile(_apply_in_one_kernel, dynamic=False)
-        if self.dtype == torch.float32:
+        if not half:
             return
         from training.tasks.gpt import muon_kernels  # needs Triton
 
@@ -217,7 +222,7 @@ class Muon(torch.optim.Optimizer):
             )
         gradients = torch.stack(bucket.gradients())
         update = self._nesterov(gradients, bucket.momentum, momentum, out=gradients)
-        mine = orthogonal(self._rounded(update), self._iterate)
+        mine = orthogonal(self._rounded(update), self.dtype, self._iterate)
         if len(mine) < bucket.share:
             pad = mine.new_zeros((bucket.share - len(mine), *mine.shape[1:]))
             mine = torch.cat([mine, pad])
@@ -230,12 +235,11 @@ class Muon(torch.optim.Optimizer):
         updates[len(gradients) :] = 0
         for one, gradient, buffer in zip(updates, gradients, bucket.momentum, strict=False):
             update = self._nesterov(gradient, buffer, momentum)
-            one.copy_(orthogonal(self._rounded(update)))
+            one.copy_(orthogonal(self._rounded(update), self.dtype))
 
     def _rounded(self, update: Tensor) -> Tensor:
-        if self.dtype == torch.float16:  # in which gradients may be zero
-            update = update / norms(update)
-        return update.to(self.dtype)
+        # In fp16 small ones would be zero before they are scaled.
+        return update if self.dtype == torch.float16 else update.to(self.dtype)
 
     def _nesterov(
         self, gradients: Tensor, buffer: Tensor, momentum: float, out: Tensor | None = None
@@ -244,8 +248,8 @@ class Muon(torch.optim.Optimizer):
         if self._skip is not None:
             moved = buffer.lerp(gradients, 1 - momentum)
             torch.where(self._skip, buffer, moved, out=buffer)
-        elif self._compiled_nesterov and self.dtype != torch.float16:
-            return self._compiled_nesterov(gradients, buffer, _argument(1 - momentum), self.dtype)
+        elif self._compiled_nesterov:
+            return self._compiled_nesterov(gradients, buffer, _argument(1 - momentum))
         else:
             buffer.lerp_(gradients, 1 - momentum)
         return torch.lerp(gradients, buffer, momentum, out=out)
@@ -297,7 +301,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _nesterov_in_one_kernel(
-    gradients: Tensor, buffer: Tensor, weight: Tensor, dtype: torch.dtype
+    gradients: Tensor, buffer: Tensor, weight: Tensor, *, dtype: torch.dtype
 ) -> Tensor:
     """Muon._nesterov without temporary memory in fp32."""
     buffer.lerp_(gradients, weight)

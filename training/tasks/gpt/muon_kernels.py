@@ -1,9 +1,10 @@
-"""The products of Muon's iteration in Triton: three kernels instead of five, two of them with
-little more than half of the arithmetic.
+"""The products of Muon's iteration in Triton: one kernel each, and little more than half of the
+arithmetic where the result is symmetric.
 
-XXᵀ and G² are symmetric: only tiles on and below the diagonal are computed, each stored twice (as
-in github.com/KellerJordan/modded-nanogpt). torch.baddbmm copies what it adds; these kernels read it
-when a tile is complete. Imported only by compiled runs on GPUs, which have Triton.
+XXᵀ and products of its polynomials are symmetric: only tiles on and below the diagonal are
+computed, each stored twice (as in github.com/KellerJordan/modded-nanogpt). torch.baddbmm copies
+what it adds; these kernels read it when a tile is complete. Imported only by compiled runs on GPUs,
+which have Triton.
 """
 
 from __future__ import annotations
@@ -38,17 +39,18 @@ def in_triton(columns: int) -> Products:
     def gram(matrices: Tensor, tall: bool) -> Tensor:
         if not _takes(matrices):
             return TORCH.gram(matrices, tall)
-        return _symmetric(matrices.mT if tall else matrices, 0.0, 1.0)
+        rows = matrices.mT if tall else matrices
+        return _symmetric(rows, rows, 0.0, 1.0)
 
-    def square(gram: Tensor, own: float, factor: float) -> Tensor:
-        return (_symmetric if _takes(gram) else TORCH.square)(gram, own, factor)
+    def small(gram: Tensor, other: Tensor, own: float, factor: float) -> Tensor:
+        return (_symmetric if _takes(gram) else TORCH.small)(gram, other, own, factor)
 
     def apply(matrices: Tensor, gram: Tensor, own: float, tall: bool) -> Tensor:
         if not _takes(matrices):
             return TORCH.apply(matrices, gram, own, tall)
         return _add_product(matrices, gram, own, tall, columns)
 
-    return Products(gram, square, apply)
+    return Products(gram, small, apply)
 
 
 def _shared_memory(columns: int) -> int:
@@ -62,17 +64,19 @@ def _takes(matrices: Tensor) -> bool:
     return matrices.dim() == 3 and not (rows % STEP or columns % STEP)
 
 
-def _symmetric(matrices: Tensor, own: float, factor: float) -> Tensor:
-    """own·M + factor·MMᵀ for each M (rows, columns); `own` other than 0 needs symmetric M."""
+def _symmetric(matrices: Tensor, others: Tensor, own: float, factor: float) -> Tensor:
+    """own·M + factor·MNᵀ, which must be symmetric, for each M and N (rows, columns)."""
     count, rows, columns = matrices.shape
     out = matrices.new_empty((count, rows, rows))
     tiles = triton.cdiv(rows, TILE)
     _symmetric_kernel[(tiles * (tiles + 1) // 2, count)](
         matrices,
+        others,
         out,
         rows,
         columns,
         *matrices.stride(),
+        *others.stride(),
         OWN=own,
         FACTOR=factor,
         TILE=TILE,
@@ -113,12 +117,16 @@ def _add_product(matrices: Tensor, gram: Tensor, own: float, tall: bool, columns
 @triton.jit
 def _symmetric_kernel(  # type: ignore[no-untyped-def]
     x,
+    y,
     out,
     rows,
     columns,
     x_batch,
     x_row,
     x_column,
+    y_batch,
+    y_row,
+    y_column,
     OWN: tl.constexpr,  # numbers of Python, which torch.compile would pass as fp64
     FACTOR: tl.constexpr,
     TILE: tl.constexpr,
@@ -131,24 +139,25 @@ def _symmetric_kernel(  # type: ignore[no-untyped-def]
     below = tl.where((below + 1) * (below + 2) // 2 <= tile, below + 1, below)
     across = tile - below * (below + 1) // 2
     x += batch * x_batch
+    y += batch * y_batch
     out += batch * rows * rows
     i, j = below * TILE + tl.arange(0, TILE), across * TILE + tl.arange(0, TILE)
     steps = tl.arange(0, STEP)
     left = x + (i % rows)[:, None] * x_row + steps[None, :] * x_column
-    right = x + (j % rows)[None, :] * x_row + steps[:, None] * x_column
+    right = y + (j % rows)[None, :] * y_row + steps[:, None] * y_column
     total = tl.zeros((TILE, TILE), tl.float32)
     for _ in range(0, columns, STEP):
         total = tl.dot(tl.load(left), tl.load(right), total)
         left += STEP * x_column
-        right += STEP * x_column
+        right += STEP * y_column
     if OWN != 0:
         added = tl.load(x + (i % rows)[:, None] * x_row + (j % rows)[None, :] * x_column)
         total = FACTOR * total + OWN * added.to(tl.float32)
     result = total.to(out.dtype.element_ty)
-    inside = (i < rows)[:, None] & (j < rows)[None, :]
+    # Also within a tile: the next product assumes exact symmetry.
+    inside = (i < rows)[:, None] & (i[:, None] >= j[None, :])
     tl.store(out + i[:, None] * rows + j[None, :], result, mask=inside)
-    if below != across:
-        tl.store(out + j[None, :] * rows + i[:, None], result, mask=inside)
+    tl.store(out + j[None, :] * rows + i[:, None], result, mask=inside)
 
 
 @triton.jit
@@ -192,7 +201,8 @@ def _add_product_kernel(  # type: ignore[no-untyped-def]
         a += STEP * left_column
         b += STEP * right_row
     inside = (i < height)[:, None] & (j < width)[None, :]
-    added += batch * added_batch + i[:, None] * added_row + j[None, :] * added_column
-    total += OWN * tl.load(added, mask=inside, other=0.0).to(tl.float32)
+    if OWN != 0:
+        added += batch * added_batch + i[:, None] * added_row + j[None, :] * added_column
+        total += OWN * tl.load(added, mask=inside, other=0.0).to(tl.float32)
     out += batch * height * width + i[:, None] * width + j[None, :]
     tl.store(out, total.to(out.dtype.element_ty), mask=inside)
