@@ -27,9 +27,9 @@ from training.tasks.gpt.newton_schulz import (
 SETTINGS: dict[str, float] = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9}
 # Random matrices lose a few digits of the last place in five iterations: 1.1e-6 was measured.
 FP32 = 1e-5
-# Times torch's rounding in 16 bits, with one Gram matrix for several steps: 2.04 was measured for
-# random matrices of 64 rows, 1.2 of 256.
-SHARED_GRAM = 2.5
+# Times torch's rounding in 16 bits, with one Gram matrix for several steps: 2.5 was measured for
+# random matrices of 64 rows, 2.2 of 256, 1.0 where singular values differ by decades.
+SHARED_GRAM = 3
 
 
 @pytest.fixture

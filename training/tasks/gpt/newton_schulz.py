@@ -40,7 +40,8 @@ def _gram(matrices: Tensor, tall: bool) -> Tensor:
 
 
 def _small(gram: Tensor, other: Tensor, own: float, factor: float) -> Tensor:
-    return _add_product(gram)(gram, gram, other, beta=own, alpha=factor)
+    # On a GPU what is added is copied first.
+    return _add_product(gram)(gram, gram, other, beta=own, alpha=factor) if own else gram @ other
 
 
 def _apply(matrices: Tensor, gram: Tensor, own: float, tall: bool) -> Tensor:
@@ -73,25 +74,30 @@ def shared(matrices: Tensor) -> Sequence[int]:
 
 
 def _steps(matrices: Tensor, count: int, products: Products) -> Tensor:
-    """`count` steps: their polynomials are multiplied, and X by the product at the end."""
-    a, b, c = COEFFICIENTS
-    tall = matrices.shape[-2] > matrices.shape[-1]
+    a, tall = COEFFICIENTS[0], matrices.shape[-2] > matrices.shape[-1]
     gram = products.gram(matrices, tall)
-    factor = None  # the product of the polynomials so far
+    if count == 1:
+        gram = _without_own(gram, products)
+        return products.apply(matrices, gram, a, tall)
+    return products.apply(matrices, _polynomial(gram, count, products), 0.0, tall)
+
+
+def _without_own(gram: Tensor, products: Products) -> Tensor:
+    """p(G) - aI"""
+    return products.small(gram, gram, *COEFFICIENTS[1:])
+
+
+def _polynomial(gram: Tensor, count: int, products: Products) -> Tensor:
+    """The product of the polynomials of `count` steps."""
+    product = None
     for left in reversed(range(count)):
-        part = products.small(gram, gram, b, c)  # the polynomial without aI
-        if count == 1:
-            return products.apply(matrices, part, a, tall)
-        if left:
-            gram = products.small(gram, part, a, 1.0)
-            gram = products.small(gram, part, a, 1.0)
-        if factor is None:
-            factor = part
-            factor.diagonal(dim1=-2, dim2=-1).add_(a)
-        else:
-            factor = products.small(factor, part, a, 1.0)
-    assert factor is not None
-    return products.apply(matrices, factor, 0.0, tall)
+        one = _without_own(gram, products)
+        one.diagonal(dim1=-2, dim2=-1).add_(COEFFICIENTS[0])
+        product = one if product is None else products.small(product, one, 0.0, 1.0)
+        for _ in range(2 if left else 0):
+            gram = products.small(gram, one, 0.0, 1.0)
+    assert product is not None, "at least one step"
+    return product
 
 
 def orthogonal(
