@@ -2,18 +2,20 @@
 and torch's shared by ZeroRedundancyOptimizer, as in early versions of Duet.
 
     python -m benchmarks.muon [--shapes=small,big] [--ranks=1,2] [--rounds=9] [--steps=3]
-                              [--emulated]
+                              [--fp32] [--emulated]
 
 One thread per rank; all variants run in the same processes, in interleaved rounds. The time of a
-rank is the mean over the ranks. torch's Muon always iterates in bf16, which a CPU without bf16
-matrix instructions emulates (measured with --emulated). 'torch, fp32' is its code in fp32, which
-Duet uses on such a CPU.
+rank is the mean over the ranks. 'own Gram' is Duet's with a Gram matrix for each step of the
+iteration. torch's Muon always iterates in bf16, which a CPU without bf16 matrix instructions
+emulates (measured with --emulated). 'torch, fp32' is its code in fp32, which Duet uses on such a
+CPU; --fp32 does as if this were one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -28,6 +30,7 @@ from torch import multiprocessing, nn
 
 from benchmarks.peers import SHAPES
 from training.host import allocator, decisions
+from training.tasks.gpt import newton_schulz
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
 from training.tasks.gpt.muon import Muon
@@ -37,6 +40,12 @@ SETTINGS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.0, "momentum": 0.95}
 DUET = "Duet"
 
 
+class OwnGram(Muon):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        with mock.patch.object(newton_schulz, "ASPECT", math.inf):
+            return super().step(closure)
+
+
 class Fp32Muon(torch.optim.Muon):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
@@ -44,9 +53,9 @@ class Fp32Muon(torch.optim.Muon):
 
 
 def variants(
-    ranks: int, emulated: bool
+    ranks: int, asked: argparse.Namespace
 ) -> dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]:
-    bf16 = bool(decisions.cpu_bf16())
+    bf16 = bool(decisions.cpu_bf16()) and not asked.fp32
     dtype, own = (torch.bfloat16, torch.optim.Muon) if bf16 else (torch.float32, Fp32Muon)
 
     def zero(matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -55,11 +64,12 @@ def variants(
         return ZeroRedundancyOptimizer(matrices, own, parameters_as_bucket_view=True, **SETTINGS)
 
     made: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
-        DUET: lambda matrices: Muon(matrices, dtype=dtype, **SETTINGS)
+        DUET: lambda matrices: Muon(matrices, dtype=dtype, **SETTINGS),
+        "own Gram": lambda matrices: OwnGram(matrices, dtype=dtype, **SETTINGS),
     }
     if not bf16:
         made["torch, fp32"] = lambda matrices: Fp32Muon(matrices, **SETTINGS)
-    if bf16 or emulated:
+    if bf16 or asked.emulated:
         made["torch, bf16"] = lambda matrices: torch.optim.Muon(matrices, **SETTINGS)
     if ranks > 1:
         made["torch, ZeRO"] = zero
@@ -82,7 +92,7 @@ def rank(number: int, ranks: int, asked: argparse.Namespace, folder: str) -> Non
 
 def of_shape(shape: str, ranks: int, asked: argparse.Namespace) -> dict[str, list[float]]:
     made = {}
-    for name, make in variants(ranks, asked.emulated).items():
+    for name, make in variants(ranks, asked).items():
         torch.manual_seed(0)
         model = GPT(ModelDims(SHAPES[shape].depth, VOCAB, SHAPES[shape].seq_len))
         matrices = list(model.blocks.parameters())
@@ -117,6 +127,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--fp32", action="store_true")
     parser.add_argument("--emulated", action="store_true")
     asked = parser.parse_args()
     for ranks in map(int, asked.ranks.split(",")):

@@ -25,7 +25,7 @@ PROGRAM = """
 import json, sys
 import torch
 from training.tasks.gpt.muon_kernels import in_triton
-from training.tasks.gpt.newton_schulz import iterate, orthogonal
+from training.tasks.gpt.newton_schulz import orthogonal
 
 torch.manual_seed(0)
 for shape in json.loads(sys.argv[1]):
@@ -33,7 +33,7 @@ for shape in json.loads(sys.argv[1]):
     exact = orthogonal(matrices.double())
     for columns in (128, 256):
         half = matrices.half()
-        kernels = orthogonal(half, iterate=lambda x: iterate(x, in_triton(columns)))
+        kernels = orthogonal(half, in_triton(columns))
         errors = [float((x.double() - exact).norm() / exact.norm()) for x in (kernels, orthogonal(half))]
         print(json.dumps(errors))
 """

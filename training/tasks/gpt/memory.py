@@ -37,7 +37,7 @@ ELEMENTWISE = 2000
 UPDATE = 2
 # Most that Muon needs on a GPU to compute a batch of updates, in bytes of these: fp32 gradients and
 # products of the iteration. For square matrices, and for the MLP's of 8/3 of the width.
-SQUARE, OBLONG = 5.0, 3.375
+SQUARE, OBLONG = 3.0, 3.5
 
 # Bytes of the residual stream's numbers: fp32, but bf16 under bf16 autocast. A checkpointed block
 # keeps one for each token and unit of width, its input.

@@ -17,7 +17,7 @@ HEAD_DIM = 128
 # larger ones and pads those that are not multiples of 8. 64 divides every width.
 HEAD_DIMS = range(8, 257, 8)
 # Bytes of all ranks' updates in one iteration of Muon: on a GPU all matrices of one shape at depth
-# 20. The temporary memory is five times this, after the activations were freed. A CPU launches
+# 20. The temporary memory is 3.5 times this, after the activations were freed. A CPU launches
 # nothing.
 MUON_BATCH = {"cuda": 384 << 20, "cpu": 16 << 20}
 # Blocks in one compiled graph: the host needs 0.6 of the time for a step, the compiler 1.5 times as

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from training.tasks.collectives import all_gather
 from training.tasks.gpt.model_dims import MUON_BATCH, muon_share
-from training.tasks.gpt.newton_schulz import TORCH, iterate, orthogonal
+from training.tasks.gpt.newton_schulz import TORCH, iterate, scaled
 from training.tasks.optim import Group
 
 
@@ -220,13 +220,16 @@ class Muon(torch.optim.Optimizer):
             return bucket.weights.new_zeros(
                 (bucket.share, *bucket.weights.shape[1:]), dtype=self.dtype
             )
-        gradients = torch.stack(bucket.gradients())
-        update = self._nesterov(gradients, bucket.momentum, momentum, out=gradients)
-        mine = orthogonal(self._rounded(update), self.dtype, self._iterate)
+        mine = self._iterate(self._scaled(self._updates(bucket, momentum)))
         if len(mine) < bucket.share:
             pad = mine.new_zeros((bucket.share - len(mine), *mine.shape[1:]))
             mine = torch.cat([mine, pad])
         return mine
+
+    def _updates(self, bucket: _Bucket, momentum: float) -> Tensor:
+        """Before the iteration. Only the returned tensor exists after it."""
+        gradients = torch.stack(bucket.gradients())
+        return self._nesterov(gradients, bucket.momentum, momentum, out=gradients)
 
     def _on_cpu(self, bucket: _Bucket, updates: Tensor, momentum: float) -> None:
         """Write the updates of this rank's matrices to (share, rows, columns): one at a time, which
@@ -235,11 +238,12 @@ class Muon(torch.optim.Optimizer):
         updates[len(gradients) :] = 0
         for one, gradient, buffer in zip(updates, gradients, bucket.momentum, strict=False):
             update = self._nesterov(gradient, buffer, momentum)
-            one.copy_(orthogonal(self._rounded(update), self.dtype))
+            one.copy_(self._iterate(self._scaled(update)))
 
-    def _rounded(self, update: Tensor) -> Tensor:
-        # In fp16 small ones would be zero before they are scaled.
-        return update if self.dtype == torch.float16 else update.to(self.dtype)
+    def _scaled(self, update: Tensor) -> Tensor:
+        # In fp16 small ones would be zero before.
+        rounded = update if self.dtype == torch.float16 else update.to(self.dtype)
+        return scaled(rounded, self.dtype)
 
     def _nesterov(
         self, gradients: Tensor, buffer: Tensor, momentum: float, out: Tensor | None = None

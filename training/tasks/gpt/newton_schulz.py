@@ -100,12 +100,12 @@ def _polynomial(gram: Tensor, count: int, products: Products) -> Tensor:
     return product
 
 
-def orthogonal(
-    matrices: Tensor,
-    dtype: torch.dtype | None = None,
-    iterate: Callable[[Tensor], Tensor] = iterate,
-) -> Tensor:
-    """Approximate nearest orthogonal matrices of (…, rows, columns), iterated in `dtype` or else in
-    their own."""
-    scaled = torch.empty_like(matrices, dtype=dtype)
-    return iterate(torch.div(matrices, norms(matrices), out=scaled))
+def scaled(matrices: Tensor, dtype: torch.dtype) -> Tensor:
+    """Matrices of norm 1 in `dtype`, without a copy of them in their own."""
+    out = torch.empty_like(matrices, dtype=dtype)
+    return torch.div(matrices, norms(matrices), out=out)
+
+
+def orthogonal(matrices: Tensor, products: Products = TORCH) -> Tensor:
+    """Approximate nearest orthogonal matrices of (…, rows, columns)."""
+    return iterate(scaled(matrices, matrices.dtype), products)
