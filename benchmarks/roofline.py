@@ -111,6 +111,14 @@ def symmetric_ms(step: Step, gpu: Machine) -> float:
     return 1e3 * ITERATIONS * step.dims.depth * saved / gpu.peak
 
 
+def shared_gram_ms(step: Step, gpu: Machine) -> float:
+    """What Gram matrices for two and three steps save of the MLP's m × n matrices, with half of the
+    operations of symmetric products: three times XXᵀ, m²n, and GX, 2m²n, for nine products of G
+    more, m³ each."""
+    m, n = step.dims.width, step.dims.inner
+    return 1e3 * step.dims.depth * 3 * 9 * (m * m * n - m**3) / gpu.peak
+
+
 def selective_ms(step: Step, gpu: Machine) -> float:
     """The cost of recomputing selectively in all blocks."""
     return 1e3 * RECOMPUTED / 2 * step.pass_bytes / gpu.bandwidth
@@ -157,6 +165,7 @@ ESTIMATES: dict[str, Callable[[Step, Machine], float]] = {
     "batched Muon, GPU": muon_gpu_ms,
     "batched Muon, host": muon_host_ms,
     "half of Muon's symmetric products": symmetric_ms,
+    "Muon's shared Gram matrices": shared_gram_ms,
     "a wait, at least": wait_ms,
     "selective recomputation of all blocks (cost)": selective_ms,
 }

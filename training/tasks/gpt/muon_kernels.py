@@ -40,10 +40,11 @@ def in_triton(columns: int) -> Products:
         if not _takes(matrices):
             return TORCH.gram(matrices, tall)
         rows = matrices.mT if tall else matrices
-        return _symmetric(rows, rows, 0.0, 1.0)
+        return _symmetric(rows, rows, 0.0, 0.0, 1.0)
 
-    def small(gram: Tensor, other: Tensor, own: float, factor: float) -> Tensor:
-        return (_symmetric if _takes(gram) else TORCH.small)(gram, other, own, factor)
+    def small(gram: Tensor, other: Tensor, identity: float, own: float, factor: float) -> Tensor:
+        take = _symmetric if _takes(gram) else TORCH.small
+        return take(gram, other, identity, own, factor)
 
     def apply(matrices: Tensor, gram: Tensor, own: float, tall: bool) -> Tensor:
         if not _takes(matrices):
@@ -64,8 +65,10 @@ def _takes(matrices: Tensor) -> bool:
     return matrices.dim() == 3 and not (rows % STEP or columns % STEP)
 
 
-def _symmetric(matrices: Tensor, others: Tensor, own: float, factor: float) -> Tensor:
-    """own·M + factor·MNᵀ, which must be symmetric, for each M and N (rows, columns)."""
+def _symmetric(
+    matrices: Tensor, others: Tensor, identity: float, own: float, factor: float
+) -> Tensor:
+    """identity·I + own·M + factor·MNᵀ, which must be symmetric, for each M, N (rows, columns)."""
     count, rows, columns = matrices.shape
     out = matrices.new_empty((count, rows, rows))
     tiles = triton.cdiv(rows, TILE)
@@ -77,6 +80,7 @@ def _symmetric(matrices: Tensor, others: Tensor, own: float, factor: float) -> T
         columns,
         *matrices.stride(),
         *others.stride(),
+        IDENTITY=identity,
         OWN=own,
         FACTOR=factor,
         TILE=TILE,
@@ -127,7 +131,8 @@ def _symmetric_kernel(  # type: ignore[no-untyped-def]
     y_batch,
     y_row,
     y_column,
-    OWN: tl.constexpr,  # numbers of Python, which torch.compile would pass as fp64
+    IDENTITY: tl.constexpr,  # numbers of Python, which torch.compile would pass as fp64
+    OWN: tl.constexpr,
     FACTOR: tl.constexpr,
     TILE: tl.constexpr,
     STEP: tl.constexpr,
@@ -153,6 +158,8 @@ def _symmetric_kernel(  # type: ignore[no-untyped-def]
     if OWN != 0:
         added = tl.load(x + (i % rows)[:, None] * x_row + (j % rows)[None, :] * x_column)
         total = FACTOR * total + OWN * added.to(tl.float32)
+    if IDENTITY != 0:
+        total += tl.where(i[:, None] == j[None, :], IDENTITY, 0.0)
     result = total.to(out.dtype.element_ty)
     # Also within a tile: the next product assumes exact symmetry.
     inside = (i < rows)[:, None] & (i[:, None] >= j[None, :])

@@ -19,8 +19,8 @@ from torch import Tensor
 # The constants of torch.optim.Muon, which computes the same one matrix at a time.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS, EPSILON = 5, 1e-7
-# Steps that share a G computed from X. The error is that of one for each step, or little more; with
-# (2, 3) in bf16, or all five in fp16, it can be three or ten times as large.
+# Steps that share a G computed from X. In fp16 the error is less than that of a G for each step in
+# bf16. In bf16 it is about the same, with (2, 3) it would be three times as large.
 SHARED = {torch.bfloat16: (2, 2, 1), torch.float16: (2, 3)}
 SHARED |= dict.fromkeys((torch.float32, torch.float64), (STEPS,))
 ASPECT = 2.0  # least ratio of the sides for it; below 1.5 it is more arithmetic
@@ -31,7 +31,7 @@ class Products:
     """The products of an iteration. X: (…, rows, columns); G and H are symmetric and commute."""
 
     gram: Callable[[Tensor, bool], Tensor]  # X, tall: XXᵀ, or XᵀX if tall
-    small: Callable[[Tensor, Tensor, float, float], Tensor]  # G, H, b, c: bG + cGH
+    small: Callable[[Tensor, Tensor, float, float, float], Tensor]  # G, H, a, b, c: aI + bG + cGH
     apply: Callable[[Tensor, Tensor, float, bool], Tensor]  # X, G, a, tall: aX + GX, or aX + XG
 
 
@@ -39,9 +39,12 @@ def _gram(matrices: Tensor, tall: bool) -> Tensor:
     return matrices.mT @ matrices if tall else matrices @ matrices.mT
 
 
-def _small(gram: Tensor, other: Tensor, own: float, factor: float) -> Tensor:
+def _small(gram: Tensor, other: Tensor, identity: float, own: float, factor: float) -> Tensor:
     # On a GPU what is added is copied first.
-    return _add_product(gram)(gram, gram, other, beta=own, alpha=factor) if own else gram @ other
+    out = _add_product(gram)(gram, gram, other, beta=own, alpha=factor) if own else gram @ other
+    if identity:
+        out.diagonal(dim1=-2, dim2=-1).add_(identity)
+    return out
 
 
 def _apply(matrices: Tensor, gram: Tensor, own: float, tall: bool) -> Tensor:
@@ -74,28 +77,23 @@ def shared(matrices: Tensor) -> Sequence[int]:
 
 
 def _steps(matrices: Tensor, count: int, products: Products) -> Tensor:
-    a, tall = COEFFICIENTS[0], matrices.shape[-2] > matrices.shape[-1]
+    a, b, c = COEFFICIENTS
+    tall = matrices.shape[-2] > matrices.shape[-1]
     gram = products.gram(matrices, tall)
     if count == 1:
-        gram = _without_own(gram, products)
+        gram = products.small(gram, gram, 0.0, b, c)
         return products.apply(matrices, gram, a, tall)
     return products.apply(matrices, _polynomial(gram, count, products), 0.0, tall)
-
-
-def _without_own(gram: Tensor, products: Products) -> Tensor:
-    """p(G) - aI"""
-    return products.small(gram, gram, *COEFFICIENTS[1:])
 
 
 def _polynomial(gram: Tensor, count: int, products: Products) -> Tensor:
     """The product of the polynomials of `count` steps."""
     product = None
     for left in reversed(range(count)):
-        one = _without_own(gram, products)
-        one.diagonal(dim1=-2, dim2=-1).add_(COEFFICIENTS[0])
-        product = one if product is None else products.small(product, one, 0.0, 1.0)
+        one = products.small(gram, gram, *COEFFICIENTS)
+        product = one if product is None else products.small(product, one, 0.0, 0.0, 1.0)
         for _ in range(2 if left else 0):
-            gram = products.small(gram, one, 0.0, 1.0)
+            gram = products.small(gram, one, 0.0, 0.0, 1.0)
     assert product is not None, "at least one step"
     return product
 
