@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.bench import STAND_INS
 from tests.conftest import ROOT, TOKEN
 from tests.e2e.conftest import Launcher
 from training.core.rundir import read_json
@@ -91,6 +92,14 @@ def test_it_trains_and_one_line_lists_disabled_features(
     command = [small / "bin/python", "-m", "training.cli.diagnose", str(hung.run.path), "--json"]
     told = subprocess.run(command, cwd=launch.project, capture_output=True, text=True, check=True)
     assert '"cause": "hang"' in told.stdout
+
+
+@pytest.mark.slow
+def test_it_trains_with_what_make_gpu_puts_in_place_of_packages(launch: Launcher) -> None:
+    """A lent machine may have torch and numpy only, and nobody to install more."""
+    config = "configs/dual_gpu/quickstart.py"
+    done = launch(sys.executable, "train.py", config, env={"PYTHONPATH": str(STAND_INS)}).ok()
+    assert len(done.losses) == 12
 
 
 @pytest.mark.parametrize(
