@@ -96,7 +96,7 @@ def test_it_trains_and_one_line_lists_disabled_features(
 
 @pytest.mark.slow
 def test_it_trains_with_what_make_gpu_puts_in_place_of_packages(launch: Launcher) -> None:
-    """A lent machine may have torch and numpy only, and nobody to install more."""
+    """A lent machine may have torch and numpy only, and no network."""
     config = "configs/dual_gpu/quickstart.py"
     done = launch(sys.executable, "train.py", config, env={"PYTHONPATH": str(STAND_INS)}).ok()
     assert len(done.losses) == 12
