@@ -5,7 +5,7 @@ A step multiplies X by p(G) = aI + bG + cG² with G = XXᵀ. Several steps in a 
 their start and end: the next G is p(G)²G, since polynomials in G commute. If one side of X is much
 longer, products of G are much smaller than those of X (Gram Newton-Schulz, Zhang, Amsel, Chen and
 Dao 2026, dao-lab.ai/blog/2026/gram-newton-schulz). Rounding errors of such a G grow with each step,
-so in 16 bits it is computed from X again.
+so in fp16 it is computed from X again.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from torch import Tensor
 # The constants of torch.optim.Muon, which computes the same one matrix at a time.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS, EPSILON = 5, 1e-7
-# Steps that share a G computed from X. In fp16 the error is less than that of a G for each step in
-# bf16. In bf16 it is about the same, with (2, 3) it would be three times as large.
-SHARED = {torch.bfloat16: (2, 2, 1), torch.float16: (2, 3)}
-SHARED |= dict.fromkeys((torch.float32, torch.float64), (STEPS,))
+# Steps that share a G computed from X. In fp16 the error is less than with a G for each step in
+# bf16, which has too few digits to share one.
+SHARED = {torch.float16: (2, 3), torch.float32: (STEPS,), torch.float64: (STEPS,)}
 ASPECT = 2.0  # least ratio of the sides for it; below 1.5 it is more arithmetic
 
 
@@ -73,7 +72,8 @@ def iterate(matrices: Tensor, products: Products = TORCH) -> Tensor:
 def shared(matrices: Tensor) -> Sequence[int]:
     """Numbers of steps that share a G computed from X."""
     short, long = sorted(matrices.shape[-2:])
-    return SHARED[matrices.dtype] if long >= ASPECT * short else (1,) * STEPS
+    alone = (1,) * STEPS
+    return SHARED.get(matrices.dtype, alone) if long >= ASPECT * short else alone
 
 
 def _steps(matrices: Tensor, count: int, products: Products) -> Tensor:
