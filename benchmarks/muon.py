@@ -102,8 +102,8 @@ def of_shape(shape: str, ranks: int, asked: argparse.Namespace) -> dict[str, lis
     times: dict[str, list[float]] = {name: [] for name in made}
     for turn in range(asked.rounds + 1):  # the first one warms up
         # Another one begins each round: it finds the caches of the last one.
-        first = turn % len(made)
-        for name, optimizer in (list(made.items()) * 2)[first : first + len(made)]:
+        first, order = turn % len(made), list(made.items())
+        for name, optimizer in order[first:] + order[:first]:
             started = time.process_time()
             for _ in range(asked.steps):
                 optimizer.step()

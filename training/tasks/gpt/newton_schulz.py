@@ -88,12 +88,17 @@ def _steps(matrices: Tensor, count: int, products: Products) -> Tensor:
 
 def _polynomial(gram: Tensor, count: int, products: Products) -> Tensor:
     """The product of the polynomials of `count` steps."""
+
+    def times(one: Tensor, other: Tensor) -> Tensor:
+        return products.small(one, other, 0.0, 0.0, 1.0)
+
     product = None
     for left in reversed(range(count)):
         one = products.small(gram, gram, *COEFFICIENTS)
-        product = one if product is None else products.small(product, one, 0.0, 0.0, 1.0)
-        for _ in range(2 if left else 0):
-            gram = products.small(gram, one, 0.0, 0.0, 1.0)
+        product = one if product is None else times(product, one)
+        if left:  # in two lines, so that the first G is freed before the third
+            gram = times(gram, one)
+            gram = times(gram, one)
     assert product is not None, "at least one step"
     return product
 
