@@ -59,7 +59,7 @@ TORCH = Products(_gram, _small, _apply)
 
 
 def norms(matrices: Tensor) -> Tensor:
-    return matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=EPSILON)
+    return torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True).clamp(min=EPSILON)
 
 
 def iterate(matrices: Tensor, products: Products = TORCH) -> Tensor:
