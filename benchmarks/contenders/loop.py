@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from torch import Tensor, nn
@@ -69,26 +70,41 @@ def train(run: Run, make: Callable[[Run], Contender]) -> None:
         contender.model.compile(dynamic=False)
     first = _load(run, contender)
     with open(run.out, "a", encoding="utf-8", buffering=1) as records:
+        queued: Tensor | None = None  # the loss of the step before
         for step in range(first, run.steps):
-            started = time.perf_counter()
             epoch, at = divmod(step, per_epoch)
             order = EpochPermutation(len(train_data), run.seed, epoch)
             inputs, targets = train_data.batch(order.indices(at * run.batch, (at + 1) * run.batch))
-            loss = contender.loss(inputs.to(run.device), targets.to(run.device), "mean")
+            loss = contender.loss(_moved(inputs, run), _moved(targets, run), "mean")
             loss.backward()
             contender.update(step)
-            record = {
-                "step": step + 1,
-                "loss": loss.item(),
-                "time": time.time(),
-                "step_ms": 1000 * (time.perf_counter() - started),
-            }
-            records.write(json.dumps(record) + "\n")
-            if (step + 1) % run.eval_every == 0 or step + 1 == run.steps:
+            # As in Duet: the host reads a step while the GPU computes the next one.
+            if queued is not None:
+                _record(records, step, queued)
+            queued = loss.detach()
+            validated = (step + 1) % run.eval_every == 0 or step + 1 == run.steps
+            saved = (step + 1) % run.save_every == 0
+            if validated or saved:
+                _record(records, step + 1, queued)
+                queued = None
+            if validated:
                 found = {"step": step + 1, "val_bpb": bits_per_byte(contender, val_data, run)}
                 records.write(json.dumps(found) + "\n")
-            if (step + 1) % run.save_every == 0:
+            if saved:
                 _save(run, contender, step + 1)
+
+
+def _moved(tokens: Tensor, run: Run) -> Tensor:
+    """On the run's device; the host does not wait for the copy."""
+    if run.device == "cpu":
+        return tokens
+    return tokens.pin_memory().to(run.device, non_blocking=True)
+
+
+def _record(records: TextIO, steps: int, loss: Tensor) -> None:
+    """Waits for the loss of step number `steps` (1-based)."""
+    found = {"step": steps, "loss": loss.item(), "time": time.time()}
+    records.write(json.dumps(found) + "\n")
 
 
 def _save(run: Run, contender: Contender, steps: int) -> None:

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,16 @@ POLL_S = 0.05
 STAND_INS = Path(__file__).with_name("stand_ins")
 PRIVATE = ("DUET_", "WANDB_")  # flags in the user's profile
 SHOWN = 1500  # characters of a failed program's output
+
+
+def stand_ins(missing: Iterable[str], folder: Path) -> Path | None:
+    """A folder for PYTHONPATH with stand-ins for the modules that a Python lacks; None if there are
+    none."""
+    lacking = [name for name in missing if (STAND_INS / f"{name}.py").exists()]
+    for name in lacking:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(STAND_INS / f"{name}.py", folder)
+    return folder if lacking else None
 
 
 class Skipped(Exception):
@@ -71,12 +81,7 @@ class Bench:
         that this Python lacks are replaced by stand-ins (stand_ins/README)."""
         outside = topology.clean(os.environ)
         env = {k: v for k, v in outside.items() if not k.startswith(PRIVATE)}
-        lacking = [n for n in self.machine.missing if (STAND_INS / f"{n}.py").exists()]
-        if lacking:
-            folder = self.cache / "stand_ins"
-            folder.mkdir(parents=True, exist_ok=True)
-            for name in lacking:
-                shutil.copy(STAND_INS / f"{name}.py", folder)
+        if folder := stand_ins(self.machine.missing, self.cache / "stand_ins"):
             env["PYTHONPATH"] = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), str(folder))))
         return (
             {ORDER: PCI}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gpu.bench import Bench, check
+from benchmarks.gpu.bench import Bench, Failed, check
 from benchmarks.gpu.trainings import Run, shape, train
 
 MODEL = {"depth": 4, "max_seq_len": 256, "device_batch_size": 8, "total_batch_size": 4096}
@@ -62,34 +62,70 @@ def run(bench: Bench) -> dict[str, Any]:
         name: train(bench, _folder(name), **{**flags, **own, "device": "cpu"}).ok().losses
         for name, own in REFERENCES.items()
     }
-    checks = []
+    checks: list[dict[str, Any]] = []
+    notes: list[str] = []
     for name, way in WAYS.items():
         own = {**flags, **way.flags, **eager}
-        curves[name] = train(bench, _folder(name), ranks=way.ranks, **own).ok().losses
+        try:
+            curves[name] = train(bench, _folder(name), ranks=way.ranks, **own).ok().losses
+        except Failed as error:
+            checks.append(_failed(bench, name, error, notes))
+            continue
         checks.append(near(name, curves[name], curves[way.reference], way.limit))
     # inspect_every=1: a run whose replicas differ ends with an error.
-    checks.append(check("replicas are equal", True, f"compared after each of {steps} steps"))
-    for name, limit in LIMITS_OF_RESUMED.items():
-        way, again = WAYS[name], RESUMED.format(name)
-        killed, resumed = _killed(bench, _folder(again), steps, {**flags, **way.flags, **eager})
-        curves[again] = resumed.losses
-        apart = _apart(curves[name], resumed.losses)
-        ok = killed.code != 0 and len(resumed.losses) == steps and apart <= limit
-        same = "bit for bit" if resumed.losses == curves[name] else f"{100 * apart:.4f} % apart"
-        text = f"exit status {killed.code}; losses against the run without a kill: {same}"
-        how = "" if limit else " with the same bits"
-        checks.append(check(f"a killed run resumes{how}: {name}", ok, text))
+    shared = all(name in curves for name, way in WAYS.items() if way.ranks > 1)
+    checks.append(check("replicas are equal", shared, f"compared after each of {steps} steps"))
+    for name in filter(curves.__contains__, LIMITS_OF_RESUMED):
+        own = {**flags, **WAYS[name].flags, **eager}
+        try:
+            checks.append(_resumed(bench, name, steps, own, curves))
+        except Failed as error:
+            checks.append(_failed(bench, RESUMED.format(name), error, notes))
     return {
         "curves": curves,
         "relative_difference": {
-            name: _apart(curves[way.reference], curves[name]) for name, way in WAYS.items()
+            name: _apart(curves[way.reference], curves[name])
+            for name, way in WAYS.items()
+            if name in curves
         },
         "resumed_is_identical": {
-            name: curves[name] == curves[RESUMED.format(name)] for name in LIMITS_OF_RESUMED
+            name: curves[name] == curves[RESUMED.format(name)]
+            for name in LIMITS_OF_RESUMED
+            if RESUMED.format(name) in curves
         },
         "ranks_share_a_gpu": len(bench.machine.gpus) < 2,
+        "notes": notes,
         "checks": checks,
     }
+
+
+def _failed(bench: Bench, name: str, error: Failed, notes: list[str]) -> dict[str, Any]:
+    """The check of a training that has failed: the others are still measured. Raises `error` if no
+    time is left for them."""
+    if bench.left_s <= 0:
+        raise error
+    notes.append(f"{name}: {error}")
+    return check(name, False, str(error).partition("\n")[0])
+
+
+def _resumed(
+    bench: Bench,
+    name: str,
+    steps: int,
+    flags: dict[str, Any],
+    curves: dict[str, list[float]],
+) -> dict[str, Any]:
+    """Whether a run that is killed and resumed has the losses of the one that is not; adds its
+    curve. Raises Failed."""
+    again, limit = RESUMED.format(name), LIMITS_OF_RESUMED[name]
+    killed, resumed = _killed(bench, _folder(again), steps, flags)
+    curves[again] = resumed.losses
+    apart = _apart(curves[name], resumed.losses)
+    ok = killed.code != 0 and len(resumed.losses) == steps and apart <= limit
+    same = "bit for bit" if resumed.losses == curves[name] else f"{100 * apart:.4f} % apart"
+    text = f"exit status {killed.code}; losses against the run without a kill: {same}"
+    how = "" if limit else " with the same bits"
+    return check(f"a killed run resumes{how}: {name}", ok, text)
 
 
 def near(name: str, curve: list[float], reference: list[float], limit: float) -> dict[str, Any]:

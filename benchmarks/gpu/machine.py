@@ -39,6 +39,7 @@ try:
         {"name": p.name, "memory_bytes": p.total_memory, "capability": [p.major, p.minor]}
         for p in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     ]
+    facts["peer_access"] = len(facts["gpus"]) > 1 and torch.cuda.can_device_access_peer(0, 1)
     facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if facts["gpus"] else None
 except Exception as error:
     facts["error"] = f"{type(error).__name__}: {error}"
@@ -62,6 +63,7 @@ class Machine:
     nccl: str | None
     driver: str | None  # None: not reported
     gpus: list[dict[str, Any]]  # name, memory_bytes, capability
+    peer_access: bool  # between the first two GPUs
     null_gpu: bool  # a device that computes nothing (tests/null_gpu)
     missing: list[str]
     cpu: str
@@ -97,15 +99,16 @@ def find(asked: str = "") -> Machine:
 
 
 def commit() -> str:
-    """Commit of the checkout, with '+' and a hash of the changes if files differ from it; without
+    """Commit of the checkout, with '+' and a hash of the changes if SOURCES differ from it; without
     a commit 'unknown', with '+' and a hash of all sources."""
     git = ("git", "-C", str(ROOT))
     try:
         if Path(_output(*git, "rev-parse", "--show-toplevel")).resolve() != ROOT.resolve():
             return _without_commit()  # an unpacked copy inside another checkout
         name = _output(*git, "rev-parse", "--short=12", "HEAD")
+        run = (*SOURCES, f":(exclude)benchmarks/{RESULTS}")
         changes = subprocess.run(
-            [*git, "diff", "HEAD"], check=True, capture_output=True, timeout=60
+            [*git, "diff", "HEAD", "--", *run], check=True, capture_output=True, timeout=60
         ).stdout
         others = _output(*git, "ls-files", "-z", "--others", "--exclude-standard", *SOURCES)
     except (OSError, subprocess.SubprocessError):
@@ -192,6 +195,7 @@ def _machine(executable: str, facts: dict[str, Any]) -> Machine:
         nccl=facts["nccl"],
         driver=None if facts["null_gpu"] else _driver(),
         gpus=facts["gpus"],
+        peer_access=facts["peer_access"],
         null_gpu=facts["null_gpu"],
         missing=facts["missing"],
         cpu=cpu(),

@@ -82,6 +82,10 @@ def _overview(stages: Mapping[str, Any]) -> Iterator[str]:
         yield "<h2>Share of the GPU's arithmetic (MFU)</h2>"
         shares = {c: {n: loop["mfu"] for n, loop in group.items()} for c, group in loops.items()}
         yield draw.bars(shares, lambda share: f"{100 * share:.1f} %")
+        yield (
+            '<p class="muted">bare loop: the same model in a loop without Duet, with '
+            "torch.optim.Muon, which updates one matrix at a time.</p>"
+        )
     else:
         yield "<h2>Tokens per second</h2>"
         speeds = {c: {n: loop["tokens_per_s"] for n, loop in g.items()} for c, g in loops.items()}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from typing import Any
 
-from benchmarks.gpu.bench import Bench, check
+from benchmarks.gpu.bench import Bench, Skipped, check
 from benchmarks.gpu.machine import ROOT
-from benchmarks.gpu.trainings import TINY, WARM_UP, train
+from benchmarks.gpu.trainings import TINY, WARM_UP, Run, launch
+from training.host.p2p_cache import P2P
 
 CONFIG = "configs/dual_gpu/balanced.py"
 TOKENS = 12 * 2048  # of a rank
@@ -15,13 +17,17 @@ GOAL = 0.90  # weak efficiency
 ON, OFF = "on", "off"
 
 
-def _step_ms(bench: Bench, name: str, ranks: int, **env: str) -> float:
+def _run(bench: Bench, name: str, ranks: int, **env: str) -> Run:
+    """By the launcher, which tests the communication first and tunes the exchange by the result."""
     steps = bench.size(30, 4) + WARM_UP
     flags = {**TINY, "total_batch_size": 128 * ranks} if bench.smoke else {}
     flags = {"total_batch_size": TOKENS * ranks, "num_iterations": steps, **flags}
-    one = train(bench, name, str(ROOT / CONFIG), ranks=ranks, env=env, **flags).ok()
-    found = one.step_ms()
-    one.remove()
+    return launch(bench, name, str(ROOT / CONFIG), ranks=ranks, env=env, **flags).ok()
+
+
+def _step_ms(run: Run) -> float:
+    found = run.step_ms()
+    run.remove()
     return found
 
 
@@ -31,7 +37,7 @@ def scaling(bench: Bench) -> dict[str, Any]:
     times: dict[int, list[float]] = {1: [], 2: []}
     for number in range(rounds):
         for ranks, found in times.items():
-            found.append(_step_ms(bench, f"scaling{ranks}{number}", ranks))
+            found.append(_step_ms(_run(bench, f"scaling{ranks}{number}", ranks)))
     one, two = (statistics.median(found) for found in times.values())
     return {
         "step_ms": {"1": one, "2": two},
@@ -47,10 +53,14 @@ def scaling(bench: Bench) -> dict[str, Any]:
 
 def p2p(bench: Bench) -> dict[str, Any]:
     """Milliseconds of a step of two ranks with and without direct copies between their GPUs."""
-    found = {
-        ON: _step_ms(bench, "p2p_on", 2, NCCL_P2P_DISABLE="0"),
-        OFF: _step_ms(bench, "p2p_off", 2, NCCL_P2P_DISABLE="1"),
-    }
+    if os.environ.get(P2P):
+        raise Skipped(f"{P2P} is set")
+    if not bench.machine.peer_access:
+        raise Skipped("the driver offers no direct copies between the first two GPUs")
+    on = _run(bench, "p2p_on", 2)
+    if P2P in {one["name"] for one in on.plan["variables"]}:
+        raise Skipped("direct copies failed in the test of the communication")
+    found = {ON: _step_ms(on), OFF: _step_ms(_run(bench, "p2p_off", 2, **{P2P: "1"}))}
     text = f"{found[ON]:.1f} ms with P2P, {found[OFF]:.1f} ms without"
     fast = found[ON] <= 1.02 * found[OFF]
     return {

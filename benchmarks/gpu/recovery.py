@@ -16,7 +16,7 @@ def run(bench: Bench) -> dict[str, Any]:
     model = {"depth": 1, "max_seq_len": 32, "total_batch_size": 256} if bench.smoke else {}
     flags: dict[str, Any] = MODEL | model | {"num_iterations": 20, "save_every": 5, "retries": 2}
     flags["compile"] = 0  # a smaller batch would be compiled again
-    one = launch(bench, "oom", 1, inject="oom@rank=0,step=12,above=4", **flags).ok()
+    one = launch(bench, "oom", ranks=1, inject="oom@rank=0,step=12,above=4", **flags).ok()
     restarts = [e for e in one.events if e["event"] == "restart"]
     recovered = [e["seconds"] for e in one.events if e["event"] == "recovered"]
     changes = [e["changes"].get("device_batch_size") for e in restarts]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,21 @@ class Results:
             == record["key"] | NANOCHAT
         }
 
+    def _set_aside(self) -> None:
+        """Keep a copy of the file: not all of its records stay."""
+        commit = (read_json(self.json) or {}).get("commit", "unknown")
+        names = chain([f"gpu-{commit}"], (f"gpu-{commit}-{number}" for number in count(2)))
+        paths = (self.json.with_name(f"{name}.json") for name in names)
+        free = next(path for path in paths if not path.exists())
+        write_bytes(free, self.json.read_bytes())
+
     def keep(self, stage: Stage, record: Record | None) -> dict[str, Any]:
-        """Write both files with this record of the stage; None: it is being measured."""
-        records = self._others() | {stage.name: record}
+        """Write both files with this record of the stage; None: it is being measured. Real figures
+        of another machine or commit, which the file does not keep, get a file of their own."""
+        kept = self._others()
+        if self.are_meant() and self._kept().keys() - kept.keys():
+            self._set_aside()
+        records = kept | {stage.name: record}
         machine = self.session.machine
         result = {
             "format": FORMAT,

@@ -43,7 +43,7 @@ def measured(step: Callable[[], object], job: Mapping[str, Any]) -> dict[str, An
             for _ in range(PROFILED):
                 step()
             torch.cuda.synchronize()
-        found["calls"] = calls(profile, PROFILED)
+        found["calls"] = calls(profile, PROFILED, own_waits=1)
     return found
 
 
@@ -53,8 +53,9 @@ def profiler() -> Any:
     return torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA])
 
 
-def calls(profile: Any, steps: int) -> dict[str, float] | None:
-    """Launches and waits of a step; None if CUDA cannot be traced on this machine."""
+def calls(profile: Any, steps: int, own_waits: int = 0) -> dict[str, float] | None:
+    """Launches and waits of a step; None if CUDA cannot be traced on this machine.
+    `own_waits`: those of the measurement itself."""
     found: Counter[str] = Counter()
     for event in profile.events():
         if event.name.startswith(LAUNCHES):
@@ -63,4 +64,5 @@ def calls(profile: Any, steps: int) -> dict[str, float] | None:
             found["waits"] += 1
     if not found["launches"]:
         return None
+    found["waits"] -= min(own_waits, found["waits"])
     return {name: found[name] / steps for name in ("launches", "waits")}

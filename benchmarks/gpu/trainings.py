@@ -82,6 +82,12 @@ class Run:
             raise Failed(f"{self.folder.name}: exit status {self.code}\n{self.output[-1500:]}")
         return self
 
+    @property
+    def error(self) -> str:
+        """The first line of an error in its output."""
+        lines = self.output.splitlines()
+        return next((one for one in lines if "[ERROR]" in one), "").partition("[ERROR] ")[2]
+
     def remove(self) -> None:
         """Its files: checkpoints are large."""
         shutil.rmtree(self.folder.path, ignore_errors=True)
@@ -120,11 +126,19 @@ def train(
     return Run(folder, code, started, "\n".join(texts))
 
 
-def launch(bench: Bench, name: str, ranks: int, **flags: object) -> Run:
-    """./launch_train.sh, with its supervisor."""
+def launch(
+    bench: Bench,
+    name: str,
+    *config: str,
+    ranks: int,
+    env: Mapping[str, str] | None = None,
+    **flags: object,
+) -> Run:
+    """./launch_train.sh, with its supervisor and, at the first start of several GPUs, its test of
+    the communication."""
     console, started = bench.folder / f"{name}.txt", time.time()
-    argv = [str(ROOT / "launch_train.sh"), str(ranks), *arguments(bench, name, flags)]
-    program = Program(argv, console, {"DUET_PYTHON": bench.machine.executable})
+    argv = [str(ROOT / "launch_train.sh"), str(ranks), *config, *arguments(bench, name, flags)]
+    program = Program(argv, console, {"DUET_PYTHON": bench.machine.executable, **(env or {})})
     (code,) = bench.run([program])
     return Run(RunDir(bench.folder / name), code, started, program.end_of_output())
 

@@ -13,8 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from benchmarks.gpu.machine import commit, cpu
 from benchmarks.target.plan import CPU, CUDA, Plan
 from benchmarks.target.runs import Process, read, stop
@@ -46,6 +44,8 @@ def measure(plan: Plan, folder: Path, count: int) -> None:
     """Write the milliseconds that each process takes for a step, a pair for each of `count` rounds.
     Neither runs while the other is measured, and both see the same load; on a CPU the time of other
     programs does not count."""
+    from tqdm import tqdm  # a GPU's machine may have a stand-in only
+
     seed, device = plan.seeds[0], plan.device
     both = [plan.base(ENDLESS, seed, plan.rate), plan.duet(ENDLESS, seed, 1.0)]
     processes: list[Process] = []

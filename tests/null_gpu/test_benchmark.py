@@ -140,15 +140,17 @@ def test_the_loop_of_nanochat(gpus: NullGpus, tmp_path: Path, token: str) -> Non
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_the_time_to_a_loss(gpus: NullGpus, tmp_path: Path, token: str) -> None:
-    """Both contenders train on the GPU, not compiled here, and are timed in turns on the clock."""
+def test_the_time_to_a_loss(gpus: NullGpus, tmp_path: Path, token: str, bare_python: str) -> None:
+    """Both contenders train on the GPU, not compiled here, and are timed in turns on the clock. As on
+    a lent machine, only torch and numpy are installed."""
+    env = {k: v for k, v in environment(gpus, token).items() if k != "PYTHONPATH"}
     folders = [f"--results={tmp_path / 'results'}", f"--scratch={tmp_path / 'started'}"]
     sizes = ["--steps=4", "--seeds=1", "--shares=1", "--share=1", "--rounds=2", "--eval_every=4"]
     for step in ([], ["--timing"]):
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.target", "--device=cuda", *folders, *sizes, *step],
+            [bare_python, "-m", "benchmarks.target", "--device=cuda", *folders, *sizes, *step],
             cwd=ROOT,
-            env=environment(gpus, token) | {"TORCH_COMPILE_DISABLE": "1"},
+            env=env | {"TORCH_COMPILE_DISABLE": "1"},
             capture_output=True,
             text=True,
             check=False,

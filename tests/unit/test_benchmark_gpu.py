@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,17 @@ from benchmarks.gpu import (
     bench,
     machine,
     page,
+    pairs,
     recovery,
     results,
+    speed,
     stages,
     table,
     timing,
     trainings,
 )
+from training.core.rundir import RunDir
+from training.host.p2p_cache import P2P
 from training.tasks.memory import gib
 
 GPU = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 << 30, "capability": [9, 0]}
@@ -36,7 +40,14 @@ GPU = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 << 30, "capability": 
 def made(gpus: int = 1, **changes: Any) -> machine.Machine:
     facts: dict[str, Any] = {"executable": sys.executable, "python": "3.12", "torch": "2.11.0"}
     facts |= {"cuda": "13.0", "nccl": "2.27", "driver": "580.1", "gpus": [GPU] * gpus}
-    facts |= {"null_gpu": False, "missing": [], "cpu": "CPU", "cores": 16, "memory_bytes": 1 << 37}
+    facts |= {
+        "peer_access": gpus > 1,
+        "null_gpu": False,
+        "missing": [],
+        "cpu": "CPU",
+        "cores": 16,
+        "memory_bytes": 1 << 37,
+    }
     return machine.Machine(**(facts | changes))
 
 
@@ -95,6 +106,12 @@ def test_a_call_keeps_what_it_does_not_measure(
     assert set(json.loads((tmp_path / "gpu.json").read_text())["stages"]) == {"speed", "oom"}
     run(session(tmp_path, nanochat=checkouts[1], commit="def"), [oom])
     assert set(json.loads((tmp_path / "gpu.json").read_text())["stages"]) == {"oom"}
+    earlier = json.loads((tmp_path / "gpu-abc.json").read_text())
+    assert set(earlier["stages"]) == {"speed", "oom"} and earlier["commit"] == "abc"
+    run(session(tmp_path, nanochat=checkouts[1]), [oom])
+    run(session(tmp_path, nanochat=checkouts[1], commit="def"), [oom])
+    names = {path.name for path in tmp_path.glob("*.json")}
+    assert names == {"gpu.json", "gpu-abc.json", "gpu-def.json", "gpu-abc-2.json"}
 
 
 def test_a_smoke_run_does_not_replace_real_figures(
@@ -243,6 +260,7 @@ def test_calls_of_a_step() -> None:
     names.append("cudaStreamSynchronize")
     profile = namedtuple("profile", "events")(lambda: [event(name) for name in names])
     assert timing.calls(profile, 2) == {"launches": 5.0, "waits": 0.5}
+    assert timing.calls(profile, 2, own_waits=1) == {"launches": 5.0, "waits": 0.0}
     assert timing.calls(namedtuple("profile", "events")(list), 2) is None, "not traced"
 
 
@@ -279,9 +297,10 @@ def test_all_programs_see_the_gpus_in_the_order_of_duet(
 
 def test_other_changes_are_another_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git = ("git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org")
-    file = tmp_path / "file"
+    file = tmp_path / "train.py"
     file.write_text("1")
-    for words in (("init", "-q"), ("add", "file"), ("commit", "-qm", "one")):
+    (tmp_path / "README.md").write_text("1")
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "one")):
         subprocess.run([*git, *words], check=True)
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     found = [machine.commit()]
@@ -290,7 +309,12 @@ def test_other_changes_are_another_commit(tmp_path: Path, monkeypatch: pytest.Mo
         found.append(machine.commit())
     assert "+" not in found[0] and len(set(found)) == 3 and found[1] == found[3]
     file.write_text("1")
-    for name in ("notes", "benchmarks/results/new.json", "training/__pycache__/new.pyc"):
+    for name in (
+        "README.md",
+        "notes",
+        "benchmarks/results/new.json",
+        "training/__pycache__/new.pyc",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("not run")
     assert machine.commit() == found[0]
@@ -376,3 +400,73 @@ def test_a_python_that_imports_torch_for_too_long_is_refused_in_a_line(
 def test_batches_of_restarts_in_words() -> None:
     assert recovery.sizes([[8, 4]]) == "8 → 4"
     assert recovery.sizes([[8, 4], None, [4, 2]]) == "8 → 4, unchanged, 4 → 2"
+
+
+def test_a_bare_loop_that_fails_costs_only_its_own_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = {"depth": 2, "sequences": 4, "seq_len": 32, "vocab": 320, "total_tokens": 256}
+    load |= {"blocks": 0, "selective": 0, "chunks": 1, "muon": True, "compiled": False}
+    memory = {"load": load, "total_bytes": 3 << 30, "context_bytes": 1 << 30}
+    why = {"value": False, "reason": "gcc is missing"}
+    plan = {"memory": memory, "precision": {"value": "bf16"}, "compile": why}
+
+    def train(*arguments: Any, **flags: Any) -> trainings.Run:
+        class Trained(trainings.Run):
+            peak_bytes = 1 << 30
+
+            def step_ms(self, warm_up: int = 0) -> float:
+                return 10.0
+
+        one = Trained(RunDir(tmp_path / "none"), 0, 0.0, "")
+        vars(one)["plan"] = plan
+        return one
+
+    def result(lab: bench.Bench, module: str, name: str, *rest: Any, **env: str) -> dict[str, Any]:
+        if module == "bare_loop":
+            raise bench.Failed(f"{name}: exit status 1\nout of memory")
+        return {"step_ms": 20.0}
+
+    monkeypatch.setattr(speed, "train", train)
+    monkeypatch.setattr(bench.Bench, "result", result)
+    lab = laboratory(tmp_path)
+    lab.nanochat = tmp_path
+    found = speed.run(lab, "conservative")
+    assert {name: loop["step_ms"] for name, loop in found["loops"].items()} == {
+        speed.DUET: 10.0,
+        speed.NANOCHAT: 20.0,
+    }
+    assert [c["name"] for c in found["checks"] if not c["ok"]] == ["no slower than a bare loop"]
+    notes = "\n".join(found["notes"])
+    assert "gcc is missing" in notes and "out of memory" in notes and "the same 4" in notes
+    with pytest.raises(bench.Failed):
+        speed.run(laboratory(tmp_path, limit_s=0.0), "conservative")
+
+
+def test_copies_between_gpus_are_measured_where_there_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Mapping[str, str]] = []
+    variables: list[dict[str, str]] = []
+
+    def launch(*arguments: Any, env: Mapping[str, str], **flags: Any) -> trainings.Run:
+        class Launched(trainings.Run):
+            def step_ms(self, warm_up: int = 0) -> float:
+                return 12.0 if env else 10.0
+
+        started.append(env)
+        one = Launched(RunDir(tmp_path / "none"), 0, 0.0, "")
+        vars(one)["plan"] = {"variables": variables}
+        return one
+
+    monkeypatch.setattr(pairs, "launch", launch)
+    monkeypatch.delenv(P2P, raising=False)
+    with pytest.raises(bench.Skipped):
+        pairs.p2p(laboratory(tmp_path, gpus=2, peer_access=False))
+    assert not started
+    found = pairs.p2p(laboratory(tmp_path, gpus=2))
+    assert found["step_ms"] == {"on": 10.0, "off": 12.0} and found["checks"][0]["ok"]
+    assert started == [{}, {P2P: "1"}]
+    variables.append({"name": P2P})
+    with pytest.raises(bench.Skipped):
+        pairs.p2p(laboratory(tmp_path, gpus=2))

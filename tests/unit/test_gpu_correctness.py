@@ -19,6 +19,7 @@ def laboratory(folder: Path, limit_s: float = 30.0) -> bench.Bench:
     """Two ranks have a device each."""
     facts: dict[str, Any] = {"executable": sys.executable, "python": "3.12", "torch": "2.13.0"}
     facts |= {"cuda": None, "nccl": None, "driver": None, "gpus": [NO_GPU] * 2, "missing": []}
+    facts |= {"peer_access": False}
     facts |= {"null_gpu": False, "cpu": "CPU", "cores": 2, "memory_bytes": 1 << 34}
     return bench.Bench(machine.Machine(**facts), folder, folder / "cache", True, None, limit_s)
 
@@ -66,6 +67,26 @@ def test_a_run_that_is_killed_and_resumed(
     monkeypatch.setattr(correctness, "train", train)
     checks = correctness.run(laboratory(tmp_path))["checks"]
     assert [c["name"].partition(": ")[2] for c in checks if not c["ok"]] == failed
+
+
+def test_a_training_that_fails_does_not_cost_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = correctness.REPEATED
+
+    def train(lab: bench.Bench, name: str, **flags: Any) -> trainings.Run:
+        class Trained(trainings.Run):
+            losses = [1.0] * 12
+
+        code = 1 if name == correctness._folder(broken) or flags.get("inject") else 0
+        return Trained(RunDir(tmp_path), code, 0.0, "")
+
+    monkeypatch.setattr(correctness, "train", train)
+    found = correctness.run(laboratory(tmp_path))
+    assert [c["name"] for c in found["checks"] if not c["ok"]] == [broken, "replicas are equal"]
+    assert set(found["resumed_is_identical"]) == {correctness.TWO} and len(found["notes"]) == 1
+    with pytest.raises(bench.Failed):
+        correctness.run(laboratory(tmp_path, limit_s=0.0))
 
 
 @pytest.mark.soak
