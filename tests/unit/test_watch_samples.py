@@ -371,3 +371,39 @@ def test_a_thread_at_a_prompt_counts_only_if_the_main_thread_is_in_a_debugger(
     watch._sampled_at = time.monotonic()  # none is due
     watch._samples = [Sample(0.0, {0: look(Frame(f"/usr/lib/{file}", 3, "wait"), MINE)})]
     assert watch.look({0: os.getpid()}) is (None if debugged else found)
+
+
+def test_a_rank_that_waits_in_the_queue_of_its_gpu_is_not_guilty() -> None:
+    """It does not wait for a result, as a script that prints every 100 steps: the GPU's queue is
+    full, and a launch polls for a place anywhere in the model. It may also compute."""
+    at = Frame(f"{LIBRARY}/nn/modules/linear.py", 125, "forward")
+    before = look(at, MINE, gpu=True, state="R")
+    after = look(at, MINE, gpu=True, state="R", cpu_s=11.0, main_cpu_s=11.0)
+    lock = look(MINE, gpu=True)
+    found = judged((before, after), (lock, lock))
+    assert isinstance(found, HangFinding) and found.rank == 1
+    assert stall_detector.on_gpu(found, stall_detector.QUEUE) == [0]
+    assert stall_detector.on_gpu(found) == []
+    for pending, certain in ((True, True), (False, False), (None, False)):
+        watch = ScriptWatch(1.0, pending=lambda rank, pending=pending: pending)  # type: ignore[misc]
+        result = watch._doubted(found, alone=True)
+        assert isinstance(result, HangFinding) == certain
+    both = judged((before, after), (before, after))
+    result = ScriptWatch(1.0, pending=lambda rank: True)._doubted(both, alone=True)
+    assert isinstance(result, NoFinding) and result.code == WORKS, "nobody is stuck"
+    python = look(at, MINE, gpu=True, state="R", holds_gil=True)
+    used = look(at, MINE, gpu=True, state="R", holds_gil=True, cpu_s=11.0, main_cpu_s=11.0)
+    assert isinstance(judged((python, used), (lock, lock)), NoFinding), "a loop in Python"
+
+
+def test_answers_of_torchs_store_are_no_progress_of_its_rank() -> None:
+    """NCCL's heartbeat monitor of each rank asks the store every second; a thread of rank 0
+    answers by read() and write()."""
+    here = dataclasses.replace(look(MINE), served=frozenset({7}), sockets={7: 1000})
+    asked = dataclasses.replace(
+        look(MINE, io_bytes=1099 + 20), served=frozenset({7}), sockets={7: 1099}
+    )
+    found = judged((here, asked), (reduce(), reduce()))
+    assert isinstance(found, HangFinding) and (found.rank, found.may_end) == (0, False)
+    reads = dataclasses.replace(asked, process=dataclasses.replace(PROCESS, io_bytes=9000))
+    assert isinstance(judged((here, reads), (reduce(), reduce())), NoFinding), "its own bytes too"

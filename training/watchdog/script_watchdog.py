@@ -285,9 +285,15 @@ class ScriptWatch:
 
     def _doubted(self, found: HangFinding | NoFinding, alone: bool) -> HangFinding | NoFinding:
         """A rank that waits for its GPU waits for other ranks only if a collective is pending;
-        otherwise the GPU computes."""
+        otherwise the GPU computes. One that may wait for a place in the queue proves nothing by
+        itself."""
         if isinstance(found, NoFinding) or found.kind == STOPPED:
             return found
+        for rank in stall_detector.on_gpu(found, stall_detector.QUEUE):
+            if found.rank is None or not self._pending(rank):
+                return NoFinding(
+                    WORKS, msg("watchdog.script.may_work", place=found.waiting[rank], rank=rank)
+                )
         for rank in stall_detector.on_gpu(found):
             pending = self._pending(rank)
             if pending is False:

@@ -23,7 +23,8 @@ from training.watchdog.probes.waits import (
 if TYPE_CHECKING:
     from training.core.contracts.kinds import HangKind
 
-GPU = msg("watchdog.gpu")  # waited for, possibly because it waits for other ranks
+# waited for, possibly because it waits for other ranks; or for a place in its queue
+GPU, QUEUE = msg("watchdog.gpu"), msg("watchdog.gpu_queue")
 # may compute; a wait for torch's store, or for a collective
 BACKWARD, STORE = "backward", ("store.get", "wait")
 RENDEZVOUS = "init_process_group"  # ends when all ranks of the training are there
@@ -125,19 +126,25 @@ def waits(c: RankTrace) -> str | None:
         name is None
         and c.last.gpu
         and not any(look.main and look.main.holds_gil for look in c.looks)
-        and waits_for_device(main.frames[0])
     ):
-        name = GPU
+        name = GPU if waits_for_device(main.frames[0]) else QUEUE if _launches(c) else None
     # A rank in the rendezvous or in a barrier of the store polls repeatedly; every other wait is a
     # single one.
     polls = name == RENDEZVOUS or main.frames[0].name == "_store_based_barrier"
-    if name is None or (not polls and (c.woken if name == GPU else _advances(c))):
+    if name is None or (not polls and (c.woken if name in (GPU, QUEUE) else _advances(c))):
         return None
-    if name in (GPU, BACKWARD):
+    if name in (GPU, QUEUE, BACKWARD):
         # On a CPU 'backward' may be the computation itself.
         busy = c.moves_data or c.children_work
         return None if busy or not (c.last.gpu or c.idle) else name
     return name if c.exchanges_nothing else None
+
+
+def _launches(c: RankTrace) -> bool:
+    """Could it be in the launch of a kernel, anywhere in the script? While the queue of the GPU is
+    full (about 1,000 kernels), it polls for a place in C without the GIL. Other computation in C
+    looks the same: a pending collective decides (ScriptWatch)."""
+    return computes(c) and c.always("R")
 
 
 def _advances(c: RankTrace) -> bool:
@@ -146,12 +153,13 @@ def _advances(c: RankTrace) -> bool:
     return name is not None and c.calls_collectives(name in STORE)
 
 
-def on_gpu(found: HangFinding) -> list[int]:
-    """Ranks that wait for their GPU, which may be computing."""
+def on_gpu(found: HangFinding, name: str = GPU) -> list[int]:
+    """Ranks that wait for their GPU, which may be computing; QUEUE: for a place in its queue, or
+    compute themselves."""
     return [
         rank
         for rank, place in sorted(found.waiting.items())
-        if place.startswith(msg("watchdog.waits_in", name=GPU, at=""))
+        if place.startswith(msg("watchdog.waits_in", name=name, at=""))
     ]
 
 
@@ -251,16 +259,20 @@ def _may_end(c: RankTrace) -> bool:
 def spins(c: RankTrace) -> bool:
     """Could this be an endless loop? Python code in the same functions that never yields its core
     and touches no new memory."""
-    # Always ready to run; its share of a core depends on the load.
-    computing = c.last.process.main_cpu_s - c.looks[0].process.main_cpu_s > IDLE_SHARE * c.seconds
     alone = not c.children_work and not c.moves_data
     return (
-        computing
+        computes(c)
         and alone
         and c.always("R")
         and c.same_functions
         and all(look.main and look.main.holds_gil for look in c.looks)
     )
+
+
+def computes(c: RankTrace) -> bool:
+    """Does its main thread use a core? Its share depends on the load."""
+    used = c.last.process.main_cpu_s - c.looks[0].process.main_cpu_s
+    return used > IDLE_SHARE * c.seconds
 
 
 def _still_spins(c: RankTrace, taken: list[Stack | str]) -> bool:

@@ -5,6 +5,7 @@ too.
 upload, quiet, slow_data and prepare.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -122,10 +123,20 @@ def at_fault():
         raise ValueError("something is wrong with sample 80")
 
 
+def ask_the_store():
+    """As the heartbeat monitor of NCCL does in each rank, every second."""
+    store = dist.distributed_c10d._get_default_store()
+    with contextlib.suppress(RuntimeError):  # the store's rank may have ended
+        while not ended.wait(0.5):
+            store.check(["exception_dump"])
+
+
 dist.init_process_group(
     "gloo", timeout=timedelta(seconds=float(os.environ.get("GROUP_TIMEOUT_S", "1800")))
 )
-rank = dist.get_rank()
+rank, ended = dist.get_rank(), threading.Event()
+asks = threading.Thread(target=ask_the_store, daemon=True)
+asks.start()
 torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -159,4 +170,6 @@ for step, batch in enumerate(DataLoader(Samples(), batch_size=BATCH, num_workers
         print(f"step {step} loss {loss.item():.4f}", flush=True)
 dist.barrier()
 print(f"rank {rank} done", flush=True)
+ended.set()
+asks.join()
 dist.destroy_process_group()

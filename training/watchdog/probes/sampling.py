@@ -17,6 +17,8 @@ IDLE_BYTES, IDLE_FAULTS = 16384, 200  # a second
 # of the time, ready to run without a core: a starved thread uses no CPU time either
 QUEUED_SHARE = 0.2
 IDLE_DISK = 1e6  # bytes a second, of the whole machine
+# Of a request to torch's store between the readings of the two counters of its bytes.
+STORE_REQUEST = 64  # bytes for each connection
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class ProcessSample:
     # The rank's own connections, and those of them that are not to torch's store.
     own_sockets: frozenset[int] = frozenset()
     group_sockets: frozenset[int] = frozenset()
+    # Connections to torch's store in this process, whose thread answers NCCL's heartbeat monitor
+    # in every rank each second.
+    served: frozenset[int] = frozenset()
     ends_by: str = ""  # system_calls
     # When it has called its newest collective, where torch's flight recorder answers.
     newest_call: int | None = None
@@ -97,6 +102,7 @@ def take(
             frozenset(mine.keys() - to_ranks),
             frozenset(own),
             frozenset(own - to_store),
+            frozenset(i for i, c in mine.items() if c.here[1] == store and i in own),
             system_calls.ends_by(pid, to_ranks, thread),
         )
         looks[rank] = replace(look, newest_call=_newest(rank, look, before, newest_call))
@@ -183,6 +189,9 @@ class RankTrace:
         """Bytes through files, pipes and these connections."""
         first, last = self.looks[0], self.last
         count = (last.process.io_bytes or 0) - (first.process.io_bytes or 0)
+        if last.served:  # by read() and write(), which the process's own counter has too
+            answered = self._by_tcp(last.served) + STORE_REQUEST * len(last.served)
+            count = max(0, count - answered)
         for pid, child in last.children.items():
             before = first.children.get(pid)
             count += (child.io_bytes or 0) - ((before.io_bytes or 0) if before else 0)
