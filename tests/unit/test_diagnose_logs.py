@@ -109,7 +109,11 @@ def test_a_truncated_log_is_read(name: str, tmp_path: Path) -> None:
         assert diagnose([path])["cause"] in right
 
 
-@each("name", FAILING[::12])
+# A log in which nothing has failed is unknown only because nothing has succeeded either.
+KNOWN = [name for name in FAILING if not name.startswith("unknown/")]
+
+
+@each("name", KNOWN[::10])
 def test_a_long_healthy_beginning_hides_nothing(name: str, tmp_path: Path) -> None:
     healthy = "".join(
         f"step {i:06d}/200000 | loss: 3.{i % 1000:03d} | lr 2.0e-04 | tok/sec: 118,300\n"

@@ -17,8 +17,9 @@ from training.diagnose.advice import filled
 from training.host import cgroups, gpus, kernel_log
 from training.host.kernel_log import KernelLog
 from training.host.xid_events import XidEvent
-from training.launcher import failure_report
+from training.launcher import failure_report, recovery_policy
 from training.launcher.outcome import Outcome
+from training.launcher.restart import Failure, GiveUp
 
 PIDS = {0: 4100, 1: 4101}
 OTHER = 9000
@@ -204,6 +205,29 @@ def test_a_hang_on_a_failed_gpu(run: RunDir) -> None:
     assert verdict(record) == ("hang", "hang", 1) and len(quoted(record)) == 1
     bus = next(s for s in signatures.signatures() if s.id == "gpu.hw.bus")
     assert record["advice"][0] == filled(bus.advice, {})[0]
+
+
+@pytest.mark.parametrize("named", [1, None])
+def test_a_hang_of_the_rank_whose_gpu_has_failed(run: RunDir, named: int | None) -> None:
+    """A restart would meet the same GPU."""
+    record = failed(
+        run, LOST.format(bus="5e"), 0, guilty=None, here=None, finding=finding(rank=named)
+    )
+    assert verdict(record) == ("gpu_hardware", "hang", 1) and record["exit_code"] == 5
+    assert set(record["waiting"]) == {"0"} and "0000:5e:00" in record["summary"]
+    failure = Failure(record["cause"], record["kind"], 1, 0, 7, 5, "", record["summary"])
+    retried = cast(Plan, plan(gpus=GPUS) | {"retries": {"value": 3, "reason": ""}})
+    assert isinstance(recovery_policy.remedy(failure, retried, []), GiveUp)
+
+
+def test_a_hang_without_the_gpu_of_a_rank(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver lists one less, wherever the stacks show the ranks."""
+    gone = "the driver no longer lists GPU 0"
+    monkeypatch.setattr(failure_report, "_lost_gpus", lambda *_: (gone, (0,)))
+    record = failed(run, "", 0, guilty=None, here=None, finding=finding())
+    assert verdict(record) == ("gpu_hardware", "hang", 0)
+    assert record["lost_ranks"] == [0] and record["where"] is None
+    assert gone in record["summary"] and record["waiting"] == {}
 
 
 def test_a_clear_cause_does_not_need_the_log(run: RunDir) -> None:

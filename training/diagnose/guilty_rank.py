@@ -10,6 +10,8 @@ from training.diagnose.log_analysis import LogAnalysis
 from training.diagnose.signatures import CASCADE, ROOT, VICTIM, WEAK
 
 PID = re.compile(r"\bpid[=: ]+(\d+)", re.I)
+# A CUDA call of the rank itself blocks; in several, the driver may wait for the same collective.
+WATCHDOG = "distributed.nccl.heartbeat"
 TABLE = 4  # lines between a rank in torchrun's table and its exit status
 
 
@@ -34,6 +36,8 @@ def guilty_rank(
         return min(near, key=lambda r: abs(r.line.number - best.line.number)).rank
     if best.role in (VICTIM, CASCADE, LOST):
         return _missing(best, events, analyses)
+    if best.signature and best.signature.id == WATCHDOG and len(_reporters(best, events)) > 1:
+        return None
     if best.hit and "against" in best.hit.groups:
         return _odd_one_out(best, events)
     if best.rank is not None or analysis is None:
@@ -55,6 +59,11 @@ def guilty_rank(
     if same:
         return min(same, key=lambda e: e.line.offset).rank
     return _of_table(best, analysis, waiting_ranks(events))
+
+
+def _reporters(best: Event, events: Sequence[Event]) -> set[int | None]:
+    """Ranks with the same message."""
+    return {e.rank for e in events if e.signature == best.signature}
 
 
 def _odd_one_out(best: Event, events: Sequence[Event]) -> int | None:

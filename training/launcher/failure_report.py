@@ -89,6 +89,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     rank, source, status, own = _first_failed(outcome, errors)
     log = rank_log.file(outcome, run, source, rank)
     gone, places = _lost_gpus(outcome, plan, own)
+    if found and len(places) == 1:
+        rank = seats.ranks(plan).start + places[0]
     cause, kind, summary = _what(outcome, run, rank, status, own, gone if places else "")
     # the rank that died of a request to stop has not failed
     rank, own = (None, None) if kind == rundir.ASKED else (rank, own)
@@ -116,6 +118,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         and (outcome.here is None or (own and causes.is_victim(own)))
         else None
     )
+    if found:
+        found = found.blaming(rank)
     timed_out = not found and not told and _timed_out(own, cause, logged)
     seen = outcome.missing if timed_out else found
     if timed_out:  # the rank that reports it is never the guilty one
@@ -301,6 +305,8 @@ def _what(
     if outcome.elsewhere and outcome.here is None and not own:
         return cause_ids.PEER_DIED, DIED, msg("launcher.failure.elsewhere")
     if found := outcome.finding:
+        if gone:
+            return cause_ids.GPU_HARDWARE, found.kind, f"{gone}; {found.short()}"
         return cause_ids.HANG, found.kind, found.short()
     if (outcome.ours and status == RANK_DISK_FULL) or (own and own["disk_full"]):
         return cause_ids.DISK_FULL, ERROR, _full_disk(outcome, run, own)

@@ -84,16 +84,18 @@ class KernelEvidence:
     def explanation(
         self, cause: str, kind: FailureKind, rank: int | None, status: int, summary: str
     ) -> Explanation | None:
-        """The cause of the end of a rank. `cause`, `kind`, `rank` and `summary`: of the verdict
-        without these messages."""
+        """The cause of the end of a rank, or of a hang. `cause`, `kind`, `rank` and `summary`: of
+        the verdict without these messages."""
+        hardware = self._first(cause_ids.GPU_HARDWARE, ROOT)
         if kind not in (DIED, ERROR):
-            return None
+            # One that is stuck for another reason has a GPU that works.
+            its = hardware and cause == cause_ids.HANG and rank in (None, hardware.rank)
+            return _explained(hardware, rank, summary) if hardware and its else None
         memory = self._first(cause_ids.HOST_OOM_KILLED, ROOT)
         if memory and cause in ENDED:
             return _explained(memory, rank, summary)
         if cause == cause_ids.HOST_OOM_KILLED and self.complete and self._killed_others():
             return Explanation(cause_ids.KILLED, rank, exit_status.how(status), None)
-        hardware = self._first(cause_ids.GPU_HARDWARE, ROOT)
         if hardware and cause in WITHOUT_GPU:
             return _explained(hardware, rank, summary)
         program = self._first(cause_ids.CUDA_DEVICE_ASSERT, WEAK)

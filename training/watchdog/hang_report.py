@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from training.core.messages import msg
@@ -58,6 +58,13 @@ class HangFinding:
     def compares(self) -> bool:
         """Whether `how` is a sentence about all ranks, and not what the guilty one does."""
         return self.rank is None or self.kind == DESYNC
+
+    def blaming(self, rank: int | None) -> HangFinding:
+        """The same, with the rank that other evidence than stacks names."""
+        if rank == self.rank:
+            return self
+        waiting = {one: place for one, place in self.waiting.items() if one != rank}
+        return replace(self, rank=rank, where=None, phase=None, waiting=waiting)
 
     def short(self) -> str:
         """The guilty rank, what it does, and for how long."""
