@@ -39,6 +39,7 @@ def test_muon_s_kernels_are_as_exact_as_torch_s_products(
     need_gpus(1)
     import torch
 
+    from training.tasks.gpt.muon import _compiled_update
     from training.tasks.gpt.muon_kernels import in_triton
     from training.tasks.gpt.newton_schulz import orthogonal
 
@@ -55,3 +56,9 @@ def test_muon_s_kernels_are_as_exact_as_torch_s_products(
     with_torch, in_bf16 = error(orthogonal(half)), error(orthogonal(matrices.bfloat16()))
     kernels = orthogonal(half, in_triton(columns))
     assert error(kernels) < 1.1 * with_torch and error(kernels) < in_bf16 < 0.02
+    # As in a training, from an update in fp32 that one kernel writes in fp16.
+    momentum, weight = torch.zeros_like(matrices), torch.tensor(0.1)
+    update = torch.compile(_compiled_update(torch.float16), dynamic=False)
+    written = update(matrices, momentum, weight)
+    torch.testing.assert_close(momentum, 0.1 * matrices)
+    assert error(orthogonal(written, in_triton(columns))) < 1.1 * with_torch

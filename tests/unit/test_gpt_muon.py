@@ -14,7 +14,7 @@ from torch.optim import _muon
 from tests.cases import each
 from training.tasks.gpt import muon
 from training.tasks.gpt.model_dims import MUON_BATCH
-from training.tasks.gpt.muon import Muon, _apply_in_one_kernel, _nesterov_in_one_kernel
+from training.tasks.gpt.muon import Muon, _apply_in_one_kernel, _compiled_update
 from training.tasks.gpt.newton_schulz import (
     COEFFICIENTS,
     EPSILON,
@@ -167,35 +167,48 @@ def test_each_matrix_is_updated_as_by_torchs_muon_except_for_rounding(
         assert difference < rounding < 0.02
 
 
-def test_the_compiled_update_is_the_same_for_every_rate_and_momentum() -> None:
-    """Its kernels are compiled on a GPU only; torch's eager backend runs them here."""
-    start, gradient = torch.randn(16, 16), torch.randn(16, 16)
-    ends, compiled = [], 0
+def test_the_compiled_update_is_that_of_the_eager_step() -> None:
+    """Its kernels are compiled on a GPU only; torch's eager backend runs them here. A rate or a
+    momentum is an argument: none is compiled again."""
+    torch.manual_seed(0)
+    batch = torch.randn(3, 16, 8)
+    compiled, starts = 0, torch.randn(3, 16, 8)
 
     def count(graph: torch.fx.GraphModule, _: object) -> object:
         nonlocal compiled
         compiled += 1
         return graph
 
-    for backend in (None, count):
-        weight = torch.nn.Parameter(start.clone())
-        optimizer = Muon([weight], lr=0.02, weight_decay=0.1, momentum=0.9, dtype=torch.bfloat16)
-        if backend:
-            optimizer._compiled_nesterov = torch.compile(
-                partial(_nesterov_in_one_kernel, dtype=torch.float32),
-                backend=backend,
-                dynamic=False,
-            )
-            optimizer._compiled_apply = torch.compile(
-                _apply_in_one_kernel, backend=backend, dynamic=False
-            )
-        for rate, momentum in ((0.01, 0.85), (0.02, 0.9), (0.015, 0.95)):
-            optimizer.param_groups[0] |= {"lr": rate, "momentum": momentum}
-            weight.grad = gradient.clone()
-            optimizer.step()
-        ends.append((weight.detach(), optimizer.state[weight]["momentum_buffer"]))
-    torch.testing.assert_close(ends[0], ends[1])
+    plain = Muon([torch.nn.Parameter(batch[0].clone())], dtype=torch.float32, **SETTINGS)
+    update = torch.compile(_compiled_update(torch.float32), backend=count, dynamic=False)
+    apply = torch.compile(_apply_in_one_kernel, backend=count, dynamic=False)
+    own, theirs, weights = starts.clone(), starts.clone(), batch.clone()
+    for rate, momentum in ((0.01, 0.85), (0.02, 0.9), (0.015, 0.95)):
+        gradients = torch.randn(3, 16, 8)
+        found = update(gradients.clone(), own, torch.tensor(1 - momentum))
+        wanted = plain._scaled(plain._nesterov(gradients, theirs, momentum))
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(own, theirs)
+        before = weights.clone()
+        apply(weights, found, torch.tensor(1 - rate * 0.1), torch.tensor(-rate))
+        torch.testing.assert_close(weights, before * (1 - rate * 0.1) - rate * found)
     assert compiled == 2
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_update_is_rounded_to_16_bits_once(compiled: bool) -> None:
+    """Gradients of low rank: rounded to bf16 before, 0.2 was measured for these singular values."""
+    torch.manual_seed(0)
+    numbers = torch.arange(1, 129, dtype=torch.float64)
+    gradients, buffer = _spectrum(1 / numbers**2, 384).float()[None], torch.zeros(1, 128, 384)
+    exact = orthogonal(gradients.double())
+    if compiled:
+        rounded = _compiled_update(torch.float16)(1e-6 * gradients, buffer, torch.tensor(0.1))
+    else:
+        plain = Muon([torch.nn.Parameter(buffer[0])], dtype=torch.float16, **SETTINGS)
+        rounded = plain._scaled(plain._nesterov(1e-6 * gradients, buffer, 0.9))
+    assert rounded.dtype == torch.float16
+    assert max(apart(orthogonal(rounded), exact)) < 0.05
 
 
 def test_state_of_torchs_muon_is_loaded() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from training.tasks.collectives import all_gather
 from training.tasks.gpt.model_dims import MUON_BATCH, muon_share
-from training.tasks.gpt.newton_schulz import TORCH, iterate, scaled
+from training.tasks.gpt.newton_schulz import TORCH, iterate, norms, scaled
 from training.tasks.optim import Group
 
 
@@ -80,7 +79,7 @@ class Muon(torch.optim.Optimizer):
         )
         self.dtype = dtype
         self._skip: Tensor | None = None  # whether this step changes nothing, on the device
-        self._compiled_nesterov: Callable[..., Tensor] | None = None
+        self._compiled_update: Callable[..., Tensor] | None = None
         self._compiled_apply: Callable[..., None] | None = None
         self._iterate: Callable[[Tensor], Tensor] = iterate
         shared = dist.is_available() and dist.is_initialized()
@@ -101,22 +100,21 @@ class Muon(torch.optim.Optimizer):
         first = self.param_groups[0]["params"][0]
         if not first.is_cuda:
             return
-        half = self.dtype != torch.float32
-        if not half or torch.cuda.is_bf16_supported(including_emulation=False):
-            # In fp16 small updates would be zero.
-            written = torch.bfloat16 if half else torch.float32
-            nesterov = partial(_nesterov_in_one_kernel, dtype=written)
-            self._compiled_nesterov = torch.compile(nesterov, dynamic=False)
+        self._compiled_update = torch.compile(_compiled_update(self.dtype), dynamic=False)
         self._compiled_apply = torch.compile(_apply_in_one_kernel, dynamic=False)
-        if not half:
+        if self.dtype == torch.float32:
             return
         from training.tasks.gpt import muon_kernels  # needs Triton
 
         products = muon_kernels.products(first.device)
         if products is not TORCH:
+
+            def iterated(matrices: Tensor) -> Tensor:
+                return iterate(matrices, products)
+
             # As one graph its launches take a third of the time of Triton's own. The update before
             # it is not part of the graph, which would compute and write it for each of its readers.
-            self._iterate = torch.compile(partial(iterate, products=products), dynamic=False)
+            self._iterate = torch.compile(iterated, dynamic=False)
 
     def _batches(self, alike: list[Tensor]) -> Iterator[list[Tensor]]:
         first = alike[0]
@@ -220,16 +218,18 @@ class Muon(torch.optim.Optimizer):
             return bucket.weights.new_zeros(
                 (bucket.share, *bucket.weights.shape[1:]), dtype=self.dtype
             )
-        mine = self._iterate(self._scaled(self._updates(bucket, momentum)))
+        mine = self._iterate(self._updates(bucket, momentum))
         if len(mine) < bucket.share:
             pad = mine.new_zeros((bucket.share - len(mine), *mine.shape[1:]))
             mine = torch.cat([mine, pad])
         return mine
 
     def _updates(self, bucket: _Bucket, momentum: float) -> Tensor:
-        """Before the iteration. Only the returned tensor exists after it."""
+        """What is iterated. Only the returned tensor exists after it."""
         gradients = torch.stack(bucket.gradients())
-        return self._nesterov(gradients, bucket.momentum, momentum, out=gradients)
+        if self._compiled_update and self._skip is None:
+            return self._compiled_update(gradients, bucket.momentum, _argument(1 - momentum))
+        return self._scaled(self._nesterov(gradients, bucket.momentum, momentum, out=gradients))
 
     def _on_cpu(self, bucket: _Bucket, updates: Tensor, momentum: float) -> None:
         """Write the updates of this rank's matrices to (share, rows, columns): one at a time, which
@@ -252,8 +252,6 @@ class Muon(torch.optim.Optimizer):
         if self._skip is not None:
             moved = buffer.lerp(gradients, 1 - momentum)
             torch.where(self._skip, buffer, moved, out=buffer)
-        elif self._compiled_nesterov:
-            return self._compiled_nesterov(gradients, buffer, _argument(1 - momentum))
         else:
             buffer.lerp_(gradients, 1 - momentum)
         return torch.lerp(gradients, buffer, momentum, out=out)
@@ -304,12 +302,18 @@ class Muon(torch.optim.Optimizer):
         return {id(m): i for i, m in enumerate(self.param_groups[0]["params"])}
 
 
-def _nesterov_in_one_kernel(
-    gradients: Tensor, buffer: Tensor, weight: Tensor, *, dtype: torch.dtype
-) -> Tensor:
-    """Muon._nesterov without temporary memory in fp32."""
-    buffer.lerp_(gradients, weight)
-    return gradients.lerp(buffer, 1 - weight).to(dtype)
+def _compiled_update(dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Muon._nesterov and _scaled without temporary memory in fp32, and rounded once. A function
+    with a code object of its own: torch counts compilations by code object, and partial() has one
+    for all."""
+
+    def update(gradients: Tensor, buffer: Tensor, weight: Tensor) -> Tensor:
+        moved = buffer.lerp(gradients, weight)
+        update = gradients.lerp(moved, 1 - weight)
+        buffer.copy_(moved)
+        return (update / norms(update)).to(dtype)
+
+    return update
 
 
 def _apply_in_one_kernel(weights: Tensor, updates: Tensor, keep: Tensor, factor: Tensor) -> None:
