@@ -130,9 +130,11 @@ class StepWorkload:
             return 0
         most = before = 0.0
         for own, factor in self._muon_batches():
-            most = max(most, before + factor * own)
-            # Applied after the next one is computed: what this rank has, and what all have.
-            before = own * (1 if self.ranks == 1 else 1 + self.ranks)
+            # What this rank sends, and what all have; applied after the next one is computed and
+            # its exchange has begun.
+            exchanged = own * (1 if self.ranks == 1 else 1 + self.ranks)
+            most = max(most, before + max(factor * own, exchanged))
+            before = exchanged
         return int(most)
 
     def _muon_batches(self) -> Iterator[tuple[int, float]]:
