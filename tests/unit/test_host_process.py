@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.unit.conftest import clean_environment
-from training.host import process
+from training.host import proc_memory, process
 
 
 def alive(pid: int) -> bool:
@@ -198,14 +198,14 @@ def test_stop_signals_are_handled_by_the_parent() -> None:
 
 
 def test_an_exiting_process_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    token, read = process.new_token(), process._read
+    token, read = process.new_token(), proc_memory.read
     child = subprocess.Popen(["sleep", "60"], env={**os.environ, process.TOKEN: token})
     try:
         # Popen() may return before /proc shows what was executed
         wait_until(lambda: process.marked(token) == {child.pid: "sleep 60"}, 10)
         # as the kernel shows a process that has released its memory
         monkeypatch.setattr(
-            process, "_read", lambda pid, name: b"" if name == "cmdline" else read(pid, name)
+            proc_memory, "read", lambda pid, name: b"" if name == "cmdline" else read(pid, name)
         )
         assert process.marked(token) == {}
     finally:

@@ -18,7 +18,7 @@ from training.core import log
 from training.core.messages import msg
 from training.core.plain_text import one_line
 from training.core.units import plural
-from training.host import bare_nvml, kernel_quotes, nvlink, visible_devices
+from training.host import bare_nvml, kernel_quotes, nvlink, process, visible_devices
 from training.host.nvml import ask
 from training.host.visible_devices import PART
 
@@ -335,8 +335,7 @@ def _process(pid: int, used: int | None) -> GpuProcess:
     except ModuleNotFoundError:  # before the installation
         return GpuProcess(pid, used)
     try:
-        process = psutil.Process(pid)
-        words = process.cmdline() or [process.name()]
-        return GpuProcess(pid, used, process.username(), one_line(" ".join(words))[:80])
+        words = process.command(pid) or Path(f"/proc/{pid}/comm").read_text().strip()
+        return GpuProcess(pid, used, psutil.Process(pid).username(), one_line(words)[:80])
     except (psutil.Error, OSError):  # it has ended
         return GpuProcess(pid, used)

@@ -7,6 +7,7 @@ import socket
 
 from training.core.messages import msg
 from training.core.plain_text import one_line
+from training.host import process
 
 TRIES, LAST = 10, 65535
 
@@ -57,13 +58,12 @@ def owner(port: int) -> str:
             if c.pid is None:
                 return msg("host.port.other_user")
             try:
-                process = psutil.Process(c.pid)
                 return msg(
                     "host.port.process",
                     pid=c.pid,
-                    user=process.username(),
-                    command=one_line(" ".join(process.cmdline()))[:80],
+                    user=psutil.Process(c.pid).username(),
+                    command=one_line(process.command(c.pid))[:80],
                 )
-            except psutil.Error:
+            except (psutil.Error, OSError):
                 return f"pid {c.pid}"
     return msg("host.port.unknown")

@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from training.host import proc_memory
+
 PR_SET_PDEATHSIG = 1
 PR_SET_PTRACER, PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1).value
 # Every process of a launch inherits its token, even in a new session or with another parent: as an
@@ -225,7 +227,7 @@ def marked(token: str) -> dict[int, str]:
         with contextlib.suppress(OSError):  # a sandbox without this file
             if limit in _read(pid, "limits"):
                 return True
-        return variable in _read(pid, "environ").split(b"\0")
+        return variable in proc_memory.read(pid, "environ").split(b"\0")
 
     return _living(carries)
 
@@ -305,12 +307,22 @@ def _living(wanted: Callable[[int], bool]) -> dict[int, str]:
         pid = int(name)
         try:
             if wanted(pid) and _stat(pid)[0] != b"Z":  # Z: dead, not yet reaped
-                command = _read(pid, "cmdline")
-                if command:  # else it is exiting: its memory is released already
-                    found[pid] = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+                words = command(pid)
+                if words:  # else it is exiting: its memory is released already
+                    found[pid] = words
         except OSError:  # another user's process, or ended
             continue
     return found
+
+
+def command(pid: int) -> str:
+    """Its command line, or its name if it is stuck with the lock of its memory; "" when it is
+    exiting. Raises OSError."""
+    try:
+        words = proc_memory.read(pid, "cmdline")
+    except proc_memory.Blocked:
+        words = _read(pid, "comm")
+    return words.replace(b"\0", b" ").decode("utf-8", "replace").strip()
 
 
 def _read(pid: int, name: str) -> bytes:

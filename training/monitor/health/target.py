@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import socket
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from training.core import rundir
 from training.core.errors import Problem, UserError
 from training.core.jsonl import Record, dig, items, read_object, text, whole
 from training.core.rundir import RunDir
-from training.host import visible_devices
+from training.host import proc_memory, visible_devices
 from training.monitor.health.options import COMMAND
 from training.watchdog import discovery
 from training.watchdog.probes import procfs
@@ -160,7 +159,7 @@ def _run_of(pid: int) -> RunDir | None:
     """The run of a rank, found by the heartbeat file that it maps into memory; that of a rank of a
     script by the file for its stacks, which it holds open."""
     try:
-        mapped = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+        mapped = proc_memory.read(pid, "maps").decode(errors="replace").splitlines()
     except OSError:
         return None
     found = next((match for line in mapped if (match := _HEARTBEAT.search(line))), None) or next(

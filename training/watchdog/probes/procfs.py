@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from training.host import proc_memory
+from training.host import process as host_process
 from training.host.process import COMPILERS
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -68,13 +70,17 @@ def lives(pid: int) -> bool:
 
 
 def command(pid: int) -> str:
-    """Its command line; "" when it has exited or is exiting, or of a kernel thread."""
-    return _bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    """Its command line, or its name if it is stuck with the lock of its memory; "" when it has
+    exited or is exiting, or of a kernel thread."""
+    try:
+        return host_process.command(pid)
+    except OSError:
+        return ""
 
 
 def program(pid: int) -> str:
     """Name of the file or module that its Python executes; "" for -c and standard input."""
-    words = iter(_bytes(f"/proc/{pid}/cmdline").decode("utf-8", "replace").split("\0")[1:-1])
+    words = iter(_memory(pid, "cmdline").decode("utf-8", "replace").split("\0")[1:-1])
     for word in words:
         if not word.startswith("-"):
             return os.path.basename(word.rstrip("/"))
@@ -90,7 +96,7 @@ def program(pid: int) -> str:
 
 def scripts(pid: int) -> list[Path]:
     """Python files in its command line, and that of `-m MODULE` below its working directory."""
-    words = _bytes(f"/proc/{pid}/cmdline").decode("utf-8", "replace").split("\0")
+    words = _memory(pid, "cmdline").decode("utf-8", "replace").split("\0")
     try:
         folder = Path(f"/proc/{pid}/cwd").readlink()
     except OSError:
@@ -200,7 +206,7 @@ def lock_holders() -> dict[int, int]:
 
 def environment(pid: int) -> dict[str, str]:
     """Environment of a process at its start; {} without permission."""
-    words = _bytes(f"/proc/{pid}/environ").split(b"\0")
+    words = _memory(pid, "environ").split(b"\0")
     pairs = (word.decode("utf-8", "replace").partition("=") for word in words)
     return {name: value for name, equals, value in pairs if equals}
 
@@ -226,7 +232,7 @@ def open_files(pid: int) -> set[str]:
 
 def maps(pid: int, text: str) -> bool:
     """Is this text in the list of the files that it has mapped, one a line?"""
-    return os.fsencode(text) in _bytes(f"/proc/{pid}/maps")
+    return os.fsencode(text) in _memory(pid, "maps")
 
 
 def is_python(pid: int, parents_command: str = "") -> bool:
@@ -281,6 +287,14 @@ def _io(pid: int) -> int | None:
 
 def read_text(path: str) -> str:
     return _bytes(path).decode("utf-8", "replace").strip()
+
+
+def _memory(pid: int, name: str) -> bytes:
+    """As _bytes(); b"" also of a process that is stuck."""
+    try:
+        return proc_memory.read(pid, name)
+    except OSError:
+        return b""
 
 
 def _bytes(path: str) -> bytes:
