@@ -68,6 +68,13 @@ def step_of(job: dict[str, Any]) -> Callable[[], object]:
     return step
 
 
+def attention() -> str:
+    """The kernel of its attention, if it tells: it loads FlashAttention 3 from the network."""
+    module = sys.modules.get("nanochat.flash_attention")
+    uses = getattr(module, "USE_FA3", None)
+    return "" if uses is None else "FlashAttention 3" if uses else "torch's attention"
+
+
 if __name__ == "__main__":
     job = json.loads(sys.argv[1])
-    print(json.dumps(measured(step_of(job), job)))
+    print(json.dumps(measured(step_of(job), job) | {"attention": attention()}))

@@ -97,6 +97,8 @@ def _beside(
             raise
         notes.append(f"{loop} not measured: {error}")
         return
+    if found.get("attention") and loop not in times:
+        notes.append(f"{loop} computes with {found['attention']}")
     times.setdefault(loop, []).append(found["step_ms"])
 
 
