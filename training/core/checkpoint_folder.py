@@ -16,6 +16,7 @@ from training.core.work_folder import sync
 
 # As named by new_work(); a folder that is being removed has no suffix.
 WRITTEN = re.compile(rf"{re.escape(manifest.TEMPORARY)}(?P<name>step_(?P<step>\d{{8,}}))-.+")
+UNREADABLE = "unreadable-"  # prefix of a checkpoint that could not be read at a resume
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
@@ -50,8 +51,14 @@ def publish(work: Path, final: Path) -> None:
     _refuse_link(final)
     replaced = work
     if not _exchange(work, final):
-        replaced = _aside(final)
-        work.rename(final)
+        replaced = final.with_name(f"{manifest.REPLACED}{final.name}")
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+        try:
+            work.rename(final)
+        except OSError:
+            replaced.rename(final)
+            raise
     sync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)  # the new one is saved; the next start tries again
 
@@ -83,7 +90,19 @@ def _exchange(one: Path, other: Path) -> bool:
     return bool(rename and rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0)
 
 
+def set_aside(path: Path) -> Path:
+    """Rename a checkpoint that may be intact; it does not count any more. Returns its new path.
+    Raises OSError."""
+    _refuse_link(path)
+    kept = path.with_name(f"{UNREADABLE}{path.name}")
+    shutil.rmtree(kept, ignore_errors=True)
+    return path.rename(kept)
+
+
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process had begun to write or remove."""
+    """Remove what a killed process had begun to write or remove, and what has been replaced."""
     for path in folder.glob(f"{manifest.TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob(f"{manifest.REPLACED}*"):
+        if path.with_name(path.name.removeprefix(manifest.REPLACED)).exists():
+            shutil.rmtree(path, ignore_errors=True)

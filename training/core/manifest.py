@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 FORMAT = 2
 NAME = "manifest.json"
 TEMPORARY = ".writing-"  # prefix of a folder that is being written or removed
+REPLACED = ".replaced-"  # of a checkpoint while another one gets its name
 STATE = "state.pt"
 CHUNK = 1 << 20
-OWN = re.compile(r"step_\d{8,}")
+OWN = re.compile(rf"({re.escape(REPLACED)})?step_\d{{8,}}")
 OWN_SHA256 = "own_sha256"  # key of the checksum of all other facts
 # Required keys.
 KEYS = (
@@ -68,7 +70,7 @@ def read(folder: Path) -> tuple[ManifestRecord | None, str]:
         return None, msg("core.manifest.lacks", file=NAME, missing=", ".join(missing))
     if not intact(found):
         return None, msg("core.manifest.checksum", file=NAME)
-    if folder.name != folder_name(found["step"]):
+    if folder.name.removeprefix(REPLACED) != folder_name(found["step"]):
         return None, msg("core.manifest.other_step", file=NAME, step=found["step"])
     return cast("ManifestRecord", found), ""
 
@@ -90,15 +92,27 @@ def folder_name(step: int) -> str:
 
 def step_of(folder: Path) -> int:
     """The inverse of folder_name()."""
-    return int(folder.name.removeprefix("step_"))
+    return int(folder.name.rpartition("step_")[2])
 
 
 def all_in(checkpoints: Path) -> list[Path]:
-    """The checkpoint folders of a run, oldest first; other folders are ignored."""
-    found = (
-        path for path in checkpoints.glob("step_*") if OWN.fullmatch(path.name) and path.is_dir()
-    )
-    return sorted(found, key=step_of)
+    """As listed(); [] for a folder that cannot be read."""
+    try:
+        return listed(checkpoints)
+    except OSError:
+        return []
+
+
+def listed(checkpoints: Path) -> list[Path]:
+    """The checkpoint folders of a run, oldest first; other folders are ignored. One that was to be
+    replaced counts while nothing has its name. Raises OSError, but not for a missing folder."""
+    try:
+        with os.scandir(checkpoints) as entries:
+            names = {one.name for one in entries if OWN.fullmatch(one.name) and one.is_dir()}
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    replaced = {n for n in names if n.startswith(REPLACED) and n.removeprefix(REPLACED) in names}
+    return sorted((checkpoints / name for name in names - replaced), key=step_of)
 
 
 def newest(checkpoints: Path) -> ManifestRecord | None:
@@ -115,25 +129,41 @@ def damage(state: Path, size: int, checksum: str, moved: Callable[[], None] = la
     """What is wrong with a file of weights that should have this size and sha256, or "". `moved()`
     is called for each piece that is read."""
     try:
-        if not (wrong := incomplete(state, size)) and sha256(state, moved) != checksum:
-            wrong = msg("core.manifest.state_checksum", file=state.name)
+        return read_damage(state, size, checksum, moved)
     except OSError as error:
-        wrong = _unreadable(state, error)
-    return wrong
+        return unreadable(state, error)
+
+
+def read_damage(
+    state: Path, size: int, checksum: str, moved: Callable[[], None] = lambda: None
+) -> str:
+    """As damage(). Raises OSError for a file that may be intact but cannot be read now."""
+    try:
+        wrong = _other_size(state, size)
+    except FileNotFoundError as error:
+        wrong = unreadable(state, error)
+    if wrong:
+        return wrong
+    intact = sha256(state, moved) == checksum
+    return "" if intact else msg("core.manifest.state_checksum", file=state.name)
 
 
 def incomplete(state: Path, size: int) -> str:
     """As damage(), without reading the file."""
     try:
-        found = state.stat().st_size
+        return _other_size(state, size)
     except OSError as error:
-        return _unreadable(state, error)
+        return unreadable(state, error)
+
+
+def _other_size(state: Path, size: int) -> str:
+    found = state.stat().st_size
     if found == size:
         return ""
     return msg("core.manifest.size", file=state.name, size=found, bytes=size)
 
 
-def _unreadable(state: Path, error: OSError) -> str:
+def unreadable(state: Path, error: OSError) -> str:
     return msg("core.manifest.unreadable", file=state.name, strerror=error.strerror)
 
 

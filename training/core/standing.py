@@ -37,7 +37,8 @@ def plan_file(run: rundir.RunDir) -> Path:
     if created is None:  # damaged
         return run.plan
     lives = stepped_since(run, created) or _may_live(run, plan, created)
-    return run.plan if lives else run.plan_before
+    # A copy of an earlier version may have been cut by a power failure.
+    return run.plan if lives or rundir.read_json(run.plan_before) is None else run.plan_before
 
 
 def data_file(run: rundir.RunDir) -> Path:

@@ -117,7 +117,8 @@ def _keep_before(run: rundir.RunDir) -> None:
             (run.plan, run.plan_before),
         ):
             if old.exists():
-                shutil.copy2(old, kept)
+                rundir.write_bytes(kept, old.read_bytes())  # complete after a power failure too
+                shutil.copystat(old, kept)
             else:
                 kept.unlink(missing_ok=True)
     run.data.unlink(missing_ok=True)  # ranks of another launcher must not read old data
@@ -144,7 +145,7 @@ def _remove(folder: Path) -> None:
 
 def give_back(run: rundir.RunDir) -> bool:
     """Restore a resumed run to its state before this start; False for a new run."""
-    if not run.plan_before.exists():
+    if rundir.read_json(run.plan_before) is None:  # or cut by a power failure
         return False
     run.data.unlink(missing_ok=True)
     if run.data_before.exists():

@@ -44,7 +44,8 @@ class _NotPinned(Exception):
 class AsyncCheckpointer:
     """Writes the checkpoints of one run. `on_saved(step, path)` and `on_warning(code, text)` are
     called from the writing thread. `resume`: the command that continues the run. `discarded`:
-    checkpoints later than the one that was resumed, which the first save removes."""
+    checkpoints later than the one that was resumed, which the first save removes; it keeps those
+    that are also in `unreadable`, under another name."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class AsyncCheckpointer:
         *,
         keep_best: bool = False,
         discarded: Iterable[Path] = (),
+        unreadable: Iterable[Path] = (),
     ) -> None:
         self.folder, self.keep, self.resume = folder, keep, resume
         self.keep_best = keep_best
@@ -65,7 +67,7 @@ class AsyncCheckpointer:
         self._error: BaseException | None = None
         self._missed: int | None = None  # step of the last save if it failed
         self.lost: int | None = None  # step of the last failed save
-        self._discarded = set(discarded)
+        self._discarded, self._unreadable = set(discarded), set(unreadable)
         self._copy: TensorTree = {}  # its memory is reused by the next save
         self._pin = not env_vars.under_wsl()  # where a process may pin 0.5 to 2 GB in all
 
@@ -127,7 +129,11 @@ class AsyncCheckpointer:
             self._on_saved(position.step, path)
             self._discarded.discard(path)  # replaced
             left = checkpoint.prune(
-                path, self.keep, keep_best=self.keep_best, discarded=self._discarded
+                path,
+                self.keep,
+                keep_best=self.keep_best,
+                discarded=self._discarded,
+                unreadable=self._unreadable - {path},
             )
             if left:
                 self._on_warning("warning.checkpoint_not_pruned", left)

@@ -15,7 +15,9 @@ import io
 import os
 import pickle
 import shutil
+import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import torch
 
 from training.core import checkpoint_folder, evaluations, manifest
-from training.core.errors import Problem, UserError
+from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 # bytes between heartbeats: a large model written at once would exceed the hang timeout
 SYNCED = 1 << 28
+# Reads of a checkpoint that fails with an error of the disk or the network.
+TRIES, BETWEEN_S = 3, 1.0
 
 # accepted by torch.save(): tensors, numbers and strings in dicts and lists
 TensorTree = dict[str, Any]
@@ -57,7 +61,8 @@ class LoadedCheckpoint:
     state: TensorTree
     manifest: ManifestRecord
     path: Path
-    skipped: list[str]  # damaged newer checkpoints, each with its problem
+    skipped: list[str]  # newer checkpoints that are damaged or unreadable, each with its problem
+    unreadable: Collection[Path] = ()  # of them: may be intact
 
 
 class _Hashed(io.RawIOBase):
@@ -132,13 +137,23 @@ def save(
 
 
 def prune(
-    newest: Path, keep: int, *, keep_best: bool = False, discarded: Collection[Path] = ()
+    newest: Path,
+    keep: int,
+    *,
+    keep_best: bool = False,
+    discarded: Collection[Path] = (),
+    unreadable: Collection[Path] = (),
 ) -> str:
     """Keep the last `keep` checkpoints up to `newest` and, with `keep_best`, the one with the best
     evaluation. Remove all others, also later ones and those in `discarded`: they are damaged or
-    from before a resume from an older one. Returns what could not be removed, or ""."""
-    found = manifest.all_in(newest.parent)
-    valid = [path for path in found[: found.index(newest) + 1] if path not in discarded]
+    from before a resume from an older one. Those that are `unreadable` get another name. Returns
+    what could not be removed, or ""."""
+    try:
+        found = manifest.listed(newest.parent)
+    except OSError as error:
+        return msg("trainer.checkpoint.not_removed", left=f"{newest.parent}: {error.strerror}")
+    step = manifest.step_of(newest)
+    valid = [p for p in found if manifest.step_of(p) <= step and p not in discarded]
     best = evaluations.best_checkpoint(valid) if keep_best else None
     kept = {*valid[-keep:], *([best[0]] if best else [])}
     left = []
@@ -146,7 +161,10 @@ def prune(
         if old in kept:
             continue
         try:
-            checkpoint_folder.remove(old)
+            if old in unreadable:
+                checkpoint_folder.set_aside(old)
+            else:
+                checkpoint_folder.remove(old)
         except OSError as error:
             left.append(f"{old}: {error.strerror}")
     return msg("trainer.checkpoint.not_removed", left="; ".join(left)) if left else ""
@@ -156,14 +174,21 @@ def latest(folder: Path, moved: Callable[[], None] = lambda: None) -> LoadedChec
     """The newest intact checkpoint, or None if there is none at all. `moved()` is called for each
     piece that is read.
 
-    Raises UserError if there are checkpoints but all are damaged: starting over would hide the
-    loss.
+    Raises UserError if there are checkpoints but all are damaged, or if they cannot be listed:
+    starting over would hide the loss.
     """
     skipped: list[str] = []
-    for path in reversed(manifest.all_in(folder)):
-        facts, wrong = manifest.read(path)
-        if facts:
-            wrong = manifest.damage(path / manifest.STATE, facts["bytes"], facts["sha256"], moved)
+    unreadable: list[Path] = []
+    try:
+        found = manifest.listed(folder)
+    except OSError as error:
+        what = msg("trainer.checkpoint.not_listed", folder=folder, strerror=error.strerror)
+        wanted = msg("trainer.checkpoint.intact_wanted")
+        raise UserError(Problem("checkpoint.damaged", what, wanted), Exit.RESOURCES) from error
+    for path in reversed(found):
+        facts, wrong, may_be_intact = _examined(path, moved)
+        if may_be_intact:
+            unreadable.append(path)
         if wrong or facts is None:
             skipped.append(f"{path.name}: {wrong}")
             continue
@@ -175,7 +200,7 @@ def latest(folder: Path, moved: Callable[[], None] = lambda: None) -> LoadedChec
         except pickle.UnpicklingError as error:
             skipped.append(f"{path.name}: {str(error).splitlines()[0]}")
             continue
-        return LoadedCheckpoint(position, state, facts, path, skipped)
+        return LoadedCheckpoint(position, state, facts, path, skipped, unreadable)
     if skipped:
         raise UserError(
             Problem(
@@ -185,3 +210,24 @@ def latest(folder: Path, moved: Callable[[], None] = lambda: None) -> LoadedChec
             )
         )
     return None
+
+
+def _examined(path: Path, moved: Callable[[], None]) -> tuple[ManifestRecord | None, str, bool]:
+    """(manifest, what is wrong or "", whether the checkpoint may be intact all the same: its disk
+    has returned an error)."""
+    wrong = ""
+    for number in range(TRIES):
+        if number:
+            moved()
+            time.sleep(BETWEEN_S)
+        try:
+            with suppress(FileNotFoundError), (path / manifest.NAME).open("rb") as file:
+                file.read()
+            facts, wrong = manifest.read(path)
+            state = path / manifest.STATE
+            if facts:
+                wrong = manifest.read_damage(state, facts["bytes"], facts["sha256"], moved)
+            return facts, wrong, False
+        except OSError as error:
+            wrong = manifest.unreadable(path / manifest.STATE, error)
+    return None, wrong, True

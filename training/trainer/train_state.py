@@ -240,7 +240,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         compiled=plan["compile"]["value"],
         loss_scale=scale,
         position=position,
-        saver=_saver(run, config, next_command.next_command(plan, run), position.step),
+        saver=_saver(run, config, next_command.next_command(plan, run), position.step, loaded),
         facts=facts,
         time_limit=time_limit.begin(
             config.max_time,
@@ -276,7 +276,13 @@ def math_modes(plan: Plan, device: torch.device) -> None:
     torch.backends.cudnn.benchmark = plan["cudnn_benchmark"]["value"]
 
 
-def _saver(run: rundir.RunDir, config: Config, resume: str, step: int) -> AsyncCheckpointer:
+def _saver(
+    run: rundir.RunDir,
+    config: Config,
+    resume: str,
+    step: int,
+    loaded: checkpoint.LoadedCheckpoint | None,
+) -> AsyncCheckpointer:
     """`resume`: the command that continues the run; `step`: at which this start begins."""
 
     def saved(step: int, path: Path) -> None:
@@ -295,4 +301,5 @@ def _saver(run: rundir.RunDir, config: Config, resume: str, step: int) -> AsyncC
         resume,
         keep_best=config.keep_best,
         discarded=later,
+        unreadable=loaded.unreadable if loaded else (),
     )
