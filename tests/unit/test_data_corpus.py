@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sysconfig
@@ -176,3 +177,24 @@ def test_linked_folders_are_read_once(write: Write, home: Path) -> None:
     (home / "corpus/again").symlink_to(home / "elsewhere")
     (home / "corpus/a/loop").symlink_to(home / "corpus")
     assert [f.name for f in found("corpus").files] == ["x.txt", "y.txt"]
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read everything: the error is that of a disk."""
+    write("corpus/a.txt", "some text")
+    write("corpus/sub/b.txt", "some text")
+    listed = os.scandir
+
+    def scandir(folder: str) -> object:
+        if Path(folder).name in ("sub", "lost+found"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
+        return listed(folder)
+
+    monkeypatch.setattr(corpus.os, "scandir", scandir)
+    problem = refused("corpus")
+    assert problem.code == "data.unreadable" and "corpus/sub" in problem.what
+    assert "/dev" not in problem.what and not problem.fixes
+    Path("corpus/sub").rename("corpus/lost+found")
+    assert [file.name for file in found("corpus").files] == ["a.txt"]

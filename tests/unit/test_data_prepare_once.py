@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit.conftest import clean_environment
 from tests.unit.corpora import documents, made, shard, source
+from training.core import file_lock
 from training.data import prepare
 from training.data.prepare import ensure
 
@@ -279,3 +281,24 @@ def test_a_full_disk_leaves_nothing(
 
 def test_the_validation_share() -> None:
     assert prepare.SENSIBLE_SHARE[0] < 1 / prepare.VALIDATION_ONE_IN < prepare.SENSIBLE_SHARE[1]
+
+
+def test_data_is_prepared_where_the_file_system_has_no_locks(
+    write: Write, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run prepares the same; the first one to finish counts."""
+    name = write("a.txt", "some text" * 100)
+
+    def flock(file: object, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    def other(what: str, done: int, total: int) -> None:
+        if what == prepare.TOKENIZING and not finished:
+            finished.append(None)
+            finished.append(ensure(source(name), "text", cache))
+
+    finished: list[prepare.PreparedCorpus | None] = []
+    monkeypatch.setattr(file_lock.fcntl, "flock", flock)
+    first = ensure(source(name), "text", cache, other)
+    assert finished == [None, first] and first == ensure(source(name), "text", cache)
+    assert [path.name for path in cache.iterdir()] == [Path(first.folder).name]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # as Lustre without the option flock
+
 
 @contextmanager
-def alone(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the lock file, after waiting for other processes, and remove it afterwards. `waits()`
-    is called before a wait. Raises OSError where it cannot be created."""
+def alone(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[bool]:
+    """Hold the lock file, after waiting for other processes, and remove it afterwards: True. False
+    where the file system has no locks. `waits()` is called before a wait. Raises OSError where the
+    file cannot be created."""
     while True:
         with open(path, "w") as lock:
             try:
@@ -20,6 +24,12 @@ def alone(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None
             except BlockingIOError:
                 waits()
                 fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                path.unlink(missing_ok=True)
+                yield False
+                return
             try:
                 same = os.path.samestat(os.fstat(lock.fileno()), path.stat())
             except FileNotFoundError:
@@ -28,7 +38,7 @@ def alone(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None
             if not same:
                 continue
             try:
-                yield
+                yield True
             finally:
                 path.unlink(missing_ok=True)
             return

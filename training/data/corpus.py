@@ -7,6 +7,7 @@ import contextlib
 import os
 import shlex
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +76,11 @@ def find(
         return None, _missing(path, data, given, allowed)
     if path.is_dir():
         # Opening a named pipe would block; a dangling link is reported below.
-        files = [f for f in _walk(path, SUFFIXES, set()) if f.is_file() or not f.exists()]
+        try:
+            below = _walk(path, SUFFIXES, {"lost+found"}, _raise)
+        except OSError as error:
+            return None, _unreadable(given, Path(error.filename), error, "u+rx")
+        files = [f for f in below if f.is_file() or not f.exists()]
         if not files:
             return None, Problem(
                 "data.no_files",
@@ -95,17 +100,7 @@ def find(
             with file.open("rb"):
                 total += file.stat().st_size
         except OSError as error:
-            mode = (
-                [f"chmod u+r {shlex.quote(str(file))}"]
-                if isinstance(error, PermissionError)
-                else []
-            )
-            return None, Problem(
-                "data.unreadable",
-                msg("data.corpus.unreadable", given=given, file=file, strerror=error.strerror),
-                msg("data.corpus.readable"),
-                mode,
-            )
+            return None, _unreadable(given, file, error, "u+r")
     if total == 0:
         return None, Problem(
             "data.empty", msg("data.corpus.empty", given=given), msg("data.corpus.some_text")
@@ -171,10 +166,26 @@ def _stdlib() -> tuple[CorpusSource | None, Problem | None]:
     return CorpusSource(STDLIB, tuple(files), total), None
 
 
-def _walk(root: Path, suffixes: tuple[str, ...], without: set[str]) -> list[Path]:
-    """The files below `root`, also through links to folders, each folder once."""
+def _unreadable(given: str, path: Path, error: OSError, mode: str) -> Problem:
+    allowed = [f"chmod {mode} {shlex.quote(str(path))}"]
+    return Problem(
+        "data.unreadable",
+        msg("data.corpus.unreadable", given=given, file=path, strerror=error.strerror),
+        msg("data.corpus.readable"),
+        allowed if isinstance(error, PermissionError) else [],
+    )
+
+
+def _walk(
+    root: Path,
+    suffixes: tuple[str, ...],
+    without: set[str],
+    failed: Callable[[OSError], None] | None = None,
+) -> list[Path]:
+    """The files below `root`, also through links to folders, each folder once. `failed`: called for
+    a folder that cannot be read; without it, its files are left out."""
     found, visited = [], {_identity(root)}
-    for folder, inner, names in os.walk(root, followlinks=True):
+    for folder, inner, names in os.walk(root, followlinks=True, onerror=failed):
         inner[:] = sorted(d for d in inner if d not in without and not d.startswith("."))
         inner[:] = [d for d in inner if _new(Path(folder, d), visited)]
         found += [
@@ -183,6 +194,11 @@ def _walk(root: Path, suffixes: tuple[str, ...], without: set[str]) -> list[Path
             if n.lower().endswith(suffixes) and not n.startswith(".")
         ]
     return found
+
+
+def _raise(error: OSError) -> None:
+    """A training without the files of this folder would look complete."""
+    raise error
 
 
 def _identity(folder: Path) -> tuple[int, int]:

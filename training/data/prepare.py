@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -150,19 +151,27 @@ def ensure(
     cache.mkdir(parents=True, exist_ok=True)
     # of two runs at once, the second waits and finds the corpus prepared
     waits = partial(log.info, msg("data.prepare.waits", name=source.name))
-    with file_lock.alone(cache / f".{folder.name}.lock", waits):
+    with file_lock.alone(cache / f".{folder.name}.lock", waits) as locked:
         found, damage = _existing(folder, progress)
         if found:
             return found
         if damage:
             log.warning(msg("data.prepare.again", folder=folder, damage=damage, name=source.name))
-        work = cache / f".{folder.name}.work"  # a fixed name: leftovers of a killed run are removed
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
+        # A fixed name, since leftovers of a killed run are removed. Without locks another run may
+        # prepare it too: the first to finish counts.
+        if locked:
+            work = cache / f".{folder.name}.work"
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+        else:
+            work = Path(tempfile.mkdtemp(dir=cache, prefix=f".{folder.name}.", suffix=".work"))
+            work.chmod(0o755)
         try:
             made = _write(source, text_field, work, folder, progress, chosen, vocab_size)
             if problems := corpus.changed(before, corpus.states(source)):
                 raise UserError(problems)
+            if not locked and (found := _existing(folder, progress)[0]):
+                return found
             shutil.rmtree(folder, ignore_errors=True)  # a damaged one
             work.rename(folder)
         finally:
