@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from training.core.errors import UserError
+from training.inspector.distributed import World
 from training.trainer import same_data
+from training.trainer.checkpoint import TrainProgress
 
 
 class Task:
@@ -50,3 +54,21 @@ def test_machines_with_other_data_are_named(
     else:
         same_data.check(task, facts)
     assert bool(sent[0]) == (json.loads(first)["data"] != here)
+
+
+@pytest.mark.parametrize(
+    ("saved", "used", "left"),
+    [({"samples": 100}, 60, 60), ({"samples": 150}, 60, 0), ({"samples": 150}, 0, 0), ({}, 60, 60)],
+)
+def test_another_number_of_samples_begins_the_epoch_again(
+    saved: Any, used: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its order is another one: some samples would come twice and others not at all."""
+    warned: list[str] = []
+    monkeypatch.setattr(same_data.log, "warning", warned.append)
+    position = TrainProgress(7, 1, used, 700)
+    task: Any = SimpleNamespace(unit="samples")
+    found = same_data.same_order(
+        position, saved, {"samples": 100}, task, World(0, 0, 1, torch.device("cpu"), "none", "")
+    )
+    assert found == TrainProgress(7, 1, left, 700) and len(warned) == (left != used)

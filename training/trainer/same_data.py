@@ -5,15 +5,33 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from training.core import log
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.inspector.distributed import exchange_texts, from_main
+from training.inspector.distributed import World, exchange_texts, from_main
 from training.tasks.base import Task
+from training.trainer.checkpoint import TrainProgress
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ManifestRecord
+
+
+def same_order(
+    position: TrainProgress, saved: ManifestRecord, now: ManifestRecord, task: Task, world: World
+) -> TrainProgress:
+    """The position in the current data. Another number of samples has another order: the epoch
+    begins again, also of a task that does not compare its data."""
+    before = saved.get("samples", now["samples"])
+    if before == now["samples"] or not position.used:
+        return position
+    if world.rank == 0:
+        log.warning(
+            msg("trainer.data.other_count", before=before, now=now["samples"], unit=task.unit)
+        )
+    return replace(position, used=0)
 
 
 def check(task: Task, facts: ManifestRecord) -> None:

@@ -156,6 +156,8 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     scale = LossScale(world.device) if precision == "fp16" else None
     if scale:
         optimizer.skip_on_device()
+    train = task.rows("train")
+    assert train is not None
     facts: ManifestRecord = {
         "shape": {},
         "data": {},
@@ -165,11 +167,10 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         "world_size": world.world_size,
         "run": run.name,
         **task.facts(),
+        "samples": len(train),
+        **({"ema": config.ema} if config.ema else {}),
+        **({"task_sha256": task.file_sha256} if task.file_sha256 else {}),
     }
-    if config.ema:
-        facts["ema"] = config.ema
-    if task.file_sha256:
-        facts["task_sha256"] = task.file_sha256
     position = checkpoint.TrainProgress()
     one_machine = placement.on_one_machine(plan["place"])
     if not one_machine:
@@ -182,14 +183,13 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
             position = replace(position, tokens=position.step * batch.total_tokens)
         if not task.same_data(loaded.manifest):  # reported when the data was prepared
             position = replace(position, used=0)
+        position = same_data.same_order(position, loaded.manifest, facts, task, world)
         start_weights.load(raw, optimizer, loaded, facts)
         if scale and "loss_scale" in loaded.state:  # else it was trained in another precision
             scale.load_state_dict(loaded.state["loss_scale"])
         start_weights.report_resume(loaded, run, world, facts, plan)
     elif "init_from" in plan:
         start_weights.init_from(raw, plan["init_from"], world, tasks.spec_of(plan))
-    train = task.rows("train")
-    assert train is not None
     length = plan_length(
         config, batch, len(train), step=position.step, epoch=position.epoch, used=position.used
     )

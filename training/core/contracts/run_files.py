@@ -207,6 +207,7 @@ class ManifestRecord(TypedDict, total=False):
     optimizer: str
     world_size: int
     data: Any  # training data, task-specific; gpt: {folder, tokens_sha256}
+    samples: int  # of the training data; missing in early 0.1
     tokenizer: str | None
     task: str  # missing in checkpoints that predate tasks: gpt
     task_sha256: str  # of a user's task file, as it was run
