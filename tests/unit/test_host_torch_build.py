@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,6 +78,20 @@ def test_compiled_code_needs_a_folder_whose_programs_may_run(
     monkeypatch.setattr(toolchain.os, "statvfs", lambda folder: flags)
     assert lacks() == [other]
     assert lacks(TORCHINDUCTOR_CACHE_DIR="/") == ["unset TORCHINDUCTOR_CACHE_DIR"]
+
+
+def test_python_3_14_compiles_with_torch_2_10_or_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(version: str, python: tuple[int, ...], **environ: str) -> list[str]:
+        monkeypatch.setattr(toolchain, "sys", SimpleNamespace(version_info=python))
+        variables = os.environ | environ
+        build = TorchBuild(version, "12.8", "/site/torch")
+        found = toolchain.missing("cpu", variables, torch=build)
+        return [found[what] for what in found.keys() - toolchain.missing("cpu", variables).keys()]
+
+    (command,) = lacks("2.9.1+cu128", (3, 14, 0))
+    assert shlex.split(command)[1:] == ["-m", "pip", "install", "torch>=2.10"]
+    assert lacks("2.9.1", (3, 15, 0), PYTHONPATH="/site") == [""], "another one would be hidden"
+    assert lacks("2.9.1", (3, 13, 9)) == lacks("2.10.0", (3, 14, 0)) == lacks("-", (3, 14)) == []
 
 
 def test_inductor_needs_a_gpu_of_volta_or_later() -> None:

@@ -4,32 +4,43 @@ Triton and Inductor take the value of CC or CXX as one program, without argument
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
+import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from training.core.messages import msg
+from training.host import packages, torch_build
 from training.host.gpus import Gpu
+from training.host.torch_build import TorchBuild
 
 INSTALL = "sudo apt-get install"
 # device → variable that names the compiler, otherwise these, and the Debian package
 _COMPILERS = {"cuda": ("CC", ("gcc", "clang"), "gcc"), "cpu": ("CXX", ("g++",), "g++")}
 TRITON_CAPABILITY = (7, 0)  # the oldest that Inductor accepts (torch/_inductor/scheduler.py)
+# a Python for which an older torch refuses to compile (torch.compile in torch/__init__.py)
+NEW_PYTHON, TORCH_FOR_IT = (3, 14), (2, 10)
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
-def missing(device: str, environ: Mapping[str, str], gpus: Iterable[Gpu] = ()) -> dict[str, str]:
+def missing(
+    device: str,
+    environ: Mapping[str, str],
+    gpus: Iterable[Gpu] = (),
+    torch: TorchBuild | None = None,
+) -> dict[str, str]:
     """What is missing on this machine → a command that provides it, '' for none. `gpus`: those of
-    the ranks."""
+    the ranks; `torch`: the installed one."""
     variable, usual, package = _COMPILERS[device]
     asked = environ.get(variable)
 
     def known(*programs: str) -> bool:
         return any(shutil.which(program, path=environ.get("PATH")) for program in programs)
 
-    lacks = {}
+    lacks = dict(filter(None, (_newer_torch(torch, environ),)))
     if asked and not known(asked):
         named = f"{variable}={shlex.quote(asked)}"
         lacks[named] = f"unset {variable}" if known(*usual) else f"{INSTALL} {package}"
@@ -41,6 +52,20 @@ def missing(device: str, environ: Mapping[str, str], gpus: Iterable[Gpu] = ()) -
         if gpu.capability and tuple(gpu.capability) < TRITON_CAPABILITY:
             lacks[msg("host.toolchain.too_old", name=gpu.name)] = ""
     return lacks | dict(filter(None, (_cache(name, environ) for name in CACHES)))
+
+
+def _newer_torch(torch: TorchBuild | None, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """A torch that compiles under this Python, and a command unless a variable selects the
+    torch."""
+    number = re.match(r"(\d+)\.(\d+)", torch.version) if torch else None
+    if torch is None or number is None or sys.version_info < NEW_PYTHON:
+        return None
+    if (int(number[1]), int(number[2])) >= TORCH_FOR_IT:
+        return None
+    first, python = (".".join(map(str, one)) for one in (TORCH_FOR_IT, NEW_PYTHON))
+    text = msg("host.toolchain.torch", first=first, python=python, version=torch.version)
+    chosen = torch_build.chosen_by(torch, environ)
+    return text, "" if chosen else packages.install([f"torch>={first}"])
 
 
 def _cache(variable: str, environ: Mapping[str, str]) -> tuple[str, str] | None:

@@ -65,7 +65,7 @@ def build(
     )
     precision = decisions.precision(config, device.value, request.gpu_ranks, machine)
     used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
-    missing = toolchain.missing(device.value, environ, used)
+    missing = toolchain.missing(device.value, environ, used, torch)
     no_bf16_on = decisions.without_bf16(precision.value, used)
     compiled = decisions.compiled(config, device.value, missing, no_bf16_on)
     room = decisions.budget(
