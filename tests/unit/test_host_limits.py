@@ -68,12 +68,12 @@ def test_version_2_uses_the_tightest_ancestor(groups: Groups) -> None:
             "machine/memory.current": str(10 * GIB),
             "machine/job/memory.max": str(16 * GIB),
             "machine/job/memory.current": str(6 * GIB),
-            "machine/job/memory.stat": f"anon 1\ninactive_file {2 * GIB}\nactive_file 9",
+            "machine/job/memory.stat": f"anon 1\ninactive_file {2 * GIB}\nactive_file {GIB}",
         },
     )
     assert cgroups.cpu_quota() == 1.5
-    # The kernel counts inactive file cache as used, but reclaims it at once.
-    assert cgroups.memory() == cgroups.CgroupMemory(16 * GIB, 4 * GIB)
+    # The kernel counts file cache as used, but reclaims it.
+    assert cgroups.memory() == cgroups.CgroupMemory(16 * GIB, 3 * GIB)
 
 
 def test_version_1(groups: Groups) -> None:
@@ -86,10 +86,12 @@ def test_version_1(groups: Groups) -> None:
             "cpu/cpu.cfs_period_us": "100000",
             "memory/box/memory.limit_in_bytes": str(2 * GIB),
             "memory/box/memory.usage_in_bytes": str(GIB),
-            "memory/box/memory.stat": "total_inactive_file 0\ninactive_file 77",
+            "memory/box/memory.stat": "inactive_file 77\nactive_file 77\n"
+            f"total_inactive_file 0\ntotal_active_file {GIB // 4}",
         },
     )
-    assert (cgroups.cpu_quota(), cgroups.memory()) == (0.5, cgroups.CgroupMemory(2 * GIB, GIB))
+    used = GIB - GIB // 4
+    assert (cgroups.cpu_quota(), cgroups.memory()) == (0.5, cgroups.CgroupMemory(2 * GIB, used))
 
 
 @pytest.mark.parametrize("path", ["/docker/4711", "/../.."])

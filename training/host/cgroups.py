@@ -141,7 +141,9 @@ def _number(*files: Path) -> int | None:
 
 
 def _cache(file: Path) -> int:
-    """Bytes of inactive file cache: counted as used, but reclaimable."""
+    """Bytes of file cache: counted as used, but reclaimable, also where it is in active use.
+    Version 1 has the sums with child groups under names of their own."""
     facts = _facts(file)
-    text = facts.get("total_inactive_file", facts.get("inactive_file", "0"))
-    return int(text) if text.isdecimal() else 0
+    total = "total_" if "total_inactive_file" in facts else ""
+    texts = (facts.get(f"{total}{name}", "") for name in ("inactive_file", "active_file"))
+    return sum(int(text) for text in texts if text.isdecimal())
