@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.conftest import wait_until
 from tests.unit import targets
 from training.host import process
@@ -264,3 +265,17 @@ def test_a_name_with_parentheses_and_spaces_is_read_right(tmp_path: Path) -> Non
         now = procfs.read_process(pid)
         assert now and now.parent == os.getpid()
         os.kill(pid, signal.SIGKILL)
+
+
+@each(
+    ("target", "gpu"),
+    [
+        ("/dev/nvidia0", True),
+        ("/dev/nvidia12", True),
+        ("/dev/dxg", True),
+        ("/dev/nvidiactl", False),
+    ],
+)
+def test_which_devices_are_gpus(target: str, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(procfs, "open_files", lambda pid: {"socket:[1]", target})
+    assert procfs.uses_gpu(os.getpid()) == gpu

@@ -212,8 +212,8 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def uses_gpu(pid: int) -> bool:
-    """Has it an NVIDIA device open? False also without permission."""
-    return any(re.fullmatch(r"/dev/nvidia\d+", target) for target in open_files(pid))
+    """Has it an NVIDIA device open, or the GPU of WSL? False also without permission."""
+    return any(re.fullmatch(r"/dev/(nvidia\d+|dxg)", target) for target in open_files(pid))
 
 
 def open_files(pid: int) -> set[str]:
