@@ -18,7 +18,7 @@ from training.core.rundir import RunDir
 from training.host.gpus import Gpu, GpuInventory, GpuProcess
 from training.monitor import host_stats
 from training.monitor.health import gpu_placement, health
-from training.monitor.health.check import BAD, OK, UNKNOWN, HealthCheck
+from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck
 from training.monitor.health.target import Target
 
 Nvidia = Callable[..., dict[str, Any]]
@@ -120,11 +120,12 @@ def test_driver_does_not_list_the_processes(tmp_path: Path, nvidia: Nvidia) -> N
             assert (code, gpus["status"], gpus["text"]) == (0, status, text)
 
 
-def planned(*on: tuple[int, int], begun: bool = True) -> HealthCheck:
+def planned(*on: tuple[int, int], begun: bool = True, command: str = "-") -> HealthCheck:
     """Check of a run on two GPUs whose ranks 0 and 1 are the processes 4194300 and 4194301. `on`:
-    (GPU, pid) of each process on a GPU."""
+    (GPU, pid) of each process on a GPU; `command`: of them all."""
     held = {
-        gpu: tuple(GpuProcess(pid, 20 << 30) for index, pid in on if index == gpu) for gpu in (0, 1)
+        gpu: tuple(GpuProcess(pid, 20 << 30, command=command) for index, pid in on if index == gpu)
+        for gpu in (0, 1)
     }
     cards = [
         Gpu(i, f"GPU-{i}", "a card", 32 << 30, 1 << 30, 97, 60, 400.0, processes=processes)
@@ -185,6 +186,9 @@ def test_instances_that_the_ranks_of_a_script_name_are_listed(
 def test_run_is_compared_with_its_plan() -> None:
     first, second = 4194300, 4194301
     assert planned((0, first), (1, second)).status == OK
+    other = (0, first), (1, second), (1, 4194302)
+    assert planned(*other).status == WARN
+    assert planned(*other, command="nvidia-cuda-mps-server").status == OK
     swapped = planned((1, first), (0, second))
     assert (swapped.status, swapped.shown_headline, swapped.ranks) == (
         BAD,

@@ -104,11 +104,12 @@ def test_heat_and_other_processes(healthy: dict[str, Any]) -> None:
         "this_run": False,
     }
     mine, of_host = gpu()["processes"], other | {"pid": 2912345, "known": False}
+    server = other | {"pid": 88, "user": "root", "command": f"/usr/bin/{gpus.MPS}"}
     healthy["gpus"] = [
         gpu(
             throttle_reasons=[HOT],
             temperature_c=93,
-            processes=[*mine, other, of_host],
+            processes=[*mine, other, of_host, server],
         ),
         # not used by this run: no alert
         gpu(

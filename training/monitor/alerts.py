@@ -10,6 +10,7 @@ from training.core import phases
 from training.core.jsonl import whole
 from training.core.messages import msg
 from training.core.units import GIB
+from training.host.gpus import MPS
 from training.monitor import host_stats
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def _gpus(state: RunState, silent: float | None) -> list[AlertState]:
                 )
             )
         for p in g["processes"]:
-            if not p["this_run"] and p.get("known", True):
+            if not p["this_run"] and p.get("known", True) and MPS not in p["command"]:
                 found.append(
                     _alert(
                         "foreign_process",

@@ -162,8 +162,9 @@ def _placed(
         for name in others
     ]
     for name, gpu in cards.items():
-        for process in gpu.processes if name in on.values() else ():
-            if process.known and not host_stats.belongs(process.pid, set(target.pids.values())):
+        others = [p for p in gpu.processes if p.known and gpus.MPS not in p.command]
+        for process in others if name in on.values() else ():
+            if not host_stats.belongs(process.pid, set(target.pids.values())):
                 notes.append(
                     alerts.foreign_process(gpu.index, process.pid, process.user, process.used_bytes)
                 )
