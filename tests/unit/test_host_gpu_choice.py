@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cases import each
 from training.core.messages import msg
-from training.host import gpu_choice
+from training.host import gpu_choice, gpus
 from training.host.gpu_choice import emptiest, emptiest_gpus, numbering
 from training.host.gpus import EXCLUSIVE, PROHIBITED, VISIBLE, Gpu, GpuInventory, GpuProcess
 
@@ -183,3 +184,20 @@ def test_another_numbering_of_different_gpus_is_noted(
 ) -> None:
     every = tuple(replace(gpu(n, 10), name=name) for n, name in enumerate(names))
     assert bool(numbering(GpuInventory(every, ""), environ)) == noted
+
+
+def test_mps_is_known_by_its_pipe_where_the_processes_are_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def closed(**facts: Any) -> bool:
+        one = GpuProcess(1, GIB, **facts)
+        return gpu_choice.closed(gpu(0, 79, compute_mode=EXCLUSIVE, processes=(one,)))
+
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert closed(known=False)
+    (tmp_path / "control").touch()
+    assert not closed(known=False)
+    assert closed(command="python train.py")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY")
+    monkeypatch.setattr(gpus, "MPS_USUAL", str(tmp_path))
+    assert not closed(known=False)

@@ -44,6 +44,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 PIDS = Path("/proc/self/ns/pid")
 HOST_PIDS = "pid:[4026531836]"  # the first namespace of every kernel (PROC_PID_INIT_INO)
 MPS = "nvidia-cuda-mps-server"  # shares a GPU in exclusive mode
+MPS_PIPES, MPS_USUAL = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
+UNKNOWN = "-"  # user or command of a process
 VIRTUAL = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 DRIVER_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"))  # the second: Jetson
@@ -53,8 +55,8 @@ DRIVER_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"))  # the second
 class GpuProcess:
     pid: int
     used_bytes: int | None
-    user: str = "-"
-    command: str = "-"
+    user: str = UNKNOWN
+    command: str = UNKNOWN
     known: bool = True  # False: the pid is one of the host, seen from a container
 
 
@@ -84,7 +86,10 @@ class Gpu:
 
     @property
     def by_mps(self) -> bool:
-        return any(MPS in process.command for process in self.processes)
+        """Do processes share it? By MPS's pipe where their commands are unknown, as in
+        containers."""
+        commands = [process.command for process in self.processes]
+        return any(MPS in one for one in commands) or (UNKNOWN in commands and _mps_runs())
 
     def record(self) -> GpuRecord:
         return cast("GpuRecord", asdict(self))
@@ -325,6 +330,11 @@ def own_pids() -> bool:
         return str(PIDS.readlink()) == HOST_PIDS
     except OSError:  # no /proc
         return True
+
+
+def _mps_runs() -> bool:
+    """Whether MPS serves this process: its clients need this file."""
+    return os.path.exists(os.path.join(os.environ.get(MPS_PIPES) or MPS_USUAL, "control"))
 
 
 def _process(pid: int, used: int | None) -> GpuProcess:
