@@ -119,6 +119,6 @@ show()
     assert (device, gpus, variables["NCCL_SOCKET_IFNAME"]) == (
         "cuda",
         2,
-        "lo",
+        "=lo",
     ) and "NCCL_P2P_DISABLE" not in variables
     assert json.loads(second)[2] == variables, "the copies are tested, as after a repair"

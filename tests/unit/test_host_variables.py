@@ -58,7 +58,7 @@ def test_two_ranks_on_gpus() -> None:
         "OMP_NUM_THREADS": "4",
         "GLOO_SOCKET_IFNAME": "lo",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "=lo",
         "TORCH_NCCL_ENABLE_TIMING": "1",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     }
@@ -114,6 +114,14 @@ def test_several_machines_do_not_use_loopback() -> None:
     assert "GLOO_SOCKET_IFNAME" not in found
     assert "NCCL_SOCKET_IFNAME" not in found
     assert found["OMP_NUM_THREADS"] == "4"
+
+
+def test_nccl_gets_the_exact_name_of_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    towards = ("eth1", "10.0.0.1")
+    monkeypatch.setattr(env_vars.network, "interface_towards", lambda address: towards)
+    found = choose({}, device="cuda", ranks=4, local_ranks=2, debug=False, rendezvous="10.0.0.2:1")
+    values = {v.name: v.value for v in found if v.name.endswith("_SOCKET_IFNAME")}
+    assert values == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}
 
 
 def test_debug_output_only_with_debug() -> None:

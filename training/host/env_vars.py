@@ -98,7 +98,8 @@ def choose(
     if device == "cuda":
         wanted.append(("CUDA_DEVICE_ORDER", "PCI_BUS_ID", msg("host.variable.device_order")))
         if interface:
-            wanted.append(("NCCL_SOCKET_IFNAME", *interface))
+            # a bare name is a prefix: eth1 is eth10, too
+            wanted.append(("NCCL_SOCKET_IFNAME", f"={interface[0]}", interface[1]))
         if ranks > 1:
             wanted.append(("TORCH_NCCL_ENABLE_TIMING", "1", msg("host.variable.timing")))
         # Processes that share tensors on a GPU cannot map each other's segments in most containers;
