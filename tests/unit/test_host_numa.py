@@ -87,6 +87,38 @@ def test_one_node_is_never_divided(two_nodes: Path) -> None:
 
 
 @pytest.mark.usefixtures("two_nodes")
+@each(
+    ("cores", "bound"),
+    [
+        ({0, 1, 2, 3, 4}, False),  # one core for a rank, four for the other
+        ({0, 1, 2, 4}, True),
+        ({0, 1, 2, 3}, True),  # the rank of the other node is not bound
+        (set(range(8)), True),
+    ],
+)
+def test_a_node_with_few_of_the_allowed_cores_binds_no_rank(
+    cores: set[int], bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
+    found = choose("auto", "spawn", "cuda", [gpu(0, 0), gpu(1, 1)], 2)
+    assert any(found.bindings) == bound
+    text = msg("host.numa.uneven", node=1, cores=len(cores & {4, 5, 6, 7}), allowed=len(cores))
+    assert (found.reason == text) != bound
+    other = choose("auto", "spawn", "cuda", [gpu(0, 0), gpu(1, 0)], 2)
+    assert all(other.bindings), "no GPU is there"
+    asked = choose(min(cores), "spawn", "cuda", [gpu(0, 0), gpu(1, 1)], 2)
+    assert all(asked.bindings)
+
+
+def test_one_node_of_many_has_its_share(two_nodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for node in range(8):
+        (two_nodes / f"node{node}").mkdir(exist_ok=True)
+        (two_nodes / f"node{node}/cpulist").write_text(f"{4 * node}-{4 * node + 3}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(1, 32)))
+    assert choose("auto", "spawn", "cuda", [gpu(0, 0)], 1).threads == 3
+
+
+@pytest.mark.usefixtures("two_nodes")
 def test_a_node_can_be_given() -> None:
     found = choose(0, "spawn", "cpu", [], 2)
     assert found.bindings == ({"node": 0, "cores": [0, 1, 2, 3]},) * 2

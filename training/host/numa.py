@@ -75,7 +75,8 @@ def choose(
         return NumaPlan(unbound, False, msg("host.decision.as_asked"))
     if launcher != SPAWN:
         return NumaPlan(unbound, False, msg("host.numa.other_launcher", launcher=launcher))
-    nodes = allowed(cores_of_nodes())
+    whole = cores_of_nodes()
+    nodes = allowed(whole)
     if isinstance(asked, int):
         if not nodes.get(asked):  # a node of the machines that this one starts
             return NumaPlan(unbound, False, msg("host.numa.no_cores", node=asked, origin=origin))
@@ -88,7 +89,24 @@ def choose(
     bindings = tuple(_of_gpu(gpu, nodes) for gpu in gpus[:ranks])
     if not any(bindings):
         return NumaPlan(unbound, False, msg("host.numa.unknown"))
+    if why := _uneven(bindings, whole, nodes):
+        return NumaPlan(unbound, False, why)
     return _bound(bindings + unbound[len(bindings) :], msg("host.numa.of_the_gpu"))
+
+
+def _uneven(
+    bindings: Sequence[BindingRecord | None],
+    whole: Mapping[int, set[int]],
+    nodes: Mapping[int, set[int]],
+) -> str:
+    """A node of these with less than half of its share of the allowed cores (`nodes`), which would
+    leave its ranks with a few and the others idle; ''. A node of many in a machine that is all
+    allowed has its share."""
+    every, own = (sum(map(len, one.values())) for one in (whole, nodes))
+    for node in sorted({binding["node"] for binding in bindings if binding}):
+        if 2 * len(nodes[node]) * every < own * len(whole[node]):
+            return msg("host.numa.uneven", node=node, cores=len(nodes[node]), allowed=own)
+    return ""
 
 
 def _of_gpu(gpu: Gpu, nodes: Mapping[int, set[int]]) -> BindingRecord | None:
