@@ -45,6 +45,7 @@ def test_the_embedding_is_not_counted() -> None:
         ("NVIDIA H100 NVL", 835.5),
         ("NVIDIA H200", 989.5),
         ("NVIDIA GH200 480GB", 989.5),
+        ("NVIDIA GH200 144G HBM3e", 989.5),
         ("NVIDIA H20", 148.0),
         ("NVIDIA A100-SXM4-40GB", 312.0),
         ("NVIDIA A100-PCIE-40GB", 312.0),
@@ -66,6 +67,7 @@ def test_the_embedding_is_not_counted() -> None:
         ("NVIDIA RTX 6000 Ada Generation", 364.2),
         ("NVIDIA RTX A5000", 111.1),
         ("NVIDIA GB200", 2500.0),
+        ("NVIDIA GB300", 2500.0),
         ("NVIDIA GB10", 125.0),
     ],
 )
@@ -96,6 +98,7 @@ def test_gpus_in_fp16(name: str, tera: float) -> None:
             "NVIDIA GeForce RTX 4090 Laptop GPU",
             "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
             "NVIDIA A100",
+            "NVIDIA A100-SXM-64GB",
         ),
         *("Tesla V100S-PCIE-32GB", "Tesla V100-SXM2-32GB"),
         *("Tesla T4", "AMD Instinct MI300X", "", "-"),

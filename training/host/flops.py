@@ -6,15 +6,15 @@ import re
 
 # 10^12 operations per second, bf16 on tensor cores with fp32 sums, dense: half of what data sheets
 # list "with sparsity". Keys: the driver's name without "NVIDIA ". Sources: NVIDIA's data sheets of
-# B200 and B300 (HGX), GB200, GB10, H100, H200, H20, GH200, A100, A800, A40, A30, A10, L40S, L40,
-# L4, RTX A6000, RTX A5000, RTX 6000 Ada; whitepapers GA102 (30xx), Ada (40xx) and RTX Blackwell
-# (50xx, PRO). Names not listed here (laptop GPUs, GPU slices) have another peak or no published
-# one. fp16 has the same peak.
+# B200 and B300 (HGX), GB200 and GB300 (NVL72), GB10, H100, H200, H20, GH200, A100, A800, A40, A30,
+# A10, L40S, L40, L4, RTX A6000, RTX A5000, RTX 6000 Ada; whitepapers GA102 (30xx), Ada (40xx) and
+# RTX Blackwell (50xx, PRO). Names not listed here (laptop GPUs, GPU slices, the custom A100 with
+# 64 GB) have another peak or no published one. fp16 has the same peak.
 PEAKS = {
-    r"GB200": 2500.0,
+    r"GB[23]00": 2500.0,
     r"B[23]00( SXM6 AC)?": 2250.0,
     r"GB10": 125.0,
-    r"(GH200 \w+|H100 \d+GB HBM3|H100 SXM5.*|H200)": 989.5,
+    r"(GH200 \d+GB?( HBM3e?)?|H100 \d+GB HBM3|H100 SXM5.*|H200)": 989.5,
     r"(H100|H200) NVL": 835.5,
     r"H100 PCIe": 756.5,
     r"H20(-3e)?": 148.0,
