@@ -69,7 +69,7 @@ def step_of(job: dict[str, Any]) -> Callable[[], object]:
 
 
 def attention() -> str:
-    """The kernel of its attention, if it tells: it loads FlashAttention 3 from the network."""
+    """The kernel of its attention, or '' if unknown: it loads FlashAttention 3 from the network."""
     module = sys.modules.get("nanochat.flash_attention")
     uses = getattr(module, "USE_FA3", None)
     return "" if uses is None else "FlashAttention 3" if uses else "torch's attention"

@@ -390,13 +390,13 @@ def test_a_rank_that_waits_in_the_queue_of_its_gpu_is_not_guilty() -> None:
         assert isinstance(result, HangFinding) == certain
     both = judged((before, after), (before, after))
     result = ScriptWatch(1.0, pending=lambda rank: True)._doubted(both, alone=True)
-    assert isinstance(result, NoFinding) and result.code == WORKS, "nobody is stuck"
+    assert isinstance(result, NoFinding) and result.code == WORKS, "no rank is stuck"
     python = look(at, MINE, gpu=True, state="R", holds_gil=True)
     used = look(at, MINE, gpu=True, state="R", holds_gil=True, cpu_s=11.0, main_cpu_s=11.0)
     assert isinstance(judged((python, used), (lock, lock)), NoFinding), "a loop in Python"
 
 
-def test_answers_of_torchs_store_are_no_progress_of_its_rank() -> None:
+def test_answers_of_torchs_store_do_not_count_as_progress_of_its_rank() -> None:
     """NCCL's heartbeat monitor of each rank asks the store every second; a thread of rank 0
     answers by read() and write()."""
     here = dataclasses.replace(look(MINE), served=frozenset({7}), sockets={7: 1000})

@@ -1,8 +1,8 @@
 """Files of /proc that the kernel copies from the memory of a process: cmdline, environ, maps.
 
 It takes a lock for that, which a process that is stuck in a driver (a GPU that has fallen off the
-bus) may hold for ever, as `ps` hangs then. They are read by a thread that is abandoned when there
-is no answer. It holds no lock while it waits, so code between fork and exec remains safe. Standard
+bus) may hold for ever, as `ps` hangs then. They are read by a thread that is abandoned without
+an answer. It holds no lock while it waits, so code between fork and exec remains safe. Standard
 library only: lib/guardian.py uses it.
 """
 

@@ -17,7 +17,7 @@ IDLE_BYTES, IDLE_FAULTS = 16384, 200  # a second
 # of the time, ready to run without a core: a starved thread uses no CPU time either
 QUEUED_SHARE = 0.2
 IDLE_DISK = 1e6  # bytes a second, of the whole machine
-# Of a request to torch's store between the readings of the two counters of its bytes.
+# A request to torch's store may come between the readings of the two counters of its bytes.
 STORE_REQUEST = 64  # bytes for each connection
 
 
