@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -107,8 +108,45 @@ def test_a_full_disk_is_reported_once(capsys: pytest.CaptureFixture[str]) -> Non
     for n in range(3):
         console.info(f"message {n}")
     err = capsys.readouterr().err
-    assert err.count("any more: ") == 1
+    assert err.count("/dev/full") == 1
     assert [f"message {n}\n" in err for n in range(3)] == [True] * 3
+
+
+def test_the_log_continues_once_the_disk_has_space_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, write, room = tmp_path / "x.log", os.write, [5]
+
+    def full(fd: int, data: bytes) -> int:
+        """A disk with room for some bytes."""
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        count = write(fd, data[: room[0]])
+        room[0] -= count
+        return count
+
+    console.open_log(log)
+    monkeypatch.setattr(os, "write", full)
+    for n in range(3):
+        console.raw(f"message {n}\n")
+    assert log.read_text() == "messa"
+    room[0] = 10_000
+    console.raw("message 3\n")
+    console.raw("message 4\n")
+    cut, missing, *rest = log.read_text().splitlines()
+    assert (cut, rest) == ("messa", ["message 3", "message 4"])
+    assert re.fullmatch(LINE.format(level="WARNING", text=".+"), f"{missing}\n")
+    room[0] = 0
+    console.raw("message 5\n")
+    assert capsys.readouterr().err.count("[WARNING]") == 1, "once"
+
+
+def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    console.open_log(tmp_path / "x.log")
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:4]))
+    console.raw("a message\n")
+    assert (tmp_path / "x.log").read_text() == "a message\n"
 
 
 def test_the_log_continues_after_the_terminal_is_closed(

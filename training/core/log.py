@@ -24,6 +24,7 @@ LOG_VARIABLE = "DUET_LOG_FILE"
 
 _log: int | None = None
 _log_name = ""
+_missing = _warned = False  # the last lines are not in the file; a warning has said so
 _open_line = b""  # a rank's unfinished line on the console
 _bar = False  # this process draws a progress bar on the console
 _of_launcher = False
@@ -31,7 +32,8 @@ _of_launcher = False
 
 def open_log(path: str | os.PathLike[str]) -> None:
     """Append all further messages to `path` too. Raises OSError."""
-    global _log, _log_name
+    global _log, _log_name, _missing, _warned
+    _missing = _warned = False
     # Unbuffered: a killed process loses nothing.
     _log, _log_name = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), os.fspath(path)
 
@@ -77,15 +79,26 @@ def lines_to_log(raw: bytes) -> None:
 
 
 def _write(data: bytes) -> None:
-    global _log
+    global _missing, _warned
     if _log is None:
         return
     try:
-        os.write(_log, data)
+        if _missing:  # after a line that may be cut
+            _write_all(f"\n[WARNING] {_now()} {msg('core.log.lines_missing')}\n".encode())
+            _missing = False
+        _write_all(data)
     except OSError as error:
-        # A full disk must not stop the training; reported once, on the console only.
-        _log = None
-        warning(msg("core.log.file_lost", name=_log_name, strerror=error.strerror))
+        # A full disk must not stop the training, and may have space again at the next line.
+        _missing = True
+        if not _warned:
+            _warned = True
+            warning(msg("core.log.file_lost", name=_log_name, strerror=error.strerror))
+
+
+def _write_all(data: bytes) -> None:
+    assert _log is not None
+    while data:  # a disk that becomes full takes a part
+        data = data[os.write(_log, data) :]
 
 
 def left_open(line: bytes) -> None:
