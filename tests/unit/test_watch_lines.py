@@ -11,6 +11,7 @@ from tests.unit.test_watch_start import PLAN, SCRIPT
 from training.core.rundir import RunDir
 from training.watchdog.script_watchdog import ScriptWatch
 from training.watchdog.start import RanksWatch
+from training.watchdog.waiting_lines import WaitingLines
 
 WAITS = (
     "[rank0]:[W1127 19:54:33.624071313 socket.cpp:469] [c10d] waitForInput: poll for socket "
@@ -18,6 +19,22 @@ WAITS = (
     "[rank0]:[W1127 19:54:33.628123167 socket.cpp:494] [c10d] waitForInput: socket "
     "SocketImpl(fd=15, addr=[::ffff:127.0.0.1]:38870) timed out after 10002ms\n"
 )
+
+
+def test_a_log_that_is_rotated_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "rank0.log"
+    log.write_text("step 1\n")
+    lines = WaitingLines(tmp_path)
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [log, tmp_path / "gone.log"])
+    lines.remember()
+    with log.open("a") as file:
+        file.write(WAITS)
+    assert lines.only() and lines.remembers
+    sizes = {log: log.stat().st_size, tmp_path / "gone.log": 10}
+    monkeypatch.setattr(lines, "_now", lambda: sizes)
+    assert not lines.only()
 
 
 def test_a_report_of_torchs_store_is_not_output(

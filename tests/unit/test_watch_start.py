@@ -71,6 +71,29 @@ def test_a_single_error_is_forgotten(run: RunDir, monkeypatch: pytest.MonkeyPatc
     assert watch.look({0: os.getpid()}, {}) is found
 
 
+def test_errors_are_forgotten_after_an_hour_without_one(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, looks = [1000.0], list[bool]()
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    watch = RanksWatch(run, PLAN, range(2), 2)
+
+    def look(self: object, pids: object) -> None:
+        looks.append(True)
+        if fails:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "look", look)
+    for _ in range(10):
+        fails = True
+        watch.look({0: os.getpid()}, {})
+        fails = False
+        for _ in range(2):
+            clock[0] += 3700
+            watch.look({0: os.getpid()}, {})
+    assert len(looks) == 30, "never off for the attempt"
+
+
 def test_no_internal_error_escapes(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 OFF_S, ERRORS = 60.0, 5  # after an internal error, doubled each time; this many turn it off
+FORGET_S = 3600.0  # without a further internal error: it counts no more
 NONE_S = 60.0  # a watched command has started no rank for that long: reported
 SILENT_S = 2.0  # what is printed after a silence of this length is read
 MAYBE_S = 5.0  # interval of the search for further ranks while a process may be one
@@ -135,10 +136,13 @@ class RanksWatch:
         if time.monotonic() < self._off_until:
             return None
         try:
-            return self._look(started, ended)
+            found = self._look(started, ended)
         except Exception as error:
             self._failed(error)
             return None
+        if time.monotonic() > self._off_until + FORGET_S:
+            self._errors = 0
+        return found
 
     def _failed(self, error: Exception) -> None:
         if time.monotonic() < self._off_until:

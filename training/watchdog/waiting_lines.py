@@ -3,6 +3,7 @@ ten seconds while a rank waits in its store; no rank has made progress by that."
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -34,13 +35,20 @@ class WaitingLines:
         added = {file: size - before.get(file, 0) for file, size in now.items()}
         if not 0 < sum(added.values()) <= MOST:
             return False
-        for file, count in added.items():
-            with file.open("rb") as log:
-                log.seek(before.get(file, 0))
-                if not all(map(_WAITS.search, log.read(max(0, count)).splitlines())):
-                    return False
+        try:
+            for file, count in added.items():
+                with file.open("rb") as log:
+                    log.seek(before.get(file, 0))
+                    if not all(map(_WAITS.search, log.read(max(0, count)).splitlines())):
+                        return False
+        except OSError:  # removed by the rotation of logs
+            return False
         self._sizes = now
         return True
 
     def _now(self) -> dict[Path, int]:
-        return {file: file.stat().st_size for file in self._folder.glob("*.log")}
+        sizes = {}
+        for file in self._folder.glob("*.log"):
+            with contextlib.suppress(OSError):  # removed by the rotation of logs
+                sizes[file] = file.stat().st_size
+        return sizes
