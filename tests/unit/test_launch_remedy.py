@@ -155,6 +155,19 @@ def test_a_failure_before_the_first_step_after_a_restart_is_not_progress() -> No
     )
 
 
+@pytest.mark.parametrize("cause", ["nccl_network", "port_in_use", "rendezvous_timeout"])
+def test_a_network_failure_at_the_same_step_is_tried_again_after_the_pauses(cause: str) -> None:
+    network = [error(cause, step=0, saved=0)] * 4
+    chosen = [remedy(network[n], plan(retries=3), network[:n]) for n in range(4)]
+    pauses = [(r.number, r.pause_s) for r in chosen if isinstance(r, Restart)]
+    assert pauses == [(1, 1.0), (2, 5.0), (3, 15.0)] and isinstance(chosen[3], GiveUp)
+
+
+@pytest.mark.parametrize("cause", ["peer_died", "collective_timeout"])
+def test_the_second_loss_of_a_peer_at_a_step_ends_the_run(cause: str) -> None:
+    assert remedy(error(cause), plan(), [error(cause)]) == GiveUp("second failure at step 23")
+
+
 def test_pauses_grow_for_network_failures_only() -> None:
     network = [error("peer_died", step=step) for step in (21, 22, 24, 25)]
     pauses = [

@@ -2,7 +2,8 @@
 failures may pass; code errors recur.
 
 `retries` bounds the consecutive restarts that neither make progress nor change the plan: a long run
-with one network failure a week continues for ever, one that fails twice at the same step ends.
+with one network failure a week continues for ever, one that fails twice at the same step ends,
+unless by the network.
 Batch and number of workers only decrease, so those restarts end by themselves.
 """
 
@@ -31,6 +32,8 @@ NETWORK = {
     *(cause_ids.NCCL_NETWORK, cause_ids.PEER_DIED, cause_ids.PORT_IN_USE),
     *(cause_ids.RENDEZVOUS_TIMEOUT, cause_ids.COLLECTIVE_TIMEOUT),
 }
+# These may pass without progress: only the pauses and `retries` bound their restarts.
+PASSING = {cause_ids.NCCL_NETWORK, cause_ids.PORT_IN_USE, cause_ids.RENDEZVOUS_TIMEOUT}
 PAUSES_S = (1.0, 5.0, 15.0)  # before consecutive restarts after network failures
 OCCUPIED_PAUSES_S = (15.0, 60.0, 300.0)  # and while other processes occupy a GPU
 # fields that a remedy may change
@@ -76,7 +79,8 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
     if not (passing or failure.cause in WORKER):
         return GiveUp(msg("launcher.retry.never.code_error"))
     same_plan = row[max((i + 1 for i, f in enumerate(row) if f.changed), default=0) :]
-    if not failure.occupied and any(failure.same(earlier) for earlier in same_plan):
+    passes = failure.occupied or failure.cause in PASSING
+    if not passes and any(failure.same(earlier) for earlier in same_plan):
         return GiveUp(msg("launcher.retry.same_step", step=failure.step))
     number = 1 + sum(not f.changed for f in row)
     if number > retries:
