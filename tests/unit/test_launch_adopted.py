@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import signal
@@ -96,6 +97,25 @@ def test_a_restart_and_a_missed_exit(ranks: Ranks) -> None:
     gone.wait()
     ranks.adopted.follow({2: gone.pid})
     assert ranks.adopted.left_first() is None
+
+
+@pytest.mark.parametrize("missing", [None, errno.ENOSYS, errno.EPERM])
+def test_without_pidfds_there_is_no_order(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, missing: int | None
+) -> None:
+    def refuse(pid: int) -> int:
+        assert missing is not None
+        raise OSError(missing, os.strerror(missing))
+
+    if missing is None:
+        monkeypatch.delattr(os, "pidfd_open")
+    else:
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+    ranks.start()
+    for process in ranks.processes[-2:]:
+        process.kill()
+        process.wait()
+    assert ranks.adopted.left_first() is None and not ranks.selector.get_map()
 
 
 def test_the_status_of_a_process_that_was_not_waited_for(ranks: Ranks) -> None:

@@ -41,7 +41,9 @@ class AdoptedRanks:
             if rank in self._known:
                 continue
             self._known[rank] = pid
-            with contextlib.suppress(ProcessLookupError):  # its exit was not seen
+            # Else there is no order: it has exited already, or there are no pidfds, as in conda's
+            # Python, on an old kernel or in a sandbox.
+            with contextlib.suppress(OSError, AttributeError):
                 pidfd = os.pidfd_open(pid)
                 self._running[pidfd] = rank, pid
                 self._selector.register(pidfd, selectors.EVENT_READ, self._on_exit)
