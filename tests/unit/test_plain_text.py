@@ -34,6 +34,13 @@ def test_the_last_lines_of_a_log_have_no_lines_of_escape_sequences_alone(tmp_pat
     assert tail(tmp_path / "log", 5) == ["one", "2/20", " three"]
 
 
+def test_the_last_lines_of_a_file_that_was_truncated_since(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("one\ntwo\n")
+    assert tail(tmp_path / "log", 5, since=4) == ["two"]
+    assert tail(tmp_path / "log", 5, since=8) == []
+    assert tail(tmp_path / "log", 5, since=9) == ["one", "two"]
+
+
 def test_failure_record_card_and_diagnosis_without_control_characters(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     report_error(run, 1, "ValueError", CONTROL)

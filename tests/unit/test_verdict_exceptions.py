@@ -10,7 +10,7 @@ from tests.cases import each
 from tests.unit.verdicts import TRACEBACK, failed, new_run, report_error, verdict
 from training.core import rundir
 from training.core.rundir import RunDir, write_json
-from training.diagnose import card
+from training.diagnose import card, exception_cause
 from training.diagnose.result import diagnose
 from training.launcher import failure_report
 from training.watchdog import rank_exit
@@ -355,3 +355,12 @@ def test_advice_on_samples_of_different_shapes(run: RunDir, text: str, collates:
     assert record["cause"] == "shape_mismatch"
     said = " ".join(record["advice"])
     assert ("collate_fn" in said, "drop_last" in said) == (bool(collates), not collates)
+
+
+def test_the_exception_in_a_log_that_was_truncated_since(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.log"
+    log.write_text(TRACEBACK)
+    size = log.stat().st_size
+    assert exception_cause.of_log(log, 0, size) is None
+    found = exception_cause.of_log(log, 0, size + 1)
+    assert found and found.event and found.event.thrown

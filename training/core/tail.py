@@ -9,6 +9,12 @@ from training.core.plain_text import one_line
 TAIL_BYTES = 1 << 16
 
 
+def within(size: int, since: int) -> int:
+    """A remembered place of a file of this size: the begin if it was truncated since, as by the
+    rotation of logs (copytruncate)."""
+    return since if since <= size else 0
+
+
 def tail(path: Path, lines: int, since: int = 0, most_bytes: int = TAIL_BYTES) -> list[str]:
     """The last `lines` lines of a file after the byte `since`, progress bars as a terminal shows
     them, without control characters; [] if the file cannot be read. `most_bytes`: of its end."""
@@ -16,7 +22,8 @@ def tail(path: Path, lines: int, since: int = 0, most_bytes: int = TAIL_BYTES) -
         if not path.is_file():  # a pipe
             return []
         with path.open("rb") as file:
-            file.seek(max(since, path.stat().st_size - most_bytes))
+            size = path.stat().st_size
+            file.seek(max(within(size, since), size - most_bytes))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []

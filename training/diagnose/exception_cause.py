@@ -17,6 +17,7 @@ from training.core import log as console
 from training.core.messages import msg
 from training.core.plain_text import one_line, shortened
 from training.core.project import ROOT
+from training.core.tail import within
 from training.diagnose import signatures
 from training.host.gpus import LIMIT_S
 from training.host.visible_devices import PART
@@ -105,7 +106,8 @@ def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
     from training.diagnose import events, log_analysis, root_cause, scan, source
 
     try:
-        read = source.LogSource(log, rank, max(since, log.stat().st_size - SEARCHED_BYTES))
+        size = log.stat().st_size
+        read = source.LogSource(log, rank, max(within(size, since), size - SEARCHED_BYTES))
     except OSError:
         return None
     try:
