@@ -103,6 +103,7 @@ def test_a_script_after_a_stop_request_has_not_failed(
         False,
         code,
     )
+    assert outcome.late_stop is None
     assert stop_report.statuses(outcome) == statuses
 
 
@@ -124,7 +125,7 @@ def test_a_stop_request_after_a_failure_does_not_hide_it(
     """
     outcome = pair(body, script=True, stop=signal.SIGINT)
     assert (outcome.guilty, outcome.killed) == ((1, 1), False)
-    assert outcome.asked == Exit.INTERRUPTED
+    assert (outcome.asked, outcome.late_stop) == (Exit.INTERRUPTED, signal.SIGINT)
     assert failure_report.exit_code(outcome) == Exit.TRAINING
 
 

@@ -13,9 +13,11 @@ import pytest
 from tests.unit.node_plans import LOOPBACK
 from tests.unit.test_launch_connections import wires
 from tests.unit.test_launch_fewer_machines import of_network
+from tests.unit.test_launch_full_disk import REPORTED, Others, leader, run
 from tests.unit.test_launch_rendezvous import in_thread
 from training.core.errors import Exit
 from training.core.failure_kinds import GONE, SILENT
+from training.core.rundir import RunDir, read_json
 from training.launcher import coordinator, listener, peer, peer_link, same_settings
 from training.launcher.admission import PROTOCOL
 from training.launcher.json_socket import JsonSocket
@@ -23,6 +25,8 @@ from training.launcher.local_ranks import free_port
 from training.launcher.outcome import Outcome
 from training.launcher.peer_link import Stopped, Waiting
 from training.launcher.peer_messages import PeerMessages
+
+__all__ = ["run"]  # fixture
 
 
 def test_a_machine_that_is_lost_after_the_decision_is_reported() -> None:
@@ -61,6 +65,19 @@ def test_a_stop_request_between_two_starts_ends_all_machines() -> None:
             line.go()
         thread.join(10)
     assert out == [True] and stopped.value.number == signal.SIGTERM
+
+
+def test_a_stop_request_while_ranks_end_after_a_failure_ends_all_machines(run: RunDir) -> None:
+    """With the code of the signal, not of the failure, if they would have been restarted."""
+    line = Others(run)
+    made = leader(run, line, elastic=False)
+    recovery = made.launch.recovery
+    del recovery.choose  # that of the class
+    recovery._failures.clear()
+    outcome = Outcome(asked=Exit.PREEMPTED, guilty=(1, 1), late_stop=signal.SIGTERM)
+    assert made.recover(outcome, REPORTED) == Exit.PREEMPTED
+    assert line.decided == [(None, Exit.PREEMPTED)]
+    assert (read_json(run.failure) or {})["exit_code"] == Exit.PREEMPTED
 
 
 def test_a_stop_request_is_not_lost_while_the_failure_is_examined() -> None:

@@ -270,6 +270,45 @@ def test_a_stop_signal_in_a_pause(
     assert look(run)["run"]["state"] == "stopped"
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
+)
+def test_a_stop_signal_while_the_ranks_of_a_failed_attempt_end(
+    run: RunDir, capfd: pytest.CaptureFixture[str], number: signal.Signals, code: int
+) -> None:
+    """As in the pause after it: SLURM requeues the job."""
+    write_json(run.failure, {"cause": "unknown"})
+    tried = Recovery(run, plan())
+    outcome = Outcome(asked=Exit(code), guilty=(1, KILL), late_stop=number)
+    assert not tried.again(record(), outcome)
+    assert (tried.stopped, tried.given_up, tried.attempt) == (code, "", 1)
+    known = read_json(run.failure) or {}
+    assert (known["kind"], known["exit_code"]) == ("asked", code)
+    name = stop_signals.name(number)
+    assert f"{name}: stopped before the restart; step 20 is saved" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("facts", "retries", "killed", "blocked"),
+    [
+        ({}, 0, False, ""),
+        ({"kind": "error", "status": 1}, 2, False, ""),
+        ({}, 2, True, ""),
+        ({}, 2, False, "rank 1 does not end"),
+    ],
+)
+def test_without_a_restart_a_late_stop_signal_changes_nothing(
+    run: RunDir, facts: dict[str, Any], retries: int, killed: bool, blocked: str
+) -> None:
+    write_json(run.failure, {"cause": "unknown"})
+    tried = Recovery(run, plan(retries))
+    outcome = Outcome(asked=Exit.PREEMPTED, late_stop=signal.SIGTERM, killed=killed)
+    outcome.blocked = blocked
+    assert not tried.again(record(**facts), outcome)
+    assert (tried.stopped, tried.given_up) == (None, "")
+    assert read_json(run.failure) == {"cause": "unknown"} and not list(read_records(run.events))
+
+
 # ── on several machines
 # ──────────────────────────────────────────────────────────────────────────────────────────────
 

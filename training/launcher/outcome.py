@@ -30,6 +30,7 @@ class Outcome:
     # Which rank the first one waited for, if that was ended by torch's timeout of a collective.
     missing: HangFinding | None = None
     asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED after a stop signal
+    late_stop: int | None = None  # that signal, where it came after the first failure
     resized: bool = False  # asked to save and exit, to start again with other ranks
     killed: bool = False  # asked to stop twice, or the ranks did not stop
     # which rank made no progress then, and which ones waited for it

@@ -52,6 +52,7 @@ class Recovery:
         # as in events.jsonl, with the step of the checkpoint that was loaded
         self.restarts: list[RestartFacts] = []
         self.stopped: Exit | None = None  # asked to stop between two attempts
+        self._late_stop: int | None = None  # by this signal, before the last attempt had ended
         # why the last failure was not followed by a restart, where restarts were requested
         self.given_up = ""
         self.hand_over = False  # only this machine cannot continue the run
@@ -99,6 +100,7 @@ class Recovery:
         changed = bool(chosen.changes or chosen.team or failure.returned)
         self._failures.append(replace(failure, changed=changed))
         self._report(record, failure, chosen)
+        self._late_stop = outcome.late_stop
         return chosen
 
     def _decided(
@@ -110,10 +112,11 @@ class Recovery:
             # one that was lost by this very failure joins after the next checkpoint
             back = tuple(rejoin.back(self.plan, line))
             failure = replace(failure, nodes=tuple(missing), back=back)
+        asked = outcome.asked != Exit.DONE
+        # after the failure: the restart ends as by a stop signal in its pause
+        late = outcome.late_stop is not None and not outcome.killed
         chosen = (
-            self._policy(failure, self.plan, self._failures)
-            if outcome.asked == Exit.DONE
-            else GiveUp("")
+            self._policy(failure, self.plan, self._failures) if late or not asked else GiveUp("")
         )
         # the rank of a lost GPU may wait for it in the driver for ever
         if isinstance(chosen, Restart) and outcome.blocked and not chosen.team:
@@ -127,7 +130,7 @@ class Recovery:
             others = bool(line and "elastic" in self.plan and line.other_disks())
             text = msg("launcher.restart.unwritable", path=self.run.own)
             chosen = GiveUp(text, hand_over=others)
-        return failure, chosen
+        return failure, GiveUp("") if asked and isinstance(chosen, GiveUp) else chosen
 
     def give_up(self, reason: str) -> None:
         """The run ends although a restart was requested."""
@@ -161,8 +164,10 @@ class Recovery:
     def asked_to_stop(self, pause_s: float = 0.0) -> bool:
         """Between two attempts: has a stop signal arrived, or does one within `pause_s`? Then the
         run ends (`stopped`), and that is logged."""
-        with self._signals:
-            number = self._signals.wait(pause_s)
+        number, self._late_stop = self._late_stop, None
+        if number is None:
+            with self._signals:
+                number = self._signals.wait(pause_s)
         if number is not None:
             self.stop(number)
         return number is not None
