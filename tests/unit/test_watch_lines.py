@@ -21,7 +21,7 @@ WAITS = (
 )
 
 
-def test_a_log_that_is_rotated_meanwhile_is_no_error(
+def test_a_log_that_is_rotated_meanwhile_is_not_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "rank0.log"

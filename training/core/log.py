@@ -24,7 +24,7 @@ LOG_VARIABLE = "DUET_LOG_FILE"
 
 _log: int | None = None
 _log_name = ""
-_missing = _warned = False  # the last lines are not in the file; a warning has said so
+_missing = _warned = False  # the last lines are not in the file; the console has a warning
 _open_line = b""  # a rank's unfinished line on the console
 _bar = False  # this process draws a progress bar on the console
 _of_launcher = False
