@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from tests.unit.test_launch_attempt import PLAN, RANK
-from training.core.heartbeat import Heartbeat, read_all
+from training.core.errors import Exit
+from training.core.heartbeat import FINISHED, Heartbeat, read_all
 from training.core.rundir import RunDir
 from training.launcher import timeouts
 from training.watchdog.hang_report import HANG
@@ -45,6 +46,30 @@ def test_a_rank_that_finishes_during_the_check_is_not_a_hang(
     assert gone.look(read_all(run.heartbeats)) is None
     subprocess.run([sys.executable, "-c", RANK + "beat('finished')", str(run.path)], check=True)
     assert gone.look(read_all(run.heartbeats)) is None
+
+
+@pytest.mark.parametrize("asked", [Exit.INTERRUPTED, Exit.PREEMPTED])
+@pytest.mark.parametrize(
+    ("phase", "silent_s"),
+    [("barrier: end of training", 6), ("summary", 601), ("checkpoint", 601)],
+)
+def test_how_long_the_last_rank_may_be_silent_after_a_stop_request(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, asked: Exit, phase: str, silent_s: int
+) -> None:
+    """The summary of many steps takes as long as a checkpoint may."""
+    limit_s = 61 if asked == Exit.PREEMPTED and silent_s == 6 else silent_s
+    monkeypatch.setattr(timeouts, "NOTICE_S", 60.0)
+    for rank, name in enumerate((phase, FINISHED)):
+        writer = Heartbeat(run.heartbeat(rank), rank)
+        for writer.step in range(1, 9):
+            writer.beat("fetch")
+        writer.beat(name)
+    beats = read_all(run.heartbeats)
+    watch = RanksWatch(run, PLAN | {"config": {"hang_timeout": 60}}, range(2), 2)
+    now = max(beat.monotonic_ns for beat in beats)
+    for later_s, expected in ((limit_s - 2, False), (limit_s, True)):
+        monkeypatch.setattr("time.monotonic_ns", lambda s=later_s: now + s * 10**9)
+        assert timeouts.silent(beats, asked, watch) is expected
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ OWN = {
     "evaluation": 300.0,
     "gather state": 600.0,
     "checkpoint": 600.0,
+    "summary": 600.0,  # reads the metrics of all steps
     "sample": 300.0,
     "profile": 300.0,  # writes and reads a trace of many megabytes
     "closing trackers": 60.0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 import traceback
 from typing import TYPE_CHECKING, cast
@@ -20,6 +19,7 @@ from training.inspector.distributed import World
 from training.plan import gradients
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.metrics_writer import MetricsWriter
+from training.trainer.recorded_steps import RecordedSteps
 from training.trainer.train_state import TrainState
 
 if TYPE_CHECKING:
@@ -88,20 +88,16 @@ def write_summary(
 ) -> SummaryRecord:
     """Write summary.json and return its content: figures from the recorded metrics (all parts of a
     resumed run), and generated text."""
+    heartbeat.current.beat("summary")  # a long metrics.jsonl takes seconds
     recorder.flush()
-    steps: dict[int, Figures] = {}
-    evals: dict[int, Figures] = {}
-    for record in rundir.read_records(session.run.metrics):
-        if record["step"] > position.step:
-            continue  # from a part discarded by a resume
-        (steps if "loss" in record else evals)[record["step"]] = (
-            record  # after a resume the last record counts
-        )
-    losses = [r["loss"] for _, r in sorted(steps.items()) if r["loss"] is not None]
+    unit = session.task.unit
+    speed = f"{unit}{metric_units.PER_S}"
+    names = ("step_ms", "mfu", "joules_per_unit", speed)
+    recorded = RecordedSteps(session.run, position.step, names)
+    losses = recorded.losses
     begin, end = metric_units.ends(losses) if losses else (math.nan, math.nan)
-    recent = [r for _, r in sorted(steps.items())]
-    recent = recent[1:] or recent  # the first step includes warm-up
-    text, unit = sample(session) if code == Exit.DONE else None, session.task.unit
+    step_ms = recorded.median("step_ms")
+    text = sample(session) if code == Exit.DONE else None
     summary: SummaryRecord = {
         "status": "done" if code == Exit.DONE else "stopped",
         "exit_code": int(code),
@@ -116,32 +112,24 @@ def write_summary(
         "loss_begin": begin,
         "loss_end": end,
         "bytes_per_token": (run_reader.read_data(session.run.data) or {}).get("bytes_per_token"),
-        "step_ms": statistics.median(r["step_ms"] for r in recent) if recent else math.nan,
-        "mfu": _median(recent, "mfu"),
-        "joules_per_unit": _median(recent, "joules_per_unit"),
-        "memory_bytes": max(
-            (m for r in steps.values() for m in r.get("memory_bytes", ()) if m is not None),
-            default=None,
-        ),
+        "step_ms": math.nan if step_ms is None else step_ms,
+        "mfu": recorded.median("mfu"),
+        "joules_per_unit": recorded.median("joules_per_unit"),
+        "memory_bytes": recorded.most_memory,
         "checkpoint": f"step_{position.step:08d}",
         "sample": text,
     }
     if session.loss_scale:
         summary["skipped_steps"] = session.loss_scale.skipped
-    speed = f"{unit}{metric_units.PER_S}"
-    named: Figures = {unit: position.tokens, **scores(evals)}
-    if recent:  # not after a resume that had nothing to train and lacks the earlier metrics.jsonl
-        named[speed] = statistics.median(r[speed] for r in recent)
+    named: Figures = {unit: position.tokens, **scores(recorded.evaluations)}
+    # None after a resume that had nothing to train and lacks the earlier metrics.jsonl
+    if (median := recorded.median(speed)) is not None:
+        named[speed] = median
     summary = cast("SummaryRecord", {**summary, **named})
     rundir.write_json(session.run.summary, summary)
     session.run.forget_before(plan, session.run.summary)
     session.run.event("end", step=position.step, exit_code=int(code))
     return summary
-
-
-def _median(steps: list[Figures], name: str) -> float | None:
-    known = [record[name] for record in steps if record.get(name) is not None]
-    return statistics.median(known) if known else None
 
 
 def scores(evals: dict[int, Figures]) -> dict[str, float]:
