@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import wait_until
 from training.host import proc_memory, process
 from training.watchdog.probes import procfs
 
@@ -53,11 +54,17 @@ def test_it_is_asked_again_only_after_a_while(stuck: int, monkeypatch: pytest.Mo
     assert procfs.command(stuck) == "sleep 60"
 
 
-def test_each_thread_has_its_own_answers() -> None:
+def test_each_thread_has_its_own_answers_and_leaves_no_thread() -> None:
+    """The samples of a silent script are taken by a new thread each."""
     own, read = proc_memory.read(os.getpid(), "cmdline"), []
-    thread = threading.Thread(target=lambda: read.append(proc_memory.read(os.getpid(), "cmdline")))
-    thread.start()
-    thread.join()
-    assert read == [own] and b"python" in own
+    before = threading.active_count()
+    for _ in range(5):
+        thread = threading.Thread(
+            target=lambda: read.append(proc_memory.read(os.getpid(), "cmdline"))
+        )
+        thread.start()
+        thread.join()
+    assert read == 5 * [own] and b"python" in own
+    wait_until(lambda: threading.active_count() <= before, 10, "the readers end")
     with pytest.raises(FileNotFoundError):
         proc_memory.read(0, "cmdline")

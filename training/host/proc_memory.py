@@ -23,20 +23,28 @@ class Blocked(OSError):
 
 
 class _Reader:
+    """Its thread ends with this object, which ends with the thread that reads by it."""
+
     def __init__(self) -> None:
         self.process = os.getpid()  # a fork has no such thread
-        self.asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.asked: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[bytes | OSError] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, daemon=True, name="duet-proc").start()
+        queues = (self.asked, self.answers)
+        threading.Thread(target=_serve, args=queues, daemon=True, name="duet-proc").start()
 
-    def _serve(self) -> None:
-        while True:
-            path = self.asked.get()
-            try:
-                with open(path, "rb") as file:
-                    self.answers.put(file.read())
-            except OSError as error:
-                self.answers.put(error)
+    def __del__(self) -> None:
+        self.asked.put(None)
+
+
+def _serve(
+    asked: queue.SimpleQueue[str | None], answers: queue.SimpleQueue[bytes | OSError]
+) -> None:
+    while (path := asked.get()) is not None:
+        try:
+            with open(path, "rb") as file:
+                answers.put(file.read())
+        except OSError as error:
+            answers.put(error)
 
 
 _own = threading.local()  # of each thread: no lock that a fork could leave taken
