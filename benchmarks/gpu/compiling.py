@@ -22,7 +22,7 @@ def run(bench: Bench) -> dict[str, Any]:
     flags |= {**TINY, "total_batch_size": 128} if bench.smoke else {}
     starts: dict[str, dict[str, float]] = {}
     # The first one would prepare the corpus and load torch from the disk.
-    train(bench, "unmeasured", str(ROOT / CONFIG), env=env, **flags, compile=0).ok().remove()
+    train(bench, "unmeasured", str(ROOT / CONFIG), env=env, **flags | {"compile": 0}).ok().remove()
     for name, switch in {COLD: 1, WARM: 1, OFF: 0}.items():
         flags["compile"] = switch
         one = train(bench, f"start{len(starts)}", str(ROOT / CONFIG), env=env, **flags).ok()
