@@ -394,16 +394,3 @@ def test_a_rank_that_waits_in_the_queue_of_its_gpu_is_not_guilty() -> None:
     python = look(at, MINE, gpu=True, state="R", holds_gil=True)
     used = look(at, MINE, gpu=True, state="R", holds_gil=True, cpu_s=11.0, main_cpu_s=11.0)
     assert isinstance(judged((python, used), (lock, lock)), NoFinding), "a loop in Python"
-
-
-def test_answers_of_torchs_store_do_not_count_as_progress_of_its_rank() -> None:
-    """NCCL's heartbeat monitor of each rank asks the store every second; a thread of rank 0
-    answers by read() and write()."""
-    here = dataclasses.replace(look(MINE), served=frozenset({7}), sockets={7: 1000})
-    asked = dataclasses.replace(
-        look(MINE, io_bytes=1099 + 20), served=frozenset({7}), sockets={7: 1099}
-    )
-    found = judged((here, asked), (reduce(), reduce()))
-    assert isinstance(found, HangFinding) and (found.rank, found.may_end) == (0, False)
-    reads = dataclasses.replace(asked, process=dataclasses.replace(PROCESS, io_bytes=9000))
-    assert isinstance(judged((here, reads), (reduce(), reduce())), NoFinding), "its own bytes too"

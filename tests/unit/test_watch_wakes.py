@@ -101,3 +101,16 @@ def test_the_flight_recorder_is_asked_when_a_rank_was_woken_in_a_collective(
         turns[0] += 1
         assert sampling.take(pids, newest, second).looks[1].newest_call == 2
         assert asked == [1, 1] and second.looks[0].newest_call is None
+
+
+def test_answers_of_torchs_store_do_not_count_as_progress_of_its_rank() -> None:
+    """NCCL's heartbeat monitor of each rank asks the store every second; a thread of rank 0
+    answers by read() and write()."""
+    here = dataclasses.replace(look(MINE), served=frozenset({7}), sockets={7: 1000})
+    asked = dataclasses.replace(
+        look(MINE, io_bytes=1099 + 20), served=frozenset({7}), sockets={7: 1099}
+    )
+    found = judged((here, asked), (reduce(), reduce()))
+    assert isinstance(found, HangFinding) and (found.rank, found.may_end) == (0, False)
+    reads = dataclasses.replace(asked, process=dataclasses.replace(PROCESS, io_bytes=9000))
+    assert isinstance(judged((here, reads), (reduce(), reduce())), NoFinding), "its own bytes too"

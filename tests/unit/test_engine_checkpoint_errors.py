@@ -1,0 +1,124 @@
+"""Checkpoints on a disk or file server that returns errors, or cannot exchange two names."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.test_engine_checkpoint import FACTS
+from training.core import checkpoint_folder, manifest
+from training.core.errors import Exit, UserError
+from training.trainer import checkpoint
+from training.trainer.checkpoint import TrainProgress
+
+STATE = {"model": {"weight": torch.ones(2)}}
+
+
+def save(folder: Path, step: int) -> Path:
+    path = checkpoint.save(folder, TrainProgress(step), STATE, FACTS)
+    assert checkpoint.prune(path, 3) == ""
+    return path
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, broken: Path, number: int, times: int = 100) -> None:
+    """The file cannot be opened `times` times, with this error."""
+    left, real = times, Path.open
+
+    def opened(path: Path, *args: Any, **options: Any) -> Any:
+        nonlocal left
+        if path == broken and left > 0:
+            left -= 1
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", opened)
+    monkeypatch.setattr(checkpoint, "BETWEEN_S", 0.0)
+
+
+@pytest.mark.parametrize("name", [manifest.NAME, manifest.STATE])
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk or file server may return errors for a while."""
+    save(tmp_path, 10)
+    newest = save(tmp_path, 20)
+    with monkeypatch.context() as disk:
+        failing(disk, newest / name, errno.EIO, times=1)
+        once = checkpoint.latest(tmp_path)
+    assert once and once.position.step == 20
+    with monkeypatch.context() as disk:
+        failing(disk, newest / name, errno.ESTALE)
+        loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.position.step == 10 and list(loaded.unreadable) == [newest]
+    path = checkpoint.save(tmp_path, TrainProgress(11), STATE, FACTS)
+    checkpoint.prune(path, 3, discarded={newest}, unreadable={newest})
+    assert [manifest.step_of(p) for p in manifest.all_in(tmp_path)] == [10, 11]
+    (kept,) = tmp_path.glob("unreadable-*")
+    assert {file.name for file in kept.iterdir()} == {manifest.NAME, manifest.STATE}
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resume would begin at step 0, and its first save remove all checkpoints."""
+    path = save(tmp_path, 10)
+    with monkeypatch.context() as disk:
+
+        def refused(folder: Path) -> object:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(folder))
+
+        disk.setattr(manifest.os, "scandir", refused)
+        with pytest.raises(UserError) as stopped:
+            checkpoint.latest(tmp_path)
+        assert stopped.value.code == Exit.RESOURCES
+        assert checkpoint.prune(path, 1) and manifest.all_in(tmp_path) == []
+    assert manifest.all_in(tmp_path) == [path] and manifest.listed(tmp_path / "none") == []
+
+
+def test_a_kill_while_a_step_is_replaced_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system that cannot exchange two names, as NFS."""
+    save(tmp_path, 10)
+    monkeypatch.setattr(checkpoint_folder, "_exchange", lambda one, other: False)
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if target.name == "step_00000010" and path.name.startswith(manifest.TEMPORARY):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as power:
+        power.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, 10)
+    checkpoint_folder.remove_leftovers(tmp_path)
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.position.step == 10 and not (tmp_path / "step_00000010").exists()
+    again = save(tmp_path, 10)
+    checkpoint_folder.remove_leftovers(tmp_path)
+    assert manifest.all_in(tmp_path) == [again] == list(tmp_path.iterdir())
+
+
+def test_a_step_that_cannot_be_replaced_is_there_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path, 10)
+    monkeypatch.setattr(checkpoint_folder, "_exchange", lambda one, other: False)
+    rename = Path.rename
+
+    def full(path: Path, target: Path) -> Path:
+        if path.name.startswith(manifest.TEMPORARY):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(path, target)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "rename", full)
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            save(tmp_path, 10)
+    assert manifest.all_in(tmp_path) == [path] == list(tmp_path.iterdir())
