@@ -13,6 +13,7 @@ from training.core import log
 from training.core.errors import UserError
 from training.core.messages import msg
 from training.data import corpus
+from training.data.corpus import CorpusSource
 from training.data.prepare import PreparedCorpus, ensure
 from training.host import decisions
 from training.trainer.prepared_cache import CACHE
@@ -35,13 +36,18 @@ def environment(**more: str) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith("DUET_")} | QUIET | more
 
 
-def prepared() -> PreparedCorpus:
-    """The embedded corpus (byte tokens), prepared as by train.py."""
-    source, problem = corpus.find("stdlib")
+def prepared(data: str = corpus.STDLIB) -> PreparedCorpus:
+    """The corpus behind a value of --data (byte tokens), prepared as by train.py."""
+    return ensure(found(data), "text", CACHE)
+
+
+def found(data: str) -> CorpusSource:
+    """The files behind a value of --data. Raises UserError."""
+    source, problem = corpus.find(data)
     if source is None:
         assert problem
         raise UserError(problem)
-    return ensure(source, "text", CACHE)
+    return source
 
 
 def warn_of_emulation(precision: str) -> None:

@@ -13,7 +13,7 @@ from benchmarks import NANOCHAT_DIR, target
 from benchmarks.common import ROOT, prepared, warn_of_emulation
 from benchmarks.gpu.bench import stand_ins
 from benchmarks.gpu.machine import PACKAGES
-from benchmarks.target import plan, runs, table, turns
+from benchmarks.target import plan, runs, table, texts, turns
 
 STARTS = {"gpt2": 7e-4, "nanochat": 16.0}
 OUT, PUBLISHED = ROOT / "experiments/target", ROOT / "benchmarks/results/target"
@@ -38,6 +38,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--precision", default="fp32", choices=("bf16", "fp32"), help="of both")
     parser.add_argument(
         "--device", default=plan.CPU, choices=(plan.CPU, plan.CUDA), help="of all trainings"
+    )
+    parser.add_argument(
+        "--corpus",
+        default=plan.STDLIB,
+        choices=(plan.STDLIB, plan.SOURCES),
+        help="sources: also torch's, for more than 2,400 steps",
     )
     parser.add_argument("--eval_every", type=int, default=100, help="steps")
     parser.add_argument("--parallel", type=int, default=1, help="trainings at a time")
@@ -76,6 +82,7 @@ def planned(asked: argparse.Namespace) -> plan.Plan:
         asked.shares,
         asked.share,
         asked.device,
+        asked.corpus,
     )
 
 
@@ -106,7 +113,7 @@ def main() -> None:
     kept = runs.Kept(asked.results)
     try:
         if not asked.table:
-            prepared()
+            prepared(texts.data(asked.corpus))
             if asked.device == plan.CPU:
                 warn_of_emulation(asked.precision)
             if asked.timing:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 DUET = "duet"
 CPU, CUDA = "cpu", "cuda"
+STDLIB, SOURCES = "stdlib", "sources"  # corpora, see texts.py
 FACTOR = 2.0  # between neighboring rates
 
 
@@ -17,11 +18,13 @@ class Training:
     seed: int
     rate: float  # of a contender, see loop.Run; 1 for Duet's defaults
     precision: str
-    device: str = CPU  # files of older trainings have none
+    device: str = CPU  # files of older trainings have neither
+    corpus: str = STDLIB
 
     @property
     def name(self) -> str:
         where = "" if self.device == CPU else f"-{self.device}"
+        where += "" if self.corpus == STDLIB else f"-{self.corpus}"
         run = f"{self.steps}-rate{self.rate:g}-seed{self.seed}"
         return f"{self.contender}{where}-{self.precision}-{run}"
 
@@ -36,12 +39,22 @@ class Plan:
     shares: Sequence[float]  # Duet's steps as shares of the baseline's, ascending
     share: float  # of these, the first one to try
     device: str = CPU
+    corpus: str = STDLIB
 
     def base(self, steps: int, seed: int, rate: float) -> Training:
-        return Training(self.baseline, steps, seed, rate, self.precision, self.device)
+        return self._training(self.baseline, steps, seed, rate)
 
     def duet(self, steps: int, seed: int, share: float) -> Training:
-        return Training(DUET, round(share * steps), seed, 1.0, self.precision, self.device)
+        return self._training(DUET, round(share * steps), seed, 1.0)
+
+    def includes(self, training: Training) -> bool:
+        """Whether the training is one of this comparison, of whatever length."""
+        return training.contender in (self.baseline, DUET) and training == self._training(
+            training.contender, training.steps, training.seed, training.rate
+        )
+
+    def _training(self, contender: str, steps: int, seed: int, rate: float) -> Training:
+        return Training(contender, steps, seed, rate, self.precision, self.device, self.corpus)
 
 
 Losses = Mapping[Training, float]  # final validation losses of the complete trainings

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.common import ROOT, environment, prepared, train_command
 from benchmarks.gpu.machine import commit
-from benchmarks.target import BATCH, DEPTH, EVAL_TOKENS, SEQ_LEN
+from benchmarks.target import BATCH, DEPTH, EVAL_TOKENS, SEQ_LEN, texts
 from benchmarks.target.plan import CUDA, DUET, Training
 from training.core.rundir import RunDir, read_json, read_records, write_json
 from training.host import process
@@ -182,11 +182,12 @@ def _flags(training: Training) -> dict[str, object]:
         "device": training.device,
         "eval_tokens": EVAL_TOKENS,
         "keep_checkpoints": 1,
+        "data": texts.data(training.corpus),
     }
 
 
 def _job(training: Training) -> dict[str, object]:
-    data = prepared()
+    data = prepared(texts.data(training.corpus))
     corpus: dict[str, object] = {"vocab": data.vocab, "bos": data.bos}
     corpus |= {"train": str(data.train[0]), "val": str(data.val[0])}
     return {

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.target import turns
-from benchmarks.target.plan import CPU, DUET, Losses, Pair, Plan, Training, pairs
+from benchmarks.target.plan import CPU, Losses, Pair, Plan, pairs
 from benchmarks.target.runs import Kept, label
 
 NONE = "No training of this comparison is complete yet."
@@ -20,8 +21,7 @@ def lines(folder: Path, plan: Plan) -> list[str]:
     losses = {
         training: loss
         for training, loss in Kept(folder).losses().items()
-        if training.contender in (plan.baseline, DUET)
-        and (training.precision, training.device) == (plan.precision, plan.device)
+        if plan.includes(training)
     }
     time = turns.kept(folder, plan)
     ratios = sorted(own / base for base, own in time[1]) if time else []
@@ -50,14 +50,9 @@ def _all(losses: Losses, plan: Plan) -> Iterator[str]:
     """A row for each kind of training, with its losses by seed."""
     yield f"| training | steps | {' | '.join(f'seed {seed}' for seed in plan.seeds)} |"
     yield "|" + "---|" * (2 + len(plan.seeds))
-    kinds = {(t.contender, t.rate, t.steps): t for t in losses}
-    for (contender, rate, steps), one in sorted(
-        kinds.items(), key=lambda item: (item[0][2], item[0][0], item[0][1])
-    ):
-        by_seed = [
-            losses.get(Training(contender, steps, seed, rate, plan.precision, plan.device))
-            for seed in plan.seeds
-        ]
+    kinds = {(t.steps, t.contender, t.rate): t for t in losses}
+    for (steps, _, _), one in sorted(kinds.items()):
+        by_seed = [losses.get(replace(one, seed=seed)) for seed in plan.seeds]
         cells = ["" if loss is None else f"{loss:.3f}" for loss in by_seed]
         yield f"| {label(one)} | {steps} | {' | '.join(cells)} |"
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from benchmarks.target import plan, runs, table, turns
-from benchmarks.target.plan import CPU, CUDA, DUET, Losses, Plan, Training
+from benchmarks.target.plan import CPU, CUDA, DUET, SOURCES, Losses, Plan, Training
 
 PLAN = Plan("gpt2", "fp32", [300, 1000], [1, 2], 4.0, [0.5, 0.6, 0.7, 0.8, 1.0], 0.7)
 
@@ -69,6 +69,14 @@ def test_two_at_a_time_find_the_same() -> None:
     more, both = played(PLAN, 2)
     assert plan.pairs(PLAN, more) == plan.pairs(PLAN, losses)
     assert len(both) == len(set(both)) and set(order) <= set(both)
+
+
+def test_trainings_of_another_corpus_are_apart() -> None:
+    longer = replace(PLAN, corpus=SOURCES)
+    assert longer.duet(300, 1, 0.6).name == "duet-sources-fp32-180-rate1-seed1"
+    losses, _ = played(PLAN)
+    assert plan.pairs(longer, losses) == []
+    assert longer.includes(longer.base(300, 1, 2.0)) and not longer.includes(PLAN.base(300, 1, 2.0))
 
 
 def records(path: Path, steps: int) -> Path:
