@@ -24,6 +24,7 @@ LOADS = [
     replace(PLAIN, fp16=True, blocks=12),
     replace(PLAIN, fp16=True, selective=12, vocab=32768, chunks=4),
     replace(PLAIN, sequences=1, seq_len=128, total_tokens=256),  # the optimizer needs the most
+    replace(PLAIN, sequences=1, seq_len=128, total_tokens=256, fp16=True),
     replace(PLAIN, depth=20, sequences=1, seq_len=128, total_tokens=256),  # in larger batches
 ]
 COMPILED = [

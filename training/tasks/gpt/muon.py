@@ -57,9 +57,9 @@ class _Bucket:
 class Muon(torch.optim.Optimizer):
     """The matrices of one shape become views of one tensor; their storage must not be replaced
     after that. `dtype`: of the iteration and of the exchanged updates. `found_inf` as an attribute
-    during a step: 1.0 skips it (training.tasks.optim). With a process group the constructor, step()
-    and gather() are called by all ranks; its state dict has the form of torch.optim.Muon's and does
-    not depend on the number of ranks."""
+    during a step: 1.0 skips it, which may change the sign of a zero (training.tasks.optim). With a
+    process group the constructor, step() and gather() are called by all ranks; its state dict has
+    the form of torch.optim.Muon's and does not depend on the number of ranks."""
 
     # torch's name for: reads found_inf and skips the step on the device
     _step_supports_amp_scaling = True
@@ -182,17 +182,18 @@ class Muon(torch.optim.Optimizer):
     def _add(self, bucket: _Bucket, weights: Tensor, updates: Tensor) -> None:
         group = self.param_groups[0]
         updates = updates[: len(weights)]  # the last rank's part may be padded
-        decay, factor = group["lr"] * group["weight_decay"], -group["lr"] * bucket.scale
-        keep: float | Tensor = 1 - decay
-        if self._compiled_apply and self._skip is None:
+        decay = group["lr"] * group["weight_decay"]
+        keep = self._unless_skipped(1 - decay, 1.0)
+        factor = self._unless_skipped(-group["lr"] * bucket.scale, 0.0)
+        if self._compiled_apply:
             self._compiled_apply(weights, updates, _argument(keep), _argument(factor))
             return
-        if self._skip is not None:
-            updates = updates.masked_fill(self._skip, 0)
-            keep = torch.where(self._skip, 1.0, keep)
         if decay:
             weights.mul_(keep)
-        weights.add_(updates, alpha=factor)
+        if isinstance(factor, Tensor):
+            weights.addcmul_(updates, factor)
+        else:
+            weights.add_(updates, alpha=factor)
 
     def _exchange(
         self, together: list[_Bucket], momentum: float
@@ -227,17 +228,22 @@ class Muon(torch.optim.Optimizer):
     def _updates(self, bucket: _Bucket, momentum: float) -> Tensor:
         """What is iterated. Only the returned tensor exists after it."""
         gradients = torch.stack(bucket.gradients())
-        if self._compiled_update and self._skip is None:
-            return self._compiled_update(gradients, bucket.momentum, _argument(1 - momentum))
-        return self._scaled(self._nesterov(gradients, bucket.momentum, momentum, out=gradients))
+        if self._skip is not None:
+            gradients.masked_fill_(self._skip, 0)
+        weight = self._unless_skipped(1 - momentum, 0.0)
+        if self._compiled_update:
+            return self._compiled_update(gradients, bucket.momentum, _argument(weight))
+        return self._scaled(nesterov(gradients, bucket.momentum, weight, out=gradients))
 
     def _on_cpu(self, bucket: _Bucket, updates: Tensor, momentum: float) -> None:
         """Write the updates of this rank's matrices to (share, rows, columns): one at a time, which
         stays in the cache."""
         gradients = bucket.gradients()
         updates[len(gradients) :] = 0
+        weight = self._unless_skipped(1 - momentum, 0.0)
         for one, gradient, buffer in zip(updates, gradients, bucket.momentum, strict=False):
-            update = self._nesterov(gradient, buffer, momentum)
+            finite = gradient if self._skip is None else gradient.masked_fill(self._skip, 0)
+            update = nesterov(finite, buffer, weight)
             one.copy_(self._iterate(self._scaled(update)))
 
     def _scaled(self, update: Tensor) -> Tensor:
@@ -245,16 +251,9 @@ class Muon(torch.optim.Optimizer):
         rounded = update if self.dtype == torch.float16 else update.to(self.dtype)
         return scaled(rounded, self.dtype)
 
-    def _nesterov(
-        self, gradients: Tensor, buffer: Tensor, momentum: float, out: Tensor | None = None
-    ) -> Tensor:
-        """Update the momentum in `buffer`. Returns Nesterov's update, in `out` if there is one."""
-        if self._skip is not None:
-            moved = buffer.lerp(gradients, 1 - momentum)
-            torch.where(self._skip, buffer, moved, out=buffer)
-        else:
-            buffer.lerp_(gradients, 1 - momentum)
-        return torch.lerp(gradients, buffer, momentum, out=out)
+    def _unless_skipped(self, number: float, skipped: float) -> float | Tensor:
+        """`number`, or `skipped` in a step that changes nothing."""
+        return number if self._skip is None else torch.where(self._skip, skipped, number)
 
     def gather(self) -> None:
         """Collect the momentum of all ranks on rank 0 for state_dict()."""
@@ -302,8 +301,17 @@ class Muon(torch.optim.Optimizer):
         return {id(m): i for i, m in enumerate(self.param_groups[0]["params"])}
 
 
+def nesterov(
+    gradients: Tensor, buffer: Tensor, weight: float | Tensor, out: Tensor | None = None
+) -> Tensor:
+    """Update the momentum in `buffer`, `weight` of it by the gradients. Returns Nesterov's update,
+    in `out` if there is one."""
+    buffer.lerp_(gradients, weight)
+    return torch.lerp(gradients, buffer, 1 - weight, out=out)
+
+
 def _compiled_update(dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Muon._nesterov and _scaled without temporary memory in fp32, and rounded once. A function
+    """nesterov() and Muon._scaled() without temporary memory in fp32, and rounded once. A function
     with a code object of its own: torch counts compilations by code object, and partial() has one
     for all."""
 
@@ -322,7 +330,7 @@ def _apply_in_one_kernel(weights: Tensor, updates: Tensor, keep: Tensor, factor:
     weights.mul_(keep).addcmul_(updates, factor)
 
 
-def _argument(number: float) -> Tensor:
+def _argument(number: float | Tensor) -> Tensor:
     """A number that varies, for a compiled function: as a tensor on the CPU it is an argument of
     the kernel. As a float it would be compiled in."""
-    return torch.tensor(number)
+    return number if isinstance(number, Tensor) else torch.tensor(number)
