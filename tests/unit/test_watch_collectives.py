@@ -108,6 +108,18 @@ def test_one_recorder_without_an_answer_does_not_hide_the_other(tmp_path: Path) 
             assert called is not None and [call.number for call in called] == [4, 5], "by time"
 
 
+def test_nccl_without_its_watchdog_thread_retires_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "True")
+    waits = {"entries": [ENTRY | {"retired": False}]}
+    for backend, found in (("nccl", None), ("gloo", True)):
+        place = tmp_path / backend
+        place.mkdir()
+        with answers(place, waits, backend) as folder:
+            assert flight_recorder.pending(folder, 0) is found
+
+
 def test_an_empty_recorder_of_gloo_does_not_count_where_that_of_nccl_fails(tmp_path: Path) -> None:
     """As with a GPU that is dead: NCCL's recorder waits for the lock of its watchdog."""
     with answers(tmp_path, {"entries": []}, other=b"{half an answ") as folder:

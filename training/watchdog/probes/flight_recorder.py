@@ -8,6 +8,7 @@ import http
 import http.client
 import itertools
 import json
+import os
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,13 @@ from training.trainer import flight_recorder_server
 
 ANSWER_S = 1.0
 # torch's recorder for gloo, and NCCL's own one, which only CUDA builds of torch have.
-HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
+NCCL = "dump_nccl_trace_json"
+HANDLERS = ("fr_trace_json", NCCL)
+# torch then has no watchdog thread for NCCL, which would retire them. The ranks have it from here.
+BLOCKING_WAIT, TRUE = (
+    "TORCH_NCCL_BLOCKING_WAIT",
+    ("1", "y", "yes", "t", "true"),
+)  # as torch reads it
 UNREADABLE = (
     OSError,
     ValueError,
@@ -137,6 +144,8 @@ def _entries(folder: Path, rank: int) -> list[Record]:
 
 def _answer(folder: Path, rank: int, handler: str) -> Record | None:
     """None: this torch has no such handler."""
+    if handler == NCCL and os.environ.get(BLOCKING_WAIT, "").lower() in TRUE:
+        raise ValueError(f"with {BLOCKING_WAIT} no collective of NCCL is ever retired")
     with (
         flight_recorder_server.short(str(folder)) as short,
         contextlib.closing(
