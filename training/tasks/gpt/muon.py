@@ -78,7 +78,9 @@ class Muon(torch.optim.Optimizer):
             list(matrices), {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
         )
         self.dtype = dtype
-        self._skip: Tensor | None = None  # whether this step changes nothing, on the device
+        # Whether this step changes nothing, and whether it does not: on the device.
+        self._skip: Tensor | None = None
+        self._taken: Tensor | None = None
         self._compiled_update: Callable[..., Tensor] | None = None
         self._compiled_apply: Callable[..., None] | None = None
         self._iterate: Callable[[Tensor], Tensor] = iterate
@@ -155,10 +157,11 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         found: Tensor | None = getattr(self, "found_inf", None)
-        self._skip = None if found is None else found > 0
+        self._skip, self._taken = (None, None) if found is None else (found > 0, found == 0)
+        weight = self._if_taken(1 - self.param_groups[0]["momentum"])
         sent: tuple[list[_Bucket], Tensor, dist.Work | None] | None = None
         for together in self.exchanges:
-            following = (together, *self._exchange(together, self.param_groups[0]["momentum"]))
+            following = (together, *self._exchange(together, weight))
             if sent:
                 self._apply(*sent)
             sent = following
@@ -183,25 +186,25 @@ class Muon(torch.optim.Optimizer):
         group = self.param_groups[0]
         updates = updates[: len(weights)]  # the last rank's part may be padded
         decay = group["lr"] * group["weight_decay"]
-        keep = self._unless_skipped(1 - decay, 1.0)
-        factor = self._unless_skipped(-group["lr"] * bucket.scale, 0.0)
+        factor = self._if_taken(-group["lr"] * bucket.scale)
         if self._compiled_apply:
+            keep = 1 - self._if_taken(decay)
             self._compiled_apply(weights, updates, _argument(keep), _argument(factor))
             return
         if decay:
-            weights.mul_(keep)
+            weights.mul_(1 - self._if_taken(decay))
         if isinstance(factor, Tensor):
             weights.addcmul_(updates, factor)
         else:
             weights.add_(updates, alpha=factor)
 
     def _exchange(
-        self, together: list[_Bucket], momentum: float
+        self, together: list[_Bucket], weight: float | Tensor
     ) -> tuple[Tensor, dist.Work | None]:
         """The updates of all matrices, (ranks, numbers); complete when the work is, if there is
         one."""
         if together[0].weights.is_cuda:
-            mine = self._on_gpu(together[0], momentum).flatten()
+            mine = self._on_gpu(together[0], weight).flatten()
             if self.ranks == 1:
                 return mine[None], None
             every = mine.new_empty((self.ranks, len(mine)))
@@ -210,37 +213,35 @@ class Muon(torch.optim.Optimizer):
             every = torch.empty((self.ranks, sum(sizes)), dtype=self.dtype)
             mine = every[self.rank]
             for bucket, place in zip(together, mine.split(sizes), strict=True):
-                self._on_cpu(bucket, place.view(-1, *bucket.matrices[0].shape), momentum)
+                self._on_cpu(bucket, place.view(-1, *bucket.matrices[0].shape), weight)
         return every, all_gather(every, mine) if self.ranks > 1 else None
 
-    def _on_gpu(self, bucket: _Bucket, momentum: float) -> Tensor:
+    def _on_gpu(self, bucket: _Bucket, weight: float | Tensor) -> Tensor:
         """Updates of this rank's matrices, (share, rows, columns), in one iteration."""
         if not len(bucket.momentum):  # this rank has none of this shape
             return bucket.weights.new_zeros(
                 (bucket.share, *bucket.weights.shape[1:]), dtype=self.dtype
             )
-        mine = self._iterate(self._updates(bucket, momentum))
+        mine = self._iterate(self._updates(bucket, weight))
         if len(mine) < bucket.share:
             pad = mine.new_zeros((bucket.share - len(mine), *mine.shape[1:]))
             mine = torch.cat([mine, pad])
         return mine
 
-    def _updates(self, bucket: _Bucket, momentum: float) -> Tensor:
+    def _updates(self, bucket: _Bucket, weight: float | Tensor) -> Tensor:
         """What is iterated. Only the returned tensor exists after it."""
         gradients = torch.stack(bucket.gradients())
         if self._skip is not None:
             gradients.masked_fill_(self._skip, 0)
-        weight = self._unless_skipped(1 - momentum, 0.0)
         if self._compiled_update:
             return self._compiled_update(gradients, bucket.momentum, _argument(weight))
         return self._scaled(nesterov(gradients, bucket.momentum, weight, out=gradients))
 
-    def _on_cpu(self, bucket: _Bucket, updates: Tensor, momentum: float) -> None:
+    def _on_cpu(self, bucket: _Bucket, updates: Tensor, weight: float | Tensor) -> None:
         """Write the updates of this rank's matrices to (share, rows, columns): one at a time, which
         stays in the cache."""
         gradients = bucket.gradients()
         updates[len(gradients) :] = 0
-        weight = self._unless_skipped(1 - momentum, 0.0)
         for one, gradient, buffer in zip(updates, gradients, bucket.momentum, strict=False):
             finite = gradient if self._skip is None else gradient.masked_fill(self._skip, 0)
             update = nesterov(finite, buffer, weight)
@@ -251,9 +252,9 @@ class Muon(torch.optim.Optimizer):
         rounded = update if self.dtype == torch.float16 else update.to(self.dtype)
         return scaled(rounded, self.dtype)
 
-    def _unless_skipped(self, number: float, skipped: float) -> float | Tensor:
-        """`number`, or `skipped` in a step that changes nothing."""
-        return number if self._skip is None else torch.where(self._skip, skipped, number)
+    def _if_taken(self, number: float) -> float | Tensor:
+        """`number`, or 0 in a step that changes nothing."""
+        return number if self._taken is None else self._taken * number
 
     def gather(self) -> None:
         """Collect the momentum of all ranks on rank 0 for state_dict()."""
