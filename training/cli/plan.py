@@ -106,6 +106,7 @@ def main() -> int:
                 return int(Exit.DONE)
         if _starts_machines(request):
             return 0
+        request.starter = _starter(request)
         test = StartTest(only_check=request.check)
         return _hand_out(request, *build(request, os.environ, _test(request, test)), test)
     except NothingToDo as done:
@@ -131,6 +132,7 @@ def _script(program: str, args: list[str], environ: Mapping[str, str], installed
     request.installed = installed
     if _starts_machines(request):
         return 0
+    request.starter = _starter(request)
     test = StartTest(only_check=request.check)
     return _hand_out(request, *script_plan.build(request, environ, _test(request, test)), test)
 
@@ -142,6 +144,12 @@ def _starts_machines(request: LaunchRequest) -> bool:
     if request.installed:
         print(hosts.HEAD)
     return True
+
+
+def _starter(request: LaunchRequest) -> int:
+    """PID of the launch script, if it is to start something."""
+    starts = request.installed and not (request.dry_run or request.check)
+    return os.getppid() if starts else 0
 
 
 def _test(request: LaunchRequest, test: StartTest) -> StartTest | None:
@@ -159,12 +167,11 @@ def _hand_out(
         return show(request, plan, checks) if request.dry_run and not request.check else 0
     if request.dry_run or request.check:
         return show(request, plan, checks, test.result)
-    starter = os.getppid()  # the launch script
     find = partial(continued_run.of_plan, resumed=request.resume_from)
     # From the first file on the launch script answers stop signals: it has the supervisor withdraw
     # the run.
     begins = process.ignore_stop_signals
-    run = writer.write(plan, checks, request, _ask, starter, find, begins)
+    run = writer.write(plan, checks, request, _ask, request.starter, find, begins)
     try:
         print(run.own, flush=True)
     except BrokenPipeError:

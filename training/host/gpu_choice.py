@@ -33,10 +33,15 @@ class GpuChoice:
 
 
 def emptiest_gpus(
-    machine: GpuInventory, ranks: int, environ: Mapping[str, str], *, hide: bool
+    machine: GpuInventory,
+    ranks: int,
+    environ: Mapping[str, str],
+    *,
+    hide: bool,
+    claims: Mapping[str, int] | None = None,
 ) -> GpuChoice:
     """The `ranks` emptiest GPUs; those that the user has selected stay as they are. `hide`: the
-    others become invisible, else they follow in the list."""
+    others become invisible, else they follow in the list. `claims`: as gpu_claims.others()."""
     every = machine.gpus
     usable = [gpu for gpu in every if gpu.free_bytes is not None and not gpu.mig]
     lost = [gpu.index for gpu in every] != list(range(len(every)))
@@ -48,7 +53,8 @@ def emptiest_gpus(
     bridged = ranks > 1 and sum(bool(gpu.nvlinks) for gpu in usable) > 2
     linked = nvlink.pairs(gpu.index for gpu in usable) if bridged else set()
     damaged = gpu_damage.damaged(gpu.index for gpu in usable)
-    chosen = emptiest(usable, ranks, linked, damaged)
+    claimed = {gpu.index: claims[gpu.uuid] for gpu in usable if claims and gpu.uuid in claims}
+    chosen = emptiest(usable, ranks, linked, damaged, claimed.keys())
     used = [*chosen, *(gpu for gpu in every if not hide and gpu not in chosen and not gpu.mig)]
     by_uuid = not certain and all(gpu.uuid.startswith(WHOLE) for gpu in used)
     same = chosen == list(every[:ranks])
@@ -57,7 +63,7 @@ def emptiest_gpus(
     why = (
         msg("host.gpus.by_uuid", chosen=_listed(chosen))
         if same
-        else _why(every, usable, chosen, damaged)
+        else _why(every, usable, chosen, damaged, claimed)
     )
     visible = ",".join(gpu.uuid if by_uuid else str(gpu.index) for gpu in used)
     spare = len(every) - len(used)
@@ -65,19 +71,27 @@ def emptiest_gpus(
 
 
 def _why(
-    every: Sequence[Gpu], usable: Sequence[Gpu], chosen: Sequence[Gpu], damaged: Set[int]
+    every: Sequence[Gpu],
+    usable: Sequence[Gpu],
+    chosen: Sequence[Gpu],
+    damaged: Set[int],
+    claimed: Mapping[int, int],
 ) -> str:
     """Why not the first GPUs: what decided between GPUs that are as empty, if anything did."""
     first = every[: len(chosen)]
     shown, passed = _listed(chosen), _listed(first)
-    without_links = emptiest(usable, len(chosen), damaged=damaged)
+    without_links = emptiest(usable, len(chosen), damaged=damaged, claimed=claimed.keys())
     if without_links != chosen:
         return msg("host.gpus.linked", count=len(every), chosen=shown, first=passed)
+    if claimed and emptiest(usable, len(chosen), damaged=damaged) != chosen:
+        avoided = ",".join(str(index) for index in claimed)
+        pids = ",".join(str(pid) for pid in dict.fromkeys(claimed.values()))
+        return msg("host.gpus.unclaimed", chosen=shown, first=passed, avoided=avoided, pids=pids)
     if damaged and emptiest(usable, len(chosen)) != chosen:
         avoided = ",".join(str(gpu.index) for gpu in usable if gpu.index in damaged)
         return msg("host.gpus.sound", chosen=shown, first=passed, avoided=avoided)
     alike = [replace(gpu, capability=None) for gpu in usable]
-    found = emptiest(alike, len(chosen), damaged=damaged)
+    found = emptiest(alike, len(chosen), damaged=damaged, claimed=claimed.keys())
     if [gpu.index for gpu in found] == [gpu.index for gpu in first]:
         return msg("host.gpus.newest", count=len(every), chosen=shown, first=passed)
     return msg("host.gpus.emptiest", count=len(every), chosen=shown, first=passed)
@@ -100,19 +114,21 @@ def emptiest(
     count: int,
     linked: Set[frozenset[int]] = frozenset(),
     damaged: Set[int] = frozenset(),
+    claimed: Set[int] = frozenset(),
 ) -> list[Gpu]:
     """In PCI order: by free memory, then by utilisation, then the newest, then those that NVLink
-    connects (`linked`: pairs of indices). A GPU that another process has for itself comes last, and
-    a damaged one (`damaged`: indices), or one with weaker matrix units, after others that are at
-    least half empty."""
+    connects (`linked`: pairs of indices). A GPU that another process has for itself comes last; one
+    of another launch (`claimed`: indices), a damaged one (`damaged`), or one with weaker matrix
+    units, after others that are at least half empty."""
     left, chosen = list(every), list[Gpu]()
     while len(chosen) < count:
         usable = [gpu for gpu in left if not closed(gpu)] or left
         roomy = list(filter(_roomy, usable))
-        if any(gpu.index not in damaged for gpu in roomy):
-            usable, roomy = (
-                [gpu for gpu in some if gpu.index not in damaged] for some in (usable, roomy)
-            )
+        for avoided in (claimed, damaged):
+            if any(gpu.index not in avoided for gpu in roomy):
+                usable, roomy = (
+                    [gpu for gpu in some if gpu.index not in avoided] for some in (usable, roomy)
+                )
         strongest = max(map(_strength, roomy or usable))
         strong = [gpu for gpu in usable if _strength(gpu) >= strongest]
         emptiest_one = max(strong, key=lambda gpu: gpu.free_bytes or 0)

@@ -340,6 +340,11 @@ def _mps_runs() -> bool:
 def _process(pid: int, used: int | None) -> GpuProcess:
     if not own_pids():
         return GpuProcess(pid, used, known=False)  # here it may be another process
+    return process_here(pid, used)
+
+
+def process_here(pid: int, used: int | None = None) -> GpuProcess:
+    """`pid`: in the namespace of this process."""
     try:
         import psutil
     except ModuleNotFoundError:  # before the installation

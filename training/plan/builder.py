@@ -15,8 +15,7 @@ from training.core.messages import msg
 from training.core.run_reader import PLAN_VERSION
 from training.core.units import plural
 from training.host import decisions, env_vars, gpu_choice, hosts, numa, packages
-from training.host.gpu_choice import GpuChoice
-from training.host.gpus import VISIBLE, GpuInventory
+from training.host.gpus import GpuInventory
 from training.host.placement import LOCAL, RANK
 from training.host.torch_build import TorchBuild
 from training.plan import preflight
@@ -109,18 +108,6 @@ def start(
             ),
         ],
     }, [check] if check else []
-
-
-def set_gpus(begun: PlanStart, choice: GpuChoice) -> None:
-    """The ranks see the GPUs that were chosen, if there is a choice."""
-    others = [v for v in begun["variables"] if v["name"] != VISIBLE]
-    if choice.visible is None:
-        return
-    chosen = env_vars.Variable(VISIBLE, choice.visible, choice.why, env_vars.HERE)
-    begun["variables"] = [
-        *others,
-        *([chosen.record()] if begun["device"]["value"] == "cuda" else []),
-    ]
 
 
 def _not_installed(request: LaunchRequest) -> list[str]:

@@ -53,6 +53,7 @@ class LaunchRequest(ABC):
     resume_from: rundir.RunDir | None = None
     installed: bool = True  # this interpreter has the packages of the run
     gpu_ranks: int = 0  # ranks that share the GPUs visible to this process
+    starter: int = 0  # PID of the process that becomes the supervisor; 0: nothing is started
 
     def __post_init__(self) -> None:
         self.gpu_ranks = self.gpu_ranks or self.local_ranks

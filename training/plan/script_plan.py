@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from training.config import origin
 from training.core import redact
 from training.core.messages import msg
-from training.host import decisions, gpus, numa, torch_build
-from training.host.gpu_choice import GpuChoice, emptiest_gpus
+from training.host import decisions, numa, torch_build
 from training.host.process import LAUNCHERS
-from training.plan import builder, communication, elastic, preflight
+from training.plan import builder, communication, elastic, gpu_use, preflight
 from training.plan.script_request import ScriptLaunchRequest
 from training.plan.script_words import USED, WATCH
 
@@ -32,14 +31,7 @@ def build(
     """Like training.plan.training_plan.build, for a script. Raises UserError (exit 3) for failed
     checks."""
     config, local, script = request.config, request.local_ranks, request.runs
-    machine = (
-        gpus.inventory_at_start(environ)
-        if config.device != "cpu"
-        else gpus.GpuInventory((), decisions.AS_ASKED)
-    )
-    gpu_choice = (
-        GpuChoice(machine) if request.watch else emptiest_gpus(machine, local, environ, hide=False)
-    )
+    gpu_choice = gpu_use.choose(request, environ, decisions.AS_ASKED)
     machine, environ = gpu_choice.machine, gpu_choice.environ(environ)
     torch = torch_build.installed() if script.python == sys.executable else None
     asked = request.origins["device"] != origin.DEFAULT
@@ -49,7 +41,7 @@ def build(
         else decisions.Decision("cpu", machine.reason)
     )
     begun, checks = builder.start(request, machine, torch, device, environ)
-    builder.set_gpus(begun, gpu_choice)
+    gpu_use.use(request, begun, gpu_choice)
     if machine.gpus and device.value != "cuda":
         text = msg("plan.script.too_few_gpus", gpus=len(machine.gpus), ranks=local)
         checks.append(

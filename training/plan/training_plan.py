@@ -11,13 +11,13 @@ from training.core.errors import NothingToDo
 from training.core.messages import msg
 from training.core.project import ENTRYPOINT
 from training.host import decisions, env_vars, gpus, toolchain, torch_build
-from training.host.gpu_choice import GpuChoice, emptiest_gpus
 from training.host.placement import LOCAL, RANK
 from training.plan import (
     batch_text,
     builder,
     communication,
     elastic,
+    gpu_use,
     gradients,
     init_from,
     larger_batch,
@@ -40,23 +40,9 @@ def build(
     """Make all decisions; reads the machine, changes nothing. `test`: of the communication between
     GPUs, if its result is not known. Raises UserError (exit 3) for failed checks."""
     config, local = request.config, request.local_ranks
-    own_gpu = None if gpus.VISIBLE in environ else request.chosen_gpu
-    if own_gpu:
-        environ = {**environ, gpus.VISIBLE: own_gpu}
-    machine = (
-        gpus.inventory_at_start(environ)
-        if config.device != "cpu"
-        else gpus.GpuInventory((), msg("plan.device.not_asked"))
-    )
+    gpu_choice = gpu_use.choose(request, environ, msg("plan.device.not_asked"))
+    machine, environ = gpu_choice.machine, gpu_choice.environ(environ)
     torch = torch_build.installed()
-    gpu_choice = GpuChoice(
-        machine,
-        own_gpu,
-        msg("plan.device.gpu_ids", config_file=request.config_file) if own_gpu else "",
-    )
-    if not own_gpu and request.place.kind != RANK:
-        gpu_choice = emptiest_gpus(machine, request.gpu_ranks, environ, hide=True)
-        machine, environ = gpu_choice.machine, gpu_choice.environ(environ)
     if request.place.kind == RANK and len(machine.gpus) == 1:
         request.gpu_ranks = 1  # each rank sees a GPU of its own (srun --gpus-per-task=1)
     device = decisions.device(
@@ -86,7 +72,7 @@ def build(
     checks = preflight.of_ranks(request, checks)
     builder.refuse_errors(request, checks)
 
-    builder.set_gpus(begun, gpu_choice)
+    gpu_use.use(request, begun, gpu_choice)
     communication.settle(request, begun, checks, environ, test)
     decided, grown = larger_batch.grow(request, begun, decided, situation)
     split, config = decided.batch, request.config

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from training.config.schema import Config
 from training.core import units
 from training.core.messages import msg
-from training.host import gpu_words, process
+from training.host import gpu_claims, gpu_words, process
 from training.host.gpu_choice import closed, emptiest_gpus
 from training.host.gpus import (
     EXCLUSIVE,
@@ -19,6 +20,7 @@ from training.host.gpus import (
     Gpu,
     GpuInventory,
     GpuProcess,
+    process_here,
     silent_quotes,
 )
 from training.host.placement import LOCAL, RANK
@@ -89,11 +91,13 @@ def gpus(
         kernel = silent_quotes([*machine.gpus, *machine.hidden])
         text = with_lines(msg("plan.gpus.silent"), kernel.lines)
         yield Check(f"GPU {index}", WARNING, text, ["nvidia-smi", *kernel.commands])
-    ours = {os.getpid(), os.getppid()}
+    ours, claims = {os.getpid(), os.getppid()}, gpu_claims.others()
     if request.place.kind == RANK:  # of torchrun or another launcher, which starts the others too
         ours |= process.children(os.getppid())
     fixes = [*_fewer_ranks(machine, request, step), *smaller]
     for gpu in machine.gpus[:ranks]:
+        if not gpu.processes and gpu.uuid in claims:
+            gpu = replace(gpu, processes=(process_here(claims[gpu.uuid]),))  # noqa: PLW2901
         yield from _gpu(gpu, estimate, fixes, ours, measured=request.check)
         if gpu.mig and not (gpu.uuid.startswith(PART) and ranks == 1):
             yield _split(gpu, request)
