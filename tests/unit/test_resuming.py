@@ -17,6 +17,7 @@ from training.core import manifest, rundir, standing
 from training.core.errors import NothingToDo, UserError
 from training.core.rundir import RunDir
 from training.diagnose import run_files
+from training.launcher import supervisor
 from training.monitor.report import run as report_run
 from training.monitor.report import run_page
 from training.plan import writer
@@ -348,6 +349,22 @@ def test_a_resume_that_died_after_a_step_is_shown_as_dead(made: Made) -> None:
     assert (
         look(made.run)["run"]["state"] == "died" and standing.plan_file(made.run) == made.run.plan
     )
+
+
+def test_a_step_of_a_resume_counts_after_the_clock_was_set_back(made: Made) -> None:
+    resume(ended(made), time.time() + 3600)
+    plan: Any = (rundir.read_json(made.run.plan) or {}) | {"launch": "a1b2", "resume": True}
+    rundir.write_json(made.run.plan, plan)
+    record = {"pid": dead_pid(), "host": os.uname().nodename, "started": 0.0, "launch": "a1b2"}
+    rundir.write_json(made.run.supervisor, record | {"ranks": [{"rank": 0, "pid": 1}]})
+    made.beats("forward", step=61)
+    assert standing.plan_file(made.run) == made.run.plan_before
+    made.step(61, 2.0, at=time.time())
+    made.beats("saving", step=61)
+    assert standing.plan_file(made.run) == made.run.plan
+    assert not supervisor._unbegun(made.run, plan) and made.run.plan_before.exists()
+    rundir.write_json(made.run.supervisor, record | {"ranks": []})
+    assert standing.plan_file(made.run) == made.run.plan_before, "heartbeats of the start before"
 
 
 def test_a_new_end_replaces_the_old_one(made: Made) -> None:
