@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,7 @@ from training.diagnose import run_files
 from training.launcher import supervisor
 from training.monitor.report import run as report_run
 from training.monitor.report import run_page
-from training.plan import writer
+from training.plan import running, writer
 from training.watchdog.probes import procfs
 
 Write = Callable[..., str]
@@ -411,3 +413,20 @@ def test_a_process_is_identified_by_the_ticks_of_its_start() -> None:
     assert standing.lives({**own, "ticks": ticks}), "whatever the clock shows"  # type: ignore[typeddict-item]
     assert not standing.lives({**own, "started": time.time(), "ticks": ticks + 1})  # type: ignore[typeddict-item]
     assert not standing.lives(own), "of an earlier version, by the time"  # type: ignore[arg-type]
+
+
+def test_the_pid_of_a_killed_supervisor_may_be_that_of_this_launch(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that is started again, with the run directory in the command."""
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", str(made.run.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as script:
+        own: dict[str, Any] = {**standing.identity(script.pid)}
+        found = []
+        for facts in (own, own | {"ticks": own["ticks"] - 1}, {**own, "ticks": None}):
+            rundir.write_json(made.run.supervisor, {k: v for k, v in facts.items() if v})
+            found.append(running.pid_of(made.run))
+        assert found == [script.pid, None, script.pid]
+        monkeypatch.setattr(running.os, "getppid", lambda: script.pid)
+        assert running.pid_of(made.run) is None
+        script.communicate()
