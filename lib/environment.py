@@ -15,6 +15,7 @@ inside functions, since every start runs `missing` and `local`.
 
 from __future__ import annotations
 
+import errno
 import importlib.machinery
 import importlib.util
 import os
@@ -196,20 +197,14 @@ def add(root: Path, section: str, folder: Path | None) -> int:
 
 def _locked(root: Path, failure: str, work: Callable[[int], str]) -> int:
     """Run `work`, which returns its problem, under the lock of .venv; returns the exit status."""
-    import fcntl
-
     sys.path.insert(0, str(root))
     from training.core import log
     from training.host.process import die_with_parent
 
     die_with_parent()
     try:
-        with _lock(root / ".venv.lock") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # two first runs at once: the second waits for the first
-                log.info(msg("lib.environment.waiting"))
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with _open(root / ".venv.lock") as lock:
+            _lock(lock)
             problem = work(lock.fileno())
     except PermissionError as error:
         problem = _not_writable(root, error)
@@ -225,7 +220,7 @@ def _locked(root: Path, failure: str, work: Callable[[int], str]) -> int:
     return RESOURCES if problem else OK
 
 
-def _lock(path: Path) -> IO[str]:
+def _open(path: Path) -> IO[str]:
     """Open the lock file; another user's read-only file will do."""
     try:
         return path.open("a")
@@ -233,6 +228,19 @@ def _lock(path: Path) -> IO[str]:
         if not path.exists():
             raise
         return path.open()
+
+
+def _lock(lock: IO[str]) -> None:
+    """Where the file system has locks. Two first runs at once: the second waits for the first."""
+    from training.core import file_lock, log
+
+    try:
+        file_lock.take(lock, lambda: log.info(msg("lib.environment.waiting")))
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        # NFS locks only a file that is open for writing
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), lock.name) from None
 
 
 def _not_writable(root: Path, error: PermissionError) -> str:

@@ -12,6 +12,7 @@ the environment may contain secrets. Standard library only, Python >= 3.8.
 """
 
 import ctypes
+import functools
 import hashlib
 import json
 import os
@@ -80,7 +81,8 @@ class Command:
             env={**os.environ, **order["environ"]},
             stdin=None if here else subprocess.DEVNULL,
             start_new_session=not here,
-            preexec_fn=_begin,  # noqa: PLW1509 – this process has no other thread
+            # this process has no other thread
+            preexec_fn=functools.partial(_begin, here),  # noqa: PLW1509
         )
 
     @property
@@ -108,15 +110,20 @@ class Command:
             self._process.send_signal(number)
 
 
-def _begin() -> None:
-    """In the new process: no signal is blocked, and it dies with this one."""
+def _begin(here: bool) -> None:
+    """In the new process: no signal is blocked, and it dies with this one. In a session of its own
+    it gets a Ctrl-C only from the launcher, which passes on what counts."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    if not here:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def run(fd: int) -> int:
-    here = fd != 0
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    here, stops = fd != 0, set(STOP_SIGNALS)
+    if here and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a script's background job
+        stops.remove(signal.SIGINT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     # A lost connection is noticed as the end of the input. The command does not inherit handlers.
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
@@ -126,7 +133,7 @@ def run(fd: int) -> int:
         if source.lost:  # the launcher died before the start
             return NOT_STARTED
     # A Ctrl-C in the terminal was for the command too.
-    for number in signal.sigpending() & set(STOP_SIGNALS):
+    for number in signal.sigpending() & stops:
         return 128 + int(number)
     try:
         order = json.loads(arrived.pop(0))

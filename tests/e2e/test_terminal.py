@@ -148,11 +148,14 @@ def test_a_stopped_terminal_does_not_stop_the_run(
 
 @pytest.mark.soak
 def test_nohup(launch: Callable[..., Launched]) -> None:
+    """In a script, whose jobs in the background ignore Ctrl-C."""
+    nohup = ("env", "--ignore-signal=INT", "nohup")
     run = launch(
-        "nohup", "./launch_train.sh", "2", "configs/dual_gpu/quickstart.py", num_iterations=200
+        *nohup, "./launch_train.sh", "2", "configs/dual_gpu/quickstart.py", num_iterations=200
     )
     run.wait_for("Iter: 3,")
-    run.process.send_signal(signal.SIGHUP)
+    for number in (signal.SIGHUP, signal.SIGINT):
+        run.process.send_signal(number)
     assert run.wait() == 0 and run.summary["steps"] == 200
 
 

@@ -3,10 +3,12 @@ gigabytes. The choice of Python is tested in python.bats."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 
 from tests.shell import wheels
 from tests.shell.first_user import START, User, names, python_without
+from training.core.project import ROOT
 
 
 def test_one_line_shows_the_progress(user: User, index: Path) -> None:
@@ -267,6 +270,31 @@ def test_another_user_with_read_access_only(user: User) -> None:
         assert "try:     git clone" in done.stderr and "Traceback" not in done.stderr
     finally:
         shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "shown"),
+    [
+        (errno.ENOSYS, 0, ""),
+        (errno.ENOLCK, 0, ""),
+        (errno.EBADF, 3, ".venv.lock is not writable by this user (Permission denied)"),
+    ],
+)
+def test_a_file_system_without_locks(tmp_path: Path, number: int, code: int, shown: str) -> None:
+    """Lustre without the option flock; NFS, where the lock file of another user cannot be held."""
+    script = f"""
+import fcntl, os, pathlib, sys
+sys.path[:0] = [{str(ROOT / "lib")!r}, {str(ROOT)!r}]
+import environment
+def flock(*_): raise OSError({number}, os.strerror({number}))
+fcntl.flock = flock
+work = lambda lock: pathlib.Path("made").touch() or ""
+sys.exit(environment._locked(pathlib.Path("."), "no environment", work))
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == code and shown in done.stderr
+    assert (tmp_path / "made").exists() == (code == 0)
 
 
 def test_an_unwritable_folder(user: User) -> None:

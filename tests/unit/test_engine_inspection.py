@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -244,3 +245,14 @@ def test_an_interruption_takes_precedence_over_preemption() -> None:
     exchange._values[-2] = 1.0  # added by another rank
     assert exchange.finish(NORM).read().stop == Exit.INTERRUPTED
     assert StopRequest().code == Exit.DONE
+
+
+def test_a_ctrl_c_that_was_ignored_at_the_start_does_not_stop_the_run() -> None:
+    """As in `python train.py &` of a script."""
+    request = StopRequest()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    request.listen()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert request.code == Exit.DONE
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert request.code == Exit.PREEMPTED

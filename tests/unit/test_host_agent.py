@@ -91,3 +91,29 @@ def test_each_signal_to_the_launcher_alone_is_passed_on(agent: Agent) -> None:
     agent.shown("ready", 15, 15)
     agent.order(signal.SIGINT)
     assert agent.process.wait(10) == 3
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_ctrl_c_that_was_ignored_at_the_start(tmp_path: Path, token: str, here: bool) -> None:
+    """It stays ignored in the terminal's process group, and elsewhere the launcher decides."""
+    shows = "import signal; print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
+    order = {"folder": str(tmp_path), "command": [sys.executable, "-c", shows], "environ": {}}
+    reader, control = os.pipe()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process = subprocess.Popen(
+        ssh.local_agent(str(reader) if here else "0"),
+        pass_fds=[reader],
+        stdin=reader,
+        stdout=subprocess.PIPE,
+        env={**os.environ, TOKEN: token},
+        start_new_session=True,
+    )
+    if here:
+        stopped = Path(f"/proc/{process.pid}/status").read_text
+        wait_until(lambda: "SigBlk:\t0000000000000000" not in stopped(), 10, "its start")
+        os.killpg(process.pid, signal.SIGINT)
+    os.write(control, json.dumps(order).encode() + b"\n")
+    out, _ = process.communicate(timeout=30)
+    os.close(reader)
+    os.close(control)
+    assert (process.returncode, out) == (0, f"{here}\n".encode())

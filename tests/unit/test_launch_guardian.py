@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +84,22 @@ def test_a_guardian_that_does_not_exit_is_killed_and_its_work_is_done(
         assert keeper._popen.returncode == -signal.SIGKILL and left.wait(10) == -signal.SIGKILL
         keeper._popen = real
         _, keeper._writer = os.pipe()
+
+
+@pytest.mark.parametrize(("libraries", "status"), [("/libs", 0), ("/others", 127)])
+def test_a_python_that_needs_its_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, libraries: str, status: int
+) -> None:
+    """Where the guardian cannot start all the same, its work is done at the end."""
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ "$LD_LIBRARY_PATH" = /libs ] || exit 127\nexec "{sys.executable}" "$@"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setenv("LD_LIBRARY_PATH", libraries)
+    monkeypatch.setattr(reaper.sys, "executable", str(python))
+    keeper = Guardian()
+    with keeper as token:
+        env = {process.TOKEN: token}
+        left = subprocess.Popen(["sleep", "1000"], env=env, start_new_session=True)
+    assert keeper._popen.returncode == status and left.wait(10) == -signal.SIGKILL

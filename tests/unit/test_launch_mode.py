@@ -137,6 +137,17 @@ def test_slurm_batch_script_and_single_task_are_local() -> None:
     assert find(STEP | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}).kind == LOCAL, "srun --pty bash"
 
 
+def test_the_interactive_shell_of_salloc_is_local() -> None:
+    """The variables of `srun --interactive --preserve-env --pty`, with which SLURM starts it."""
+    shell = STEP | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}
+    shell |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    for nodes in ("1", "2"):
+        allocation = {"SLURM_NTASKS": "2", "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes}
+        assert find(shell | allocation).kind == LOCAL
+    place = find(shell, launcher="slurm")
+    assert (place.kind, place.rank, place.world_size, place.local_world_size) == (RANK, 0, 1, 1)
+
+
 def scontrol(folder: Path, node_known: bool = True) -> None:
     """A scontrol that answers like SLURM's: host names of a list, the address of a node."""
     tool = folder / "scontrol"

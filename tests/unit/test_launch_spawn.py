@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,16 @@ def test_the_ranks_before_it_are_ended(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(UserError):
         start([sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"])
     assert [child.popen.returncode for child in started] == [-9]
+
+
+def test_a_rank_gets_the_ctrl_c_that_its_launcher_ignores() -> None:
+    """Another machine may have got it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = "import signal; raise SystemExit(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
+    for child in start([sys.executable, "-I", "-S", "-c", code]):
+        assert child.popen.wait(30) == 0
+        for fd in (child.pidfd, *child.outputs.values()):
+            os.close(fd)
 
 
 @pytest.mark.parametrize("call", ["pipe", "pidfd_open"])

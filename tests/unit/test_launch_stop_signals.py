@@ -14,8 +14,10 @@ import pytest
 from training.core.errors import Exit
 from training.core.project import ROOT
 from training.core.rundir import RunDir
+from training.host import process
 from training.host.process import STOP_SIGNALS, remember_stops
 from training.launcher import stop_signals, supervisor
+from training.launcher.hosts.conductor import Conductor
 from training.launcher.post_run import PostRun
 from training.launcher.stop_signals import StopSignals
 
@@ -130,6 +132,35 @@ def test_long_work_is_interrupted_by_a_signal_that_still_counts() -> None:
         assert not done and wanted.wait(0) == signal.SIGINT
         work()
         assert done, "other work continues"
+
+
+def test_a_ctrl_c_that_was_ignored_at_the_start_stays_ignored() -> None:
+    """As a script without job control has it for `COMMAND &`; TERM is sent on purpose."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process.die_of_stop_signals()
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    stop_signals.raise_before_start(remember_stops())
+    with StopSignals() as wanted:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert wanted.wait(0) is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert wanted.wait(3600) == signal.SIGTERM
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        with Conductor():
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ()) - mask
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert blocked == {signal.SIGTERM, signal.SIGUSR1}
+
+
+def test_a_signal_after_a_stop_ends_the_report() -> None:
+    ending = StopSignals()  # that of PostRun
+    with StopSignals():
+        os.kill(os.getpid(), signal.SIGINT)
+    with ending:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert ending.wait(3600) == signal.SIGINT
 
 
 def test_names_and_codes() -> None:

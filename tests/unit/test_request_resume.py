@@ -51,6 +51,16 @@ def test_ways_to_name_the_run_to_resume(home: Path, tmp_path: Path) -> None:
     assert ask("--resume=", "--depth=6").resume_from is None
 
 
+def test_a_folder_of_code_with_the_name_of_a_run(home: Path) -> None:
+    run = make_run(home / "experiments", "vit", depth=3)
+    (home / "vit").mkdir()
+    found = ask("--resume=vit").resume_from
+    assert found is not None and found.path == run.path
+    make_run(home, "vit")
+    found = ask("--resume=vit").resume_from
+    assert found is not None and found.path == home / "vit"
+
+
 def test_nothing_to_resume(home: Path) -> None:
     problem = only(wrong("--resume=latest"))
     assert (

@@ -1,9 +1,10 @@
-"""The run selected by --resume; a resume that ends before its first step leaves the run unchanged."""
+"""The run selected by --resume, and whether it is running."""
 
 from __future__ import annotations
 
 import os
-import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +13,11 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import ENHANCED, LAUNCH, SIMPLE, TRAIN, Shell, ask, only, wrong
-from tests.unit.monitor_runs import Made, dead_pid, look, old
+from tests.unit.monitor_runs import Made, old
 from training.core import manifest, rundir, standing
 from training.core.errors import NothingToDo, UserError
 from training.core.rundir import RunDir
-from training.diagnose import run_files
-from training.monitor.report import run as report_run
-from training.monitor.report import run_page
-from training.plan import writer
+from training.plan import running
 from training.watchdog.probes import procfs
 
 Write = Callable[..., str]
@@ -247,122 +245,6 @@ def test_runs_of_another_task_are_compared_by_their_own_fields(home: Path, line:
     )
 
 
-# A resumed run keeps its previous end until it has a new one.
-
-
-def resume(made: Made, created: float) -> None:
-    """Resume as a plan does."""
-    writer._keep_before(made.run)
-    rundir.write_json(
-        made.run.plan, made.plan | {"created": created, "config": {"num_iterations": 800}}
-    )
-
-
-def ended(made: Made) -> Made:
-    made.steps(60).summary(steps=60)
-    made.run.report.write_text("the report")
-    for file in (made.run.summary, made.run.report, made.run.metrics):
-        old(file, 50)
-    return made
-
-
-def test_the_old_end_is_kept_but_hidden_while_the_resumed_run_is_alive(made: Made) -> None:
-    resume(ended(made), time.time() - 3)
-    made.at = time.time() - 3
-    made.supervisor(os.getpid())
-    rundir.write_json(
-        made.run.supervisor,
-        (rundir.read_json(made.run.supervisor) or {}) | {"started": time.time()},
-    )
-    assert made.run.summary.exists() and made.run.report.exists() and not made.run.data.exists()
-    seen = look(made.run)
-    assert (seen["run"]["state"], seen["summary"], seen["progress"]["total_steps"]) == (
-        "starting",
-        None,
-        800,
-    )
-    assert run_files.ended(made.run) is None and report_run.read_run(made.run).summary == {}
-
-
-def test_a_resume_killed_before_its_first_step_keeps_the_previous_end(
-    made: Made,
-) -> None:
-    resume(ended(made), time.time() - 3)
-    rundir.write_json(
-        made.run.supervisor,
-        {"pid": dead_pid(), "host": os.uname().nodename, "started": time.time(), "ranks": []},
-    )
-    seen = look(made.run)
-    assert (seen["run"]["state"], seen["progress"]["step"], seen["progress"]["total_steps"]) == (
-        "finished",
-        60,
-        60,
-    )
-    assert (
-        report_run.read_run(made.run).state["run"]["state"] == "finished"
-        and report_run.read_run(made.run).data["total_steps"] == 400
-    )
-    assert (run_files.ended(made.run) or {})["summary"] == "the run finished"
-    assert standing.read_plan(made.run) == made.plan
-    resume(made, time.time())  # the next one keeps the same
-    assert (
-        rundir.read_json(made.run.plan_before) == made.plan
-        and (rundir.read_json(made.run.data_before) or {})["total_steps"] == 400
-    )
-    assert writer.give_back(made.run) and not writer.give_back(made.run)
-    assert (
-        rundir.read_json(made.run.plan) == made.plan
-        and (rundir.read_json(made.run.data) or {})["total_steps"] == 400
-    )
-
-
-def test_a_stopped_run_shows_the_complete_resume_command(made: Made, shell: Shell) -> None:
-    folder = made.run.path.parent
-    command = {"script": "launch_train.sh", "args": ["2", "--data=my texts"], "cwd": "/"}
-    more = {
-        "config": {"num_iterations": 400, "out_dir": str(folder)},
-        "origins": {"out_dir": "from the command line", "log_dir": "default"},
-    }
-    rundir.write_json(made.run.plan, made.plan | more | {"command": command})
-    made.steps(60).summary(status="stopped", steps=60)
-    reason = look(made.run)["run"]["reason"]
-    script, args = shell.paste(reason.partition("to resume: ")[2])
-    assert (script, args) == (
-        "launch_train.sh",
-        ["2", f"--out_dir={folder}", f"--resume={made.run.name}"],
-    )
-    page = run_page.page(report_run.read_run(made.run)).html()
-    text = re.sub("<[^>]*>", "", page)  # no line breaks inside a flag
-    assert "./launch_train.sh 2 &#x27;--data=my texts&#x27;" in text, (
-        "the pasted command starts the same run"
-    )
-
-
-def test_a_resume_that_died_after_a_step_is_shown_as_dead(made: Made) -> None:
-    resume(ended(made), time.time() - 3)
-    made.step(61, 2.0, at=time.time())
-    rundir.write_json(
-        made.run.supervisor,
-        {"pid": dead_pid(), "host": os.uname().nodename, "started": time.time(), "ranks": []},
-    )
-    assert (
-        look(made.run)["run"]["state"] == "died" and standing.plan_file(made.run) == made.run.plan
-    )
-
-
-def test_a_new_end_replaces_the_old_one(made: Made) -> None:
-    created = time.time() - 3
-    resume(ended(made), created)
-    made.failure()
-    made.run.forget_before({"created": created}, made.run.failure)  # type: ignore[typeddict-item]
-    assert (
-        made.run.failure.exists()
-        and not made.run.summary.exists()
-        and not made.run.plan_before.exists()
-    )
-    assert look(made.run)["run"]["state"] == "failed"
-
-
 def test_a_run_of_a_later_version_is_refused_by_name_and_by_latest(
     home: Path, configs: tuple[str, str]
 ) -> None:
@@ -394,3 +276,20 @@ def test_a_process_is_identified_by_the_ticks_of_its_start() -> None:
     assert standing.lives({**own, "ticks": ticks}), "whatever the clock shows"  # type: ignore[typeddict-item]
     assert not standing.lives({**own, "started": time.time(), "ticks": ticks + 1})  # type: ignore[typeddict-item]
     assert not standing.lives(own), "of an earlier version, by the time"  # type: ignore[arg-type]
+
+
+def test_the_pid_of_a_killed_supervisor_may_be_that_of_this_launch(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that is started again, with the run directory in the command."""
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", str(made.run.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as script:
+        own: dict[str, Any] = {**standing.identity(script.pid)}
+        found = []
+        for facts in (own, own | {"ticks": own["ticks"] - 1}, {**own, "ticks": None}):
+            rundir.write_json(made.run.supervisor, {k: v for k, v in facts.items() if v})
+            found.append(running.pid_of(made.run))
+        assert found == [script.pid, None, script.pid]
+        monkeypatch.setattr(running.os, "getppid", lambda: script.pid)
+        assert running.pid_of(made.run) is None
+        script.communicate()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import subprocess
 import sys
 import time
@@ -20,7 +22,7 @@ from training.cli import report
 from training.cli.sweep import __main__ as command
 from training.cli.sweep import board, options, prepare, session
 from training.cli.sweep.prepare import Sweep
-from training.core import rundir, sweep_dir
+from training.core import file_lock, rundir, sweep_dir
 from training.core.contracts.run_files import SweepRecord
 from training.core.errors import Exit, UserError
 from training.core.project import LAUNCH_SCRIPT
@@ -62,6 +64,18 @@ def test_two_processes_do_not_run_one_sweep(tmp_path: Path) -> None:
             command._train(sweep, NOTHING)
     assert [problem.code for problem in raised.value.problems] == ["sweep.running"]
     assert not sweep.folder.exists()
+
+
+def test_a_sweep_runs_where_the_file_system_has_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(file_lock.fcntl, "flock", flock)
+    sweep = prepared(tmp_path, "--depth=1,2")
+    with command._alone(sweep):
+        assert sweep.folder.exists()
 
 
 def test_a_sweep_moves_to_another_machine(tmp_path: Path) -> None:

@@ -8,8 +8,27 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # as Lustre without the option flock
+
+
+def take(lock: IO[str], waits: Callable[[], None] | None = None) -> bool:
+    """Lock an open file, after waiting for other processes; False where the file system has no
+    locks. `waits()` is called before a wait; without it, BlockingIOError is raised instead. Raises
+    OSError."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if waits is None:
+            raise
+        waits()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
 
 
 @contextmanager
@@ -19,14 +38,7 @@ def alone(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[bool
     file cannot be created."""
     while True:
         with open(path, "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waits()
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            except OSError as error:
-                if error.errno not in NO_LOCKS:
-                    raise
+            if not take(lock, waits):
                 path.unlink(missing_ok=True)
                 yield False
                 return

@@ -77,6 +77,12 @@ class HeartbeatRecord:
     def age_s(self) -> float:
         return max(0.0, (time.monotonic_ns() - self.monotonic_ns) / 1e9)
 
+    @property
+    def stepped(self) -> bool:
+        """Whether this process has completed a step."""
+        begun = self.step == self.first_step and self.phase in STEP_PHASES
+        return self.first_step > 0 and not begun
+
     def __str__(self) -> str:
         return f"step {self.step}: {self.phase}" if self.phase in STEP_PHASES else self.phase
 

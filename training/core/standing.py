@@ -36,7 +36,7 @@ def plan_file(run: rundir.RunDir) -> Path:
     created = number(plan.get("created", 0.0))
     if created is None:  # damaged
         return run.plan
-    lives = stepped_since(run, created) or _may_live(run, plan, created)
+    lives = has_stepped(run, plan, created) or _may_live(run, plan, created)
     # A copy of an earlier version may have been cut by a power failure.
     return run.plan if lives or rundir.read_json(run.plan_before) is None else run.plan_before
 
@@ -69,12 +69,12 @@ def ends_of(run: rundir.RunDir, plan: Record, since: float) -> tuple[Record | No
     return summary, failure
 
 
-def supervisor_of(run: rundir.RunDir, plan: Record) -> Record:
+def supervisor_of(run: rundir.RunDir, plan: Mapping[str, object]) -> Record:
     """supervisor.json of the start of `plan`; {} if it is of an earlier one."""
     return _of_start(run.supervisor, plan)
 
 
-def _of_start(file: Path, plan: Record) -> Record:
+def _of_start(file: Path, plan: Mapping[str, object]) -> Record:
     record = rundir.read_json(file) or {}
     started, created = number(record.get("started")) or 0.0, number(plan.get("created")) or 0.0
     own, wanted = record.get("launch"), plan.get("launch")
@@ -150,7 +150,18 @@ def _fields(pid: int) -> list[str]:
     return text.rpartition(")")[2].split()
 
 
-def stepped_since(run: rundir.RunDir, since: float) -> bool:
+def has_stepped(run: rundir.RunDir, plan: Mapping[str, object], created: float) -> bool:
+    """Whether the start of `plan`, made at `created` (unix s), has completed a step: by its
+    heartbeats, since the clock may have been set back, or by a step recorded since then."""
+    from training.core import heartbeat
+
+    # the heartbeats of an earlier start are removed before ranks are started
+    of_start = supervisor_of(run, plan).get("ranks")
+    beats = heartbeat.read_all(run.heartbeats) if of_start else []
+    return any(beat.stepped for beat in beats) or _stepped_since(run, created)
+
+
+def _stepped_since(run: rundir.RunDir, since: float) -> bool:
     """Whether a step was recorded at or after `since` (unix s)."""
     try:
         with run.metrics.open("rb") as file:

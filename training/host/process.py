@@ -113,6 +113,14 @@ def raise_stop(number: int, frame: object) -> None:
     raise StopAsked(number)
 
 
+def obeyed_stops() -> tuple[signal.Signals, ...]:
+    """The stop signals that count for this process: not a Ctrl-C that was ignored at its start, as
+    in a job of a script in the background. To be asked before the first stop signal, after which
+    all are ignored."""
+    ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    return tuple(n for n in STOP_SIGNALS if not (ignores and n == signal.SIGINT))
+
+
 def remember_stops() -> list[int]:
     """From now on stop signals only enter the list returned, while modules are imported; lib/run.sh
     has blocked them until here. A second Ctrl-C ends this process at once."""
@@ -179,7 +187,7 @@ def allow_tracing() -> None:
 
 
 def die_of_stop_signals() -> None:
-    for number in STOP_SIGNALS:
+    for number in obeyed_stops():
         signal.signal(number, signal.SIG_DFL)
 
 

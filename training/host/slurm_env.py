@@ -28,10 +28,10 @@ class SlurmStep:
 
 def tasks(environ: Mapping[str, str]) -> SlurmStep | None:
     """The step of this process; None outside of a step and in a step with a single task (srun --pty
-    bash)."""
+    bash, the shell of salloc)."""
     words = [
         environ.get(name, "")
-        for name in ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+        for name in ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", _size(environ))
     ]
     if not all(word.isdecimal() for word in words) or words[3] in ("0", "1"):
         return None
@@ -41,10 +41,9 @@ def tasks(environ: Mapping[str, str]) -> SlurmStep | None:
 
 def rank(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Topology:
     """This task is a rank."""
-    number, local_rank, size = numbers(
-        environ, ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"), reason
-    )
-    inside("SLURM_PROCID", number, "SLURM_NTASKS", size)
+    of_step = _size(environ)
+    number, local_rank, size = numbers(environ, ("SLURM_PROCID", "SLURM_LOCALID", of_step), reason)
+    inside("SLURM_PROCID", number, of_step, size)
     nodes = int(environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1"))
     return Topology(
         RANK,
@@ -72,6 +71,12 @@ def node(environ: Mapping[str, str], asked: LauncherOptions, step: SlurmStep) ->
         master_addr=asked.master_addr or first_node(environ),
         master_port=asked.master_port or port(environ),
     )
+
+
+def _size(environ: Mapping[str, str]) -> str:
+    """The variable with the number of tasks of the step. In the shell of salloc
+    (use_interactive_step) SLURM_NTASKS is that of the allocation."""
+    return "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
 
 
 def _tasks_here(environ: Mapping[str, str]) -> int:

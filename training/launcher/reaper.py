@@ -11,6 +11,7 @@ from contextlib import suppress
 from training.core.project import ROOT
 from training.host import process
 
+NEEDED = ("LD_LIBRARY_PATH",)  # by a Python with its library in a folder of a module
 LEAVES_S = 5.0  # its only work is one search for leftover processes
 
 
@@ -29,7 +30,7 @@ class Guardian:
                     stdin=reader,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    env={},
+                    env={n: os.environ[n] for n in NEEDED if n in os.environ},
                     cwd="/",
                     start_new_session=True,  # Ctrl-C and a closed terminal do not reach it
                 )
@@ -39,12 +40,12 @@ class Guardian:
 
     def __exit__(self, *failure: object) -> None:
         """Bounded: a guardian that is stopped (SIGSTOP) is continued; one that does not exit is
-        killed, and its work is done here."""
+        killed, and its work is done here, as is that of one that could not start."""
         os.close(self._writer)
         self._popen.send_signal(signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(LEAVES_S)
-            return
+            if self._popen.wait(LEAVES_S) == 0:
+                return
         self._popen.kill()
         # blocked in the kernel: it exits when the kernel lets it
         with suppress(subprocess.TimeoutExpired):

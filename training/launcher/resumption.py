@@ -58,11 +58,7 @@ class Resumption:
         if not self._waits and self._ranks is None:
             return
         beat = heartbeat.read(self._run.heartbeat(0))
-        if (
-            beat is None
-            or not beat.first_step
-            or (beat.step == beat.first_step and beat.phase in heartbeat.STEP_PHASES)
-        ):
+        if beat is None or not beat.stepped:
             return
         assert self._restart is not None
         if self._waits:

@@ -273,6 +273,7 @@ def _terminal_like(number: int) -> tuple[int, int]:
 
 def _in_child(parent: int, binding: BindingRecord | None, memory: bool) -> None:
     process.die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the launcher passes on what counts
     if binding:
         node, text = binding["node"], ""
         try:

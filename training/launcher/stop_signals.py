@@ -76,9 +76,11 @@ def _too_late(number: int, frame: object) -> None:
 class StopSignals:
     """While entered, stop signals become bytes in a pipe (`fd`): none is lost, none interrupts an
     action. Re-entrant. After the first one, they are ignored on exit; in the launcher (see
-    raise_before_start) they change nothing after it."""
+    raise_before_start) they change nothing after it. To be made before the first one
+    (process.obeyed_stops)."""
 
     def __init__(self) -> None:
+        self._obeyed = process.obeyed_stops()
         self.fd = self._writer = self._previous = -1
         self._depth = 0
         self._asked = self._ends_work = False
@@ -90,9 +92,7 @@ class StopSignals:
             os.set_blocking(self.fd, False)
             os.set_blocking(self._writer, False)
             self._previous = signal.set_wakeup_fd(self._writer)
-            self._before = {
-                number: signal.signal(number, self._note) for number in process.STOP_SIGNALS
-            }
+            self._before = {number: signal.signal(number, self._note) for number in self._obeyed}
             self._before |= {n: signal.signal(n, lambda *_: None) for n in PASSED_ON}
         return self
 

@@ -227,7 +227,7 @@ def _unbegun(run: rundir.RunDir, plan: Plan) -> bool:
     """Was this a resume that ended before its first step? Then the run is restored as it was."""
     return (
         plan["resume"]
-        and not standing.stepped_since(run, plan["created"])
+        and not standing.has_stepped(run, plan, plan["created"])
         and writer.give_back(run)
     )
 

@@ -82,10 +82,7 @@ def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
         return Found()
     if wanted == LATEST and not wish.received:
         return _latest(wish, origin, problems)
-    folders = (Path(wanted), wish.experiments / wanted)
-    run = wish.received or rundir.RunDir(
-        next((p for p in folders if os.path.isdir(p)), Path(wanted)).absolute()
-    )
+    run = wish.received or _named(wanted, wish.experiments)
     plan = standing.read_plan(run)
     if plan is None or not isinstance(plan.get("config"), dict):
         fixes = [
@@ -112,6 +109,13 @@ def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
             again=wish.again(**end.longer),
         )
     return found
+
+
+def _named(wanted: str, experiments: Path) -> rundir.RunDir:
+    """The one with a plan, since a folder of code may have the same name."""
+    folders = [p for p in (Path(wanted), experiments / wanted) if os.path.isdir(p)]
+    planned = (p for p in folders if os.path.exists(rundir.RunDir(p).plan))
+    return rundir.RunDir(next(planned, (folders or [Path(wanted)])[0]).absolute())
 
 
 def other_run(of_node_0: str, wanted: str, again: Callable[..., str]) -> Problem:

@@ -12,12 +12,16 @@ from training.core import rundir, standing
 
 def pid_of(run: rundir.RunDir) -> int | None:
     """PID of the process on this machine that runs the run, or begins to; not of this launch."""
+    own = os.getpid(), os.getppid()
     started = standing.starter(run)
-    if started not in (None, os.getpid(), os.getppid()):
+    if started not in (None, *own):
         return started
     facts = rundir.read_json(run.supervisor) or {}
     pid = facts.get("pid")
-    if pid is None or facts.get("host") != socket.gethostname():
+    # a killed supervisor may have had the PID of this launch, as 1 in a container
+    if pid in (None, *own) or facts.get("host") != socket.gethostname():
+        return None
+    if "ticks" in facts and not standing.runs_here(facts, 0.0):
         return None
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

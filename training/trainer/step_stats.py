@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from training.core.errors import Exit
+from training.host import process
 from training.inspector.distributed import World
 from training.inspector.step_timer import elapsed_s, moment
 
@@ -38,7 +39,7 @@ class StopRequest:
         self.code = Exit.DONE
 
     def listen(self) -> None:
-        for number in STOP_SIGNALS:
+        for number in process.obeyed_stops():
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

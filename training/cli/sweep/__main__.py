@@ -31,7 +31,6 @@ that failed hung); 75, 130 stopped.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 from collections.abc import Iterator
@@ -42,7 +41,7 @@ from training.cli.sweep.board import Board
 from training.cli.sweep.options import SweepOptions
 from training.cli.sweep.prepare import Sweep
 from training.cli.sweep.session import Session, again
-from training.core import log, sweep_dir, units
+from training.core import file_lock, log, sweep_dir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import typed
@@ -125,11 +124,12 @@ def _run(sweep: Sweep, chosen: SweepOptions) -> int:
 
 @contextmanager
 def _alone(sweep: Sweep) -> Iterator[None]:
-    """Only one process runs a sweep, and creates a new one. Raises UserError, OSError."""
+    """Only one process runs a sweep, and creates a new one, if the file system has locks. Raises
+    UserError, OSError."""
     sweep.folder.path.mkdir(parents=True, exist_ok=True)
     with open(sweep.folder.lock, "w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file_lock.take(lock)
         except BlockingIOError:
             what = msg("cli.sweep.locked", name=sweep.folder.name)
             fixes = ["./duet monitor --all"]

@@ -49,6 +49,7 @@ class Conductor:
         self, *, elastic: bool = False, again: Callable[[Node], Node] | None = None
     ) -> None:
         self._elastic, self._again, self._seen = elastic, again, set[str]()
+        self._stops = process.obeyed_stops()
         # node rank → when it ended, perhaps with the run; when it is started again; pause before
         # that; when it was started last
         self._unclear: dict[int, float] = {}
@@ -67,7 +68,7 @@ class Conductor:
         self._closed_at: float | None = None
 
     def __enter__(self) -> Conductor:
-        signal.pthread_sigmask(signal.SIG_BLOCK, process.STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._stops)
         process.outlive_terminal()
         return self
 
@@ -207,7 +208,7 @@ class Conductor:
         """Wait one turn for a stop signal. The first node gets it and passes it on. The others get
         it later as well, since nothing is passed on before the rendezvous; a request counts once
         (training.launcher.stop_requests)."""
-        arrived = signal.sigtimedwait(process.STOP_SIGNALS, TURN_S)
+        arrived = signal.sigtimedwait(self._stops, TURN_S)
         now = time.monotonic()
         if arrived:
             hurry()
