@@ -72,6 +72,14 @@ def test_gpus_that_hang_get_advice() -> None:
     assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "a failed rank has its own reason"
 
 
+def test_both_failures_are_named_where_they_differ() -> None:
+    first = find(hung(LARGE, LARGE))
+    for second in (find(ended(1, 1)), find(hung("import of torch", "import of torch"))):
+        (check,) = CommunicationResult(2, "cuda", "nccl", second, first=first).checks()
+        assert check.status == "error"
+        assert first.text in check.text and second.text in check.text
+
+
 def test_the_fix_tests_the_gpus_of_the_run() -> None:
     result = CommunicationResult(
         2, "cuda", "nccl", find(hung(LARGE, LARGE)), variables={"CUDA_VISIBLE_DEVICES": "2,3"}

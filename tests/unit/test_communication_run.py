@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,21 @@ def key() -> p2p_cache.Key:
 def hung() -> CommunicationOutcome:
     return CommunicationOutcome(
         *(2, 20.0), reached={0: LARGE, 1: LARGE}, since_s={0: 15.0, 1: 15.0}, timed_out=True
+    )
+
+
+def moving() -> CommunicationOutcome:
+    """Slow, but not a hang."""
+    return replace(hung(), since_s={0: 0.5, 1: 0.5})
+
+
+def failed() -> CommunicationOutcome:
+    return CommunicationOutcome(
+        *(2, 20.0),
+        reached={0: "warm-up", 1: "warm-up"},
+        statuses={0: 1, 1: 1},
+        died_at={0: 1.0, 1: 1.0},
+        records={rank: {"error": "no space in /dev/shm", "time": 1.0} for rank in (0, 1)},
     )
 
 
@@ -113,6 +129,16 @@ def test_gpus_that_hang_now_are_tested_again(monkeypatch: pytest.MonkeyPatch) ->
     assert p2p_cache.known(key()) is None
     result_of(monkeypatch, hung(), worked())
     assert p2p_cache.remembered(key()) == p2p_cache.WITHOUT_P2P
+
+
+@pytest.mark.parametrize("second", [failed(), moving()], ids=["failed", "slow"])
+def test_copies_that_hang_refute_what_was_known_however_the_second_attempt_ends(
+    second: CommunicationOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result_of(monkeypatch, worked())
+    result = result_of(monkeypatch, hung(), second)
+    assert result.first and result.finding and not result.ok
+    assert p2p_cache.known(key()) is None
 
 
 def test_busy_gpus_are_learnt_without_their_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,23 +188,33 @@ def test_the_users_variable_stays() -> None:
     assert (plan["set"], plan["notes"], len(test.plans)) == ({}, [], 1)
 
 
-def started(monkeypatch: pytest.MonkeyPatch, kind: str, stage: str, *, check: bool) -> Any:
+def started(
+    monkeypatch: pytest.MonkeyPatch, kind: str, stage: str, *, check: bool, first: str = ""
+) -> Any:
+    """A start whose test ends like this; `first`: with copies, before an attempt without them."""
     finding = CommunicationFinding(kind, "found", [0, 1], stage)
-    result = CommunicationResult(2, "cuda", "nccl", finding, first=finding)
+    before = CommunicationFinding(first, "before", [0, 1], "warm-up") if first else None
+    result = CommunicationResult(2, "cuda", "nccl", finding, first=before)
     monkeypatch.setattr(run, "run", lambda plan, **options: result)
     return start_test.StartTest(only_check=check)({"local_ranks": 2, "gpus": []})  # type: ignore[typeddict-item]
 
 
-@pytest.mark.parametrize("kind", ["hang", "wrong data"])
+@pytest.mark.parametrize(
+    ("first", "kind"),
+    [
+        *(("", "hang"), ("", "wrong data"), ("hang", "hang"), ("wrong data", "wrong data")),
+        *(("hang", "failed"), ("hang", "not finished"), ("wrong data", "failed")),
+    ],
+)
 def test_a_run_that_would_hang_or_be_wrong_is_refused(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    first: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError) as caught:
-        started(monkeypatch, kind, "all_reduce of 64 MiB", check=False)
+        started(monkeypatch, kind, "all_reduce of 64 MiB", check=False, first=first)
     (problem,) = caught.value.problems
     assert (caught.value.code, problem.code) == (Exit.RESOURCES, "preflight.communication")
     assert problem.fixes[-1].startswith("--communication_test=0")
-    assert started(monkeypatch, kind, "all_reduce of 64 MiB", check=True) is None
+    assert started(monkeypatch, kind, "all_reduce of 64 MiB", check=True, first=first) is None
 
 
 def test_a_run_whose_gpus_do_not_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,12 +60,12 @@ def run(
         seconds, kernel = seconds + outcome.seconds, logged or kernel
     figures = _figures(outcome, stages.LARGE_BYTES[device]) if finding.kind == analysis.OK else None
     verdict, note = None, ""
-    if backend == "nccl" and p2p_may_help(finding):
-        p2p_cache.forget(key(plan))
     if backend == "nccl" and figures:
         verdict, note = _learn(plan, figures, set_here)
         if (own | set_here).get(P2P) == "1" and not first:
             note = msg("launcher.communication.without_p2p", variable=P2P)
+    elif backend == "nccl" and p2p_may_help(first or finding):
+        p2p_cache.forget(key(plan))
     return CommunicationResult(
         *(ranks, device, backend, finding, figures, first, own | set_here, note, seconds),
         verdict=verdict,
