@@ -147,6 +147,7 @@ def test_busy_gpus_are_learnt_without_their_times(monkeypatch: pytest.MonkeyPatc
         result = result_of(monkeypatch, worked(), use_percent=use)
         known = p2p_cache.known(key())
         assert result.verdict and known and known.get("busy", False) == busy, use
+        assert result.verdict.get("busy", False) == busy
         assert bool(result.note) == busy
     result_of(monkeypatch, hung(), worked(), use_percent=30)
     assert p2p_cache.remembered(key()) == p2p_cache.WITHOUT_P2P

@@ -96,6 +96,17 @@ def test_gpus_that_were_busy_are_tested_again_once_idle(
         assert ("communication" in done) == (use < 30) and len(done["text"]) == 1
 
 
+def test_times_of_busy_gpus_are_not_used() -> None:
+    def test(plan: Any) -> p2p_cache.P2PVerdict:
+        slow = p2p_cache.verdict(key(), {}, gb_per_s=0.9, small_ms=1.0)
+        p2p_cache.remember(key(), slow, busy="GPU 0 was busy")
+        return {**slow, "busy": True}
+
+    assert "communication" not in settled(test)
+    p2p_cache.remember(key(), verdict({}))
+    assert settled(test, "--communication_test=1")["communication"]["gb_per_s"] == 11.3
+
+
 def test_the_message_is_why_it_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[str]()
     monkeypatch.setattr(start_test.log, "info", told.append)

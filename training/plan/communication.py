@@ -47,8 +47,8 @@ def settle(
         if request.config.communication_test != "1":
             begun["variables"] += _missing(begun, needed, environ)
         found = test(begun)
-        # A failed test has withdrawn what was known.
-        known = found or p2p_cache.known(key)
+        # A failed test has withdrawn what was known; one on busy GPUs leaves earlier times.
+        known = found if found and not found.get("busy") else p2p_cache.known(key) or found
         needed = found["variables"] if found else p2p_cache.remembered(key)
     if known and known.get("busy"):
         begun["text"].append(_without_times(known, begun))

@@ -127,4 +127,5 @@ def _learn(
         if busy
         else ""
     )
-    return verdict, p2p_cache.remember(of, verdict, busy=why)
+    note = p2p_cache.remember(of, verdict, busy=why)
+    return ({**verdict, "busy": True} if busy else verdict), note
