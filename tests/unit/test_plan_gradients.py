@@ -14,6 +14,7 @@ from tests.unit.conftest import ask
 from training.config.batch import Batch
 from training.core.messages import msg
 from training.core.rundir import RunDir
+from training.host import placement
 from training.host.decisions import Decision
 from training.host.gpus import Gpu
 from training.plan import exchange, gradients
@@ -33,6 +34,9 @@ ONE = Exchange(
     latency_s=0.0,
     compute_s=0.3,
 )
+NODE = placement.Topology(placement.NODE, "", "", nnodes=2).record()
+# possibly of several machines: the number of ranks on this one is unknown
+RANK = placement.Topology(placement.RANK, "", "", world_size=2, local_world_size=0).record()
 
 
 def test_the_backward_pass_hides_the_exchange() -> None:
@@ -119,6 +123,7 @@ def begun(
     return {
         "ranks": 2,
         "local_ranks": 2,
+        "place": placement.Topology(placement.LOCAL, "", "").record(),
         "device": {"value": "cuda", "reason": ""},
         "gpus": [{"name": name}, {"name": name}],
         **({"communication": known} if rate else {}),
@@ -197,7 +202,8 @@ def test_an_explicit_value_is_never_overridden() -> None:
     "start",
     [
         begun(1.0, device={"value": "cpu", "reason": ""}) | {"communication": None},
-        begun(1.0, ranks=4),
+        begun(1.0, ranks=4, place=NODE),
+        begun(1.0, place=RANK),
         begun(1.0, name="NVIDIA GeForce RTX 2080"),
     ],
 )

@@ -17,7 +17,7 @@ from training.core.units import plural
 from training.host import decisions, env_vars, gpu_choice, hosts, numa, packages
 from training.host.gpu_choice import GpuChoice
 from training.host.gpus import VISIBLE, GpuInventory
-from training.host.placement import LOCAL, RANK
+from training.host.placement import LOCAL, RANK, on_one_machine
 from training.host.torch_build import TorchBuild
 from training.plan import preflight
 from training.plan.request import LaunchRequest, Request
@@ -55,6 +55,7 @@ def start(
         device=device.value,
         ranks=ranks,
         local_ranks=local,
+        alone=on_one_machine(place.record()),
         debug=config.debug,
         rendezvous=place.master_addr,
         libuv=config.libuv,

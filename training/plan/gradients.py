@@ -12,6 +12,7 @@ from training.core.messages import msg
 from training.host import flops, p2p_cache
 from training.host.decisions import AS_ASKED, Decision
 from training.host.gpus import Gpu
+from training.host.placement import on_one_machine
 from training.plan import exchange
 from training.plan.exchange import Exchange
 from training.plan.request import Request
@@ -168,7 +169,7 @@ def predicted(
     """The uncompressed exchange of a step. None if the bandwidth between the ranks or the size of
     the gradients is unknown."""
     step = decided.step
-    if begun["ranks"] != begun["local_ranks"] or "communication" not in begun or step is None:
+    if not on_one_machine(begun["place"]) or "communication" not in begun or step is None:
         return None
     if not step.gradient_bytes:
         return None
@@ -204,7 +205,7 @@ def unknown(begun: PlanStart, precision: Decision) -> str:
     """Why the duration of a step cannot be predicted."""
     if begun["device"]["value"] != "cuda":
         return msg("plan.gradients.cpu")
-    if begun["ranks"] != begun["local_ranks"]:
+    if not on_one_machine(begun["place"]):
         return msg("plan.gradients.machines")
     if "communication" not in begun:
         return msg("plan.gradients.unmeasured")
