@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import ROOT
+from training.core.errors import Exit, UserError
 from training.host.gpus import Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan import training_plan as planner
@@ -35,7 +36,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, home: Path) -> Plan:
         found = GpuInventory(cards, "", "580", "13.0")
         monkeypatch.setattr(planner.gpus, "inventory", lambda environ: found)
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
-        args = ["configs/dual_gpu/balanced.py", "--dry_run"]
+        args = ["configs/dual_gpu/balanced.py"]
         plan = planner.make("train.py", args, rank | {"MASTER_ADDR": HERE} | environ)[1]
         result: dict[str, Any] = plan | {}
         result["set"] = {v["name"]: v["value"] for v in plan["variables"]}
@@ -59,3 +60,26 @@ def test_only_ranks_known_to_be_on_one_machine_use_loopback(
     found = plan(2, **environ)["set"]
     assert found["NCCL_SOCKET_IFNAME"] == f"={interface}"
     assert found["GLOO_SOCKET_IFNAME"] == interface
+
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2"}
+MPIRUN = {
+    **{"RANK": "", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
+    **{"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+}
+
+
+@pytest.mark.parametrize("environ", [TORCHRUN, MPIRUN], ids=["torchrun", "mpirun"])
+def test_ranks_with_the_same_environment_see_the_same_gpu(
+    environ: dict[str, str], plan: Plan
+) -> None:
+    with pytest.raises(UserError) as caught:
+        plan(1, **environ)
+    (problem,) = caught.value.problems
+    assert (caught.value.code, problem.code) == (Exit.RESOURCES, "preflight.gpus")
+    assert len(plan(2, **environ)["gpus"]) == 2
+    assert len(plan(1, **environ, CUDA_VISIBLE_DEVICES="0")["gpus"]) == 1, "each has its own"
+
+
+def test_a_platform_may_give_each_rank_a_gpu(plan: Plan) -> None:
+    assert len(plan(1, LOCAL_WORLD_SIZE="2")["gpus"]) == 1
