@@ -225,7 +225,7 @@ def test_the_reason_names_what_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "rate", "size"), [(2, 20.0, 8), (2, None, 8), (4, 20.0, 25)])
-def test_a_resumed_run_keeps_its_buckets(
+def test_a_resumed_run_keeps_its_buckets_and_graphs(
     ranks: int, rate: float | None, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They determine the order of sums."""
@@ -234,8 +234,7 @@ def test_a_resumed_run_keeps_its_buckets(
     monkeypatch.setattr(gradients.standing, "read_plan", lambda run: before)
     fields = decide("none", begun(rate), resumed=RunDir(Path("run"))).fields
     assert fields["bucket_mib"]["value"] == size
-    if rate:
-        assert fields["blocks_per_graph"]["value"] == (8 if ranks == 2 else 1)
+    assert fields["blocks_per_graph"]["value"] == (8 if ranks == 2 else 1)
 
 
 @each(("precision", "tera"), [("fp16", 125), ("bf16", None)])

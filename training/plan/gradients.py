@@ -53,6 +53,8 @@ def decide(
         return GradientPlan(_fields(Decision(NONE, msg("plan.gradients.one_rank"))))
     one = predicted(begun, decided, precision, compiled)
     kept = _kept(request, begun, "bucket_mib")
+    blocks = decided.step.compiled_blocks if decided.step else None
+    kept_graphs = _kept(request, begun, "blocks_per_graph") if blocks else None
     if one is None:
         compression = Decision(NONE, unknown(begun, precision)) if wish == AUTO else given
         text = msg(
@@ -60,10 +62,8 @@ def decide(
             compression=compression.value,
             compression_reason=compression.reason,
         )
-        fields = _fields(compression) | ({"bucket_mib": kept.record()} if kept else {})
-        return GradientPlan(fields, [] if wish == NONE else [text])
-    blocks = decided.step.compiled_blocks if decided.step else None
-    kept_graphs = _kept(request, begun, "blocks_per_graph")
+        fields = _fields(compression, kept, kept_graphs)
+        return GradientPlan(fields, [*([] if wish == NONE else [text]), *_together(kept_graphs)])
     plain, half = (
         _tuned(replace(one, compressed=compressed), blocks, kept, kept_graphs)
         for compressed in (False, True)
@@ -80,16 +80,11 @@ def decide(
         little = msg("plan.gradients.little", saved=units.percent(100 * saved), least=least)
         compression = Decision(NONE, little)
     tuned = half if compression.value == BF16 else plain
-    fields = _fields(compression) | {"bucket_mib": tuned.bucket.record()}
-    graphs_text = []
-    if graphs := tuned.graphs:
-        fields["blocks_per_graph"] = graphs.record()
-        if graphs.value > 1:
-            graphs_text = [msg("plan.gradients.graphs", count=graphs.value, reason=graphs.reason)]
+    fields = _fields(compression, tuned.bucket, tuned.graphs)
     fields["exchange"] = _record(tuned.exchange)
     text = _sentence(tuned.exchange, compression, tuned.bucket, _mfu(compiled))
     notes = _little_gain(gpus, begun, decided, tuned.exchange, half.exchange)
-    return GradientPlan(fields, [text, *graphs_text], notes)
+    return GradientPlan(fields, [text, *_together(tuned.graphs)], notes)
 
 
 @dataclass(frozen=True)
@@ -113,8 +108,22 @@ def _tuned(
     return _Tuned(one, bucket, graphs)
 
 
-def _fields(compression: Decision) -> GradientFields:
-    return {"gradient_compression": compression.record()}
+def _fields(
+    compression: Decision, bucket: Decision | None = None, graphs: Decision | None = None
+) -> GradientFields:
+    fields: GradientFields = {"gradient_compression": compression.record()}
+    if bucket:
+        fields["bucket_mib"] = bucket.record()
+    if graphs:
+        fields["blocks_per_graph"] = graphs.record()
+    return fields
+
+
+def _together(graphs: Decision | None) -> list[str]:
+    """A sentence on graphs of several blocks."""
+    if graphs is None or graphs.value == 1:
+        return []
+    return [msg("plan.gradients.graphs", count=graphs.value, reason=graphs.reason)]
 
 
 def _best_bucket(one: Exchange) -> Decision:
