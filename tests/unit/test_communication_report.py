@@ -86,6 +86,8 @@ def test_the_fix_tests_the_gpus_of_the_run() -> None:
     )
     assert result.again == f"CUDA_VISIBLE_DEVICES=2,3 {command(2, 'cuda')}"
     assert any(f" {result.again} " in fix for fix in result.checks()[0].fixes)
+    assert command(2, "cuda", "2, 3").startswith("CUDA_VISIBLE_DEVICES='2, 3' ")
+    assert command(2, "cpu", "2,3") == command(2, "cpu")
 
 
 def test_gpus_that_work_without_peer_to_peer_are_a_warning() -> None:

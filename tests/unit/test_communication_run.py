@@ -141,6 +141,13 @@ def test_copies_that_hang_refute_what_was_known_however_the_second_attempt_ends(
     assert p2p_cache.known(key()) is None
 
 
+def test_the_command_tests_the_gpus_that_the_user_has_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert result_of(monkeypatch, failed()).again.startswith("CUDA_VISIBLE_DEVICES=2,3 ")
+
+
 def test_busy_gpus_are_learnt_without_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
     for use, busy in ((None, False), (29, False), (30, True)):
         p2p_cache.forget(key())

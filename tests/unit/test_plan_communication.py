@@ -128,6 +128,8 @@ def test_the_command_tests_the_gpus_of_the_run() -> None:
     chosen = env_vars.Variable("CUDA_VISIBLE_DEVICES", "2,3", "the emptiest", env_vars.HERE)
     (text,) = settled(Ranks({}), variables=(chosen,))["text"]
     assert "CUDA_VISIBLE_DEVICES=2,3 ./duet communication 2" in text
+    (text,) = settled(Ranks({}), CUDA_VISIBLE_DEVICES="1,3")["text"]
+    assert "CUDA_VISIBLE_DEVICES=1,3 ./duet communication 2" in text
     (text,) = settled(Ranks({}))["text"]
     assert "CUDA_VISIBLE_DEVICES" not in text
 

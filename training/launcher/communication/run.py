@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from training.core import log
 from training.core.messages import msg
 from training.host import p2p_cache
+from training.host.gpus import VISIBLE
 from training.host.kernel_log import KernelLog
 from training.host.kernel_quotes import KernelQuotes
 from training.host.p2p_cache import P2P
@@ -50,7 +51,7 @@ def run(
     if ranks == 1:
         return CommunicationResult(1, device, "none", None)
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
-    own = {name: os.environ[name] for name in (P2P, INTERFACE) if os.environ.get(name)}
+    own = {name: os.environ[name] for name in (P2P, INTERFACE, VISIBLE) if os.environ.get(name)}
     outcome, finding, logged = _try(ranks, backend, device, set_here, limit_s, patience_s)
     seconds, first, kernel = outcome.seconds, None, logged
     if backend == "nccl" and p2p_may_help(finding) and P2P not in own | set_here:
