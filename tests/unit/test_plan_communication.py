@@ -180,7 +180,7 @@ def test_no_test_is_started(flags: tuple[str, ...]) -> None:
 def test_one_rank_unusable_gpus_and_gpus_without_a_name() -> None:
     test = Ranks({})
     assert "communication" not in settled(test, uuids=("GPU-a",))
-    for name in ("GPUs", "torch", "torch kernels"):
+    for name in ("GPUs", "GPU 1 parts", "torch", "torch kernels"):
         error = preflight.Check(name, preflight.ERROR, "cannot be used")
         assert "communication" not in settled(test, "--check", checks=(error,))
     assert "communication" not in settled(test, uuids=("-", "-"))
