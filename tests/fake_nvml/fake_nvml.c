@@ -35,7 +35,7 @@
  * FAKE_NVML_POWER_DEFAULT=575  W                         FAKE_NVML_ECC_MODE=0,1 off, on
  * FAKE_NVML_BUS=0000:01:00.0   PCI address of GPU 0; missing as long as it is not set
  *
- * Compiled with -DOLD_DRIVER the newer of these functions are missing, as in drivers before 535.
+ * Compiled with -DOLD_DRIVER the newer of these functions are missing, as in drivers before 510.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -222,7 +222,7 @@ static unsigned processes(unsigned index, Process *out, unsigned room) {
   return found;
 }
 
-int nvmlDeviceGetComputeRunningProcesses_v3(Device *d, unsigned *count, Process *out) {
+int nvmlDeviceGetComputeRunningProcesses_v2(Device *d, unsigned *count, Process *out) {
   unsigned room = *count, gpu = d->index % WHOLE;
   if (supported()) return *count = 0, NOT_SUPPORTED;
   if (gpu == 0 && number("FAKE_NVML_PID", 0)) {
@@ -286,6 +286,10 @@ int nvmlDeviceGetP2PStatus(Device *a, Device *b, unsigned what, unsigned *out) {
 }
 
 #ifndef OLD_DRIVER
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *d, unsigned *count, Process *out) {
+  return nvmlDeviceGetComputeRunningProcesses_v2(d, count, out);
+}
+
 int nvmlDeviceGetCurrentClocksEventReasons(Device *d, unsigned long long *out) { return reasons(d, out); }
 
 int nvmlDeviceGetRemappedRows(Device *d, unsigned *correctable, unsigned *uncorrectable, unsigned *pending, unsigned *failed) {

@@ -217,28 +217,26 @@ def pipes() -> Iterator[None]:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
-@pytest.fixture(scope="session")
-def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a fake NVIDIA library (see tests/fake_nvml/fake_nvml.c)."""
+def _driver(folder: Path, *flags: str) -> Path:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if not compiler:
         pytest.skip("no C compiler for the fake NVIDIA library")
-    folder = tmp_path_factory.mktemp("fake_nvml")
-    source = ROOT / "tests/fake_nvml/fake_nvml.c"
-    subprocess.run(
-        [
-            compiler,
-            "-Wall",
-            "-Werror",
-            "-shared",
-            "-fPIC",
-            "-o",
-            folder / "libnvidia-ml.so.1",
-            source,
-        ],
-        check=True,
-    )
+    source, library = ROOT / "tests/fake_nvml/fake_nvml.c", folder / "libnvidia-ml.so.1"
+    options = ["-Wall", "-Werror", *flags, "-shared", "-fPIC"]
+    subprocess.run([compiler, *options, "-o", library, source], check=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a fake NVIDIA library (see tests/fake_nvml/fake_nvml.c)."""
+    return _driver(tmp_path_factory.mktemp("fake_nvml"))
+
+
+@pytest.fixture(scope="session")
+def old_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment with one that lacks newer functions."""
+    return {"LD_LIBRARY_PATH": str(_driver(tmp_path_factory.mktemp("old_nvml"), "-DOLD_DRIVER"))}
 
 
 def fake_torch(folder: Path, cuda: str | None = "13.0") -> Path:

@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 from tests.unit.conftest import python
 from training.cli import communication as command
 from training.core.errors import Exit, UserError
+from training.core.messages import msg
 
 RUN = (str(ROOT / "lib/run_module.py"), "training.cli.communication")
 
@@ -91,6 +92,14 @@ def test_missing_gpus_are_exit_3(nvidia: Callable[..., dict[str, Any]]) -> None:
         "3 GPUs are needed, 2 visible: 2 GPUs on this machine" in done.stderr
         and "./duet communication 3 --device=cpu" in done.stderr
     )
+
+
+def test_parts_of_gpus_are_exit_3(nvidia: Callable[..., dict[str, Any]]) -> None:
+    parts = nvidia(MIG=1, MIG_GIB=10, CUDA_VISIBLE_DEVICES="MIG-00000000,MIG-00000001")
+    done = python(*RUN, "2", **parts)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert msg("plan.gpus.mig_ranks") in done.stderr
+    assert "sudo nvidia-smi -i 1 -mig 0" in done.stderr and "--device=cpu" in done.stderr
 
 
 def test_a_torch_for_the_cpu_is_exit_3(nvidia: Callable[..., dict[str, Any]]) -> None:

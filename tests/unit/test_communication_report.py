@@ -72,12 +72,22 @@ def test_gpus_that_hang_get_advice() -> None:
     assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "a failed rank has its own reason"
 
 
+def test_both_failures_are_named_where_they_differ() -> None:
+    first = find(hung(LARGE, LARGE))
+    for second in (find(ended(1, 1)), find(hung("import of torch", "import of torch"))):
+        (check,) = CommunicationResult(2, "cuda", "nccl", second, first=first).checks()
+        assert check.status == "error"
+        assert first.text in check.text and second.text in check.text
+
+
 def test_the_fix_tests_the_gpus_of_the_run() -> None:
     result = CommunicationResult(
         2, "cuda", "nccl", find(hung(LARGE, LARGE)), variables={"CUDA_VISIBLE_DEVICES": "2,3"}
     )
     assert result.again == f"CUDA_VISIBLE_DEVICES=2,3 {command(2, 'cuda')}"
     assert any(f" {result.again} " in fix for fix in result.checks()[0].fixes)
+    assert command(2, "cuda", "2, 3").startswith("CUDA_VISIBLE_DEVICES='2, 3' ")
+    assert command(2, "cpu", "2,3") == command(2, "cpu")
 
 
 def test_gpus_that_work_without_peer_to_peer_are_a_warning() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,21 @@ def key() -> p2p_cache.Key:
 def hung() -> CommunicationOutcome:
     return CommunicationOutcome(
         *(2, 20.0), reached={0: LARGE, 1: LARGE}, since_s={0: 15.0, 1: 15.0}, timed_out=True
+    )
+
+
+def moving() -> CommunicationOutcome:
+    """Slow, but not a hang."""
+    return replace(hung(), since_s={0: 0.5, 1: 0.5})
+
+
+def failed() -> CommunicationOutcome:
+    return CommunicationOutcome(
+        *(2, 20.0),
+        reached={0: "warm-up", 1: "warm-up"},
+        statuses={0: 1, 1: 1},
+        died_at={0: 1.0, 1: 1.0},
+        records={rank: {"error": "no space in /dev/shm", "time": 1.0} for rank in (0, 1)},
     )
 
 
@@ -115,12 +131,30 @@ def test_gpus_that_hang_now_are_tested_again(monkeypatch: pytest.MonkeyPatch) ->
     assert p2p_cache.remembered(key()) == p2p_cache.WITHOUT_P2P
 
 
+@pytest.mark.parametrize("second", [failed(), moving()], ids=["failed", "slow"])
+def test_copies_that_hang_refute_what_was_known_however_the_second_attempt_ends(
+    second: CommunicationOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result_of(monkeypatch, worked())
+    result = result_of(monkeypatch, hung(), second)
+    assert result.first and result.finding and not result.ok
+    assert p2p_cache.known(key()) is None
+
+
+def test_the_command_tests_the_gpus_that_the_user_has_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert result_of(monkeypatch, failed()).again.startswith("CUDA_VISIBLE_DEVICES=2,3 ")
+
+
 def test_busy_gpus_are_learnt_without_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
     for use, busy in ((None, False), (29, False), (30, True)):
         p2p_cache.forget(key())
         result = result_of(monkeypatch, worked(), use_percent=use)
         known = p2p_cache.known(key())
         assert result.verdict and known and known.get("busy", False) == busy, use
+        assert result.verdict.get("busy", False) == busy
         assert bool(result.note) == busy
     result_of(monkeypatch, hung(), worked(), use_percent=30)
     assert p2p_cache.remembered(key()) == p2p_cache.WITHOUT_P2P

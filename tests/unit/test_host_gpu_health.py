@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.conftest import ROOT, python
+from tests.unit.conftest import python
 from training.core.messages import msg
 from training.host import gpu_choice
 from training.host.gpus import EXCLUSIVE, PROHIBITED, SLOWDOWNS, Gpu, slowdowns
@@ -259,13 +258,8 @@ def test_a_driver_without_information(nvidia: Nvidia) -> None:
     assert (second["status"], links["status"], links["text"]) == ("ok", "ok", "unknown")
 
 
-def test_a_driver_without_newer_calls(fake_driver: Path, tmp_path: Path, nvidia: Nvidia) -> None:
-    source = ROOT / "tests/fake_nvml/fake_nvml.c"
-    subprocess.run(
-        ["cc", "-DOLD_DRIVER", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source],
-        check=True,
-    )
-    variables = nvidia(REASONS=64, RETIRED=1) | {"LD_LIBRARY_PATH": str(tmp_path)}
+def test_a_driver_without_newer_calls(old_driver: dict[str, str], nvidia: Nvidia) -> None:
+    variables = nvidia(REASONS=64, RETIRED=1) | old_driver
     slow, damaged = (one["text"] for one in checks(variables)[:2])
     assert slow.startswith("slowed down for heat (hardware); PCIe")
     assert damaged == "damaged memory will be remapped at the next reset"

@@ -190,6 +190,16 @@ def test_an_old_pynvml_lacks_functions_and_returns_bytes(monkeypatch: pytest.Mon
     assert nvml.ask("nvmlOfALaterVersion", None) is None
 
 
+def test_an_old_driver_names_the_processes_by_an_older_function(
+    old_driver: dict[str, str], nvidia: Nvidia
+) -> None:
+    variables = nvidia(PROCESSES="4711:21.5;4712:1", MIG="0,1", MIG_GIB=10) | old_driver
+    for selection, pids in (("0,1", [4711, 4712]), ("MIG-00000001", [4712])):
+        found = look(variables | {"CUDA_VISIBLE_DEVICES": selection}).gpus
+        processes = [one for gpu in found for one in gpu.processes]
+        assert [one["pid"] for one in processes] == pids  # type: ignore[index]
+
+
 def test_a_start_does_not_wait_for_a_driver_that_hangs(nvidia: Nvidia) -> None:
     code = (
         "import os; from training.host import gpus; gpus.SLOW_S, gpus.LIMIT_S = 0.1, 0.5;"

@@ -48,6 +48,30 @@ def test_another_machine() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "found", "routes", "interface"),
+    [
+        ("node0", "127.0.1.1", ["10.0.0.1"], ("eth0", "10.0.0.1")),  # /etc/hosts of Debian
+        ("node0", "127.0.1.1", ["", "fd00::1"], ("eth0", "fd00::1")),
+        ("node0", "127.0.1.1", ["", ""], None),
+        ("localhost", "127.0.0.1", ["10.0.0.1"], None),
+        ("::1", "::1", ["10.0.0.1"], None),
+    ],
+)
+def test_the_interface_of_a_host_name_that_is_loopback_here(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    found: str,
+    routes: list[str],
+    interface: tuple[str, str] | None,
+) -> None:
+    own = {"127.0.0.1": "lo", "::1": "lo", "10.0.0.1": "eth0", "fd00::1": "eth0"}
+    monkeypatch.setattr(network, "resolve", lambda _: found)
+    monkeypatch.setattr(network, "own_addresses", lambda: own)
+    monkeypatch.setattr(network, "_source", lambda _: routes.pop(0))
+    assert network.interface_towards(name) == interface
+
+
+@pytest.mark.parametrize(
     ("found", "own", "listening"),
     [
         ("10.0.0.9", ["10.0.0.1", "fd00::1"], network.IPV4),  # a service in front

@@ -29,7 +29,14 @@ def names(
     local: int = 2,
     debug: bool = False,
 ) -> dict[str, str]:
-    found = choose(environ or {}, device=device, ranks=ranks, local_ranks=local, debug=debug)
+    found = choose(
+        environ or {},
+        device=device,
+        ranks=ranks,
+        local_ranks=local,
+        alone=ranks == local,
+        debug=debug,
+    )
     return {v.name: v.value for v in found if v.origin != FOUND}
 
 
@@ -119,9 +126,18 @@ def test_several_machines_do_not_use_loopback() -> None:
 def test_nccl_gets_the_exact_name_of_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     towards = ("eth1", "10.0.0.1")
     monkeypatch.setattr(env_vars.network, "interface_towards", lambda address: towards)
-    found = choose({}, device="cuda", ranks=4, local_ranks=2, debug=False, rendezvous="10.0.0.2:1")
-    values = {v.name: v.value for v in found if v.name.endswith("_SOCKET_IFNAME")}
-    assert values == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}
+    for local in (2, 4):  # 4: the most that are possible, where the number is unknown
+        found = choose(
+            {},
+            device="cuda",
+            ranks=4,
+            local_ranks=local,
+            alone=False,
+            debug=False,
+            rendezvous="10.0.0.2",
+        )
+        values = {v.name: v.value for v in found if v.name.endswith("_SOCKET_IFNAME")}
+        assert values == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}
 
 
 def test_debug_output_only_with_debug() -> None:

@@ -38,13 +38,17 @@ def test_settings_of_one_machine_may_differ() -> None:
     ]
 
 
-def test_machines_whose_gpus_decide_another_precision_differ() -> None:
+@pytest.mark.parametrize(
+    ("name", "mine", "other"), [("precision", "bf16", "fp16"), ("device", "cuda", "cpu")]
+)
+def test_machines_that_decide_otherwise_differ(name: str, mine: str, other: str) -> None:
+    same = {"precision": {"value": "fp32", "reason": ""}, "device": {"value": "cpu", "reason": ""}}
     ours, theirs = (
-        same_settings.facts(plan(node, 1) | {"precision": {"value": value, "reason": ""}})  # type: ignore[arg-type]
-        for node, value in ((0, "bf16"), (1, "fp16"))
+        same_settings.facts(plan(node, 1, device="auto") | same | {name: {"value": value}})  # type: ignore[arg-type]
+        for node, value in ((0, mine), (1, other))
     )
     (text,) = same_settings.differences(theirs, ours, 1)
-    assert text == "precision is 'fp16' on node 1, but 'bf16' in the run"
+    assert text == f"{name} is {other!r} on node 1, but {mine!r} in the run"
 
 
 def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:

@@ -96,6 +96,17 @@ def test_gpus_that_were_busy_are_tested_again_once_idle(
         assert ("communication" in done) == (use < 30) and len(done["text"]) == 1
 
 
+def test_times_of_busy_gpus_are_not_used() -> None:
+    def test(plan: Any) -> p2p_cache.P2PVerdict:
+        slow = p2p_cache.verdict(key(), {}, gb_per_s=0.9, small_ms=1.0)
+        p2p_cache.remember(key(), slow, busy="GPU 0 was busy")
+        return {**slow, "busy": True}
+
+    assert "communication" not in settled(test)
+    p2p_cache.remember(key(), verdict({}))
+    assert settled(test, "--communication_test=1")["communication"]["gb_per_s"] == 11.3
+
+
 def test_the_message_is_why_it_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[str]()
     monkeypatch.setattr(start_test.log, "info", told.append)
@@ -117,6 +128,8 @@ def test_the_command_tests_the_gpus_of_the_run() -> None:
     chosen = env_vars.Variable("CUDA_VISIBLE_DEVICES", "2,3", "the emptiest", env_vars.HERE)
     (text,) = settled(Ranks({}), variables=(chosen,))["text"]
     assert "CUDA_VISIBLE_DEVICES=2,3 ./duet communication 2" in text
+    (text,) = settled(Ranks({}), CUDA_VISIBLE_DEVICES="1,3")["text"]
+    assert "CUDA_VISIBLE_DEVICES=1,3 ./duet communication 2" in text
     (text,) = settled(Ranks({}))["text"]
     assert "CUDA_VISIBLE_DEVICES" not in text
 
@@ -167,7 +180,7 @@ def test_no_test_is_started(flags: tuple[str, ...]) -> None:
 def test_one_rank_unusable_gpus_and_gpus_without_a_name() -> None:
     test = Ranks({})
     assert "communication" not in settled(test, uuids=("GPU-a",))
-    for name in ("GPUs", "torch", "torch kernels"):
+    for name in ("GPUs", "GPU 1 parts", "torch", "torch kernels"):
         error = preflight.Check(name, preflight.ERROR, "cannot be used")
         assert "communication" not in settled(test, "--check", checks=(error,))
     assert "communication" not in settled(test, uuids=("-", "-"))
@@ -188,23 +201,33 @@ def test_the_users_variable_stays() -> None:
     assert (plan["set"], plan["notes"], len(test.plans)) == ({}, [], 1)
 
 
-def started(monkeypatch: pytest.MonkeyPatch, kind: str, stage: str, *, check: bool) -> Any:
+def started(
+    monkeypatch: pytest.MonkeyPatch, kind: str, stage: str, *, check: bool, first: str = ""
+) -> Any:
+    """A start whose test ends like this; `first`: with copies, before an attempt without them."""
     finding = CommunicationFinding(kind, "found", [0, 1], stage)
-    result = CommunicationResult(2, "cuda", "nccl", finding, first=finding)
+    before = CommunicationFinding(first, "before", [0, 1], "warm-up") if first else None
+    result = CommunicationResult(2, "cuda", "nccl", finding, first=before)
     monkeypatch.setattr(run, "run", lambda plan, **options: result)
     return start_test.StartTest(only_check=check)({"local_ranks": 2, "gpus": []})  # type: ignore[typeddict-item]
 
 
-@pytest.mark.parametrize("kind", ["hang", "wrong data"])
+@pytest.mark.parametrize(
+    ("first", "kind"),
+    [
+        *(("", "hang"), ("", "wrong data"), ("hang", "hang"), ("wrong data", "wrong data")),
+        *(("hang", "failed"), ("hang", "not finished"), ("wrong data", "failed")),
+    ],
+)
 def test_a_run_that_would_hang_or_be_wrong_is_refused(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    first: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError) as caught:
-        started(monkeypatch, kind, "all_reduce of 64 MiB", check=False)
+        started(monkeypatch, kind, "all_reduce of 64 MiB", check=False, first=first)
     (problem,) = caught.value.problems
     assert (caught.value.code, problem.code) == (Exit.RESOURCES, "preflight.communication")
     assert problem.fixes[-1].startswith("--communication_test=0")
-    assert started(monkeypatch, kind, "all_reduce of 64 MiB", check=True) is None
+    assert started(monkeypatch, kind, "all_reduce of 64 MiB", check=True, first=first) is None
 
 
 def test_a_run_whose_gpus_do_not_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from tests.unit.conftest import ask
 from training.config.batch import Batch
 from training.core.messages import msg
 from training.core.rundir import RunDir
+from training.host import placement
 from training.host.decisions import Decision
 from training.host.gpus import Gpu
 from training.plan import exchange, gradients
@@ -33,6 +34,9 @@ ONE = Exchange(
     latency_s=0.0,
     compute_s=0.3,
 )
+NODE = placement.Topology(placement.NODE, "", "", nnodes=2).record()
+# possibly of several machines: the number of ranks on this one is unknown
+RANK = placement.Topology(placement.RANK, "", "", world_size=2, local_world_size=0).record()
 
 
 def test_the_backward_pass_hides_the_exchange() -> None:
@@ -119,6 +123,7 @@ def begun(
     return {
         "ranks": 2,
         "local_ranks": 2,
+        "place": placement.Topology(placement.LOCAL, "", "").record(),
         "device": {"value": "cuda", "reason": ""},
         "gpus": [{"name": name}, {"name": name}],
         **({"communication": known} if rate else {}),
@@ -197,7 +202,8 @@ def test_an_explicit_value_is_never_overridden() -> None:
     "start",
     [
         begun(1.0, device={"value": "cpu", "reason": ""}) | {"communication": None},
-        begun(1.0, ranks=4),
+        begun(1.0, ranks=4, place=NODE),
+        begun(1.0, place=RANK),
         begun(1.0, name="NVIDIA GeForce RTX 2080"),
     ],
 )
@@ -219,7 +225,7 @@ def test_the_reason_names_what_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "rate", "size"), [(2, 20.0, 8), (2, None, 8), (4, 20.0, 25)])
-def test_a_resumed_run_keeps_its_buckets(
+def test_a_resumed_run_keeps_its_buckets_and_graphs(
     ranks: int, rate: float | None, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They determine the order of sums."""
@@ -228,8 +234,7 @@ def test_a_resumed_run_keeps_its_buckets(
     monkeypatch.setattr(gradients.standing, "read_plan", lambda run: before)
     fields = decide("none", begun(rate), resumed=RunDir(Path("run"))).fields
     assert fields["bucket_mib"]["value"] == size
-    if rate:
-        assert fields["blocks_per_graph"]["value"] == (8 if ranks == 2 else 1)
+    assert fields["blocks_per_graph"]["value"] == (8 if ranks == 2 else 1)
 
 
 @each(("precision", "tera"), [("fp16", 125), ("bf16", None)])

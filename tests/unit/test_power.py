@@ -11,6 +11,7 @@ import pytest
 from tests.unit.conftest import python
 from tests.unit.report_runs import planned, trained
 from training.core import metric_units, units
+from training.host.placement import RANK, Topology
 from training.monitor import sections, state
 from training.monitor.report import headline
 from training.monitor.report.run import read_run
@@ -52,11 +53,16 @@ def test_without_a_driver_the_power_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "local", "world"), [("cpu", 2, 2), ("cuda", 2, 4), ("cuda", 1, 1)]
+    ("device", "local", "world", "known"),
+    [("cpu", 2, 2, 2), ("cuda", 2, 4, 2), ("cuda", 1, 1, 1), ("cuda", 2, 2, 0)],
 )
-def test_only_a_complete_figure_is_measured(device: str, local: int, world: int) -> None:
-    plan: Any = {"device": {"value": device}, "gpus": [{"index": 0}, {"index": 1}]}
-    assert power.meter(plan, local, world) is None
+def test_only_a_complete_figure_is_measured(
+    device: str, local: int, world: int, known: int
+) -> None:
+    place = Topology(RANK, "", "", world_size=world, local_world_size=known).record()
+    gpus = [{"index": 0}, {"index": 1}]
+    plan: Any = {"device": {"value": device}, "gpus": gpus, "place": place, "local_ranks": local}
+    assert power.meter(plan, world) is None
 
 
 @pytest.mark.parametrize("known", [True, False])

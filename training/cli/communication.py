@@ -85,7 +85,8 @@ def parse(argv: list[str]) -> CommunicationOptions:
 
 
 def plan(options: CommunicationOptions) -> RanksPlan:
-    """The parts of a plan that the test needs. Raises UserError if there are too few GPUs."""
+    """The parts of a plan that the test needs. Raises UserError if there are too few GPUs, or parts
+    of them."""
     machine = (
         gpus.inventory_at_start(os.environ)
         if options.device != "cpu"
@@ -112,6 +113,13 @@ def plan(options: CommunicationOptions) -> RanksPlan:
         os.environ, device=device.value, ranks=options.ranks, local_ranks=options.ranks, debug=False
     )
     used = machine.gpus[: options.ranks] if device.value == "cuda" else ()
+    parts = {gpu.index: gpu for gpu in used if gpu.mig} if options.ranks > 1 else {}
+    if parts:
+        on_cpu = command(options.ranks, "cpu")
+        raise UserError(
+            [preflight.in_parts(gpu, options.ranks, on_cpu).problem() for gpu in parts.values()],
+            Exit.RESOURCES,
+        )
     version = torch.version if torch else None
     # Without the cached NCCL_P2P_DISABLE=1: this test finds out whether the copies work now.
     return {

@@ -65,6 +65,7 @@ def choose(
     device: str,
     ranks: int,
     local_ranks: int,
+    alone: bool = True,
     debug: bool,
     rendezvous: str = "",
     libuv: str = "auto",
@@ -75,11 +76,12 @@ def choose(
     script: bool = False,
 ) -> list[Variable]:
     """The variables of the ranks, and others in the environment that affect them. `local_ranks` of
-    `ranks` are on this machine; `rendezvous`: rendezvous address of several machines;
+    `ranks` are on this machine; `alone`: all are, as far as is known; `rendezvous`: rendezvous
+    address of several machines;
     `node_threads`: cores for a rank that is bound to a NUMA node; `gpus`: those of the ranks;
     `task`: Duet starts them and they train a task; `script`: they run one of a user, whose
     allocator stays as under torchrun."""
-    interface = _interface(ranks == local_ranks, rendezvous) if ranks > 1 else None
+    interface = _interface(alone, rendezvous) if ranks > 1 else None
     wanted: list[tuple[str, str, str]] = [
         ("PYTHONUNBUFFERED", "1", msg("host.variable.unbuffered"))
     ]

@@ -239,7 +239,6 @@ def _read(index: int) -> Gpu | None:
     load = ask("nvmlDeviceGetUtilizationRates", handle)
     power = ask("nvmlDeviceGetPowerUsage", handle)
     limit = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
-    running = ask("nvmlDeviceGetComputeRunningProcesses", handle) or []
     return Gpu(
         index=index,
         uuid=ask("nvmlDeviceGetUUID", handle) or "-",
@@ -250,7 +249,7 @@ def _read(index: int) -> Gpu | None:
         temperature_c=ask("nvmlDeviceGetTemperature", handle, TEMPERATURE_GPU),
         power_w=power / 1000 if power is not None else None,
         capability=ask("nvmlDeviceGetCudaComputeCapability", handle),
-        processes=tuple(_process(p.pid, p.usedGpuMemory) for p in running),
+        processes=_processes(handle) or (),
         compute_mode=None if mode is None else COMPUTE_MODES.get(mode),
         mig=None if mig is None else bool(mig[0]),
         power_limit_w=limit / 1000 if limit is not None else None,
@@ -272,16 +271,14 @@ def _part(uuid: str) -> Gpu | None:
     if whole is None:
         return None
     memory, name = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetName", handle)
-    running = ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    processes = _processes(handle)
     return replace(
         whole,
         uuid=uuid,
         name=name or whole.name,
         total_bytes=memory.total if memory else None,
         free_bytes=memory.free if memory else None,
-        processes=whole.processes
-        if running is None
-        else tuple(_process(p.pid, p.usedGpuMemory) for p in running),
+        processes=whole.processes if processes is None else processes,
         mig=True,
     )
 
@@ -335,6 +332,13 @@ def own_pids() -> bool:
 def _mps_runs() -> bool:
     """Whether MPS serves this process: its clients need this file."""
     return os.path.exists(os.path.join(os.environ.get(MPS_PIPES) or MPS_USUAL, "control"))
+
+
+def _processes(handle: Any) -> tuple[GpuProcess, ...] | None:
+    running = ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    if running is None:  # a driver before 510
+        running = ask("nvmlDeviceGetComputeRunningProcesses_v2", handle)
+    return None if running is None else tuple(_process(p.pid, p.usedGpuMemory) for p in running)
 
 
 def _process(pid: int, used: int | None) -> GpuProcess:

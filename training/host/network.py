@@ -11,6 +11,8 @@ from training.host.placement import LOOPBACK
 # IPv4 address has another form there.
 ALL = IPV4, BOTH = "", "::"
 
+ELSEWHERE = "192.0.2.1", "2001:db8::1"  # of no machine, so on the default route
+
 
 def resolve(name: str) -> str | None:
     """An address of this name; None if it does not resolve."""
@@ -58,13 +60,16 @@ def _is_loopback(address: str) -> bool:
 
 def interface_towards(name: str) -> tuple[str, str] | None:
     """(interface, its address) of the route to the rendezvous address; None if unknown."""
-    address = resolve(name)
-    if address is None or _is_loopback(address):
+    address, own = resolve(name), own_addresses()
+    if address is None:
         return None
-    own = own_addresses()
-    if address in own:  # node 0: the route to one of its own addresses is the loopback
-        return own[address], address
-    source = _source(address)
+    if not _is_loopback(address):
+        # node 0: the route to one of its own addresses is the loopback
+        source = address if address in own else _source(address)
+    elif name in ("localhost", address):
+        return None
+    else:  # node 0 by its own /etc/hosts, as Debian writes it; the others have another address
+        source = next(filter(None, map(_source, ELSEWHERE)), "")
     return (own[source], source) if source in own else None
 
 

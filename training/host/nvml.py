@@ -14,8 +14,10 @@ def ask(function: str, *args: Any) -> Any:
     query = getattr(pynvml, function, None)
     if query is None:
         return None
+    # for an unversioned name whose newest version the driver lacks; it derives from Exception
+    mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
     try:
         found = query(*args)
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError, mismatch):
         return None
     return found.decode("utf-8", "replace") if isinstance(found, bytes) else found

@@ -24,8 +24,8 @@ def facts(plan: Plan) -> Message:
     }
     script = {"script": plan["script"]["args"]} if is_script(plan) else {}
     counts = {MACHINES: plan["place"]["nnodes"], RANKS: plan["local_ranks"]}
-    if "precision" in plan:  # the decision, which depends on the machine's GPUs
-        own["precision"] = plan["precision"]["value"]
+    if "precision" in plan:  # decisions that depend on the machine's GPUs; a script makes its own
+        own |= {"precision": plan["precision"]["value"], "device": plan["device"]["value"]}
     return own | script | counts | {"torch": plan["torch"]}
 
 

@@ -16,7 +16,7 @@ from training.core.run_reader import PLAN_VERSION
 from training.core.units import plural
 from training.host import decisions, env_vars, gpu_choice, hosts, numa, packages
 from training.host.gpus import GpuInventory
-from training.host.placement import LOCAL, RANK
+from training.host.placement import LOCAL, RANK, on_one_machine
 from training.host.torch_build import TorchBuild
 from training.plan import preflight
 from training.plan.request import LaunchRequest, Request
@@ -54,6 +54,7 @@ def start(
         device=device.value,
         ranks=ranks,
         local_ranks=local,
+        alone=on_one_machine(place.record()),
         debug=config.debug,
         rendezvous=place.master_addr,
         libuv=config.libuv,

@@ -3,6 +3,7 @@ test now."""
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -47,8 +48,8 @@ def settle(
         if request.config.communication_test != "1":
             begun["variables"] += _missing(begun, needed, environ)
         found = test(begun)
-        # A failed test has withdrawn what was known.
-        known = found or p2p_cache.known(key)
+        # A failed test has withdrawn what was known; one on busy GPUs leaves earlier times.
+        known = found if found and not found.get("busy") else p2p_cache.known(key) or found
         needed = found["variables"] if found else p2p_cache.remembered(key)
     if known and known.get("busy"):
         begun["text"].append(_without_times(known, begun))
@@ -59,7 +60,7 @@ def settle(
             "time": known["time"],
             "p2p": p2p_cache.P2P not in known["variables"] | known["settings"],
         }
-        begun["headline"].append(_sentence(known, begun))
+        begun["headline"].append(_sentence(known, begun, environ))
         begun["text"].append(begun["headline"][-1])
     begun["variables"] += _missing(begun, needed, environ)
     if needed and not environ.get(p2p_cache.P2P):
@@ -94,8 +95,8 @@ def _missing(
 
 def command(ranks: int, device: str, visible: str = "") -> str:
     """Command of the test alone, to paste into a shell. `visible`: CUDA_VISIBLE_DEVICES of the
-    ranks where Duet has chosen the GPUs; the command takes the first ones."""
-    gpus = f"{VISIBLE}={visible} " if visible else ""
+    ranks; the command takes the first of these GPUs."""
+    gpus = f"{VISIBLE}={shlex.quote(visible)} " if visible and device == "cuda" else ""
     return gpus + typed(f"./duet communication {ranks} --device={device}")
 
 
@@ -109,7 +110,7 @@ def _date(known: P2PVerdict) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(known["time"]))
 
 
-def _sentence(known: P2PVerdict, begun: PlanStart) -> str:
+def _sentence(known: P2PVerdict, begun: PlanStart, environ: Mapping[str, str]) -> str:
     ranks = begun["local_ranks"]
     chosen = {v["name"]: v["value"] for v in begun["variables"] if v["origin"] == "set here"}
     return msg(
@@ -117,5 +118,5 @@ def _sentence(known: P2PVerdict, begun: PlanStart) -> str:
         rate=f"{known['gb_per_s']:.3g}",
         gpus=plural(ranks, "GPU"),
         when=_date(known),
-        again=command(ranks, "cuda", chosen.get(VISIBLE, "")),
+        again=command(ranks, "cuda", chosen.get(VISIBLE) or environ.get(VISIBLE, "")),
     )

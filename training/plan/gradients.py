@@ -12,6 +12,7 @@ from training.core.messages import msg
 from training.host import flops, p2p_cache
 from training.host.decisions import AS_ASKED, Decision
 from training.host.gpus import Gpu
+from training.host.placement import on_one_machine
 from training.plan import exchange
 from training.plan.exchange import Exchange
 from training.plan.request import Request
@@ -52,6 +53,8 @@ def decide(
         return GradientPlan(_fields(Decision(NONE, msg("plan.gradients.one_rank"))))
     one = predicted(begun, decided, precision, compiled)
     kept = _kept(request, begun, "bucket_mib")
+    blocks = decided.step.compiled_blocks if decided.step else None
+    kept_graphs = _kept(request, begun, "blocks_per_graph") if blocks else None
     if one is None:
         compression = Decision(NONE, unknown(begun, precision)) if wish == AUTO else given
         text = msg(
@@ -59,10 +62,8 @@ def decide(
             compression=compression.value,
             compression_reason=compression.reason,
         )
-        fields = _fields(compression) | ({"bucket_mib": kept.record()} if kept else {})
-        return GradientPlan(fields, [] if wish == NONE else [text])
-    blocks = decided.step.compiled_blocks if decided.step else None
-    kept_graphs = _kept(request, begun, "blocks_per_graph")
+        fields = _fields(compression, kept, kept_graphs)
+        return GradientPlan(fields, [*([] if wish == NONE else [text]), *_together(kept_graphs)])
     plain, half = (
         _tuned(replace(one, compressed=compressed), blocks, kept, kept_graphs)
         for compressed in (False, True)
@@ -79,16 +80,11 @@ def decide(
         little = msg("plan.gradients.little", saved=units.percent(100 * saved), least=least)
         compression = Decision(NONE, little)
     tuned = half if compression.value == BF16 else plain
-    fields = _fields(compression) | {"bucket_mib": tuned.bucket.record()}
-    graphs_text = []
-    if graphs := tuned.graphs:
-        fields["blocks_per_graph"] = graphs.record()
-        if graphs.value > 1:
-            graphs_text = [msg("plan.gradients.graphs", count=graphs.value, reason=graphs.reason)]
+    fields = _fields(compression, tuned.bucket, tuned.graphs)
     fields["exchange"] = _record(tuned.exchange)
     text = _sentence(tuned.exchange, compression, tuned.bucket, _mfu(compiled))
     notes = _little_gain(gpus, begun, decided, tuned.exchange, half.exchange)
-    return GradientPlan(fields, [text, *graphs_text], notes)
+    return GradientPlan(fields, [text, *_together(tuned.graphs)], notes)
 
 
 @dataclass(frozen=True)
@@ -112,8 +108,22 @@ def _tuned(
     return _Tuned(one, bucket, graphs)
 
 
-def _fields(compression: Decision) -> GradientFields:
-    return {"gradient_compression": compression.record()}
+def _fields(
+    compression: Decision, bucket: Decision | None = None, graphs: Decision | None = None
+) -> GradientFields:
+    fields: GradientFields = {"gradient_compression": compression.record()}
+    if bucket:
+        fields["bucket_mib"] = bucket.record()
+    if graphs:
+        fields["blocks_per_graph"] = graphs.record()
+    return fields
+
+
+def _together(graphs: Decision | None) -> list[str]:
+    """A sentence on graphs of several blocks."""
+    if graphs is None or graphs.value == 1:
+        return []
+    return [msg("plan.gradients.graphs", count=graphs.value, reason=graphs.reason)]
 
 
 def _best_bucket(one: Exchange) -> Decision:
@@ -168,7 +178,7 @@ def predicted(
     """The uncompressed exchange of a step. None if the bandwidth between the ranks or the size of
     the gradients is unknown."""
     step = decided.step
-    if begun["ranks"] != begun["local_ranks"] or "communication" not in begun or step is None:
+    if not on_one_machine(begun["place"]) or "communication" not in begun or step is None:
         return None
     if not step.gradient_bytes:
         return None
@@ -204,7 +214,7 @@ def unknown(begun: PlanStart, precision: Decision) -> str:
     """Why the duration of a step cannot be predicted."""
     if begun["device"]["value"] != "cuda":
         return msg("plan.gradients.cpu")
-    if begun["ranks"] != begun["local_ranks"]:
+    if not on_one_machine(begun["place"]):
         return msg("plan.gradients.machines")
     if "communication" not in begun:
         return msg("plan.gradients.unmeasured")

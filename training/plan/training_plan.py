@@ -10,7 +10,7 @@ from training.core import log, units
 from training.core.errors import NothingToDo
 from training.core.messages import msg
 from training.core.project import ENTRYPOINT
-from training.host import decisions, env_vars, gpus, toolchain, torch_build
+from training.host import decisions, env_vars, gpus, mpi_env, toolchain, torch_build
 from training.host.placement import LOCAL, RANK
 from training.plan import (
     batch_text,
@@ -43,8 +43,8 @@ def build(
     gpu_choice = gpu_use.choose(request, environ, msg("plan.device.not_asked"))
     machine, environ = gpu_choice.machine, gpu_choice.environ(environ)
     torch = torch_build.installed()
-    if request.place.kind == RANK and len(machine.gpus) == 1:
-        request.gpu_ranks = 1  # each rank sees a GPU of its own (srun --gpus-per-task=1)
+    if len(machine.gpus) == 1 and _may_own_a_gpu(request, environ):
+        request.gpu_ranks = 1
     device = decisions.device(
         *(config, request.gpu_ranks, machine, torch),
         asked=request.origins["device"] != origin.DEFAULT,
@@ -118,6 +118,13 @@ def build(
     done = length.done(request.resume_from, split.total_tokens)
     plan["text"] += sentences(plan, split, decided, chosen, done) + grown + exchanged.text
     return plan, checks
+
+
+def _may_own_a_gpu(request: Request, environ: Mapping[str, str]) -> bool:
+    """Whether each rank may see a GPU of its own (srun --gpus-per-task=1). torchrun and mpirun
+    start all ranks with the same environment."""
+    alike = request.place.source in ("torchrun", mpi_env.SOURCE) and gpus.VISIBLE not in environ
+    return request.place.kind == RANK and not alike
 
 
 def _checks(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.host.nvml import ask
+from training.host.placement import RANK, on_one_machine
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -16,10 +17,12 @@ EVERY_S = 1.0  # the driver updates its figures about ten times a second
 STALE_S = 10.0  # the driver does not answer: unknown
 
 
-def meter(plan: Plan, local_ranks: int, world_size: int) -> PowerMeter | None:
+def meter(plan: Plan, world_size: int) -> PowerMeter | None:
     """The meter of a run whose GPUs are all in this machine; None: some would be missing."""
-    indices = [gpu["index"] for gpu in plan["gpus"]]
-    if plan["device"]["value"] != "cuda" or local_ranks != world_size or len(indices) != world_size:
+    indices, place = [gpu["index"] for gpu in plan["gpus"]], plan["place"]
+    # Of several machines, one may have been left. A rank of another launcher may not know.
+    alone = plan["local_ranks"] == world_size and (place["kind"] != RANK or on_one_machine(place))
+    if plan["device"]["value"] != "cuda" or not alone or len(indices) != world_size:
         return None
     return PowerMeter(indices)
 

@@ -115,7 +115,7 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
             metrics_writer.login(plan),
         )
         recorder.forecast = forecast.Forecast(setup)
-        recorder.power = power.meter(plan, plan["local_ranks"], world.world_size)
+        recorder.power = power.meter(plan, world.world_size)
         log.raw(finish.banner(world, setup, plan, recorder.wandb))
         if setup.position.step >= setup.length.total_steps:
             log.warning(

@@ -313,7 +313,7 @@ class PlanStart(RanksPlan):
     # bf16, none; this and the next three: missing in plans of early 0.1 and of one rank
     gradient_compression: NotRequired[TextDecision]
     bucket_mib: NotRequired[NumberDecision]  # DDP's buckets of gradients
-    # of a compiled model on several GPUs of known bandwidth; otherwise the task decides
+    # of a compiled model on several GPUs of known bandwidth, or kept by a resume; else the task's
     blocks_per_graph: NotRequired[NumberDecision]
     exchange: NotRequired[ExchangeRecord]  # of GPUs whose bandwidth is known
     batch: NotRequired[BatchRecord]

@@ -86,8 +86,15 @@ class CommunicationResult:
             return [preflight.Check(NAME, preflight.OK, msg("launcher.communication.one_rank"))]
         if not self.ok:
             text = self.finding.text
-            if self.first and self.first.kind == self.finding.kind:
+            if self.first and self.first.kind == self.finding.kind and p2p_may_help(self.finding):
                 text = msg("launcher.communication.the_same", text=text, variable=P2P)
+            elif self.first:
+                text = msg(
+                    "launcher.communication.both_fail",
+                    with_them=self.first.text,
+                    variable=P2P,
+                    without=text,
+                )
             quoted = () if by_copies(self.finding, self.backend) else self.kernel.lines
             text = preflight.with_lines(text, [*self.finding.lines, *quoted])
             return [preflight.Check(NAME, preflight.ERROR, text, self._fixes(self.finding))]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from training.core import log
 from training.core.messages import msg
 from training.host import p2p_cache
+from training.host.gpus import VISIBLE
 from training.host.kernel_log import KernelLog
 from training.host.kernel_quotes import KernelQuotes
 from training.host.p2p_cache import P2P
@@ -50,7 +51,7 @@ def run(
     if ranks == 1:
         return CommunicationResult(1, device, "none", None)
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
-    own = {name: os.environ[name] for name in (P2P, INTERFACE) if os.environ.get(name)}
+    own = {name: os.environ[name] for name in (P2P, INTERFACE, VISIBLE) if os.environ.get(name)}
     outcome, finding, logged = _try(ranks, backend, device, set_here, limit_s, patience_s)
     seconds, first, kernel = outcome.seconds, None, logged
     if backend == "nccl" and p2p_may_help(finding) and P2P not in own | set_here:
@@ -60,12 +61,12 @@ def run(
         seconds, kernel = seconds + outcome.seconds, logged or kernel
     figures = _figures(outcome, stages.LARGE_BYTES[device]) if finding.kind == analysis.OK else None
     verdict, note = None, ""
-    if backend == "nccl" and p2p_may_help(finding):
-        p2p_cache.forget(key(plan))
     if backend == "nccl" and figures:
         verdict, note = _learn(plan, figures, set_here)
         if (own | set_here).get(P2P) == "1" and not first:
             note = msg("launcher.communication.without_p2p", variable=P2P)
+    elif backend == "nccl" and p2p_may_help(first or finding):
+        p2p_cache.forget(key(plan))
     return CommunicationResult(
         *(ranks, device, backend, finding, figures, first, own | set_here, note, seconds),
         verdict=verdict,
@@ -127,4 +128,5 @@ def _learn(
         if busy
         else ""
     )
-    return verdict, p2p_cache.remember(of, verdict, busy=why)
+    note = p2p_cache.remember(of, verdict, busy=why)
+    return ({**verdict, "busy": True} if busy else verdict), note

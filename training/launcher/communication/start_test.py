@@ -43,7 +43,7 @@ class StartTest:
         if not result.ok and not self.only_check:
             (check,) = result.checks()
             assert result.finding
-            if p2p_may_help(result.finding) or gpu_hangs(result.finding):
+            if p2p_may_help(result.first or result.finding) or gpu_hangs(result.finding):
                 without = msg("launcher.communication.not_tested")
                 fixes = [*check.fixes, f"--communication_test=0   # {without}"]
                 raise UserError(Problem(check.code, check.text, "", fixes), Exit.RESOURCES)

@@ -15,7 +15,13 @@ from training.host import cgroups, decisions, torch_build
 from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight import torch_wheels
-from training.plan.preflight.gpu_checks import compile_left_out, compile_works, gpus, torch_fits
+from training.plan.preflight.gpu_checks import (
+    compile_left_out,
+    compile_works,
+    gpus,
+    in_parts,
+    torch_fits,
+)
 from training.plan.preflight.precision_checks import precision_works
 from training.plan.preflight.report import (
     DATA,
@@ -46,9 +52,9 @@ from training.tasks.memory import Estimate, StepNeeds
 
 __all__ = [
     "ERROR", "OK", "WARNING", "Check", "PreflightContext", "at_every_start",
-    "compile_left_out", "compile_works", "count", "folder", "gpus", "host_memory", "not_running",
-    "of_ranks", "only_in_check", "port", "precision_works", "shared_memory", "smaller_runs",
-    "table", "torch_fits", "unusable", "with_lines", "worst",
+    "compile_left_out", "compile_works", "count", "folder", "gpus", "host_memory", "in_parts",
+    "not_running", "of_ranks", "only_in_check", "port", "precision_works", "shared_memory",
+    "smaller_runs", "table", "torch_fits", "unusable", "with_lines", "worst",
 ]  # fmt: skip
 
 

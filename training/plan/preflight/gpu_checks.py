@@ -100,7 +100,7 @@ def gpus(
             gpu = replace(gpu, processes=(process_here(claims[gpu.uuid]),))  # noqa: PLW2901
         yield from _gpu(gpu, estimate, fixes, ours, measured=request.check)
         if gpu.mig and not (gpu.uuid.startswith(PART) and ranks == 1):
-            yield _split(gpu, request)
+            yield in_parts(gpu, ranks, request.command_with(1))
 
 
 def _all_visible(
@@ -149,13 +149,13 @@ def _fewer_ranks(
     return [f"{VISIBLE}={named} {command}"]
 
 
-def _split(gpu: Gpu, request: LaunchRequest) -> Check:
+def in_parts(gpu: Gpu, ranks: int, other: str) -> Check:
     """A GPU in parts. A process sees one part at most, so two ranks would take the same one, which
-    NCCL refuses."""
+    NCCL refuses. `other`: a command that works as it is."""
     name, whole = f"GPU {gpu.index} parts", f"sudo nvidia-smi -i {gpu.index} -mig 0"
-    if request.gpu_ranks == 1:
+    if ranks == 1:
         return Check(name, WARNING, msg("plan.gpus.mig"), [whole])
-    return Check(name, ERROR, msg("plan.gpus.mig_ranks"), [whole, request.command_with(1)])
+    return Check(name, ERROR, msg("plan.gpus.mig_ranks"), [whole, other])
 
 
 def _gpu(

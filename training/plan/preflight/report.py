@@ -72,7 +72,8 @@ def worst(checks: Iterable[Check]) -> CheckStatus:
 
 def unusable(checks: Iterable[Check]) -> bool:
     """Whether ranks cannot use these GPUs at all, so that testing them is useless."""
-    return any(c.status == ERROR and c.name in ("GPUs", "torch", "torch kernels") for c in checks)
+    names = ("gpus", "gpu_parts", "torch", "torch_kernels")
+    return any(c.status == ERROR and codes.of_check(c.name) in names for c in checks)
 
 
 def table(records: list[CheckRecord]) -> str:

@@ -1,0 +1,85 @@
+"""The plan of a rank that another launcher has started: what it knows of the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.conftest import ROOT
+from training.core.errors import Exit, UserError
+from training.host.gpus import Gpu, GpuInventory
+from training.host.torch_build import TorchBuild
+from training.plan import training_plan as planner
+
+GIB = 1 << 30
+FAR, HERE = "10.0.0.1", "127.0.0.1"
+Plan = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch, home: Path) -> Plan:
+    """plan(2, MASTER_ADDR=FAR): train.py as rank 0 of two, where two GPUs are visible."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(planner.torch_build, "installed", lambda: TorchBuild("2.99.0", "13.0"))
+    monkeypatch.setattr(planner.toolchain, "missing", lambda *_: {})
+    towards = ("eth1", "10.0.0.9")
+    monkeypatch.setattr(planner.env_vars.network, "interface_towards", lambda name: towards)
+
+    def made(gpus: int, **environ: str) -> dict[str, Any]:
+        cards = tuple(
+            Gpu(n, f"GPU-{n}", "Card", 32 * GIB, 31 * GIB, 0, 40, 70.0, (12, 0))
+            for n in range(gpus)
+        )
+        found = GpuInventory(cards, "", "580", "13.0")
+        monkeypatch.setattr(planner.gpus, "inventory", lambda environ: found)
+        rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
+        args = ["configs/dual_gpu/balanced.py"]
+        plan = planner.make("train.py", args, rank | {"MASTER_ADDR": HERE} | environ)[1]
+        result: dict[str, Any] = plan | {}
+        result["set"] = {v["name"]: v["value"] for v in plan["variables"]}
+        return result
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("environ", "interface"),
+    [
+        ({"MASTER_ADDR": FAR}, "eth1"),
+        ({"MASTER_ADDR": FAR, "LOCAL_WORLD_SIZE": "1"}, "eth1"),
+        ({"MASTER_ADDR": FAR, "LOCAL_WORLD_SIZE": "2"}, "lo"),
+        ({"MASTER_ADDR": HERE}, "lo"),
+    ],
+)
+def test_only_ranks_known_to_be_on_one_machine_use_loopback(
+    environ: dict[str, str], interface: str, plan: Plan
+) -> None:
+    found = plan(2, **environ)["set"]
+    assert found["NCCL_SOCKET_IFNAME"] == f"={interface}"
+    assert found["GLOO_SOCKET_IFNAME"] == interface
+
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2"}
+MPIRUN = {
+    **{"RANK": "", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
+    **{"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+}
+
+
+@pytest.mark.parametrize("environ", [TORCHRUN, MPIRUN], ids=["torchrun", "mpirun"])
+def test_ranks_with_the_same_environment_see_the_same_gpu(
+    environ: dict[str, str], plan: Plan
+) -> None:
+    with pytest.raises(UserError) as caught:
+        plan(1, **environ)
+    (problem,) = caught.value.problems
+    assert (caught.value.code, problem.code) == (Exit.RESOURCES, "preflight.gpus")
+    assert len(plan(2, **environ)["gpus"]) == 2
+    assert len(plan(1, **environ, CUDA_VISIBLE_DEVICES="0")["gpus"]) == 1, "each has its own"
+
+
+def test_a_platform_may_give_each_rank_a_gpu(plan: Plan) -> None:
+    assert len(plan(1, LOCAL_WORLD_SIZE="2")["gpus"]) == 1
