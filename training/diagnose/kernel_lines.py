@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from training.core import cause_ids
 from training.diagnose import scan, signatures
-from training.diagnose.patterns import compiled, groups
 from training.diagnose.signatures import Signature
 from training.host.gpus import PCI_DEVICES
 
@@ -142,13 +141,9 @@ def _of_gpu(
 
 def _known(line: KernelLine) -> KernelLine:
     """With its entry in the catalogue."""
-    signature = next(iter(scan.recognised(line.text)), None)
-    if signature is None:
-        return line
-    data = line.text.encode()
-    matches = (compiled(pattern).search(data) for pattern in signature.patterns)
-    values = next((groups(one) for one in matches if one), {})
-    return replace(line, signature=signature, groups={**line.groups, **values})
+    for signature, values in scan.matched(line.text)[:1]:
+        return replace(line, signature=signature, groups={**line.groups, **values})
+    return line
 
 
 def _addresses(gpus: Sequence[GpuRecord]) -> tuple[dict[str, int], dict[str, int]]:
