@@ -319,6 +319,19 @@ def test_a_slow_driver_does_not_hide_what_a_rank_has_reported(
     assert verdict(ended(run, 1)) == ("gpu_hardware", "error", 1)
 
 
+@pytest.mark.parametrize(("kind", "message"), [("KeyError", "'x'"), ("SystemExit", "3")])
+def test_a_short_wait_for_the_driver_is_no_proof_against_an_exception(
+    run: RunDir, silent_driver: None, kind: str, message: str
+) -> None:
+    place = {"node_rank": 0, "nnodes": 2}
+    report_error(run, 1, kind, message)
+    assert ended(run, 1, place=place)["cause"] in ("exception", "exit_status")
+    assert ended(run, 1)["cause"] == "gpu_hardware"
+    run.rank_error(1).unlink()
+    run.rank_log(1).write_text(TRACEBACK)
+    assert verdict(ended(run, 1, place=place)) == ("exception", "error", 1)
+
+
 def test_a_slow_driver_does_not_hide_what_a_rank_has_printed(
     run: RunDir, silent_driver: None
 ) -> None:

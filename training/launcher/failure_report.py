@@ -95,14 +95,15 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     # the rank that died of a request to stop has not failed
     rank, own = (None, None) if kind == rundir.ASKED else (rank, own)
     logged = rank_log.cause(outcome, log, source, cause, kind, status, own)
-    if rank is None and logged:
-        rank = logged.rank
+    rank = logged.rank if rank is None and logged else rank
     thrown = logged.event.thrown if logged and logged.event else None
     if logged and logged.event and (own is None or own["type"] == causes.LEFT):
         cause, kind, summary = rank_log.explain(logged, logged.event, cause, kind, summary)
     elif logged and logged.cause not in (cause_ids.UNKNOWN, cause_ids.RAISED, cause_ids.PEER_DIED):
         cause = logged.cause
-    if gone and kind in (DIED, ERROR) and cause in UNCLEAR:
+    # A driver that is not kept loaded may need longer: no proof against an exception.
+    hasty = not places and cause in causes.VAGUE and _in_a_hurry(outcome, plan, own)
+    if gone and kind in (DIED, ERROR) and cause in UNCLEAR and not (hasty and (own or thrown)):
         cause, summary = cause_ids.GPU_HARDWARE, gone  # its driver does not answer
     kernel = kernel_evidence.consult(outcome, run, plan, cause, kind, own)
     told = kernel.explanation(cause, kind, rank, status, summary) if kernel else None
@@ -265,10 +266,14 @@ def _lost_gpus(
     rejected = outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES)
     if explained or rejected or (outcome.elsewhere and outcome.here is None):
         return "", ()
-    # A slow driver delays neither the card of a clear failure nor the answers to other machines.
-    clear = own is not None and causes.of_error(own) not in causes.VAGUE
-    hurry = clear or outcome.finding or plan["place"]["nnodes"] > 1
+    hurry = _in_a_hurry(outcome, plan, own)
     return causes.lost_gpus(plan, causes.DRIVER_S if hurry else causes.PATIENT_S)
+
+
+def _in_a_hurry(outcome: Outcome, plan: Plan, own: RankErrorRecord | None) -> bool:
+    """A slow driver delays neither the card of a clear failure nor answers to other machines."""
+    clear = own is not None and causes.of_error(own) not in causes.VAGUE
+    return clear or outcome.finding is not None or plan["place"]["nnodes"] > 1
 
 
 def _what(
