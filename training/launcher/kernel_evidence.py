@@ -4,6 +4,7 @@ failed."""
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from training.core.redact import masked
 from training.diagnose import advice, exception_cause, kernel_lines
 from training.diagnose.kernel_lines import KernelLine
 from training.diagnose.signatures import ROOT, WEAK
-from training.host import gpus
+from training.host import cgroups, gpus
 from training.host.kernel_log import KernelLog, KernelMessages
 from training.host.visible_devices import PART
 from training.host.xid_events import XidEvents
@@ -130,6 +131,16 @@ def end(outcome: Outcome) -> None:
     for one in (outcome.kernel, outcome.xids):
         if one:
             one.close()
+
+
+def kills_for_memory(outcome: Outcome) -> str:
+    """Evidence by the count of the kernel that a rank was killed for lack of memory; '' without."""
+    before, now = outcome.oom_kills, cgroups.oom_kills()
+    if before is None or now is None or now <= before:
+        return ""
+    return msg(
+        "launcher.failure.memory", how=exit_status.how(-signal.SIGKILL), before=before, now=now
+    )
 
 
 def consult(
