@@ -15,6 +15,7 @@ from training.diagnose.log_line import shown
 from training.host.process import STOP_SIGNALS
 from training.launcher import kernel_evidence
 from training.launcher.outcome import Outcome
+from training.launcher.symptoms import SymptomLines
 from training.watchdog.probes import stacks
 from training.watchdog.rank_exit import DIED, ERROR
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from training.core.contracts.verdict import RankErrorRecord
     from training.diagnose.root_cause import RootCause
 
-SHOWN_LINES = 10
+SHOWN_LINES, READ_LINES = 10, 200
 KEPT_CHARACTERS = 2000  # of a line
 # Python 3.11 marks the column below each line of a traceback; torch may add the rank
 UNDERLINE = re.compile(r"(?:\[rank\d+\]:)?[\s^~]+")
@@ -41,9 +42,11 @@ def file(outcome: Outcome, run: rundir.RunDir, *ranks: int | None) -> Path:
 
 
 def last_lines(log: Path, since: int) -> list[str]:
-    """Last lines of the rank's output, without those of Python's resource tracker and of Duet's
-    program that runs a script."""
-    lines = (line for line in tail(log, 2 * SHOWN_LINES, since) if not UNDERLINE.fullmatch(line))
+    """Last lines of the rank's output, without those of Python's resource tracker, of Duet's
+    program that runs a script, and of the stacks that follow torch's errors of collectives."""
+    errors = SymptomLines(inside=True)  # the error may be above the lines that are read
+    read = (line for line in tail(log, READ_LINES, since) if not errors.of_stack(line.encode()))
+    lines = (line for line in read if not UNDERLINE.fullmatch(line))
     kept = [one for one in lines if "resource_tracker" not in one and not stacks.in_launcher(one)]
     kept = kept[-SHOWN_LINES:]
     return [f"{one[:KEPT_CHARACTERS]}…" if len(one) > KEPT_CHARACTERS else one for one in kept]
