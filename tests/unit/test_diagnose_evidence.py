@@ -228,7 +228,7 @@ def test_the_specific_entry_precedes_the_general_one(
         ("ValueError", "Invalid value for the mask: 3", "exception"),
         ("ValueError", "Missing argument x", "exception"),
         ("RuntimeError", "child was Killed", "exception"),
-        ("RuntimeError", "decoder said: Bus error", "exception"),
+        ("RuntimeError", "decoder: Bus error", "exception"),
         ("RuntimeError", "service State: TIMEOUT", "exception"),
         ("RuntimeError", "a.sh: line 3: foo: command not found", "exception"),
         ("RuntimeError", "the script printed\nbash: foo: command not found", "file_not_found"),

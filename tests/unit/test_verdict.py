@@ -350,7 +350,7 @@ def test_a_slow_driver_does_not_hide_what_a_rank_has_reported(
 
 
 @pytest.mark.parametrize(("kind", "message"), [("KeyError", "'x'"), ("SystemExit", "3")])
-def test_a_short_wait_for_the_driver_is_no_proof_against_an_exception(
+def test_a_short_wait_for_the_driver_does_not_hide_an_exception(
     run: RunDir, silent_driver: None, kind: str, message: str
 ) -> None:
     place = {"node_rank": 0, "nnodes": 2}

@@ -176,7 +176,7 @@ def _first_failed(
     if reported:
         rank = min(errors, key=lambda e: e["time"])["rank"]
     own = None if found else causes.root(errors, rank)
-    if reported and own and causes.is_victim(own) and rank_log.names_another(outcome, run, own):
+    if reported and own and causes.may_follow(own) and rank_log.names_another(outcome, run, own):
         return None, None, status, None
     if own:
         return own["guilty_rank"], own["rank"], status, own

@@ -54,7 +54,7 @@ class SymptomLines:
         return None
 
     def of_stack(self, line: bytes) -> bool:
-        """Does the line only say where such an error was raised?"""
+        """Does the line only show where such an error was raised?"""
         return self.rest(line) == b"" and _STACK.match(line) is not None
 
 
