@@ -12,7 +12,7 @@ import pytest
 
 from tests.cases import each
 from tests.unit.diagnosed import LOGS, OOM, ROOT
-from training.diagnose import card, result, traceback
+from training.diagnose import card, exception_cause, result, scan, traceback
 
 
 @each(
@@ -220,6 +220,31 @@ def test_the_specific_entry_precedes_the_general_one(
     path = tmp_path / "train.log"
     path.write_text(f"{line}\n")
     assert result.diagnose([path])["signature"] == signature
+
+
+@each(
+    ("kind", "message", "cause"),
+    [
+        ("ValueError", "Invalid value for the mask: 3", "exception"),
+        ("ValueError", "Missing argument x", "exception"),
+        ("RuntimeError", "child was Killed", "exception"),
+        ("RuntimeError", "decoder: Bus error", "exception"),
+        ("RuntimeError", "service State: TIMEOUT", "exception"),
+        ("RuntimeError", "a.sh: line 3: foo: command not found", "exception"),
+        ("RuntimeError", "the script printed\nbash: foo: command not found", "file_not_found"),
+        ("MemoryError", "", "host_oom_killed"),
+    ],
+)
+def test_a_pattern_of_a_whole_line_is_not_found_within_an_exception(
+    kind: str, message: str, cause: str
+) -> None:
+    assert exception_cause.of_error({"type": kind, "message": message}) == cause
+
+
+def test_a_line_of_a_message_is_named_with_its_values() -> None:
+    text = "DistBackendError: NCCL error\nLast error:\nFailed to CUDA calloc async 608 bytes"
+    signature, values = scan.named(text, ("gpu_oom",))
+    assert signature and signature.id == "nccl.cuda.alloc_last" and values == {"bytes": "608"}
 
 
 INSPECTED = """[rank1]: Traceback (most recent call last):

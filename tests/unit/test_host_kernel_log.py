@@ -154,6 +154,18 @@ def test_the_journal_where_the_log_may_not_be_read(
     )
     found = KernelLog().read()
     assert (found.lines, found.source) == (("NVRM: since then",), "journalctl")
+    log = KernelLog()
+    log.hold()
+    assert log.read().lines == ()
+
+
+def test_a_held_log_has_nothing_newer(kmsg: Path) -> None:
+    log = KernelLog()
+    kmsg.write_text(f"{BEFORE}6,740,51172572247,-;since then\n")
+    log.hold()
+    kmsg.write_text(f"{kmsg.read_text()}6,741,51172572248,-;later\n")
+    log.hold()
+    assert log.read().lines == ("since then",)
 
 
 @pytest.mark.usefixtures("refused")

@@ -19,11 +19,9 @@ from training.core import log as console
 from training.core.rundir import RunDir
 from training.launcher import backlog, output
 from training.launcher.backlog import Backlog
-from training.launcher.outcome import Outcome
 from training.launcher.output import RankOutput
 from training.launcher.outputs import Outputs
 from training.launcher.spawn import Child
-from training.launcher.symptoms import Symptoms
 
 TRACEBACK = (
     b"Exception in thread Thread-1 (work):\nTraceback (most recent call last):\n  File "
@@ -332,62 +330,3 @@ def test_an_exception_in_a_thread_is_reported_once_and_whole(
     assert made.thread() == "Exception in thread Thread-1 (work): ValueError: planted; at a.py:3"
     assert made.thread() == made.thread(ended=True) == ""
     made.close()
-
-
-# as on an innocent rank 0
-NCCL = (
-    b"[rank0]:[E1128 19:42:14.052472738 ProcessGroupNCCL.cpp:1899] [PG ID 0 PG GUID 0 Rank 0] "
-    b"Observed flight recorder dump signal from another rank via TCPStore.\n",
-    b"[rank0]:[E1128 19:42:14.064321845 ProcessGroupNCCL.cpp:682] [Rank 0] Process group watchdog "
-    b"thread terminated with exception: [Rank 0] Watchdog caught collective operation timeout\n",
-    b"Exception raised from checkTimeout at ../torch/csrc/ProcessGroupNCCL.cpp:690 (most recent "
-    b"call first):\n",
-    b"frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x7f in libc10.so)\n\n",
-    b"terminate called after throwing an instance of 'c10::DistBackendError'\n",
-    b"  what():  [PG ID 0 PG GUID 0 Rank 0] Process group watchdog thread terminated\n",
-)
-# about the program
-WARNING = b"[rank0]:[W1128 19:42:14.05 ProcessGroupNCCL.cpp:4561] using GPU 0 to perform barrier\n"
-
-
-@pytest.mark.parametrize("size", [7, 100, 10_000])
-def test_errors_of_collectives_are_in_the_ranks_log_alone(
-    log: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], size: int
-) -> None:
-    printed = b"".join([WARNING, *NCCL, b"Epoch 1\n", NCCL[0], b"[Epoch 2] 5%"])
-    symptoms, (read, write) = Symptoms(), os.pipe()
-    made = RankOutput(read, tmp_path / "rank0.log", 2, backlog=Backlog(), symptoms=symptoms)
-    for at in range(0, len(printed), size):
-        os.write(write, printed[at : at + size])
-        made.drain()
-    os.close(write)
-    made.close()
-    assert (tmp_path / "rank0.log").read_bytes() == printed
-    assert capfdbinary.readouterr().err == WARNING + b"Epoch 1\n[Epoch 2] 5%"
-    assert log.read_bytes() == WARNING + b"Epoch 1\n[Epoch 2] 5%\n"
-    assert symptoms.lines.dropped == 3
-
-
-def test_a_prompt_and_a_bar_are_shown_before_their_end() -> None:
-    symptoms = Symptoms()
-    assert symptoms.without(b"[rank 0] password: ") == b"[rank 0] password: "
-    assert symptoms.without(b"\r[Epoch 1] 5%") == b"\r[Epoch 1] 5%"
-    assert symptoms.without(NCCL[0]) == b""
-    assert symptoms.without(b"\r[Epoch 1] 6%" + NCCL[0]) == b"\r[Epoch 1] 6%"
-
-
-@pytest.mark.parametrize(("failed_at", "warned"), [(None, True), (1.0, False)])
-def test_errors_of_collectives_without_a_failure_are_one_warning(
-    run: RunDir, log: Path, failed_at: float | None, warned: bool
-) -> None:
-    selector, (read, write) = selectors.DefaultSelector(), os.pipe()
-    outputs = Outputs(run, selector, lambda: None, [0], 0, None)
-    process = subprocess.Popen(["true"])
-    outputs.add(Child(0, process, {2: read}, -1))
-    os.write(write, NCCL[0])
-    os.close(write)
-    outputs.drain_rest()
-    outputs.show_last_of_others(Outcome(failed_at=failed_at))
-    process.wait()
-    assert b"ProcessGroupNCCL" not in log.read_bytes()
-    assert (str(run.rank_log(0)) in log.read_text()) == warned

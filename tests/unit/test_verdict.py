@@ -91,6 +91,36 @@ def test_the_rank_and_status_of_torchruns_report(
     assert value in record["summary"] and "exitcode" not in record["summary"]
 
 
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [(3, "exit_status"), (-9, "killed"), (-11, "segfault"), (-6, "unknown"), (1, "exit_status")],
+)
+def test_the_rank_of_torchruns_report_counts_more_than_the_victims_report(
+    run: RunDir, status: int, cause: str
+) -> None:
+    report_error(run, 0, *LOST)
+    run.launcher_log("torchrun").write_text(REPORT.format(status=status))
+    record = failed(run, rank=None, watched="torchrun")
+    assert verdict(record) == (cause, "died", 1) and not record["victim"]
+    assert record["where"] is None and record["status"] == 1
+    report_error(run, 0, "ValueError", "planted")
+    assert verdict(failed(run, rank=None, watched="torchrun")) == ("exception", "error", 0)
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_kill_for_memory_that_torchrun_reports(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, reported: bool
+) -> None:
+    monkeypatch.setattr(cgroups, "oom_kills", lambda: 4)
+    if reported:
+        report_error(run, 0, *LOST)
+    run.launcher_log("torchrun").write_text(REPORT.format(status=-9))
+    record = failed(run, rank=None, watched="torchrun", oom_kills=3)
+    assert verdict(record) == ("host_oom_killed", "died", 1)
+    run.launcher_log("torchrun").write_text(REPORT.format(status=-11))
+    assert failed(run, rank=None, watched="torchrun", oom_kills=3)["cause"] == "segfault"
+
+
 SPAWNED = """W1128 12:53:37.648000 20040 /env/lib/python3.11/site-packages/torch/multiprocessing/\
 spawn.py:165] Terminating process 20181 via signal SIGTERM
 Traceback (most recent call last):
@@ -317,6 +347,19 @@ def test_a_slow_driver_does_not_hide_what_a_rank_has_reported(
     assert record["summary"].startswith("OutOfMemoryError: CUDA out of memory")
     report_error(run, 1, "RuntimeError", "something went wrong")
     assert verdict(ended(run, 1)) == ("gpu_hardware", "error", 1)
+
+
+@pytest.mark.parametrize(("kind", "message"), [("KeyError", "'x'"), ("SystemExit", "3")])
+def test_a_short_wait_for_the_driver_does_not_hide_an_exception(
+    run: RunDir, silent_driver: None, kind: str, message: str
+) -> None:
+    place = {"node_rank": 0, "nnodes": 2}
+    report_error(run, 1, kind, message)
+    assert ended(run, 1, place=place)["cause"] in ("exception", "exit_status")
+    assert ended(run, 1)["cause"] == "gpu_hardware"
+    run.rank_error(1).unlink()
+    run.rank_log(1).write_text(TRACEBACK)
+    assert verdict(ended(run, 1, place=place)) == ("exception", "error", 1)
 
 
 def test_a_slow_driver_does_not_hide_what_a_rank_has_printed(

@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> RunDir:
         ("AcceleratorError", "CUDA error: out of memory\nCUDA kernel errors might be …", "gpu_oom"),
         ("RuntimeError", "Triton Error [CUDA]: out of memory", "gpu_oom"),
         ("RuntimeError", "CUDA driver error: operation not supported", "config_error"),
-        ("DistBackendError", "NCCL error … Cuda failure 2 'out of memory'", "gpu_oom"),
+        ("DistBackendError", "…\nLast error:\nCuda failure 2 'out of memory'", "gpu_oom"),
         (
             "AcceleratorError",
             "CUDA error: an illegal memory access was encountered",

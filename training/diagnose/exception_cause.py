@@ -217,6 +217,12 @@ def is_victim(error: ReportedError) -> bool:
     )
 
 
+def may_follow(error: ReportedError) -> bool:
+    """May another rank's end be the reason?"""
+    known = _signature(_text(error))
+    return is_victim(error) or (known is not None and known.id == signatures.PEER_MEMORY)
+
+
 def timed_out(error: ReportedError) -> bool:
     """Has it waited in a collective for a rank that did not take part?"""
     return error["type"] not in BY_TYPE and _waited(_signature(_text(error)))
@@ -270,12 +276,12 @@ def lost_peer(error: ReportedError) -> bool:
 
 
 def root(errors: Sequence[RankErrorRecord], rank: int | None) -> RankErrorRecord | None:
-    """The report of the rank that failed first; if that is only the loss of a peer, the peer's
-    earlier report."""
+    """The report of the rank that failed first; if that may follow from the loss of a peer, the
+    peer's earlier report."""
     own = next((e for e in errors if e["rank"] == rank), None)
-    if own is None or not is_victim(own):
+    if own is None or not may_follow(own):
         return own
-    before = [e for e in errors if e["time"] <= own["time"] and not is_victim(e)]
+    before = [e for e in errors if e["time"] <= own["time"] and not may_follow(e)]
     return min(before, key=lambda e: e["time"], default=own)
 
 

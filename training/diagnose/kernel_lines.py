@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from training.core import cause_ids
 from training.diagnose import scan, signatures
-from training.diagnose.patterns import compiled, groups
 from training.diagnose.signatures import Signature
 from training.host.gpus import PCI_DEVICES
 
@@ -47,6 +46,11 @@ ON_PCI = re.compile(
 )
 # The switches connect all GPUs of the machine.
 SWITCH = re.compile(r"nvidia-nvswitch\d*: SXid \([^)]*\): \d+, Fatal")
+# Where a rank ends within a collective by NVLS, the other GPUs report an access to its memory, and
+# then a contained error of their own, which is intact.
+PEER_ACCESS, CONTAINED = "137", "94"
+MEMORY = ("gpu.hw.ecc", "gpu.hw.ecc_recorded")
+LINK = "gpu.hw.nvlink"
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,15 @@ class KernelLine:
     named: bool = False
     signature: Signature | None = None
     groups: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def xid(self) -> str:
+        return self.groups.get("xid", "")
+
+    @property
+    def of_memory(self) -> bool:
+        """Does it record a defect of memory, beside the error of a program?"""
+        return self.signature is not None and self.signature.id in MEMORY
 
     def shows(self, cause: str, role: str) -> bool:
         known = self.signature
@@ -97,6 +110,10 @@ def of_events(events: Iterable[XidEvent], gpus: Sequence[GpuRecord]) -> list[Ker
             text = f"{at} Xid {event.number}: GPU {gpus[place]['index']} ({address})"
             found.append(replace(line, text=text))
     return found
+
+
+def is_of_link(line: KernelLine) -> bool:
+    return line.signature is not None and line.signature.id == LINK
 
 
 def killed(texts: Iterable[str]) -> set[int]:
@@ -142,13 +159,9 @@ def _of_gpu(
 
 def _known(line: KernelLine) -> KernelLine:
     """With its entry in the catalogue."""
-    signature = next(iter(scan.recognised(line.text)), None)
-    if signature is None:
-        return line
-    data = line.text.encode()
-    matches = (compiled(pattern).search(data) for pattern in signature.patterns)
-    values = next((groups(one) for one in matches if one), {})
-    return replace(line, signature=signature, groups={**line.groups, **values})
+    for signature, values in scan.matched(line.text)[:1]:
+        return replace(line, signature=signature, groups={**line.groups, **values})
+    return line
 
 
 def _addresses(gpus: Sequence[GpuRecord]) -> tuple[dict[str, int], dict[str, int]]:

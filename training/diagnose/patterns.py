@@ -17,6 +17,7 @@ except (ImportError, AttributeError):
 
 SHORTEST = 4  # characters of a useful literal
 LONGEST_LINE = 8192  # bytes, for `re`, which may take quadratic time
+LINE_END = re.compile(rb"[\r\n]")
 
 
 @functools.cache
@@ -32,6 +33,12 @@ def groups(found: Any) -> dict[str, str]:
     return {
         _text(name): _text(value) for name, value in found.groupdict().items() if value is not None
     }
+
+
+def lines(data: bytes) -> list[bytes]:
+    """Those that a pattern is searched in."""
+    longest = LONGEST_LINE if re2 is None else None
+    return [line[:longest] for line in LINE_END.split(data)]
 
 
 def _text(data: bytes | str) -> str:
@@ -95,7 +102,7 @@ class Slow:
         if not candidates:
             return
         start = 0
-        for line in re.split(rb"[\r\n]", data):
+        for line in LINE_END.split(data):
             low = line[:LONGEST_LINE].lower()
             for key, pattern, needed in self._patterns:
                 if any(literal in low for literal in needed) and (

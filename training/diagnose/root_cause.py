@@ -21,7 +21,7 @@ from training.diagnose.events import (
 from training.diagnose.guilty_rank import guilty_rank, waiting_ranks
 from training.diagnose.health import CUT
 from training.diagnose.log_analysis import LogAnalysis
-from training.diagnose.signatures import ROOT, VICTIM, WEAK
+from training.diagnose.signatures import PEER_MEMORY, ROOT, VICTIM, WEAK
 from training.diagnose.survived import survived
 
 VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # not listed beside another cause
@@ -57,7 +57,7 @@ def find_root_cause(analyses: Sequence[LogAnalysis], own: Sequence[Event] = ()) 
     for analysis in analyses:
         for event in failure_events(analysis):
             (recovered if survived(analysis, event) else alive).append(event)
-    alive = _without_ends(_without_followers(alive))
+    alive = _without_ends(_without_followers(_without_lost_memory(alive)))
     if not alive and own:
         alive = list(own)
     if not alive:
@@ -164,6 +164,13 @@ def _most_detailed(best: Event, events: Sequence[Event]) -> Event:
 
 def _facts(event: Event) -> int:
     return sum(1 for value in event.hit.groups.values() if value) if event.hit else 0
+
+
+def _without_lost_memory(events: list[Event]) -> list[Event]:
+    """Without errors of access to another rank's memory, if there is a reason for its end."""
+    others = [e for e in events if not e.signature or e.signature.id != PEER_MEMORY]
+    ended = any(e.role in (OWN, ROOT, UNLISTED, WEAK) for e in others)
+    return others if ended else events
 
 
 def _without_followers(events: list[Event]) -> list[Event]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from training.diagnose import card, patterns, signatures
 from training.diagnose.patterns import Fast, Slow, finder
@@ -83,21 +84,32 @@ def known() -> Fast | Slow:
 def recognised(text: str) -> list[signatures.Signature]:
     """Signatures that match a short text, such as an exception's message; the decisive role
     first."""
-    by_id = {s.id: s for s in signatures.signatures()}
-    found = dict.fromkeys(
-        key for key, _ in known().found(text.encode("utf-8", "replace")) if key in by_id
-    )
-    return sorted((by_id[key] for key in found), key=lambda s: signatures.ROLES.index(s.role))
+    return [signature for signature, _ in matched(text)]
+
+
+def matched(text: str) -> list[tuple[signatures.Signature, dict[str, str]]]:
+    """The same, with the values that each captures in the first line that it matches."""
+    data = text.encode("utf-8", "replace")
+    lines = patterns.lines(data)
+    keys = {key for key, _ in known().candidates(data)}
+    found = [
+        (signature, patterns.groups(match))
+        for signature in signatures.signatures()
+        if signature.id in keys and (match := _first_match(signature, lines))
+    ]
+    return sorted(found, key=lambda one: signatures.ROLES.index(one[0].role))
+
+
+def _first_match(signature: signatures.Signature, lines: Sequence[bytes]) -> Any:
+    tried = (patterns.compiled(one).search(line) for one in signature.patterns for line in lines)
+    return next((match for match in tried if match), None)
 
 
 def named(text: str, of: Collection[str]) -> tuple[signatures.Signature | None, dict[str, str]]:
     """The signature of one of these causes in the text of an error, and the values that it
     captures."""
-    for signature in recognised(text):
-        for pattern in signature.patterns if signature.cause in of else ():
-            if found := patterns.compiled(pattern).search(text.encode("utf-8", "replace")):
-                return signature, patterns.groups(found)
-    return None, {}
+    found = (one for one in matched(text) if one[0].cause in of)
+    return next(found, (None, {}))
 
 
 def scan(source: LogSource) -> Places:

@@ -4,6 +4,7 @@ about devices."""
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import subprocess
@@ -53,6 +54,8 @@ class KernelLog:
         self._since = 0.0 if since_boot else time.time()
         self._file: io.FileIO | None = None
         self._refused = ""
+        self._held: KernelMessages | None = None
+        self.until: float | None = None  # unix s: what is newer does not count
         try:
             self._file = io.FileIO(KMSG, "r", opener=_without_waiting)
             self._file.seek(0, os.SEEK_SET if since_boot else os.SEEK_END)
@@ -65,10 +68,21 @@ class KernelLog:
         """By itself, not by the journal."""
         return self._file is not None
 
+    def hold(self) -> None:
+        """Only what has been added so far counts, for a read at any time."""
+        if self.until is None:
+            self.until = time.time()
+            self._held = self._by_file() if self._file else None
+
     def read(self) -> KernelMessages:
         """What has been added since the start; once. By the journal if that alone may be read."""
-        if self._file is None:
-            return _by_journal(self._since, self._refused)
+        held, self._held = self._held, None
+        if held is None and self._file is None:
+            return _by_journal(self._since, self.until, self._refused)
+        return held or self._by_file()
+
+    def _by_file(self) -> KernelMessages:
+        assert self._file
         try:
             data, whole = _rest(self._file)
             texts = _texts(data)
@@ -125,8 +139,8 @@ def _newest(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(deque((text[:LINE_CHARACTERS] for text in texts), maxlen=MOST_LINES))
 
 
-def _by_journal(since: float, refused: str) -> KernelMessages:
-    """For members of the groups adm and systemd-journal. `since`: unix s."""
+def _by_journal(since: float, until: float | None, refused: str) -> KernelMessages:
+    """For members of the groups adm and systemd-journal. `since`, `until`: unix s."""
     try:
         asked = subprocess.Popen(
             JOURNAL, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -144,7 +158,7 @@ def _by_journal(since: float, refused: str) -> KernelMessages:
     if not found:  # those of the boot at least, if it may be read
         return KernelMessages(reason=f"{refused}; {msg('host.kernel_log.no_journal')}")
     return KernelMessages(
-        _newest(one["text"] for one in found if float(one["time"]) >= since),
+        _newest(one["text"] for one in found if since <= float(one["time"]) <= (until or math.inf)),
         JOURNAL[0],
         whole=float(found[0]["time"]) < since,
     )

@@ -14,7 +14,6 @@ from training.core.plain_text import one_line, plain
 from training.diagnose import error_reports, full_disk
 from training.diagnose import exception_cause as causes
 from training.diagnose.advice import MOST, filled, of_end, values
-from training.host import cgroups
 from training.launcher import (
     exhausted_gpu,
     failed_gpus,
@@ -86,7 +85,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     """Content of failure.json."""
     found = outcome.finding
     errors = error_reports.of_all(run, outcome.unwritten)
-    rank, source, status, own = _first_failed(outcome, errors)
+    rank, source, status, own = _first_failed(outcome, run, errors)
     log = rank_log.file(outcome, run, source, rank)
     gone, places = _lost_gpus(outcome, plan, own)
     if found and len(places) == 1:
@@ -95,17 +94,17 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     # the rank that died of a request to stop has not failed
     rank, own = (None, None) if kind == rundir.ASKED else (rank, own)
     logged = rank_log.cause(outcome, log, source, cause, kind, status, own)
-    if rank is None and logged:
-        rank = logged.rank
+    rank = logged.rank if rank is None and logged else rank
     thrown = logged.event.thrown if logged and logged.event else None
-    if logged and logged.event and (own is None or own["type"] == causes.LEFT):
-        cause, kind, summary = rank_log.explain(logged, logged.event, cause, kind, summary)
-    elif logged and logged.cause not in (cause_ids.UNKNOWN, cause_ids.RAISED, cause_ids.PEER_DIED):
-        cause = logged.cause
-    if gone and kind in (DIED, ERROR) and cause in UNCLEAR:
+    if logged:
+        cause, kind, summary = rank_log.explain(outcome, logged, own, cause, kind, summary)
+    # A driver that is not kept loaded may need longer: no proof against an exception.
+    hasty = not places and cause in causes.VAGUE and _in_a_hurry(outcome, plan, own)
+    if gone and kind in (DIED, ERROR) and cause in UNCLEAR and not (hasty and (own or thrown)):
         cause, summary = cause_ids.GPU_HARDWARE, gone  # its driver does not answer
     kernel = kernel_evidence.consult(outcome, run, plan, cause, kind, own)
-    told = kernel.explanation(cause, kind, rank, status, summary) if kernel else None
+    ended = rank_log.status(logged, own, status)
+    told = kernel.explanation(cause, kind, rank, ended, summary) if kernel else None
     elsewhere = told is not None and told.rank != rank
     if told:
         cause, rank, summary = told.cause, told.rank, told.summary
@@ -168,14 +167,17 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
 
 
 def _first_failed(
-    outcome: Outcome, errors: Sequence[RankErrorRecord]
+    outcome: Outcome, run: rundir.RunDir, errors: Sequence[RankErrorRecord]
 ) -> tuple[int | None, int | None, int, RankErrorRecord | None]:
     """(guilty rank, rank whose log is most informative, status, error report)"""
     found = outcome.finding
     rank, status = (outcome.here if outcome.elsewhere else outcome.guilty) or (None, 0)
-    if rank is None and errors and not found:  # torchrun reports only that something failed
+    reported = rank is None and errors and not found  # torchrun only fails as well
+    if reported:
         rank = min(errors, key=lambda e: e["time"])["rank"]
     own = None if found else causes.root(errors, rank)
+    if reported and own and causes.may_follow(own) and rank_log.names_another(outcome, run, own):
+        return None, None, status, None
     if own:
         return own["guilty_rank"], own["rank"], status, own
     together = outcome.death is not None and outcome.death.kind == DESYNC
@@ -265,10 +267,14 @@ def _lost_gpus(
     rejected = outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES)
     if explained or rejected or (outcome.elsewhere and outcome.here is None):
         return "", ()
-    # A slow driver delays neither the card of a clear failure nor the answers to other machines.
-    clear = own is not None and causes.of_error(own) not in causes.VAGUE
-    hurry = clear or outcome.finding or plan["place"]["nnodes"] > 1
+    hurry = _in_a_hurry(outcome, plan, own)
     return causes.lost_gpus(plan, causes.DRIVER_S if hurry else causes.PATIENT_S)
+
+
+def _in_a_hurry(outcome: Outcome, plan: Plan, own: RankErrorRecord | None) -> bool:
+    """A slow driver delays neither the card of a clear failure nor answers to other machines."""
+    clear = own is not None and causes.of_error(own) not in causes.VAGUE
+    return clear or outcome.finding is not None or plan["place"]["nnodes"] > 1
 
 
 def _what(
@@ -312,7 +318,7 @@ def _what(
         return cause_ids.DISK_FULL, ERROR, _full_disk(outcome, run, own)
     if gone:
         return cause_ids.GPU_HARDWARE, ERROR if own else DIED, gone
-    if _killed(status, own) and (kills := _for_memory(outcome)):
+    if _killed(status, own) and (kills := kernel_evidence.kills_for_memory(outcome)):
         return cause_ids.HOST_OOM_KILLED, DIED, kills
     if own and own["type"] != causes.LEFT:
         return causes.of_error(own), ERROR, error_reports.headline(own, SHOWN_CHARACTERS)
@@ -345,16 +351,6 @@ def _killed(status: int, own: RankErrorRecord | None) -> bool:
     if own and own["type"] != causes.LEFT:
         return own["type"] == causes.EXITED and own["message"].endswith(" SIGKILL")
     return -status == signal.SIGKILL
-
-
-def _for_memory(outcome: Outcome) -> str:
-    """Evidence that the kernel has killed a rank for lack of memory; '' without any."""
-    before, now = outcome.oom_kills, cgroups.oom_kills()
-    if before is None or now is None or now <= before:
-        return ""
-    return msg(
-        "launcher.failure.memory", how=exit_status.how(-signal.SIGKILL), before=before, now=now
-    )
 
 
 def _where(

@@ -226,6 +226,8 @@ class FirstFailure:
     def _record(self) -> None:
         outcome, link = self._state.outcome, self._state.link
         outcome.failed_at = time.monotonic()
+        if outcome.kernel:
+            outcome.kernel.hold()  # the end of the other ranks leaves messages as well
         if link:
             # unless the rank's own report explains it better (failure_report)
             outcome.lost = outcome.lost or link.overdue()

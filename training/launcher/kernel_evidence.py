@@ -3,7 +3,9 @@ failed."""
 
 from __future__ import annotations
 
+import math
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ from training.core.redact import masked
 from training.diagnose import advice, exception_cause, kernel_lines
 from training.diagnose.kernel_lines import KernelLine
 from training.diagnose.signatures import ROOT, WEAK
-from training.host import gpus
+from training.host import cgroups, gpus
 from training.host.kernel_log import KernelLog, KernelMessages
 from training.host.visible_devices import PART
 from training.host.xid_events import XidEvents
@@ -41,6 +43,7 @@ WITHOUT_GPU = (
     *(cause_ids.CUDA_DEVICE_ASSERT, cause_ids.NO_GPU),
     *(cause_ids.NCCL_INIT, cause_ids.NCCL_NETWORK),
 )
+REPORTED = (cause_ids.RAISED, cause_ids.EXIT_STATUS)  # of the rank itself
 READ_FOR = {*ENDED, *WITHOUT_GPU, cause_ids.HANG}
 
 
@@ -99,7 +102,8 @@ class KernelEvidence:
         if hardware and cause in WITHOUT_GPU:
             return _explained(hardware, rank, summary)
         program = self._first(cause_ids.CUDA_DEVICE_ASSERT, WEAK)
-        if program and program.named and cause in VAGUE:
+        its = program and (program.rank == rank or cause not in REPORTED)
+        if program and program.named and its and cause in VAGUE and not self._of_all(program):
             return _explained(program, rank, summary)
         return None
 
@@ -109,7 +113,26 @@ class KernelEvidence:
         return self._first(of, ROOT) or (self._first(of, WEAK) if of == cause else None)
 
     def _first(self, cause: str, role: str) -> KernelLine | None:
-        return next((line for line in self.lines if line.shows(cause, role)), None)
+        """The first message; a broken link last: it breaks with the GPU at its other end."""
+        found = [
+            line for line in self.lines if line.shows(cause, role) and not self._of_abort(line)
+        ]
+        return min(found, key=kernel_lines.is_of_link, default=None)
+
+    def _of_abort(self, line: KernelLine) -> bool:
+        """Has the access to a rank that had ended left an error in memory that is intact?"""
+        before = self.lines[: self.lines.index(line)]
+        return (
+            line.xid == kernel_lines.CONTAINED
+            and any(other.xid == kernel_lines.PEER_ACCESS for other in before)
+            and not any(other.place == line.place and other.of_memory for other in self.lines)
+        )
+
+    def _of_all(self, line: KernelLine) -> bool:
+        """Did several ranks have it? Then it follows from the end of one of them."""
+        return line.xid == kernel_lines.PEER_ACCESS and any(
+            other.xid == line.xid and other.place != line.place for other in self.lines
+        )
 
     def _killed_others(self) -> bool:
         return bool(kernel_lines.killed(self.messages.lines))
@@ -132,6 +155,16 @@ def end(outcome: Outcome) -> None:
             one.close()
 
 
+def kills_for_memory(outcome: Outcome) -> str:
+    """Evidence by the count of the kernel that a rank was killed for lack of memory; '' without."""
+    before, now = outcome.oom_kills, cgroups.oom_kills()
+    if before is None or now is None or now <= before:
+        return ""
+    return msg(
+        "launcher.failure.memory", how=exit_status.how(-signal.SIGKILL), before=before, now=now
+    )
+
+
 def consult(
     outcome: Outcome,
     run: rundir.RunDir,
@@ -148,7 +181,10 @@ def consult(
         end(outcome)
         return None
     read = outcome.kernel.read()
-    events = outcome.xids.read() if outcome.xids else []
+    until = outcome.kernel.until or math.inf
+    if own and cause in REPORTED:
+        until = min(until, own["time"])  # the end of a process leaves some as well
+    events = [one for one in outcome.xids.read() if one.time <= until] if outcome.xids else []
     end(outcome)
     same = gpus.own_pids()
     # a watched command selects its GPUs itself

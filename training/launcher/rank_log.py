@@ -13,17 +13,18 @@ from training.core.tail import tail
 from training.diagnose import exception_cause as causes
 from training.diagnose.log_line import shown
 from training.host.process import STOP_SIGNALS
+from training.launcher import kernel_evidence
 from training.launcher.outcome import Outcome
+from training.launcher.symptoms import SymptomLines
 from training.watchdog.probes import stacks
 from training.watchdog.rank_exit import DIED, ERROR
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FailureKind
     from training.core.contracts.verdict import RankErrorRecord
-    from training.diagnose.events import Event
     from training.diagnose.root_cause import RootCause
 
-SHOWN_LINES = 10
+SHOWN_LINES, READ_LINES = 10, 200
 KEPT_CHARACTERS = 2000  # of a line
 # Python 3.11 marks the column below each line of a traceback; torch may add the rank
 UNDERLINE = re.compile(r"(?:\[rank\d+\]:)?[\s^~]+")
@@ -41,9 +42,11 @@ def file(outcome: Outcome, run: rundir.RunDir, *ranks: int | None) -> Path:
 
 
 def last_lines(log: Path, since: int) -> list[str]:
-    """Last lines of the rank's output, without those of Python's resource tracker and of Duet's
-    program that runs a script."""
-    lines = (line for line in tail(log, 2 * SHOWN_LINES, since) if not UNDERLINE.fullmatch(line))
+    """Last lines of the rank's output, without those of Python's resource tracker, of Duet's
+    program that runs a script, and of the stacks that follow torch's errors of collectives."""
+    errors = SymptomLines(inside=True)  # the error may be above the lines that are read
+    read = (line for line in tail(log, READ_LINES, since) if not errors.of_stack(line.encode()))
+    lines = (line for line in read if not UNDERLINE.fullmatch(line))
     kept = [one for one in lines if "resource_tracker" not in one and not stacks.in_launcher(one)]
     kept = kept[-SHOWN_LINES:]
     return [f"{one[:KEPT_CHARACTERS]}…" if len(one) > KEPT_CHARACTERS else one for one in kept]
@@ -73,12 +76,41 @@ def cause(
     return logged
 
 
+def names_another(outcome: Outcome, run: rundir.RunDir, victim: RankErrorRecord) -> bool:
+    """Does torchrun's log name the failure of another rank than this one, which only lost it?"""
+    log = file(outcome, run)
+    logged = causes.of_log(log, None, outcome.log_from.get(log, 0))
+    if logged is None or logged.rank in (None, victim["rank"]):
+        return False
+    return logged.cause != cause_ids.PEER_DIED and not causes.timed_out_by_log(logged)
+
+
+def status(logged: RootCause | None, own: RankErrorRecord | None, known: int) -> int:
+    """That of the rank; torchrun's own is only 1."""
+    if own or logged is None or logged.status is None or not causes.end_of(logged):
+        return known
+    return logged.status
+
+
 def explain(
-    logged: RootCause, event: Event, known: str, kind: FailureKind, summary: str
+    outcome: Outcome,
+    logged: RootCause,
+    own: RankErrorRecord | None,
+    known: str,
+    kind: FailureKind,
+    summary: str,
 ) -> tuple[str, FailureKind, str]:
-    """(cause, kind, summary) of a rank that has reported nothing to Duet, by its log."""
+    """(cause, kind, summary) of a rank, by its log; `summary`: by its own report, if that explains
+    the failure."""
+    event = logged.event
+    if event is None or (own and own["type"] != causes.LEFT):
+        vague = logged.cause in (cause_ids.UNKNOWN, cause_ids.RAISED, cause_ids.PEER_DIED)
+        return known if vague or causes.end_of(logged) else logged.cause, kind, summary
     line = shown(event.line.text.strip())
     if end := causes.end_of(logged):
+        killed = -(logged.status or 0) == signal.SIGKILL
+        if killed and (kills := kernel_evidence.kills_for_memory(outcome)):
+            return cause_ids.HOST_OOM_KILLED, kind, kills
         return logged.cause, kind, end
     if logged.cause not in (cause_ids.UNKNOWN, cause_ids.RAISED):
         if kind == DIED:

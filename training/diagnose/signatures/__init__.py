@@ -26,6 +26,8 @@ VICTIM = "victim"  # the rank waited in vain for another one
 CASCADE = "cascade"  # the rank lost another one, or reports its failure
 EVIDENCE = "evidence"  # alarming, but not a cause
 ROLES = (ROOT, WEAK, VICTIM, CASCADE, EVIDENCE)
+# The memory of a rank that has ended looks like that of a failed GPU.
+PEER_MEMORY = "gpu.hw.peer_memory"
 
 
 @dataclass(frozen=True)
