@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 from pathlib import Path
 
 from training.core import rundir, standing
@@ -17,7 +16,7 @@ def pid_of(run: rundir.RunDir) -> int | None:
         return started
     facts = rundir.read_json(run.supervisor) or {}
     pid = facts.get("pid")
-    if pid is None or facts.get("host") != socket.gethostname():
+    if pid is None or not standing.is_here(facts):
         return None
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

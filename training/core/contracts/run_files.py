@@ -45,7 +45,8 @@ class SupervisorRecord(TypedDict, total=False):
 
     pid: int
     host: str
-    launch: str  # of the plan; missing in early 0.1
+    pid_namespace: str  # of all PIDs; missing in early 0.1, like the next
+    launch: str  # of the plan
     started: float  # unix s
     ticks: int  # of its start, since boot: identifies the process
     ranks: list[ProcessRecord]  # of this machine; [] before they are started
