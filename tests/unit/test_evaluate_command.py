@@ -21,7 +21,7 @@ from PIL import Image
 
 from tests.cases import each
 from tests.unit.conftest import ROOT
-from tests.unit.trained_runs import checkpoint, flip_a_bit, gpt, made, stored
+from tests.unit.trained_runs import checkpoint, flip_a_bit, gpt, made, on_fake_gpu, stored
 from tests.unit.video_data import rendered
 from training import tasks
 from training.cli import evaluate, export
@@ -67,6 +67,46 @@ def test_a_gpu_without_free_memory(
     (problem,) = caught.value.problems
     assert (problem.code, problem.fixes) == ("gpu.memory", ["--device=cpu"])
     assert caught.value.code == Exit.RESOURCES
+
+
+@each("device, code, count", [("auto", Exit.DONE, 2), ("cuda", Exit.RESOURCES, 1)])
+def test_a_gpu_that_fails_while_it_measures(
+    device: str,
+    code: Exit,
+    count: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The other models keep their scores; auto measures this one on the CPU."""
+    run, data = stored(tmp_path), tmp_path / "a.txt"
+    data.write_text(TEXT)
+    words = [str(run.path), "--checkpoints=all", f"--data={data}"]
+    wanted = answer(capsys, *words)
+    on_fake_gpu(monkeypatch, full_at=150)
+    assert evaluate.main([*words, f"--device={device}", "--json"]) == code
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["evaluations"] == wanted[-count:]
+    assert ("--device=cpu" in printed.err) == (device == "cuda")
+
+
+def test_scores_before_an_interruption_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, data, page = stored(tmp_path), tmp_path / "a.txt", tmp_path / "page.html"
+    data.write_text(TEXT)
+    real = trained.TrainedGpt.evaluate
+
+    def stopped(model: trained.TrainedGpt, *given: Any) -> dict[str, float]:
+        if model.weights.step == 300:
+            raise KeyboardInterrupt
+        return real(model, *given)
+
+    monkeypatch.setattr(trained.TrainedGpt, "evaluate", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.main([str(run.path), "--checkpoints=all", f"--data={data}", f"--out={page}"])
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [row.split()[:2] for row in rows] == [["tiny", "150"]] and page.exists()
 
 
 def problems(*argv: str) -> list[Problem]:
