@@ -26,12 +26,14 @@ from tests.unit.video_data import rendered
 from training import tasks
 from training.cli import evaluate, export
 from training.core import manifest, rundir
+from training.core.cells import cells
 from training.core.errors import Exit, Problem, UserError
 from training.data.tokenizer_base import BOS, Bytes
 from training.tasks.gpt import trained
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.passages import Passages
 from training.tasks.video_restoration.options import VideoOptions
+from training.tasks.weights import RAW
 
 TEXT = "The plan of a run is written before it starts. naïve 🙂\n" * 20
 
@@ -69,14 +71,8 @@ def test_a_gpu_without_free_memory(
     assert caught.value.code == Exit.RESOURCES
 
 
-@each("device, code, count", [("auto", Exit.DONE, 2), ("cuda", Exit.RESOURCES, 1)])
 def test_a_gpu_that_fails_while_it_measures(
-    device: str,
-    code: Exit,
-    count: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The other models keep their scores; auto measures this one on the CPU."""
     run, data = stored(tmp_path), tmp_path / "a.txt"
@@ -84,10 +80,11 @@ def test_a_gpu_that_fails_while_it_measures(
     words = [str(run.path), "--checkpoints=all", f"--data={data}"]
     wanted = answer(capsys, *words)
     on_fake_gpu(monkeypatch, full_at=150)
-    assert evaluate.main([*words, f"--device={device}", "--json"]) == code
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["evaluations"] == wanted[-count:]
-    assert ("--device=cpu" in printed.err) == (device == "cuda")
+    for device, code, count in (("auto", Exit.DONE, 2), ("cuda", Exit.RESOURCES, 1)):
+        assert evaluate.main([*words, f"--device={device}", "--json"]) == code
+        printed = capsys.readouterr()
+        assert json.loads(printed.out)["evaluations"] == wanted[-count:]
+        assert ("--device=cpu" in printed.err) == (device == "cuda")
 
 
 def test_scores_before_an_interruption_are_shown(
@@ -188,6 +185,16 @@ def test_formats_and_checkpoints_side_by_side(
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == ["run", "step", "loss", "bpb", "perplexity", "tokens", "bytes"]
     assert [row.split()[:2] for row in rows] == [["tiny", "300"], ["tiny", "150"]]
+
+
+def test_the_columns_of_any_name_are_straight() -> None:
+    """Chinese characters are two columns wide, and a name cannot clear the screen."""
+    names = ("模型甲", "base\x1b[2Jline", "a")
+    rows: list[dict[str, object]]
+    rows = [{"run": name, "step": 7, "weights": RAW, "file": "", "loss": 1.5} for name in names]
+    table = evaluate._table(rows)
+    assert len({cells(line) for line in table}) == 1
+    assert [line.split()[0] for line in table] == ["run", "模型甲", "baseline", "a"]
 
 
 def test_few_tokens_are_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

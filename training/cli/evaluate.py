@@ -44,9 +44,11 @@ from typing import TYPE_CHECKING
 from training import tasks
 from training.cli import weights_argument
 from training.core import args, find_run, json_text, log, rundir, units
+from training.core.cells import cells, pad
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import LATEST, path_of
 from training.core.messages import msg
+from training.core.plain_text import one_line
 from training.core.project import typed
 from training.host import process, program
 from training.tasks.evaluation import SIZES, Evaluation, Part
@@ -244,7 +246,7 @@ def _measured(model: Trained, *, pictured: bool) -> Evaluation:
         if sys.stderr.isatty() and time.monotonic() - shown > EVERY_S:
             shown = time.monotonic()
             print(
-                f"\r{model.weights.title}: {100 * done // max(1, total)} %  ",
+                f"\r{one_line(model.weights.title)}: {100 * done // max(1, total)} %  ",
                 end="",
                 file=sys.stderr,
             )
@@ -284,14 +286,14 @@ def _table(rows: list[dict[str, object]]) -> list[str]:
     averaged = any(row["weights"] != RAW for row in rows)
     left_out = ("file",) if averaged else ("file", "weights")
     names = list(dict.fromkeys(name for row in rows for name in row if name not in left_out))
-    cells = [names, *([_cell(name, row.get(name)) for name in names] for row in rows)]
-    widths = [max(len(line[n]) for line in cells) for n in range(len(names))]
+    lines = [names, *([_cell(name, row.get(name)) for name in names] for row in rows)]
+    widths = [max(cells(line[n]) for line in lines) for n in range(len(names))]
     return [
         "  ".join(
-            text.ljust(width) if n == 0 else text.rjust(width)
+            pad(text, width, right=n > 0)
             for n, (text, width) in enumerate(zip(line, widths, strict=True))
         )
-        for line in cells
+        for line in lines
     ]
 
 
@@ -299,7 +301,7 @@ def _cell(name: str, value: object) -> str:
     if isinstance(value, float) and math.isfinite(value):
         whole = value.is_integer() and (name in SIZES or value >= 100) and value < WHOLE
         return f"{value:,.0f}" if whole else units.decimal(value)
-    return "-" if value is None else str(value)
+    return "-" if value is None else one_line(str(value))
 
 
 if __name__ == "__main__":
