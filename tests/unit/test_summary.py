@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.unit.conftest import ENHANCED, LAUNCH, SIMPLE, TRAIN, Shell
 from training.config.schema import FIELDS, Config, shared
@@ -374,6 +375,7 @@ def written(run: RunDir, step: int, began: float = 0.0) -> Any:
         task=SimpleNamespace(unit="tokens"),
         position=SimpleNamespace(step=step),
         parameters=450_000,
+        raw=torch.nn.Linear(3, 4),
         loss_scale=None,
     )
     recorder: Any = SimpleNamespace(flush=lambda: None)

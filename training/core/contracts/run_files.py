@@ -75,6 +75,7 @@ class SummaryRecord(TypedDict):
     tokens: NotRequired[int]
     samples: NotRequired[int]
     parameters: int
+    gradient_bytes: NotRequired[int]  # that a rank exchanges in a step; missing in early 0.1
     loss_first: float
     loss_last: float
     loss_begin: float  # mean over the first steps
