@@ -20,9 +20,9 @@ from training.core import heartbeat, metric_units
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.core.next_command import next_command
+from training.core.recorded_steps import RecordedSteps
 from training.core.rundir import RunDir, append_json, write_json
 from training.trainer import finish
-from training.trainer.recorded_steps import RecordedSteps
 from training.trainer.summary import longer, render
 
 FACTS = {

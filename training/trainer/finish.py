@@ -13,13 +13,13 @@ from training.core import heartbeat, log, metric_units, run_reader, rundir
 from training.core.cells import cells
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
+from training.core.recorded_steps import RecordedSteps
 from training.core.units import duration, plural
 from training.data.duration import UNLIMITED
 from training.inspector.distributed import World
 from training.trainer import ddp_model
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.metrics_writer import MetricsWriter
-from training.trainer.recorded_steps import RecordedSteps
 from training.trainer.train_state import TrainState
 
 if TYPE_CHECKING:
