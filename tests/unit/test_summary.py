@@ -243,6 +243,12 @@ def test_the_time_of_a_resumed_run_is_that_of_its_last_part(run: RunDir) -> None
     assert "tokens of stdlib in 1 min 15 s, 2 × cpu" in screen(run, plan(), begun_at=0)
 
 
+def test_a_sample_cannot_control_the_terminal(run: RunDir) -> None:
+    """A model of bytes produces any of them."""
+    text = screen(run, plan(), sample="Hello\x1b[2J world\x1b]0;title\x07\x0e!")
+    assert text.replace("\n", "").isprintable() and "│ Hello world !" in text
+
+
 def test_a_long_sample_is_cut(run: RunDir) -> None:
     text = screen(run, plan(), sample="\n".join("x" * 300 for _ in range(40)))
     assert text.count("│") == 12
