@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.monitor_runs import Made
+from tests.unit.monitor_runs import Made, old
 from tests.unit.test_runs_table import ended
 from training.cli import clean
 from training.cli.cleaning import deletion, options, selection
@@ -20,6 +20,8 @@ from training.core.errors import Exit, UserError
 from training.core.heartbeat import Heartbeat
 from training.core.messages import msg
 from training.core.rundir import RunDir
+from training.monitor.run_status import ELSEWHERE_S
+from training.monitor.runs import facts
 
 
 def save(run: RunDir, step: int) -> Path:
@@ -233,10 +235,33 @@ def test_a_run_without_a_supervisor_may_be_on_another_machine(folder: Path) -> N
     here = Made(folder / "here", age_s=9000).steps(5).supervisor(1 << 30)
     facts = rundir.read_json(here.run.supervisor) or {}
     rundir.write_json(here.run.supervisor, {**facts, "host": socket.gethostname()})
+    quiet_for(here, selection.HIDDEN_S)
     assert cleaned(folder, "--what=runs", "--state=died", "--yes") == Exit.DONE
     assert sorted(path.name for path in folder.iterdir()) == ["done", "live", "there"]
     assert cleaned(folder, "--keep=none", "--yes", "there") == Exit.DONE
     assert steps(folder, "there") == [1, 2]
+
+
+def quiet_for(made: Made, seconds: float) -> None:
+    """As if the run had written nothing for this time."""
+    for file in made.run.path.rglob("*"):
+        old(file, seconds)
+
+
+def test_a_run_whose_processes_may_be_hidden_is_left_alone(folder: Path) -> None:
+    """By a PID namespace, which early runs have not recorded, or by hidepid of /proc."""
+    made = Made(folder / "hidden", age_s=9000).steps(5).supervisor(1 << 30)
+    known = (rundir.read_json(made.run.supervisor) or {}) | {"host": socket.gethostname()}
+    there = {"pid_namespace": "pid:[1]"}
+    for more, seconds, gone in (
+        ({}, 0.0, False),
+        (there, selection.HIDDEN_S, False),
+        (there, ELSEWHERE_S, True),
+    ):
+        rundir.write_json(made.run.supervisor, known | more)
+        quiet_for(made, seconds)
+        reason = selection.untouchable(facts.read(made.run.path))
+        assert (not reason) == gone, (more, seconds)
 
 
 def test_a_start_while_the_weights_are_read_keeps_them(

@@ -13,8 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.cases import each
 from tests.conftest import ROOT
-from training.trainer import compression
+from training.trainer import compression, ddp_model
 
 PROGRAM = """
 import sys
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from training.tasks.gpt.muon import Muon
-from training.trainer import compression
+from training.trainer import compression, ddp_model
 
 rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank,
@@ -96,6 +97,16 @@ def test_the_error_of_a_failed_exchange_is_raised(
     bucket: Any = SimpleNamespace(buffer=lambda: torch.ones(4))
     with pytest.raises(RuntimeError, match="closed by peer"):
         compression.mean_in_bf16(None, bucket).wait()
+
+
+@each("ranks, value, sent", [(1, "bf16", 0), (2, "none", 4 * 12 + 8), (2, "bf16", 2 * 12 + 8)])
+def test_the_bytes_of_gradients_are_those_that_are_sent(ranks: int, value: str, sent: int) -> None:
+    """Float64 is not compressed, and frozen weights have no gradients."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(1, 1, dtype=torch.float64))
+    for bias in (model[0].bias, model[1].bias):
+        bias.requires_grad_(False)
+    plan: Any = {"ranks": ranks, "gradient_compression": {"value": value}}
+    assert ddp_model.gradient_bytes(model, plan) == sent
 
 
 @pytest.mark.slow

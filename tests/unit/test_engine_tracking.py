@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -20,6 +22,7 @@ from tests.unit.wandb_server import WandbServer
 from training.config.schema import Config
 from training.core.rundir import RunDir, append_json, read_json, read_records
 from training.trainer import tracking
+from training.trainer.tracker_threads import Trackers
 from training.trainer.tracking import End, TensorBoard, figures, public
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -192,6 +195,26 @@ def test_tensorboard_shows_each_number(run: RunDir) -> None:
         *((step, 500.0 + step) for step in range(5, 9)),
     ], "steps of the first start after the checkpoint are hidden"
     assert events.Tags()["tensors"] == ["event/text_summary"]
+
+
+def test_only_a_trackers_own_thread_is_a_tracker_that_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A thread of the user's task keeps its traceback."""
+    seen: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", seen.append)
+    trackers = Trackers({"TensorBoard": lambda _: MagicMock()}, print)
+    trackers.write({"step": 1, "loss": 1.0})
+    for module, its in (("wandb.sdk.lib", True), ("my_prefetcher", False), ("wandbox", False)):
+        code: dict[str, Any] = {"__name__": module}
+        exec("def fails(): raise KeyError('clip_0042')", code)
+        thread = threading.Thread(target=code["fails"])
+        thread.start()
+        thread.join()
+        said = capsys.readouterr().err
+        assert (len(seen) == 0, "clip_0042" in said) == (its, its), module
+        seen.clear()
+    trackers.close(End(0), 1.0)
 
 
 def test_secrets_in_the_configuration_are_not_sent_to_wandb() -> None:

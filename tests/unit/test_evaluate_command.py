@@ -21,17 +21,19 @@ from PIL import Image
 
 from tests.cases import each
 from tests.unit.conftest import ROOT
-from tests.unit.trained_runs import checkpoint, flip_a_bit, gpt, made, stored
+from tests.unit.trained_runs import checkpoint, flip_a_bit, gpt, made, on_fake_gpu, stored
 from tests.unit.video_data import rendered
 from training import tasks
 from training.cli import evaluate, export
 from training.core import manifest, rundir
+from training.core.cells import cells
 from training.core.errors import Exit, Problem, UserError
 from training.data.tokenizer_base import BOS, Bytes
 from training.tasks.gpt import trained
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.passages import Passages
 from training.tasks.video_restoration.options import VideoOptions
+from training.tasks.weights import RAW
 
 TEXT = "The plan of a run is written before it starts. naïve 🙂\n" * 20
 
@@ -67,6 +69,41 @@ def test_a_gpu_without_free_memory(
     (problem,) = caught.value.problems
     assert (problem.code, problem.fixes) == ("gpu.memory", ["--device=cpu"])
     assert caught.value.code == Exit.RESOURCES
+
+
+def test_a_gpu_that_fails_while_it_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other models keep their scores; auto measures this one on the CPU."""
+    run, data = stored(tmp_path), tmp_path / "a.txt"
+    data.write_text(TEXT)
+    words = [str(run.path), "--checkpoints=all", f"--data={data}"]
+    wanted = answer(capsys, *words)
+    on_fake_gpu(monkeypatch, full_at=150)
+    for device, code, count in (("auto", Exit.DONE, 2), ("cuda", Exit.RESOURCES, 1)):
+        assert evaluate.main([*words, f"--device={device}", "--json"]) == code
+        printed = capsys.readouterr()
+        assert json.loads(printed.out)["evaluations"] == wanted[-count:]
+        assert ("--device=cpu" in printed.err) == (device == "cuda")
+
+
+def test_scores_before_an_interruption_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, data, page = stored(tmp_path), tmp_path / "a.txt", tmp_path / "page.html"
+    data.write_text(TEXT)
+    real = trained.TrainedGpt.evaluate
+
+    def stopped(model: trained.TrainedGpt, *given: Any) -> dict[str, float]:
+        if model.weights.step == 300:
+            raise KeyboardInterrupt
+        return real(model, *given)
+
+    monkeypatch.setattr(trained.TrainedGpt, "evaluate", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.main([str(run.path), "--checkpoints=all", f"--data={data}", f"--out={page}"])
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [row.split()[:2] for row in rows] == [["tiny", "150"]] and page.exists()
 
 
 def problems(*argv: str) -> list[Problem]:
@@ -148,6 +185,16 @@ def test_formats_and_checkpoints_side_by_side(
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == ["run", "step", "loss", "bpb", "perplexity", "tokens", "bytes"]
     assert [row.split()[:2] for row in rows] == [["tiny", "300"], ["tiny", "150"]]
+
+
+def test_the_columns_of_any_name_are_straight() -> None:
+    """Chinese characters are two columns wide, and a name cannot clear the screen."""
+    names = ("模型甲", "base\x1b[2Jline", "a")
+    rows: list[dict[str, object]]
+    rows = [{"run": name, "step": 7, "weights": RAW, "file": "", "loss": 1.5} for name in names]
+    table = evaluate._table(rows)
+    assert len({cells(line) for line in table}) == 1
+    assert [line.split()[0] for line in table] == ["run", "模型甲", "baseline", "a"]
 
 
 def test_few_tokens_are_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,8 @@ import json
 import resource
 import subprocess
 import sys
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,6 +80,24 @@ def test_a_run_of_schema_1_is_exported(form: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         tasks.load_model(out)
     assert [p.code for p in caught.value.problems] == ["checkpoint.damaged"]
+
+
+def test_the_model_card_of_a_long_run_needs_little_memory(tmp_path: Path) -> None:
+    run, steps = stored(tmp_path), 5000
+    trained = tasks.load_model(run.path)
+    first = json.loads(run.metrics.read_text().partition("\n")[0])
+    every = {"compute_ms": [1.5] * 8, "memory_bytes": [1 << 40] * 8}
+    run.metrics.write_text(
+        "".join(json.dumps(first | every | {"step": n}) + "\n" for n in range(1, steps + 1))
+    )
+    facts: Any = {**trained.weights.facts, "step": steps}
+    trained.weights = replace(trained.weights, facts=facts)
+    model_card.text(trained, "hf")  # without what its first use imports
+    tracemalloc.start()
+    text = model_card.text(trained, "hf")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 200 * steps and f"| {steps} |" in text
 
 
 def test_the_model_card(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from training.config.schema import Config
 from training.host import packages
+from training.host.wandb_login import wandb_mode
 from training.plan.preflight import data_checks
 from training.plan.preflight.data_checks import data, wandb
 from training.plan.preflight.report import ERROR, OK, WARNING
@@ -85,7 +87,8 @@ def test_escape_sequences_in_a_name(tmp_path: Path) -> None:
 @pytest.fixture
 def no_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home folder without a login, with W&B installed."""
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_CONFIG_DIR", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     return tmp_path
@@ -123,6 +126,40 @@ def test_the_wandb_login_is_never_shown(no_login: Path, monkeypatch: pytest.Monk
         [],
     )
     assert KEY not in json.dumps(wandb(Config()).record())
+
+
+@each(
+    "file, host, environ, online",
+    [
+        (".netrc", "api.wandb.ai", {}, True),
+        ("_netrc", "api.wandb.ai", {}, True),
+        ("own rc", "api.wandb.ai", {"NETRC": "~/own rc"}, True),
+        (".netrc", "api.wandb.ai", {"NETRC": "~/own rc"}, False),
+        (".netrc", "ai.lab.example:8080", {"WANDB_BASE_URL": "http://ai.lab.example:8080/"}, True),
+        (".netrc", "api.wandb.ai", {"WANDB_BASE_URL": "http://ai.lab.example:8080"}, False),
+        (".netrc", "ai.lab.example", {"WANDB_CONFIG_DIR": "~/w b"}, True),
+        (".netrc", "wandb.example", {}, False),
+    ],
+)
+def test_the_login_is_that_of_the_server(
+    file: str,
+    host: str,
+    environ: dict[str, str],
+    online: bool,
+    tmp_path: Path,
+    no_login: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where wandb finds it: in a netrc file, for its cloud or a server of one's own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "w b").mkdir()
+    (tmp_path / "w b/settings").write_text("[default]\nbase_url = https://ai.lab.example\n")
+    (tmp_path / file).write_text(f"machine {host} login user password {KEY}\n")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert wandb_mode(Config())[0] == ("online" if online else "disabled")
+    if online:
+        assert f"login in {environ.get('NETRC', f'~/{file}')}" in state()[1]
 
 
 def test_missing_wandb(no_login: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ import os
 import pytest
 
 from tests.unit.monitor_runs import Made, look, text_of
-from training.core import json_text, jsonl
+from training.core import json_text, jsonl, rundir
 from training.monitor import run_figures, state
-from training.monitor.report import run
+from training.monitor.report import plan_sections, run
 
 
 def test_the_last_record_of_a_step_wins(made: Made) -> None:
@@ -122,6 +122,21 @@ def test_very_long_file_is_searched_in_pieces(made: Made, monkeypatch: pytest.Mo
     # none is lost at the border of two pieces
     assert sorted(watch._history.evaluations) == list(range(500, 20_001, 500))
     assert seen["training"] == whole["training"] == state.RunWatch(made.run).read_all()["training"]
+
+
+def test_a_resume_without_a_number_of_steps_has_none(made: Made) -> None:
+    """It ends by --max_time; the first start announced 400 steps."""
+    made.supervisor(os.getpid()).steps(100)
+    made.run.data.unlink()
+    rundir.write_json(made.run.plan, made.plan | {"config": {"max_time": 7200.0}})
+    for total, epochs in ((400, 1), (0, 0)):
+        length = {"total_steps": total, "steps_per_epoch": 400, "epochs": epochs}
+        rundir.append_json(made.run.events, {"event": "start", "time": made.at, **length})
+    found = look(made.run)["progress"]
+    assert (found["step"], found["total_steps"], found["epochs"]) == (100, None, None)
+    rundir.write_json(made.run.data, {"total_steps": 0, "steps_per_epoch": 400, "epochs": 0})
+    shown = str(plan_sections.data(run.read_run(made.run)))
+    assert ">400<" in shown and ">0<" not in shown
 
 
 def test_nan_loss_is_shown_and_is_null_in_json(made: Made) -> None:

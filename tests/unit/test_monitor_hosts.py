@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.monitor_runs import Made, look, old
-from training.core import rundir
+from training.core import rundir, standing
 from training.core.heartbeat import Heartbeat
 from training.core.rundir import RunDir
 from training.monitor import run_status
@@ -98,6 +98,19 @@ def test_processes_of_another_machine_are_not_those_of_this_one(made: Made) -> N
     seen = look(made.run)
     assert seen["run"]["state"] == "starting"
     assert [r["alive"] for r in seen["ranks"]] == [None, None]
+
+
+def test_a_process_of_another_pid_namespace_cannot_be_checked(made: Made) -> None:
+    """That of another container, for example, with the host name of this one."""
+    own = standing.identity(os.getpid())
+    assert own["pid_namespace"] == str(Path("/proc/self/ns/pid").readlink())
+    assert standing.runs_here(own, 0.0) and standing.other_host({"starter": own}, {}) is None
+    made.supervisor(GONE).steps()
+    known = (rundir.read_json(made.run.supervisor) or {}) | {"host": HERE}
+    for more, state in (({}, "died"), ({"pid_namespace": "pid:[1]"}, "running")):
+        rundir.write_json(made.run.supervisor, known | more)
+        assert both(made)[0] == state, more
+        assert standing.runs_here(known | more, 0.0) == (state == "running")
 
 
 def node1(made: Made, host: str, pid: int) -> RunDir:

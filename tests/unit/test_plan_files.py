@@ -19,6 +19,7 @@ from tests.unit.conftest import ENHANCED, python
 from tests.unit.test_plan import Write, lacking, make
 from training.config.schema import FIELDS
 from training.core import log as console
+from training.core import standing
 from training.core.errors import UserError
 from training.core.rundir import RunDir, write_json
 from training.launcher import rendezvous
@@ -196,13 +197,18 @@ def test_a_run_that_is_still_running_is_not_resumed(folders: list[str], tmp_path
     make(*asked, script=ENHANCED)
 
 
+@pytest.mark.parametrize(
+    "there",
+    [{"host": "b"}, {"host": socket.gethostname(), "pid_namespace": "pid:[1]"}],
+    ids=["machine", "container"],
+)
 def test_a_run_that_is_running_on_another_machine_is_not_resumed(
-    folders: list[str], monkeypatch: pytest.MonkeyPatch
+    there: dict[str, str], folders: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what it writes on the common disk is seen from here."""
     run = RunDir(written(*folders, "--run_name=mine"))
     asked = ["--device=cpu", *folders, "--resume=mine"]
-    write_json(run.supervisor, {"pid": 1, "host": "b"})
+    write_json(run.supervisor, {"pid": os.getpid(), **there})
     make(*asked, script=ENHANCED)  # it has written nothing
     now = time.time()
     clock = SimpleNamespace(time=lambda: now, monotonic=lambda: now)
@@ -220,7 +226,7 @@ def test_a_run_that_is_running_on_another_machine_is_not_resumed(
     os.utime(run.metrics, (now, now))
     clock.sleep = writes
     (problem,) = lacking(*asked, script=ENHANCED)
-    assert problem.what == "mine is still running on b"
+    assert problem.what == f"mine is still running on {standing.other_host({}, there)}"
     clock.sleep, begin = waits, now
     make(*asked, script=ENHANCED)
     assert now - begin == pytest.approx(startup_checks.WRITTEN_S, abs=1), "it has been killed"

@@ -13,11 +13,11 @@ import pytest
 
 from tests.cases import each
 from tests.unit.conftest import ROOT, clean_environment
-from tests.unit.trained_runs import flip_a_bit, gpt, made, stored
+from tests.unit.trained_runs import flip_a_bit, gpt, made, on_fake_gpu, stored
 from training import tasks
 from training.cli import evaluate, export, sample, weights_argument
 from training.core import log, manifest, rundir
-from training.core.errors import UserError
+from training.core.errors import Exit, UserError
 from training.tasks.gpt import trained as gpt_trained
 
 
@@ -77,6 +77,28 @@ def test_samples_that_do_not_fit_together_are_the_same(
     assert answer(capsys, *words)["samples"] == together
     assert sample.main(list(words)) == 0
     assert all(one["text"] in capsys.readouterr().out for one in together[:1])
+
+
+@each("device", ["auto", "cuda"])
+def test_a_gpu_that_fails_while_it_generates(
+    device: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = stored(tmp_path)
+    words = (str(run.path), "--max_tokens=6", "--seed=5")
+    wanted = answer(capsys, *words)
+    on_fake_gpu(monkeypatch, full_at=300)
+    if device == "auto":
+        found = answer(capsys, *words)
+        assert (found["device"], found["samples"]) == ("cpu", wanted["samples"])
+        return
+    with pytest.raises(UserError) as caught:
+        answer(capsys, *words, "--device=cuda")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.fixes) == ("gpu.memory", ["--device=cpu"])
+    assert caught.value.code == Exit.RESOURCES
 
 
 def test_an_empty_prompt_is_text_from_nothing(

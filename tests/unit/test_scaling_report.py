@@ -14,7 +14,7 @@ import pytest
 from training.cli.scaling import analysis, measure, render
 from training.cli.scaling import experiment as experiments
 from training.cli.scaling.experiment import Experiment
-from training.cli.scaling.measure import RankLayout, StepTime
+from training.cli.scaling.measure import RankLayout, Sizes, StepTime
 from training.core.rundir import RunDir, append_json, write_json
 
 EXPERIMENT = Experiment(
@@ -111,7 +111,7 @@ mkdir "$out/$name"
 for ((i = 1; i <= steps; i++)); do
   echo "{\"time\": $((i + ${name#run} % 2 * 6)), \"step\": $i, \"loss\": 1, \"step_ms\": 1000}"
 done >"$out/$name/metrics.jsonl"
-echo '{"parameters": 7}' >"$out/$name/summary.json"
+echo "{\"parameters\": 7, \"gradient_bytes\": $((12 * ($1 - 1)))}" >"$out/$name/summary.json"
 [[ $1 != "${FAILING-}" ]] || { echo "[ERROR] planted"; exit 3; }
 """
 Calls = Callable[[], list[list[str]]]
@@ -156,10 +156,10 @@ def test_rounds_alternate_and_late_runs_get_more_steps(launcher: Calls, tmp_path
 
 
 def test_runs_apart_have_a_gpu_each(launcher: Calls) -> None:
-    _, parameters = measure.all_rounds(
+    _, sizes = measure.all_rounds(
         replace(EXPERIMENT, rounds=1, device="cuda", gpus=("GPU-a", "GPU-b"))
     )
-    assert parameters == 7
+    assert sizes == Sizes(7, {1: 0, 2: 12})
     assert [call[3:] for call in launcher()] == [
         ["-", "-"],
         ["-", "-"],
@@ -241,7 +241,7 @@ def rounds(*times: tuple[float, float, float | None]) -> list[measure.Round]:
 def report(
     *times: tuple[float, float, float | None], others: float = 0.1, made: Experiment = EXPERIMENT
 ) -> analysis.ScalingReport:
-    return analysis.analyze(rounds(*times), made, 1_500_000, others)
+    return analysis.analyze(rounds(*times), made, Sizes(1_500_000, {1: 0, 2: 6_000_000}), others)
 
 
 def test_ratios_are_made_within_a_round() -> None:
@@ -310,7 +310,7 @@ def test_text() -> None:
         "band",
     ]
     assert "2 independent runs at the same time, without exchange, take 52.0 ms" in shown
-    assert "1.50 M parameters, 6.0 MB per rank and step, at least 0.11 GB/s" in shown
+    assert "6.0 MB of gradients per rank and step, at least 0.11 GB/s" in shown
     assert "+2.0 ms (+4 % of a step)" in shown and "note:" not in shown
 
 
@@ -339,7 +339,7 @@ def test_json_has_units_and_a_version() -> None:
     value = json.loads(json.dumps(render.record(report((50, 54, 52)))))
     assert (
         value["schema_version"] == 1
-        and value["gradients_mb_per_rank_and_step"] == 6.0
+        and [r["gradients_mb_per_rank_and_step"] for r in value["results"]] == [0.0, 6.0]
         and value["notes"] == []
     )
     one, two = value["results"]
@@ -358,5 +358,6 @@ def test_json_has_units_and_a_version() -> None:
         and two["verdict"] == "in_band"
         and two["ranks_share_cores"] is False
     )
-    unknown = render.record(analysis.analyze(rounds((50, 54, None)), EXPERIMENT, None, 0.0))
+    unknown = render.record(analysis.analyze(rounds((50, 54, None)), EXPERIMENT, Sizes(), 0.0))
     assert unknown["parameters"] is None and unknown["results"][1]["limited_by"] is None
+    assert unknown["results"][1]["gradients_mb_per_rank_and_step"] is None

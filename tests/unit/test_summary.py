@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.unit.conftest import ENHANCED, LAUNCH, SIMPLE, TRAIN, Shell
 from training.config.schema import FIELDS, Config, shared
@@ -19,9 +20,9 @@ from training.core import heartbeat, metric_units
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.core.next_command import next_command
+from training.core.recorded_steps import RecordedSteps
 from training.core.rundir import RunDir, append_json, write_json
 from training.trainer import finish
-from training.trainer.recorded_steps import RecordedSteps
 from training.trainer.summary import longer, render
 
 FACTS = {
@@ -242,6 +243,12 @@ def test_the_time_of_a_resumed_run_is_that_of_its_last_part(run: RunDir) -> None
     assert "tokens of stdlib in 1 min 15 s, 2 × cpu" in screen(run, plan(), begun_at=0)
 
 
+def test_a_sample_cannot_control_the_terminal(run: RunDir) -> None:
+    """A model of bytes produces any of them."""
+    text = screen(run, plan(), sample="Hello\x1b[2J world\x1b]0;title\x07\x0e!")
+    assert text.replace("\n", "").isprintable() and "│ Hello world !" in text
+
+
 def test_a_long_sample_is_cut(run: RunDir) -> None:
     text = screen(run, plan(), sample="\n".join("x" * 300 for _ in range(40)))
     assert text.count("│") == 12
@@ -374,6 +381,7 @@ def written(run: RunDir, step: int, began: float = 0.0) -> Any:
         task=SimpleNamespace(unit="tokens"),
         position=SimpleNamespace(step=step),
         parameters=450_000,
+        raw=torch.nn.Linear(3, 4),
         loss_scale=None,
     )
     recorder: Any = SimpleNamespace(flush=lambda: None)

@@ -24,6 +24,7 @@ from training.core.project import LAUNCH_SCRIPT
 from training.core.rundir import RunDir
 from training.core.sweep_dir import SweepDir
 from training.host.gpus import Gpu
+from training.launcher import replan
 from training.monitor.report import sweep_page
 from training.monitor.runs import facts
 from training.monitor.runs import sweep as sweep_runs
@@ -173,8 +174,8 @@ def test_a_fix_of_one_run_is_a_command_of_the_sweep() -> None:
     assert fixes.translated("pip install x", run, own) == "pip install x"
 
 
-def gpu(index: int) -> Gpu:
-    return Gpu(index, f"GPU-{index}", "fake", 1 << 34, 1 << 34, 0, 30, 50.0)
+def gpu(index: int, uuid: str = "") -> Gpu:
+    return Gpu(index, uuid or f"GPU-{index}", "fake", 1 << 34, 1 << 34, 0, 30, 50.0)
 
 
 @each(
@@ -194,6 +195,16 @@ def test_each_run_side_by_side_has_gpus_of_its_own(
     found = prepare.gpu_slots([gpu(i) for i in range(count)], per_run)
     assert [slot.visible for slot in prepare.jobs(chosen, found, 9)] == slots
     assert [slot.visible for slot in prepare.jobs(chosen, found, 1)] == slots[:1]
+
+
+def test_instances_of_one_gpu_differ() -> None:
+    """MIG: they have the number of their GPU. A list has entries of one kind, or CUDA ends it."""
+    parts = [gpu(1, "MIG-a"), gpu(1, "MIG-b")]
+    assert [slot.visible for slot in prepare.gpu_slots(parts, 1)] == ["MIG-a", "MIG-b"]
+    unknown = [gpu(0, "-"), gpu(1)]
+    assert [slot.visible for slot in prepare.gpu_slots(unknown, 2)] == ["0,1"]
+    records = [part.record() for part in parts]
+    assert replan.visible(records) == "MIG-a,MIG-b"
 
 
 def test_more_jobs_than_gpus_are_refused() -> None:

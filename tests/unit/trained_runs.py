@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import tarfile
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from tests.unit.conftest import ROOT
 from training.core import manifest, rundir
+from training.tasks.gpt import trained
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
+from training.tasks.trained import TextStep
+from training.tasks.weights import Weights
 
 STORED = ROOT / "tests/fixtures/runs/schema_1.tar.xz"
 
@@ -79,6 +84,33 @@ def checkpoint(
         },
     )
     return place
+
+
+def on_fake_gpu(monkeypatch: pytest.MonkeyPatch, full_at: int) -> None:
+    """A GPU that computes on the CPU, and lacks memory to use the checkpoint of step `full_at`."""
+
+    class OnGpu(trained.TrainedGpt):
+        def __init__(
+            self, weights: Weights, state: Mapping[str, torch.Tensor], device: torch.device
+        ) -> None:
+            super().__init__(weights, state, torch.device("cpu"))
+            self.device = device
+
+        def evaluate(self, *given: Any) -> dict[str, float]:
+            self._compute()
+            return super().evaluate(*given)
+
+        def stream(self, *given: Any) -> Iterator[TextStep]:
+            self._compute()
+            yield from super().stream(*given)
+
+        def _compute(self) -> None:
+            if self.device.type == "cuda" and self.weights.step == full_at:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            self.device = torch.device("cpu")
+
+    monkeypatch.setattr(trained, "TrainedGpt", OnGpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
 def flip_a_bit(file: Path) -> None:

@@ -37,15 +37,18 @@ import shlex
 import sys
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training import tasks
 from training.cli import weights_argument
 from training.core import args, find_run, json_text, log, rundir, units
+from training.core.cells import cells, pad
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import LATEST, path_of
 from training.core.messages import msg
+from training.core.plain_text import one_line
 from training.core.project import typed
 from training.host import process, program
 from training.tasks.evaluation import SIZES, Evaluation, Part
@@ -150,35 +153,21 @@ def main(argv: list[str]) -> int:
         print(typed((__doc__ or "").strip()))
         return int(Exit.DONE)
     program.require(("torch", "numpy"))
-    from training.tasks import trained
-
     done: list[Evaluation] = []
     failed: list[UserError] = []
     device = ""
-    for weights in chosen.weights:
-        try:
-            model = trained.load(tasks.spec_of(weights.plan), weights, chosen.device)
-            done.append(_measured(model, pictured=chosen.out is not None))
-            _forget_pictures(done)
-            device = str(model.device)
-            del model  # one at a time
-        except UserError as error:  # the others are measured
-            failed.append(error)
-    rows = [
-        {"run": e.run, "step": e.step, "weights": e.weights, "file": e.file, **e.scores}
-        for e in done
-    ]
-    if chosen.json:
-        print(json_text.answer({"evaluations": rows}))
-    elif done:
-        print("\n".join(_table(rows)))
-    if broken := _not_finite(done):
-        log.warning(broken)
-    if chosen.out and done:
-        try:
-            _write(chosen.out, done, chosen.data, device)
-        except UserError as error:
-            failed.append(error)
+    try:
+        for weights in chosen.weights:
+            try:
+                device = _measure(weights, chosen, done)
+            except UserError as error:  # the others are measured
+                # A copy, since the frames of the error keep the model in memory.
+                failed.append(UserError(error.problems, error.code))
+    except BaseException:  # Ctrl-C, or a defect, after what may have been hours
+        if done:
+            _answer(chosen, done, device)
+        raise
+    failed += _answer(chosen, done, device)
     if failed:
         problems = [p for error in failed for p in error.problems]
         problems = chosen.line.completed(problems, FLAGS)
@@ -189,6 +178,39 @@ def main(argv: list[str]) -> int:
     if chosen.out and not chosen.json:
         print(chosen.out)
     return int(Exit.DONE)
+
+
+def _measure(weights: Weights, chosen: EvaluateOptions, done: list[Evaluation]) -> str:
+    """Adds the scores of a model to `done`. Returns the device. Raises UserError."""
+    from training.tasks import trained
+
+    spec = tasks.spec_of(weights.plan)
+    model = trained.load(spec, weights, chosen.device)
+    measured = partial(_measured, pictured=chosen.out is not None)
+    model, found = trained.using(spec, model, chosen.device, measured)
+    done.append(found)
+    _forget_pictures(done)
+    return str(model.device)
+
+
+def _answer(chosen: EvaluateOptions, done: list[Evaluation], device: str) -> list[UserError]:
+    """Prints the scores and writes the page; why it cannot be written."""
+    rows = [
+        {"run": e.run, "step": e.step, "weights": e.weights, "file": e.file, **e.scores}
+        for e in done
+    ]
+    if chosen.json:
+        print(json_text.answer({"evaluations": rows}))
+    elif done:
+        print("\n".join(_table(rows)))
+    if broken := _not_finite(done):
+        log.warning(broken)
+    try:
+        if chosen.out and done:
+            _write(chosen.out, done, chosen.data, device)
+    except UserError as error:
+        return [error]
+    return []
 
 
 def _write(out: Path, done: list[Evaluation], data: str, device: str) -> None:
@@ -224,15 +246,17 @@ def _measured(model: Trained, *, pictured: bool) -> Evaluation:
         if sys.stderr.isatty() and time.monotonic() - shown > EVERY_S:
             shown = time.monotonic()
             print(
-                f"\r{model.weights.title}: {100 * done // max(1, total)} %  ",
+                f"\r{one_line(model.weights.title)}: {100 * done // max(1, total)} %  ",
                 end="",
                 file=sys.stderr,
             )
 
     parts: list[Part] = []
-    scores = model.evaluate(progress, parts if pictured else None)
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    try:
+        scores = model.evaluate(progress, parts if pictured else None)
+    finally:
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     weights = model.weights
     folder = weights.run.path if weights.run else weights.file.parent
     return Evaluation(
@@ -262,14 +286,14 @@ def _table(rows: list[dict[str, object]]) -> list[str]:
     averaged = any(row["weights"] != RAW for row in rows)
     left_out = ("file",) if averaged else ("file", "weights")
     names = list(dict.fromkeys(name for row in rows for name in row if name not in left_out))
-    cells = [names, *([_cell(name, row.get(name)) for name in names] for row in rows)]
-    widths = [max(len(line[n]) for line in cells) for n in range(len(names))]
+    lines = [names, *([_cell(name, row.get(name)) for name in names] for row in rows)]
+    widths = [max(cells(line[n]) for line in lines) for n in range(len(names))]
     return [
         "  ".join(
-            text.ljust(width) if n == 0 else text.rjust(width)
+            pad(text, width, right=n > 0)
             for n, (text, width) in enumerate(zip(line, widths, strict=True))
         )
-        for line in cells
+        for line in lines
     ]
 
 
@@ -277,7 +301,7 @@ def _cell(name: str, value: object) -> str:
     if isinstance(value, float) and math.isfinite(value):
         whole = value.is_integer() and (name in SIZES or value >= 100) and value < WHOLE
         return f"{value:,.0f}" if whole else units.decimal(value)
-    return "-" if value is None else str(value)
+    return "-" if value is None else one_line(str(value))
 
 
 if __name__ == "__main__":

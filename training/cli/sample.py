@@ -33,6 +33,7 @@ import random
 import sys
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -199,7 +200,8 @@ def main(argv: list[str]) -> int:
     program.require(("torch", "numpy"))
     from training.tasks import trained
 
-    model = trained.load(tasks.spec_of(chosen.weights.plan), chosen.weights, chosen.device)
+    spec = tasks.spec_of(chosen.weights.plan)
+    model = trained.load(spec, chosen.weights, chosen.device)
     assert isinstance(model, trained.TextModel), "checked with the command line"
     for stream in (sys.stdout, sys.stdin):
         if isinstance(stream, io.TextIOWrapper):
@@ -208,11 +210,10 @@ def main(argv: list[str]) -> int:
         _converse(model, chosen)
         return int(Exit.DONE)
     begun, several = time.perf_counter(), len(chosen.prompts) > 1
-    found = [
-        sample
-        for number, prompt in enumerate(chosen.prompts)
-        for sample in _samples(model, chosen, prompt, number, several)
-    ]
+    found: list[Sample] = []
+    for number, prompt in enumerate(chosen.prompts):
+        model, samples = _samples(model, chosen, prompt, number, several)
+        found += samples
     if chosen.json:
         record = {
             "run": model.weights.name,
@@ -239,9 +240,21 @@ class Sample:
 
 def _samples(
     model: TextModel, chosen: SampleOptions, prompt: str, number: int = 0, several: bool = False
+) -> tuple[TextModel, list[Sample]]:
+    """The samples of a prompt, and the model for the next ones: where the GPU lacks memory, the
+    samples are generated again on the CPU, as in trained.load()."""
+    from training.tasks import trained
+
+    spec = tasks.spec_of(model.weights.plan)
+    generate = partial(_generated, chosen=chosen, prompt=prompt, number=number, several=several)
+    return trained.using(spec, model, chosen.device, generate)
+
+
+def _generated(
+    model: TextModel, chosen: SampleOptions, prompt: str, number: int, several: bool
 ) -> list[Sample]:
-    """The samples of a prompt. Without --json the prompt (outside a conversation) and the first
-    sample are printed as they are generated, then the others."""
+    """Without --json the prompt (outside a conversation) and the first sample are printed as they
+    are generated, then the others."""
     found = [Sample(prompt) for _ in range(chosen.num)]
     shown = "" if chosen.prompts is None else prompt
     titled = several or chosen.num > 1
@@ -304,7 +317,8 @@ def _converse(model: TextModel, chosen: SampleOptions) -> None:
             continue
         try:
             begun = time.perf_counter()
-            _report(_samples(model, chosen, prompt), begun, chosen)
+            model, found = _samples(model, chosen, prompt)
+            _report(found, begun, chosen)
         except KeyboardInterrupt:
             print()
         chosen.seed = chosen.seed if chosen.seeded else random.randrange(SEEDS)

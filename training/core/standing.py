@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from training.core import run_reader, rundir
 from training.core.jsonl import Record, mtime, number, read_figures
+from training.core.messages import msg
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan, StarterRecord
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from training.core.contracts.verdict import FailureRecord
 
 STARTED_WITHIN_S = 60.0  # a supervisor writes its PID soon after its start
+PID_NAMESPACE = Path("/proc/self/ns/pid")
 TICKS = 19  # starttime in proc_pid_stat(5), without the first two fields
 TAIL = 1 << 16  # bytes of metrics.jsonl
 
@@ -92,10 +94,37 @@ def supervisors(run: rundir.RunDir, plan: Record, supervisor: Record) -> list[tu
 
 
 def other_host(plan: Record | None, supervisor: Record) -> str | None:
-    """The machine that started the run, if it is another one: its processes cannot be checked."""
-    starter = (plan or {}).get("starter")
-    host = supervisor.get("host") or (starter.get("host") if isinstance(starter, dict) else None)
-    return host if isinstance(host, str) and host != os.uname().nodename else None
+    """The machine or container that started the run, if it is another one: its processes cannot be
+    checked."""
+    known = supervisor if supervisor.get("host") else (plan or {}).get("starter")
+    return elsewhere(known) if isinstance(known, dict) else None
+
+
+def elsewhere(known: Mapping[str, object]) -> str | None:
+    """Where a process (`pid`, `host`, …) is whose PID is not one of this process's machine and PID
+    namespace. Containers may have the host name of their machine."""
+    host = known.get("host")
+    if not isinstance(host, str):
+        return None
+    if host != os.uname().nodename:
+        return host
+    namespace = known.get("pid_namespace")
+    if namespace is None or namespace == pid_namespace():
+        return None
+    return msg("core.standing.namespace", host=host)
+
+
+def is_here(known: Mapping[str, object]) -> bool:
+    """Whether the PID of a process is one of this machine and PID namespace."""
+    return isinstance(known.get("host"), str) and elsewhere(known) is None
+
+
+def pid_namespace() -> str:
+    """Of this process; empty without /proc."""
+    try:
+        return str(PID_NAMESPACE.readlink())
+    except OSError:
+        return ""
 
 
 def lives(supervisor: SupervisorRecord) -> bool:
@@ -107,7 +136,8 @@ def identity(pid: int) -> StarterRecord:
     ticks = 0
     with suppress(OSError, ValueError, IndexError):
         ticks = int(_fields(pid)[TICKS])
-    return {"pid": pid, "host": os.uname().nodename, "ticks": ticks}
+    host = os.uname().nodename
+    return {"pid": pid, "host": host, "pid_namespace": pid_namespace(), "ticks": ticks}
 
 
 def starter(run: rundir.RunDir) -> int | None:
@@ -115,7 +145,7 @@ def starter(run: rundir.RunDir) -> int | None:
     start has not ended: soon its supervisor, or rank 0 of another launcher."""
     plan = rundir.read_json(run.plan) or {}
     known, created = plan.get("starter"), number(plan.get("created")) or 0.0
-    if not isinstance(known, dict) or known.get("host") != os.uname().nodename:
+    if not isinstance(known, dict) or not is_here(known):
         return None
     if not runs_here(known, created) or any(ends_of(run, plan, created)):
         return None
@@ -128,8 +158,8 @@ def starter(run: rundir.RunDir) -> int | None:
 
 def runs_here(known: Mapping[str, object], since: float) -> bool:
     """Whether a process (`pid`, `host`), known since `since` (unix s), is alive and its PID was not
-    reused. True for one on another machine, which cannot be checked."""
-    if known.get("host") != os.uname().nodename:
+    reused. True for one of another machine or container, which cannot be checked."""
+    if not is_here(known):
         return True
     try:
         pid = int(str(known["pid"]))

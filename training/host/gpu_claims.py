@@ -37,7 +37,7 @@ def others() -> dict[str, int]:
             record = rundir.read_json(file)
             if record is None or not standing.runs_here(record, 0.0):
                 file.unlink(missing_ok=True)
-            elif record["pid"] not in (os.getpid(), os.getppid()):
+            elif standing.is_here(record) and record["pid"] not in (os.getpid(), os.getppid()):
                 found |= dict.fromkeys(record["gpus"], int(record["pid"]))
     found.pop(UNKNOWN, None)
     return found

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from training.core import log
+from training.core import log, standing
 from training.core.messages import msg
 from training.core.plain_text import one_line
 from training.core.units import plural
@@ -41,7 +41,7 @@ SLOWDOWNS = {
 TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 SLOW_S, LIMIT_S = 5.0, 120.0  # a driver that is not kept loaded takes seconds for each GPU
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-PIDS = Path("/proc/self/ns/pid")
+PIDS = standing.PID_NAMESPACE
 HOST_PIDS = "pid:[4026531836]"  # the first namespace of every kernel (PROC_PID_INIT_INO)
 MPS = "nvidia-cuda-mps-server"  # shares a GPU in exclusive mode
 MPS_PIPES, MPS_USUAL = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"

@@ -18,6 +18,15 @@ def entries(selection: str) -> list[int] | list[str]:
     return _ordinals(selection.split(","))
 
 
+def naming(devices: Sequence[tuple[str, int]]) -> list[str]:
+    """The entries for these devices (UUID, ordinal of the GPU): UUIDs if all are known and of one
+    kind. Ordinals change when a GPU is lost, and instances of one GPU have the same."""
+    uuids = [uuid for uuid, _ in devices]
+    if any(all(uuid.startswith(kind) for uuid in uuids) for kind in (WHOLE, PART)):
+        return uuids
+    return [str(ordinal) for _, ordinal in devices]
+
+
 def _uuids(words: Sequence[str], prefix: str) -> list[str]:
     found: list[str] = []
     for word in words:

@@ -10,7 +10,7 @@ from training.config import batch
 from training.config.schema import Config
 from training.core import rundir
 from training.core.messages import msg
-from training.host import decisions, env_vars
+from training.host import decisions, env_vars, visible_devices
 from training.host.gpus import VISIBLE
 from training.launcher import seats
 from training.plan import batch_text
@@ -107,10 +107,8 @@ def _with_batch(before: Plan, plan: Plan, size: int, count: int, why: str) -> Pl
 
 
 def visible(gpus: list[GpuRecord]) -> str:
-    """CUDA_VISIBLE_DEVICES for these GPUs. By UUID, since the numbers of the others may change when
-    a GPU is lost."""
-    by_uuid = all(gpu["uuid"].startswith("GPU-") for gpu in gpus)
-    return ",".join(gpu["uuid"] if by_uuid else str(gpu["index"]) for gpu in gpus)
+    """CUDA_VISIBLE_DEVICES for these GPUs."""
+    return ",".join(visible_devices.naming([(gpu["uuid"], gpu["index"]) for gpu in gpus]))
 
 
 def save(run: rundir.RunDir, plan: Plan) -> None:

@@ -261,8 +261,9 @@ class RunWatch:
                 )
             self._warned += kind == "warning"
             self._resumed = last_resume.of_event(event) or self._resumed
-            self._total = whole(event.get("total_steps")) or self._total
-            self._epochs = whole(event.get("epochs")) or self._epochs
+            if kind == "start" and "total_steps" in event:  # 0: no limit, as after a resume
+                self._total = whole(event["total_steps"]) or None
+                self._epochs = whole(event.get("epochs")) or None
             if kind in NOTABLE or (kind == "recovered" and message):
                 self._warnings.append(
                     {"time_unix_s": number(event.get("time")), "text": message or str(kind)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 from pathlib import Path
 
 from training.core import rundir, standing
@@ -19,7 +18,7 @@ def pid_of(run: rundir.RunDir) -> int | None:
     facts = rundir.read_json(run.supervisor) or {}
     pid = facts.get("pid")
     # a killed supervisor may have had the PID of this launch, as 1 in a container
-    if pid in (None, *own) or facts.get("host") != socket.gethostname():
+    if pid in (None, *own) or not standing.is_here(facts):
         return None
     if "ticks" in facts and not standing.runs_here(facts, 0.0):
         return None

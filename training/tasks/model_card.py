@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import training
-from training.core import metric_units, redact, run_reader, rundir, units
+from training.core import metric_units, redact, run_reader, units
 from training.core.messages import msg
 from training.core.project import published
+from training.core.recorded_steps import RecordedSteps
 from training.tasks import own_modules
 from training.tasks.weights import HUB
 
 if TYPE_CHECKING:
-    from training.core.contracts.metrics import Figures
     from training.tasks.trained import Trained
 
 ROWS = 12  # of the curve
@@ -76,29 +77,30 @@ def _curve(model: Trained) -> list[str]:
     weights = model.weights
     if weights.run is None:
         return [msg("tasks.card.no_curve", step=weights.step)]
-    steps: dict[int, Figures] = {}
-    evals: dict[int, Figures] = {}
-    for record in rundir.read_records(weights.run.metrics):
-        if record.get("step", math.inf) <= weights.step:  # after a resume the last record counts
-            (steps if "loss" in record else evals)[record["step"]] = record
-    losses = {step: one["loss"] for step, one in steps.items() if one["loss"] is not None}
-    if not losses:
+    recorded = RecordedSteps(weights.run, weights.step, ())
+    steps, losses, evals = recorded.steps, recorded.losses, recorded.evaluations
+    if recorded.last is None or not steps:
         return [msg("tasks.card.no_curve", step=weights.step)]
-    unit = metric_units.counted(steps[max(steps)])
-    amount = units.count(metric_units.so_far(steps[max(steps)]) or 0)
+    unit = metric_units.counted(recorded.last)
+    amount = units.count(metric_units.so_far(recorded.last) or 0)
     last = evals[max(evals)] if evals else {}
     names = [name for name in last if name.startswith(metric_units.EVALUATION)]
-    scores = {"loss": losses[max(losses)], **{name: last[name] for name in names}}
+    scores = {"loss": losses[-1], **{name: last[name] for name in names}}
     final = ", ".join(f"{name} {units.decimal(value)}" for name, value in scores.items())
     out = [msg("tasks.card.final", step=weights.step, amount=amount, unit=unit, scores=final)]
-    shown = sorted(evals) or sorted(losses)
+    shown = sorted(evals) or steps
     shown = sorted({shown[round(n * (len(shown) - 1) / (ROWS - 1))] for n in range(ROWS)})
     rows = ["| step | " + " | ".join(["loss", *names]) + " |", "|---" * (len(names) + 2) + "|"]
     for step in shown:
-        near = min(losses, key=lambda known: abs(known - step))
-        values = [losses[near], *(evals.get(step, {}).get(name) for name in names)]
+        values = [losses[_nearest(steps, step)], *(evals.get(step, {}).get(name) for name in names)]
         rows.append(f"| {step} | " + " | ".join(units.decimal(value) for value in values) + " |")
     return [*out, "\n".join(rows)]
+
+
+def _nearest(steps: Sequence[int], step: int) -> int:
+    """The place of the nearest one in ascending steps."""
+    at = bisect_left(steps, step)
+    return min(range(max(0, at - 1), min(len(steps), at + 1)), key=lambda n: abs(steps[n] - step))
 
 
 def _command(model: Trained) -> list[str]:

@@ -186,7 +186,8 @@ class TaskSpec(ABC):
         """The model with these tensors. Raises RuntimeError if they are of another model, and
         UserError for an error of a user's task."""
         from training.tasks import randomness
-        from training.tasks.trained import Trained, of_gpu
+        from training.tasks.gpu_error import of_gpu
+        from training.tasks.trained import Trained
 
         seed = Config(**weights.plan["config"]).seed
         with randomness.apart(), own_error.reported(self.file, of_gpu):

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from training.core import log, units
-from training.core.errors import Exit, Problem, UserError
+from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.tasks import own_error, own_modules
+from training.tasks.gpu_error import first_line, of_gpu, resort
 from training.tasks.weights import Weights, damaged
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ INNER = ("model", "model_state_dict", "state_dict", "net", "params", "params_ema
 AVERAGE = "ema"  # the moving average of the weights in a checkpoint, by name of the parameter
 EXTRA = "_extra_state"  # of get_extra_state(): the last part of its name in a state_dict()
 COMPILED = "_orig_mod."  # of torch.compile, anywhere in a name
-SHOWN = 160  # characters of an error of the GPU
-GPU_ERROR = re.compile(r"(?:CUDA|HIP)(?: driver)? (?:error|out of memory)")
 UNSAFE = re.compile(r"GLOBAL (\S+)")  # in the error of torch.load(weights_only=True)
 Progress = Callable[[int, int], None]  # done, of total
 
@@ -75,7 +74,7 @@ class Trained:
         file = self.weights.task_file
         if file:
             own_modules.use(file.parent)
-        with randomness.apart(), own_error.reported(file):
+        with randomness.apart(), own_error.reported(file, of_gpu):
             randomness.restore(self._drawn)
             return self._evaluate(self.task, progress, parts)
 
@@ -118,7 +117,7 @@ class Trained:
             return task.rows("val")
         except Exception as error:
             file = self.weights.task_file
-            if isinstance(error, UserError) or not file:
+            if isinstance(error, UserError) or not file or of_gpu(error):
                 raise
             raise own_error.of_val_data(file, error) from error
 
@@ -139,6 +138,10 @@ class Trained:
         models of Hugging Face. Returns the identity of the tokenizer, as in a checkpoint. Raises
         OSError."""
         return None
+
+
+Model = TypeVar("Model", bound=Trained)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -238,41 +241,28 @@ def load(spec: TaskSpec, weights: Weights, device: str = "cpu") -> Trained:
     try:
         return spec.trained(weights, state, torch.device(name))
     except RuntimeError as error:  # of load_state_dict(), or of the GPU
-        reason = error
-    full = name == "cuda" and of_gpu(reason)
-    if full and device == "auto":
-        log.warning(msg("tasks.trained.gpu_full", error=_first_line(reason)))
-        return load(spec, weights, "cpu")
+        full = name == "cuda" and of_gpu(error)
+        reason = first_line(error) if full else " ".join(str(error).split())[:300]
     if full:
-        what = msg("tasks.trained.not_on_gpu", error=_first_line(reason))
-        allowed = msg("tasks.trained.devices_free")
-        raise UserError(Problem("gpu.memory", what, allowed, ["--device=cpu"]), Exit.RESOURCES)
-    raise UserError(
-        Problem(
-            "resume.other_model",
-            msg(
-                "tasks.trained.other_model",
-                path=weights.file,
-                error=" ".join(str(reason).split())[:300],
-            ),
-            msg("tasks.weights.allowed"),
-        )
-    )
+        resort(device, reason)
+        return load(spec, weights, "cpu")
+    what = msg("tasks.trained.other_model", path=weights.file, error=reason)
+    raise UserError(Problem("resume.other_model", what, msg("tasks.weights.allowed")))
 
 
-def of_gpu(error: Exception) -> bool:
-    """Is this an error of the GPU, such as a lack of memory, and not of the weights?
-    load_state_dict() repeats some in an error of its own."""
-    import torch
-
-    names = ("OutOfMemoryError", "AcceleratorError")  # the second: since torch 2.8
-    kinds = tuple(getattr(torch, name) for name in names if hasattr(torch, name))
-    return isinstance(error, kinds) or GPU_ERROR.search(str(error)) is not None
-
-
-def _first_line(error: Exception) -> str:
-    line = str(error).partition("\n")[0]
-    return line if len(line) <= SHOWN else f"{line[: SHOWN - 1]}…"
+def using(
+    spec: TaskSpec, model: Model, device: str, use: Callable[[Model], Result]
+) -> tuple[Model, Result]:
+    """use(model); after an error of the GPU again with a model on the CPU, as in load()."""
+    try:
+        return model, use(model)
+    except RuntimeError as error:
+        if model.device.type != "cuda" or not of_gpu(error):
+            raise
+        reason = first_line(error)
+    resort(device, reason)
+    again = cast("Model", load(spec, model.weights, "cpu"))
+    return again, use(again)
 
 
 def read_state(weights: Weights) -> tuple[Weights, Mapping[str, torch.Tensor]]:

@@ -15,6 +15,7 @@ from training.core.messages import msg
 from training.data.batch_dataset import BatchDataset
 from training.inspector.distributed import World
 from training.plan.exchange import BUCKET_MIB
+from training.plan.gradients import BF16
 from training.tasks import optim
 from training.tasks.base import Task
 from training.trainer import compression
@@ -43,9 +44,26 @@ def wrap(raw: torch.nn.Module, task: Task, plan: Plan, world: World) -> torch.nn
         gradient_as_bucket_view=True,
     )
     _no_statistics(model)
-    if "gradient_compression" in plan and plan["gradient_compression"]["value"] == "bf16":
+    if compresses(plan):
         compression.register(model)
     return model
+
+
+def compresses(plan: Plan) -> bool:
+    """Whether gradients are in bf16 between the ranks."""
+    return "gradient_compression" in plan and plan["gradient_compression"]["value"] == BF16
+
+
+def gradient_bytes(raw: torch.nn.Module, plan: Plan) -> int:
+    """That a rank exchanges in a step."""
+    if plan["ranks"] == 1:
+        return 0
+    compressed = {torch.float32: torch.bfloat16.itemsize} if compresses(plan) else {}
+    return sum(
+        weight.numel() * compressed.get(weight.dtype, weight.dtype.itemsize)
+        for weight in raw.parameters()
+        if weight.requires_grad
+    )
 
 
 def _no_statistics(model: DistributedDataParallel) -> None:

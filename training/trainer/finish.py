@@ -13,13 +13,13 @@ from training.core import heartbeat, log, metric_units, run_reader, rundir
 from training.core.cells import cells
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
+from training.core.recorded_steps import RecordedSteps
 from training.core.units import duration, plural
 from training.data.duration import UNLIMITED
 from training.inspector.distributed import World
-from training.plan import gradients
+from training.trainer import ddp_model
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.metrics_writer import MetricsWriter
-from training.trainer.recorded_steps import RecordedSteps
 from training.trainer.train_state import TrainState
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def numerics(plan: Plan) -> str:
     words = [str(plan["precision"]["value"])]
     if plan["config"]["deterministic"]:
         words.append("deterministic")
-    if plan.get("gradient_compression", {}).get("value") == gradients.BF16:
+    if ddp_model.compresses(plan):
         words.append(msg("trainer.banner.compressed"))
     return msg("plan.word.comma").join(words)
 
@@ -107,6 +107,7 @@ def write_summary(
         "begun_at": session.position.step,
         "steps": position.step,
         "parameters": session.parameters,
+        "gradient_bytes": ddp_model.gradient_bytes(session.raw, plan),
         "loss_first": losses[0] if losses else math.nan,
         "loss_last": losses[-1] if losses else math.nan,
         "loss_begin": begin,

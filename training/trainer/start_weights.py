@@ -15,7 +15,7 @@ from training.core import checkpoint_folder, heartbeat, log, manifest, rundir, u
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.inspector.distributed import World, from_main
-from training.tasks import optim, own_error, trained
+from training.tasks import gpu_error, optim, own_error, trained
 from training.trainer import checkpoint
 from training.trainer.weight_average import WeightAverage
 
@@ -40,7 +40,7 @@ def load(
         if not _other_optimizer(loaded, facts):
             optimizer.load_state_dict(loaded.state["optimizer"])
     except (RuntimeError, ValueError) as error:
-        if trained.of_gpu(error) or own_error.in_loading(error):
+        if gpu_error.of_gpu(error) or own_error.in_loading(error):
             raise
         raise _other_model(loaded, error) from error
 
@@ -84,7 +84,7 @@ def _load(raw: torch.nn.Module, start: InitRecord, spec: TaskSpec | None) -> Non
         found = trained.tensors(file, averaged=start.get("averaged", False))
         raw.load_state_dict(trained.fitted(found, raw.state_dict()))
     except RuntimeError as error:
-        if trained.of_gpu(error) or own_error.in_loading(error):
+        if gpu_error.of_gpu(error) or own_error.in_loading(error):
             raise
         reasons = " ".join(str(error).split())[:600]
         theirs, own = (spec.sizes_in(_shapes(t)) if spec else {} for t in (found, raw.state_dict()))

@@ -11,6 +11,7 @@ from training import tasks
 from training.core import metric_units, run_reader, rundir, units
 from training.core.messages import msg
 from training.core.next_command import known_as, next_command
+from training.core.plain_text import one_line
 from training.core.project import typed
 from training.plan.finished import longer
 
@@ -38,7 +39,10 @@ def render(run: rundir.RunDir, plan: Plan) -> str:
         ]
     if sample := s.get("sample"):
         body = sample.rstrip().splitlines()[:12]
-        lines += [msg("trainer.summary.sample"), *(f"    │ {line[:100]}" for line in body)]
+        lines += [
+            msg("trainer.summary.sample"),
+            *(f"    │ {one_line(line)[:100]}" for line in body),
+        ]
     lines += [
         msg("trainer.summary.run", path=run.path),
         f"           {_contents(run, s['checkpoint'])}",

@@ -11,6 +11,7 @@ import contextlib
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ STARTING_S = 20.0
 NOTICE_S = 2.0  # a longer wait at the end is announced
 # a single action that takes longer, also the start, is reported: within 10 s of its beginning
 STUCK_S, WATCH_S = 9.0, 0.5
+PACKAGES = ("wandb", "tensorboard")  # that start threads of their own
 
 
 class TrackerThread(threading.Thread):
@@ -143,7 +145,7 @@ class Trackers:
         """Queue a record; returns at once. The first record starts the threads, since importing
         trackers takes a second."""
         if self._makers and not self._threads:
-            threading.excepthook = _thread_failed  # a tracker's own threads
+            threading.excepthook = partial(_thread_failed, threading.excepthook)
             # A resume may begin with the evaluation of the last step before it.
             first = record["step"] + of_evaluation(record)
             self._threads = [
@@ -209,7 +211,17 @@ class Trackers:
         return late
 
 
-def _thread_failed(what: threading.ExceptHookArgs) -> None:
+def _thread_failed(
+    others: Callable[[threading.ExceptHookArgs], object], what: threading.ExceptHookArgs
+) -> None:
+    """A warning for a thread that a tracker has started. `others`: the hook for all others, such as
+    those of the user's task."""
+    modules = (
+        str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(what.exc_traceback)
+    )
+    if not any(module.partition(".")[0] in PACKAGES for module in modules):
+        others(what)
+        return
     log.warning(
         msg("trainer.tracker.thread_failed", kind=what.exc_type.__name__, error=what.exc_value)
     )

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 from pathlib import Path
 from typing import NamedTuple
 
-from training.core import heartbeat, rundir
+from training.core import heartbeat, rundir, standing
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host.process import LAUNCHERS
@@ -44,12 +43,14 @@ def of_run(path: Path) -> dict[int, int]:
                 fixes,
             )
         )
-    host, elsewhere = socket.gethostname(), set()
+    elsewhere, machines = set(), set()
     found: dict[int, int] = {}
     for file in [run.supervisor, *path.glob("node*/supervisor.json")]:
         facts = rundir.read_json(file) or {}
-        if facts and facts.get("host") != host:
-            elsewhere.add(str(facts.get("host")))
+        if where := standing.elsewhere(facts):
+            elsewhere.add(where)
+            if where == facts["host"]:  # not another container of this machine
+                machines.add(where)
             continue
         for entry in facts.get("ranks", []):
             process = procfs.read_process(entry["pid"])
@@ -86,7 +87,7 @@ def of_run(path: Path) -> dict[int, int]:
                         elsewhere=", ".join(sorted(elsewhere)),
                     ),
                     "",
-                    [f"ssh {min(elsewhere)}"],
+                    [f"ssh {min(machines)}"] if machines else [],
                 )
             )
         raise UserError(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,10 @@ from training.monitor.runs import facts
 from training.monitor.runs.facts import DAMAGED, EMPTY, FOREIGN, LIVE, RunFacts, size_on_disk
 
 TRASH = ".trash-"  # prefix of what is being deleted
+# A run whose processes are not found, though its machine is this one, is over once it has written
+# nothing for this time: /proc with hidepid hides those of other users, and early runs have not
+# recorded their PID namespace.
+HIDDEN_S = 600.0
 MEMORY = re.compile(r"rank\d+\.memory\.pickle")
 
 
@@ -86,7 +90,7 @@ def untouchable(run: RunFacts) -> str:
     if run.state in (DAMAGED, EMPTY) and (run.age_s or 0.0) < standing.STARTED_WITHIN_S:
         return msg("cli.clean.live", state=facts.word("starting"))
     supervisor = run_reader.read_supervisor(run.run.supervisor)
-    here = supervisor is not None and supervisor.get("host") == socket.gethostname()
+    here = supervisor is not None and standing.is_here(supervisor)
     # finished, but the supervisor still writes its report
     if supervisor and here and standing.lives(supervisor):
         return msg("cli.clean.live", state=facts.word("running"))
@@ -94,7 +98,10 @@ def untouchable(run: RunFacts) -> str:
     # launcher started have none, and their processes may be those of another machine.
     began = number(supervisor.get("started")) or 0.0 if supervisor else 0.0
     here = here and began >= (run.started or 0.0)
-    if run.state == DIED and not here and (quiet := quiet_s(run.run)) < ELSEWHERE_S:
+    quiet = quiet_s(run.run) if run.state == DIED else math.inf
+    if here and quiet < HIDDEN_S:
+        return msg("cli.clean.hidden", age=duration(quiet))
+    if not here and quiet < ELSEWHERE_S:
         return msg("cli.clean.elsewhere", age=duration(quiet))
     return ""
 

@@ -71,8 +71,8 @@ def _measure(experiment: Experiment, as_json: bool) -> int:
     for line in render.introduction(experiment):
         log.info(line)
     others = measure.BackgroundLoad()
-    rounds, parameters = measure.all_rounds(experiment)
-    report = analysis.analyze(rounds, experiment, parameters, others.cores())
+    rounds, sizes = measure.all_rounds(experiment)
+    report = analysis.analyze(rounds, experiment, sizes, others.cores())
     print(json_text.answer(render.record(report)) if as_json else render.text(report))
     return int(Exit.DONE)
 

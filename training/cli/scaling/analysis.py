@@ -6,12 +6,11 @@ import statistics
 from dataclasses import dataclass
 
 from training.cli.scaling.experiment import Experiment
-from training.cli.scaling.measure import RankLayout, Round
+from training.cli.scaling.measure import RankLayout, Round, Sizes
 
 # Expected speed-up of data-parallel training, by number of ranks.
 BANDS = {2: (1.8, 1.9), 4: (3.5, 3.8), 8: (7.0, 7.5)}
 REFERENCE, BELOW, WITHIN, BETTER, NO_BAND = "reference", "below", "in_band", "better", "no_band"
-GRADIENT_BYTES = 4  # of each parameter: weights and gradients are fp32
 NOISY = 0.05  # largest spread of the rounds, as a fraction of the median
 BUSY = 0.1  # largest fraction of the cores used by other processes
 
@@ -31,7 +30,12 @@ class ScalingResult:
     apart_ms: float | None = None  # as many simultaneous runs of one rank, no communication
     machine_ms: float | None = None  # loss of those against one run alone
     exchange_ms: float | None = None  # further loss of the ranks: communication
-    gigabytes_per_s: float | None = None  # of gradients, at least: all within a step
+    gradient_bytes: int | None = None  # that each rank exchanges per step
+
+    @property
+    def gigabytes_per_s(self) -> float | None:
+        """Of gradients, at least: all within a step."""
+        return self.gradient_bytes / self.step_ms / 1e6 if self.gradient_bytes else None
 
     @property
     def efficiency(self) -> float:
@@ -53,11 +57,6 @@ class ScalingReport:
     @property
     def busy(self) -> bool:
         return self.other_work > BUSY * self.experiment.cores
-
-    @property
-    def gradient_mb(self) -> float | None:
-        """Megabytes that each rank exchanges per step."""
-        return GRADIENT_BYTES * self.parameters / 1e6 if self.parameters else None
 
 
 def band(ranks: int) -> tuple[float, float] | None:
@@ -85,16 +84,18 @@ def verdict(ranks: int, speed_up: float) -> str:
 
 
 def analyze(
-    rounds: list[Round], experiment: Experiment, parameters: int | None, other_work: float
+    rounds: list[Round], experiment: Experiment, sizes: Sizes, other_work: float
 ) -> ScalingReport:
     """`other_work`: cores used by other processes. Ratios and differences are taken within a round,
     so that slow changes of the machine cancel out."""
-    results = [_result(n, rounds, experiment, parameters) for n in experiment.ranks]
-    return ScalingReport(experiment, parameters, results, other_work)
+    results = [
+        _result(n, rounds, experiment, sizes.gradient_bytes.get(n)) for n in experiment.ranks
+    ]
+    return ScalingReport(experiment, sizes.parameters, results, other_work)
 
 
 def _result(
-    ranks: int, rounds: list[Round], experiment: Experiment, parameters: int | None
+    ranks: int, rounds: list[Round], experiment: Experiment, gradient_bytes: int | None
 ) -> ScalingResult:
     rows = [
         (a, t, r.get(RankLayout(ranks, True)))
@@ -119,7 +120,5 @@ def _result(
         exchange_ms=statistics.median(at_once - apart for _, at_once, apart in split)
         if split
         else None,
-        gigabytes_per_s=GRADIENT_BYTES * parameters / step_ms / 1e6
-        if parameters and ranks > 1
-        else None,
+        gradient_bytes=gradient_bytes,
     )

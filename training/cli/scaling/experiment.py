@@ -19,7 +19,7 @@ from training.config.schema import FIELDS, Config
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT, ROOT
-from training.host import env_vars, gpus
+from training.host import env_vars, gpus, visible_devices
 from training.plan import training_plan as planner
 from training.plan.cli_args import QUICKSTART
 from training.tasks.spec import TaskSpec
@@ -204,9 +204,7 @@ def _experiment(
         sequences=plan["batch"]["device_sequences"],
         seq_len=plan["batch"]["seq_len"],
         accumulation=plan["batch"]["accumulation"],
-        gpus=tuple(
-            g["uuid"] if g["uuid"].startswith("GPU-") else str(g["index"]) for g in plan["gpus"]
-        ),
+        gpus=tuple(visible_devices.naming([(gpu["uuid"], gpu["index"]) for gpu in plan["gpus"]])),
         threads=int(own_threads) if own_threads.isdecimal() and int(own_threads) else 1,
         cores=env_vars.cpu_count(),
         unit=plan["task"]["unit"],

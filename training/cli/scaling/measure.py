@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.cli.scaling.experiment import THREADS, WARM_UP_STEPS, Experiment
@@ -54,6 +54,14 @@ class StepTime:
     ms: float
 
 
+@dataclass
+class Sizes:
+    """Sizes of the model, as far as the runs report them."""
+
+    parameters: int | None = None
+    gradient_bytes: dict[int, int] = field(default_factory=dict)  # of a rank and step, by ranks
+
+
 Round = dict[RankLayout, float | None]  # step time in ms; None: not measured
 
 
@@ -90,8 +98,8 @@ class BackgroundLoad:
         return float(busy - sum(os.times()[:4]))
 
 
-def all_rounds(experiment: Experiment) -> tuple[list[Round], int | None]:
-    """Step times of every round, and the model's number of parameters. Raises Failed and keeps the
+def all_rounds(experiment: Experiment) -> tuple[list[Round], Sizes]:
+    """Step times of every round, and the sizes of the model. Raises Failed and keeps the
     run directory then. Never leaves a process of a run."""
     kinds = [
         RankLayout(1),
@@ -131,13 +139,13 @@ def all_rounds(experiment: Experiment) -> tuple[list[Round], int | None]:
             _remove(folder)
         raise
     _remove(folder)
-    return rounds, laboratory.parameters
+    return rounds, laboratory.sizes
 
 
 class _Laboratory:
     def __init__(self, experiment: Experiment, folder: Path) -> None:
         self.experiment, self.folder = experiment, folder
-        self.parameters: int | None = None
+        self.sizes = Sizes()
         self._step_ms = math.inf  # of one rank alone
         self._late_s = 0.0  # longest time that the first of several runs trained alone
         self._count = 0
@@ -163,7 +171,9 @@ class _Laboratory:
         self._run(commands)
         runs = [steps(run) for _, _, run in commands]
         summary = read_json(commands[0][2].summary) or {}
-        self.parameters = summary.get("parameters", self.parameters)
+        self.sizes.parameters = summary.get("parameters", self.sizes.parameters)
+        if not kind.apart and "gradient_bytes" in summary:
+            self.sizes.gradient_bytes[kind.ranks] = summary["gradient_bytes"]
         for _, _, run in commands:
             shutil.rmtree(run.path, ignore_errors=True)  # checkpoints are large
         if kind == RankLayout(1):

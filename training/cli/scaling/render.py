@@ -115,7 +115,7 @@ def limits(result: ScalingResult, report: ScalingReport) -> list[str]:
         msg(
             "cli.scaling.limit_exchange",
             cost=_cost(result.exchange_ms, result),
-            exchange=_exchange(result, report),
+            exchange=_exchange(result),
         ),
     ]
 
@@ -161,13 +161,12 @@ def _machine(result: ScalingResult, report: ScalingReport) -> str:
     return msg("cli.scaling.shared")
 
 
-def _exchange(result: ScalingResult, report: ScalingReport) -> str:
-    if report.gradient_mb is None or result.gigabytes_per_s is None or report.parameters is None:
+def _exchange(result: ScalingResult) -> str:
+    if not result.gradient_bytes or result.gigabytes_per_s is None:
         return msg("cli.scaling.gradients")
     return msg(
         "cli.scaling.gradients_of",
-        parameters=units.millions(report.parameters),
-        megabytes=report.gradient_mb,
+        megabytes=result.gradient_bytes / 1e6,
         gigabytes_per_s=result.gigabytes_per_s,
     )
 
@@ -207,7 +206,6 @@ def record(report: ScalingReport) -> dict[str, object]:
         "rounds": e.rounds,
         "other_work_cores": _rounded(report.other_work),
         "parameters": report.parameters,
-        "gradients_mb_per_rank_and_step": _rounded(report.gradient_mb),
         "results": [_row(r, e.unit) for r in report.results],
         "notes": notes(report),
     }
@@ -229,6 +227,9 @@ def _row(r: ScalingResult, unit: str) -> dict[str, object]:
         "independent_runs_step_ms": _rounded(r.apart_ms),
         "machine_ms_per_step": _rounded(r.machine_ms),
         "exchange_ms_per_step": _rounded(r.exchange_ms),
+        "gradients_mb_per_rank_and_step": None
+        if r.gradient_bytes is None
+        else _rounded(r.gradient_bytes / 1e6),
         "gradients_gb_per_s_at_least": _rounded(r.gigabytes_per_s),
         "limited_by": main_limit(r) if separated else None,
     }

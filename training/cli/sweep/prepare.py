@@ -26,7 +26,7 @@ from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT
 from training.core.sweep_dir import COMMAND, SweepDir
 from training.core.units import plural
-from training.host import gpus
+from training.host import gpus, visible_devices
 from training.host.placement import LOCAL
 from training.plan import training_plan
 from training.plan.cli_args import QUICKSTART
@@ -278,7 +278,7 @@ def gpu_slots(machine: Sequence[gpus.Gpu], per_run: int) -> list[Slot]:
     groups = [machine[at : at + per_run] for at in range(0, len(machine) - per_run + 1, per_run)]
     return [
         Slot(
-            ",".join(g.uuid if g.uuid.startswith("GPU-") else str(g.index) for g in group),
+            ",".join(visible_devices.naming([(gpu.uuid, gpu.index) for gpu in group])),
             tuple(gpu.index for gpu in group),
         )
         for group in groups

@@ -65,12 +65,12 @@ class Session:
         """Find out which runs are finished. Raises UserError for a run that another process
         trains. On another machine its process cannot be checked; it has ended with the sweep that
         started it, whose lock is free."""
-        problems, here = [], os.uname().nodename
+        problems = []
         for index, run in enumerate(self.runs):
             folder = RunDir(self.sweep.folder.experiments / run["name"])
             known = run_reader.read_supervisor(folder.supervisor)
             row = sweep_runs.row(self.sweep.folder, run["name"], run["values"])
-            lives = known and known.get("host") == here and standing.lives(known)
+            lives = known and standing.is_here(known) and standing.lives(known)
             if known and lives and row.state != FINISHED:
                 what = msg("cli.sweep.run_alive", name=run["name"], pid=known["pid"])
                 fixes = [f"./duet monitor --run={run['name']}", f"kill {known['pid']}"]

@@ -269,7 +269,8 @@ class StarterRecord(TypedDict):
 
     pid: int
     host: str
-    ticks: NotRequired[int]  # of its start, since boot; missing in plans of early 0.1
+    pid_namespace: NotRequired[str]  # of the PID; missing in plans of early 0.1, like the next
+    ticks: NotRequired[int]  # of its start, since boot
 
 
 class PlanStart(RanksPlan):

@@ -45,7 +45,8 @@ class SupervisorRecord(TypedDict, total=False):
 
     pid: int
     host: str
-    launch: str  # of the plan; missing in early 0.1
+    pid_namespace: str  # of all PIDs; missing in early 0.1, like the next
+    launch: str  # of the plan
     started: float  # unix s
     ticks: int  # of its start, since boot: identifies the process
     ranks: list[ProcessRecord]  # of this machine; [] before they are started
@@ -74,6 +75,7 @@ class SummaryRecord(TypedDict):
     tokens: NotRequired[int]
     samples: NotRequired[int]
     parameters: int
+    gradient_bytes: NotRequired[int]  # that a rank exchanges in a step; missing in early 0.1
     loss_first: float
     loss_last: float
     loss_begin: float  # mean over the first steps

@@ -165,9 +165,9 @@ def data(run: Run) -> Html | None:
         ("epochs", msg("monitor.report.data.epochs")),
     )
     rows += [
-        [word, f"{whole(run.data.get(key)):,}"]
+        [word, f"{value:,}"]
         for key, word in words
-        if whole(run.data.get(key)) is not None
+        if (value := whole(run.data.get(key)))  # 0: no limit
     ]
     if not run.data and run.metrics.steps and (total := run.state["progress"]["total_steps"]):
         rows.append([msg("monitor.report.data.total_steps"), f"{total:,}"])

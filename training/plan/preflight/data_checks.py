@@ -81,13 +81,14 @@ def _problem(file: Path) -> str:
 def wandb(config: Config, key: str | None = None) -> Check:
     """The mode of W&B and whether there is a login; never shows the key. `key`: from the config
     file."""
-    from training.host.wandb_login import wandb_mode
+    from training.host.wandb_login import netrc_file, wandb_mode
 
     mode, reason = wandb_mode(config, key)
     logged_in = (
         wandb_mode(replace(config, use_dummy_wandb=False, wandb_mode="auto"), key)[0] == "online"
     )
-    by_file = msg("plan.wandb.key_in_config") if key else msg("plan.wandb.login_netrc")
+    in_netrc = msg("plan.wandb.login_netrc", file=netrc_file())
+    by_file = msg("plan.wandb.key_in_config") if key else in_netrc
     login = msg("plan.wandb.login_variable") if os.environ.get("WANDB_API_KEY") else by_file
     if mode == "disabled":
         return Check(WANDB, OK, msg("plan.wandb.not_used", reason=reason))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,10 +32,10 @@ def not_running(run: rundir.RunDir, *, waits: bool) -> list[Check]:
         text = msg("plan.run.still_running", name=run.name, pid=pid)
         return [Check("run", ERROR, text, running.fixes(run, pid))]
     facts = rundir.read_json(run.supervisor) or {}
-    host = facts.get("host")
-    if facts.get("pid") is None or host == socket.gethostname():
+    host = standing.elsewhere(facts)
+    if facts.get("pid") is None or host is None:
         return []
-    return _not_elsewhere(run, str(host), waits=waits)
+    return _not_elsewhere(run, host, waits=waits)
 
 
 def _not_elsewhere(run: rundir.RunDir, host: str, *, waits: bool) -> list[Check]:

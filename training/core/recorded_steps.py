@@ -1,5 +1,5 @@
-"""What the summary of a run needs of metrics.jsonl: a few numbers of each step, in arrays, since a
-run may have millions of steps."""
+"""What the summary of a run and a model card need of metrics.jsonl: a few numbers of each step, in
+arrays, since a run may have millions of steps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import statistics
 from array import array
 from bisect import bisect_left
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from training.core import evaluations, rundir
@@ -23,6 +24,7 @@ class RecordedSteps:
 
     def __init__(self, run: rundir.RunDir, last: int, names: tuple[str, ...]) -> None:
         self.evaluations: dict[int, Figures] = {}  # by step
+        self.last: Figures | None = None  # record of the newest step
         self._names = names
         self._steps, self._computed = array("q"), array("b")  # has the step a loss?
         self._columns = {name: array("d") for name in (LOSS, MEMORY, *names)}
@@ -41,6 +43,7 @@ class RecordedSteps:
             del self._steps[at:], self._computed[at:]
             for column in self._columns.values():
                 del column[at:]
+        self.last = step
         self._steps.append(step["step"])
         self._computed.append(step[LOSS] is not None)
         memory = (used for used in step.get(MEMORY, ()) if used is not None)
@@ -50,10 +53,14 @@ class RecordedSteps:
             self._columns[name].append(math.nan if value is None else value)
 
     @property
+    def steps(self) -> list[int]:
+        """Those of `losses`."""
+        return list(compress(self._steps, self._computed))
+
+    @property
     def losses(self) -> list[float]:
         """Without those of steps that fp16 has skipped."""
-        pairs = zip(self._columns[LOSS], self._computed, strict=True)
-        return [loss for loss, computed in pairs if computed]
+        return list(compress(self._columns[LOSS], self._computed))
 
     @property
     def most_memory(self) -> int | None:
