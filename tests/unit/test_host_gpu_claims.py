@@ -34,7 +34,7 @@ def known(index: int) -> Gpu:
 def test_a_claim_ends_with_its_process(launch: subprocess.Popen[bytes]) -> None:
     gpu_claims.claim(launch.pid, [known(0), known(2)])
     assert gpu_claims.others() == {UUID.format(0): launch.pid, UUID.format(2): launch.pid}
-    gpu_claims.claim(launch.pid, [])
+    gpu_claims.release(launch.pid)
     assert gpu_claims.others() == {}
     gpu_claims.claim(launch.pid, [known(1)])
     launch.kill()

@@ -46,8 +46,17 @@ def others() -> dict[str, int]:
 def claim(pid: int, gpus: Iterable[Gpu]) -> None:
     """`pid`: of the process that starts the ranks."""
     with suppress(OSError):
-        file = _folder() / f"{pid}.json"
-        rundir.write_json(file, {**standing.identity(pid), "gpus": [gpu.uuid for gpu in gpus]})
+        record = {**standing.identity(pid), "gpus": [gpu.uuid for gpu in gpus]}
+        rundir.write_json(_file(pid), record)
+
+
+def release(pid: int) -> None:
+    with suppress(OSError):
+        _file(pid).unlink(missing_ok=True)
+
+
+def _file(pid: int) -> Path:
+    return _folder() / f"{pid}.json"
 
 
 def _folder() -> Path:

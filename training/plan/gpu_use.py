@@ -22,8 +22,8 @@ def choose(request: LaunchRequest, environ: Mapping[str, str], not_asked: str) -
         return GpuChoice(GpuInventory((), not_asked))
     with gpu_claims.choosing():
         found = _choice(request, environ)
-        if request.starter:
-            gpu_claims.claim(request.starter, found.machine.gpus[: request.gpu_ranks])
+        if request.starter and (used := found.machine.gpus[: request.gpu_ranks]):
+            gpu_claims.claim(request.starter, used)
     return found
 
 
@@ -31,7 +31,7 @@ def use(request: LaunchRequest, begun: PlanStart, choice: GpuChoice) -> None:
     """The ranks see the GPUs that were chosen, if there is a choice and they use any."""
     on_gpus = begun["device"]["value"] == "cuda"
     if request.starter and not on_gpus:
-        gpu_claims.claim(request.starter, ())
+        gpu_claims.release(request.starter)
     if choice.visible is None:
         return
     others = [v for v in begun["variables"] if v["name"] != gpus.VISIBLE]
