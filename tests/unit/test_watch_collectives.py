@@ -1,5 +1,5 @@
 """Collectives that a rank has called, read from outside: servers with arbitrary answers, and what
-counts as a difference."""
+they add to a finding."""
 
 from __future__ import annotations
 
@@ -20,14 +20,7 @@ from training.watchdog import called as called_collectives
 from training.watchdog import culprit, slow_rank, stall_detector
 from training.watchdog.hang_report import DESYNC, HANG, STOPPED, UNEVEN, HangFinding
 from training.watchdog.probes import flight_recorder, snapshot
-from training.watchdog.probes.flight_recorder import (
-    SCHEDULED,
-    STARTED,
-    Call,
-    divided,
-    mismatch,
-    not_started,
-)
+from training.watchdog.probes.flight_recorder import Call
 
 ENTRY = {
     "process_group": ["3", "undefined"],
@@ -175,30 +168,6 @@ def test_fields_of_another_torch_count_as_none(tmp_path: Path, fields: dict[str,
         assert flight_recorder.read(folder, 0) is None
 
 
-def test_only_pending_collectives_are_compared() -> None:
-    ones, twos = (
-        Call("0", 1, "all_reduce", "float [1]", open=False),
-        Call("0", 1, "all_reduce", "float [2]", open=False),
-    )
-    assert mismatch({0: [ones], 1: [twos]}) is None, "both have completed it"
-    waits = Call("0", 1, "all_reduce", "float [2]", open=True)
-    found = mismatch({0: [ones], 1: [waits]})
-    assert found and found.number == 1
-
-
-@pytest.mark.parametrize("operation", sorted(flight_recorder.OWN_SHAPES))
-def test_different_parts_of_a_collective_are_not_a_mismatch(operation: str) -> None:
-    mine, other = Call("0", 1, operation, "float [2, 2]"), Call("0", 1, operation, "")
-    assert mismatch({0: [mine], 1: [other]}) is None
-    found = mismatch({0: [mine], 1: [other], 2: [Call("0", 1, "barrier", "")]})
-    assert found and found.rank == 2
-
-
-def test_groups_are_distinguished() -> None:
-    first, second = Call("1", 1, "barrier", ""), Call("2", 1, "all_reduce", "float [4]")
-    assert mismatch({0: [first, second], 1: [second, first]}) is None
-
-
 def called(*at_ms: float) -> dict[tuple[str, int], int]:
     """Collectives 1, 2, … of one group, called at these times."""
     return {("0", number): int(1e6 * ms) for number, ms in enumerate(at_ms, 1)}
@@ -226,47 +195,6 @@ def test_ranks_that_are_late_in_turns_or_rarely_are_not_slow() -> None:
     assert slow_rank.compare({0: called(*even), 1: called(*slightly)}) is None
 
 
-def waiting(group: str, number: int = 1) -> Call:
-    return Call(group, number, "all_reduce", "float [2]")
-
-
-def used(group: str, number: int = 1) -> Call:
-    return Call(group, number, "all_reduce", "float [2]", open=False)
-
-
-@pytest.mark.parametrize(
-    ("calls", "found"),
-    [
-        ([[waiting("1")], [waiting("2")]], True),
-        ([[waiting("1")], [used("1"), waiting("2")]], False),  # rank 0 may still get its result
-        ([[waiting("1")], [waiting("1")]], False),
-        ([[waiting("1")], [used("2")]], False),  # rank 1 works
-        ([[waiting("1")], [waiting("2")], [waiting("3")], [waiting("4")]], True),
-        (
-            [[waiting("1")], [waiting("1")], [waiting("2")], [waiting("2")]],
-            False,
-        ),  # without overlap
-        # Ranks 0 and 1 have both been in groups 1 and 2 before.
-        (
-            [
-                [used("1"), used("2"), waiting("1", 2)],
-                [used("1"), used("2"), waiting("2", 2)],
-                [waiting("3")],
-                [waiting("3")],
-            ],
-            True,
-        ),
-        ([[used("0"), waiting("1", 2)], [used("1"), waiting("0", 2)], [waiting("1", 2)]], True),
-    ],
-)
-def test_ranks_in_different_groups(calls: list[list[Call]], found: bool) -> None:
-    different = divided(dict(enumerate(calls)))
-    assert (different is not None) == found
-    if different:
-        assert different.rank is None and set(different.calls) == set(range(len(calls)))
-        assert all(call.open for call in different.calls.values())
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -281,30 +209,6 @@ def test_another_root_may_be_why_all_ranks_wait(
         monkeypatch.setattr(stall_detector, what, lambda _: {})
     found = stall_detector._all_wait({}, {0: name, 1: name}, {}, elsewhere=False)
     assert isinstance(found, HangFinding) and found.how == msg(text, name=name)
-
-
-def test_the_gpu_that_has_not_reached_a_collective() -> None:
-    def call(number: int, state: str, group: str = "0", *, is_open: bool = True) -> Call:
-        return Call(group, number, "all_reduce", "float [2]", open=is_open, state=state)
-
-    done = call(7, "completed", is_open=False)
-    runs, queued, later = call(8, STARTED), call(8, SCHEDULED), call(9, SCHEDULED)
-    assert not_started({0: [done, runs, later], 1: [done, queued, later]}) == (1, queued)
-    assert not_started({0: [queued], 1: [runs], 2: [runs]}) == (0, queued)
-    assert not_started({2: [queued], 5: [runs]}) == (2, queued), "ranks of another machine"
-    for none in (
-        {},
-        {0: [queued]},
-        {0: [runs], 1: [runs]},
-        {0: [queued], 1: [queued]},
-        {0: [runs], 1: [queued], 2: [queued]},  # one of the two
-        {0: [runs], 1: [done]},  # it has not called it
-        {0: [runs], 1: []},
-        {0: [runs], 1: [call(8, SCHEDULED, is_open=False)]},  # gloo: never started
-        {0: [runs], 1: [call(8, SCHEDULED, "1")]},  # of another group
-        {0: [call(8, "completed")], 1: [queued]},
-    ):
-        assert not_started(none) is None, none
 
 
 def test_a_recorder_that_is_off_does_not_count_and_is_reported() -> None:
