@@ -20,7 +20,7 @@ from training.watchdog import called as called_collectives
 from training.watchdog import culprit, slow_rank, stall_detector
 from training.watchdog.hang_report import DESYNC, HANG, STOPPED, UNEVEN, HangFinding
 from training.watchdog.probes import flight_recorder, snapshot
-from training.watchdog.probes.flight_recorder import Call
+from training.watchdog.probes.flight_recorder import Call, CallKey
 
 ENTRY = {
     "process_group": ["3", "undefined"],
@@ -68,13 +68,14 @@ def answers(folder: Path, answer: Any, backend: str = "gloo", other: bytes = b""
 
 def test_the_calls_of_a_rank(tmp_path: Path) -> None:
     waits = ENTRY | {"collective_seq_id": 5, "retired": False}
-    with answers(tmp_path, {"entries": [ENTRY, waits, ENTRY | {"is_p2p": True}]}) as folder:
+    receives = ENTRY | {"is_p2p": True, "p2p_seq_id": 1}
+    with answers(tmp_path, {"entries": [ENTRY, waits, receives]}) as folder:
         called = flight_recorder.read(folder, 0)
         assert flight_recorder.pending(folder, 0) is True
     # Keyed by group number: all groups of new_group() have the same description.
     assert called == [
-        Call("3", 4, "all_reduce", "float [7]", open=False),
-        Call("3", 5, "all_reduce", "float [7]", open=True),
+        Call("3", 4, "all_reduce", "float [7]", open=False, backend="gloo"),
+        Call("3", 5, "all_reduce", "float [7]", open=True, backend="gloo"),
     ]
     assert flight_recorder.read(folder, 1) is None and flight_recorder.pending(folder, 1) is None
     assert (
@@ -87,18 +88,49 @@ def test_the_calls_of_a_rank_on_nccl(tmp_path: Path) -> None:
     """NCCL has a recorder of its own; the other one is empty or does not exist."""
     entry = ENTRY | {"profiling_name": "nccl:all_reduce", "retired": False}
     with answers(tmp_path, {"entries": [entry]}, "nccl") as folder:
-        assert flight_recorder.read(folder, 0) == [Call("3", 4, "all_reduce", "float [7]")]
+        assert flight_recorder.read(folder, 0) == [
+            Call("3", 4, "all_reduce", "float [7]", backend="nccl")
+        ]
 
 
-def test_one_recorder_without_an_answer_does_not_hide_the_other(tmp_path: Path) -> None:
-    later = ENTRY | {"collective_seq_id": 5, "time_created_ns": 2}
-    entries = [later, ENTRY | {"time_created_ns": 1}]
-    for backend in ("gloo", "nccl"):
-        place = tmp_path / backend
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_the_calls_of_one_recorder_are_not_all_calls(tmp_path: Path, backend: str) -> None:
+    """A process group may have both backends, and the one without an answer the newest calls."""
+    times = {"time_created_ns": 1}
+    waits = {"entries": [ENTRY | times, ENTRY | times | {"retired": False}]}
+    for name, entries, pending in (("waits", waits, True), ("done", {"entries": [ENTRY]}, None)):
+        place = tmp_path / name
         place.mkdir()
-        with answers(place, {"entries": entries}, backend, other=b"{half an answ") as folder:
-            called = flight_recorder.read(folder, 0)
-            assert called is not None and [call.number for call in called] == [4, 5], "by time"
+        with answers(place, entries, backend, other=b"{half an answ") as folder:
+            assert flight_recorder.read(folder, 0) is None
+            assert flight_recorder.newest(folder, 0) is flight_recorder.arrivals(folder, 0) is None
+            assert flight_recorder.pending(folder, 0) is pending
+
+
+def test_the_recorders_of_both_backends(tmp_path: Path) -> None:
+    """Both number the collectives of a group."""
+    later = ENTRY | {"profiling_name": "nccl:barrier", "time_created_ns": 2}
+    text = json.dumps({"entries": [ENTRY | {"time_created_ns": 3}]}).encode()
+    with answers(tmp_path, {"entries": [later]}, "nccl", other=text) as folder:
+        calls = flight_recorder.read(folder, 0)
+        times = flight_recorder.arrivals(folder, 0)
+    assert calls and [call.key for call in calls] == [("3", "nccl", 4), ("3", "gloo", 4)], "by time"
+    assert times and times.keys() == {call.key for call in calls}
+
+
+def test_an_exchange_in_a_batch_is_not_a_collective(tmp_path: Path) -> None:
+    """NCCL records a batch of sends and receives once more, with the number of the last
+    collective."""
+    done = ENTRY | {"profiling_name": "nccl:all_reduce", "p2p_seq_id": 0, "time_created_ns": 1}
+    sent = done | {"profiling_name": "nccl:send 0->1", "p2p_seq_id": 1, "is_p2p": True}
+    batch = done | {"profiling_name": "nccl:coalesced", "p2p_seq_id": 1, "time_created_ns": 2}
+    parts = done | {"profiling_name": "nccl:_broadcast_oop", "collective_seq_id": 5}
+    whole = parts | {"profiling_name": "nccl:ALLGATHER_coalesced", "input_sizes": []}
+    with answers(tmp_path, {"entries": [done, sent, batch, parts, whole]}, "nccl") as folder:
+        calls, times = flight_recorder.read(folder, 0), flight_recorder.arrivals(folder, 0)
+    assert calls is not None
+    assert [call.operation for call in calls] == ["all_reduce", "allgather_coalesced"]
+    assert times == {("3", "nccl", 4): 1, ("3", "nccl", 5): 1}
 
 
 def test_nccl_without_its_watchdog_thread_retires_nothing(
@@ -125,9 +157,8 @@ def test_a_rank_without_pending_collectives(tmp_path: Path) -> None:
 
 
 def test_a_pending_receive_counts_too(tmp_path: Path) -> None:
-    with answers(
-        tmp_path, {"entries": [ENTRY, ENTRY | {"is_p2p": True, "retired": False}]}
-    ) as folder:
+    receives = ENTRY | {"is_p2p": True, "p2p_seq_id": 1, "retired": False}
+    with answers(tmp_path, {"entries": [ENTRY, receives]}) as folder:
         assert flight_recorder.pending(folder, 0) is True
 
 
@@ -168,9 +199,9 @@ def test_fields_of_another_torch_count_as_none(tmp_path: Path, fields: dict[str,
         assert flight_recorder.read(folder, 0) is None
 
 
-def called(*at_ms: float) -> dict[tuple[str, int], int]:
+def called(*at_ms: float) -> dict[CallKey, int]:
     """Collectives 1, 2, … of one group, called at these times."""
-    return {("0", number): int(1e6 * ms) for number, ms in enumerate(at_ms, 1)}
+    return {("0", "gloo", number): int(1e6 * ms) for number, ms in enumerate(at_ms, 1)}
 
 
 def test_a_rank_that_is_always_last_is_slow() -> None:

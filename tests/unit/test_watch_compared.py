@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.watchdog.compared_calls import OWN_SHAPES, divided, mismatch, not_started
+from training.watchdog.compared_calls import OWN_SHAPES, counts, divided, mismatch, not_started
 from training.watchdog.probes.flight_recorder import SCHEDULED, STARTED, Call
 
 
@@ -30,6 +30,18 @@ def test_different_parts_of_a_collective_are_not_a_mismatch(operation: str) -> N
 def test_groups_are_distinguished() -> None:
     first, second = Call("1", 1, "barrier", ""), Call("2", 1, "all_reduce", "float [4]")
     assert mismatch({0: [first, second], 1: [second, first]}) is None
+
+
+def test_the_backends_of_a_group_are_distinguished() -> None:
+    """init_process_group("cpu:gloo,cuda:nccl"): a rank that has not called gloo's third one."""
+    first = [Call("0", 3, "all_reduce", "float [8]", backend="nccl", open=False)]
+    third = Call("0", 3, "all_reduce", "float [3]", backend="gloo")
+    calls = {0: [*first, third], 1: first}
+    assert mismatch(calls) is None and divided(calls) is None
+    assert counts(calls) == {0: 6, 1: 3}
+    waits = Call("0", 4, "all_reduce", "float [8]", backend="nccl")
+    assert divided({0: [*first, third], 1: [*first, waits]}), "rank 1 waits for its GPU instead"
+    assert not divided({0: [*first, third], 1: [*first, waits, third]})
 
 
 def waiting(group: str, number: int = 1) -> Call:

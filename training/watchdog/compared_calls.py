@@ -33,15 +33,12 @@ class Mismatch:
 def mismatch(calls: Mapping[int, Sequence[Call]]) -> Mismatch | None:
     """The first collective that all of these ranks have called, that some of them are still in, and
     that differs between them."""
-    by_number = {
-        rank: {(call.group, call.number): call for call in own} for rank, own in calls.items()
-    }
-    if len(by_number) < 2:
+    by_key = {rank: {call.key: call for call in own} for rank, own in calls.items()}
+    if len(by_key) < 2:
         return None
-    for key in sorted(
-        set.intersection(*(set(own) for own in by_number.values())), key=lambda k: (k[1], k[0])
-    ):
-        at = {rank: own[key] for rank, own in by_number.items()}
+    by_all = set.intersection(*(set(own) for own in by_key.values()))
+    for group, backend, number in sorted(by_all, key=lambda key: (key[2], key)):
+        at = {rank: own[group, backend, number] for rank, own in by_key.items()}
         if not any(call.open for call in at.values()):
             continue
         texts = {
@@ -51,7 +48,7 @@ def mismatch(calls: Mapping[int, Sequence[Call]]) -> Mismatch | None:
         (common, votes), *others = Counter(texts.values()).most_common()
         if others:
             odd = [rank for rank in at if texts[rank] != common]
-            return Mismatch(odd[0] if votes > len(at) / 2 and len(odd) == 1 else None, key[1], at)
+            return Mismatch(odd[0] if votes > len(at) / 2 and len(odd) == 1 else None, number, at)
     return None
 
 
@@ -71,20 +68,20 @@ def divided(calls: Mapping[int, Sequence[Call]]) -> Divided | None:
     """`calls`: of all ranks of the job. The ranks of a group are unknown here. Each rank waits in a
     call that no other rank has made: then the missing ones wait elsewhere, which is certain. Or two
     ranks do so that have both used the group of the other one before."""
-    made = {rank: {(c.group, c.number) for c in own} for rank, own in calls.items()}
+    made = {rank: {c.key for c in own} for rank, own in calls.items()}
     waits = {rank: [c for c in own if c.open] for rank, own in calls.items()}
     if len(calls) < 2 or not all(waits.values()):
         return None
 
     def lacks(other: int, rank: int) -> bool:
-        return not any((c.group, c.number) in made[other] for c in waits[rank])
+        return not any(c.key in made[other] for c in waits[rank])
 
     def belongs(other: int, rank: int) -> bool:
         known = {DEFAULT_GROUP} | {c.group for c in calls[other]}
         return all(c.group in known for c in waits[rank])
 
     def apart(one: int, other: int) -> bool:
-        groups = ({c.group for c in waits[rank]} for rank in (one, other))
+        groups = ({(c.group, c.backend) for c in waits[rank]} for rank in (one, other))
         return set.isdisjoint(*groups) and lacks(one, other) and lacks(other, one)
 
     pairs = list(itertools.combinations(calls, 2))
@@ -99,24 +96,30 @@ def not_started(calls: Mapping[int, Sequence[Call]]) -> tuple[int, Call] | None:
     """The one rank whose GPU has not reached a collective in which the GPUs of all others wait, and
     that collective."""
     waiting = {
-        rank: {(c.group, c.number) for c in own if c.open and c.state == STARTED}
-        for rank, own in calls.items()
+        rank: {c.key for c in own if c.open and c.state == STARTED} for rank, own in calls.items()
     }
     for rank, own in calls.items():
         others = [reached for other, reached in waiting.items() if other != rank]
         if not others:
             return None
         for call in own:
-            key = (call.group, call.number)
             late = call.open and call.state == SCHEDULED
-            if late and all(key in reached for reached in others):
+            if late and all(call.key in reached for reached in others):
                 return rank, call
     return None
 
 
 def counts(calls: Mapping[int, Sequence[Call]]) -> dict[int, int]:
-    """Number of the last collective of each rank, over all groups."""
-    return {rank: max((call.number for call in own), default=0) for rank, own in calls.items()}
+    """Number of the last collective of each rank, over all groups, and of each backend, as these
+    number their own."""
+
+    def last(own: Sequence[Call], backend: str) -> int:
+        return max(call.number for call in own if call.backend == backend)
+
+    return {
+        rank: sum(last(own, backend) for backend in {call.backend for call in own})
+        for rank, own in calls.items()
+    }
 
 
 def noted(how: str, ranks: Iterable[int]) -> str:

@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,9 @@ UNREADABLE = (
 SCHEDULED, STARTED = "scheduled", "started"
 
 
-CallKey = tuple[str, int]  # process group, number of the collective in it
+# Process group, backend, number of the collective: a group may have several backends, as
+# "cpu:gloo,cuda:nccl", which number their own.
+CallKey = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ class Call:
     # By the GPU: SCHEDULED, STARTED (only with TORCH_NCCL_ENABLE_TIMING=1; never on gloo) or
     # completed, which a call may be for a while before its rank closes it.
     state: str = SCHEDULED
+    backend: str = ""
+
+    @property
+    def key(self) -> CallKey:
+        return self.group, self.backend, self.number
 
     def __str__(self) -> str:
         return (
@@ -78,7 +85,7 @@ class _Connection(http.client.HTTPConnection):
 def read(folder: Path, rank: int) -> list[Call] | None:
     """Calls of this rank, oldest first (the last 2000); None when it does not answer."""
     try:
-        return [call_of(entry) for entry in _entries(folder, rank) if not entry.get("is_p2p")]
+        return [call_of(entry) for entry in _collectives(folder, rank)]
     except UNREADABLE:
         return None
 
@@ -87,13 +94,7 @@ def arrivals(folder: Path, rank: int) -> dict[CallKey, int] | None:
     """When this rank has called each collective, in ns on this machine's clock; None when it does
     not answer."""
     try:
-        return {
-            (str((entry.get("process_group") or [""])[0]), int(entry["collective_seq_id"])): int(
-                entry["time_created_ns"]
-            )
-            for entry in _entries(folder, rank)
-            if not entry.get("is_p2p")
-        }
+        return {_key(entry): int(entry["time_created_ns"]) for entry in _collectives(folder, rank)}
     except UNREADABLE:
         return None
 
@@ -111,15 +112,45 @@ def newest(folder: Path, rank: int) -> int | None:
 def pending(folder: Path, rank: int) -> bool | None:
     """Has this rank an unfinished collective? None: unknown."""
     try:
-        entries = _entries(folder, rank)
-        return not all(entry.get("retired", False) for entry in entries) if entries else None
+        entries, failed = _answered(folder, rank)
+        if not all(entry.get("retired", False) for entry in entries):
+            return True
+        return False if entries and not failed else None
     except UNREADABLE:
         return None
 
 
+def _collectives(folder: Path, rank: int) -> Iterable[Record]:
+    """Where NCCL records the parts of a collective too, the last entry is the whole. A batch of
+    exchanges ends with such an entry as well, with the number of the collective before."""
+    entries = [(_launch(entry), entry) for entry in _entries(folder, rank)]
+    exchanges = {launch for launch, entry in entries if entry.get("is_p2p")}
+    return {launch: entry for launch, entry in entries if launch not in exchanges}.values()
+
+
+def _launch(entry: Record) -> tuple[CallKey, object]:
+    """Entries that NCCL has launched together share it; no other ones do."""
+    return _key(entry), entry.get("p2p_seq_id")
+
+
+def _key(entry: Mapping[str, Any]) -> CallKey:
+    group = entry.get("process_group") or [""]
+    backend = str(entry.get("profiling_name", "")).rpartition(":")[0]
+    # By its name, which all ranks share: the description is 'undefined' for every new_group().
+    return str(group[0]), backend, int(entry.get("collective_seq_id", 0))
+
+
 def _entries(folder: Path, rank: int) -> list[Record]:
-    """Raises one of UNREADABLE. An unexpected answer of another torch version is only missing
-    evidence."""
+    """Raises one of UNREADABLE, also where only one recorder has answered. An unexpected answer of
+    another torch version is only missing evidence."""
+    entries, failed = _answered(folder, rank)
+    if failed:
+        raise failed
+    return entries
+
+
+def _answered(folder: Path, rank: int) -> tuple[list[Record], Exception | None]:
+    """The entries of all recorders, oldest first, and why one of them has not answered."""
     answers: list[Record | None] = []
     failed: Exception | None = None
     for handler in HANDLERS:
@@ -131,16 +162,14 @@ def _entries(folder: Path, rank: int) -> list[Record]:
         except UNREADABLE as error:
             failed = error
     entries = [answer.get("entries", []) for answer in answers if answer is not None]
-    # gloo's is empty where ranks use NCCL: then only NCCL's answer shows that there are no calls.
-    if not any(entries) and (failed or not entries):
-        raise failed or ValueError("no flight recorder answered")
-    return sorted(itertools.chain(*entries), key=lambda entry: entry.get("time_created_ns", 0))
+    if not entries:
+        failed = failed or ValueError("no flight recorder answered")
+    by_time = sorted(itertools.chain(*entries), key=lambda entry: entry.get("time_created_ns", 0))
+    return by_time, failed
 
 
 def _answer(folder: Path, rank: int, handler: str) -> Record | None:
     """None: this torch has no such handler."""
-    if handler == NCCL and os.environ.get(BLOCKING_WAIT, "").lower() in TRUE:
-        raise ValueError(f"with {BLOCKING_WAIT} no collective of NCCL is ever retired")
     with (
         flight_recorder_server.short(str(folder)) as short,
         contextlib.closing(
@@ -154,7 +183,10 @@ def _answer(folder: Path, rank: int, handler: str) -> Record | None:
         if answer.status != http.HTTPStatus.OK:
             raise ValueError(f"{handler}: status {answer.status}")
         found: Record = json.loads(answer.read())
-        return found
+    blocking = os.environ.get(BLOCKING_WAIT, "").lower() in TRUE
+    if handler == NCCL and blocking and found.get("entries"):
+        raise ValueError(f"with {BLOCKING_WAIT} no collective of NCCL is ever retired")
+    return found
 
 
 def call_of(entry: Mapping[str, Any]) -> Call:
@@ -164,14 +196,13 @@ def call_of(entry: Mapping[str, Any]) -> Call:
     shapes = ", ".join(
         f"{str(kind).lower()} {size}" for kind, size in zip(kinds, sizes, strict=False)
     )
-    group = entry.get("process_group") or ["", ""]
-    # By its name, which all ranks share: the description is 'undefined' for every new_group().
-    number = int(entry.get("collective_seq_id", 0))
+    group, backend, number = _key(entry)
     return Call(
-        str(group[0]),
+        group,
         number,
         operation.lower(),
         shapes,
         open=not entry.get("retired", False),
         state=str(entry.get("state", SCHEDULED)),
+        backend=backend,
     )
