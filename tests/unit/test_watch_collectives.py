@@ -96,12 +96,11 @@ def test_the_calls_of_a_rank_on_nccl(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_the_calls_of_one_recorder_are_not_all_calls(tmp_path: Path, backend: str) -> None:
     """A process group may have both backends, and the one without an answer the newest calls."""
-    times = {"time_created_ns": 1}
-    waits = {"entries": [ENTRY | times, ENTRY | times | {"retired": False}]}
-    for name, entries, pending in (("waits", waits, True), ("done", {"entries": [ENTRY]}, None)):
-        place = tmp_path / name
+    for retired, pending in ((False, True), (True, None)):
+        place = tmp_path / str(retired)
         place.mkdir()
-        with answers(place, entries, backend, other=b"{half an answ") as folder:
+        waits = ENTRY | {"collective_seq_id": 5, "time_created_ns": 1, "retired": retired}
+        with answers(place, {"entries": [waits]}, backend, other=b"{half an answ") as folder:
             assert flight_recorder.read(folder, 0) is None
             assert flight_recorder.newest(folder, 0) is flight_recorder.arrivals(folder, 0) is None
             assert flight_recorder.pending(folder, 0) is pending
@@ -197,6 +196,22 @@ def test_an_answer_of_another_torch_counts_as_none(tmp_path: Path, answer: Any) 
 def test_fields_of_another_torch_count_as_none(tmp_path: Path, fields: dict[str, Any]) -> None:
     with answers(tmp_path, {"entries": [ENTRY | fields]}) as folder:
         assert flight_recorder.read(folder, 0) is None
+
+
+def test_the_parts_of_a_launch_end_with_it(tmp_path: Path) -> None:
+    """torch never retires the parts that NCCL has launched together, only the whole."""
+    part = ENTRY | {"profiling_name": "nccl:send 0->1", "is_p2p": True, "retired": False}
+    part |= {"p2p_seq_id": 1}
+    whole = part | {"profiling_name": "nccl:coalesced", "is_p2p": False}
+    for name, entries, pending in (
+        ("done", [part, part, whole | {"retired": True}], False),
+        ("runs", [part, part, whole], True),
+        ("next", [part, whole | {"retired": True}, part | {"p2p_seq_id": 2}], True),
+    ):
+        place = tmp_path / name
+        place.mkdir()
+        with answers(place, {"entries": entries}, "nccl") as folder:
+            assert flight_recorder.pending(folder, 0) is pending, name
 
 
 def called(*at_ms: float) -> dict[CallKey, int]:

@@ -165,7 +165,9 @@ def _answered(folder: Path, rank: int) -> tuple[list[Record], Exception | None]:
     if not entries:
         failed = failed or ValueError("no flight recorder answered")
     by_time = sorted(itertools.chain(*entries), key=lambda entry: entry.get("time_created_ns", 0))
-    return by_time, failed
+    # torch retires none of the parts of a launch, only the whole.
+    done = {_launch(entry) for entry in by_time if entry.get("retired", False)}
+    return [entry | {"retired": _launch(entry) in done} for entry in by_time], failed
 
 
 def _answer(folder: Path, rank: int, handler: str) -> Record | None:
