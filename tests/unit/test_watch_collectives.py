@@ -20,7 +20,7 @@ from training.watchdog import called as called_collectives
 from training.watchdog import culprit, slow_rank, stall_detector
 from training.watchdog.hang_report import DESYNC, HANG, STOPPED, UNEVEN, HangFinding
 from training.watchdog.probes import flight_recorder, snapshot
-from training.watchdog.probes.flight_recorder import Call, CallKey
+from training.watchdog.probes.flight_recorder import Arrival, Call, CallKey
 
 ENTRY = {
     "process_group": ["3", "undefined"],
@@ -109,6 +109,7 @@ def test_the_calls_of_one_recorder_are_not_all_calls(tmp_path: Path, backend: st
 def test_the_recorders_of_both_backends(tmp_path: Path) -> None:
     """Both number the collectives of a group."""
     later = ENTRY | {"profiling_name": "nccl:barrier", "time_created_ns": 2}
+    later |= {"time_discovered_completed_ns": 3, "duration_ms": 1.5}
     text = json.dumps({"entries": [ENTRY | {"time_created_ns": 3}]}).encode()
     with answers(tmp_path, {"entries": [later]}, "nccl", other=text) as folder:
         calls = flight_recorder.read(folder, 0)
@@ -126,10 +127,9 @@ def test_an_exchange_in_a_batch_is_not_a_collective(tmp_path: Path) -> None:
     parts = done | {"profiling_name": "nccl:_broadcast_oop", "collective_seq_id": 5}
     whole = parts | {"profiling_name": "nccl:ALLGATHER_coalesced", "input_sizes": []}
     with answers(tmp_path, {"entries": [done, sent, batch, parts, whole]}, "nccl") as folder:
-        calls, times = flight_recorder.read(folder, 0), flight_recorder.arrivals(folder, 0)
+        calls = flight_recorder.read(folder, 0)
     assert calls is not None
     assert [call.operation for call in calls] == ["all_reduce", "allgather_coalesced"]
-    assert times == {("3", "nccl", 4): 1, ("3", "nccl", 5): 1}
 
 
 def test_nccl_without_its_watchdog_thread_retires_nothing(
@@ -214,9 +214,33 @@ def test_the_parts_of_a_launch_end_with_it(tmp_path: Path) -> None:
             assert flight_recorder.pending(folder, 0) is pending, name
 
 
-def called(*at_ms: float) -> dict[CallKey, int]:
-    """Collectives 1, 2, … of one group, called at these times."""
-    return {("0", "gloo", number): int(1e6 * ms) for number, ms in enumerate(at_ms, 1)}
+def test_the_time_of_a_collective_on_gpus_is_that_of_its_kernel(tmp_path: Path) -> None:
+    """The host may call it long before."""
+    of_gpu = {"profiling_name": "nccl:all_reduce", "time_created_ns": 1_000_000}
+    ended = {"time_discovered_completed_ns": 9_000_000, "duration_ms": 1.5}
+    runs = ENTRY | of_gpu | {"collective_seq_id": 5, "time_discovered_completed_ns": 0}
+    with answers(tmp_path, {"entries": [ENTRY | of_gpu | ended, runs]}, "nccl") as folder:
+        assert flight_recorder.arrivals(folder, 0) == {
+            ("3", "nccl", 4): Arrival(9_000_000, -1_500_000)
+        }
+    place = tmp_path / "gloo"
+    place.mkdir()
+    with answers(place, {"entries": [ENTRY | {"time_created_ns": 7}]}) as folder:
+        assert flight_recorder.arrivals(folder, 0) == {("3", "gloo", 4): Arrival(7, 7)}
+
+
+def called(*at_ms: float) -> dict[CallKey, Arrival]:
+    """Collectives 1, 2, … of one group of gloo, called at these times."""
+    times = [int(1e6 * ms) for ms in at_ms]
+    return {("0", "gloo", number): Arrival(at, at) for number, at in enumerate(times, 1)}
+
+
+def ran(*ms: float) -> dict[CallKey, Arrival]:
+    """Collectives 1, 2, … of one group of NCCL, one every 10 ms, with these durations."""
+    return {
+        ("0", "nccl", number): Arrival(int(1e7 * number), int(-1e6 * own))
+        for number, own in enumerate(ms, 1)
+    }
 
 
 def test_a_rank_that_is_always_last_is_slow() -> None:
@@ -228,6 +252,14 @@ def test_a_rank_that_is_always_last_is_slow() -> None:
     assert slow_rank.compare({0: called(*even)}) is None
     last = int(1e6 * late[-1])
     assert slow_rank.compare({0: called(*even), 1: called(*late)}, last) is None, "nothing new"
+
+
+def test_the_gpu_that_is_always_last_is_slow() -> None:
+    found = slow_rank.compare({0: ran(*[5.0] * 40), 1: ran(*[1.0] * 40), 2: ran(*[6.0] * 40)})
+    assert found and (found.rank, found.calls) == (1, 40)
+    assert found.wait_s == pytest.approx(0.004) and found.share == pytest.approx(0.41, abs=0.02)
+    assert slow_rank.compare({0: ran(*[5.0] * 40), 1: ran(*[4.5] * 40)}) is None
+    assert slow_rank.compare({0: ran(*[1.0] * 40), 1: called()}) is None, "nothing in common"
 
 
 def test_ranks_that_are_late_in_turns_or_rarely_are_not_slow() -> None:

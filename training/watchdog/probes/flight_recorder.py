@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from training.core.jsonl import Record
 from training.core.messages import msg
@@ -23,6 +23,7 @@ ANSWER_S = 1.0
 # torch's recorder for gloo, and NCCL's own one, which only CUDA builds of torch have.
 NCCL = "dump_nccl_trace_json"
 HANDLERS = ("fr_trace_json", NCCL)
+ON_GPUS = "nccl"  # backend
 # torch then has no watchdog thread for NCCL, which would retire them. The ranks have it from here.
 BLOCKING_WAIT, TRUE = (
     "TORCH_NCCL_BLOCKING_WAIT",
@@ -43,6 +44,13 @@ SCHEDULED, STARTED = "scheduled", "started"
 # Process group, backend, number of the collective: a group may have several backends, as
 # "cpu:gloo,cuda:nccl", which number their own.
 CallKey = tuple[str, str, int]
+
+
+class Arrival(NamedTuple):
+    """A rank in a collective."""
+
+    at_ns: int  # on this machine's clock: when it was called; on GPUs, when it had ended
+    late_ns: int  # compared with other ranks in the same collective: more is later
 
 
 @dataclass(frozen=True)
@@ -90,13 +98,24 @@ def read(folder: Path, rank: int) -> list[Call] | None:
         return None
 
 
-def arrivals(folder: Path, rank: int) -> dict[CallKey, int] | None:
-    """When this rank has called each collective, in ns on this machine's clock; None when it does
-    not answer."""
+def arrivals(folder: Path, rank: int) -> dict[CallKey, Arrival] | None:
+    """Of this rank in each collective; None when it does not answer."""
     try:
-        return {_key(entry): int(entry["time_created_ns"]) for entry in _collectives(folder, rank)}
+        found = {_key(entry): _arrival(entry) for entry in _collectives(folder, rank)}
     except UNREADABLE:
         return None
+    return {key: arrival for key, arrival in found.items() if arrival}
+
+
+def _arrival(entry: Record) -> Arrival | None:
+    """The host may call a collective long before its GPU begins it. The kernel of the GPU that
+    comes last is the shortest one. None: its duration is not known, or not yet."""
+    if _key(entry)[1] != ON_GPUS:
+        called = int(entry["time_created_ns"])
+        return Arrival(called, called)
+    if "duration_ms" not in entry:
+        return None
+    return Arrival(int(entry["time_discovered_completed_ns"]), -int(1e6 * entry["duration_ms"]))
 
 
 def newest(folder: Path, rank: int) -> int | None:
