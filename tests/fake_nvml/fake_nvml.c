@@ -19,7 +19,8 @@
  *
  * FAKE_NVML_MIG=0,1            in parts, one on each GPU: MIG-00000000, MIG-00000001 …      FAKE_NVML_MIG_GIB=10   their memory
  *
- * FAKE_NVML_XID=1:79,0:31      errors to report as events: GPU and number      FAKE_NVML_EVENTS=0   without events
+ * FAKE_NVML_XID=1:79,0:31      errors to report as events: GPU and number, or `lost`, an error of the wait
+ * FAKE_NVML_EVENTS=0           without events
  *
  * FAKE_NVML_VIRTUAL=0,2        1 passed through, 2 vGPU
  *
@@ -192,8 +193,10 @@ int nvmlEventSetWait_v2(void *set, Event *out, unsigned milliseconds) {
   if (set != registered) return INVALID_ARGUMENT;
   for (rest = rest ? rest : variable("FAKE_NVML_XID", ""); *rest;) {
     int known = sscanf(rest, "%u:%u", &index, &xid) == 2 && index < 16 && registered[index];
+    int lost = !strncmp(rest, "lost", 4);
     rest += strcspn(rest, ",");
     rest += *rest == ',';
+    if (lost) return IS_LOST;
     if (known) return *out = (Event){&devices[index], XID_CRITICAL_ERROR, xid, -1u, -1u}, OK;
   }
   return usleep(milliseconds * 1000), TIMEOUT;

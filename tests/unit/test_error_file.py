@@ -242,4 +242,6 @@ def test_an_error_report_has_the_newest_collective(tmp_path: Path) -> None:
     command = [sys.executable, "-c", REDUCES, str(ROOT), str(tmp_path)]
     subprocess.run(command, env=clean_environment(), check=True, timeout=120)
     found = read_json(run.rank_error(0)) or {}
-    assert flight_recorder.call_of(found["collective"]) == Call("0", 2, "all_reduce", "float [5]")
+    assert flight_recorder.call_of(found["collective"]) == Call(
+        "0", 2, "all_reduce", "float [5]", backend="gloo"
+    )

@@ -53,6 +53,16 @@ def test_the_errors_of_other_gpus_are_not_followed(driver: list[str]) -> None:
     events.close()
 
 
+def test_the_error_of_a_gpu_that_is_lost_meanwhile(
+    driver: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML may answer GPU_IS_LOST to the wait itself."""
+    monkeypatch.setenv("FAKE_NVML_XID", "0:31,lost,1:79")
+    events = XidEvents(driver)
+    assert [event.number for event in reported(events, 2)] == [31, 79]
+    events.close()
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("EVENTS", "0"), ("INIT", "9"), ("LOST", "3")], ids=str.lower
 )

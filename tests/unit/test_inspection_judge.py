@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from training.inspector import step_timer
 from training.inspector.analysis import Judge, due, next_due
 from training.inspector.reporting import Finding
 from training.inspector.shared_store import OwnStore, SharedStore
@@ -92,6 +95,43 @@ def test_differences_that_are_not_reported(
         + reports.after(1, *pace(150, other, other))
         == []
     )
+
+
+class Event:
+    """A GPU reaches it at this time, in ms; it has got to `reached`."""
+
+    reached = 0.0
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def query(self) -> bool:
+        return self.at <= Event.reached
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.query() and end.query(), "CUDA raises"
+        return end.at - self.at
+
+
+def test_the_times_of_a_gpu_are_not_those_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host waits for the result of the step before it begins the next one: for as long as the
+    GPU still computes, and waits for other ranks."""
+    host, gpu = SimpleNamespace(now=0.0), SimpleNamespace(now=0.0)
+    monkeypatch.setattr(step_timer, "time", SimpleNamespace(perf_counter=lambda: host.now))
+    monkeypatch.setattr(step_timer, "moment", lambda device: Event(gpu.now))
+    monkeypatch.setattr(step_timer.torch.cuda, "is_current_stream_capturing", lambda: False)
+    clock = step_timer.Clock(torch.device("cuda"))
+    for _ in range(step_timer.LEAST + 2):
+        gpu.now += 2  # without work, until the host has called it
+        clock.forward()
+        gpu.now += 7
+        clock.gradients()
+        gpu.now += 11  # collectives, the optimizer
+        clock.step()
+        host.now += 0.020
+        Event.reached = gpu.now - 1  # some time later than the host
+    assert clock.medians() == pytest.approx((9.0, 2.0, 20.0))
+    assert clock.count == step_timer.LEAST, "neither the first step, nor the last one yet"
 
 
 WAITS = {"step": 48, "in_step": True}

@@ -1,5 +1,5 @@
 """Collectives that a rank has called, read from outside: servers with arbitrary answers, and what
-counts as a difference."""
+they add to a finding."""
 
 from __future__ import annotations
 
@@ -20,14 +20,7 @@ from training.watchdog import called as called_collectives
 from training.watchdog import culprit, slow_rank, stall_detector
 from training.watchdog.hang_report import DESYNC, HANG, STOPPED, UNEVEN, HangFinding
 from training.watchdog.probes import flight_recorder, snapshot
-from training.watchdog.probes.flight_recorder import (
-    SCHEDULED,
-    STARTED,
-    Call,
-    divided,
-    mismatch,
-    not_started,
-)
+from training.watchdog.probes.flight_recorder import Arrival, Call, CallKey
 
 ENTRY = {
     "process_group": ["3", "undefined"],
@@ -75,13 +68,14 @@ def answers(folder: Path, answer: Any, backend: str = "gloo", other: bytes = b""
 
 def test_the_calls_of_a_rank(tmp_path: Path) -> None:
     waits = ENTRY | {"collective_seq_id": 5, "retired": False}
-    with answers(tmp_path, {"entries": [ENTRY, waits, ENTRY | {"is_p2p": True}]}) as folder:
+    receives = ENTRY | {"is_p2p": True, "p2p_seq_id": 1}
+    with answers(tmp_path, {"entries": [ENTRY, waits, receives]}) as folder:
         called = flight_recorder.read(folder, 0)
         assert flight_recorder.pending(folder, 0) is True
     # Keyed by group number: all groups of new_group() have the same description.
     assert called == [
-        Call("3", 4, "all_reduce", "float [7]", open=False),
-        Call("3", 5, "all_reduce", "float [7]", open=True),
+        Call("3", 4, "all_reduce", "float [7]", open=False, backend="gloo"),
+        Call("3", 5, "all_reduce", "float [7]", open=True, backend="gloo"),
     ]
     assert flight_recorder.read(folder, 1) is None and flight_recorder.pending(folder, 1) is None
     assert (
@@ -94,18 +88,48 @@ def test_the_calls_of_a_rank_on_nccl(tmp_path: Path) -> None:
     """NCCL has a recorder of its own; the other one is empty or does not exist."""
     entry = ENTRY | {"profiling_name": "nccl:all_reduce", "retired": False}
     with answers(tmp_path, {"entries": [entry]}, "nccl") as folder:
-        assert flight_recorder.read(folder, 0) == [Call("3", 4, "all_reduce", "float [7]")]
+        assert flight_recorder.read(folder, 0) == [
+            Call("3", 4, "all_reduce", "float [7]", backend="nccl")
+        ]
 
 
-def test_one_recorder_without_an_answer_does_not_hide_the_other(tmp_path: Path) -> None:
-    later = ENTRY | {"collective_seq_id": 5, "time_created_ns": 2}
-    entries = [later, ENTRY | {"time_created_ns": 1}]
-    for backend in ("gloo", "nccl"):
-        place = tmp_path / backend
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_the_calls_of_one_recorder_are_not_all_calls(tmp_path: Path, backend: str) -> None:
+    """A process group may have both backends, and the one without an answer the newest calls."""
+    for retired, pending in ((False, True), (True, None)):
+        place = tmp_path / str(retired)
         place.mkdir()
-        with answers(place, {"entries": entries}, backend, other=b"{half an answ") as folder:
-            called = flight_recorder.read(folder, 0)
-            assert called is not None and [call.number for call in called] == [4, 5], "by time"
+        waits = ENTRY | {"collective_seq_id": 5, "time_created_ns": 1, "retired": retired}
+        with answers(place, {"entries": [waits]}, backend, other=b"{half an answ") as folder:
+            assert flight_recorder.read(folder, 0) is None
+            assert flight_recorder.newest(folder, 0) is flight_recorder.arrivals(folder, 0) is None
+            assert flight_recorder.pending(folder, 0) is pending
+
+
+def test_the_recorders_of_both_backends(tmp_path: Path) -> None:
+    """Both number the collectives of a group."""
+    later = ENTRY | {"profiling_name": "nccl:barrier", "time_created_ns": 2}
+    later |= {"time_discovered_completed_ns": 3, "duration_ms": 1.5}
+    text = json.dumps({"entries": [ENTRY | {"time_created_ns": 3}]}).encode()
+    with answers(tmp_path, {"entries": [later]}, "nccl", other=text) as folder:
+        calls = flight_recorder.read(folder, 0)
+        times = flight_recorder.arrivals(folder, 0)
+    assert calls and [call.key for call in calls] == [("3", "nccl", 4), ("3", "gloo", 4)], "by time"
+    assert times and times.keys() == {call.key for call in calls}
+
+
+def test_an_exchange_in_a_batch_is_not_a_collective(tmp_path: Path) -> None:
+    """NCCL records a batch of sends and receives once more, with the number of the last
+    collective."""
+    done = ENTRY | {"profiling_name": "nccl:all_reduce", "p2p_seq_id": 0, "time_created_ns": 1}
+    sent = done | {"profiling_name": "nccl:send 0->1", "p2p_seq_id": 1, "is_p2p": True}
+    batch = done | {"profiling_name": "nccl:coalesced", "p2p_seq_id": 1, "time_created_ns": 2}
+    parts = done | {"profiling_name": "nccl:_broadcast_oop", "collective_seq_id": 5}
+    whole = parts | {"profiling_name": "nccl:ALLGATHER_coalesced", "input_sizes": []}
+    with answers(tmp_path, {"entries": [done, sent, batch, parts, whole]}, "nccl") as folder:
+        calls = flight_recorder.read(folder, 0)
+    assert calls is not None
+    assert [call.operation for call in calls] == ["all_reduce", "allgather_coalesced"]
 
 
 def test_nccl_without_its_watchdog_thread_retires_nothing(
@@ -132,9 +156,8 @@ def test_a_rank_without_pending_collectives(tmp_path: Path) -> None:
 
 
 def test_a_pending_receive_counts_too(tmp_path: Path) -> None:
-    with answers(
-        tmp_path, {"entries": [ENTRY, ENTRY | {"is_p2p": True, "retired": False}]}
-    ) as folder:
+    receives = ENTRY | {"is_p2p": True, "p2p_seq_id": 1, "retired": False}
+    with answers(tmp_path, {"entries": [ENTRY, receives]}) as folder:
         assert flight_recorder.pending(folder, 0) is True
 
 
@@ -175,33 +198,49 @@ def test_fields_of_another_torch_count_as_none(tmp_path: Path, fields: dict[str,
         assert flight_recorder.read(folder, 0) is None
 
 
-def test_only_pending_collectives_are_compared() -> None:
-    ones, twos = (
-        Call("0", 1, "all_reduce", "float [1]", open=False),
-        Call("0", 1, "all_reduce", "float [2]", open=False),
-    )
-    assert mismatch({0: [ones], 1: [twos]}) is None, "both have completed it"
-    waits = Call("0", 1, "all_reduce", "float [2]", open=True)
-    found = mismatch({0: [ones], 1: [waits]})
-    assert found and found.number == 1
+def test_the_parts_of_a_launch_end_with_it(tmp_path: Path) -> None:
+    """torch never retires the parts that NCCL has launched together, only the whole."""
+    part = ENTRY | {"profiling_name": "nccl:send 0->1", "is_p2p": True, "retired": False}
+    part |= {"p2p_seq_id": 1}
+    whole = part | {"profiling_name": "nccl:coalesced", "is_p2p": False}
+    for name, entries, pending in (
+        ("done", [part, part, whole | {"retired": True}], False),
+        ("runs", [part, part, whole], True),
+        ("next", [part, whole | {"retired": True}, part | {"p2p_seq_id": 2}], True),
+    ):
+        place = tmp_path / name
+        place.mkdir()
+        with answers(place, {"entries": entries}, "nccl") as folder:
+            assert flight_recorder.pending(folder, 0) is pending, name
 
 
-@pytest.mark.parametrize("operation", sorted(flight_recorder.OWN_SHAPES))
-def test_different_parts_of_a_collective_are_not_a_mismatch(operation: str) -> None:
-    mine, other = Call("0", 1, operation, "float [2, 2]"), Call("0", 1, operation, "")
-    assert mismatch({0: [mine], 1: [other]}) is None
-    found = mismatch({0: [mine], 1: [other], 2: [Call("0", 1, "barrier", "")]})
-    assert found and found.rank == 2
+def test_the_time_of_a_collective_on_gpus_is_that_of_its_kernel(tmp_path: Path) -> None:
+    """The host may call it long before."""
+    of_gpu = {"profiling_name": "nccl:all_reduce", "time_created_ns": 1_000_000}
+    ended = {"time_discovered_completed_ns": 9_000_000, "duration_ms": 1.5}
+    runs = ENTRY | of_gpu | {"collective_seq_id": 5, "time_discovered_completed_ns": 0}
+    with answers(tmp_path, {"entries": [ENTRY | of_gpu | ended, runs]}, "nccl") as folder:
+        assert flight_recorder.arrivals(folder, 0) == {
+            ("3", "nccl", 4): Arrival(9_000_000, -1_500_000)
+        }
+    place = tmp_path / "gloo"
+    place.mkdir()
+    with answers(place, {"entries": [ENTRY | {"time_created_ns": 7}]}) as folder:
+        assert flight_recorder.arrivals(folder, 0) == {("3", "gloo", 4): Arrival(7, 7)}
 
 
-def test_groups_are_distinguished() -> None:
-    first, second = Call("1", 1, "barrier", ""), Call("2", 1, "all_reduce", "float [4]")
-    assert mismatch({0: [first, second], 1: [second, first]}) is None
+def called(*at_ms: float) -> dict[CallKey, Arrival]:
+    """Collectives 1, 2, … of one group of gloo, called at these times."""
+    times = [int(1e6 * ms) for ms in at_ms]
+    return {("0", "gloo", number): Arrival(at, at) for number, at in enumerate(times, 1)}
 
 
-def called(*at_ms: float) -> dict[tuple[str, int], int]:
-    """Collectives 1, 2, … of one group, called at these times."""
-    return {("0", number): int(1e6 * ms) for number, ms in enumerate(at_ms, 1)}
+def ran(*ms: float) -> dict[CallKey, Arrival]:
+    """Collectives 1, 2, … of one group of NCCL, one every 10 ms, with these durations."""
+    return {
+        ("0", "nccl", number): Arrival(int(1e7 * number), int(-1e6 * own))
+        for number, own in enumerate(ms, 1)
+    }
 
 
 def test_a_rank_that_is_always_last_is_slow() -> None:
@@ -215,6 +254,14 @@ def test_a_rank_that_is_always_last_is_slow() -> None:
     assert slow_rank.compare({0: called(*even), 1: called(*late)}, last) is None, "nothing new"
 
 
+def test_the_gpu_that_is_always_last_is_slow() -> None:
+    found = slow_rank.compare({0: ran(*[5.0] * 40), 1: ran(*[1.0] * 40), 2: ran(*[6.0] * 40)})
+    assert found and (found.rank, found.calls) == (1, 40)
+    assert found.wait_s == pytest.approx(0.004) and found.share == pytest.approx(0.41, abs=0.02)
+    assert slow_rank.compare({0: ran(*[5.0] * 40), 1: ran(*[4.5] * 40)}) is None
+    assert slow_rank.compare({0: ran(*[1.0] * 40), 1: called()}) is None, "nothing in common"
+
+
 def test_ranks_that_are_late_in_turns_or_rarely_are_not_slow() -> None:
     even = [10.0 * step for step in range(1, 41)]
     turns = [ms + 4 * (step % 2) for step, ms in enumerate(even)]
@@ -224,47 +271,6 @@ def test_ranks_that_are_late_in_turns_or_rarely_are_not_slow() -> None:
     assert slow_rank.compare({0: called(*even), 1: called(*once)}) is None
     slightly = [ms + 1.2 for ms in even]
     assert slow_rank.compare({0: called(*even), 1: called(*slightly)}) is None
-
-
-def waiting(group: str, number: int = 1) -> Call:
-    return Call(group, number, "all_reduce", "float [2]")
-
-
-def used(group: str, number: int = 1) -> Call:
-    return Call(group, number, "all_reduce", "float [2]", open=False)
-
-
-@pytest.mark.parametrize(
-    ("calls", "found"),
-    [
-        ([[waiting("1")], [waiting("2")]], True),
-        ([[waiting("1")], [used("1"), waiting("2")]], False),  # rank 0 may still get its result
-        ([[waiting("1")], [waiting("1")]], False),
-        ([[waiting("1")], [used("2")]], False),  # rank 1 works
-        ([[waiting("1")], [waiting("2")], [waiting("3")], [waiting("4")]], True),
-        (
-            [[waiting("1")], [waiting("1")], [waiting("2")], [waiting("2")]],
-            False,
-        ),  # without overlap
-        # Ranks 0 and 1 have both been in groups 1 and 2 before.
-        (
-            [
-                [used("1"), used("2"), waiting("1", 2)],
-                [used("1"), used("2"), waiting("2", 2)],
-                [waiting("3")],
-                [waiting("3")],
-            ],
-            True,
-        ),
-        ([[used("0"), waiting("1", 2)], [used("1"), waiting("0", 2)], [waiting("1", 2)]], True),
-    ],
-)
-def test_ranks_in_different_groups(calls: list[list[Call]], found: bool) -> None:
-    different = divided(dict(enumerate(calls)))
-    assert (different is not None) == found
-    if different:
-        assert different.rank is None and set(different.calls) == set(range(len(calls)))
-        assert all(call.open for call in different.calls.values())
 
 
 @pytest.mark.parametrize(
@@ -281,30 +287,6 @@ def test_another_root_may_be_why_all_ranks_wait(
         monkeypatch.setattr(stall_detector, what, lambda _: {})
     found = stall_detector._all_wait({}, {0: name, 1: name}, {}, elsewhere=False)
     assert isinstance(found, HangFinding) and found.how == msg(text, name=name)
-
-
-def test_the_gpu_that_has_not_reached_a_collective() -> None:
-    def call(number: int, state: str, group: str = "0", *, is_open: bool = True) -> Call:
-        return Call(group, number, "all_reduce", "float [2]", open=is_open, state=state)
-
-    done = call(7, "completed", is_open=False)
-    runs, queued, later = call(8, STARTED), call(8, SCHEDULED), call(9, SCHEDULED)
-    assert not_started({0: [done, runs, later], 1: [done, queued, later]}) == (1, queued)
-    assert not_started({0: [queued], 1: [runs], 2: [runs]}) == (0, queued)
-    assert not_started({2: [queued], 5: [runs]}) == (2, queued), "ranks of another machine"
-    for none in (
-        {},
-        {0: [queued]},
-        {0: [runs], 1: [runs]},
-        {0: [queued], 1: [queued]},
-        {0: [runs], 1: [queued], 2: [queued]},  # one of the two
-        {0: [runs], 1: [done]},  # it has not called it
-        {0: [runs], 1: []},
-        {0: [runs], 1: [call(8, SCHEDULED, is_open=False)]},  # gloo: never started
-        {0: [runs], 1: [call(8, SCHEDULED, "1")]},  # of another group
-        {0: [call(8, "completed")], 1: [queued]},
-    ):
-        assert not_started(none) is None, none
 
 
 def test_a_recorder_that_is_off_does_not_count_and_is_reported() -> None:

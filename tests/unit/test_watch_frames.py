@@ -147,12 +147,26 @@ def test_frames_that_write_a_file(tmp_path: Path, file: str, code: str, so: bool
     assert not waits.saves([outer]) and not waits.saves([])
 
 
-def test_frames_that_wait_for_a_gpu(tmp_path: Path) -> None:
+@each(
+    ("code", "so"),
+    [
+        ("total += loss.item()", True),
+        ("batch = batch.to(device)", True),
+        ("x, y = x.cuda(), y.cuda()", True),
+        ("if torch.isnan(tr_loss_step) or torch.isinf(tr_loss_step):", True),
+        ("if loss.isinf():", True),
+        ("lock.acquire()", False),
+        ("y = self.total(x)", False),
+        ("torch.cuda.empty_cache()", False),
+    ],
+)
+def test_frames_that_wait_for_a_gpu(tmp_path: Path, code: str, so: bool) -> None:
     script = tmp_path / "train.py"
-    script.write_text("total += loss.item()\nlock.acquire()\n")
-    assert waits.waits_for_device(Frame(str(script), 1, "step")) and not waits.waits_for_device(
-        Frame(str(script), 2, "step")
-    )
+    script.write_text(f"{code}\n")
+    assert waits.waits_for_device(Frame(str(script), 1, "step")) is so
+
+
+def test_a_wait_for_a_gpu_in_torch() -> None:
     assert waits.waits_for_device(
         Frame("/u/site-packages/torch/cuda/__init__.py", 900, "synchronize")
     )

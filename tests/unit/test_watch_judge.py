@@ -13,8 +13,8 @@ from training.core.heartbeat import Heartbeat, HeartbeatRecord, kind
 from training.core.phase_timeouts import COMPILE_S, FIRST_STEP_S, OWN, START_S, PhaseTimeouts
 from training.core.rundir import RunDir
 from training.monitor.health import progress_checks
-from training.watchdog import culprit
-from training.watchdog.probes import flight_recorder, snapshot
+from training.watchdog import compared_calls, culprit
+from training.watchdog.probes import snapshot
 from training.watchdog.probes.flight_recorder import Call
 from training.watchdog.probes.snapshot import ProcessActivity, RankSnapshot
 from training.watchdog.probes.stacks import Frame, Stack, Thread
@@ -176,8 +176,8 @@ def test_different_collectives_are_a_desync() -> None:
     assert progress_checks._headline(found) == found.how
     found = culprit.find_culprit(everything[1:])
     assert (found.kind, found.rank) == ("desync", None), "two ranks have no majority"
-    assert flight_recorder.mismatch({0: [common, three[0]], 1: [common, three[1]]}) is None
-    assert flight_recorder.mismatch({0: [common]}) is None
+    assert compared_calls.mismatch({0: [common, three[0]], 1: [common, three[1]]}) is None
+    assert compared_calls.mismatch({0: [common]}) is None
 
 
 @pytest.mark.parametrize(

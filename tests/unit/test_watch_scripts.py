@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import wait_until
 from tests.unit import targets
 from training.watchdog import heartbeat_watchdog, script_watchdog
-from training.watchdog.hang_report import HangFinding
+from training.watchdog.hang_report import GPU_WORKS, HANG, UNEVEN, HangFinding, NoFinding
 from training.watchdog.probes import procfs
 from training.watchdog.probes.sampling import Sample
 from training.watchdog.probes.stacks import Stack
@@ -276,6 +278,39 @@ def test_slow_looks_count_too() -> None:
         and script_watchdog.last(samples, 1.5) == samples
     )
     assert script_watchdog.last(samples, 5.0) == [] and script_watchdog.last(samples[:2], 0.6) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "alone", "certain"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"may_end": True}, True, False),  # it may wait for the rank whose GPU computes
+        ({"kind": UNEVEN}, True, False),  # it has finished, and the other one evaluates
+        ({"rank": None}, True, False),
+    ],
+)
+def test_a_stuck_rank_beside_gpus_without_pending_collectives(
+    facts: dict[str, Any], alone: bool, certain: bool
+) -> None:
+    """Collectives in CUDA graphs are not recorded."""
+    waiting = {1: "waits in the GPU at train.py:7 (step)"}
+    stuck = HangFinding(HANG, 0, "train.py:9", "is stuck", waiting, {}, 9.0)
+    found = dataclasses.replace(stuck, **facts)
+    result = ScriptWatch(1.0, pending=lambda rank: False)._doubted(found, alone)
+    if certain:
+        assert result == dataclasses.replace(found, may_end=True)
+    else:
+        assert isinstance(result, NoFinding) and result.code == GPU_WORKS
+
+
+def test_gpus_that_compute_for_long_are_a_warning() -> None:
+    logged: list[str] = []
+    watch = ScriptWatch(3.0, warn=logged.append)
+    watch._verdict = (watch._samples, NoFinding(GPU_WORKS, "the GPU computes"))
+    for limits, warnings in ((9, 0), (11, 1), (12, 1)):
+        assert watch._result(3.0 * limits, 3.0, stopped=False) is None
+        assert len(logged) == warnings
 
 
 def test_zero_turns_it_off(tmp_path: Path) -> None:

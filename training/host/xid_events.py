@@ -23,6 +23,7 @@ from training.host import xid_events
 xid_events.follow(int(sys.argv[2]), sys.argv[3:])
 """
 WAIT_MS = 60_000
+PAUSE_S = 1.0  # after an error, which the driver may repeat at once
 MOST_BYTES = 1 << 14  # of reported errors, the first ones
 KILLED_S = 1.0
 
@@ -96,7 +97,8 @@ def follow(parent: int, uuids: Sequence[str]) -> None:
     while names and written < MOST_BYTES:
         try:
             event = pynvml.nvmlEventSetWait_v2(events, WAIT_MS)
-        except pynvml.NVMLError_Timeout:
+        except pynvml.NVMLError:  # a timeout, or a GPU that is lost: its Xid may follow
+            time.sleep(PAUSE_S)
             continue
         # The driver no longer has the UUID of a lost GPU.
         line = f"{names.get(_address(event.device), '-')} {event.eventData} {time.time()}\n"

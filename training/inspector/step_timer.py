@@ -1,8 +1,8 @@
 """Own time of a rank in a step, before it waits for the others.
 
 It is the time from the end of the previous step to the forward pass (data), plus the time until the
-last gradient is ready. On a GPU the second part is measured with events, which are read without
-waiting.
+last gradient is ready. On a GPU both are measured with events, which are read without waiting: the
+host runs ahead of its GPU, and may wait for it, and so for other ranks, anywhere.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ PENDING = 64  # maximum number of steps that a GPU may be behind
 
 @dataclass(frozen=True)
 class Lap:
-    """One step on a GPU. Times in seconds; a segment is a pair of its events."""
+    """One step. A part of it has two moments."""
 
-    data: float
-    period: float
-    segments: list[Any]
+    data: list[tuple[Any, Any]]  # one part, or none: it is unknown
+    period: float  # seconds
+    segments: list[tuple[Any, Any]]
 
-    def own_s(self) -> float | None:
-        """Own time in seconds; None: not complete."""
-        if not all(end.query() for _, end in self.segments):
+    def times_s(self) -> tuple[float, float] | None:
+        """(own, data) in seconds; None: not complete."""
+        if not all(reached(at) for part in self.data + self.segments for at in part):
             return None
-        return self.data + sum(elapsed_s(begin, end) for begin, end in self.segments)
+        data = sum(elapsed_s(*part) for part in self.data)
+        return data + sum(elapsed_s(*part) for part in self.segments), data
 
 
 def moment(device: torch.device) -> Any:
@@ -46,6 +47,10 @@ def moment(device: torch.device) -> Any:
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event
+
+
+def reached(at: Any) -> bool:
+    return isinstance(at, float) or bool(at.query())
 
 
 def elapsed_s(begin: Any, end: Any) -> float:
@@ -61,42 +66,41 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self._device, self._cuda = device, device.type == "cuda"
         self._last: float | None = None
-        self._data = 0.0
+        self._ended: Any = None  # the step before
+        self._data: list[tuple[Any, Any]] = []
         self._begun: Any = None
-        self._segments: list[Any] = []
+        self._segments: list[tuple[Any, Any]] = []
         self._pending: deque[Lap] = deque(maxlen=PENDING)
         # own, data, period: milliseconds
         self._laps: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
         self.count = 0
 
     def forward(self) -> None:
-        if self._begun is None and not self._segments and self._last is not None:
-            self._data = time.perf_counter() - self._last
-        # The events of a captured graph are not reached one by one.
-        captured = self._cuda and torch.cuda.is_current_stream_capturing()
-        self._begun = None if captured else moment(self._device)
+        self._begun = self._moment()
+        if self._begun is not None and self._ended is not None:
+            self._data.append((self._ended, self._begun))
+            self._ended = None  # only the first one of a step
 
     def gradients(self) -> None:
         if self._begun is not None:
-            now = moment(self._device)
-            self._segments.append((self._begun, now) if self._cuda else elapsed_s(self._begun, now))
+            self._segments.append((self._begun, moment(self._device)))
             self._begun = None
 
     def step(self) -> None:
         now = time.perf_counter()
         if self._last is not None and self._segments:  # the start of the first step is unknown
-            if self._cuda:
-                self._pending.append(Lap(self._data, now - self._last, self._segments))
-            else:
-                self._keep(self._data + sum(self._segments), self._data, now - self._last)
-        self._last, self._begun, self._segments = now, None, []
-        while self._pending and (own := self._pending[0].own_s()) is not None:
-            lap = self._pending.popleft()
-            self._keep(own, lap.data, lap.period)
+            self._pending.append(Lap(self._data, now - self._last, self._segments))
+        self._last, self._ended = now, self._moment()
+        self._data, self._begun, self._segments = [], None, []
+        while self._pending and (times := self._pending[0].times_s()) is not None:
+            own, data = times
+            self._laps.append((1000 * own, 1000 * data, 1000 * self._pending.popleft().period))
+            self.count += 1
 
-    def _keep(self, own: float, data: float, period: float) -> None:
-        self._laps.append((1000 * own, 1000 * data, 1000 * period))
-        self.count += 1
+    def _moment(self) -> Any:
+        """None: in the capture of a graph, whose events are not reached one by one."""
+        captured = self._cuda and torch.cuda.is_current_stream_capturing()
+        return None if captured else moment(self._device)
 
     def medians(self) -> tuple[float, float, float] | None:
         """(own, data, period) in milliseconds over the last steps; None: too few steps, or the

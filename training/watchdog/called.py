@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from training.core.messages import msg
+from training.watchdog import compared_calls
 from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, HangFinding
 from training.watchdog.probes import flight_recorder
 
@@ -28,13 +29,13 @@ def refine(
         for rank in numbers
         if (called := flight_recorder.read(folder, rank)) is not None
     }
-    different = flight_recorder.mismatch(calls) if found.kind in (HANG, UNEVEN) else None
+    different = compared_calls.mismatch(calls) if found.kind in (HANG, UNEVEN) else None
     complete = len(calls) == len(numbers)
     unknown = found.kind in (HANG, UNEVEN) and found.rank is None
     if different is None and complete and not elsewhere and unknown:
-        different = flight_recorder.divided(calls)
+        different = compared_calls.divided(calls)
     if different is None:
-        stuck = flight_recorder.not_started(calls) if complete else None
+        stuck = compared_calls.not_started(calls) if complete else None
         if stuck and found.kind == HANG and found.rank is None:
             rank, call = stuck
             how = msg("watchdog.gpu_stuck", call=call, number=call.number)
@@ -43,7 +44,7 @@ def refine(
         empty = [rank for rank, own in calls.items() if not own] if unknown else []
         # before its first step a script may have called none
         if empty and trains():
-            return replace(found, how=flight_recorder.noted(found.how, empty))
+            return replace(found, how=compared_calls.noted(found.how, empty))
         return found
     if found.kind == UNEVEN:
         return replace(found, how=f"{found.how}; {different}")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from training.core import phases
 from training.core.messages import msg
+from training.watchdog import compared_calls
 from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, HangFinding
-from training.watchdog.probes import flight_recorder
 from training.watchdog.probes.flight_recorder import Call
 from training.watchdog.probes.snapshot import ProcessActivity, RankSnapshot
 from training.watchdog.probes.stacks import Frame, Stack, own
@@ -47,11 +47,11 @@ def find_culprit(everything: list[RankSnapshot]) -> HangFinding:
         if e.process.always("t"):
             return _finding(STOPPED, e, everything, msg("watchdog.debugger"))
     calls = {e.rank: e.calls for e in everything if e.calls is not None and not e.unrecorded}
-    different = flight_recorder.mismatch(calls)
+    different = compared_calls.mismatch(calls)
     if different:
         odd = next((e for e in everything if e.rank == different.rank), None)
         return _finding(DESYNC, odd, everything, str(different))
-    stuck = flight_recorder.not_started(calls) if len(calls) == len(everything) else None
+    stuck = compared_calls.not_started(calls) if len(calls) == len(everything) else None
     if stuck:
         rank, call = stuck
         slow = next(e for e in everything if e.rank == rank)
@@ -74,7 +74,7 @@ def find_culprit(everything: list[RankSnapshot]) -> HangFinding:
         else:
             how = msg("watchdog.all_stuck.different")
         if len(everything) > 1 and (off := [e.rank for e in everything if e.unrecorded]):
-            how = flight_recorder.noted(how, off)
+            how = compared_calls.noted(how, off)
         return HangFinding(
             HANG, None, None, how, places, _stacks(everything), min(e.beat.age_s for e in last)
         )
@@ -110,7 +110,7 @@ def _fewest_calls(
     """The one rank that has not called the collective in which all others wait."""
     if len(calls) < len(everything) or len(everything) < 2:
         return None
-    counts = flight_recorder.counts(calls)
+    counts = compared_calls.counts(calls)
     fewest = [e for e in everything if counts[e.rank] == min(counts.values())]
     return _alone(fewest)
 

@@ -24,8 +24,10 @@ from training.watchdog import stall_detector
 from training.watchdog.hang_report import (
     ADVANCES,
     BLIND,
+    BLOCKED,
     FAILED,
     GPU_WORKS,
+    HANG,
     LOOPS,
     QUIET,
     SHORT,
@@ -48,7 +50,9 @@ PER_PATIENCE = 12  # samples in that time
 LEAST_S = 0.3  # minimum interval of samples
 ALONE_TIMES = 5.0  # no rank waits for another, or the one they wait for may be working
 # Limits of silence after which a reason for no finding is a warning, once: it may be wrong.
-WARN_TIMES = {QUIET: ALONE_TIMES} | dict.fromkeys((WORKS, ADVANCES, SINGLE), 2 * ALONE_TIMES)
+WARN_TIMES = {QUIET: ALONE_TIMES} | dict.fromkeys(
+    (WORKS, GPU_WORKS, ADVANCES, SINGLE), 2 * ALONE_TIMES
+)
 # long work in Python looks like an endless loop; before the first step it counts as work
 SPIN_TIMES = ALONE_TIMES
 SPIN_LOOKS = 6  # consecutive findings before it is reported
@@ -294,13 +298,14 @@ class ScriptWatch:
                 return NoFinding(
                     WORKS, msg("watchdog.script.may_work", place=found.waiting[rank], rank=rank)
                 )
+        stuck = found.rank is not None and found.kind in (HANG, BLOCKED) and not found.may_end
         for rank in stall_detector.on_gpu(found):
             pending = self._pending(rank)
             if pending is False:
-                return NoFinding(
-                    GPU_WORKS,
-                    msg("watchdog.script.gpu_computes", rank=rank),
-                )
+                # Collectives in a CUDA graph are not recorded.
+                if alone and stuck:
+                    return replace(found, may_end=True)
+                return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_computes", rank=rank))
             if pending is None and not alone:
                 return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_may_compute", rank=rank))
         return found

@@ -1,10 +1,9 @@
 """Slow ranks of a user script: which one do the others wait for, again and again? From the times at
-which the ranks call the same collective, in torch's flight recorder.
+which the ranks, or their GPUs, arrive in the same collective, in torch's flight recorder.
 
 Compared every minute, which takes 30 ms here and 60 ms in a thread of each rank, 0.1 % of a
-core; the script needs no code for it. Only calls on this machine are compared, since clocks differ
-between machines. On GPUs the call is what the host does: a slow GPU is visible where the script
-waits for it in each step.
+core; the script needs no code for it. Only ranks on this machine are compared, since clocks differ
+between machines.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 
 from training.core.messages import msg
 from training.watchdog.probes import stacks
-from training.watchdog.probes.flight_recorder import CallKey
+from training.watchdog.probes.flight_recorder import Arrival, CallKey
 from training.watchdog.probes.stacks import Frame, Stack, own
 from training.watchdog.probes.waits import in_collective
 
@@ -30,7 +29,7 @@ LEAST_S = 1e-3  # a wait
 IN_A_ROW = 2  # comparisons with the same result
 DUMPS, DUMPS_EVERY_S = 8, 0.05  # to find its place in the code, once
 
-Arrivals = Mapping[CallKey, int]  # ns
+Arrivals = Mapping[CallKey, Arrival]
 
 
 @dataclass(frozen=True)
@@ -42,18 +41,18 @@ class SlowRank:
 
 
 def compare(arrivals: Mapping[int, Arrivals], after_ns: int = 0) -> SlowRank | None:
-    """The rank that all others wait for, in the calls after `after_ns`."""
+    """The rank that all others wait for, in the collectives after `after_ns`."""
     if len(arrivals) < 2:
         return None
     common = set.intersection(*(set(own) for own in arrivals.values()))
     waits: dict[int, list[float]] = {}
     ends: list[int] = []
     for key in common:
-        at = sorted((own[key], rank) for rank, own in arrivals.items())
-        (second, _), (last, rank) = at[-2:]
-        if at[0][0] <= after_ns:
+        times = [own[key].at_ns for own in arrivals.values()]
+        if min(times) <= after_ns:
             continue
-        ends.append(last)
+        (second, _), (last, rank) = sorted((o[key].late_ns, r) for r, o in arrivals.items())[-2:]
+        ends.append(max(times))
         waits.setdefault(rank, []).append((last - second) / 1e9)
     if not waits:
         return None
@@ -108,7 +107,8 @@ class SlowRankWatch:
     def _compare(self, pids: Mapping[int, int]) -> None:
         arrivals = {rank: own for rank in pids if (own := self._read(rank)) is not None}
         self._found = compare(arrivals, self._after_ns) if len(arrivals) == len(pids) else None
-        self._after_ns = max((max(own.values(), default=0) for own in arrivals.values()), default=0)
+        times = [arrival.at_ns for own in arrivals.values() for arrival in own.values()]
+        self._after_ns = max(times, default=0)
         found = self._found
         if found is None or found.rank in self._reported:
             self._seen = (-1, 0)

@@ -10,6 +10,7 @@ from training.core import heartbeat
 from training.core.heartbeat import HeartbeatRecord
 from training.core.rundir import RunDir
 from training.monitor.health.target import Target
+from training.watchdog import compared_calls
 from training.watchdog.probes import flight_recorder, procfs
 from training.watchdog.probes.procfs import Process
 from training.watchdog.probes.sampling import IDLE_SHARE, RankTrace, Sample, courses, take
@@ -170,6 +171,6 @@ def _calls(target: Target) -> dict[int, int]:
     if target.run is None:
         return {}
     found = {rank: flight_recorder.read(target.run.ranks, rank) for rank in target.pids}
-    return flight_recorder.counts(
+    return compared_calls.counts(
         {rank: calls for rank, calls in found.items() if calls is not None}
     )

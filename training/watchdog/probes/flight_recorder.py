@@ -10,11 +10,10 @@ import itertools
 import json
 import os
 import socket
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from training.core.jsonl import Record
 from training.core.messages import msg
@@ -24,6 +23,7 @@ ANSWER_S = 1.0
 # torch's recorder for gloo, and NCCL's own one, which only CUDA builds of torch have.
 NCCL = "dump_nccl_trace_json"
 HANDLERS = ("fr_trace_json", NCCL)
+ON_GPUS = "nccl"  # backend
 # torch then has no watchdog thread for NCCL, which would retire them. The ranks have it from here.
 BLOCKING_WAIT, TRUE = (
     "TORCH_NCCL_BLOCKING_WAIT",
@@ -38,14 +38,19 @@ UNREADABLE = (
     IndexError,
     http.client.HTTPException,
 )
-# Collectives whose inputs or outputs may differ between ranks: only one rank scatters, parts may
-# have any size.
-OWN_SHAPES = {"scatter", "gather", "all_to_all", "alltoall_base", "all_to_allv"}
 SCHEDULED, STARTED = "scheduled", "started"
-DEFAULT_GROUP = "0"  # of all ranks
 
 
-CallKey = tuple[str, int]  # process group, number of the collective in it
+# Process group, backend, number of the collective: a group may have several backends, as
+# "cpu:gloo,cuda:nccl", which number their own.
+CallKey = tuple[str, str, int]
+
+
+class Arrival(NamedTuple):
+    """A rank in a collective."""
+
+    at_ns: int  # on this machine's clock: when it was called; on GPUs, when it had ended
+    late_ns: int  # compared with other ranks in the same collective: more is later
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,11 @@ class Call:
     # By the GPU: SCHEDULED, STARTED (only with TORCH_NCCL_ENABLE_TIMING=1; never on gloo) or
     # completed, which a call may be for a while before its rank closes it.
     state: str = SCHEDULED
+    backend: str = ""
+
+    @property
+    def key(self) -> CallKey:
+        return self.group, self.backend, self.number
 
     def __str__(self) -> str:
         return (
@@ -83,24 +93,29 @@ class _Connection(http.client.HTTPConnection):
 def read(folder: Path, rank: int) -> list[Call] | None:
     """Calls of this rank, oldest first (the last 2000); None when it does not answer."""
     try:
-        return [call_of(entry) for entry in _entries(folder, rank) if not entry.get("is_p2p")]
+        return [call_of(entry) for entry in _collectives(folder, rank)]
     except UNREADABLE:
         return None
 
 
-def arrivals(folder: Path, rank: int) -> dict[CallKey, int] | None:
-    """When this rank has called each collective, in ns on this machine's clock; None when it does
-    not answer."""
+def arrivals(folder: Path, rank: int) -> dict[CallKey, Arrival] | None:
+    """Of this rank in each collective; None when it does not answer."""
     try:
-        return {
-            (str((entry.get("process_group") or [""])[0]), int(entry["collective_seq_id"])): int(
-                entry["time_created_ns"]
-            )
-            for entry in _entries(folder, rank)
-            if not entry.get("is_p2p")
-        }
+        found = {_key(entry): _arrival(entry) for entry in _collectives(folder, rank)}
     except UNREADABLE:
         return None
+    return {key: arrival for key, arrival in found.items() if arrival}
+
+
+def _arrival(entry: Record) -> Arrival | None:
+    """The host may call a collective long before its GPU begins it. The kernel of the GPU that
+    comes last is the shortest one. None: its duration is not known, or not yet."""
+    if _key(entry)[1] != ON_GPUS:
+        called = int(entry["time_created_ns"])
+        return Arrival(called, called)
+    if "duration_ms" not in entry:
+        return None
+    return Arrival(int(entry["time_discovered_completed_ns"]), -int(1e6 * entry["duration_ms"]))
 
 
 def newest(folder: Path, rank: int) -> int | None:
@@ -116,15 +131,45 @@ def newest(folder: Path, rank: int) -> int | None:
 def pending(folder: Path, rank: int) -> bool | None:
     """Has this rank an unfinished collective? None: unknown."""
     try:
-        entries = _entries(folder, rank)
-        return not all(entry.get("retired", False) for entry in entries) if entries else None
+        entries, failed = _answered(folder, rank)
+        if not all(entry.get("retired", False) for entry in entries):
+            return True
+        return False if entries and not failed else None
     except UNREADABLE:
         return None
 
 
+def _collectives(folder: Path, rank: int) -> Iterable[Record]:
+    """Where NCCL records the parts of a collective too, the last entry is the whole. A batch of
+    exchanges ends with such an entry as well, with the number of the collective before."""
+    entries = [(_launch(entry), entry) for entry in _entries(folder, rank)]
+    exchanges = {launch for launch, entry in entries if entry.get("is_p2p")}
+    return {launch: entry for launch, entry in entries if launch not in exchanges}.values()
+
+
+def _launch(entry: Record) -> tuple[CallKey, object]:
+    """Entries that NCCL has launched together share it; no other ones do."""
+    return _key(entry), entry.get("p2p_seq_id")
+
+
+def _key(entry: Mapping[str, Any]) -> CallKey:
+    group = entry.get("process_group") or [""]
+    backend = str(entry.get("profiling_name", "")).rpartition(":")[0]
+    # By its name, which all ranks share: the description is 'undefined' for every new_group().
+    return str(group[0]), backend, int(entry.get("collective_seq_id", 0))
+
+
 def _entries(folder: Path, rank: int) -> list[Record]:
-    """Raises one of UNREADABLE. An unexpected answer of another torch version is only missing
-    evidence."""
+    """Raises one of UNREADABLE, also where only one recorder has answered. An unexpected answer of
+    another torch version is only missing evidence."""
+    entries, failed = _answered(folder, rank)
+    if failed:
+        raise failed
+    return entries
+
+
+def _answered(folder: Path, rank: int) -> tuple[list[Record], Exception | None]:
+    """The entries of all recorders, oldest first, and why one of them has not answered."""
     answers: list[Record | None] = []
     failed: Exception | None = None
     for handler in HANDLERS:
@@ -136,16 +181,16 @@ def _entries(folder: Path, rank: int) -> list[Record]:
         except UNREADABLE as error:
             failed = error
     entries = [answer.get("entries", []) for answer in answers if answer is not None]
-    # gloo's is empty where ranks use NCCL: then only NCCL's answer shows that there are no calls.
-    if not any(entries) and (failed or not entries):
-        raise failed or ValueError("no flight recorder answered")
-    return sorted(itertools.chain(*entries), key=lambda entry: entry.get("time_created_ns", 0))
+    if not entries:
+        failed = failed or ValueError("no flight recorder answered")
+    by_time = sorted(itertools.chain(*entries), key=lambda entry: entry.get("time_created_ns", 0))
+    # torch retires none of the parts of a launch, only the whole.
+    done = {_launch(entry) for entry in by_time if entry.get("retired", False)}
+    return [entry | {"retired": _launch(entry) in done} for entry in by_time], failed
 
 
 def _answer(folder: Path, rank: int, handler: str) -> Record | None:
     """None: this torch has no such handler."""
-    if handler == NCCL and os.environ.get(BLOCKING_WAIT, "").lower() in TRUE:
-        raise ValueError(f"with {BLOCKING_WAIT} no collective of NCCL is ever retired")
     with (
         flight_recorder_server.short(str(folder)) as short,
         contextlib.closing(
@@ -159,7 +204,10 @@ def _answer(folder: Path, rank: int, handler: str) -> Record | None:
         if answer.status != http.HTTPStatus.OK:
             raise ValueError(f"{handler}: status {answer.status}")
         found: Record = json.loads(answer.read())
-        return found
+    blocking = os.environ.get(BLOCKING_WAIT, "").lower() in TRUE
+    if handler == NCCL and blocking and found.get("entries"):
+        raise ValueError(f"with {BLOCKING_WAIT} no collective of NCCL is ever retired")
+    return found
 
 
 def call_of(entry: Mapping[str, Any]) -> Call:
@@ -169,122 +217,13 @@ def call_of(entry: Mapping[str, Any]) -> Call:
     shapes = ", ".join(
         f"{str(kind).lower()} {size}" for kind, size in zip(kinds, sizes, strict=False)
     )
-    group = entry.get("process_group") or ["", ""]
-    # By its name, which all ranks share: the description is 'undefined' for every new_group().
-    number = int(entry.get("collective_seq_id", 0))
+    group, backend, number = _key(entry)
     return Call(
-        str(group[0]),
+        group,
         number,
         operation.lower(),
         shapes,
         open=not entry.get("retired", False),
         state=str(entry.get("state", SCHEDULED)),
+        backend=backend,
     )
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """`rank` is the odd one out; None without a majority (two ranks)."""
-
-    rank: int | None
-    number: int
-    calls: dict[int, Call]
-
-    def __str__(self) -> str:
-        calls = "; ".join(f"rank {rank}: {call}" for rank, call in sorted(self.calls.items()))
-        return msg("watchdog.calls.differ", number=self.number, calls=calls)
-
-
-def mismatch(calls: Mapping[int, Sequence[Call]]) -> Mismatch | None:
-    """The first collective that all of these ranks have called, that some of them are still in, and
-    that differs between them."""
-    by_number = {
-        rank: {(call.group, call.number): call for call in own} for rank, own in calls.items()
-    }
-    if len(by_number) < 2:
-        return None
-    for key in sorted(
-        set.intersection(*(set(own) for own in by_number.values())), key=lambda k: (k[1], k[0])
-    ):
-        at = {rank: own[key] for rank, own in by_number.items()}
-        if not any(call.open for call in at.values()):
-            continue
-        texts = {
-            rank: call.operation if call.operation in OWN_SHAPES else str(call)
-            for rank, call in at.items()
-        }
-        (common, votes), *others = Counter(texts.values()).most_common()
-        if others:
-            odd = [rank for rank in at if texts[rank] != common]
-            return Mismatch(odd[0] if votes > len(at) / 2 and len(odd) == 1 else None, key[1], at)
-    return None
-
-
-@dataclass(frozen=True)
-class Divided(Mismatch):
-    """Ranks that wait for each other in different process groups."""
-
-    def __str__(self) -> str:
-        calls = "; ".join(
-            msg("watchdog.calls.in_group", rank=rank, call=call, group=call.group)
-            for rank, call in sorted(self.calls.items())
-        )
-        return msg("watchdog.calls.divided", calls=calls)
-
-
-def divided(calls: Mapping[int, Sequence[Call]]) -> Divided | None:
-    """`calls`: of all ranks of the job. The ranks of a group are unknown here. Each rank waits in a
-    call that no other rank has made: then the missing ones wait elsewhere, which is certain. Or two
-    ranks do so that have both used the group of the other one before."""
-    made = {rank: {(c.group, c.number) for c in own} for rank, own in calls.items()}
-    waits = {rank: [c for c in own if c.open] for rank, own in calls.items()}
-    if len(calls) < 2 or not all(waits.values()):
-        return None
-
-    def lacks(other: int, rank: int) -> bool:
-        return not any((c.group, c.number) in made[other] for c in waits[rank])
-
-    def belongs(other: int, rank: int) -> bool:
-        known = {DEFAULT_GROUP} | {c.group for c in calls[other]}
-        return all(c.group in known for c in waits[rank])
-
-    def apart(one: int, other: int) -> bool:
-        groups = ({c.group for c in waits[rank]} for rank in (one, other))
-        return set.isdisjoint(*groups) and lacks(one, other) and lacks(other, one)
-
-    pairs = list(itertools.combinations(calls, 2))
-    if not all(apart(*pair) for pair in pairs) and not any(
-        apart(one, other) and belongs(one, other) and belongs(other, one) for one, other in pairs
-    ):
-        return None
-    return Divided(None, 0, {rank: own[0] for rank, own in waits.items()})
-
-
-def not_started(calls: Mapping[int, Sequence[Call]]) -> tuple[int, Call] | None:
-    """The one rank whose GPU has not reached a collective in which the GPUs of all others wait, and
-    that collective."""
-    waiting = {
-        rank: {(c.group, c.number) for c in own if c.open and c.state == STARTED}
-        for rank, own in calls.items()
-    }
-    for rank, own in calls.items():
-        others = [reached for other, reached in waiting.items() if other != rank]
-        if not others:
-            return None
-        for call in own:
-            key = (call.group, call.number)
-            late = call.open and call.state == SCHEDULED
-            if late and all(key in reached for reached in others):
-                return rank, call
-    return None
-
-
-def counts(calls: Mapping[int, Sequence[Call]]) -> dict[int, int]:
-    """Number of the last collective of each rank, over all groups."""
-    return {rank: max((call.number for call in own), default=0) for rank, own in calls.items()}
-
-
-def noted(how: str, ranks: Iterable[int]) -> str:
-    """`how`, of a hang without a guilty rank, and why there is less evidence: the recorders of
-    these ranks are empty, though they have called collectives."""
-    return msg("watchdog.calls.none", how=how, ranks=", ".join(f"rank {r}" for r in sorted(ranks)))

@@ -28,7 +28,9 @@ _DDP_SYNCS = re.compile(
 _PROGRAM = {"<module>", "_run_module_as_main"}
 _LOADER_WAITS = {"_get_data", "_try_get_data", "_shutdown_workers"}
 # A call that waits for the GPU: with NCCL an innocent rank is found here.
-_DEVICE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|nonzero)\(|\bfloat\(|\bprint\(")
+_DEVICE = re.compile(
+    r"\.(item|cpu|cuda|to|tolist|numpy|synchronize|nonzero)\(|\b(float|print|isnan|isinf)\("
+)
 # Where a checkpoint is written: bytes of a system call are counted when it returns, which takes
 # minutes on a slow disk.
 _SAVES = re.compile(
