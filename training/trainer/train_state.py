@@ -23,7 +23,7 @@ from training.data.duration import TrainingLength, plan_length
 from training.data.loader import Batches, as_it_is
 from training.host import placement
 from training.inspector.distributed import World
-from training.tasks import optim, randomness, trained
+from training.tasks import half, optim, randomness, trained
 from training.tasks.base import Task
 from training.trainer import (
     checkpoint,
@@ -218,8 +218,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     )
     model = ddp_model.wrap(raw, task, plan, world)
     average = start_weights.weight_average(raw, config, loaded)
-    half = torch.float16 if precision == "fp16" else torch.bfloat16
-    autocast = torch.autocast(world.device.type, half, enabled=precision != "fp32")
+    autocast = half.autocast(precision, world.device)
     if world.world_size > 2:
         ddp_model.settle_buckets(model, task, autocast, optimizer, train, batch)
     return TrainState(

@@ -234,6 +234,7 @@ class ExportRecord(TypedDict):
     run: str
     step: int
     ema: NotRequired[float]  # the weights are a moving average with this decay
+    precision: NotRequired[str]  # as decided by the plan; missing in early 0.1
     weights: str  # file, with its size and checksum
     bytes: int
     sha256: str
