@@ -249,7 +249,9 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
             world,
         ),
         average=average,
-        best=BestScore(run.checkpoints, position.step, world) if config.keep_best else None,
+        best=BestScore(run.checkpoints, position.step, world, facts["data"])
+        if config.keep_best
+        else None,
         unevaluated=bool(loaded and loaded.manifest.get("unevaluated") and config.eval_every),
     )
 
