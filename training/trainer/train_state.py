@@ -181,9 +181,8 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         position = loaded.position
         if not position.tokens:  # a checkpoint from before tokens were counted
             position = replace(position, tokens=position.step * batch.total_tokens)
-        if not task.same_data(loaded.manifest):  # reported when the data was prepared
-            position = replace(position, used=0)
-        position = same_data.same_order(position, loaded.manifest, facts, task, world)
+        reported = tasks.spec_of(plan).reads_text
+        position = same_data.same_order(position, loaded.manifest, facts, task, world, reported=reported)
         start_weights.load(raw, optimizer, loaded, facts)
         if scale and "loss_scale" in loaded.state:  # else it was trained in another precision
             scale.load_state_dict(loaded.state["loss_scale"])

@@ -206,7 +206,9 @@ class ManifestRecord(TypedDict, total=False):
     shape: dict[str, Any]  # of the model, task-specific; compared on resume
     optimizer: str
     world_size: int
-    data: Any  # training data, task-specific; gpt: {folder, tokens_sha256}
+    # task-specific; gpt: {folder, tokens_sha256}; video_restoration: a digest of each part, one of
+    # both in early 0.1
+    data: Any
     samples: int  # of the training data; missing in early 0.1
     tokenizer: str | None
     task: str  # missing in checkpoints that predate tasks: gpt
