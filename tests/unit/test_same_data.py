@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from tests.cases import each
+from training.config.batch import Batch
+from training.config.schema import Config
 from training.core.errors import UserError
 from training.inspector.distributed import World
 from training.trainer import same_data
@@ -17,6 +19,7 @@ from training.trainer.checkpoint import TrainProgress
 
 class Task:
     unit = "samples"
+    config = Config(seed=42)
 
     def __init__(self, data: object) -> None:
         self.data = data
@@ -75,6 +78,9 @@ def test_machines_with_other_data_are_named(
         ({"data": "b"}, 60, False, 0, True),
         ({"data": "b"}, 0, False, 0, False),
         ({"data": "b", "samples": 150}, 60, True, 0, False),  # reported when it was prepared
+        ({"seed": 42}, 60, True, 60, False),
+        ({"seed": 7}, 60, True, 0, True),
+        ({"seed": 7}, 97, True, 97, False),  # no whole step is left: the epoch has ended
     ],
 )
 def test_another_order_begins_the_epoch_again(
@@ -86,9 +92,10 @@ def test_another_order_begins_the_epoch_again(
     task: Any = Task("a")
     found = same_data.same_order(
         TrainProgress(7, 1, used, 700),
-        {"data": "a"} | saved,
+        {"data": "a", "used": used} | saved,
         {"samples": 100},
         task,
+        Batch(4, 1, 1, 1),
         World(0, 0, 1, torch.device("cpu"), "none", ""),
         reported=reported,
     )

@@ -8,9 +8,11 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from training.config.batch import Batch
 from training.core import log
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
+from training.data import duration
 from training.inspector.distributed import World, exchange_texts, from_main
 from training.tasks.base import Task
 from training.trainer.checkpoint import TrainProgress
@@ -24,13 +26,14 @@ def same_order(
     saved: ManifestRecord,
     now: ManifestRecord,
     task: Task,
+    batch: Batch,
     world: World,
     *,
     reported: bool = False,
 ) -> TrainProgress:
     """The position in the current data. In other data the epoch begins again. Another number of
-    samples has another order: so it does for a task that does not compare its data. `said`: other
-    data was reported when it was prepared."""
+    samples, also of a task that does not compare its data, or another seed has another order: so it
+    does there. `reported`: other data was, when it was prepared."""
     if not position.used:
         return position
     before, same = saved.get("samples", now["samples"]), task.same_data(saved)
@@ -38,6 +41,8 @@ def same_order(
         why = msg("trainer.data.other_count", before=before, now=now["samples"], unit=task.unit)
     elif not same:
         why = msg("trainer.data.other_data")
+    elif not duration.same_seed(saved, task.config, batch, now["samples"]):
+        why = msg("trainer.data.other_seed", before=saved["seed"], now=task.config.seed)
     else:
         return position
     if world.rank == 0 and (same or not reported):

@@ -168,6 +168,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         "run": run.name,
         **task.facts(),
         "samples": len(train),
+        "seed": config.seed,
         **({"ema": config.ema} if config.ema else {}),
         **({"task_sha256": task.file_sha256} if task.file_sha256 else {}),
     }
@@ -182,7 +183,9 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         if not position.tokens:  # a checkpoint from before tokens were counted
             position = replace(position, tokens=position.step * batch.total_tokens)
         reported = tasks.spec_of(plan).reads_text
-        position = same_data.same_order(position, loaded.manifest, facts, task, world, reported=reported)
+        position = same_data.same_order(
+            position, loaded.manifest, facts, task, batch, world, reported=reported
+        )
         start_weights.load(raw, optimizer, loaded, facts)
         if scale and "loss_scale" in loaded.state:  # else it was trained in another precision
             scale.load_state_dict(loaded.state["loss_scale"])

@@ -210,6 +210,7 @@ class ManifestRecord(TypedDict, total=False):
     # both in early 0.1
     data: Any
     samples: int  # of the training data; missing in early 0.1
+    seed: int  # of the order of an epoch; missing in early 0.1
     tokenizer: str | None
     task: str  # missing in checkpoints that predate tasks: gpt
     task_sha256: str  # of a user's task file, as it was run
