@@ -150,12 +150,15 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     randomness.seed(config.seed)
     precision = plan["precision"]["value"]
     math_modes(plan, world.device)
-    raw = task.checked_model().to(world.device)
+    raw = task.checked_model()
+    drawn = randomness.state()  # every rank draws its data from here, as ./duet evaluate does
+    raw = raw.to(world.device)
     optimizer = task.optimizers(raw)
     weights = optimizer.trained(raw, said_by_another=world.rank != 0)
     scale = LossScale(world.device) if precision == "fp16" else None
     if scale:
         optimizer.skip_on_device()
+    randomness.restore(drawn)
     train = task.rows("train")
     assert train is not None
     facts: ManifestRecord = {
@@ -223,6 +226,8 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     autocast = half.autocast(precision, world.device)
     if world.world_size > 2:
         ddp_model.settle_buckets(model, task, autocast, optimizer, train, batch)
+    randomness.restore(drawn)
+    validation = task.rows("val")
     return TrainState(
         config=config,
         run=run,
@@ -235,7 +240,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         model=model,
         optimizer=optimizer,
         batches=batches,
-        validation=task.rows("val"),
+        validation=validation,
         autocast=autocast,
         precision=precision,
         compiled=plan["compile"]["value"],
