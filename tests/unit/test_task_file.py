@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from tests.cases import each
+from tests.unit.own_task import LINE
 from training import tasks
 from training.config.schema import Config
 from training.core import rundir
 from training.core.errors import UserError
+from training.core.phases import EVALUATION
 from training.core.rundir import RunDir
 from training.inspector.distributed import World
 from training.tasks import custom, export, half
@@ -123,6 +125,27 @@ def test_an_edited_file_is_reported_by_commands_that_use_the_weights(
     tasks.load_model(run.path)
     text = capsys.readouterr().err
     assert CHANGED in text and line in text and str(folder) in text
+
+
+@each(
+    "begin, end, codes",
+    [
+        (b"\xef\xbb\xbf", b"", []),
+        (b"# coding: latin-1\n", b"E = '\xe9'\n", []),
+        (b"", b"E = '\xe9'\n", ["task.syntax"]),
+        (b"# coding: unheard-of\n", b"", ["task.syntax"]),
+    ],
+)
+def test_a_file_is_decoded_as_python_does(
+    begin: bytes, end: bytes, codes: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "marked.py"
+    file.write_bytes(begin + (LINE + "    eval_batch = 2\n").encode() + end)
+    options, problems = custom.read(file, "--task", [])
+    assert [problem.code for problem in problems] == codes
+    assert ("width" in options) == (not codes)
+    lighter = custom.CustomSpec("marked", {}, file).lighter_in(EVALUATION)
+    assert (lighter is None) == bool(codes), "eval_batch is found"
 
 
 SIZE = """
