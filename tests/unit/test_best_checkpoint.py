@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.cases import each
 from tests.unit.conftest import LAUNCH, only, wrong
 from tests.unit.trained_runs import flip_a_bit, stored
 from training.core import evaluations, manifest
@@ -28,10 +29,10 @@ ALONE = World(0, 0, 1, torch.device("cpu"), "none", "-")
 ASKER = RunSelector("RUN", "./duet sample ", "./duet sample")
 
 
-def saved(folder: Path, step: int, **scores: float) -> Path:
+def saved(folder: Path, step: int, data: Any = None, **scores: float) -> Path:
     """A checkpoint; with `scores` it was evaluated."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {**FACTS, "score": score_of(scores)}
+    facts = {**FACTS, "score": score_of(scores), "data": data or {}}
     return checkpoint.save(folder, TrainProgress(step), {}, facts)
 
 
@@ -54,7 +55,7 @@ def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
 def test_later_checkpoints_of_a_discarded_part_are_never_the_best(tmp_path: Path) -> None:
     for step, loss in ((1, 3.0), (2, 2.0), (3, 0.1)):
         saved(tmp_path, step, loss=loss)
-    assert BestScore(tmp_path, 2, ALONE).best == {"name": "val_loss", "value": 2.0}
+    assert BestScore(tmp_path, 2, ALONE, {}).best == {"name": "val_loss", "value": 2.0}
     checkpoint.prune(tmp_path / "step_00000002", 1, keep_best=True)
     assert steps(tmp_path) == [2]
 
@@ -63,7 +64,7 @@ def test_higher_is_better_for_some_scores(tmp_path: Path) -> None:
     for step, psnr in ((1, 20.0), (2, 30.0), (3, 25.0)):
         checkpoint.prune(saved(tmp_path, step, psnr=psnr, loss=psnr), 1, keep_best=True)
     assert steps(tmp_path) == [2, 3]
-    best = BestScore(tmp_path, 3, ALONE)
+    best = BestScore(tmp_path, 3, ALONE, {})
     found = [
         best.improves(score_of({"psnr": value}), step)
         for step, value in enumerate((29.0, 30.0, 31.0, 30.5), 4)
@@ -73,9 +74,34 @@ def test_higher_is_better_for_some_scores(tmp_path: Path) -> None:
     assert best.improves(score_of({"ssim": 0.1}), 10), "another score has no best yet"
 
 
+@each(
+    "before, now, compared",
+    [
+        ({"folder": "a-1", "tokens_sha256": "A"}, {"folder": "a-2", "tokens_sha256": "A"}, True),
+        ({"folder": "a-1", "tokens_sha256": "A"}, {"folder": "b-1", "tokens_sha256": "B"}, False),
+        ({"train": "A", "val": "V"}, {"train": "B", "val": "V"}, True),
+        ({"train": "A", "val": "V"}, {"train": "A", "val": "W"}, False),
+        ({"mean": [1.0]}, {"mean": (1.0,)}, True),
+        ("digest", "digest", True),
+        ("digest", "other", False),
+        ("of all parts, in early 0.1", {"train": "A", "val": "V"}, True),
+    ],
+)
+def test_scores_of_other_data_are_not_compared(
+    before: Any, now: Any, compared: bool, tmp_path: Path
+) -> None:
+    """After a resume with other data, of which all scores may be worse."""
+    saved(tmp_path, 1, before, loss=0.9)
+    best = BestScore(tmp_path, 1, ALONE, now)
+    assert best.improves(score_of({"loss": 1.3}), 2) != compared
+    saved(tmp_path, 2, now, loss=1.3)
+    checkpoint.prune(saved(tmp_path, 3, now), 1, keep_best=True)
+    assert steps(tmp_path) == [1 if compared else 2, 3]
+
+
 def test_a_score_whose_save_failed_is_not_the_best(tmp_path: Path) -> None:
     saved(tmp_path, 1, loss=3.0)
-    best = BestScore(tmp_path, 1, ALONE)
+    best = BestScore(tmp_path, 1, ALONE, {})
     assert best.improves(score_of({"loss": 1.0}), 2)
     assert not best.improves(score_of({"loss": 2.0}), 3)
     assert best.improves(score_of({"loss": 2.0}), 4, lost=2)
@@ -131,7 +157,10 @@ def test_scores_of_both_kinds_of_weights_are_compared_by_value(
         new |= {"ema": 0.9} if averaged else {}
         del new["own_sha256"]
         manifest.write(place, new)
-    assert BestScore(run.checkpoints, 300, ALONE).best == {"name": "val_bpb", "value": 1.5}
+    assert BestScore(run.checkpoints, 300, ALONE, facts["data"]).best == {
+        "name": "val_bpb",
+        "value": 1.5,
+    }
     found = weights.find("tiny/best", tmp_path, ASKER)
     assert (found.step, found.averaged) == (150, averaged_first)
 
@@ -144,7 +173,7 @@ def test_scores_of_earlier_versions_are_in_the_events(tmp_path: Path) -> None:
     lines = [{"event": "eval", "step": n, "val_loss": abs(n - 2.0)} for n in (1, 2, 3)]
     run.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = evaluations.best_checkpoint(manifest.all_in(run.checkpoints))
-    assert found == (run.checkpoints / "step_00000002", "val_loss", 0.0)
+    assert found == (run.checkpoints / "step_00000002", "val_loss", 0.0, {})
 
 
 def test_the_best_checkpoint_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,14 @@ def test_an_unreadable_file_in_the_folder(write: Write, home: Path) -> None:
         assert "'corpus/b c.txt'" in fix
 
 
+def test_a_link_to_a_place_that_cannot_be_examined(write: Write, home: Path) -> None:
+    """As in a folder of another user, which root may read: here of an impossible name."""
+    write("corpus/a.txt", "x")
+    (home / "corpus/b.txt").symlink_to("x" * 300)
+    problem = refused("corpus")
+    assert problem.code == "data.unreadable" and "corpus/b.txt" in problem.what
+
+
 def test_a_named_pipe_in_the_folder_is_ignored(write: Write, home: Path) -> None:
     write("corpus/a.txt", "x")
     os.mkfifo(home / "corpus/pipe.txt")

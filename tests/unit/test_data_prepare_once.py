@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -283,22 +284,40 @@ def test_the_validation_share() -> None:
     assert prepare.SENSIBLE_SHARE[0] < 1 / prepare.VALIDATION_ONE_IN < prepare.SENSIBLE_SHARE[1]
 
 
-def test_data_is_prepared_where_the_file_system_has_no_locks(
-    write: Write, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another run prepares the same; the first one to finish counts."""
-    name = write("a.txt", "some text" * 100)
+def no_locks(file: object, operation: int) -> None:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    def flock(file: object, operation: int) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+def locks_of_one_machine(file: object, operation: int) -> None:
+    """For two processes on different machines."""
+
+
+@pytest.mark.parametrize("flock", [no_locks, locks_of_one_machine])
+def test_two_runs_prepare_the_same_without_common_locks(
+    flock: Callable[[object, int], None],
+    write: Write,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one to finish counts: its files, which may be in use, stay."""
+    for n in range(3):
+        write(f"corpus/{n}.txt", "some text" * 100)
 
     def other(what: str, done: int, total: int) -> None:
         if what == prepare.TOKENIZING and not finished:
             finished.append(None)
-            finished.append(ensure(source(name), "text", cache))
+            with monkeypatch.context() as patch:
+                patch.setattr(socket, "gethostname", lambda: "the other")
+                finished.append(made("corpus", cache))
+            inodes.extend(path.stat().st_ino for path in first_shards())
+
+    def first_shards() -> list[Path]:
+        return [path for path in cache.glob("*/*_00000.bin") if path.parent.name[0] != "."]
 
     finished: list[prepare.PreparedCorpus | None] = []
+    inodes: list[int] = []
     monkeypatch.setattr(file_lock.fcntl, "flock", flock)
-    first = ensure(source(name), "text", cache, other)
-    assert finished == [None, first] and first == ensure(source(name), "text", cache)
+    first = ensure(source("corpus"), "text", cache, other)
+    assert finished == [None, first] and first == made("corpus", cache)
+    assert [path.stat().st_ino for path in first_shards()] == inodes and len(inodes) == 2
     assert [path.name for path in cache.iterdir()] == [Path(first.folder).name]

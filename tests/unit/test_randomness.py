@@ -17,10 +17,13 @@ import torch
 from tests.unit.conftest import ROOT, clean_environment
 from tests.unit.trained_runs import checkpoint
 from training import tasks
+from training.config.batch import Batch
 from training.config.schema import Config
 from training.core import rundir
+from training.data.duration import TrainingLength
+from training.inspector.distributed import World
 from training.tasks import randomness
-from training.trainer import loop
+from training.trainer import loop, train_state
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.step_stats import OwnTime
 
@@ -43,6 +46,10 @@ class Split(Task):
     def model(self):
         return nn.Linear(1, 1)
 
+    def optimizer(self, model):
+        np.random.rand()
+        return super().optimizer(model)
+
     def train_data(self):
         return self.val_data()
 
@@ -52,7 +59,7 @@ class Split(Task):
         return TensorDataset(torch.tensor([drawn]))
 
     def loss(self, model, batch):
-        return model(batch[0][:, :1]).mean()
+        return (model(batch[0][:, :1]) * torch.rand(()) * random.random()).mean()
 
     def metrics(self, model, batch):
         found = {str(place): batch[0][:, place] for place in range(batch[0].shape[1])}
@@ -146,7 +153,26 @@ def test_an_optimizer_that_draws_keeps_the_ranks_equal(monkeypatch: pytest.Monke
         assert drawn(7, 1) and measured[-1] == measured[1] not in (measured[0], measured[2])
 
 
-def test_an_evaluation_draws_as_the_training_did(tmp_path: Path) -> None:
+def in_training(
+    run: rundir.RunDir, plan: Any, ranks: int, patch: pytest.MonkeyPatch
+) -> list[list[float]]:
+    """The only sample for training and the one for validation, in a rank."""
+    decided: dict[str, Any] = {"precision": "fp32", "compile": False}
+    plan = plan | {name: {"value": value} for name, value in decided.items()}
+    plan |= {"batch": Batch(1, 1, ranks, 1).record(), "place": {"kind": "", "nnodes": 1}}
+    patch.setattr(train_state.ddp_model, "wrap", lambda raw, *given: raw)
+    patch.setattr(train_state.next_command, "next_command", lambda *given: "")
+    patch.setattr(train_state, "plan_length", lambda *given, **more: TrainingLength(1, 1, 1))
+    randomness.seed(plan["config"]["seed"])  # as training.trainer.worker does
+    task = tasks.make(plan, CPU, None)
+    session = train_state.begin(plan, run, World(0, 0, ranks, CPU, "none", "-"), task)
+    assert session.validation
+    return [data.rows([0])[0][0].tolist() for data in (session.batches.dataset, session.validation)]  # type: ignore[attr-defined]
+
+
+def test_an_evaluation_draws_as_the_training_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also in another process, for a task that draws when its file is run, and with the same sets
     as the ranks."""
     file = tmp_path / "split.py"
@@ -177,10 +203,10 @@ def test_an_evaluation_draws_as_the_training_did(tmp_path: Path) -> None:
             check=True,
         )
         assert found[0]["set"] == int(shown.stdout)
-        # as training.trainer.worker and train_state do
-        randomness.seed(5)
-        made_task = tasks.make({"config": config, "task": task}, CPU, None)  # type: ignore[typeddict-item]
-        randomness.seed(5)
-        made_task.model()
-        wanted = made_task.val_data()[0][0].tolist()
-    assert [found[0][str(place)] for place in range(5)] == pytest.approx(wanted)
+        again = rundir.RunDir(tmp_path / "again")
+        again.create()
+        plan = {"config": config, "task": task}
+        alone, three = (in_training(again, plan, ranks, monkeypatch) for ranks in (1, 3))
+    evaluated = [found[0][str(place)] for place in range(5)]
+    for drawn in (*alone, *three):
+        assert drawn == pytest.approx(evaluated)

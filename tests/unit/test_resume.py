@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.conftest import ask, make_run, only, wrong
 from training import tasks
+from training.config.batch import Batch
 from training.config.loader import Values
 from training.config.resolve import Resolved
 from training.config.schema import FIELDS, Config
@@ -292,6 +293,14 @@ def test_the_same_tokens_from_another_file_are_the_same_data(
     assert "its current epoch restarts" in resume_checks.check_data(
         run, prepared(tmp_path, "other text " * 100, "b")
     )
+
+
+def test_another_seed_begins_the_epoch_of_a_text_again(run: rundir.RunDir, tmp_path: Path) -> None:
+    data, batch = prepared(tmp_path, "some text " * 100), Batch(4, 10, 1, 1)
+    checkpoint(run, data, seed=42)
+    for seed, used in ((42, 8), (43, 0)):
+        found = resume_checks.position(run, data, Config(seed=seed), batch)
+        assert found == {"step": 3, "epoch": 0, "used": used}
 
 
 def test_another_tokenizer_is_refused_and_the_old_file_suggested(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from tests.cases import each
+from training.config.batch import Batch
+from training.config.schema import Config
 from training.core.errors import UserError
 from training.inspector.distributed import World
 from training.trainer import same_data
@@ -16,11 +18,21 @@ from training.trainer.checkpoint import TrainProgress
 
 
 class Task:
+    unit = "samples"
+    config = Config(seed=42)
+
     def __init__(self, data: object) -> None:
         self.data = data
 
     def same_data(self, saved: dict[str, Any]) -> bool:
-        return bool(saved["data"] == self.data)
+        return bool(train(saved["data"]) == train(self.data))
+
+
+def train(data: Any) -> object:
+    return data["train"] if isinstance(data, dict) else data
+
+
+PARTS = {"train": "a", "val": "v"}
 
 
 @pytest.mark.parametrize(
@@ -28,6 +40,7 @@ class Task:
     [
         ("a", "a", ["", "host", ""], False),
         ("a", "b", ["", "host", "host"], True),
+        (PARTS, PARTS | {"val": "w"}, ["", "host", "host"], True),
         ((1, 2), (1, 2), ["host", "host", "host"], False),  # JSON changes it: not comparable
     ],
 )
@@ -56,19 +69,34 @@ def test_machines_with_other_data_are_named(
     assert bool(sent[0]) == (json.loads(first)["data"] != here)
 
 
-@pytest.mark.parametrize(
-    ("saved", "used", "left"),
-    [({"samples": 100}, 60, 60), ({"samples": 150}, 60, 0), ({"samples": 150}, 0, 0), ({}, 60, 60)],
+@each(
+    "saved, used, reported, left, warns",
+    [
+        ({}, 60, False, 60, False),
+        ({"samples": 150}, 60, False, 0, True),
+        ({"samples": 150}, 0, False, 0, False),
+        ({"data": "b"}, 60, False, 0, True),
+        ({"data": "b"}, 0, False, 0, False),
+        ({"data": "b", "samples": 150}, 60, True, 0, False),  # reported when it was prepared
+        ({"seed": 42}, 60, True, 60, False),
+        ({"seed": 7}, 60, True, 0, True),
+        ({"seed": 7}, 97, True, 97, False),  # no whole step is left: the epoch has ended
+    ],
 )
-def test_another_number_of_samples_begins_the_epoch_again(
-    saved: Any, used: int, left: int, monkeypatch: pytest.MonkeyPatch
+def test_another_order_begins_the_epoch_again(
+    saved: Any, used: int, reported: bool, left: int, warns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its order is another one: some samples would come twice and others not at all."""
+    """Some samples would come twice and others not at all."""
     warned: list[str] = []
     monkeypatch.setattr(same_data.log, "warning", warned.append)
-    position = TrainProgress(7, 1, used, 700)
-    task: Any = SimpleNamespace(unit="samples")
+    task: Any = Task("a")
     found = same_data.same_order(
-        position, saved, {"samples": 100}, task, World(0, 0, 1, torch.device("cpu"), "none", "")
+        TrainProgress(7, 1, used, 700),
+        {"data": "a", "used": used} | saved,
+        {"samples": 100},
+        task,
+        Batch(4, 1, 1, 1),
+        World(0, 0, 1, torch.device("cpu"), "none", ""),
+        reported=reported,
     )
-    assert found == TrainProgress(7, 1, left, 700) and len(warned) == (left != used)
+    assert found == TrainProgress(7, 1, left, 700) and len(warned) == warns

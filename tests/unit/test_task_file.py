@@ -1,5 +1,5 @@
-"""A user's task file outside of its own training: edited since a checkpoint, or with a val_data()
-that needs more."""
+"""A user's task file outside of its own training: edited since a checkpoint, with a val_data() that
+needs more, and its precision."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import torch
 
+from tests.cases import each
+from tests.unit.own_task import LINE
 from training import tasks
 from training.config.schema import Config
 from training.core import rundir
 from training.core.errors import UserError
+from training.core.phases import EVALUATION
 from training.core.rundir import RunDir
 from training.inspector.distributed import World
-from training.tasks import custom
+from training.tasks import custom, export, half
 from training.tasks.base import Task
 from training.tasks.optim import Optimizers
 from training.trainer import checkpoint, start_weights
@@ -122,3 +125,67 @@ def test_an_edited_file_is_reported_by_commands_that_use_the_weights(
     tasks.load_model(run.path)
     text = capsys.readouterr().err
     assert CHANGED in text and line in text and str(folder) in text
+
+
+@each(
+    "begin, end, codes",
+    [
+        (b"\xef\xbb\xbf", b"", []),
+        (b"# coding: latin-1\n", b"E = '\xe9'\n", []),
+        (b"", b"E = '\xe9'\n", ["task.syntax"]),
+        (b"# coding: unheard-of\n", b"", ["task.syntax"]),
+    ],
+)
+def test_a_file_is_decoded_as_python_does(
+    begin: bytes, end: bytes, codes: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "marked.py"
+    file.write_bytes(begin + (LINE + "    eval_batch = 2\n").encode() + end)
+    options, problems = custom.read(file, "--task", [])
+    assert [problem.code for problem in problems] == codes
+    assert ("width" in options) == (not codes)
+    lighter = custom.CustomSpec("marked", {}, file).lighter_in(EVALUATION)
+    assert (lighter is None) == bool(codes), "eval_batch is found"
+
+
+SIZE = """
+    def val_data(self):
+        return self.train_data()
+
+    def metrics(self, model, batch):
+        found = model(batch[0])
+        return {"size": torch.full((len(found),), float(found.element_size()))}
+"""
+
+
+@each(
+    "precision, instructions, size",
+    [("bf16", True, 2), ("bf16", False, 4), ("fp16", True, 4), ("fp32", True, 4), (None, True, 4)],
+)
+def test_an_evaluation_computes_in_the_precision_of_the_run(
+    precision: str | None,
+    instructions: bool,
+    size: float,
+    home: Path,
+    tmp_path: Path,
+    line: str,
+    imports: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where this device does not only emulate it; also of an exported model, and of one from before
+    exports had it."""
+    monkeypatch.setattr(half.decisions, "cpu_bf16", lambda: {"amx_bf16"} if instructions else set())
+    run, options = RunDir(tmp_path / "run"), {"width": 4, "bias": True}
+    run.create()
+    file = tmp_path / "my line.py"
+    file.write_text((home / line).read_text() + SIZE)
+    shutil.copy(home / "beside.py", tmp_path)
+    saved_by(custom.load(file, options, Config(), CPU), run)
+    plan: Any = {"config": {}, "task": custom.CustomSpec("my line", {}, file).record(options)}
+    if precision:
+        plan["precision"] = {"value": precision, "reason": ""}
+    rundir.write_json(run.plan, plan)
+    trained = tasks.load_model(run.path)
+    export.write(trained, "safetensors", tmp_path / "out")
+    for one in (trained, tasks.load_model(tmp_path / "out")):
+        assert one.evaluate()["size"] == size

@@ -15,7 +15,7 @@ from torch import nn
 from tests.unit.video_data import gopro, rendered, smeared
 from training.config.schema import Config
 from training.tasks.base import Samples
-from training.tasks.video_restoration import inference, metrics, schedule
+from training.tasks.video_restoration import folders, inference, metrics, schedule
 from training.tasks.video_restoration.network import Recurrent, enlarged
 from training.tasks.video_restoration.options import VideoOptions
 from training.tasks.video_restoration.task import VideoRestoration
@@ -250,6 +250,24 @@ def test_facts_of_a_checkpoint(clips: Path) -> None:
     assert facts["shape"] == {"scale": 1, "embed_dim": 8, "num_blocks": 1, "channels": 5}
     assert facts == task(replace(options, gt_size=8)).facts()
     assert facts["data"] != task(gopro(clips)).facts()["data"]
+
+
+def test_the_position_in_the_data_is_that_of_the_training_clips(clips: Path) -> None:
+    own = gopro(clips)
+    other = replace(own, test_dataroot_gt=f"{clips}/train")
+    saved = task(own).facts()
+    changed = task(other).facts()
+    assert saved["data"]["train"] == changed["data"]["train"]
+    assert saved["data"]["val"] != changed["data"]["val"]
+    early: Any = {"data": folders.content(own)}  # of all parts
+    for facts, options, same in (
+        (saved, own, True),
+        (saved, other, True),
+        (saved, replace(own, dataroot_gt=f"{clips}/test"), False),
+        (early, own, True),
+        (early, other, False),
+    ):
+        assert task(options).same_data(facts) == same
 
 
 def test_the_metrics_of_a_clip(clips: Path) -> None:

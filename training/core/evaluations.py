@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from training.core import json_text, jsonl, last_resume, manifest, metric_units
 from training.core.jsonl import Record, number, whole
@@ -59,14 +60,23 @@ def _events(file: Path) -> list[Record]:
     return [record for record in records if isinstance(record, dict)]
 
 
-def best_checkpoint(checkpoints: Iterable[Path]) -> tuple[Path, str, float] | None:
-    """(folder, name of the score, value) of the checkpoint with the best evaluation at its own
-    step, the first of equal ones; None: none was evaluated. `checkpoints`: of one run, oldest
-    first; damaged manifests are skipped.
+class Scored(NamedTuple):
+    """A checkpoint with the score of the evaluation at its own step."""
+
+    path: Path
+    name: str  # val_NAME
+    value: float
+    data: Any  # of its manifest
+
+
+def best_checkpoint(checkpoints: Iterable[Path], data: object = None) -> Scored | None:
+    """The checkpoint with the best evaluation, the first of equal ones; None: none was evaluated.
+    `checkpoints`: of one run, oldest first; damaged manifests are skipped. `data`: as in a
+    manifest; only scores of this validation data are compared, by default that of the last one.
 
     The score is in the manifest; that of a checkpoint of early 0.1 in events.jsonl.
     """
-    found: list[tuple[Path, str, float]] = []
+    found: list[Scored] = []
     recorded: dict[int, Record] | None = None
     for path in checkpoints:
         facts = manifest.read(path)[0]
@@ -75,14 +85,28 @@ def best_checkpoint(checkpoints: Iterable[Path]) -> tuple[Path, str, float] | No
         if "score" in facts:
             score = facts["score"]
             if score:
-                found.append((path, score["name"], score["value"]))
+                found.append(Scored(path, score["name"], score["value"], facts["data"]))
             continue
         if recorded is None:
             recorded = read(RunDir(path.parent.parent).events)[0]
         if main := metric_units.main_score(recorded.get(facts["step"], {})):
-            found.append((path, *main))
+            found.append(Scored(path, *main, facts["data"]))
+    if found and data is None:
+        data = found[-1].data
+    found = [one for one in found if _same_validation(one.data, json_text.as_stored(data))]
     if not found:
         return None
-    name = found[-1][1]  # other ones are from before a change of the task's metrics
-    same = [one for one in found if one[1] == name]
-    return min(same, key=lambda one: metric_units.rank_of(name, one[2]))
+    name = found[-1].name  # other ones are from before a change of the task's metrics
+    same = [one for one in found if one.name == name]
+    return min(same, key=lambda one: metric_units.rank_of(name, one.value))
+
+
+def _same_validation(one: Any, other: Any) -> bool:
+    """Whether scores were measured on the same data: the `data` of two manifests."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        # video restoration of early 0.1 has one digest of all parts: unknown
+        return type(one) is not type(other) or bool(one == other)
+    if "val" in one and "val" in other:
+        return bool(one["val"] == other["val"])
+    kept = [{n: v for n, v in data.items() if n != "folder"} for data in (one, other)]
+    return bool(kept[0] == kept[1])

@@ -75,12 +75,13 @@ def find(
     if not os.path.exists(path):
         return None, _missing(path, data, given, allowed)
     if path.is_dir():
-        # Opening a named pipe would block; a dangling link is reported below.
+        # Opening a named pipe would block. A link that is dangling, or leads where this user may
+        # not look (is_file() raises), is reported below.
         try:
             below = _walk(path, SUFFIXES, {"lost+found"}, _raise)
         except OSError as error:
             return None, _unreadable(given, Path(error.filename), error, "u+rx")
-        files = [f for f in below if f.is_file() or not f.exists()]
+        files = [f for f in below if not os.path.exists(f) or f.is_file()]
         if not files:
             return None, Problem(
                 "data.no_files",

@@ -4,12 +4,16 @@ first. The time (--max_time) is measured during the run (training.trainer.time_l
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from training.config.batch import Batch
 from training.config.schema import FIELDS, Config
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.data.prepare import PreparedCorpus
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import ManifestRecord
 
 # Steps of a run that only the time ends: a number, so that the schedule needs no other case.
 UNLIMITED = 10**9
@@ -49,9 +53,22 @@ def plan_length(
     return TrainingLength(total, steps, epoch + 1 + -(-max(0, total - step - left) // steps))
 
 
+def same_seed(saved: ManifestRecord, config: Config, batch: Batch, samples: int) -> bool:
+    """Whether the epoch of a checkpoint continues in the order of its seed. An epoch without
+    another whole step has ended: the next one may have any seed."""
+    left = samples - saved["used"]
+    ended = left < batch.total_tokens // batch.seq_len
+    return ended or saved.get("seed", config.seed) == config.seed
+
+
+def sequences(data: PreparedCorpus, batch: Batch) -> int:
+    """Samples of an epoch of a prepared text."""
+    return max(0, data.train_tokens - 1) // batch.seq_len
+
+
 def of_text(config: Config, batch: Batch, data: PreparedCorpus, **position: int) -> TrainingLength:
     """`plan_length` for a prepared text. Raises UserError if it is too short for one step."""
-    found = plan_length(config, batch, max(0, data.train_tokens - 1) // batch.seq_len, **position)
+    found = plan_length(config, batch, sequences(data, batch), **position)
     if found is None:
         needed = batch.total_tokens + 1
         what = msg(

@@ -9,14 +9,17 @@ data/<name>-<fingerprint>/train_00000.bin …  val_00000.bin …    little-endia
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
+import socket
 import tempfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +41,7 @@ VALIDATION_ONE_IN = 20
 SENSIBLE_SHARE = (0.01, 0.20)
 # A vocabulary is learned from this much text, drawn from the whole corpus: more only takes longer.
 LEARN_BYTES = 256 << 20
+TAKEN = (errno.ENOTEMPTY, errno.EEXIST)  # of a rename to a folder that is not empty
 COMPRESSION = 4  # an estimate, used for that draw only
 PROBE = "Hello World, it's 12345!\n\tnaïve – 训练 данные 🙂  x = [1]\n"
 
@@ -157,10 +161,11 @@ def ensure(
             return found
         if damage:
             log.warning(msg("data.prepare.again", folder=folder, damage=damage, name=source.name))
-        # A fixed name, since leftovers of a killed run are removed. Without locks another run may
-        # prepare it too: the first to finish counts.
+        # Without locks another run may prepare it too, and with those that count on one machine
+        # only (BeeGFS, NFS with nolock) another machine: the first to finish counts. A fixed name
+        # for each machine, since leftovers of a killed run are removed.
         if locked:
-            work = cache / f".{folder.name}.work"
+            work = cache / f".{folder.name}.{socket.gethostname()}.work"
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir()
         else:
@@ -170,13 +175,25 @@ def ensure(
             made = _write(source, text_field, work, folder, progress, chosen, vocab_size)
             if problems := corpus.changed(before, corpus.states(source)):
                 raise UserError(problems)
-            if not locked and (found := _existing(folder, progress)[0]):
-                return found
-            shutil.rmtree(folder, ignore_errors=True)  # a damaged one
-            work.rename(folder)
+            return _published(work, folder, progress) or made
         finally:
             shutil.rmtree(work, ignore_errors=True)
-    return made
+
+
+def _published(work: Path, folder: Path, progress: Progress) -> PreparedCorpus | None:
+    """The intact corpus that another run has published meanwhile, which may be in use; None: `work`
+    is the folder now. Raises OSError."""
+    while True:
+        try:
+            work.rename(folder)
+            return None
+        except OSError as error:
+            if error.errno not in TAKEN:
+                raise
+        if found := _existing(folder, progress)[0]:
+            return found
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)  # a damaged one
 
 
 def _existing(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, str]:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from training import tasks
 from training.config import origin, resolve
+from training.config.batch import Batch
 from training.config.loader import Values
+from training.config.schema import Config
 from training.core import manifest, rundir, standing
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.data import tokenizer, tokenizer_base
+from training.data import duration, tokenizer, tokenizer_base
 from training.data.prepare import PreparedCorpus, content
 from training.plan import exchange
 from training.tasks.spec import TaskSpec
@@ -247,13 +249,17 @@ def _arithmetic(plan: Plan) -> FieldValues:
     }
 
 
-def position(run: rundir.RunDir, data: PreparedCorpus) -> dict[str, int]:
+def position(
+    run: rundir.RunDir, data: PreparedCorpus, config: Config, batch: Batch
+) -> dict[str, int]:
     """Where a run continues: step, epoch and sequences used in it
     (training.trainer.checkpoint.TrainProgress)."""
     saved = manifest.newest(run.checkpoints)
     if saved is None:
         return {"step": 0, "epoch": 0, "used": 0}
-    same = saved["data"].get("tokens_sha256") == content(data)
+    same = saved["data"].get("tokens_sha256") == content(data) and duration.same_seed(
+        saved, config, batch, duration.sequences(data, batch)
+    )
     return {"step": saved["step"], "epoch": saved["epoch"], "used": saved["used"] if same else 0}
 
 

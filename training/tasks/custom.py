@@ -105,12 +105,13 @@ def read(
             )
         ]
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+        tree = ast.parse(path.read_bytes(), filename=str(path))
     except SyntaxError as error:
+        where = f"{path}:{error.lineno}" if error.lineno else str(path)  # 0: unknown encoding
         return {}, [
             Problem(
                 "task.syntax",
-                f"{path}:{error.lineno}: {error.msg}: {(error.text or '').strip()!r}",
+                f"{where}: {error.msg}: {(error.text or '').strip()!r}",
                 msg("tasks.custom.python_file"),
             )
         ]
@@ -185,7 +186,7 @@ def read(
 def _evaluates_alone(file: Path) -> bool:
     """Whether the file sets eval_batch, so that an evaluation does not use the micro-batch."""
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = ast.parse(file.read_bytes(), filename=str(file))
     except (OSError, ValueError, SyntaxError, RecursionError):
         return False
     return any(

@@ -110,6 +110,8 @@ def _record(model: Trained, folder: Path, file: Path, words: str | None) -> Expo
         "bytes": file.stat().st_size,
         "sha256": manifest.sha256(file),
     }
+    if "precision" in weights.plan:
+        record["precision"] = weights.plan["precision"]["value"]
     if weights.averaged:
         record["ema"] = weights.facts["ema"]
     return record

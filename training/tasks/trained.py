@@ -89,12 +89,17 @@ class Trained:
             raise UserError(Problem("data.empty", task.why_not(0, 1)))
         import torch
 
+        from training.tasks import half
+
         sums: dict[str, float] = {}
+        planned = self.weights.plan.get("precision")  # exports of earlier versions lack it
+        precision = half.on(planned["value"] if planned else "fp32", self.device)
+        autocast = half.autocast(precision, self.device)
         size = task.eval_batch or EVALUATED
         for start in range(0, len(data), size):
             stop = min(start + size, len(data))
             batch = task.arrive(data.rows(range(start, stop)))
-            with torch.no_grad():
+            with torch.no_grad(), autocast:
                 found = task.measure(self.model, batch)
             task.check_names(found, sums or found, "the batches before")
             for name, value in found.items():
@@ -103,7 +108,7 @@ class Trained:
                 pictured = start in {
                     round(n * (len(data) - 1) / (PICTURED - 1)) for n in range(PICTURED)
                 }
-                with torch.no_grad():
+                with torch.no_grad(), autocast:
                     part = task.part(self.model, start, batch, pictured)
                 if part:
                     part.scores = task.scores({n: float(v) for n, v in found.items()})

@@ -199,6 +199,8 @@ def _exported(folder: Path) -> Weights:
     if task["file"]:
         task["file"] = str(folder / str(task["file"]))
     plan = cast("Plan", {"task": task, "config": found["config"]})
+    if isinstance(precision := found.get("precision"), str):
+        plan["precision"] = {"value": precision, "reason": ""}
     facts: ManifestRecord = {
         "step": found["step"],
         "shape": found["shape"],

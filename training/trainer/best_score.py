@@ -25,9 +25,9 @@ def score_of(scores: Mapping[str, float] | None) -> ScoreRecord | None:
 
 class BestScore:
     """Rank 0 knows the best score with a checkpoint, after a resume from the manifests of those
-    that exist, up to `step`; its decision is the one of all ranks."""
+    that exist, up to `step`, and have a score of `data`; its decision is the one of all ranks."""
 
-    def __init__(self, checkpoints: Path, step: int, world: World) -> None:
+    def __init__(self, checkpoints: Path, step: int, world: World, data: object) -> None:
         self.world = world
         self.best: ScoreRecord | None = None
         self._before: ScoreRecord | None = None  # the best one before that of step `_at`
@@ -36,8 +36,8 @@ class BestScore:
             there = [
                 path for path in manifest.all_in(checkpoints) if manifest.step_of(path) <= step
             ]
-            if found := evaluations.best_checkpoint(there):
-                self.best = {"name": found[1], "value": found[2]}
+            if found := evaluations.best_checkpoint(there, data):
+                self.best = {"name": found.name, "value": found.value}
 
     def improves(self, score: ScoreRecord | None, step: int, lost: int | None = None) -> bool:
         """Whether `score`, of `step`, is the best so far; then it counts as saved, unless a later

@@ -71,7 +71,8 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
             # The run stays usable without the prepared data.
             run.tokenizer.mkdir(exist_ok=True)
             rundir.write_bytes(run.tokenizer / file.name, file.read_bytes())
-        steps = duration.of_text(config, batch, data, **resume_checks.position(saved, data))
+        position = resume_checks.position(saved, data, config, batch)
+        steps = duration.of_text(config, batch, data, **position)
     except OSError as error:
         rundir.write_json(run.data, {"failed": int(Exit.RESOURCES)})
         what = msg("trainer.data.unwritable", cache=cache, strerror=error.strerror)

@@ -23,7 +23,7 @@ from training.data.duration import TrainingLength, plan_length
 from training.data.loader import Batches, as_it_is
 from training.host import placement
 from training.inspector.distributed import World
-from training.tasks import optim, randomness, trained
+from training.tasks import half, optim, randomness, trained
 from training.tasks.base import Task
 from training.trainer import (
     checkpoint,
@@ -150,12 +150,15 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     randomness.seed(config.seed)
     precision = plan["precision"]["value"]
     math_modes(plan, world.device)
-    raw = task.checked_model().to(world.device)
+    raw = task.checked_model()
+    drawn = randomness.state()  # every rank draws its data from here, as ./duet evaluate does
+    raw = raw.to(world.device)
     optimizer = task.optimizers(raw)
     weights = optimizer.trained(raw, said_by_another=world.rank != 0)
     scale = LossScale(world.device) if precision == "fp16" else None
     if scale:
         optimizer.skip_on_device()
+    randomness.restore(drawn)
     train = task.rows("train")
     assert train is not None
     facts: ManifestRecord = {
@@ -168,6 +171,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         "run": run.name,
         **task.facts(),
         "samples": len(train),
+        "seed": config.seed,
         **({"ema": config.ema} if config.ema else {}),
         **({"task_sha256": task.file_sha256} if task.file_sha256 else {}),
     }
@@ -181,9 +185,10 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         position = loaded.position
         if not position.tokens:  # a checkpoint from before tokens were counted
             position = replace(position, tokens=position.step * batch.total_tokens)
-        if not task.same_data(loaded.manifest):  # reported when the data was prepared
-            position = replace(position, used=0)
-        position = same_data.same_order(position, loaded.manifest, facts, task, world)
+        reported = tasks.spec_of(plan).reads_text
+        position = same_data.same_order(
+            position, loaded.manifest, facts, task, batch, world, reported=reported
+        )
         start_weights.load(raw, optimizer, loaded, facts)
         if scale and "loss_scale" in loaded.state:  # else it was trained in another precision
             scale.load_state_dict(loaded.state["loss_scale"])
@@ -218,10 +223,11 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     )
     model = ddp_model.wrap(raw, task, plan, world)
     average = start_weights.weight_average(raw, config, loaded)
-    half = torch.float16 if precision == "fp16" else torch.bfloat16
-    autocast = torch.autocast(world.device.type, half, enabled=precision != "fp32")
+    autocast = half.autocast(precision, world.device)
     if world.world_size > 2:
         ddp_model.settle_buckets(model, task, autocast, optimizer, train, batch)
+    randomness.restore(drawn)
+    validation = task.rows("val")
     return TrainState(
         config=config,
         run=run,
@@ -234,7 +240,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         model=model,
         optimizer=optimizer,
         batches=batches,
-        validation=task.rows("val"),
+        validation=validation,
         autocast=autocast,
         precision=precision,
         compiled=plan["compile"]["value"],
@@ -250,7 +256,9 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
             world,
         ),
         average=average,
-        best=BestScore(run.checkpoints, position.step, world) if config.keep_best else None,
+        best=BestScore(run.checkpoints, position.step, world, facts["data"])
+        if config.keep_best
+        else None,
         unevaluated=bool(loaded and loaded.manifest.get("unevaluated") and config.eval_every),
     )
 

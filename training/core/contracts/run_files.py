@@ -208,8 +208,11 @@ class ManifestRecord(TypedDict, total=False):
     shape: dict[str, Any]  # of the model, task-specific; compared on resume
     optimizer: str
     world_size: int
-    data: Any  # training data, task-specific; gpt: {folder, tokens_sha256}
+    # task-specific; gpt: {folder, tokens_sha256}; video_restoration: a digest of each part, one of
+    # both in early 0.1
+    data: Any
     samples: int  # of the training data; missing in early 0.1
+    seed: int  # of the order of an epoch; missing in early 0.1
     tokenizer: str | None
     task: str  # missing in checkpoints that predate tasks: gpt
     task_sha256: str  # of a user's task file, as it was run
@@ -236,6 +239,7 @@ class ExportRecord(TypedDict):
     run: str
     step: int
     ema: NotRequired[float]  # the weights are a moving average with this decay
+    precision: NotRequired[str]  # as decided by the plan; missing in early 0.1
     weights: str  # file, with its size and checksum
     bytes: int
     sha256: str

@@ -94,14 +94,14 @@ def sentence(options: Any) -> str:
     )
 
 
-def content(options: Any) -> str:
-    """A digest of the names and sizes of all clip files, independent of their location; it differs
-    for other data.
+def content(options: Any, *parts: str) -> str:
+    """A digest of the names and sizes of all clip files of these parts, independent of their
+    location; it differs for other data.
 
     Raises UserError, OSError.
     """
     digest = hashlib.sha256()
-    for part in PARTS:
+    for part in parts or PARTS:
         for clip in clips(options, part):
             for kind in (clip.gt, clip.lq, clip.spike):
                 for file in kind:

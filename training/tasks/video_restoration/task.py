@@ -18,6 +18,7 @@ from training.tasks.video_restoration import (
     dataset,
     folders,
     inference,
+    listing,
     lists,
     metrics,
     network,
@@ -141,14 +142,21 @@ class VideoRestoration(Task):
         )
 
     def facts(self) -> ManifestRecord:
-        """The network's shape, and a digest of the clips. Raises UserError, OSError."""
+        """The network's shape, and a digest of the clips of each part. Raises UserError,
+        OSError."""
         shape = {
             "scale": self.scale,
             "embed_dim": self.options.embed_dim,
             "num_blocks": self.options.num_blocks,
             "channels": self.channels,
         }
-        return {"shape": shape, "data": folders.content(self.options)}
+        data = {part: folders.content(self.options, part) for part in listing.PARTS}
+        return {"shape": shape, "data": data}
+
+    def same_data(self, saved: ManifestRecord) -> bool:
+        if isinstance(saved["data"], str):  # of early 0.1: of all parts
+            return bool(saved["data"] == folders.content(self.options))
+        return bool(saved["data"]["train"] == folders.content(self.options, "train"))
 
     def flops(self, model: nn.Module) -> float | None:
         """Operations per sample: every weight of every convolution is used at every pixel of every
