@@ -11,7 +11,7 @@ import torch
 from tests.conftest import wait_until
 from training.core import heartbeat, manifest
 from training.core.errors import Exit, RunStopped
-from training.trainer import async_checkpoint, checkpoint
+from training.trainer import checkpoint, host_copy
 from training.trainer.async_checkpoint import AsyncCheckpointer
 from training.trainer.checkpoint import TrainProgress
 
@@ -307,7 +307,7 @@ def test_a_wait_for_a_slow_disk_shows_progress(
 
 def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
     state = {"groups": [{"lr": np.float64(0.5), "steps": np.int32(3), "size": torch.Size([2])}]}
-    copied = async_checkpoint._copied(state, None, "", pin=False)
+    copied = host_copy.copied(state, None, pin=False)
     assert [type(value) for value in copied["groups"][0].values()] == [float, int, torch.Size]
     checkpoint.save(tmp_path, TrainProgress(1, 0, 0, 0), copied, FACTS)
     assert checkpoint.latest(tmp_path)
@@ -315,4 +315,4 @@ def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
 
 def test_a_state_that_could_not_be_read_again_is_refused_with_its_place() -> None:
     with pytest.raises(TypeError, match=r"pathlib.*Path at \['extra'\]\[1\]"):
-        async_checkpoint._copied({"extra": [1, Path("x")]}, None, "", pin=False)
+        host_copy.copied({"extra": [1, Path("x")]}, None, pin=False)
