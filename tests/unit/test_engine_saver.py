@@ -3,6 +3,7 @@ from __future__ import annotations
 import resource
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from tests.conftest import wait_until
 from training.core import heartbeat, manifest
 from training.core.errors import Exit, RunStopped
+from training.tasks import module_versions, trained
 from training.trainer import checkpoint, host_copy
 from training.trainer.async_checkpoint import AsyncCheckpointer
 from training.trainer.checkpoint import TrainProgress
@@ -303,6 +305,40 @@ def test_a_wait_for_a_slow_disk_shows_progress(
         gate.set()
         waiting.join(30)
     assert saver._pieces > 6, "written pieces are counted too"
+
+
+class Versioned(torch.nn.Linear):
+    """Refuses weights of an unknown version, as torchvision's MNASNet does."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, local: Any, *rest: Any) -> None:
+        assert local.get("version") == 2
+        super()._load_from_state_dict(state, prefix, local, *rest)
+
+
+def test_the_versions_of_modules_are_saved(tmp_path: Path, saver: AsyncCheckpointer) -> None:
+    own = torch.nn.Sequential(Versioned(2, 2))
+    average = {"0.weight": torch.ones(2, 2)}
+    with saver:
+        state = {"model": own.state_dict(), trained.AVERAGE: average}
+        saver.save(TrainProgress(1), state, FACTS, required=True)
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded
+    own.load_state_dict(loaded.state["model"])
+    found = trained.tensors(loaded.path / manifest.STATE, averaged=True)
+    own.load_state_dict(found)
+    assert torch.equal(own[0].weight, average["0.weight"])
+
+
+def test_weights_of_a_wrapped_model_keep_the_versions_of_its_modules(tmp_path: Path) -> None:
+    own = torch.nn.Sequential(Versioned(2, 2))
+    wrapped = torch.nn.ModuleDict({"module": torch.nn.ModuleDict({"_orig_mod": own})})
+    torch.save(wrapped.state_dict(), tmp_path / "wrapped.pt")
+    found = trained.fitted(trained.tensors(tmp_path / "wrapped.pt"), own.state_dict())
+    assert sorted(found) == ["0.bias", "0.weight"]
+    assert sorted(module_versions.of(found)) == ["", "0"]
+    own.load_state_dict(found)
 
 
 def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:

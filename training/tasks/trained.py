@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from training.core import log, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.tasks import own_error, own_modules
+from training.tasks import module_versions, own_error, own_modules
 from training.tasks.weights import Weights, damaged
 
 if TYPE_CHECKING:
@@ -328,7 +328,7 @@ def named_tensors(found: object, averaged: bool) -> Mapping[str, torch.Tensor] |
             named = named_tensors(found[inner], averaged)
             average = named_tensors(found.get(AVERAGE), averaged) if averaged else None
             if named and average and average.keys() <= named.keys():
-                return {**named, **average}
+                return module_versions.added({**named, **average}, module_versions.of(named))
             return named
     if found and all(
         isinstance(value, torch.Tensor) or is_extra(str(name)) for name, value in found.items()
@@ -350,11 +350,24 @@ def fitted(
     names = {name.replace(COMPILED, ""): tensor for name, tensor in found.items()}
     ending = next((f".{name}" for name in wanted), "")
     prefixes = [name[: 1 - len(ending)] for name in names if ending and name.endswith(ending)]
-    parts = [
-        {n.removeprefix(prefix): t for n, t in names.items() if n.startswith(prefix)}
+    parts = {
+        prefix: {n.removeprefix(prefix): t for n, t in names.items() if n.startswith(prefix)}
         for prefix in ("", *prefixes)
-    ]
-    return max(found, *parts, key=lambda part: len(part.keys() & wanted.keys()))
+    }
+
+    def hits(part: Mapping[str, torch.Tensor]) -> int:
+        return len(part.keys() & wanted.keys())
+
+    best = max(parts, key=lambda prefix: hits(parts[prefix]))
+    if hits(parts[best]) <= hits(found):
+        return found
+
+    def own(name: str) -> str | None:
+        name = name.replace(COMPILED, "")
+        return name.removeprefix(best) if name.startswith(best) else None
+
+    versions = module_versions.renamed(module_versions.of(found), own)
+    return module_versions.added(parts[best], versions)
 
 
 def unreadable(file: Path, error: object) -> UserError:

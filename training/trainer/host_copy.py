@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from training.tasks import module_versions
+
 
 class NotPinned(Exception):
     """The driver gives no pinned memory."""
@@ -42,10 +44,13 @@ def copied(value: Any, buffer: Any, name: str = "", *, pin: bool) -> Any:
         return target.copy_(value.detach(), non_blocking=True)
     if isinstance(value, dict):
         have = buffer if isinstance(buffer, dict) else {}
-        return {
+        made = {
             key: copied(item, have.get(key), f"{name}[{key!r}]", pin=pin)
             for key, item in value.items()
         }
+        if not (versions := module_versions.of(value)):
+            return made
+        return module_versions.added(made, copied(versions, None, f"{name}._metadata", pin=pin))
     if isinstance(value, (list, tuple)):
         old = (
             buffer
