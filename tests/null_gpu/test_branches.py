@@ -247,6 +247,7 @@ device = torch.device("cuda", 1)
 torch.cuda.set_device(device)
 facts = {"shape": {}, "optimizer": "", "world_size": 1, "data": {}, "tokenizer": None}
 weights, large = torch.zeros(4, device=device), torch.empty(1 << 20, device=device)
+sparse = torch.eye(2).to_sparse().to(device)
 numbers = [torch.full((4,), float(n)).pin_memory() for n in range(4)]
 saver = AsyncCheckpointer(folder / "saved", 5, lambda step, path: None, lambda code, text: print(text))
 (folder / "saved").mkdir()
@@ -257,7 +258,7 @@ with saver:
             time.sleep(0.01)
         weights.copy_(numbers[step], non_blocking=True)
         (folder / f"saving{step}").touch()
-        saver.save(TrainProgress(step, 0, 8), {"model": {"w": weights, "large": large}, "optimizer": []}, facts, required=False)
+        saver.save(TrainProgress(step, 0, 8), {"model": {"w": weights, "s": sparse, "large": large}, "optimizer": []}, facts, required=False)
         weights.copy_(numbers[3], non_blocking=True)
 """
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -339,6 +341,46 @@ def test_weights_of_a_wrapped_model_keep_the_versions_of_its_modules(tmp_path: P
     assert sorted(found) == ["0.bias", "0.weight"]
     assert sorted(module_versions.of(found)) == ["", "0"]
     own.load_state_dict(found)
+
+
+class Marked(torch.Tensor):
+    """A tensor of a class that torch.load refuses."""
+
+
+def test_tensors_of_other_classes_are_saved(tmp_path: Path, saver: AsyncCheckpointer) -> None:
+    """torchao's optimizers keep two tensors in one; others only have another class."""
+    small = pytest.importorskip("torchao.optim.subclass_8bit").OptimState8bit.zeros((16, 16))
+    state = {"w": torch.ones(2).as_subclass(Marked), "m": small}
+    with saver:
+        for step in (1, 2):
+            small.codes.fill_(step)
+            state["w"].fill_(step)
+            saver.save(TrainProgress(step), state, FACTS, required=True)
+            if step == 1:
+                place = saver._copy["m"].codes.data_ptr()
+        assert saver._copy["m"].codes.data_ptr() == place != small.codes.data_ptr()
+    assert host_copy.size({"m": small}) == 256 + 4 + 256 * 4
+    for step in (1, 2):
+        found = torch.load(tmp_path / f"step_{step:08d}" / manifest.STATE, weights_only=True)
+        assert type(found["w"]) is torch.Tensor and found["w"].tolist() == [step] * 2
+        assert type(found["m"]) is type(small) and (found["m"].codes == step).all()
+
+
+def test_weights_are_read_without_the_optimizer_s_classes(
+    tmp_path: Path, saver: AsyncCheckpointer
+) -> None:
+    small = pytest.importorskip("torchao.optim.subclass_8bit").OptimState8bit.zeros((16, 16))
+    with saver:
+        state = {"model": {"w": torch.ones(2)}, "optimizer": [{"m": small}]}
+        saver.save(TrainProgress(1), state, FACTS, required=True)
+    read = """
+import sys; from pathlib import Path; from training.tasks import trained
+print(trained.tensors(Path(sys.argv[1]))["w"].tolist(), "torchao" in sys.modules)"""
+    file = tmp_path / "step_00000001" / manifest.STATE
+    found = subprocess.run(
+        [sys.executable, "-c", read, str(file)], capture_output=True, text=True, check=False
+    )
+    assert found.stdout == "[1.0, 1.0] False\n", found.stderr
 
 
 def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:

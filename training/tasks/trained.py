@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -296,16 +295,14 @@ def read_state(weights: Weights) -> tuple[Weights, Mapping[str, torch.Tensor]]:
 def tensors(file: Path, *, averaged: bool = False) -> Mapping[str, torch.Tensor]:
     """The tensors of a file of weights by name; `averaged`: their moving average, where the file
     has one. Never executes what a pickle contains. Raises UserError."""
-    import torch
-
     if file.suffix == ".safetensors":
         from training.tasks import safetensors_file
 
         return safetensors_file.read(file)
+    from training.tasks import torch_file
+
     try:
-        # files from before torch 1.6, as many published weights are, cannot be mapped
-        mapped = zipfile.is_zipfile(file)
-        found = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+        found = torch_file.load(file)
     except Exception as error:  # torch raises many kinds for a file in another format
         if unsafe := UNSAFE.search(str(error)):
             raise unreadable(file, msg("tasks.trained.objects", name=unsafe[1])) from None

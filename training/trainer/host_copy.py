@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from training.tasks import module_versions
 
@@ -17,6 +18,8 @@ class NotPinned(Exception):
 
 def size(value: Any) -> int:
     """Bytes of all tensors, of sparse ones as if they were dense: those have no nbytes."""
+    if is_traceable_wrapper_subclass(value):
+        return sum(size(getattr(value, part)) for part in value.__tensor_flatten__()[0])
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     parts = (
@@ -33,15 +36,21 @@ def copied(value: Any, buffer: Any, name: str = "", *, pin: bool) -> Any:
     """`value` with every tensor copied to host memory, reusing `buffer`'s tensors if they fit.
     `pin`: copies of tensors on a GPU are pinned. Raises TypeError for an object that no checkpoint
     can be read with, `name`: its keys; and NotPinned."""
+    if is_traceable_wrapper_subclass(value):
+        return _wrapper_copied(value, buffer, name, pin=pin)
     if isinstance(value, torch.Tensor):
         fits = (
             isinstance(buffer, torch.Tensor)
             and buffer.shape == value.shape
             and buffer.dtype == value.dtype
         )
-        target = buffer if fits else _host_memory(value, pin=pin and value.is_cuda)
+        pin = pin and value.is_cuda and value.layout == torch.strided
+        value = value.detach()
+        if type(value) is not torch.Tensor:  # torch.load refuses it
+            value = value.as_subclass(torch.Tensor)
+        target = buffer if fits else _host_memory(value, pin=pin)
         # into memory that is not pinned, CUDA copies in the same order, and waits for the copy
-        return target.copy_(value.detach(), non_blocking=True)
+        return target.copy_(value, non_blocking=True)
     if isinstance(value, dict):
         have = buffer if isinstance(buffer, dict) else {}
         made = {
@@ -62,6 +71,17 @@ def copied(value: Any, buffer: Any, name: str = "", *, pin: bool) -> Any:
             for number, (item, there) in enumerate(zip(value, old, strict=True))
         )
     return _readable(value, name)
+
+
+def _wrapper_copied(value: Any, buffer: Any, name: str, *, pin: bool) -> Any:
+    """A copy of a tensor that consists of others, such as a state of torchao's optimizers."""
+    parts, context = value.__tensor_flatten__()
+    copies = {
+        part: copied(getattr(value, part), getattr(buffer, part, None), name, pin=pin)
+        for part in parts
+    }
+    made = type(value).__tensor_unflatten__(copies, context, value.shape, value.stride())
+    return made if type(buffer) is type(value) else _readable(made, name)
 
 
 def empty_cache() -> None:
