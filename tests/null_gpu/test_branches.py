@@ -94,6 +94,14 @@ def test_the_emptiest_gpus_are_used_shown_and_left_by_ctrl_c(
     )
 
 
+def test_a_run_with_another_allocator_of_torch(train: Train) -> None:
+    """It has no snapshot of its blocks, and no history."""
+    env = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
+    run = train(ranks=1, num_iterations=2, debug=1, env=env)
+    assert run.wait(LIMIT_S) == 0, run.output[-3000:]
+    assert sorted(run.steps) == [1, 2]
+
+
 def test_the_gpus_of_the_user_in_his_order(train: Train, gpus: NullGpus) -> None:
     chosen = ",".join(UUID.format(0xA0 + device) for device in (1, 0))
     run = train(num_iterations=100_000, log_every=100, env={"CUDA_VISIBLE_DEVICES": chosen})
