@@ -17,19 +17,23 @@ STALE_S = 10.0  # the driver does not answer: unknown
 
 
 def meter(plan: Plan, local_ranks: int, world_size: int) -> PowerMeter | None:
-    """The meter of a run whose GPUs are all in this machine; None: some would be missing."""
-    indices = [gpu["index"] for gpu in plan["gpus"]]
-    if plan["device"]["value"] != "cuda" or local_ranks != world_size or len(indices) != world_size:
+    """The meter of a run whose GPUs are all in this machine; None: some would be missing, or only
+    an instance of a GPU (MIG) is used, of which the driver knows the power of the whole."""
+    gpus = plan["gpus"]
+    if plan["device"]["value"] != "cuda" or local_ranks != world_size or len(gpus) != world_size:
         return None
-    return PowerMeter(indices)
+    if any(gpu["mig"] for gpu in gpus):
+        return None
+    return PowerMeter([gpu["uuid"] for gpu in gpus])
 
 
 class PowerMeter:
     """Samples in a thread of its own, because a driver may hang. NVML's counter of energy has the
-    exact mean between two samples; GPUs without it report their present power."""
+    exact mean between two samples; GPUs without it report their present power. `uuids`: of the
+    GPUs, whose numbers may change when another one is lost."""
 
-    def __init__(self, indices: Sequence[int]) -> None:
-        self._indices = indices
+    def __init__(self, uuids: Sequence[str]) -> None:
+        self._uuids = uuids
         self._watts: float | None = None
         self._at = 0.0
         self._ended = threading.Event()
@@ -51,9 +55,9 @@ class PowerMeter:
             pynvml.nvmlInit()
         except Exception:  # no driver or no package: the figure is optional
             return
-        handles = [ask("nvmlDeviceGetHandleByIndex", index) for index in self._indices]
+        handles = [ask("nvmlDeviceGetHandleByUUID", uuid) for uuid in self._uuids]
         meters = [_Gpu(handle) for handle in handles if handle is not None]
-        while len(meters) == len(self._indices) and not self._ended.wait(EVERY_S):
+        while len(meters) == len(self._uuids) and not self._ended.wait(EVERY_S):
             found = [gpu.watts() for gpu in meters]
             known = [watts for watts in found if watts is not None]
             self._watts = sum(known) if len(known) == len(found) else None
