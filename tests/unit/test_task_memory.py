@@ -59,8 +59,10 @@ def test_every_byte_of_a_small_model_is_counted(sized: str) -> None:
     assert stored <= load.pinned < 2 * stored and SampleStep(load).saving == load.pinned
     # One sample: its 64 numbers and target, two layers of 256 forward; slightly more where both
     # directions meet in the backward pass.
-    kept = 4 * (64 + 1 + 256 + 256)
-    assert kept <= load.per_sample <= kept + 4 * (256 + 64)
+    batch, kept = 4 * (64 + 1), 4 * (256 + 256)
+    plain = fake_step.answer(replace(question(sized, [100]), cuda=False))["load"]["per_sample"]
+    assert batch + kept <= plain <= batch + kept + 4 * (256 + 64)
+    assert load.per_sample - plain == batch, "the next batch is on a GPU already"
     half = SampleLoad(**fake_step.answer(question(sized, [50]))["load"])
     assert SampleStep(load).resized(50).estimate.total == pytest.approx(
         SampleStep(half).estimate.total, rel=0.01

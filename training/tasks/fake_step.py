@@ -141,6 +141,9 @@ class FakeTraining:
                 autocast=torch.bfloat16 if asked.bf16 else None,
             )
             peak = step()
+            ahead = (
+                _bytes(tensors) if asked.cuda else 0
+            )  # the next batch (training.trainer.prefetch)
             late = peak - step(held=False) if asked.ranks == 1 and asked.total <= size else 0
             average = _average(model) if self.task.config.ema else []
             stored = [*(one.nbytes for one in [*_stored(model), *_state(optimizer)]), *average]
@@ -148,7 +151,7 @@ class FakeTraining:
                 _bytes([*model.parameters(), *model.buffers()]),
                 _bytes(_gradients(model)),
                 _bytes(_state(optimizer)),
-                peak,
+                peak + ahead,
                 sum(average),
                 sum(map(pinned, stored)),
                 late,
