@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from torch.nn import functional
 
 from tests.unit.measured_task import CPU_ARGS, WEIGHTS, in_process, plan, question, sized
 from tests.unit.own_task import SIZED
@@ -17,7 +21,7 @@ from training.core.units import GIB
 from training.host.gpus import Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan import training_plan as planner
-from training.tasks import fake_step
+from training.tasks import cuda_autocast, fake_step
 from training.tasks.memory import CONTEXT, gib
 from training.tasks.sample_memory import SampleLoad, SampleStep
 
@@ -102,6 +106,42 @@ def test_the_optimizer_s_temporary_memory_is_that_of_the_device(
     asked = replace(question(path, [1], width=64), cuda=cuda, bf16=fp16, fp16=fp16)
     load = SampleLoad(**fake_step.answer(asked)["load"])  # type: ignore[arg-type]
     assert least <= (load.fixed + load.per_sample) / load.gradients < most
+
+
+def test_norms_are_fp32_in_the_autocast_of_a_gpu(write: Callable[..., str]) -> None:
+    """Input and output of a norm have 4 bytes each there, and its output 2 on the CPU."""
+    norms = "nn.ReLU(), nn.Linear(width, width), nn.GroupNorm(1, width), nn.SiLU(), nn.Linear"
+    path = write("norms.py", SIZED.replace("nn.ReLU(), nn.Linear", norms))
+    asked = replace(question(path, [512], width=64), bf16=True)
+    host, gpu = (
+        fake_step.answer(replace(asked, cuda=cuda))["load"]["per_sample"] for cuda in (False, True)
+    )
+    assert gpu - host >= 64 * (4 + 4 - 2) + 65 * 4, "with the next batch"
+
+
+def test_the_functions_of_a_gpu_s_autocast_are_torch_s() -> None:
+    header = Path(torch.__file__).with_name("include") / "ATen/autocast_mode.h"
+    text = header.read_text()
+    text = text[text.index("define AT_FORALL_FP32(") : text.index("define AT_FORALL_PROMOTE")]
+    found = set(re.findall(r"_\((\w+)", text)) - {"ADD_NS", "_"}
+    assert len(found) > 40 and found <= cuda_autocast.FP32 | cuda_autocast.RESULT
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "softmax", "pow", "sum", "mse_loss"])
+def test_a_gpu_s_autocast_returns_fp32(name: str) -> None:
+    call: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "layer_norm": lambda x: functional.layer_norm(x, (4,)),
+        "softmax": lambda x: x.softmax(-1),
+        "pow": lambda x: x**2,
+        "sum": lambda x: x.sum(),
+        "mse_loss": lambda x: functional.mse_loss(x, x),
+    }
+    half = torch.ones(4, dtype=torch.bfloat16)
+    with cuda_autocast.CudaAutocast():
+        with torch.autocast("cpu", torch.bfloat16):
+            assert call[name](half).dtype == torch.float32
+            assert functional.silu(half).dtype == torch.bfloat16
+        assert call[name](half).dtype == torch.bfloat16
 
 
 def test_the_average_of_the_weights_is_counted(sized: str) -> None:

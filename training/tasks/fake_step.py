@@ -139,6 +139,7 @@ class FakeTraining:
                 fake_memory.step_peak,
                 *(model, optimizer, tensors, lambda: self.task.checked_loss(model, batch)),
                 autocast=torch.bfloat16 if asked.bf16 else None,
+                cuda=asked.cuda,
             )
             peak = step()
             ahead = (
