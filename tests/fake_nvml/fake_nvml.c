@@ -96,6 +96,7 @@ int nvmlDeviceGetMigDeviceHandleByIndex(Device *d, unsigned index, Device **out)
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, Device **out) {
   unsigned index;
+  if (sscanf(uuid, "GPU-%x", &index) == 1) return nvmlDeviceGetHandleByIndex_v2(index - 0xa0, out);
   if (sscanf(uuid, "MIG-%x", &index) != 1 || index >= (unsigned)number("FAKE_NVML_COUNT", 2)) return NOT_FOUND;
   return nvmlDeviceGetMigDeviceHandleByIndex(&(Device){index}, 0, out);
 }

@@ -94,6 +94,14 @@ def test_the_emptiest_gpus_are_used_shown_and_left_by_ctrl_c(
     )
 
 
+def test_a_run_with_another_allocator_of_torch(train: Train) -> None:
+    """It has no snapshot of its blocks, and no history."""
+    env = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
+    run = train(ranks=1, num_iterations=2, debug=1, env=env)
+    assert run.wait(LIMIT_S) == 0, run.output[-3000:]
+    assert sorted(run.steps) == [1, 2]
+
+
 def test_the_gpus_of_the_user_in_his_order(train: Train, gpus: NullGpus) -> None:
     chosen = ",".join(UUID.format(0xA0 + device) for device in (1, 0))
     run = train(num_iterations=100_000, log_every=100, env={"CUDA_VISIBLE_DEVICES": chosen})
@@ -247,6 +255,7 @@ device = torch.device("cuda", 1)
 torch.cuda.set_device(device)
 facts = {"shape": {}, "optimizer": "", "world_size": 1, "data": {}, "tokenizer": None}
 weights, large = torch.zeros(4, device=device), torch.empty(1 << 20, device=device)
+sparse = torch.eye(2).to_sparse().to(device)
 numbers = [torch.full((4,), float(n)).pin_memory() for n in range(4)]
 saver = AsyncCheckpointer(folder / "saved", 5, lambda step, path: None, lambda code, text: print(text))
 (folder / "saved").mkdir()
@@ -257,7 +266,7 @@ with saver:
             time.sleep(0.01)
         weights.copy_(numbers[step], non_blocking=True)
         (folder / f"saving{step}").touch()
-        saver.save(TrainProgress(step, 0, 8), {"model": {"w": weights, "large": large}, "optimizer": []}, facts, required=False)
+        saver.save(TrainProgress(step, 0, 8), {"model": {"w": weights, "s": sparse, "large": large}, "optimizer": []}, facts, required=False)
         weights.copy_(numbers[3], non_blocking=True)
 """
 

@@ -64,6 +64,15 @@ def test_a_state_arrives_bit_for_bit_in_bounded_chunks(monkeypatch: pytest.Monke
     assert received["model"]._metadata == state["model"]._metadata
 
 
+def test_sparse_tensors_and_those_that_consist_of_others_arrive() -> None:
+    small = pytest.importorskip("torchao.optim.subclass_8bit").OptimState8bit.zeros((16, 16))
+    small.codes.fill_(3)
+    received, equal, _ = through({"s": torch.eye(3).to_sparse(), "m": small, "w": torch.ones(2)})
+    assert equal and torch.equal(received["s"].to_dense(), torch.eye(3))
+    assert type(received["m"]) is type(small) and (received["m"].codes == 3).all()
+    assert received["w"].tolist() == [1, 1]
+
+
 def test_a_flipped_bit_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "CHUNK", 1000)
     assert not through(sample_state(), change=1)[1]

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,8 @@ import torch
 from tests.conftest import wait_until
 from training.core import heartbeat, manifest
 from training.core.errors import Exit, RunStopped
-from training.trainer import async_checkpoint, checkpoint
+from training.tasks import module_versions, trained
+from training.trainer import checkpoint, host_copy
 from training.trainer.async_checkpoint import AsyncCheckpointer
 from training.trainer.checkpoint import TrainProgress
 
@@ -305,9 +309,83 @@ def test_a_wait_for_a_slow_disk_shows_progress(
     assert saver._pieces > 6, "written pieces are counted too"
 
 
+class Versioned(torch.nn.Linear):
+    """Refuses weights of an unknown version, as torchvision's MNASNet does."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, local: Any, *rest: Any) -> None:
+        assert local.get("version") == 2
+        super()._load_from_state_dict(state, prefix, local, *rest)
+
+
+def test_the_versions_of_modules_are_saved(tmp_path: Path, saver: AsyncCheckpointer) -> None:
+    own = torch.nn.Sequential(Versioned(2, 2))
+    average = {"0.weight": torch.ones(2, 2)}
+    with saver:
+        state = {"model": own.state_dict(), trained.AVERAGE: average}
+        saver.save(TrainProgress(1), state, FACTS, required=True)
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded
+    own.load_state_dict(loaded.state["model"])
+    found = trained.tensors(loaded.path / manifest.STATE, averaged=True)
+    own.load_state_dict(found)
+    assert torch.equal(own[0].weight, average["0.weight"])
+
+
+def test_weights_of_a_wrapped_model_keep_the_versions_of_its_modules(tmp_path: Path) -> None:
+    own = torch.nn.Sequential(Versioned(2, 2))
+    wrapped = torch.nn.ModuleDict({"module": torch.nn.ModuleDict({"_orig_mod": own})})
+    torch.save(wrapped.state_dict(), tmp_path / "wrapped.pt")
+    found = trained.fitted(trained.tensors(tmp_path / "wrapped.pt"), own.state_dict())
+    assert sorted(found) == ["0.bias", "0.weight"]
+    assert sorted(module_versions.of(found)) == ["", "0"]
+    own.load_state_dict(found)
+
+
+class Marked(torch.Tensor):
+    """A tensor of a class that torch.load refuses."""
+
+
+def test_tensors_of_other_classes_are_saved(tmp_path: Path, saver: AsyncCheckpointer) -> None:
+    """torchao's optimizers keep two tensors in one; others only have another class."""
+    small = pytest.importorskip("torchao.optim.subclass_8bit").OptimState8bit.zeros((16, 16))
+    state = {"w": torch.ones(2).as_subclass(Marked), "m": small}
+    with saver:
+        for step in (1, 2):
+            small.codes.fill_(step)
+            state["w"].fill_(step)
+            saver.save(TrainProgress(step), state, FACTS, required=True)
+            if step == 1:
+                place = saver._copy["m"].codes.data_ptr()
+        assert saver._copy["m"].codes.data_ptr() == place != small.codes.data_ptr()
+    assert host_copy.size({"m": small}) == 256 + 4 + 256 * 4
+    for step in (1, 2):
+        found = torch.load(tmp_path / f"step_{step:08d}" / manifest.STATE, weights_only=True)
+        assert type(found["w"]) is torch.Tensor and found["w"].tolist() == [step] * 2
+        assert type(found["m"]) is type(small) and (found["m"].codes == step).all()
+
+
+def test_weights_are_read_without_the_optimizer_s_classes(
+    tmp_path: Path, saver: AsyncCheckpointer
+) -> None:
+    small = pytest.importorskip("torchao.optim.subclass_8bit").OptimState8bit.zeros((16, 16))
+    with saver:
+        state = {"model": {"w": torch.ones(2)}, "optimizer": [{"m": small}]}
+        saver.save(TrainProgress(1), state, FACTS, required=True)
+    read = """
+import sys; from pathlib import Path; from training.tasks import trained
+print(trained.tensors(Path(sys.argv[1]))["w"].tolist(), "torchao" in sys.modules)"""
+    file = tmp_path / "step_00000001" / manifest.STATE
+    found = subprocess.run(
+        [sys.executable, "-c", read, str(file)], capture_output=True, text=True, check=False
+    )
+    assert found.stdout == "[1.0, 1.0] False\n", found.stderr
+
+
 def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
     state = {"groups": [{"lr": np.float64(0.5), "steps": np.int32(3), "size": torch.Size([2])}]}
-    copied = async_checkpoint._copied(state, None, "", pin=False)
+    copied = host_copy.copied(state, None, pin=False)
     assert [type(value) for value in copied["groups"][0].values()] == [float, int, torch.Size]
     checkpoint.save(tmp_path, TrainProgress(1, 0, 0, 0), copied, FACTS)
     assert checkpoint.latest(tmp_path)
@@ -315,4 +393,4 @@ def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
 
 def test_a_state_that_could_not_be_read_again_is_refused_with_its_place() -> None:
     with pytest.raises(TypeError, match=r"pathlib.*Path at \['extra'\]\[1\]"):
-        async_checkpoint._copied({"extra": [1, Path("x")]}, None, "", pin=False)
+        host_copy.copied({"extra": [1, Path("x")]}, None, pin=False)

@@ -74,6 +74,7 @@ def test_a_run_of_schema_1_is_exported(form: str, tmp_path: Path) -> None:
         assert plain.keys() == wanted.keys() and torch.equal(
             plain["head.weight"], wanted["head.weight"]
         )
+        assert plain._metadata == wanted._metadata
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "tiny"]
     assert codes(str(run.path), f"--format={form}", f"--out={out}") == ["output.not_empty"]
     flip_a_bit(out / record["weights"])

@@ -9,7 +9,7 @@ import torch
 
 from training.inspector.distributed import World
 from training.tasks import trained
-from training.trainer import async_checkpoint, start_weights
+from training.trainer import host_copy, start_weights
 
 
 def test_a_dictionary_of_other_things_is_not_weights() -> None:
@@ -19,7 +19,7 @@ def test_a_dictionary_of_other_things_is_not_weights() -> None:
 
 
 def test_the_size_of_a_sparse_tensor_is_an_upper_bound() -> None:
-    assert async_checkpoint._bytes({"a": torch.eye(4).to_sparse(), "b": [torch.ones(2)]}) == 72
+    assert host_copy.size({"a": torch.eye(4).to_sparse(), "b": [torch.ones(2)]}) == 72
 
 
 class Seen(torch.nn.Linear):

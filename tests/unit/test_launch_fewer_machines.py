@@ -18,6 +18,7 @@ from training.launcher import (
     local_ranks,
     recovery,
     replan,
+    restart_order,
     seats,
 )
 from training.launcher.outcome import Outcome
@@ -136,6 +137,33 @@ def test_another_failure_is_restarted_with_the_machines_that_are_back() -> None:
     assert isinstance(chosen.team, Team) and chosen.team.seats == (0, 1, 2, 3, 4, 5)
     found = dict(replan.with_team(found, chosen.team, ""))  # type: ignore[arg-type]
     assert found["elastic"]["lost"] == []
+
+
+@pytest.mark.parametrize(
+    ("moved", "ranks", "limit", "size"),
+    [({"back": (4, 5)}, 6, 3, 2), ({"nodes": (2,)}, 4, 2, 1)],
+    ids=["back", "nodes"],
+)
+def test_the_smaller_batch_and_other_machines_are_one_plan_on_every_machine(
+    run: RunDir, moved: dict[str, tuple[int, ...]], ranks: int, limit: int, size: int
+) -> None:
+    """60 sequences: `limit` suits the ranks that were out of memory with 5, not those after."""
+    own, other = (node_plan(node, size=5, total=60 * 32) for node in (0, 1))
+    if "back" in moved:
+        own, other = after(own, lost(2)), after(other, lost(2))
+    tried = Recovery(run, own)  # type: ignore[arg-type]
+    failure = failed(0, "gpu_oom", kind="error", **moved)
+    smaller = remedy(failure, own, [])  # type: ignore[arg-type]
+    assert isinstance(smaller, Restart) and smaller.changes == {"device_batch_size": limit}
+    chosen = fewer_ranks.with_machines(smaller, failure, own)  # type: ignore[arg-type]
+    assert isinstance(chosen, Restart)
+    tried._failures.append(failure)
+    order = tried.order(chosen)
+    assert tried.begin(chosen)
+    for found in (own, restart_order.followed(other, order)):  # type: ignore[arg-type]
+        assert (found["ranks"], found["batch"]["device_sequences"]) == (ranks, size)
+        assert found["batch"]["accumulation"] == 60 // ranks // size
+        assert found["elastic"]["device_batch_size"] == limit
 
 
 def test_a_code_error_is_not_the_machine_s() -> None:

@@ -43,11 +43,13 @@ def plan(load: StepWorkload) -> Plan:
     return cast("Plan", made)
 
 
-def told(run: RunDir, load: StepWorkload, allocated: int | None = None) -> str:
+def told(
+    run: RunDir, load: StepWorkload, allocated: int | None = None, of: Plan | None = None
+) -> str:
     end: dict[str, Any] = {"cause": "gpu_oom", "kind": "error", "phase": None, "summary": ""}
     if allocated is not None:
         end["memory"] = {"allocated_bytes": allocated}
-    return "\n".join(of_end(cast("EndRecord", end), None, {}, values(run, plan(load))))
+    return "\n".join(of_end(cast("EndRecord", end), None, {}, values(run, of or plan(load))))
 
 
 def test_estimates_that_print_alike_are_not_compared(run: RunDir) -> None:
@@ -56,6 +58,14 @@ def test_estimates_that_print_alike_are_not_compared(run: RunDir) -> None:
     known = values(run, plan(LARGE))
     assert float(known["fits_gib"]) < float(known["needs_gib"])
     assert f"{known['fits_gib']} of 24.0 GiB" in told(run, LARGE)
+
+
+def test_a_gpu_of_unknown_memory_has_no_size(run: RunDir) -> None:
+    made = plan(LARGE)
+    made["gpus"][1]["total_bytes"] = None
+    known = values(run, made)
+    assert "gpu_gib" not in known
+    assert f"about {known['fits_gib']} GiB instead of" in told(run, LARGE, of=made)
 
 
 def test_memory_far_above_the_estimate_replaces_it(run: RunDir) -> None:

@@ -18,11 +18,12 @@ from training.monitor.report.run import read_run
 from training.trainer import power
 
 Nvidia = Callable[..., dict[str, Any]]
+UUIDS = [f"GPU-{number:08x}-0000-4000-8000-000000000000" for number in (0xA0, 0xA1)]
 READ = """
-import time
+import sys, time
 from training.trainer import power
 power.EVERY_S = 0.2
-meter = power.PowerMeter([0, 1])
+meter = power.PowerMeter(sys.argv[1:])
 end = time.monotonic() + 10
 while not meter._at and time.monotonic() < end and meter.thread.is_alive():
     time.sleep(0.01)
@@ -31,36 +32,45 @@ print(meter.watts)
 
 
 @pytest.mark.parametrize(
-    ("driver", "watts"),
+    ("driver", "uuids", "watts"),
     [
-        ({"ENERGY": "300,200", "POWER": "1,1"}, 500),  # the counter is more exact
-        ({"POWER": "431,70"}, 501),
-        ({"NOT_SUPPORTED": 1}, None),
-        ({"COUNT": 1, "POWER": "431"}, None),  # the other GPU is lost
+        ({"ENERGY": "300,200", "POWER": "1,1"}, UUIDS, 500),  # the counter is more exact
+        ({"POWER": "431,70"}, UUIDS, 501),
+        ({"POWER": "431,70"}, UUIDS[1:], 70),
+        ({"NOT_SUPPORTED": 1}, UUIDS, None),
+        ({"COUNT": 1, "POWER": "431"}, UUIDS, None),  # the other GPU is lost
     ],
 )
-def test_power_of_all_gpus(nvidia: Nvidia, driver: dict[str, Any], watts: float | None) -> None:
-    done = python("-c", READ, **nvidia(**driver))
+def test_power_of_all_gpus(
+    nvidia: Nvidia, driver: dict[str, Any], uuids: list[str], watts: float | None
+) -> None:
+    done = python("-c", READ, *uuids, **nvidia(**driver))
     assert done.stderr == ""
     found = None if done.stdout == "None\n" else float(done.stdout)
     assert found == (None if watts is None else pytest.approx(watts, rel=0.02))
 
 
 def test_without_a_driver_the_power_is_unknown() -> None:
-    meter = power.PowerMeter([0])
+    meter = power.PowerMeter(UUIDS[:1])
     meter.thread.join(10)
     assert not meter.thread.is_alive() and meter.watts is None
 
 
 @pytest.mark.parametrize(
-    ("device", "local", "world", "known"),
-    [("cpu", 2, 2, 2), ("cuda", 2, 4, 2), ("cuda", 1, 1, 1), ("cuda", 2, 2, 0)],
+    ("device", "local", "world", "known", "mig"),
+    [
+        ("cpu", 2, 2, 2, None),
+        ("cuda", 2, 4, 2, False),
+        ("cuda", 1, 1, 1, False),
+        ("cuda", 2, 2, 0, False),
+        ("cuda", 2, 2, 2, True),  # the driver counts the energy of the whole GPU
+    ],
 )
-def test_only_a_complete_figure_is_measured(
-    device: str, local: int, world: int, known: int
+def test_only_a_complete_figure_of_the_run_is_measured(
+    device: str, local: int, world: int, known: int, mig: bool | None
 ) -> None:
     place = Topology(RANK, "", "", world_size=world, local_world_size=known).record()
-    gpus = [{"index": 0}, {"index": 1}]
+    gpus = [{"uuid": UUIDS[0], "mig": mig}, {"uuid": UUIDS[1], "mig": False}]
     plan: Any = {"device": {"value": device}, "gpus": gpus, "place": place, "local_ranks": local}
     assert power.meter(plan, world) is None
 

@@ -259,8 +259,10 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
         found |= {
             "fits_gib": f"{step.estimate.total / GIB:.1f}",
             "needs_gib": f"{needs / GIB:.1f}",
-            "gpu_gib": f"{min(gpu['total_bytes'] or 0 for gpu in plan['gpus']) / GIB:.1f}",
         }
+        sizes = [gpu["total_bytes"] for gpu in plan["gpus"] if gpu["total_bytes"] is not None]
+        if len(sizes) == len(plan["gpus"]):
+            found["gpu_gib"] = f"{min(sizes) / GIB:.1f}"
         if found["fits_gib"] == found["needs_gib"]:
             del found["fits_gib"]
     return found

@@ -15,7 +15,7 @@ from training.core import cause_ids
 from training.core.failure_kinds import SILENT
 from training.core.messages import msg
 from training.core.units import plural
-from training.launcher import script_snapshot, seats
+from training.launcher import replan, script_snapshot, seats
 from training.launcher.restart import Failure, GiveUp, Restart, Team, killed
 from training.watchdog.hang_report import BLOCKED, HANG
 from training.watchdog.rank_exit import ERROR
@@ -54,7 +54,8 @@ def with_machines(chosen: Restart, failure: Failure, plan: Plan) -> Restart | Gi
     if chosen.team or not (failure.nodes or failure.back):
         return chosen
     gone = _of_machines(failure, plan)
-    found = _without(gone, chosen.why or failure.summary, failure, plan)
+    changed = replan.with_changes(plan, chosen)
+    found = _without(gone, chosen.why or failure.summary, failure, changed)
     if isinstance(found, GiveUp):
         return found
     label = f"{chosen.label}, {found.label}" if chosen.label else found.label

@@ -195,10 +195,9 @@ class Recovery:
     def begin(self, chosen: Restart) -> bool:
         """False: the plan cannot be written; it is as before, and the run ends (`given_up`)."""
         before = {name: self.plan["config"].get(name) for name in CURES}
-        ranks, why = self.plan["ranks"], chosen.why
-        plan = replan.with_team(self.plan, chosen.team, why) if chosen.team else self.plan
+        ranks = self.plan["ranks"]
         try:
-            self._use(replan.changed_plan(plan, chosen.changes, why) if chosen.changes else plan)
+            self._use(replan.after(self.plan, chosen))
         except UserError as error:
             self.give_up(str(error))
             return False

@@ -19,7 +19,7 @@ from training.tasks.memory import SAVINGS
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import GpuRecord, LostRank, Plan
-    from training.launcher.restart import Team
+    from training.launcher.restart import Restart, Team
 
 
 def changed_plan(plan: Plan, changes: FieldValues, why: str) -> Plan:
@@ -35,6 +35,17 @@ def changed_plan(plan: Plan, changes: FieldValues, why: str) -> Plan:
         if "elastic" in plan:  # an upper limit for any number of ranks
             changed |= {"elastic": {**plan["elastic"], "device_batch_size": size}}
     return changed
+
+
+def after(plan: Plan, chosen: Restart) -> Plan:
+    """The plan of a restart. Its ranks were chosen for the plan with its changes."""
+    changed = with_changes(plan, chosen)
+    return with_team(changed, chosen.team, chosen.why) if chosen.team else changed
+
+
+def with_changes(plan: Plan, chosen: Restart) -> Plan:
+    """The same object without any change."""
+    return changed_plan(plan, chosen.changes, chosen.why) if chosen.changes else plan
 
 
 def with_team(plan: Plan, team: Team, why: str) -> Plan:

@@ -18,8 +18,7 @@ def made(plan: Plan, chosen: Restart, attempt: int) -> Message:
     everything that a machine needs which joins with its own plan."""
     if "elastic" not in plan:
         return {"changes": chosen.changes, "why": chosen.why}
-    plan = replan.changed_plan(plan, chosen.changes, "") if chosen.changes else plan
-    plan = replan.with_team(plan, chosen.team, "") if chosen.team else plan
+    plan = replan.after(plan, chosen)
     config, elastic = plan["config"], plan["elastic"]
     return {
         "changes": {name: config[name] for name in CURES if name in config},

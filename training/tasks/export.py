@@ -15,7 +15,7 @@ from training import tasks
 from training.config.schema import FIELDS
 from training.core import manifest, rundir
 from training.core.work_folder import WorkFolder, sync
-from training.tasks import model_card, own_error, own_modules, safetensors_file
+from training.tasks import model_card, module_versions, own_error, own_modules, safetensors_file
 from training.tasks.trained import Trained
 from training.tasks.weights import EXPORT, EXPORT_FORMAT, HUB, SAFETENSORS, TORCH, TORCH_FORM
 
@@ -37,7 +37,8 @@ def write(model: Trained, form: str, out: Path) -> None:
     try:
         file = work / (TORCH if form == TORCH_FORM else SAFETENSORS)
         with own_error.reported(model.weights.task_file):  # in get_extra_state()
-            state = _separate(model.model.state_dict())
+            own = model.model.state_dict()
+            state = module_versions.added(_separate(own), module_versions.of(own))
         if form == TORCH_FORM:
             _save(state, file)
         else:

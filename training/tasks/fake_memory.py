@@ -2,8 +2,8 @@
 arithmetic, and torch counts what would be allocated (torch/distributed/_tools/mem_tracker.py,
 torch/_subclasses).
 
-Not covered: torch.compile (the eager step is measured), a GPU's own kernels and autocast list (the
-tensors are CPU tensors, since a CPU build of torch cannot fake others), the CUDA context,
+Not covered: torch.compile (the eager step is measured), a GPU's own kernels (the tensors are CPU
+tensors, since a CPU build of torch cannot fake others), the CUDA context,
 fragmentation. DDP's buckets are the gradients (gradient_as_bucket_view), allocated from the start
 unless the caller excludes it: one rank has none before the backward pass of its first micro-batch.
 """
@@ -11,13 +11,14 @@ unless the caller excludes it: one rank has none before the backward pass of its
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from training.core.messages import msg
+from training.tasks.cuda_autocast import CudaAutocast
 from training.tasks.memory import Unavailable
 from training.tasks.optim import Optimizers
 
@@ -38,11 +39,15 @@ def step_peak(
     loss: Callable[[], torch.Tensor],
     *,
     autocast: torch.dtype | None,
+    cuda: bool = False,
     held: bool = True,
 ) -> int:
     """Bytes at the peak of a step, in a fake mode. `batch`: its tensors already in memory;
-    `autocast`: its type, None for fp32; `held`: see gradients_peaks. Raises Unavailable."""
-    gradients = gradients_peaks(model, optimizer, batch, loss, autocast=autocast, held=held)
+    `autocast`: its type, None for fp32; `cuda`: as on a GPU; `held`: see gradients_peaks. Raises
+    Unavailable."""
+    gradients = gradients_peaks(
+        *(model, optimizer, batch, loss), autocast=autocast, cuda=cuda, held=held
+    )
     return max(*gradients, update_peak(model, optimizer, batch))
 
 
@@ -53,18 +58,21 @@ def gradients_peaks(
     loss: Callable[[], torch.Tensor],
     *,
     autocast: torch.dtype | None,
+    cuda: bool = False,
     held: bool = True,
 ) -> tuple[int, int]:
     """As step_peak, of the forward pass and of it with the backward pass. `held`: whether there are
     gradients before them."""
     found: list[torch.Tensor] = []
+    mode = CudaAutocast if cuda else nullcontext
 
     def forward() -> None:
-        with torch.autocast("cpu", autocast, enabled=autocast is not None):
+        with mode(), torch.autocast("cpu", autocast, enabled=autocast is not None):
             found.append(loss())
 
     def backward() -> None:
-        found.pop().backward()  # type: ignore[no-untyped-call]
+        with mode():  # activation checkpointing repeats forward passes
+            found.pop().backward()  # type: ignore[no-untyped-call]
 
     first, both = _peaks(model, optimizer, batch, forward, backward, held=held)
     return first, both

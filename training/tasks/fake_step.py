@@ -129,6 +129,8 @@ class FakeTraining:
         with fake_memory.fake_mode(allow_non_fake_inputs=True) as mode:
             model = self._model(mode)
             optimizer = self.task.optimizers(model)
+            if asked.cuda:
+                _as_on_a_gpu(optimizer, fp16=asked.fp16)
             # The batch already exists: no sample is read under fake tensors.
             batch = self.task.arrive(self._batch(size))
             tensors: list[torch.Tensor] = []
@@ -137,8 +139,12 @@ class FakeTraining:
                 fake_memory.step_peak,
                 *(model, optimizer, tensors, lambda: self.task.checked_loss(model, batch)),
                 autocast=torch.bfloat16 if asked.bf16 else None,
+                cuda=asked.cuda,
             )
             peak = step()
+            ahead = (
+                _bytes(tensors) if asked.cuda else 0
+            )  # the next batch (training.trainer.prefetch)
             late = peak - step(held=False) if asked.ranks == 1 and asked.total <= size else 0
             average = _average(model) if self.task.config.ema else []
             stored = [*(one.nbytes for one in [*_stored(model), *_state(optimizer)]), *average]
@@ -146,7 +152,7 @@ class FakeTraining:
                 _bytes([*model.parameters(), *model.buffers()]),
                 _bytes(_gradients(model)),
                 _bytes(_state(optimizer)),
-                peak,
+                peak + ahead,
                 sum(average),
                 sum(map(pinned, stored)),
                 late,
@@ -179,6 +185,19 @@ class FakeTraining:
             )
 
         return base.mapped(self.batch, grown)
+
+
+def _as_on_a_gpu(optimizer: Optimizers, *, fp16: bool) -> None:
+    """Where a user has not chosen, torch's optimizers update all weights together on a GPU, with
+    temporary copies of all of them, and one by one on the CPU."""
+    if fp16:
+        optimizer.skip_on_device()
+    for part in optimizer.parts:
+        for group in part.param_groups:
+            chosen = group.get("fused") is not None or group.get("differentiable")
+            refused = isinstance(group.get("lr"), torch.Tensor)
+            if group.get("foreach", True) is None and not chosen and not refused:
+                group["foreach"] = True
 
 
 def _gradients(model: nn.Module) -> list[torch.Tensor]:

@@ -42,6 +42,7 @@ class Question:
     bf16: bool  # or fp16
     cuda: bool
     shared: bool = False  # the GPU has the memory of the host
+    fp16: bool = False
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ def decide(request: PlanRequest, machine: Situation, task: TaskRecord) -> Decide
         machine.half,
         machine.device == "cuda",
         machine.shared,
+        fp16=machine.precision.value == "fp16",
     )
     if auto and machine.room is None:
         question = replace(question, sizes=[_fallback(question)])

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from training.core import log, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.tasks import own_error, own_modules
+from training.tasks import module_versions, own_error, own_modules
 from training.tasks.gpu_error import first_line, of_gpu, resort
 from training.tasks.weights import Weights, damaged
 
@@ -291,16 +290,14 @@ def read_state(weights: Weights) -> tuple[Weights, Mapping[str, torch.Tensor]]:
 def tensors(file: Path, *, averaged: bool = False) -> Mapping[str, torch.Tensor]:
     """The tensors of a file of weights by name; `averaged`: their moving average, where the file
     has one. Never executes what a pickle contains. Raises UserError."""
-    import torch
-
     if file.suffix == ".safetensors":
         from training.tasks import safetensors_file
 
         return safetensors_file.read(file)
+    from training.tasks import torch_file
+
     try:
-        # files from before torch 1.6, as many published weights are, cannot be mapped
-        mapped = zipfile.is_zipfile(file)
-        found = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+        found = torch_file.load(file)
     except Exception as error:  # torch raises many kinds for a file in another format
         if unsafe := UNSAFE.search(str(error)):
             raise unreadable(file, msg("tasks.trained.objects", name=unsafe[1])) from None
@@ -323,7 +320,7 @@ def named_tensors(found: object, averaged: bool) -> Mapping[str, torch.Tensor] |
             named = named_tensors(found[inner], averaged)
             average = named_tensors(found.get(AVERAGE), averaged) if averaged else None
             if named and average and average.keys() <= named.keys():
-                return {**named, **average}
+                return module_versions.added({**named, **average}, module_versions.of(named))
             return named
     if found and all(
         isinstance(value, torch.Tensor) or is_extra(str(name)) for name, value in found.items()
@@ -345,11 +342,24 @@ def fitted(
     names = {name.replace(COMPILED, ""): tensor for name, tensor in found.items()}
     ending = next((f".{name}" for name in wanted), "")
     prefixes = [name[: 1 - len(ending)] for name in names if ending and name.endswith(ending)]
-    parts = [
-        {n.removeprefix(prefix): t for n, t in names.items() if n.startswith(prefix)}
+    parts = {
+        prefix: {n.removeprefix(prefix): t for n, t in names.items() if n.startswith(prefix)}
         for prefix in ("", *prefixes)
-    ]
-    return max(found, *parts, key=lambda part: len(part.keys() & wanted.keys()))
+    }
+
+    def hits(part: Mapping[str, torch.Tensor]) -> int:
+        return len(part.keys() & wanted.keys())
+
+    best = max(parts, key=lambda prefix: hits(parts[prefix]))
+    if hits(parts[best]) <= hits(found):
+        return found
+
+    def own(name: str) -> str | None:
+        name = name.replace(COMPILED, "")
+        return name.removeprefix(best) if name.startswith(best) else None
+
+    versions = module_versions.renamed(module_versions.of(found), own)
+    return module_versions.added(parts[best], versions)
 
 
 def unreadable(file: Path, error: object) -> UserError:

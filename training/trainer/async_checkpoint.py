@@ -7,7 +7,6 @@ warning; a second in a row stops the run, which would otherwise train on without
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
 import shutil
@@ -16,16 +15,15 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from training.core import checkpoint_folder, heartbeat, log, manifest, units
 from training.core.errors import Problem, RunStopped
 from training.core.messages import msg
 from training.host import env_vars
-from training.trainer import checkpoint
+from training.trainer import checkpoint, host_copy
 from training.trainer.checkpoint import TensorTree, TrainProgress
 
 if TYPE_CHECKING:
@@ -35,10 +33,6 @@ PHASE = "checkpoint"  # heartbeat phase
 POLL_S = 0.1
 SAY_AFTER_S = 2.0
 LEAVE_S = 10.0  # time limit after a failure for a checkpoint already being written
-
-
-class _NotPinned(Exception):
-    """The driver gives no pinned memory."""
 
 
 class AsyncCheckpointer:
@@ -110,16 +104,16 @@ class AsyncCheckpointer:
         """The state in host memory: pinned, unless the driver has refused that once."""
         if self._pin:
             try:
-                copy: TensorTree = _copied(state, self._copy, "", pin=True)
+                copy: TensorTree = host_copy.copied(state, self._copy, pin=True)
                 return copy
-            except _NotPinned as error:
+            except host_copy.NotPinned as error:
                 reason = str(error)
             # What is pinned so far is given back: NCCL and the batches need pinned memory, too.
             self._pin, self._copy = False, {}
             if torch.cuda.is_initialized():
-                _empty_host_cache()
+                host_copy.empty_cache()
             log.info(msg("trainer.checkpoint.not_pinned", error=reason))
-        plain: TensorTree = _copied(state, self._copy, "", pin=False)
+        plain: TensorTree = host_copy.copied(state, self._copy, pin=False)
         return plain
 
     def _write(self, position: TrainProgress, facts: ManifestRecord, required: bool) -> None:
@@ -168,7 +162,7 @@ class AsyncCheckpointer:
         return msg(
             "trainer.checkpoint.room",
             folder=self.folder,
-            bytes=units.size(_bytes(self._copy)),
+            bytes=units.size(host_copy.size(self._copy)),
             free=free,
         )
 
@@ -230,87 +224,3 @@ class AsyncCheckpointer:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-
-
-def _bytes(value: Any) -> int:
-    """Bytes of all tensors, of sparse ones as if they were dense: those have no nbytes."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    parts = (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, (list, tuple))
-        else ()
-    )
-    return sum(map(_bytes, parts))
-
-
-def _copied(value: Any, buffer: Any, name: str, *, pin: bool) -> Any:
-    """`value` with every tensor copied to host memory, reusing `buffer`'s tensors if they fit.
-    `pin`: copies of tensors on a GPU are pinned. Raises TypeError for an object that no checkpoint
-    can be read with, `name`: its keys; and _NotPinned."""
-    if isinstance(value, torch.Tensor):
-        fits = (
-            isinstance(buffer, torch.Tensor)
-            and buffer.shape == value.shape
-            and buffer.dtype == value.dtype
-        )
-        target = buffer if fits else _host_memory(value, pin=pin and value.is_cuda)
-        # into memory that is not pinned, CUDA copies in the same order, and waits for the copy
-        return target.copy_(value.detach(), non_blocking=True)
-    if isinstance(value, dict):
-        have = buffer if isinstance(buffer, dict) else {}
-        return {
-            key: _copied(item, have.get(key), f"{name}[{key!r}]", pin=pin)
-            for key, item in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        old = (
-            buffer
-            if isinstance(buffer, (list, tuple)) and len(buffer) == len(value)
-            else [None] * len(value)
-        )
-        return type(value)(
-            _copied(item, there, f"{name}[{number}]", pin=pin)
-            for number, (item, there) in enumerate(zip(value, old, strict=True))
-        )
-    return _readable(value, name)
-
-
-def _empty_host_cache() -> None:
-    if hasattr(torch.accelerator, "empty_host_cache"):
-        torch.accelerator.empty_host_cache()
-    else:  # an earlier torch
-        torch._C._host_emptyCache()  # type: ignore[attr-defined]
-
-
-def _host_memory(like: torch.Tensor, *, pin: bool) -> torch.Tensor:
-    """Memory for a copy of this tensor. Raises _NotPinned."""
-    try:
-        return torch.empty_like(like, device="cpu", pin_memory=pin)
-    except RuntimeError as error:  # AcceleratorError and OutOfMemoryError, too
-        if pin:
-            raise _NotPinned(str(error).partition("\n")[0]) from None
-        raise
-
-
-def _readable(value: Any, name: str) -> Any:
-    """`value`, a number of numpy as one of Python. Raises TypeError for what torch.load with
-    weights_only refuses."""
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return value
-    if isinstance(value, np.generic):
-        return value.item()
-    copy = io.BytesIO()
-    try:
-        torch.save(value, copy)
-        copy.seek(0)
-        torch.load(copy, weights_only=True)
-    except Exception as error:
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise TypeError(
-            f"the state of model or optimizer contains a {kind} at {name}, which a "
-            "checkpoint cannot be read with; use tensors, numbers, text, lists and dicts"
-        ) from error
-    return value

@@ -168,9 +168,14 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
+def _has_bytes(value: Any) -> bool:
+    """Not sparse tensors, and those that consist of others: they travel with the structure."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors, in an order that depends on the structure alone."""
-    if isinstance(value, torch.Tensor):
+    """All tensors that have bytes, in an order that depends on the structure alone."""
+    if _has_bytes(value):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
@@ -181,7 +186,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _form(state: TensorTree) -> bytes:
-    """Everything but the contents of the tensors."""
+    """Everything but the bytes of the tensors."""
     file = io.BytesIO()
     torch.save(_replaced(state, lambda tensor: torch.empty_like(tensor, device="meta")), file)
     return file.getvalue()
@@ -195,7 +200,7 @@ def _empty(form: bytes) -> TensorTree:
 
 
 def _replaced(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
+    if _has_bytes(value):
         return change(value)
     if isinstance(value, dict):
         other = copy.copy(value)  # keeps the versions of modules in a state_dict's _metadata

@@ -31,6 +31,8 @@ def watch(*, stacks: bool) -> None:
     """Take a snapshot whenever an allocation on a GPU fails. `stacks`: record who allocates."""
     import torch
 
+    if torch.cuda.get_allocator_backend() != "native":
+        return  # another allocator of the user has neither snapshot nor history
     attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
     if attach is not None:
         attach(_failed)

@@ -18,21 +18,25 @@ STALE_S = 10.0  # the driver does not answer: unknown
 
 
 def meter(plan: Plan, world_size: int) -> PowerMeter | None:
-    """The meter of a run whose GPUs are all in this machine; None: some would be missing."""
-    indices, place = [gpu["index"] for gpu in plan["gpus"]], plan["place"]
+    """The meter of a run whose GPUs are all in this machine; None: some would be missing, or only
+    an instance of a GPU (MIG) is used, of which the driver knows the power of the whole."""
+    gpus, place = plan["gpus"], plan["place"]
     # Of several machines, one may have been left. A rank of another launcher may not know.
     alone = plan["local_ranks"] == world_size and (place["kind"] != RANK or on_one_machine(place))
-    if plan["device"]["value"] != "cuda" or not alone or len(indices) != world_size:
+    if plan["device"]["value"] != "cuda" or not alone or len(gpus) != world_size:
         return None
-    return PowerMeter(indices)
+    if any(gpu["mig"] for gpu in gpus):
+        return None
+    return PowerMeter([gpu["uuid"] for gpu in gpus])
 
 
 class PowerMeter:
     """Samples in a thread of its own, because a driver may hang. NVML's counter of energy has the
-    exact mean between two samples; GPUs without it report their present power."""
+    exact mean between two samples; GPUs without it report their present power. `uuids`: of the
+    GPUs, whose numbers may change when another one is lost."""
 
-    def __init__(self, indices: Sequence[int]) -> None:
-        self._indices = indices
+    def __init__(self, uuids: Sequence[str]) -> None:
+        self._uuids = uuids
         self._watts: float | None = None
         self._at = 0.0
         self._ended = threading.Event()
@@ -54,9 +58,9 @@ class PowerMeter:
             pynvml.nvmlInit()
         except Exception:  # no driver or no package: the figure is optional
             return
-        handles = [ask("nvmlDeviceGetHandleByIndex", index) for index in self._indices]
+        handles = [ask("nvmlDeviceGetHandleByUUID", uuid) for uuid in self._uuids]
         meters = [_Gpu(handle) for handle in handles if handle is not None]
-        while len(meters) == len(self._indices) and not self._ended.wait(EVERY_S):
+        while len(meters) == len(self._uuids) and not self._ended.wait(EVERY_S):
             found = [gpu.watts() for gpu in meters]
             known = [watts for watts in found if watts is not None]
             self._watts = sum(known) if len(known) == len(found) else None

@@ -15,7 +15,7 @@ from training.core import checkpoint_folder, heartbeat, log, manifest, rundir, u
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.inspector.distributed import World, from_main
-from training.tasks import gpu_error, optim, own_error, trained
+from training.tasks import gpu_error, module_versions, optim, own_error, trained
 from training.trainer import checkpoint
 from training.trainer.weight_average import WeightAverage
 
@@ -112,7 +112,9 @@ def _share_extra_states(raw: torch.nn.Module, world: World) -> None:
     sent = None
     if world.rank == 0:
         file = io.BytesIO()
-        torch.save({n: s for n, s in raw.state_dict().items() if trained.is_extra(n)}, file)
+        own = raw.state_dict()
+        extra = {name: state for name, state in own.items() if trained.is_extra(name)}
+        torch.save(module_versions.added(extra, module_versions.of(own)), file)
         sent = base64.b64encode(file.getvalue()).decode()
     found = base64.b64decode(from_main("extra_states", sent, heartbeat.current.again))
     if world.rank != 0:
