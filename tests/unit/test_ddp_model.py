@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
 
+from training.config.batch import Batch
+from training.config.schema import Config
 from training.inspector.distributed import World
+from training.tasks.base import Task
+from training.tasks.optim import Optimizers
 from training.trainer import ddp_model
 
 PLAN: Any = {
@@ -20,6 +29,66 @@ PLAN: Any = {
 }
 WORLD = World(0, 0, 2, torch.device("cpu"), "gloo", "-")
 LOGGED = 10  # first steps, by torch
+
+
+class Averaged(nn.Module):
+    """`forward` changes state that no gradient does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.teacher = nn.Linear(2, 1), nn.Linear(2, 1).requires_grad_(False)
+        self.register_buffer("passes", torch.zeros(1))
+        self.passes: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        found: torch.Tensor = self.line(x)
+        return found
+
+
+class Mean(Task):
+    """Notes the batches of its loss."""
+
+    def model(self) -> nn.Module:
+        return Averaged()
+
+    def train_data(self) -> Dataset[Any]:
+        return Numbered()
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.options.seen.append(batch)
+        return model(batch[0]).mean()
+
+
+class Numbered(Dataset[Any]):
+    """The number of a sample, and the process that read it."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((2,), float(index)), os.getpid()
+
+
+def settled(model: nn.Module, *, size: int = 2, workers: int = 0) -> Any:
+    """The batch of a first pass."""
+    task = Mean(SimpleNamespace(seen=[]), Config(), torch.device("cpu"))
+    rows, eager = task.rows("train"), torch.autocast("cpu", torch.bfloat16, enabled=False)
+    assert rows
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = Optimizers([torch.optim.SGD(weights, lr=0.1)])
+    batch = Batch(size, 1, 3, 1)
+    ddp_model.settle_buckets(model, task, eager, optimizer, rows, batch, workers)
+    assert all(weight.grad is None for weight in model.parameters())
+    (seen,) = task.options.seen
+    return seen
+
+
+def test_the_first_pass_reads_no_sample_in_a_rank_with_workers() -> None:
+    """Its workers would share a file that the data set opens at its first access."""
+    assert settled(Averaged())[1].unique().tolist() == [os.getpid()]
+    (reader,) = settled(Averaged(), workers=2)[1].unique().tolist()
+    assert reader != os.getpid() and not multiprocessing.active_children()
 
 
 @pytest.fixture

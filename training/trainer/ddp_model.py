@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from training.config.batch import Batch
 from training.core import heartbeat, log
 from training.core.messages import msg
+from training.data import loader
 from training.data.batch_dataset import BatchDataset
 from training.inspector.distributed import World
 from training.plan.exchange import BUCKET_MIB
@@ -101,6 +102,7 @@ def settle_buckets(
     optimizer: optim.Optimizers,
     train: BatchDataset,
     batch: Batch,
+    workers: int,
 ) -> None:
     """Run a first pass whose gradients are discarded. After the first backward pass DDP changes its
     bucket layout, and with it the order of sums over more than two ranks: this way all steps have
@@ -108,7 +110,9 @@ def settle_buckets(
     heartbeat.current.beat("first pass")
     # batch norm updates its buffers in every pass
     kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    some = task.arrive(train.rows([0] * batch.device_sequences))
+    keys = [(0, [0] * batch.device_sequences)]
+    with loader.reading(train, keys, workers=workers) as read:
+        some = task.arrive(next(read))
     with autocast:
         loss = task.checked_loss(model, some)
     loss.backward()

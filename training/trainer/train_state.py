@@ -221,7 +221,8 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     half = torch.float16 if precision == "fp16" else torch.bfloat16
     autocast = torch.autocast(world.device.type, half, enabled=precision != "fp32")
     if world.world_size > 2:
-        ddp_model.settle_buckets(model, task, autocast, optimizer, train, batch)
+        workers = config.num_workers
+        ddp_model.settle_buckets(model, task, autocast, optimizer, train, batch, workers)
     return TrainState(
         config=config,
         run=run,
