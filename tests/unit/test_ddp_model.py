@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -37,12 +38,29 @@ class Averaged(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.line, self.teacher = nn.Linear(2, 1), nn.Linear(2, 1).requires_grad_(False)
-        self.register_buffer("passes", torch.zeros(1))
+        for name in ("passes", "center", "first"):
+            self.register_buffer(name, None if name == "first" else torch.zeros(1))
         self.passes: torch.Tensor
+        self.center: torch.Tensor
+        self.first: torch.Tensor | None
+        self.seen: list[int] = []
+
+    def get_extra_state(self) -> dict[str, list[int]]:
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state: dict[str, list[int]]) -> None:
+        self.seen = state["seen"]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.passes += 1
         found: torch.Tensor = self.line(x)
+        with torch.no_grad():
+            self.passes += 1
+            self.center = 0.9 * self.center + 1
+            self.first = found.mean() if self.first is None else self.first
+            self.teacher.weight.mul_(0.9)
+            assert self.teacher.bias is not None
+            self.teacher.bias.data = self.teacher.bias * 0.9 + 1
+        self.seen.append(len(x))
         return found
 
 
@@ -89,6 +107,23 @@ def test_the_first_pass_reads_no_sample_in_a_rank_with_workers() -> None:
     assert settled(Averaged())[1].unique().tolist() == [os.getpid()]
     (reader,) = settled(Averaged(), workers=2)[1].unique().tolist()
     assert reader != os.getpid() and not multiprocessing.active_children()
+
+
+def test_the_first_pass_leaves_the_model_as_it_was() -> None:
+    model = Averaged()
+    before, tensors = copy.deepcopy(model.state_dict()), {id(b) for b in model.buffers()}
+    settled(model)
+    after = model.state_dict()
+    extra = [states.pop("_extra_state") for states in (before, after)]
+    assert extra == [{"seen": []}] * 2 and before.keys() == after.keys()
+    assert [name for name, was in before.items() if not torch.equal(was, after[name])] == []
+    assert {id(b) for b in model.buffers()} == tensors, "those that DDP sends"
+
+
+def test_the_first_pass_has_different_samples() -> None:
+    """A contrastive loss has no value for copies of one."""
+    assert settled(Averaged())[0].tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    assert settled(Averaged(), size=4)[0][:, 0].tolist() == [0.0, 1.0, 2.0, 0.0]
 
 
 @pytest.fixture
