@@ -167,7 +167,7 @@ class Task(ABC):
         """The scores for a progress line."""
         return ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
 
-    def why_not(self, count: int, ranks: int) -> str:
+    def why_not(self, count: int) -> str:
         """Why `count` validation samples are too few, or ""."""
         return "" if count else msg("tasks.base.no_val_data")
 

@@ -26,7 +26,7 @@ def why_not(session: TrainState) -> str:
     """Why a run with validation enabled has none, or ""."""
     if not session.config.eval_every or session.validation is None:
         return ""
-    return session.task.why_not(len(session.validation), session.world.world_size)
+    return session.task.why_not(len(session.validation))
 
 
 @torch.no_grad()
