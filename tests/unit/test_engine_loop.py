@@ -22,7 +22,7 @@ from training.data.loader import Batches
 from training.inspector import step_timer
 from training.inspector.distributed import World
 from training.tasks.base import Task
-from training.trainer import loop
+from training.trainer import gradients, loop
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.loss_scale import LossScale
 from training.trainer.step_queue import StepQueue
@@ -171,16 +171,28 @@ def test_sparse_gradients_are_clipped_as_dense_ones(limit: float, scaled: bool) 
     for sparse in (False, True):
         model, scale = Rows(sparse=sparse), LossScale(CPU)
         session: Any = SimpleNamespace(
-            weights=list(model.parameters()), config=Config(grad_clip=limit)
+            clipped=[list(model.parameters())], config=Config(grad_clip=limit)
         )
         (scale.scaled(model()) if scaled else model()).backward()
-        assert not scaled or not scale.unscale(session.weights)
+        assert not scaled or not scale.unscale(model.parameters())
         norms.append(loop.clip(session))
         grad = model.table.weight.grad
         assert grad is not None and grad.is_sparse == sparse
         found.append([grad.to_dense(), model.head.weight.grad])
     torch.testing.assert_close(norms[1], norms[0])
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_the_gradients_of_one_rank_alone_clip_no_weights_of_all_ranks() -> None:
+    """Weights that a task excludes from DDP have other gradients on each rank."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    shared, own = model.parameters()
+    model._ddp_params_and_buffers_to_ignore = ["1.weight"]  # type: ignore[assignment]
+    session: Any = SimpleNamespace(config=Config(grad_clip=1.0))
+    session.clipped = gradients.parts(model, [shared, own])
+    shared.grad, own.grad = torch.full((1, 1), 4.0), torch.full((1, 1), 30.0)
+    assert loop.clip(session) == 4
+    assert [shared.grad.item(), own.grad.item()] == pytest.approx([1, 1])
 
 
 def test_an_evaluation_that_a_stop_prevents_is_the_first_work_of_the_resume(

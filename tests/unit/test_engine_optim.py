@@ -71,7 +71,7 @@ def heads(steps: int, *, frozen: bool) -> tuple[list[torch.Tensor], list[float]]
     model.body.requires_grad_(not frozen)
     made = optim.Optimizers([torch.optim.SGD(model.head.parameters(), lr=0.1, momentum=0.9)])
     session: Any = SimpleNamespace(
-        weights=made.trained(model),
+        clipped=[weights := made.trained(model)],
         optimizer=made,
         config=Config(grad_clip=0.1),
         average=None,
@@ -81,7 +81,7 @@ def heads(steps: int, *, frozen: bool) -> tuple[list[torch.Tensor], list[float]]
     for step in range(steps):
         x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
         session.loss_scale.scaled(model(x).square().mean()).backward()
-        overflow = session.loss_scale.unscale(session.weights)
+        overflow = session.loss_scale.unscale(weights)
         exchange.overflow = lambda found=overflow: found
         norms.append(float(loop.clip(session)))
         loop.update(session, exchange, step)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from training.core import heartbeat, log
 from training.core.messages import msg
 from training.data import loader
 from training.data.batch_dataset import BatchDataset
+from training.inspector.checksum import excluded
 from training.inspector.distributed import World
 from training.plan.exchange import BUCKET_MIB
 from training.tasks import optim
@@ -89,9 +90,9 @@ def share_buffers(raw: torch.nn.Module, world: World) -> None:
     step, so training is not affected. A collective."""
     if world.world_size == 1:
         return
-    excluded = getattr(raw, "_ddp_params_and_buffers_to_ignore", ())  # from DDP, by the task
+    own = excluded(raw)
     for name, buffer in saved_buffers(raw).items():
-        if name not in excluded:
+        if name not in own:
             sent = buffer.contiguous()
             dist.broadcast(sent, 0)
             if sent is not buffer:

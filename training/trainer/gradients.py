@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+
+from training.inspector.checksum import shared
 
 
 class _Held(NamedTuple):
@@ -25,6 +27,16 @@ def values(weights: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
         elif weight.grad is not None:
             found.append(weight.grad)
     return found
+
+
+def parts(
+    model: torch.nn.Module, weights: Sequence[torch.nn.Parameter]
+) -> list[list[torch.nn.Parameter]]:
+    """The weights that are clipped together: those that all ranks share, and those that the model
+    excludes from DDP, whose gradients are other ones on each rank."""
+    of_all = {id(weight) for weight in shared(model).values()}
+    found = [[w for w in weights if (id(w) in of_all) == common] for common in (True, False)]
+    return [part for part in found if part]
 
 
 def clip(weights: Iterable[torch.nn.Parameter], limit: float) -> torch.Tensor:

@@ -198,8 +198,10 @@ def draw_anew(session: TrainState, step: int, stream: int) -> None:
 
 
 def clip(session: TrainState) -> torch.Tensor:
-    """Clip gradients. Returns their global norm before clipping."""
-    return gradients.clip(session.weights, session.config.grad_clip)
+    """Clip gradients. Returns their global norm before clipping, without those that DDP does not
+    exchange."""
+    norm, *_ = [gradients.clip(part, session.config.grad_clip) for part in session.clipped]
+    return norm
 
 
 def update(session: TrainState, exchange: StepAllReduce, step: int) -> torch.Tensor | None:

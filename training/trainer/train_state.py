@@ -6,6 +6,7 @@ import os
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from training.trainer import (
     checkpoint,
     checkpoint_transfer,
     ddp_model,
+    gradients,
     same_data,
     start_weights,
     time_limit,
@@ -78,6 +80,11 @@ class TrainState:
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.raw.parameters())
+
+    @cached_property
+    def clipped(self) -> list[list[torch.nn.Parameter]]:
+        """The weights that are clipped together."""
+        return gradients.parts(self.raw, self.weights)
 
     @property
     def barrier_s(self) -> float:
