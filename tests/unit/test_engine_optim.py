@@ -158,6 +158,36 @@ def test_progress_in_the_settings_of_an_optimizer_survives_a_resume(tmp_path: Pa
         resumed(state)
 
 
+def stepped(*groups: list[nn.Parameter], **settings: Any) -> optim.Optimizers:
+    kind = settings.pop("kind", torch.optim.AdamW)
+    made = optim.Optimizers([kind([{"params": group} for group in groups], lr=0.1, **settings)])
+    for group in groups:
+        for weight in group:
+            weight.grad = torch.ones_like(weight)
+    made.step()
+    return made
+
+
+def test_a_state_of_other_groups_order_or_settings_does_not_fit() -> None:
+    weight, bias = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))
+    SGD, RMSprop = torch.optim.SGD, torch.optim.RMSprop
+    whole = stepped([weight, bias]).state_dict()
+    assert stepped([weight, bias]).fits(whole)
+    assert stepped([weight, bias], weight_decay=0.5, betas=(0.5, 0.6)).fits(whole)
+    assert not stepped([weight], [bias]).fits(whole), "decayed and other ones"
+    assert not stepped([bias, weight]).fits(whole)
+    assert not stepped([weight, bias], amsgrad=True).fits(whole)
+    assert stepped([weight, bias]).fits(stepped([weight, bias], amsgrad=True).state_dict())
+    plain = [stepped([weight, bias], kind=kind).state_dict() for kind in (SGD, RMSprop)]
+    heavy = [stepped([weight, bias], kind=kind, momentum=0.9) for kind in (SGD, RMSprop)]
+    # SGD starts a momentum by itself
+    assert [made.fits(state) for made, state in zip(heavy, plain, strict=True)] == [True, False]
+    # moments in other shapes, as those of a projection
+    for state in whole[0]["state"].values():
+        state["exp_avg"] = state["exp_avg"].flatten()[:1]
+    assert stepped([weight, bias]).fits(whole)
+
+
 class Scheduled(Task):
     """Returns what `make` makes of its optimizer."""
 

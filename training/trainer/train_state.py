@@ -191,10 +191,10 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         if not task.same_data(loaded.manifest):  # reported when the data was prepared
             position = replace(position, used=0)
         position = same_data.same_order(position, loaded.manifest, facts, task, world)
-        start_weights.load(raw, optimizer, loaded, facts)
+        continued = start_weights.load(raw, optimizer, loaded, facts)
         if scale and "loss_scale" in loaded.state:  # else it was trained in another precision
             scale.load_state_dict(loaded.state["loss_scale"])
-        start_weights.report_resume(loaded, run, world, facts, plan)
+        start_weights.report_resume(loaded, run, world, facts, plan, optimizer_continued=continued)
     elif "init_from" in plan:
         start_weights.init_from(raw, plan["init_from"], world, tasks.spec_of(plan))
     length = plan_length(
