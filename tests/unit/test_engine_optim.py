@@ -53,6 +53,18 @@ def test_rates_of_numpy_become_numbers() -> None:
     assert group["lr"] == pytest.approx(0.05)
 
 
+def test_a_rate_on_the_gpu_is_not_read_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host would wait for the GPU."""
+    weight, rate = nn.Parameter(torch.ones(2)), torch.tensor(0.1)
+    made = optim.Optimizers([torch.optim.AdamW([weight], lr=rate, capturable=True)])
+    with monkeypatch.context() as patch:
+        for name in ("__float__", "item", "tolist"):
+            patch.setattr(torch.Tensor, name, lambda tensor: pytest.fail("read by the host"))
+        recorded = [made.schedule(step, share) for step, share in enumerate((0.5, 1.0))]
+    assert recorded == pytest.approx([0.05, 0.1])
+    assert isinstance(made.param_groups[0]["lr"], torch.Tensor)
+
+
 class Body(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -44,6 +44,8 @@ class Optimizers:
             group["initial_lr"] = (
                 group["lr"] if isinstance(group["lr"], Tensor) else float(group["lr"])
             )
+        # Read once: reading a rate on a GPU waits for it.
+        self._peak = float(self.param_groups[0]["lr"])
         self._note_settings()
 
     @property
@@ -81,7 +83,7 @@ class Optimizers:
                 group["lr"] = group["initial_lr"] * float(share)
                 if getattr(part, "momentum_follows_step", False):
                     group["momentum"] = MOMENTUM[0] + (MOMENTUM[1] - MOMENTUM[0]) * done
-        return float(self.param_groups[0]["lr"])
+        return self._peak * float(share)
 
     def skip_on_device(self) -> None:
         """Before the first step or load: Adam and AdamW step in one kernel, which can skip, unless
