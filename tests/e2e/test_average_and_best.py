@@ -43,8 +43,6 @@ def bits_per_byte(run: RunDir, state: dict[str, torch.Tensor]) -> float:
     task = tasks.make(plan, CPU, prepared_cache.published(run))
     data = task.rows("val")
     assert data
-    shared = 2 * len(task.share(len(data), 0, 2))  # what two ranks measure
-    task.config.eval_tokens = shared * task.config.max_seq_len
     model = task.model()
     model.load_state_dict(state)
     session = SimpleNamespace(
@@ -52,6 +50,7 @@ def bits_per_byte(run: RunDir, state: dict[str, torch.Tensor]) -> float:
         validation=data,
         world=World(0, 0, 1, CPU, "none", "-"),
         batch=Batch(4, task.config.max_seq_len, 1, 1),
+        config=task.config,
         task=task,
         autocast=torch.autocast(
             "cpu", torch.bfloat16, enabled=plan["precision"]["value"] == "bf16"

@@ -353,13 +353,7 @@ def test_missing_validation_is_reported_once(launch: Launch, tmp_path: Path) -> 
         device_batch_size=1,
         total_batch_size=128,
     ).ok()
-    assert (
-        run.output.count(
-            "no validation: the validation text has 0 sequences of 64 tokens, fewer than one for "
-            "each of 2 ranks"
-        )
-        == 1
-    )
+    assert run.output.count("the validation text has 0 sequences of 64 tokens, fewer than one") == 1
 
 
 @pytest.mark.soak

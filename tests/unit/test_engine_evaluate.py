@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ from tests.cases import each
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.inspector.distributed import World
-from training.tasks.base import Task
+from training.tasks.base import Samples, Task
 from training.trainer import evaluate as evaluation
 from training.trainer.evaluate import Scores, evaluate, why_not
 
@@ -138,6 +140,55 @@ def test_a_frozen_part_stays_frozen() -> None:
     made.raw.backbone = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)).eval()
     evaluate(made)
     assert made.raw.training and not any(m.training for m in made.raw.backbone.modules())
+
+
+class Opened(Dataset[Any]):
+    """The number of a sample, and the process that read it."""
+
+    broken = False
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[float, int]:
+        if self.broken and index == 4:
+            raise LookupError(f"sample {index} is damaged")
+        return float(index), os.getpid()
+
+
+def opened(workers: int, seen: set[int], **more: Any) -> Any:
+    def metrics(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        seen.update(batch[1].tolist())
+        return {"plain": batch[0]}
+
+    made = session(10, 3, num_workers=workers)
+    data = Opened()
+    vars(data).update(more)
+    made.validation, made.task.metrics = Samples(data, 1, drawn=False), metrics
+    return made
+
+
+def test_a_rank_with_workers_reads_no_sample_itself() -> None:
+    """Workers of the next epoch, forked from it, would share a file opened by the data set."""
+    for workers, more in [(0, {}), (2, {"fork_safe": True})]:
+        seen = set[int]()
+        assert evaluate(opened(workers, seen, **more)) == {"plain": 4.5} and seen == {os.getpid()}
+    seen = set[int]()
+    made, drawn = opened(2, seen), torch.get_rng_state()
+    assert evaluate(made) == {"plain": 4.5}
+    assert len(seen) == 1 and os.getpid() not in seen
+    assert torch.equal(torch.get_rng_state(), drawn), "as without workers"
+    assert not multiprocessing.active_children()
+
+
+def test_the_worker_of_a_failed_validation_ends() -> None:
+    made = opened(1, set())
+    made.task.check_names = lambda *names: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        evaluate(made)
+    assert not multiprocessing.active_children()
+    with pytest.raises(LookupError, match=r"in __getitem__(?s:.*)sample 4 is damaged"):
+        evaluate(opened(1, set(), broken=True))
 
 
 @each("value", [torch.tensor(4.5), torch.ones(2, 3), 4.5])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 from types import SimpleNamespace
@@ -190,6 +191,26 @@ def test_the_checksum_depends_on_the_position_of_a_value(
 
 def different(names: list[str], some: torch.Tensor, others: torch.Tensor) -> list[str]:
     return [n for n, a, b in zip(names, some.tolist(), others.tolist(), strict=True) if a != b]
+
+
+def test_weights_that_a_task_excludes_from_ddp_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = [session(), session()]
+    for rank, one in enumerate(ranks):
+        one.raw._ddp_params_and_buffers_to_ignore = ["head.weight"]
+        with torch.no_grad():
+            one.raw.head.weight.fill_(rank)
+    assert len({checksum.checksum(one.raw).item() for one in ranks}) == 1
+    with torch.no_grad():
+        ranks[1].raw.blocks[0].up.weight.fill_(1)
+    own = [checksum.checksum(one.raw).item() for one in ranks]
+    assert own[0] != own[1]
+    texts = [json.dumps(checksum.checksums(one.raw).tolist()) for one in ranks]
+    monkeypatch.setattr(sanity_checks, "exchange_texts", lambda *_, **__: texts)
+    report = StepReport([RankStep(7, 4, 2.5, value) for value in own], 0, 1.0)
+    with pytest.raises(sanity_checks.ParametersDiffer, match=r"1 parameters, first blocks\.0\.up"):
+        sanity_checks.check_step(ranks[0], report, BEGUN)
 
 
 def test_the_exchange_of_a_single_rank() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+from tests.cases import each
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.core import rundir
@@ -21,8 +22,9 @@ from training.data.loader import Batches
 from training.inspector import step_timer
 from training.inspector.distributed import World
 from training.tasks.base import Task
-from training.trainer import loop
+from training.trainer import gradients, loop
 from training.trainer.checkpoint import TrainProgress
+from training.trainer.loss_scale import LossScale
 from training.trainer.step_queue import StepQueue
 from training.trainer.step_stats import StopRequest
 from training.trainer.train_state import TrainState
@@ -148,6 +150,49 @@ def test_a_profile_ends_before_the_last_validation_and_a_stopped_run_s_after_its
     assert seen == ["profile", "validation", "checkpoint"]
     seen, _ = trained(tmp_path / "stopped", monkeypatch, Exit.PREEMPTED)
     assert seen == ["checkpoint", "profile"]
+
+
+class Rows(nn.Module):
+    """Rows of a table, one of them twice."""
+
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.table, self.head = nn.Embedding(9, 4, sparse=sparse), nn.Linear(4, 1)
+
+    def forward(self) -> torch.Tensor:
+        return self.head(self.table(torch.tensor([2, 5, 2]))).square().sum()
+
+
+@each("scaled", [False, True])
+@each("limit", [0.0, 0.01, 100.0])
+def test_sparse_gradients_are_clipped_as_dense_ones(limit: float, scaled: bool) -> None:
+    norms, found = [], []
+    for sparse in (False, True):
+        model, scale = Rows(sparse=sparse), LossScale(CPU)
+        session: Any = SimpleNamespace(
+            clipped=[list(model.parameters())], config=Config(grad_clip=limit)
+        )
+        (scale.scaled(model()) if scaled else model()).backward()
+        assert not scaled or not scale.unscale(model.parameters())
+        norms.append(loop.clip(session))
+        grad = model.table.weight.grad
+        assert grad is not None and grad.is_sparse == sparse
+        found.append([grad.to_dense(), model.head.weight.grad])
+    torch.testing.assert_close(norms[1], norms[0])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_the_gradients_of_one_rank_alone_clip_no_weights_of_all_ranks() -> None:
+    """Weights that a task excludes from DDP have other gradients on each rank."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    shared, own = model.parameters()
+    model._ddp_params_and_buffers_to_ignore = ["1.weight"]  # type: ignore[assignment]
+    session: Any = SimpleNamespace(config=Config(grad_clip=1.0))
+    session.clipped = gradients.parts(model, [shared, own])
+    shared.grad, own.grad = torch.full((1, 1), 4.0), torch.full((1, 1), 30.0)
+    assert loop.clip(session) == 4
+    assert [shared.grad.item(), own.grad.item()] == pytest.approx([1, 1])
 
 
 def test_an_evaluation_that_a_stop_prevents_is_the_first_work_of_the_resume(

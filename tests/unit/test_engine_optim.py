@@ -53,6 +53,18 @@ def test_rates_of_numpy_become_numbers() -> None:
     assert group["lr"] == pytest.approx(0.05)
 
 
+def test_a_rate_on_the_gpu_is_not_read_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host would wait for the GPU."""
+    weight, rate = nn.Parameter(torch.ones(2)), torch.tensor(0.1)
+    made = optim.Optimizers([torch.optim.AdamW([weight], lr=rate, capturable=True)])
+    with monkeypatch.context() as patch:
+        for name in ("__float__", "item", "tolist"):
+            patch.setattr(torch.Tensor, name, lambda tensor: pytest.fail("read by the host"))
+        recorded = [made.schedule(step, share) for step, share in enumerate((0.5, 1.0))]
+    assert recorded == pytest.approx([0.05, 0.1])
+    assert isinstance(made.param_groups[0]["lr"], torch.Tensor)
+
+
 class Body(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +83,7 @@ def heads(steps: int, *, frozen: bool) -> tuple[list[torch.Tensor], list[float]]
     model.body.requires_grad_(not frozen)
     made = optim.Optimizers([torch.optim.SGD(model.head.parameters(), lr=0.1, momentum=0.9)])
     session: Any = SimpleNamespace(
-        weights=made.trained(model),
+        clipped=[weights := made.trained(model)],
         optimizer=made,
         config=Config(grad_clip=0.1),
         average=None,
@@ -81,7 +93,7 @@ def heads(steps: int, *, frozen: bool) -> tuple[list[torch.Tensor], list[float]]
     for step in range(steps):
         x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
         session.loss_scale.scaled(model(x).square().mean()).backward()
-        overflow = session.loss_scale.unscale(session.weights)
+        overflow = session.loss_scale.unscale(weights)
         exchange.overflow = lambda found=overflow: found
         norms.append(float(loop.clip(session)))
         loop.update(session, exchange, step)  # type: ignore[arg-type]
@@ -156,6 +168,36 @@ def test_progress_in_the_settings_of_an_optimizer_survives_a_resume(tmp_path: Pa
     state[0]["param_groups"].append(state[0]["param_groups"][0])
     with pytest.raises(ValueError, match="zip"):
         resumed(state)
+
+
+def stepped(*groups: list[nn.Parameter], **settings: Any) -> optim.Optimizers:
+    kind = settings.pop("kind", torch.optim.AdamW)
+    made = optim.Optimizers([kind([{"params": group} for group in groups], lr=0.1, **settings)])
+    for group in groups:
+        for weight in group:
+            weight.grad = torch.ones_like(weight)
+    made.step()
+    return made
+
+
+def test_a_state_of_other_groups_order_or_settings_does_not_fit() -> None:
+    weight, bias = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))
+    SGD, RMSprop = torch.optim.SGD, torch.optim.RMSprop
+    whole = stepped([weight, bias]).state_dict()
+    assert stepped([weight, bias]).fits(whole)
+    assert stepped([weight, bias], weight_decay=0.5, betas=(0.5, 0.6)).fits(whole)
+    assert not stepped([weight], [bias]).fits(whole), "decayed and other ones"
+    assert not stepped([bias, weight]).fits(whole)
+    assert not stepped([weight, bias], amsgrad=True).fits(whole)
+    assert stepped([weight, bias]).fits(stepped([weight, bias], amsgrad=True).state_dict())
+    plain = [stepped([weight, bias], kind=kind).state_dict() for kind in (SGD, RMSprop)]
+    heavy = [stepped([weight, bias], kind=kind, momentum=0.9) for kind in (SGD, RMSprop)]
+    # SGD starts a momentum by itself
+    assert [made.fits(state) for made, state in zip(heavy, plain, strict=True)] == [True, False]
+    # moments in other shapes, as those of a projection
+    for state in whole[0]["state"].values():
+        state["exp_avg"] = state["exp_avg"].flatten()[:1]
+    assert stepped([weight, bias]).fits(whole)
 
 
 class Scheduled(Task):

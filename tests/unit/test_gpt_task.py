@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cases import each
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.core import heartbeat
@@ -63,7 +65,6 @@ def session_of(
     batch: int = 4,
     tokens: int = 1000,
     tokenizer: Any = None,
-    world: World = WORLD,
     **config: Any,
 ) -> Any:
     task = task_of(data, eval_tokens=tokens, **config)
@@ -71,7 +72,7 @@ def session_of(
     return SimpleNamespace(
         raw=model,
         validation=task.rows("val"),
-        world=world,
+        world=WORLD,
         batch=Batch(batch, 8, 1, 1),
         config=task.config,
         task=task,
@@ -118,24 +119,28 @@ def test_the_number_of_evaluated_tokens_is_limited(tmp_path: Path) -> None:
     )
 
 
+@each(("count", "tokens", "measured"), [(1000, 8 * 64, 64), (5, 8 * 64, 5), (20, 3, 1), (0, 64, 0)])
+def test_any_number_of_ranks_measures_the_same_sequences(
+    count: int, tokens: int, measured: int, tmp_path: Path
+) -> None:
+    """A run that continues on fewer GPUs, and --keep_best, compare scores of the same text."""
+    task = task_of(corpus(tmp_path, [1]), eval_tokens=tokens)
+    for ranks in range(1, 9):
+        shares = [task.share(count, rank, ranks) for rank in range(ranks)]
+        assert sorted(itertools.chain(*shares)) == list(range(measured))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
 def test_too_little_text_gives_no_score(tmp_path: Path) -> None:
     assert evaluate(session_of(gpt(), corpus(tmp_path, [1, 2, 3]))) is None
 
 
 def test_missing_validation_is_explained(tmp_path: Path) -> None:
-    two = World(0, 0, 2, torch.device("cpu"), "gloo", "-")
     one_sequence = corpus(tmp_path, list(range(12)))
     assert why_not(session_of(gpt(), one_sequence)) == ""
-    assert why_not(session_of(gpt(), one_sequence, world=two)) == (
-        "no validation: the validation text has 1 sequence of 8 tokens, fewer than one for each "
-        "of 2 ranks; use more text or a smaller --max_seq_len"
-    )
-    assert why_not(session_of(gpt(), one_sequence, world=two, eval_every=0)) == "", (
-        "validation is disabled"
-    )
-    assert "0 sequences of 8 tokens, fewer than one;" in why_not(
-        session_of(gpt(), corpus(tmp_path, [1, 2]))
-    )
+    none = corpus(tmp_path, [1, 2])
+    assert "0 sequences of 8 tokens, fewer than one;" in why_not(session_of(gpt(), none))
+    assert why_not(session_of(gpt(), none, eval_every=0)) == "", "validation is disabled"
 
 
 def test_a_long_evaluation_is_not_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

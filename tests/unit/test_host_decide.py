@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from training.config.schema import Config
 from training.core.messages import msg
 from training.host import decisions
@@ -137,6 +138,18 @@ def test_the_weakest_gpu_decides() -> None:
         ((new, gtx), "fp32"),
     ):
         assert decisions.precision(config(), "cuda", 2, GpuInventory(gpus, "")).value == value
+
+
+@each(("name", "value"), [
+    ("Tesla T4", "fp16"), ("NVIDIA T4G", "fp16"), ("NVIDIA TITAN RTX", "fp16"),
+    ("NVIDIA GeForce RTX 2080 Ti", "fp16"), ("Quadro RTX 4000", "fp16"),
+    ("NVIDIA GeForce GTX 1650", "fp32"), ("NVIDIA GeForce MX450", "fp32"),
+    ("NVIDIA GeForce MX550", "fp32"), ("NVIDIA T400 4GB", "fp32"), ("NVIDIA T500", "fp32"),
+    ("NVIDIA T550 Laptop GPU", "fp32"), ("NVIDIA T600", "fp32"), ("NVIDIA T1000 8GB", "fp32"),
+    ("NVIDIA T1200 Laptop GPU", "fp32"), ("Quadro T2000 with Max-Q Design", "fp32"),
+])  # fmt: skip
+def test_small_gpus_of_turing_have_no_matrix_units(name: str, value: str) -> None:
+    assert decisions.best_type((7, 5), name) == value
 
 
 def test_fp32_products() -> None:

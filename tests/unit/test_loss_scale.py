@@ -40,6 +40,7 @@ def session(make: Make) -> Any:
     return SimpleNamespace(
         raw=model,
         weights=weights,
+        clipped=[weights],
         optimizer=optimizer,
         loss_scale=LossScale(CPU),
         average=None,

@@ -61,8 +61,8 @@ def test_an_edited_file_is_reported_by_a_resume(
     def resumed(facts: ManifestRecord, chosen: torch.optim.Optimizer) -> list[str]:
         loaded, optimizer = checkpoint.latest(run.checkpoints), Optimizers([chosen])
         assert loaded
-        start_weights.load(model, optimizer, loaded, facts)
-        start_weights.report_resume(loaded, run, WORLD, facts, plan)
+        continued = start_weights.load(model, optimizer, loaded, facts)
+        start_weights.report_resume(loaded, run, WORLD, facts, plan, optimizer_continued=continued)
         texts = [r["text"] for r in rundir.read_records(run.events) if r["event"] == "warning"]
         assert all(text in capsys.readouterr().err for text in texts[-1:])
         run.events.unlink()
@@ -76,13 +76,20 @@ def test_an_edited_file_is_reported_by_a_resume(
     file, optimizer = resumed(changed, sgd)
     assert CHANGED in file and line in file and "step_00000003" in file
     assert "AdamW" in optimizer and "SGD" in optimizer and not sgd.state
+    groups = torch.optim.AdamW([{"params": [weight]} for weight in model.parameters()])
+    (optimizer,) = resumed(facts, groups)
+    assert "AdamW" in optimizer and "step_00000003" in optimizer and not groups.state
+    built_in: Any = {k: v for k, v in facts.items() if k != "task_sha256"}
+    with pytest.raises(UserError) as caught:
+        resumed(built_in, groups)
+    assert [problem.code for problem in caught.value.problems] == ["resume.other_optimizer"]
     adam = torch.optim.AdamW(model.parameters())
     early = {k: v for k, v in facts.items() if k != "task_sha256"}
     shutil.rmtree(run.checkpoints / "step_00000003")
     checkpoint.save(run.checkpoints, TrainProgress(4), {"model": {}}, cast("ManifestRecord", early))
     loaded = checkpoint.latest(run.checkpoints)
     assert loaded
-    start_weights.report_resume(loaded, run, WORLD, facts, plan)
+    start_weights.report_resume(loaded, run, WORLD, facts, plan, optimizer_continued=True)
     assert CHANGED not in capsys.readouterr().err, "of an earlier version"
 
 

@@ -160,6 +160,7 @@ PROBLEMS = {
     "resume.nothing_unfinished": "no unfinished run to resume",
     "resume.other_data": "the data differs from that of the run to resume",
     "resume.other_model": "the model differs from that of the checkpoint",
+    "resume.other_optimizer": "the optimizer differs from that of the checkpoint",
     "resume.other_task": "the task differs from that of the run to resume",
     "run.archived": "the run is an archive, which is opened without weights and cannot be changed",
     "run.backend": "a rendezvous backend of torchrun that needs a server of its own",
@@ -281,8 +282,8 @@ WARNINGS = {
     "warning.loss_not_finite": "the last loss that a script printed is NaN or infinite",
     "warning.machine_overloaded": "a rank is waiting for a CPU core",
     "warning.no_heartbeat": "the heartbeat of a rank is overdue, but its process is still working",
-    "warning.optimizer_changed": "a user's task has another optimizer than at the checkpoint; its "
-    "state is not continued",
+    "warning.optimizer_changed": "a user's task has another optimizer, or other parameter groups, "
+    "than at the checkpoint; its state is not continued",
     "warning.profile": "a rank could not be profiled, or only in part; the training continues",
     "warning.rank_missing": "ranks are waiting for one that has not arrived",
     "warning.replica": "the second machine has no copy of the newest checkpoint",

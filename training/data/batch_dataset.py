@@ -12,6 +12,9 @@ from training.data.permutation import Ints
 class BatchDataset(ABC):
     """A sized dataset, read in the rank itself or in its data-loader workers."""
 
+    # Whether it can be read in processes that are forked after the first access.
+    fork_safe = False
+
     @abstractmethod
     def __len__(self) -> int: ...
 

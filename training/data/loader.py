@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from training.host import process
 
 # Positions whose sequences are computed together: 0.3 ms for some hundred batches.
 BLOCK = 4096
-Key = tuple[int, Ints]  # epoch and indices of a micro-batch
+Key = tuple[int, Ints | Sequence[int]]  # epoch and indices of a micro-batch
 
 
 def as_it_is(batch: Any) -> Any:
@@ -111,6 +112,33 @@ class Batches:
                 return
             yield self.arrive(one)
         raise RuntimeError("the batches were closed, or another epoch has started")
+
+
+@contextmanager
+def reading(dataset: BatchDataset, keys: Sequence[Key], *, workers: int) -> Iterator[Iterator[Any]]:
+    """The rows of these keys, outside of the epochs. In a run with workers one of them reads, which
+    ends with the context: a dataset may open a file at its first access. Workers forked from a rank
+    that has it open would share its position."""
+    if not workers or dataset.fork_safe:
+        yield _Plain(dataset, iter(keys))
+        return
+    rows: Any = iter(
+        DataLoader(
+            _Rows(dataset),
+            batch_size=None,
+            sampler=keys,
+            num_workers=1,
+            prefetch_factor=1,  # it reads one batch while the model has the one before
+            worker_init_fn=functools.partial(start_worker, os.getpid()),
+            # as above; what the dataset draws depends on the state of the rank
+            generator=torch.Generator().manual_seed(torch.initial_seed() & (1 << 63) - 1),
+            multiprocessing_context="fork",
+        )
+    )
+    try:
+        yield rows
+    finally:
+        rows.__del__()  # ends the worker; the traceback of its error would keep it alive
 
 
 def _share(batch: Batch, rank: int, steps: int) -> Ints:

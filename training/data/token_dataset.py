@@ -30,6 +30,8 @@ class TokenDataset(BatchDataset, Dataset[Pair]):
     has another size.
     """
 
+    fork_safe = True  # mapped memory has no position
+
     def __init__(
         self,
         paths: Sequence[Path],

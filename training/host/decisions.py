@@ -3,6 +3,7 @@ restarts. training/tasks/gpt/memory_fit.py decides what fits into memory."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 AS_ASKED = msg("host.decision.as_asked")  # reason of a value that the user has set
 TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"  # of torch
+# Names of GPUs that have the capability of the RTX 20xx, 7.5, but no tensor cores.
+NO_TENSOR_CORES = re.compile(r"GTX 16|\bMX[45]50\b|\bT(400|500|550|600|1000|1200|2000)\b")
 RANK_RAM_BYTES = 2 << 30  # host memory of a rank on a GPU: torch with CUDA, an estimate
 FP8_CAPABILITY = (8, 9)  # compute capability of the first GPUs with matrix units for fp8
 # The script for which --retries=auto restarts, and the number of restarts.
@@ -109,11 +112,10 @@ def has_fp8(gpu: Gpu) -> bool:
 
 def best_type(capability: tuple[int, int] | None, name: str) -> str:
     """The type for which a GPU has tensor cores: bf16 (then also for fp16), fp16, or fp32 for none;
-    an unknown GPU is assumed to be recent. The GTX 16xx have the capability of the RTX 20xx, but no
-    tensor cores."""
+    an unknown GPU is assumed to be recent."""
     if capability is None or capability >= (8, 0):
         return "bf16"
-    return "fp16" if capability >= (7, 0) and "GTX 16" not in name else "fp32"
+    return "fp16" if capability >= (7, 0) and not NO_TENSOR_CORES.search(name) else "fp32"
 
 
 def tf32(

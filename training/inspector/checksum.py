@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -109,8 +109,21 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     return plain.contiguous().view(_WORDS[plain.element_size()]).flatten()
 
 
+def excluded(model: nn.Module) -> Collection[str]:
+    """Names of the parameters and buffers that the model excludes from DDP."""
+    names: Collection[str] = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    return names
+
+
+def shared(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are equal on all ranks."""
+    own = excluded(model)
+    return {name: one for name, one in model.named_parameters() if name not in own}
+
+
 def checksums(model: nn.Module) -> torch.Tensor:
-    return of_tensors(model.parameters())
+    """One per shared parameter."""
+    return of_tensors(shared(model).values())
 
 
 def checksum(model: nn.Module) -> torch.Tensor:

@@ -167,7 +167,7 @@ class Task(ABC):
         """The scores for a progress line."""
         return ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
 
-    def why_not(self, count: int, ranks: int) -> str:
+    def why_not(self, count: int) -> str:
         """Why `count` validation samples are too few, or ""."""
         return "" if count else msg("tasks.base.no_val_data")
 
@@ -198,6 +198,7 @@ class Samples(BatchDataset):
 
     def __init__(self, data: Dataset[Any], seed: int, *, drawn: bool) -> None:
         self.data, self.seed, self.drawn = data, seed, drawn
+        self.fork_safe = getattr(data, "fork_safe", False)
 
     def __len__(self) -> int:
         return len(self.data)  # type: ignore[arg-type]

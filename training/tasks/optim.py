@@ -22,6 +22,8 @@ MOMENTUM_STEPS = 300
 SCHEDULED = ("lr", "initial_lr")
 BUILT = "built"  # in a saved state: the settings as built
 SHOWN = 3  # parameters in a message
+# settings → the part of the state without which torch's optimizers fail once they are on
+NEEDED = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg", "momentum": "momentum_buffer"}
 
 # torch's name for: reads found_inf and skips the step on the device
 ON_DEVICE = "_step_supports_amp_scaling"
@@ -42,6 +44,8 @@ class Optimizers:
             group["initial_lr"] = (
                 group["lr"] if isinstance(group["lr"], Tensor) else float(group["lr"])
             )
+        # Read once: reading a rate on a GPU waits for it.
+        self._peak = float(self.param_groups[0]["lr"])
         self._note_settings()
 
     @property
@@ -79,7 +83,7 @@ class Optimizers:
                 group["lr"] = group["initial_lr"] * float(share)
                 if getattr(part, "momentum_follows_step", False):
                     group["momentum"] = MOMENTUM[0] + (MOMENTUM[1] - MOMENTUM[0]) * done
-        return float(self.param_groups[0]["lr"])
+        return self._peak * float(share)
 
     def skip_on_device(self) -> None:
         """Before the first step or load: Adam and AdamW step in one kernel, which can skip, unless
@@ -125,6 +129,12 @@ class Optimizers:
             for part, built in zip(self.parts, self._built, strict=True)
         ]
 
+    def fits(self, states: list[Group]) -> bool:
+        """Whether these states, of optimizers of the same classes, can be those of the parameters
+        here, and have all that their settings need. load_state_dict() and the first step would fail
+        with others."""
+        return len(states) == len(self.parts) and all(map(_fits, self.parts, states))
+
     def load_state_dict(self, states: list[Group]) -> None:
         """Load moments, and settings in which an optimizer keeps its progress (Prodigy's `d`, the
         counters of schedule-free ones). A setting comes from the configuration where a resumed run
@@ -145,6 +155,28 @@ class Optimizers:
             ]
             rest = {name: value for name, value in state.items() if name != BUILT}
             part.load_state_dict({**rest, "param_groups": groups})
+
+
+def _fits(part: torch.optim.Optimizer, state: Group) -> bool:
+    groups, saved = part.param_groups, state["param_groups"]
+    if [len(group["params"]) for group in groups] != [len(group["params"]) for group in saved]:
+        return False
+    shapes: dict[str, list[tuple[torch.Size, torch.Size]]] = {}  # own and saved, by name
+    for group, old in zip(groups, saved, strict=True):
+        found = [state["state"].get(number, {}) for number in old["params"]]
+        begun = [one for one in found if one]  # parameters that have made a step
+        for name, needed in NEEDED.items():
+            on = group.get(name) and not old.get(name, True)
+            if on and any(needed not in one for one in begun):
+                return False
+        for weight, one in zip(group["params"], found, strict=True):
+            for name, value in one.items():
+                if isinstance(value, Tensor):
+                    shapes.setdefault(name, []).append((weight.shape, value.shape))
+    # The same shapes in another order: the order of the parameters has changed. Other shapes do not
+    # follow the parameters.
+    both = [tuple(zip(*pairs, strict=True)) for pairs in shapes.values()]
+    return not any(own != other and sorted(own) == sorted(other) for own, other in both)
 
 
 def _step_unless(overflow: Tensor, part: torch.optim.Optimizer) -> None:

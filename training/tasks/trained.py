@@ -85,7 +85,7 @@ class Trained:
             what = msg("tasks.trained.no_val_data", file=self.weights.task_file)
             raise UserError(Problem("task.no_val_data", what, msg("tasks.trained.val_data")))
         if data is None or not len(data):
-            raise UserError(Problem("data.empty", task.why_not(0, 1)))
+            raise UserError(Problem("data.empty", task.why_not(0)))
         import torch
 
         from training.tasks import half

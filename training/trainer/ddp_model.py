@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from training.config.batch import Batch
 from training.core import heartbeat, log
 from training.core.messages import msg
+from training.data import loader
 from training.data.batch_dataset import BatchDataset
+from training.inspector.checksum import excluded
 from training.inspector.distributed import World
 from training.plan.exchange import BUCKET_MIB
 from training.plan.gradients import BF16
@@ -103,9 +108,9 @@ def share_buffers(raw: torch.nn.Module, world: World) -> None:
     step, so training is not affected. A collective."""
     if world.world_size == 1:
         return
-    excluded = getattr(raw, "_ddp_params_and_buffers_to_ignore", ())  # from DDP, by the task
+    own = excluded(raw)
     for name, buffer in saved_buffers(raw).items():
-        if name not in excluded:
+        if name not in own:
             sent = buffer.contiguous()
             dist.broadcast(sent, 0)
             if sent is not buffer:
@@ -119,18 +124,54 @@ def settle_buckets(
     optimizer: optim.Optimizers,
     train: BatchDataset,
     batch: Batch,
+    workers: int,
 ) -> None:
     """Run a first pass whose gradients are discarded. After the first backward pass DDP changes its
     bucket layout, and with it the order of sums over more than two ranks: this way all steps have
     the final layout, and a resumed run sums in the same order as an uninterrupted one."""
     heartbeat.current.beat("first pass")
-    # batch norm updates its buffers in every pass
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    some = task.arrive(train.rows([0] * batch.device_sequences))
-    with autocast:
-        loss = task.checked_loss(model, some)
-    loss.backward()
-    optimizer.zero_grad()
+    keys = [(0, [index % len(train) for index in range(batch.device_sequences)])]
+    with loader.reading(train, keys, workers=workers) as read:
+        some = task.arrive(next(read))
+    with _unchanged(model, optimizer):
+        with autocast:
+            loss = task.checked_loss(model, some)
+        loss.backward()
+        optimizer.zero_grad()
+
+
+@contextmanager
+def _unchanged(model: torch.nn.Module, optimizer: optim.Optimizers) -> Iterator[None]:
+    """Restore what a pass may change besides gradients: buffers (batch norm), also replaced ones,
+    weights outside of the optimizer (a teacher), and extra states."""
+    own = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    # Kept on the CPU, where the whole model was built: a GPU may have no room for a second one.
+    frozen = [
+        (w, w.data, w.detach().to("cpu", copy=True)) for w in model.parameters() if id(w) not in own
+    ]
+    buffers = [
+        (module, name, buffer, None if buffer is None else buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    extra = [
+        (one, copy.deepcopy(one.get_extra_state()))
+        for one in model.modules()
+        if _has_extra_state(one)
+    ]
+    yield
     with torch.no_grad():
-        for buffer, before in kept:
-            buffer.copy_(before)
+        for weight, data, before in frozen:
+            weight.data = data.copy_(before)
+        for module, name, buffer, was in buffers:
+            module._buffers[name] = buffer if buffer is None or was is None else buffer.copy_(was)
+    for module, state in extra:
+        module.set_extra_state(state)
+
+
+def _has_extra_state(module: torch.nn.Module) -> bool:
+    kind, plain = type(module), torch.nn.Module
+    return (
+        kind.get_extra_state is not plain.get_extra_state
+        and kind.set_extra_state is not plain.set_extra_state
+    )

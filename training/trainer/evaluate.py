@@ -4,12 +4,13 @@ over all ranks."""
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from training.core import heartbeat
+from training.data import loader
 from training.trainer import ddp_model
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def why_not(session: TrainState) -> str:
     """Why a run with validation enabled has none, or ""."""
     if not session.config.eval_every or session.validation is None:
         return ""
-    return session.task.why_not(len(session.validation), session.world.world_size)
+    return session.task.why_not(len(session.validation))
 
 
 @torch.no_grad()
@@ -41,25 +42,18 @@ def evaluate(session: TrainState) -> Scores | None:
     sums: dict[str, torch.Tensor] = {}
     modes = [(module, module.training) for module in session.raw.modules()]
     session.raw.eval()
-    for start in range(0, max(1, len(mine)), size):
-        heartbeat.current.again()  # the phase begins in loop.validate()
-        # A rank without samples measures the first one with weight zero, so that all ranks sum the
-        # same figures.
-        indices = mine[start : start + size] or range(1)
-        rows = data.rows(indices, 0)
-        # Another shape, or no gradients, is another graph to compile: minutes on a GPU.
-        full = task.fill(rows, size) if session.compiled else None
-        batch = task.arrive(rows if full is None else full)
-        with session.autocast, torch.set_grad_enabled(full is not None):
-            measured = task.measure(session.raw, batch)
-        # Its graph holds all activations: none may live on beside those of the next batch.
-        found = {name: value.detach() for name, value in measured.items()}
-        del measured
-        task.check_names(found, sums or found, "the batches before")
-        for name, value in found.items():
-            sums[name] = sums.get(
-                name, torch.zeros((), dtype=torch.float64, device=world.device)
-            ) + value * bool(mine)
+    # A rank without samples measures the first one with weight zero, so that all ranks sum the same
+    # figures.
+    keys = [(0, mine[start : start + size]) for start in range(0, len(mine), size)]
+    with loader.reading(data, keys or [(0, range(1))], workers=session.config.num_workers) as read:
+        for rows in read:
+            heartbeat.current.again()  # the phase begins in loop.validate()
+            found = _measured(session, rows, size)
+            task.check_names(found, sums or found, "the batches before")
+            for name, value in found.items():
+                sums[name] = sums.get(
+                    name, torch.zeros((), dtype=torch.float64, device=world.device)
+                ) + value * bool(mine)
     for module, trains in modes:  # a task may have frozen some
         module.training = trains
     names = sorted(sums)  # ranks may have them in another order
@@ -69,6 +63,18 @@ def evaluate(session: TrainState) -> Scores | None:
         dist.all_reduce(total)
     totals = dict(zip(names, total.tolist(), strict=True))
     return task.scores({name: totals[name] for name in sums})
+
+
+def _measured(session: TrainState, rows: Any, size: int) -> dict[str, torch.Tensor]:
+    """The sums over a batch, without the graph: it holds all activations, and none may live on
+    beside those of the next batch."""
+    task = session.task
+    # Another shape, or no gradients, is another graph to compile: minutes on a GPU.
+    full = task.fill(rows, size) if session.compiled else None
+    batch = task.arrive(rows if full is None else full)
+    with session.autocast, torch.set_grad_enabled(full is not None):
+        measured = task.measure(session.raw, batch)
+    return {name: value.detach() for name, value in measured.items()}
 
 
 def _agree(names: list[str], world: World, task: Task) -> None:

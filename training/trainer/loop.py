@@ -23,7 +23,7 @@ from training.data.permutation import mix
 from training.inspector.checksum import checksum as checksum_of
 from training.inspector.distributed import barrier
 from training.tasks import randomness
-from training.trainer import profiler, sanity_checks
+from training.trainer import gradients, profiler, sanity_checks
 from training.trainer.best_score import score_of
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.evaluate import PHASE, evaluate
@@ -198,9 +198,10 @@ def draw_anew(session: TrainState, step: int, stream: int) -> None:
 
 
 def clip(session: TrainState) -> torch.Tensor:
-    """Clip gradients. Returns their global norm before clipping."""
-    limit = session.config.grad_clip or float("inf")
-    return torch.nn.utils.clip_grad_norm_(session.weights, limit)
+    """Clip gradients. Returns their global norm before clipping, without those that DDP does not
+    exchange."""
+    norm, *_ = [gradients.clip(part, session.config.grad_clip) for part in session.clipped]
+    return norm
 
 
 def update(session: TrainState, exchange: StepAllReduce, step: int) -> torch.Tensor | None:

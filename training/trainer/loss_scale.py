@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from training.trainer import gradients
+
 if TYPE_CHECKING:
     from training.core.contracts.run_files import LossScaleRecord
     from training.trainer.step_stats import StepReport
@@ -44,10 +46,9 @@ class LossScale:
         """Divide the gradients by the scale, in place. Returns 1.0 if any is not finite, else
         0.0."""
         found = torch.zeros_like(self.scale)
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
         # as GradScaler: the reciprocal in float64, then rounded once
         inverse = self.scale.double().reciprocal().float()
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients.values(weights), found, inverse)
         return found
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from training.core import log, metric_units, units
 from training.core.messages import msg
 from training.data.permutation import digest
-from training.inspector.checksum import checksums
+from training.inspector.checksum import checksums, shared
 from training.inspector.distributed import exchange_texts
 from training.trainer.loss_scale import BACKOFF, MINIMUM, PATIENCE
 from training.trainer.step_stats import NO_CHECKSUM, RankStep, StepReport
@@ -239,7 +239,7 @@ def _compare(session: TrainState, report: StepReport, step: int) -> None:
     columns = zip(*(json.loads(text) for text in texts), strict=True)
     names = [
         name
-        for (name, _), column in zip(session.raw.named_parameters(), columns, strict=True)
+        for name, column in zip(shared(session.raw), columns, strict=True)
         if len(set(column)) > 1
     ]
     # With two ranks there is no majority: both are named.

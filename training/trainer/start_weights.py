@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,17 +33,32 @@ def load(
     optimizer: optim.Optimizers,
     loaded: checkpoint.LoadedCheckpoint,
     facts: ManifestRecord,
-) -> None:
-    """Load a checkpoint. `facts`: those of this run's checkpoints. Raises UserError if it is of
-    another model, RuntimeError for the GPU, and errors of the model's own methods."""
-    try:
+) -> bool:
+    """Load a checkpoint. `facts`: those of this run's checkpoints. Returns whether the optimizer
+    has the saved state; that of a user's task, which may have changed, begins without it if it does
+    not fit. Raises UserError if the checkpoint is of another model or optimizer, RuntimeError for
+    the GPU, and errors of the model's own methods."""
+    with _refused(loaded, _other_model):
         raw.load_state_dict(loaded.state["model"])
-        if not _other_optimizer(loaded, facts):
-            optimizer.load_state_dict(loaded.state["optimizer"])
+    state = loaded.state["optimizer"]
+    if "task_sha256" in facts and (_other_kind(loaded, facts) or not optimizer.fits(state)):
+        return False
+    with _refused(loaded, _other_optimizer):
+        optimizer.load_state_dict(state)
+    return True
+
+
+@contextmanager
+def _refused(
+    loaded: checkpoint.LoadedCheckpoint,
+    answer: Callable[[checkpoint.LoadedCheckpoint, Exception], UserError],
+) -> Iterator[None]:
+    try:
+        yield
     except (RuntimeError, ValueError) as error:
         if gpu_error.of_gpu(error) or own_error.in_loading(error):
             raise
-        raise _other_model(loaded, error) from error
+        raise answer(loaded, error) from error
 
 
 def weight_average(
@@ -122,11 +138,11 @@ def _share_extra_states(raw: torch.nn.Module, world: World) -> None:
         raw.load_state_dict(state, strict=False)  # the rest is unchanged
 
 
-def _other_optimizer(loaded: checkpoint.LoadedCheckpoint, facts: ManifestRecord) -> bool:
-    """Whether a user's task has another kind of optimizer by now: most ignore each other's state or
-    fail with it."""
+def _other_kind(loaded: checkpoint.LoadedCheckpoint, facts: ManifestRecord) -> bool:
+    """Whether the task has another kind of optimizer by now: most ignore each other's state or fail
+    with it."""
     kinds = {loaded.manifest["optimizer"], facts["optimizer"]}
-    return "task_sha256" in facts and len(kinds) > 1 and not kinds <= SAME_STATE
+    return len(kinds) > 1 and not kinds <= SAME_STATE
 
 
 def report_cut_saves(run: rundir.RunDir, world: World, used: int) -> None:
@@ -147,6 +163,8 @@ def report_resume(
     world: World,
     facts: ManifestRecord,
     plan: Plan,
+    *,
+    optimizer_continued: bool,
 ) -> None:
     if world.rank != 0:
         return
@@ -161,19 +179,27 @@ def report_resume(
     if then and then != facts.get("task_sha256"):
         file, saved = plan["task"]["file"], loaded.path.name
         warn("warning.task_changed", msg("trainer.state.task_changed", file=file, checkpoint=saved))
-    if _other_optimizer(loaded, facts):
-        text = msg(
-            "trainer.state.other_optimizer",
-            checkpoint=loaded.path.name,
-            then=loaded.manifest["optimizer"],
-            now=facts["optimizer"],
-        )
-        warn("warning.optimizer_changed", text)
+    if not optimizer_continued:
+        warn("warning.optimizer_changed", _without_state(loaded, facts))
     log.info(msg("trainer.state.resumed", name=loaded.path.name, epoch=loaded.position.epoch + 1))
     if saved_ranks != world.world_size:
         by = units.plural(saved_ranks, "rank")
         log.warning(msg("trainer.state.other_ranks", by=by, world_size=world.world_size))
     run.event("resume", step=loaded.position.step, path=str(loaded.path))
+
+
+def _without_state(loaded: checkpoint.LoadedCheckpoint, facts: ManifestRecord) -> str:
+    name, then, now = loaded.path.name, loaded.manifest["optimizer"], facts["optimizer"]
+    if _other_kind(loaded, facts):
+        return msg("trainer.state.other_kind", checkpoint=name, then=then, now=now)
+    return msg("trainer.state.other_groups", checkpoint=name, now=now)
+
+
+def _other_optimizer(loaded: checkpoint.LoadedCheckpoint, error: Exception) -> UserError:
+    reasons = " ".join(str(error).split())[:300]
+    what = msg("trainer.state.other_optimizer", path=loaded.path, error=reasons)
+    allowed = msg("trainer.state.same_optimizer")
+    return UserError(Problem("resume.other_optimizer", what, allowed))
 
 
 def _other_model(loaded: checkpoint.LoadedCheckpoint, error: Exception) -> UserError:

@@ -6,6 +6,7 @@ import os
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from training.trainer import (
     checkpoint,
     checkpoint_transfer,
     ddp_model,
+    gradients,
     same_data,
     start_weights,
     time_limit,
@@ -78,6 +80,11 @@ class TrainState:
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.raw.parameters())
+
+    @cached_property
+    def clipped(self) -> list[list[torch.nn.Parameter]]:
+        """The weights that are clipped together."""
+        return gradients.parts(self.raw, self.weights)
 
     @property
     def barrier_s(self) -> float:
@@ -189,10 +196,10 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         position = same_data.same_order(
             position, loaded.manifest, facts, task, batch, world, reported=reported
         )
-        start_weights.load(raw, optimizer, loaded, facts)
+        continued = start_weights.load(raw, optimizer, loaded, facts)
         if scale and "loss_scale" in loaded.state:  # else it was trained in another precision
             scale.load_state_dict(loaded.state["loss_scale"])
-        start_weights.report_resume(loaded, run, world, facts, plan)
+        start_weights.report_resume(loaded, run, world, facts, plan, optimizer_continued=continued)
     elif "init_from" in plan:
         start_weights.init_from(raw, plan["init_from"], world, tasks.spec_of(plan))
     length = plan_length(
@@ -225,7 +232,8 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     average = start_weights.weight_average(raw, config, loaded)
     autocast = half.autocast(precision, world.device)
     if world.world_size > 2:
-        ddp_model.settle_buckets(model, task, autocast, optimizer, train, batch)
+        workers = config.num_workers
+        ddp_model.settle_buckets(model, task, autocast, optimizer, train, batch, workers)
     randomness.restore(drawn)
     validation = task.rows("val")
     return TrainState(
