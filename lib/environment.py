@@ -30,9 +30,6 @@ from typing import IO
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 9)
-STAMP = "duet.stamp"  # in .venv, written last: its sources (see venv::_stamp)
-HOME = "duet.home"  # in .venv: the project it belongs to
-FILES = "duet.files"  # in .venv: files that must not be missing or empty (see venv::is_whole)
 WITH_CUDA_BYTES = 4_800_000_000  # of .venv with PyPI's torch and its CUDA libraries, measured
 OK, UNUSABLE, RESOURCES, INTERRUPTED = 0, 1, 3, 130  # see class Exit in training/core/errors.py
 
@@ -142,12 +139,20 @@ def make(root: Path, stamp: str) -> int:
     """Create .venv. The stamp is written last, so an interrupted build is repeated."""
 
     def build(lock: int) -> str:
+        import old_environment
+
         venv = root / ".venv"
-        if _is_made(venv, stamp):
+        old_environment.settle(venv)
+        if old_environment.is_made(venv, stamp):
             return ""
-        problem = _foreign_link(venv) or _build(root, "torch=local" not in stamp, lock)
-        if not problem:
-            (venv / STAMP).write_text(stamp, encoding="utf-8")
+        if problem := old_environment.foreign_link(venv) or old_environment.in_use(venv):
+            return problem
+        try:
+            problem = _build(root, "torch=local" not in stamp, lock)
+            if not problem:
+                (venv / old_environment.STAMP).write_text(stamp, encoding="utf-8")
+        finally:
+            old_environment.settle(venv)
         return problem
 
     return _locked(root, msg("lib.environment.not_created"), build)
@@ -253,37 +258,11 @@ def _not_writable(root: Path, error: PermissionError) -> str:
     )
 
 
-def _is_made(venv: Path, stamp: str) -> bool:
-    """The check of venv::is_current, repeated after waiting for the lock."""
-    python, stamp_file, files = (venv / "bin/python").resolve(), venv / STAMP, venv / FILES
-    if (
-        not python.is_file()
-        or not stamp_file.is_file()
-        or stamp_file.read_text(encoding="utf-8") != stamp
-    ):
-        return False
-    packages = venv / "lib" / python.name if python.name.startswith("python3.") else venv
-    names = files.read_text(encoding="utf-8").splitlines() if files.is_file() else []
-    return packages.is_dir() and all(
-        (venv / name).is_file() and (venv / name).stat().st_size for name in names
-    )
-
-
-def _foreign_link(venv: Path) -> str:
-    """Refuses a .venv that links to a folder in use by others; a link to an empty folder (on a
-    larger disk) or to this project's environment is fine."""
-    if not venv.is_symlink() or not venv.exists() or not any(venv.iterdir()):
-        return ""
-    home = venv / HOME
-    if home.is_file() and home.read_text(encoding="utf-8") == str(venv.parent):
-        return ""
-    return msg("lib.environment.foreign_link", venv=venv, target=venv.resolve())
-
-
 def _build(root: Path, with_torch: bool, lock: int) -> str:
     """Create and fill .venv; returns the problem or ''. Child processes inherit the open file
     `lock`, so it stays locked while they run."""
     import install
+    import old_environment
 
     from training.core import log
     from training.host import packages
@@ -302,12 +281,15 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
     if shutil.which("uv") or install.outer_pip():
         options.append("--without-pip")
 
-    (venv / STAMP).unlink(missing_ok=True)
+    python = _outside(root / ".venv")
+    if not with_torch or _room(venv)[1] >= WITH_CUDA_BYTES:
+        old_environment.move(root / ".venv")
+    (venv / old_environment.STAMP).unlink(missing_ok=True)
     steps = install.Steps(msg("lib.environment.creating"), venv, lock)
     # --clear empties the folder instead of removing it: .venv may link to another disk.
-    if steps.run("python -m venv", [sys.executable, "-m", "venv", "--clear", *options, str(venv)]):
+    if steps.run("python -m venv", [python, "-m", "venv", "--clear", *options, str(venv)]):
         return msg("lib.environment.venv_failed", output=steps.excerpt())
-    (venv / HOME).write_text(str(root), encoding="utf-8")
+    (venv / old_environment.HOME).write_text(str(root), encoding="utf-8")
     chosen = venv / "requirements.txt"
     chosen.write_text(
         "".join(f"{line}\n" for line in wanted if with_torch or not line.startswith("torch==")),
@@ -316,11 +298,23 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
     if problem := steps.install(chosen):
         return problem
     steps.compile()
-    (venv / FILES).write_text(
+    (venv / old_environment.FILES).write_text(
         "".join(f"{name}\n" for name in install.essential(venv)), encoding="utf-8"
     )
     log.success(msg("lib.environment.ready", folder=root / ".venv", seconds=steps.seconds()))
     return ""
+
+
+def _outside(venv: Path) -> str:
+    """This Python, by a path that stays if it is that of the old environment, which is active."""
+    own = Path(sys.executable).is_relative_to(venv)
+    return str(getattr(sys, "_base_executable", sys.executable)) if own else sys.executable
+
+
+def _room(venv: Path) -> tuple[Path, int]:
+    """The folder whose disk it will be on, and the free bytes there."""
+    there = next(folder for folder in (venv, *venv.parents) if folder.exists())
+    return there, shutil.disk_usage(there).free
 
 
 def _too_large(venv: Path) -> str:
@@ -328,11 +322,13 @@ def _too_large(venv: Path) -> str:
     other sources than PyPI, which may have a CPU build, or on another platform."""
     import platform
 
+    import old_environment
+
     from training.core import log, units
     from training.host import package_sources
 
-    there = next(folder for folder in (venv, *venv.parents) if folder.exists())
-    free = shutil.disk_usage(there).free + _freed(venv)
+    there, free = _room(venv)
+    free += old_environment.size(venv)
     if free >= WITH_CUDA_BYTES:
         return ""
     text = msg(
@@ -346,16 +342,6 @@ def _too_large(venv: Path) -> str:
         return text
     log.warning(text)
     return ""
-
-
-def _freed(venv: Path) -> int:
-    """Bytes that clearing the old environment frees; files that uv shares with its cache stay."""
-    found = 0
-    for folder, _, names in os.walk(venv):
-        for name in names:
-            status = os.lstat(os.path.join(folder, name))
-            found += status.st_blocks * 512 if status.st_nlink == 1 else 0
-    return found
 
 
 def main(argv: list[str]) -> int:

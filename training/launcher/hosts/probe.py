@@ -229,5 +229,5 @@ def _copy(host: str, ssh_args: str, folder: Path) -> str:
     """The command that copies a folder to the same path on that machine."""
     shell = shlex.join(["ssh", *shlex.split(ssh_args)])
     words = ["rsync", "-a", *(["-e", shell] if ssh_args else [])]
-    words += [f"--exclude={name}" for name in (".venv", "experiments", "logs") if folder == ROOT]
+    words += [f"--exclude={name}" for name in (".venv*", "experiments", "logs") if folder == ROOT]
     return shlex.join([*words, "--mkpath", f"{folder}/", f"{host}:{folder}/"])
