@@ -170,7 +170,8 @@ class Steps:
         """Install these into the environment; returns the problem or ''."""
         # beside the packages: /tmp may be too small
         self._part.mkdir(exist_ok=True)
-        env = os.environ | {
+        env = {name: value for name, value in os.environ.items() if name != "UV_CONSTRAINT"} | {
+            "PIP_CONSTRAINT": os.devnull,  # the lock decides; an image may pin other versions
             "PIP_REQUIRE_VIRTUALENV": "0",
             "PIP_USER": "0",
             "PYTHONUNBUFFERED": "1",

@@ -158,7 +158,13 @@ def test_a_python_without_venv(user: User, tmp_path: Path) -> None:
 def test_pythonpath_and_pip_settings_of_the_user_are_ignored(user: User, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     wheels.unpack(mine, wheels.metadata_files("tqdm", "4.0"))
-    user.plan(PYTHONPATH=str(mine), PIP_USER="1", PIP_REQUIRE_VIRTUALENV="1")
+    (tmp_path / "constraint.txt").write_text("tqdm==3.0\n")  # as in NVIDIA's images of PyTorch
+    user.plan(
+        PYTHONPATH=str(mine),
+        PIP_USER="1",
+        PIP_REQUIRE_VIRTUALENV="1",
+        PIP_CONSTRAINT=str(tmp_path / "constraint.txt"),
+    )
     assert "tqdm" in names(user)
 
 

@@ -31,7 +31,8 @@ def test_uv_installs_where_it_is_on_the_machine(by_uv: User, tmp_path: Path) -> 
     """From where pip would take the packages: uv does not read pip's settings."""
     bare = python_without(tmp_path / "bare")  # nor does it need a pip
     by_uv.env["PATH"] = f"{bare / 'bin'}:{by_uv.env['PATH']}"
-    done = by_uv.plan()
+    (tmp_path / "constraint.txt").write_text("tqdm==3.0\n")
+    done = by_uv.plan(UV_CONSTRAINT=str(tmp_path / "constraint.txt"))
     assert len(done.err.splitlines()) == 2
     log = (by_uv.venv / "install.log").read_text()
     assert "# packages by uv" in log and "by pip" not in log and f" + torch=={wheels.TORCH}" in log
