@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 9)
 WITH_CUDA_BYTES = 4_800_000_000  # of .venv with PyPI's torch and its CUDA libraries, measured
+SYSTEM = "--system-site-packages"
 OK, UNUSABLE, RESOURCES, INTERRUPTED = 0, 1, 3, 130  # see class Exit in training/core/errors.py
 
 
@@ -53,10 +54,16 @@ def version_in(torch: Path) -> tuple[int, ...] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def torch_version() -> tuple[int, ...] | None:
-    """The version of the torch that `import torch` finds. A local build has no package metadata."""
+def torch_file() -> Path | None:
+    """The file of the torch that `import torch` finds."""
     spec = importlib.util.find_spec("torch")
-    return version_in(Path(spec.origin).parent) if spec and spec.origin else None
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+def torch_version() -> tuple[int, ...] | None:
+    """The version of that torch. A local build has no package metadata."""
+    file = torch_file()
+    return version_in(file.parent) if file else None
 
 
 def dotted(version: tuple[int, ...]) -> str:
@@ -275,7 +282,7 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
         log.info(
             msg("lib.environment.system_torch", version=dotted(version), python=sys.executable)
         )
-        with_torch, options = False, ["--system-site-packages"]
+        with_torch, options = False, [SYSTEM]
     if with_torch and (problem := _too_large(venv)):
         return problem
     if shutil.which("uv") or install.outer_pip():
@@ -298,8 +305,11 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
     if problem := steps.install(chosen):
         return problem
     steps.compile()
+    files = install.essential(venv)
+    if options[:1] == [SYSTEM] and (torch := torch_file()):  # gone outside of this container
+        files.append(os.path.relpath(torch, venv))
     (venv / old_environment.FILES).write_text(
-        "".join(f"{name}\n" for name in install.essential(venv)), encoding="utf-8"
+        "".join(f"{name}\n" for name in files), encoding="utf-8"
     )
     log.success(msg("lib.environment.ready", folder=root / ".venv", seconds=steps.seconds()))
     return ""
