@@ -102,16 +102,9 @@ def missing(environment: str) -> tuple[int, str]:
     if out and not installed:
         return UNUSABLE, text
     lacks += ["torch"] if version is None or version < OLDEST_TORCH else []
-    python = shlex.join(
-        [
-            f"{environment}/bin/python" if environment else sys.executable,
-            "-m",
-            "pip",
-            "install",
-            *lacks,
-        ]
-    )
-    text += "\n" + msg("lib.environment.try", command=python)
+    python = f"{environment}/bin/python" if environment else sys.executable
+    command = shlex.join([*packages.installer(python), *lacks])
+    text += "\n" + msg("lib.environment.try", command=command)
     if not installed:
         leave = (
             "conda deactivate" if os.environ.get("CONDA_PREFIX") == environment else "deactivate"
