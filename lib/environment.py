@@ -32,6 +32,7 @@ OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 9)
 WITH_CUDA_BYTES = 4_800_000_000  # of .venv with PyPI's torch and its CUDA libraries, measured
 SYSTEM = "--system-site-packages"
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 OK, UNUSABLE, RESOURCES, INTERRUPTED = 0, 1, 3, 130  # see class Exit in training/core/errors.py
 
 
@@ -211,10 +212,8 @@ def _locked(root: Path, failure: str, work: Callable[[int], str]) -> int:
         with _open(root / ".venv.lock") as lock:
             _lock(lock)
             problem = work(lock.fileno())
-    except PermissionError as error:
-        problem = _not_writable(root, error)
     except OSError as error:
-        problem = str(error)
+        problem = _not_writable(root, error) if error.errno in NOT_WRITABLE else str(error)
     except KeyboardInterrupt:
         log.error(msg("lib.environment.interrupted", code=INTERRUPTED))
         return INTERRUPTED
@@ -229,8 +228,8 @@ def _open(path: Path) -> IO[str]:
     """Open the lock file; another user's read-only file will do."""
     try:
         return path.open("a")
-    except PermissionError:
-        if not path.exists():
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE or not path.exists():
             raise
         return path.open()
 
@@ -248,7 +247,7 @@ def _lock(lock: IO[str]) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), lock.name) from None
 
 
-def _not_writable(root: Path, error: PermissionError) -> str:
+def _not_writable(root: Path, error: OSError) -> str:
     clone = f"git clone {shlex.quote(str(root))} ~/{shlex.quote(root.name)}"
     return msg(
         "lib.environment.not_writable",
@@ -287,7 +286,7 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
     (venv / old_environment.STAMP).unlink(missing_ok=True)
     steps = install.Steps(msg("lib.environment.creating"), venv, lock)
     # --clear empties the folder instead of removing it: .venv may link to another disk.
-    if steps.run("python -m venv", [python, "-m", "venv", "--clear", *options, str(venv)]):
+    if steps.run("python -m venv", [python, "-I", "-m", "venv", "--clear", *options, str(venv)]):
         return msg("lib.environment.venv_failed", output=steps.excerpt())
     (venv / old_environment.HOME).write_text(str(root), encoding="utf-8")
     chosen = venv / "requirements.txt"

@@ -273,9 +273,10 @@ def outer_pip() -> Path | None:
 
 
 def pip(venv: Path) -> list[str]:
-    """The pip command that installs into this environment."""
+    """The pip command that installs into this environment; no module of the current folder hides
+    one of Python's."""
     runner = outer_pip()
-    return [str(venv / "bin/python"), *([str(runner)] if runner else ["-m", "pip"])]
+    return [str(venv / "bin/python"), *([str(runner)] if runner else ["-I", "-u", "-m", "pip"])]
 
 
 def has_pip(venv: Path) -> bool:
