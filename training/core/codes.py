@@ -149,6 +149,7 @@ PROBLEMS = {
     "python.active_lacks": "the active environment has torch but lacks packages",
     "python.installed_lacks": "the environment of the installed Duet lacks packages",
     "python.missing": "no Python 3.10 or newer",
+    "python.too_new": "torch has no wheels for any Python on `PATH`",
     "rank.not_started": "the operating system does not start the program of a rank",
     "ranks.address": "MASTER_ADDR of ranks that another launcher has started does not resolve",
     "ranks.missing": "a rank of another launcher did not connect in time",
