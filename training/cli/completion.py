@@ -31,9 +31,10 @@ _duet() {
 }
 complete -F _duet duet ./duet
 """
-ZSH = "autoload -U +X bashcompinit && bashcompinit\n" + BASH.replace(
+# bashcompinit has no compopt: paths are the default of an empty answer.
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n" + re.sub(r".*compopt .*\n", "", BASH).replace(
     "mapfile -t COMPREPLY < <(", "COMPREPLY=($("
-).replace('-- "$current")', '-- "$current"))')
+).replace('-- "$current")', '-- "$current"))').replace("complete -F", "complete -o default -F")
 
 
 def text(words: list[str]) -> str:
