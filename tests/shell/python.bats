@@ -219,7 +219,7 @@ planned_after_making() {
   planned_after_making 2
 }
 
-# A Python that says it is another version. Usage: version NAME MINOR
+# A Python with another version number. Usage: version NAME MINOR
 version() {
   stub "$1" <<EOF
 case "\$4" in *version_info*) echo $2; exit 0 ;; esac

@@ -93,6 +93,7 @@ PROBLEMS = {
     "hosts.line": "a line of the --hostfile is not a machine",
     "hosts.nnodes": "--nnodes differs from the number of machines in --hosts",
     "hosts.no_duet": "Duet is missing on a machine of --hosts",
+    "hosts.no_environment": "a machine of --hosts has no `.venv`",
     "hosts.no_folder": "the current directory is missing on a machine of --hosts",
     "hosts.no_python": "Python is missing on a machine of --hosts",
     "hosts.no_ssh": "--hosts without ssh on this machine",
