@@ -30,10 +30,9 @@ from typing import IO
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 9)
-STAMP = "duet.stamp"  # in .venv, written last: its sources (see venv::_stamp)
-HOME = "duet.home"  # in .venv: the project it belongs to
-FILES = "duet.files"  # in .venv: files that must not be missing or empty (see venv::is_whole)
 WITH_CUDA_BYTES = 4_800_000_000  # of .venv with PyPI's torch and its CUDA libraries, measured
+SYSTEM = "--system-site-packages"
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 OK, UNUSABLE, RESOURCES, INTERRUPTED = 0, 1, 3, 130  # see class Exit in training/core/errors.py
 
 
@@ -56,10 +55,16 @@ def version_in(torch: Path) -> tuple[int, ...] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def torch_version() -> tuple[int, ...] | None:
-    """The version of the torch that `import torch` finds. A local build has no package metadata."""
+def torch_file() -> Path | None:
+    """The file of the torch that `import torch` finds."""
     spec = importlib.util.find_spec("torch")
-    return version_in(Path(spec.origin).parent) if spec and spec.origin else None
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+def torch_version() -> tuple[int, ...] | None:
+    """The version of that torch. A local build has no package metadata."""
+    file = torch_file()
+    return version_in(file.parent) if file else None
 
 
 def dotted(version: tuple[int, ...]) -> str:
@@ -98,16 +103,9 @@ def missing(environment: str) -> tuple[int, str]:
     if out and not installed:
         return UNUSABLE, text
     lacks += ["torch"] if version is None or version < OLDEST_TORCH else []
-    python = shlex.join(
-        [
-            f"{environment}/bin/python" if environment else sys.executable,
-            "-m",
-            "pip",
-            "install",
-            *lacks,
-        ]
-    )
-    text += "\n" + msg("lib.environment.try", command=python)
+    python = f"{environment}/bin/python" if environment else sys.executable
+    command = shlex.join([*packages.installer(python), *lacks])
+    text += "\n" + msg("lib.environment.try", command=command)
     if not installed:
         leave = (
             "conda deactivate" if os.environ.get("CONDA_PREFIX") == environment else "deactivate"
@@ -142,12 +140,20 @@ def make(root: Path, stamp: str) -> int:
     """Create .venv. The stamp is written last, so an interrupted build is repeated."""
 
     def build(lock: int) -> str:
+        import old_environment
+
         venv = root / ".venv"
-        if _is_made(venv, stamp):
+        old_environment.settle(venv)
+        if old_environment.is_made(venv, stamp):
             return ""
-        problem = _foreign_link(venv) or _build(root, "torch=local" not in stamp, lock)
-        if not problem:
-            (venv / STAMP).write_text(stamp, encoding="utf-8")
+        if problem := old_environment.foreign_link(venv) or old_environment.in_use(venv):
+            return problem
+        try:
+            problem = _build(root, "torch=local" not in stamp, lock)
+            if not problem:
+                (venv / old_environment.STAMP).write_text(stamp, encoding="utf-8")
+        finally:
+            old_environment.settle(venv)
         return problem
 
     return _locked(root, msg("lib.environment.not_created"), build)
@@ -206,10 +212,8 @@ def _locked(root: Path, failure: str, work: Callable[[int], str]) -> int:
         with _open(root / ".venv.lock") as lock:
             _lock(lock)
             problem = work(lock.fileno())
-    except PermissionError as error:
-        problem = _not_writable(root, error)
     except OSError as error:
-        problem = str(error)
+        problem = _not_writable(root, error) if error.errno in NOT_WRITABLE else str(error)
     except KeyboardInterrupt:
         log.error(msg("lib.environment.interrupted", code=INTERRUPTED))
         return INTERRUPTED
@@ -224,8 +228,8 @@ def _open(path: Path) -> IO[str]:
     """Open the lock file; another user's read-only file will do."""
     try:
         return path.open("a")
-    except PermissionError:
-        if not path.exists():
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE or not path.exists():
             raise
         return path.open()
 
@@ -243,7 +247,7 @@ def _lock(lock: IO[str]) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), lock.name) from None
 
 
-def _not_writable(root: Path, error: PermissionError) -> str:
+def _not_writable(root: Path, error: OSError) -> str:
     clone = f"git clone {shlex.quote(str(root))} ~/{shlex.quote(root.name)}"
     return msg(
         "lib.environment.not_writable",
@@ -253,37 +257,11 @@ def _not_writable(root: Path, error: PermissionError) -> str:
     )
 
 
-def _is_made(venv: Path, stamp: str) -> bool:
-    """The check of venv::is_current, repeated after waiting for the lock."""
-    python, stamp_file, files = (venv / "bin/python").resolve(), venv / STAMP, venv / FILES
-    if (
-        not python.is_file()
-        or not stamp_file.is_file()
-        or stamp_file.read_text(encoding="utf-8") != stamp
-    ):
-        return False
-    packages = venv / "lib" / python.name if python.name.startswith("python3.") else venv
-    names = files.read_text(encoding="utf-8").splitlines() if files.is_file() else []
-    return packages.is_dir() and all(
-        (venv / name).is_file() and (venv / name).stat().st_size for name in names
-    )
-
-
-def _foreign_link(venv: Path) -> str:
-    """Refuses a .venv that links to a folder in use by others; a link to an empty folder (on a
-    larger disk) or to this project's environment is fine."""
-    if not venv.is_symlink() or not venv.exists() or not any(venv.iterdir()):
-        return ""
-    home = venv / HOME
-    if home.is_file() and home.read_text(encoding="utf-8") == str(venv.parent):
-        return ""
-    return msg("lib.environment.foreign_link", venv=venv, target=venv.resolve())
-
-
 def _build(root: Path, with_torch: bool, lock: int) -> str:
     """Create and fill .venv; returns the problem or ''. Child processes inherit the open file
     `lock`, so it stays locked while they run."""
     import install
+    import old_environment
 
     from training.core import log
     from training.host import packages
@@ -296,18 +274,21 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
         log.info(
             msg("lib.environment.system_torch", version=dotted(version), python=sys.executable)
         )
-        with_torch, options = False, ["--system-site-packages"]
+        with_torch, options = False, [SYSTEM]
     if with_torch and (problem := _too_large(venv)):
         return problem
     if shutil.which("uv") or install.outer_pip():
         options.append("--without-pip")
 
-    (venv / STAMP).unlink(missing_ok=True)
+    python = _outside(root / ".venv")
+    if not with_torch or _room(venv)[1] >= WITH_CUDA_BYTES:
+        old_environment.move(root / ".venv")
+    (venv / old_environment.STAMP).unlink(missing_ok=True)
     steps = install.Steps(msg("lib.environment.creating"), venv, lock)
     # --clear empties the folder instead of removing it: .venv may link to another disk.
-    if steps.run("python -m venv", [sys.executable, "-m", "venv", "--clear", *options, str(venv)]):
+    if steps.run("python -m venv", [python, "-I", "-m", "venv", "--clear", *options, str(venv)]):
         return msg("lib.environment.venv_failed", output=steps.excerpt())
-    (venv / HOME).write_text(str(root), encoding="utf-8")
+    (venv / old_environment.HOME).write_text(str(root), encoding="utf-8")
     chosen = venv / "requirements.txt"
     chosen.write_text(
         "".join(f"{line}\n" for line in wanted if with_torch or not line.startswith("torch==")),
@@ -316,11 +297,26 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
     if problem := steps.install(chosen):
         return problem
     steps.compile()
-    (venv / FILES).write_text(
-        "".join(f"{name}\n" for name in install.essential(venv)), encoding="utf-8"
+    files = install.essential(venv)
+    if options[:1] == [SYSTEM] and (torch := torch_file()):  # gone outside of this container
+        files.append(os.path.relpath(torch, venv))
+    (venv / old_environment.FILES).write_text(
+        "".join(f"{name}\n" for name in files), encoding="utf-8"
     )
     log.success(msg("lib.environment.ready", folder=root / ".venv", seconds=steps.seconds()))
     return ""
+
+
+def _outside(venv: Path) -> str:
+    """This Python, by a path that stays if it is that of the old environment, which is active."""
+    own = Path(sys.executable).is_relative_to(venv)
+    return str(getattr(sys, "_base_executable", sys.executable)) if own else sys.executable
+
+
+def _room(venv: Path) -> tuple[Path, int]:
+    """The folder whose disk it will be on, and the free bytes there."""
+    there = next(folder for folder in (venv, *venv.parents) if folder.exists())
+    return there, shutil.disk_usage(there).free
 
 
 def _too_large(venv: Path) -> str:
@@ -328,11 +324,13 @@ def _too_large(venv: Path) -> str:
     other sources than PyPI, which may have a CPU build, or on another platform."""
     import platform
 
+    import old_environment
+
     from training.core import log, units
     from training.host import package_sources
 
-    there = next(folder for folder in (venv, *venv.parents) if folder.exists())
-    free = shutil.disk_usage(there).free + _freed(venv)
+    there, free = _room(venv)
+    free += old_environment.size(venv)
     if free >= WITH_CUDA_BYTES:
         return ""
     text = msg(
@@ -346,16 +344,6 @@ def _too_large(venv: Path) -> str:
         return text
     log.warning(text)
     return ""
-
-
-def _freed(venv: Path) -> int:
-    """Bytes that clearing the old environment frees; files that uv shares with its cache stay."""
-    found = 0
-    for folder, _, names in os.walk(venv):
-        for name in names:
-            status = os.lstat(os.path.join(folder, name))
-            found += status.st_blocks * 512 if status.st_nlink == 1 else 0
-    return found
 
 
 def main(argv: list[str]) -> int:

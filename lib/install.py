@@ -9,7 +9,6 @@ import functools
 import importlib.util
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from training.core import log as console
+from training.core import redact
 from training.core.cells import cells
 from training.core.messages import msg
 from training.host import package_sources
@@ -151,9 +151,9 @@ class Steps:
 
     def _read(self, output: IO[bytes]) -> str:
         """The whole output, without moving the file position of the programs."""
-        return os.pread(output.fileno(), os.fstat(output.fileno()).st_size, 0).decode(
-            "utf-8", "replace"
-        )
+        size = os.fstat(output.fileno()).st_size
+        text = os.pread(output.fileno(), size, 0).decode("utf-8", "replace")
+        return redact.LOGIN_IN_ADDRESS.sub("://…@", text)
 
     def excerpt(self) -> str:
         """The last lines of the output for an error message, and the path of the full log."""
@@ -170,7 +170,8 @@ class Steps:
         """Install these into the environment; returns the problem or ''."""
         # beside the packages: /tmp may be too small
         self._part.mkdir(exist_ok=True)
-        env = os.environ | {
+        env = {name: value for name, value in os.environ.items() if name != "UV_CONSTRAINT"} | {
+            "PIP_CONSTRAINT": os.devnull,  # the lock decides; an image may pin other versions
             "PIP_REQUIRE_VIRTUALENV": "0",
             "PIP_USER": "0",
             "PYTHONUNBUFFERED": "1",
@@ -178,6 +179,8 @@ class Steps:
         }
         words = ["-r", str(requirements), *options]
         uv, ways = shutil.which("uv"), []
+        sources, closed = package_sources.uv_sources(env) if uv else ({}, [])
+        env |= sources
         if uv:
             command = [
                 uv,
@@ -185,7 +188,7 @@ class Steps:
                 "install",
                 "--python",
                 str(self.venv / "bin/python"),
-                *package_sources.uv_sources(env),
+                *closed,
                 *words,
             ]
             ways.append(("uv", command, ["--no-progress", "--color=never"]))
@@ -205,9 +208,10 @@ class Steps:
         shutil.rmtree(self._part, ignore_errors=True)
         if not status:
             return ""
-        return msg(
-            "lib.install.failed", name=name, output=self.excerpt(), command=shlex.join(command)
-        )
+        if name == "uv" and sources:
+            command = ["env", *(f"{name}={value}" for name, value in sources.items()), *command]
+        again = redact.joined(command)
+        return msg("lib.install.failed", name=name, output=self.excerpt(), command=again)
 
     def _how_far(self, printed: str) -> str:
         """Progress from the output of pip or uv."""
@@ -269,9 +273,10 @@ def outer_pip() -> Path | None:
 
 
 def pip(venv: Path) -> list[str]:
-    """The pip command that installs into this environment."""
+    """The pip command that installs into this environment; no module of the current folder hides
+    one of Python's."""
     runner = outer_pip()
-    return [str(venv / "bin/python"), *([str(runner)] if runner else ["-m", "pip"])]
+    return [str(venv / "bin/python"), *([str(runner)] if runner else ["-I", "-u", "-m", "pip"])]
 
 
 def has_pip(venv: Path) -> bool:

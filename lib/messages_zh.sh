@@ -15,6 +15,7 @@ declare -gA MESSAGES_ZH=(
   ["python.broken_or_old"]='它的 Python 无法运行或版本太旧'
   ["python.installed_lacks"]='已安装的 Duet 的环境（%s）缺少：%s'
   ["python.missing"]='PATH 中没有 Python 3.10 或更新版本（建议：apt-get install python3 python3-venv）'
+  ["python.too_new"]='创建 .venv 需要 PATH 中有 Python 3.10 至 3.%d，找到的是 %s（建议：apt-get install python3.13 python3.13-venv）'
   ["slurm.no_job"]='sbatch 没有提交作业，见上方它的输出'
   ["slurm.refused"]='sbatch 拒绝了这个作业，原因见上方它的输出；没有提交任何作业（退出码 %d）'
   ["torch_local.unusable"]="TORCH_LOCAL_PATH 为 '%s'（环境变量）：%s"

@@ -63,9 +63,7 @@ def test_it_trains_and_one_line_lists_disabled_features(
         use_dummy_wandb=None,
     )
     assert done.wait() == 2, "a tracker requested by a flag"
-    assert (
-        "tensorboard is not installed" in done.output and "pip install tensorboard==" in done.output
-    )
+    assert "tensorboard is not installed" in done.output and "install tensorboard==" in done.output
     done = launch(
         "./train_dual_gpu.sh",
         "configs/dual_gpu/quickstart.py",
@@ -79,7 +77,7 @@ def test_it_trains_and_one_line_lists_disabled_features(
     (line,) = [line for line in done.output.splitlines() if "missing optional packages" in line]
     for package in ("py-spy", "google-re2", "vl-convert-python", "tensorboard"):
         assert f"({package})" in line and f"{package}==" in line
-    assert f"{small}/bin/python -m pip install" in line and "Traceback" not in done.output
+    assert f"{small}/bin/python" in line and " install " in line and "Traceback" not in done.output
     assert (done.run.argv.read_bytes().split(b"\0")[0]).decode() == f"{small}/bin/python", plan[
         "command"
     ]

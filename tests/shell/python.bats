@@ -219,6 +219,33 @@ planned_after_making() {
   planned_after_making 2
 }
 
+# A Python with another version number. Usage: version NAME MINOR
+version() {
+  stub "$1" <<EOF
+case "\$4" in *version_info*) echo $2; exit 0 ;; esac
+case "\$*" in *find_spec*) exit "\${WITHOUT_TORCH-1}" ;; esac
+exit 3
+EOF
+}
+
+@test "a Python for which torch has no wheels does not create .venv, unless it has a torch" {
+  rm -r .venv
+  bare_machine
+  version python3 15
+  run --separate-stderr env PATH="$BARE" bash -c 'source lib/init.sh; python::base || echo "exit $?"'
+  is "$output" 'exit 3'
+  has "$stderr" 'Python 3.10 to 3.14 is required on PATH to create .venv, found 3.15'
+  for variable in WITHOUT_TORCH=0 TORCH_LOCAL_PATH=/mine; do
+    run --separate-stderr env PATH="$BARE" "$variable" bash -c 'source lib/init.sh; python::base'
+    is "$output" "$BATS_TEST_TMPDIR/stubs/python3"
+  done
+  run --separate-stderr env PATH="$BARE" bash -c 'source lib/init.sh; python::base quick'
+  is "$output" "$BATS_TEST_TMPDIR/stubs/python3"
+  version python3.13 13
+  run --separate-stderr env PATH="$BARE" bash -c 'source lib/init.sh; python::base'
+  is "$output" "$BATS_TEST_TMPDIR/stubs/python3.13"
+}
+
 @test "help does not wait for a version manager's shim when there is another Python" {
   rm -r .venv
   bare_machine

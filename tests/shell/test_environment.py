@@ -142,7 +142,11 @@ def test_a_python_without_a_usable_pip(user: User, tmp_path: Path, pip: str) -> 
         old.mkdir()
         (old / "__init__.py").touch()
     user.env["PATH"] = f"{bare / 'bin'}:{user.env['PATH']}"
-    user.plan()
+    mine = tmp_path / "mine"  # the current folder, with a module named as one of Python
+    mine.mkdir()
+    (mine / "logging.py").write_text("raise SystemExit(1)")
+    made = user.run("bash", "-c", 'source lib/init.sh; cd "$1"; venv::make', "make", str(mine))
+    assert made.code == 0, made.err
     assert "pip" in names(user) and names(user) >= set(wheels.PACKAGES)
 
 
@@ -158,7 +162,13 @@ def test_a_python_without_venv(user: User, tmp_path: Path) -> None:
 def test_pythonpath_and_pip_settings_of_the_user_are_ignored(user: User, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     wheels.unpack(mine, wheels.metadata_files("tqdm", "4.0"))
-    user.plan(PYTHONPATH=str(mine), PIP_USER="1", PIP_REQUIRE_VIRTUALENV="1")
+    (tmp_path / "constraint.txt").write_text("tqdm==3.0\n")  # as in NVIDIA's images of PyTorch
+    user.plan(
+        PYTHONPATH=str(mine),
+        PIP_USER="1",
+        PIP_REQUIRE_VIRTUALENV="1",
+        PIP_CONSTRAINT=str(tmp_path / "constraint.txt"),
+    )
     assert "tqdm" in names(user)
 
 
@@ -295,6 +305,28 @@ sys.exit(environment._locked(pathlib.Path("."), "no environment", work))
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == code and shown in done.stderr
     assert (tmp_path / "made").exists() == (code == 0)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_folder_that_cannot_be_written(tmp_path: Path, number: int) -> None:
+    """Of another user, and on a read-only file system, where an existing lock file will do."""
+    script = f"""
+import os, pathlib, sys
+sys.path[:0] = [{str(ROOT / "lib")!r}, {str(ROOT)!r}]
+import environment
+reading = pathlib.Path.open
+def opened(self, mode="r", *rest, **named):
+    if mode == "a": raise OSError({number}, os.strerror({number}), str(self))
+    return reading(self, mode, *rest, **named)
+pathlib.Path.open = opened
+sys.exit(environment._locked(pathlib.Path("."), "no environment", lambda lock: ""))
+"""
+    for code in (3, 0):
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert (".venv.lock is not writable by this user" in done.stderr) == (code == 3)
+        (tmp_path / ".venv.lock").touch()
 
 
 def test_an_unwritable_folder(user: User) -> None:

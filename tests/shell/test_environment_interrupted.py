@@ -72,6 +72,56 @@ def test_ctrl_c_in_the_middle(user: User, index: Path, token: str) -> None:
     user.plan()
 
 
+def _ask_for(user: User, line: str) -> None:
+    with (user.folder / "requirements.lock").open("a") as lock:
+        lock.write(line)
+
+
+def test_the_old_environment_stays_until_the_new_one_is_complete(user: User, index: Path) -> None:
+    """Without the new package, after Ctrl-C and after a kill; then it is used again."""
+    user.plan()
+    old, good = user.folder / ".venv.old", (user.folder / "requirements.lock").read_text()
+    _ask_for(user, "no-such-package==1.0\n")
+    failed = user.run()
+    assert failed.code == 3 and not old.exists() and names(user) == set(wheels.PACKAGES)
+    assert "no-such-package" in (user.venv / "install.log").read_text()
+    for number in (signal.SIGINT, signal.SIGKILL):
+        (user.folder / "requirements.lock").write_text(good)
+        _ask_for(user, "# another\n")
+        with wheels.Index(index, gated="wandb") as slow:
+            process = user.start(PIP_FIND_LINKS=slow.url)
+            assert slow.asked.wait(60)
+            assert (old / "duet.stamp").exists() and not (user.venv / "duet.stamp").exists()
+            os.killpg(process.pid, number)
+            process.communicate(timeout=20)
+        assert old.exists() == (number == signal.SIGKILL)
+    (user.folder / "requirements.lock").write_text(good)
+    begun = user.venv.stat().st_ino, old.stat().st_ino
+    user.plan()
+    assert user.venv.stat().st_ino == begun[1], "nothing is installed again"
+    assert not old.exists() and names(user) == set(wheels.PACKAGES)
+    (user.folder / "requirements.lock").write_text(good.replace("wandb==0.31.0\n", ""))
+    user.plan()
+    assert not old.exists() and "wandb" not in names(user)
+
+
+@pytest.mark.parametrize("program", ["{venv}/bin/python", ".venv/bin/python"])
+def test_an_environment_in_use_is_not_replaced(user: User, program: str) -> None:
+    user.plan()
+    _ask_for(user, "# another\n")
+    sleeper = user.start(
+        program.format(venv=user.venv), "-c", "import time; time.sleep(99)", "a run"
+    )
+    wait_until(lambda: b"a run" in Path(f"/proc/{sleeper.pid}/cmdline").read_bytes(), 8, "runs")
+    done = user.run()
+    assert done.code == 3 and f"process {sleeper.pid} runs from it" in done.err
+    assert names(user) == set(wheels.PACKAGES) and (user.venv / "duet.stamp").exists()
+    sleeper.kill()
+    sleeper.wait()
+    active = f"{user.venv}/bin:{user.env['PATH']}"  # its own Python makes it
+    assert "environment ready" in user.plan(PATH=active).err
+
+
 @pytest.mark.slow
 def test_two_first_runs_at_once(user: User, index: Path) -> None:
     with wheels.Index(index, gated="wandb") as slow:

@@ -37,6 +37,11 @@ def test_a_system_torch_is_used_and_not_downloaded(user: User, tmp_path: Path) -
     assert "torch==" not in (user.venv / "requirements.txt").read_text()
     assert not list(user.venv.glob("lib/python3*/site-packages/torch*"))
     assert list(user.venv.glob("lib/python3*/site-packages/wandb"))
+    # the same folder outside of the image
+    assert user.plan(PATH=f"{python.parent}:{user.env['PATH']}").err == ""
+    (site / "torch").rename(site / "elsewhere")
+    assert "creating the environment" in user.plan().err
+    assert user.installed()["torch"] == wheels.TORCH
 
 
 @pytest.mark.slow

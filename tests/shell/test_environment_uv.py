@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -31,7 +32,8 @@ def test_uv_installs_where_it_is_on_the_machine(by_uv: User, tmp_path: Path) -> 
     """From where pip would take the packages: uv does not read pip's settings."""
     bare = python_without(tmp_path / "bare")  # nor does it need a pip
     by_uv.env["PATH"] = f"{bare / 'bin'}:{by_uv.env['PATH']}"
-    done = by_uv.plan()
+    (tmp_path / "constraint.txt").write_text("tqdm==3.0\n")
+    done = by_uv.plan(UV_CONSTRAINT=str(tmp_path / "constraint.txt"))
     assert len(done.err.splitlines()) == 2
     log = (by_uv.venv / "install.log").read_text()
     assert "# packages by uv" in log and "by pip" not in log and f" + torch=={wheels.TORCH}" in log
@@ -62,41 +64,71 @@ def test_kill_9_of_uv(by_uv: User, index: Path, token: str) -> None:
     assert "by pip" not in (by_uv.venv / "install.log").read_text()
 
 
+def test_a_password_of_an_index_is_not_shown(by_uv: User, tmp_path: Path) -> None:
+    """Neither on uv's command line, which every user of the machine can read, nor on a failure."""
+    (tmp_path / "uv/uv").unlink()
+    seen = tmp_path / "seen"
+    (tmp_path / "uv/uv").write_text(
+        f"#!/bin/sh\necho \"$UV_EXTRA_INDEX_URL\" | tee '{seen}'\necho \"$@\" >>'{seen}'; exit 2\n"
+    )
+    (tmp_path / "uv/uv").chmod(0o755)
+    bare = python_without(tmp_path / "bare")  # nor is there a pip
+    private = "https://me:geheim@packages.example/simple"
+    by_uv.env |= {"PATH": f"{bare / 'bin'}:{by_uv.env['PATH']}", "PIP_EXTRA_INDEX_URL": private}
+    done = by_uv.run()
+    address, command = seen.read_text().splitlines()
+    assert done.code == 3 and address == private and "geheim" not in command
+    assert "UV_EXTRA_INDEX_URL=…" in done.err and "geheim" not in done.err
+    assert "geheim" not in (by_uv.venv / "install.log").read_text()
+
+
 SOURCES = """
 import sys; sys.path.insert(0, sys.argv[1])
-import os
+import json, os
 from training.host import package_sources
-print(*package_sources.uv_sources(os.environ), sep="\\n")
+print(json.dumps(package_sources.uv_sources(os.environ)))
 """
 
 
 @pytest.mark.parametrize(
-    ("config", "env", "words"),
+    ("config", "env", "variables", "options"),
     [
-        ("", {}, []),
-        ("[global]\nindex-url = https://a/simple\n", {}, ["--index-url=https://a/simple"]),
+        ("", {}, {}, []),
+        (
+            "[global]\nindex-url = https://a/simple\n",
+            {},
+            {"UV_INDEX_URL": "https://a/simple"},
+            [],
+        ),
         (
             "[global]\nfind-links = /w\nextra-index-url =\n    file:///a\n    "
             "file:///b\n[install]\nfind-links = /x\n",
             {"PIP_NO_INDEX": "1"},
-            [
-                "--extra-index-url=file:///a",
-                "--extra-index-url=file:///b",
-                "--find-links=/x",
-                "--no-index",
-            ],
+            {"UV_EXTRA_INDEX_URL": "file:///a file:///b", "UV_FIND_LINKS": "/x"},
+            ["--no-index"],
         ),
-        ("[global]\nfind_links = /w\n", {"PIP_FIND_LINKS": "/mine"}, ["--find-links=/mine"]),
+        (
+            "[global]\nfind_links = /w\n",
+            {"PIP_FIND_LINKS": "/mine /too"},
+            {"UV_FIND_LINKS": "/mine,/too"},
+            [],
+        ),
+        # uv's own settings decide; a file that pip refuses does not
         (
             "[global]\nindex-url = https://a/simple\n",
             {"UV_DEFAULT_INDEX": "https://b/simple"},
-            None,
+            {},
+            [],
         ),
-        ("not a config", {}, None),
+        ("not a config", {}, {}, []),
     ],
 )
 def test_uv_takes_packages_from_where_pip_does(
-    config: str, env: dict[str, str], words: list[str] | None, tmp_path: Path
+    config: str,
+    env: dict[str, str],
+    variables: dict[str, str],
+    options: list[str],
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "pip.conf").write_text(config)
     known = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))} | {
@@ -111,11 +143,6 @@ def test_uv_takes_packages_from_where_pip_does(
         text=True,
         check=True,
     )
-    found = done.stdout.split()
-    if words:
-        assert found[-1] == "--index-strategy=unsafe-best-match", (
-            "as pip: the best version of all of them"
-        )
-        assert set(words) <= set(found)
-    elif words is None:
-        assert found == [], "uv's own settings decide; a file that pip refuses does not"
+    # as pip: the best version of all of them
+    best = {"UV_INDEX_STRATEGY": "unsafe-best-match"} if variables or options else {}
+    assert json.loads(done.stdout) == [variables | best, options]

@@ -54,10 +54,7 @@ def test_every_program_has_help(program: str) -> None:
 def test_missing_packages(words: tuple[str, ...]) -> None:
     done = bare(*words)
     assert done.returncode == 3 and "Traceback" not in done.stderr
-    assert (
-        f"{sys.executable} lacks torch" in done.stderr
-        and f"{shlex.quote(sys.executable)} -m pip install torch" in done.stderr
-    )
+    assert f"{sys.executable} lacks torch" in done.stderr and " install torch" in done.stderr
 
 
 def test_train_py_without_packages() -> None:

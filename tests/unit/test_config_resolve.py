@@ -313,6 +313,22 @@ def test_a_misspelled_variable() -> None:
     assert refused(merge(env={"DUET_DRY_RUN": "1"})).fixes[-1] == "unset DUET_DRY_RUN"
 
 
+def test_variables_of_a_kubernetes_service_are_not_settings() -> None:
+    """They are in each pod of a namespace that has a Service `duet-master`."""
+    address = "tcp://10.0.0.1:29500"
+    for name, value in (
+        ("DUET_SERVICE_HOST", "10.0.0.1"),
+        ("DUET_MASTER_SERVICE_PORT_RDZV", "29500"),
+        ("DUET_MASTER_PORT", address),
+        ("MASTER_PORT", address),
+        ("DUET_PORT_29500_TCP", address),
+        ("DUET_PORT_29500_UDP_PROTO", "udp"),
+    ):
+        assert accepted(merge(env={name: value})) == Config(), name
+    for name in ("DUET_PORT", "DUET_SERVICE"):
+        assert name in refused(merge(env={name: "29500"})).what
+
+
 def test_internal_variables_are_accepted() -> None:
     names = ["ROOT", "RUN_DIR", "LOG_FILE", "SCRIPT"]
     assert accepted(merge(env={f"DUET_{n}": "x" for n in names})) == Config()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import shlex
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +16,7 @@ from training.core.errors import Problem, UserError
 from training.data import optional_deps, readers
 from training.data.corpus import SUFFIXES, find
 from training.data.prepare import ensure
+from training.host import packages
 
 Write = Callable[..., str]
 TEXTS = ["one", "", "zwölf\nLinien\n", "训练 🙂", "x" * 1000, "long line\n" * 60_000, "é" * 300_000]
@@ -222,10 +222,7 @@ def test_missing_packages_are_one_problem(monkeypatch: pytest.MonkeyPatch) -> No
     assert problem.fixes == ["make extras"]
     monkeypatch.setattr(optional_deps.packages.sys, "prefix", "/an/environment/of/mine")
     (problem,) = optional_deps.missing(files, "bpe")
-    assert (
-        problem.fixes[0]
-        == f"{shlex.quote(sys.executable)} -m pip install tokenizers pyarrow zstandard"
-    )
+    assert problem.fixes[0] == f"{shlex.join(packages.installer())} tokenizers pyarrow zstandard"
     assert problem.fixes[1].startswith("make extras ")
     monkeypatch.setattr(optional_deps.packages, "INSTALLED", True)
     assert len(optional_deps.missing(files, "bpe")[0].fixes) == 1, (

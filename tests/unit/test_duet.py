@@ -138,6 +138,16 @@ def test_flags_of_a_help_text() -> None:
     assert completion.described(text) == {"--a=", "--b=", "--module", "--watch", "--out="}
 
 
+def test_zsh_has_no_compopt() -> None:
+    bash, zsh = completion.text(["bash"]), completion.text(["zsh"])
+    assert bash.count("compopt") == 2 and "compopt" not in zsh and "mapfile" not in zsh
+    assert bash.splitlines()[-1] == "complete -F _duet duet ./duet"
+    assert zsh.splitlines()[-1] == "complete -o default -F _duet duet ./duet"
+    code = f"autoload() {{ :; }}; bashcompinit() {{ :; }}; {zsh}\ndeclare -f _duet"
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    assert "COMPREPLY=()" in done.stdout, "its lines are still a function"
+
+
 @pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
 def test_zsh_accepts_the_completion() -> None:
     code = (

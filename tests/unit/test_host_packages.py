@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -42,9 +43,24 @@ def test_every_direct_requirement_is_required_or_optional() -> None:
 def test_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     locked = re.search(r"^py-spy==(\S+)$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     assert locked
+    python, there = sys.executable, set[str]()
+    monkeypatch.setattr(packages, "found", lambda module: False)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in there else None)
+    by_itself = [python, "-m", "pip", "install"]
+    for tools, words in (
+        ("pip uv", ["uv", "pip", "install", "--python", python]),
+        ("pip", ["pip", "--python", python, "install"]),
+        ("", by_itself),
+    ):
+        there |= set(tools.split())
+        assert packages.installer() == words
+        there.clear()
+    monkeypatch.setattr(packages, "found", lambda module: True)
+    there.add("uv")
+    assert packages.installer() == by_itself
     assert (
         packages.install(["psutil", "py-spy"])
-        == f"{shlex.quote(sys.executable)} -m pip install psutil py-spy=={locked[1]}"
+        == f"{shlex.join(by_itself)} psutil py-spy=={locked[1]}"
     )
     assert re.search(r"pillow==\d", packages.install(["pillow"])), "a line with a marker"
     text = packages.missing_text(["py-spy", "wandb"])

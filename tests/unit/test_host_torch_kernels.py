@@ -13,7 +13,7 @@ import pytest
 
 from tests.cases import each
 from tests.unit.conftest import ROOT, SIMPLE, ask, fake_torch, python
-from training.host import torch_build
+from training.host import packages, torch_build
 from training.host.gpus import Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight import torch_kernels, torch_wheels
@@ -140,7 +140,7 @@ def test_an_older_build_is_not_installed_beside_a_chosen_one(
         assert "env" not in shlex.split(plain)
         (fix,) = torch_wheels.older(machine, build.version, request, by)
         first, then = (shlex.split(part) for part in fix.partition("  #")[0].split("; "))
-        assert first[0] == ("rm", sys.executable)[environment]
+        assert first[0] == ("rm", packages.installer()[0])[environment]
         assert then[:3] == ["env", "-u", "TORCH_LOCAL_PATH"]
         assert shlex.join(then).endswith(request.command())
 
@@ -171,6 +171,6 @@ def test_missing_kernels_are_an_error(nvidia: Nvidia, tmp_path: Path) -> None:
     done = python("-c", code, cwd=ROOT, **variables)
     assert done.returncode == 0, done.stderr
     text = "GPU 0 (Fake GPU 0) needs sm_70; torch 2.99.0 has kernels for sm_80 sm_90 only"
-    wheel = "-m pip install torch==2.99.0 --index-url=URL"
+    wheel = "install torch==2.99.0 --index-url=URL"
     assert wheel not in done.stdout, "there is none for this version"
     assert text in done.stdout and f"'./{SIMPLE} {QUICKSTART} --device=cpu'" in done.stdout

@@ -9,6 +9,7 @@ import select
 import shlex
 import signal
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -248,6 +249,45 @@ def test_a_process_that_ssh_leaves_behind_does_not_delay_the_answer(
         os.kill(int(pid.read_text()), signal.SIGKILL)
     assert [problem.code for problem in one.problems] == found
     assert "no answer" not in str(one.problems) and bool(one.python) == (not found)
+
+
+@pytest.mark.parametrize(
+    ("own", "python", "script", "codes"),
+    [
+        (True, "elsewhere", False, ["hosts.no_environment"]),
+        (True, "same", False, []),
+        (True, "elsewhere", True, []),  # which may have its own Python there
+        (False, "elsewhere", False, []),  # reported as no Python
+    ],
+)
+def test_a_machine_has_the_environment_before_the_start(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: bool,
+    python: str,
+    script: bool,
+    codes: list[str],
+) -> None:
+    (tmp_path / "ssh").write_text(
+        f"#!/bin/sh\nPATH='{tmp_path}:{os.environ['PATH']}'\nexec sh -s\n"
+    )
+    (tmp_path / "ssh").chmod(0o755)
+    (tmp_path / "python3").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(probe, "_is_own", lambda: own)
+    probe._own_files()
+    if python == "elsewhere":
+        monkeypatch.setattr(sys, "executable", str(ROOT / ".venv/not yet/python"))
+        monkeypatch.setattr(probe, "_PYTHONS", ("python3",))
+    one = Machine(1, Host("a"), here=False)
+    probe.look([one], "-p 22", os.environ, of_script=script)
+    found = [problem.code for problem in one.problems]
+    assert found == (codes if own else ["hosts.no_python"])
+    if codes:
+        (fix,) = one.problems[0].fixes
+        words = shlex.split(fix)
+        assert words[:4] == ["ssh", "-p", "22", "a"]
+        assert words[4].startswith(f"cd {shlex.quote(str(ROOT))} && ./train_dual_gpu.sh ")
 
 
 @pytest.mark.parametrize(

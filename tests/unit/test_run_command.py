@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.unit.conftest import clean_environment
 from training.cli import run, run_words, watch
 from training.core.errors import Exit, UserError
 from training.plan import script_request
@@ -344,3 +346,30 @@ def test_words_of_a_watched_command() -> None:
     with pytest.raises(UserError) as caught:
         watch.translate(*run_words.parse(["-n", "2", "--hang_timeout=9", "torchrun", "t.py"]))
     assert caught.value.problems[0].fixes == ["./duet watch --hang_timeout=9 -- torchrun t.py"]
+
+
+def test_the_scripts_need_no_execute_permission(project: Path) -> None:
+    """On a noexec mount, exFAT or a cloud drive."""
+    scripts = [project / "duet", *project.glob("*.sh")]
+    for words, status in (
+        ("train --depht=3", Exit.CONFIG),
+        ("run -n 2 nowhere.py", Exit.CONFIG),
+        ("watch -- no-such-program", Exit.CONFIG),
+        ("completion flags train", Exit.DONE),
+    ):
+        for one in scripts:
+            one.chmod(0o644)
+        try:
+            done = subprocess.run(
+                ["bash", str(project / "duet"), *words.split()],
+                capture_output=True,
+                text=True,
+                check=False,
+                cwd=project,
+                env=clean_environment(),
+            )
+        finally:
+            for one in scripts:
+                one.chmod(0o755)
+        assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
+        assert "--depth=" in done.stdout + done.stderr or "train" not in words

@@ -284,7 +284,7 @@ def test_a_resumed_sweep_skips_finished_runs(tmp_path: Path) -> None:
     todo.begin()
     assert todo.states == ["finished", "waiting", "waiting"]
     second, third = (todo.command(run) for run in found.record["runs"][1:])
-    assert second[1:3] == ["1", f"--resume={found.record['runs'][1]['name']}"]
+    assert second[2:4] == ["1", f"--resume={found.record['runs'][1]['name']}"]
     assert f"--out_dir={tmp_path}" in second and "--depth=2" not in second
     assert third[-1] == f"--run_name={found.record['runs'][2]['name']}" and "--depth=3" in third
 

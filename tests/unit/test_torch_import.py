@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from pathlib import Path
 
 from tests.unit.conftest import LAUNCH, ROOT, ask, fake_torch, python
 from training.core.errors import Exit
+from training.host import packages
 from training.host.torch_build import TorchBuild
 from training.plan.preflight import torch_import
 
@@ -35,7 +35,7 @@ def test_a_torch_of_this_python_is_installed_again(home: Path, tmp_path: Path) -
     request = ask("--device=cpu")
     build = TorchBuild("2.99.0+cu130", "13.0", str(tmp_path / "torch"))
     fix = torch_import.fix(build, request, {}, prefix="/usr")
-    pip = [sys.executable, "-m", "pip", "install", "--force-reinstall"]
+    pip = [*packages.installer(), "--force-reinstall"]
     assert shlex.split(fix) == [*pip, "torch==2.99.0"]
     fix = torch_import.fix(build, request, {}, prefix=str(ROOT / ".venv"))
     assert fix == f"rm -r {shlex.quote(str(ROOT / '.venv'))}; {request.command()}"

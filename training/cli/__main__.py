@@ -12,7 +12,7 @@ from training.cli.commands import COMMANDS, OWN, Command
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.core.project import DOCTOR, ROOT, by_name, typed
+from training.core.project import DOCTOR, by_name, script, typed
 from training.core.suggest import suggest
 from training.host import program
 
@@ -107,8 +107,7 @@ def run(command: Command, rest: list[str]) -> int:
             print(typed("\n".join([DOCTOR_HELP, *option_help.option_lines()])))
             return int(Exit.DONE)
     if command.script:
-        script = str(ROOT / command.script)
-        os.execv(script, [script, *argv])
+        os.execvp("bash", [*script(command.script), *argv])
     sys.argv[1:] = argv
     runpy.run_module(f"training.cli.{command.module}", run_name="__main__", alter_sys=True)
     return int(Exit.DONE)

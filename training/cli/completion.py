@@ -9,7 +9,7 @@ import sys
 from training.cli.commands import COMMANDS, OWN, Command
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.core.project import ROOT
+from training.core.project import ROOT, script
 
 # A line of the help that describes flags begins with them: '-m, --module', '--a=N, --b  text'.
 # Other lines mention flags of other commands.
@@ -31,9 +31,10 @@ _duet() {
 }
 complete -F _duet duet ./duet
 """
-ZSH = "autoload -U +X bashcompinit && bashcompinit\n" + BASH.replace(
+# bashcompinit has no compopt: paths are the default of an empty answer.
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n" + re.sub(r".*compopt .*\n", "", BASH).replace(
     "mapfile -t COMPREPLY < <(", "COMPREPLY=($("
-).replace('-- "$current")', '-- "$current"))')
+).replace('-- "$current")', '-- "$current"))').replace("complete -F", "complete -o default -F")
 
 
 def text(words: list[str]) -> str:
@@ -61,7 +62,7 @@ def text(words: list[str]) -> str:
 def flags(command: Command) -> list[str]:
     """The flags that a command's help describes; flags with a value end in `=`."""
     if command.script:
-        argv = [str(ROOT / command.script), "--help"]
+        argv = [*script(command.script), "--help"]
     else:
         argv = [
             sys.executable,

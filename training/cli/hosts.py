@@ -24,11 +24,12 @@ from training.plan.request import launcher_options, read
 def main(argv: list[str]) -> int:
     log.of_launcher()
     script, args = argv[0], argv[1:]
-    ask = script_request.read if script_words.asked_for(args) else read
+    of_script = script_words.asked_for(args)
+    ask = script_request.read if of_script else read
     request = ask(script, args, os.environ)
     asked = launcher_options(request.config)
     machines = probe.machines(hosts.read(asked)[0], asked.ssh_args)
-    probe.look(machines, asked.ssh_args, os.environ)
+    probe.look(machines, asked.ssh_args, os.environ, of_script=of_script)
     if problems := [problem for machine in machines for problem in machine.problems]:
         raise UserError(problems, Exit.RESOURCES)
     place = request.place

@@ -58,7 +58,8 @@ def show(
     asked = launcher_options(request.config)
     several = request.place.source == hosts.HEAD
     if several and request.check:  # before the next line: an ssh that fails must not end this
-        checks = [*checks, *plan_text.checked(asked, os.environ)]
+        of_script = script_words.asked_for(request.args)
+        checks = [*checks, *plan_text.checked(asked, os.environ, of_script=of_script)]
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
     if not request.check:
         print(describe(plan, checks))

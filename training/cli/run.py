@@ -54,7 +54,7 @@ from training.config import flags
 from training.config.resolve import PREFIX
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.core.project import LAUNCH_SCRIPT, ROOT, typed
+from training.core.project import LAUNCH_SCRIPT, script, typed
 from training.host import gpus, program
 from training.plan import launcher_flags
 from training.plan.script_words import PROGRAM, RUN, SEPARATOR
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
     set_language(flags_given)
     words = translate(flags_given, rest, os.environ)
     os.environ["DUET_COMMAND"] = RUN
-    os.execv(ROOT / LAUNCH_SCRIPT, [str(ROOT / LAUNCH_SCRIPT), *words])
+    os.execvp("bash", [*script(LAUNCH_SCRIPT), *words])
 
 
 def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) -> list[str]:

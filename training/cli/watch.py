@@ -29,7 +29,7 @@ import sys
 from training.cli import run_words
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.core.project import LAUNCH_SCRIPT, ROOT, typed
+from training.core.project import LAUNCH_SCRIPT, script, typed
 from training.host import program
 from training.plan.script_words import PROGRAM, RUN, SEPARATOR
 
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     run_words.set_language(given)
     words = translate(given, command)
     os.environ["DUET_COMMAND"] = RUN
-    os.execv(ROOT / LAUNCH_SCRIPT, [str(ROOT / LAUNCH_SCRIPT), *words])
+    os.execvp("bash", [*script(LAUNCH_SCRIPT), *words])
 
 
 def translate(given: list[run_words.Flag], command: list[str]) -> list[str]:

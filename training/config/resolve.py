@@ -3,6 +3,7 @@ converted, range-checked and has an origin."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,12 @@ INTERNAL = {
     *("DUET_SCRIPT", "DUET_SUPERVISED", "DUET_TOKEN", "DUET_ATTEMPT", "DUET_NODE", "DUET_JOINS"),
     *("DUET_ACTIVE", DOCTOR, STARTED_AS),
 }
+
+# Kubernetes sets these in every pod for each Service of the namespace, as for one named duet-…:
+# DUET_…_SERVICE_HOST, DUET_…_PORT=tcp://10.0.0.1:80, DUET_…_PORT_80_TCP_ADDR.
+_OF_SERVICE = re.compile(
+    r"\w+(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT_\d+_[A-Z]+(_\w+)?)=|\w+_PORT=(tcp|udp|sctp)://"
+)
 
 
 @dataclass
@@ -141,7 +148,7 @@ def _lookup(
         return text, Origin(msg("config.origin.flag", typed=typed), FLAG, typed), True
     for variable in (PREFIX + name.upper(), fields[name].metadata["env"]):
         own = variable in INTERNAL or variable == messages.VARIABLE
-        if variable and not own and environ.get(variable):
+        if variable and not own and environ.get(variable) and not _is_of_service(variable, environ):
             return (
                 environ[variable],
                 Origin(msg("config.origin.variable", variable=variable), VARIABLE, variable),
@@ -163,12 +170,18 @@ def command_origins(
 
 
 def _unknown_variables(environ: Mapping[str, str], fields: Known) -> list[Problem]:
-    known = [PREFIX + name.upper() for name in {**FIELDS, **fields}]
+    known = {PREFIX + name.upper() for name in {**FIELDS, **fields}}
+    known |= {*INTERNAL, messages.VARIABLE}
     out = []
     for variable in sorted(environ):
-        if variable.startswith(PREFIX) and variable not in {*known, *INTERNAL, messages.VARIABLE}:
+        own = variable.startswith(PREFIX) and not _is_of_service(variable, environ)
+        if own and variable not in known:
             out.append(_unknown_variable(variable, environ[variable], fields))
     return out
+
+
+def _is_of_service(variable: str, environ: Mapping[str, str]) -> bool:
+    return _OF_SERVICE.match(f"{variable}={environ[variable]}") is not None
 
 
 def _unknown_keys(

@@ -39,6 +39,12 @@ _SCRIPT = re.compile(
 )
 
 
+def script(name: str) -> list[str]:
+    """The command of a script of Duet. By bash: a noexec mount, exFAT or cloud drive has no execute
+    permission."""
+    return ["bash", str(ROOT / name)]
+
+
 def typed(text: str) -> str:
     """`text` with its commands as they are typed in the user's current directory."""
     started_as = os.environ.get(STARTED_AS)

@@ -9,19 +9,26 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SOURCES = ("INDEX", "INDEX_URL", "FIND_LINKS")  # ends of variables of pip and uv
+# setting of pip → variable of uv and what separates its values; UV_DEFAULT_INDEX is of uv 0.4.23
+UV_VARIABLES = {
+    "index-url": ("UV_INDEX_URL", " "),
+    "extra-index-url": ("UV_EXTRA_INDEX_URL", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+}
 
 
 def other_sources(environ: Mapping[str, str]) -> bool:
     """Whether packages may come from elsewhere than PyPI."""
     own = [name for name, value in environ.items() if value and name.startswith("UV_")]
-    return bool(uv_sources(environ)) or any(name.endswith(SOURCES) for name in own)
+    return any(uv_sources(environ)) or any(name.endswith(SOURCES) for name in own)
 
 
-def uv_sources(environ: Mapping[str, str]) -> list[str]:
-    """pip's package sources as uv options, since uv does not read pip's settings; [] where uv has
-    its own."""
+def uv_sources(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """pip's package sources as variables and options of uv, since uv does not read pip's settings;
+    none where uv has its own. Variables: every user of the machine can read a command line, and an
+    address may hold a password."""
     if any(name.startswith("UV_") and name.endswith(SOURCES) for name in environ):
-        return []
+        return {}, []
     found: dict[str, str] = {}
     home, config = Path.home(), Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     files = [
@@ -36,7 +43,7 @@ def uv_sources(environ: Mapping[str, str]) -> list[str]:
     try:
         parser.read(files, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError):  # pip would refuse this file
-        return []
+        return {}, []
     for section in filter(parser.has_section, ("global", "install")):
         found |= {name.replace("_", "-"): value for name, value in parser[section].items()}
     found |= {
@@ -44,16 +51,13 @@ def uv_sources(environ: Mapping[str, str]) -> list[str]:
         for name, value in environ.items()
         if name.startswith("PIP_")
     }
-    names = {
-        "index-url": "--index-url",
-        "extra-index-url": "--extra-index-url",
-        "find-links": "--find-links",
+    variables = {
+        variable: separator.join(found[name].split())
+        for name, (variable, separator) in UV_VARIABLES.items()
+        if found.get(name, "").split()
     }
-    words = [
-        f"{flag}={value}" for name, flag in names.items() for value in found.get(name, "").split()
-    ]
-    words += (
-        ["--no-index"] if found.get("no-index", "").lower() in ("1", "true", "yes", "on") else []
-    )
-    # pip searches all sources, uv by default only the first that has the package
-    return [*words, "--index-strategy=unsafe-best-match"] if words else []
+    closed = found.get("no-index", "").lower() in ("1", "true", "yes", "on")
+    options = ["--no-index"] if closed else []
+    if variables or options:  # pip searches all, uv by default only the first that has the package
+        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    return variables, options

@@ -69,6 +69,18 @@ def lacking(names: Iterable[str]) -> list[str]:
     ]
 
 
+def installer(python: str = sys.executable) -> list[str]:
+    """The command that installs packages for this interpreter. `python`: its path as shown. A .venv
+    that uv or another environment's pip has made has no pip."""
+    if found("pip"):
+        return [python, "-m", "pip", "install"]
+    if shutil.which("uv"):
+        return ["uv", "pip", "install", "--python", python]
+    if shutil.which("pip"):
+        return ["pip", "--python", python, "install"]
+    return [python, "-m", "pip", "install"]
+
+
 def install(names: Iterable[str]) -> str:
     """The command that installs these packages for this interpreter; optional ones in the locked
     version."""
@@ -77,12 +89,12 @@ def install(names: Iterable[str]) -> str:
         f"{name}=={versions[name]}" if name in OPTIONAL and name in versions else name
         for name in names
     ]
-    return shlex.join([sys.executable, "-m", "pip", "install", *words])
+    return shlex.join([*installer(), *words])
 
 
 def add(names: Iterable[str]) -> list[str]:
     """Commands that install packages of the section `extras`, for this interpreter first."""
-    command = shlex.join([sys.executable, "-m", "pip", "install", *names])
+    command = shlex.join([*installer(), *names])
     if INSTALLED:
         return [command]
     own = sys.prefix == str(ROOT / ".venv")

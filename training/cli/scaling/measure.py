@@ -199,7 +199,7 @@ class _Laboratory:
                 with self._console(run).open("wb") as console:
                     started.append(
                         subprocess.Popen(
-                            argv,
+                            ["bash", *argv],  # see project.script
                             env=env,
                             stdin=subprocess.DEVNULL,
                             stdout=console,

@@ -21,7 +21,7 @@ from training.core import cause_ids, log, run_reader, standing, sweep_dir
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import EXPERIMENTS
 from training.core.messages import msg
-from training.core.project import LAUNCH_SCRIPT, ROOT, WORK, typed
+from training.core.project import LAUNCH_SCRIPT, WORK, script, typed
 from training.core.rundir import RunDir, read_json
 from training.host import env_vars, gpus, process
 from training.launcher.stop_signals import StopSignals, code
@@ -137,7 +137,7 @@ class Session:
     def command(self, run: SweepRun) -> list[str]:
         """Starts the run, or resumes it."""
         folder, ranks = self.sweep.folder, str(self.sweep.record["ranks"])
-        words = [str(ROOT / LAUNCH_SCRIPT), ranks]
+        words = [*script(LAUNCH_SCRIPT), ranks]
         if not (folder.experiments / run["name"]).exists():
             return [*words, *run["args"], f"--run_name={run['name']}"]
         # a resumed run keeps its configuration, but not its folders

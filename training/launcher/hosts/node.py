@@ -12,7 +12,8 @@ import subprocess
 from collections.abc import Mapping
 
 from training.config.resolve import INTERNAL
-from training.core.project import LAUNCH_SCRIPT, ROOT
+from training.core import project
+from training.core.project import LAUNCH_SCRIPT
 from training.host import topology
 from training.host.hosts import VARIABLE
 from training.host.placement import Topology
@@ -86,7 +87,7 @@ class Node:
         variables |= {JOINS: "1"} if joins else {}
         order = {
             "folder": os.getcwd(),
-            "command": [str(ROOT / (LAUNCH_SCRIPT if script == RUN else script)), *args],
+            "command": [*project.script(LAUNCH_SCRIPT if script == RUN else script), *args],
             "environ": passed_on(environ) | variables | ({COMMAND: RUN} if script == RUN else {}),
             "lone": self._lone,
         }

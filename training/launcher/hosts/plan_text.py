@@ -25,10 +25,12 @@ def described(asked: LauncherOptions) -> str:
     return "\n".join(lines)
 
 
-def checked(asked: LauncherOptions, environ: Mapping[str, str]) -> list[preflight.Check]:
+def checked(
+    asked: LauncherOptions, environ: Mapping[str, str], *, of_script: bool
+) -> list[preflight.Check]:
     """The check of every machine; connects to all of them."""
     machines = probe.machines(hosts.read(asked)[0], asked.ssh_args)
-    probe.look(machines, asked.ssh_args, environ)
+    probe.look(machines, asked.ssh_args, environ, of_script=of_script)
     found = [
         preflight.Check(NAME, preflight.ERROR, problem.what, problem.fixes)
         for one in machines

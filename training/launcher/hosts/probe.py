@@ -24,7 +24,7 @@ from training.launcher.hosts import ssh
 
 LIMIT_S = 20.0  # ssh itself gives up connecting after 5 s
 MARK = "duet-probe"  # before each answer: a login script may print more
-OWN_VENV = ROOT / ".venv"  # created on each machine by its first run
+OWN_VENV = ROOT / ".venv"
 # Run by the user's shell there, from standard input. The first Python that is new enough answers.
 _SCRIPT = """\
 [ -d {folder} ] || echo {mark} no-folder
@@ -40,6 +40,7 @@ done
 echo {mark} no-python
 """
 _PYTHONS = ("python3", "python3.13", "python3.12", "python3.11", "python3.10", "python")
+MAKES_ENVIRONMENT = "train_dual_gpu.sh configs/dual_gpu/quickstart.py --device=cpu --check"
 PATHS = ("PYTHONPATH", "LD_LIBRARY_PATH")  # of TORCH_LOCAL_PATH
 
 
@@ -68,8 +69,11 @@ def machines(hosts: list[Host], ssh_args: str) -> list[Machine]:
     return found
 
 
-def look(found: list[Machine], ssh_args: str, environ: Mapping[str, str]) -> None:
-    """Sets `python` and `problems` of every machine."""
+def look(
+    found: list[Machine], ssh_args: str, environ: Mapping[str, str], *, of_script: bool = True
+) -> None:
+    """Sets `python` and `problems` of every machine. `of_script`: of the user's program, which
+    may have another Python."""
     for one in found:
         one.python = sys.executable if one.here else ""
     remote = [one for one in found if not one.here]
@@ -90,6 +94,10 @@ def look(found: list[Machine], ssh_args: str, environ: Mapping[str, str]) -> Non
     finally:
         for each in started:
             each.close()
+    needed = _is_own() and not of_script
+    for one in remote:
+        if needed and one.python not in ("", sys.executable):
+            one.problems.append(_no_environment(one, ssh_args))
 
 
 class _Started:
@@ -141,7 +149,7 @@ def _text(file: int) -> str:
 
 
 def _script(environ: Mapping[str, str]) -> str:
-    # the environment of a checkout is created there if necessary; any other must be there already
+    # without the environment of a checkout another Python examines the rest; others have to exist
     pythons = (sys.executable, *_PYTHONS) if _is_own() else (sys.executable,)
     variables = [f"export {n}={shlex.quote(environ[n])}" for n in PATHS if environ.get(n)]
     return _SCRIPT.format(
@@ -188,6 +196,14 @@ def _problems(one: Machine, answers: list[str], error: str, ssh_args: str) -> li
     return found
 
 
+def _no_environment(one: Machine, ssh_args: str) -> Problem:
+    """Its creation takes longer than the others wait for the machine."""
+    what = msg("launcher.hosts.no_environment", host=one.name, python=sys.executable)
+    make = f"cd {shlex.quote(str(ROOT))} && ./{MAKES_ENVIRONMENT}"
+    fix = shlex.join(["ssh", *shlex.split(ssh_args), one.name, make])
+    return Problem("hosts.no_environment", what, "", [fix], "hosts")
+
+
 def _facts(text: str) -> dict[str, object]:
     try:
         facts = json.loads(text)
@@ -229,5 +245,5 @@ def _copy(host: str, ssh_args: str, folder: Path) -> str:
     """The command that copies a folder to the same path on that machine."""
     shell = shlex.join(["ssh", *shlex.split(ssh_args)])
     words = ["rsync", "-a", *(["-e", shell] if ssh_args else [])]
-    words += [f"--exclude={name}" for name in (".venv", "experiments", "logs") if folder == ROOT]
+    words += [f"--exclude={name}" for name in (".venv*", "experiments", "logs") if folder == ROOT]
     return shlex.join([*words, "--mkpath", f"{folder}/", f"{host}:{folder}/"])

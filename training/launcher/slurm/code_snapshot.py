@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Environments, results and prepared texts: folders, or links to another disk, which git would take
 # for code.
-NO_CODE = {".venv", ".tools", "experiments", "logs", "data"}
+NO_CODE = {".venv", ".venv.old", ".tools", "experiments", "logs", "data"}
 # A larger file that git does not track is data that a user put into the project.
 LARGEST_UNTRACKED = 10 << 20
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from training.core.messages import msg
 from training.core.project import ROOT
-from training.host import torch_build
+from training.host import packages, torch_build
 from training.host.torch_build import TorchBuild
 from training.plan.preflight.report import ERROR, Check
 from training.plan.request import LaunchRequest
@@ -39,4 +39,4 @@ def fix(build: TorchBuild, request: LaunchRequest, environ: Mapping[str, str], p
         return f"rm -r {shlex.quote(prefix)}; {request.command()}"
     number = re.match(r"\d+(\.\d+)*", build.version)  # without +cu130, which PyPI does not have
     wanted = f"torch=={number[0]}" if number else "torch"
-    return shlex.join([sys.executable, "-m", "pip", "install", "--force-reinstall", wanted])
+    return shlex.join([*packages.installer(), "--force-reinstall", wanted])

@@ -46,8 +46,8 @@ def older(
     if machine.cuda and _major(machine.cuda) < _major(OLDER_CUDA):
         return []
     if request.installed and sys.prefix != str(ROOT / ".venv"):
-        pip = [sys.executable, "-m", "pip", "install", f"torch=={number[0]}"]
-        command = shlex.join([*pip, f"--index-url={OLDER_INDEX}"])
+        wanted = [f"torch=={number[0]}", f"--index-url={OLDER_INDEX}"]
+        command = shlex.join([*packages.installer(), *wanted])
         then = f"; env -u {chosen_by} {request.command()}" if chosen_by else ""
         return [_explained(command + then)]
     unset = f"env -u {chosen_by} " if chosen_by else ""
