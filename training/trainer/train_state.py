@@ -232,9 +232,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     average = start_weights.weight_average(raw, config, loaded)
     autocast = half.autocast(precision, world.device)
     if world.world_size > 2:
-        ddp_model.settle_buckets(
-            model, task, autocast, optimizer, train, batch, config.num_workers
-        )
+        ddp_model.settle_buckets(model, task, autocast, optimizer, train, batch, config.num_workers)
     randomness.restore(drawn)
     validation = task.rows("val")
     return TrainState(
