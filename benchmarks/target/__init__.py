@@ -7,9 +7,10 @@ with tuned AdamW, or against nanochat's model and optimizer.
     python -m benchmarks.target --table
 
 All have depth 4 and width 256 (3.2 million weights), the same corpus (sources of the standard
-library, byte tokens), the same 4096 tokens of context 256 in the same order at each step, the same
-precision, one process with one thread. On a GPU (`--device=cuda`) all are compiled, as Duet is by
-default; several at a time share it (`--parallel`), which only their speed notices.
+library, with `--corpus=sources` also torch's; byte tokens), the same 4096 tokens of context 256 in
+the same order at each step, the same precision, one process with one thread. On a GPU
+(`--device=cuda`) all are compiled, as Duet is by default; several at a time share it
+(`--parallel`), which only their speed notices.
 
 Losses: the baseline (benchmarks/contenders) trains `steps` steps; its learning rate is tuned at
 the first seed: from the rate of the next shorter training (the first one: `--rate`), twice and half
