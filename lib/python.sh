@@ -21,8 +21,7 @@ python::any() {
   fi
 }
 
-# A Python >= 3.10 to create .venv from, in the order of PATH, for which the torch of requirements.lock has wheels, or that has a torch
-# itself. `quick`: one that starts quickly, for other tasks.
+# The first Python >= 3.10 on PATH to create .venv from: the locked torch has wheels for it, or it has one. `quick`: for other tasks.
 python::base() {
   local how=${1:-} found candidate candidates=() shims=() minor newer=''
   found=$(type -aP python3 python3.13 python3.12 python3.11 python3.10 python3.14 python) || true
@@ -36,23 +35,15 @@ python::base() {
   fi
   for candidate in "${candidates[@]}" "${shims[@]}"; do
     minor=$("$candidate" -I -S -c 'import sys; print(sys.version_info[1]); sys.exit(sys.version_info < (3, 10))' 2>/dev/null) || continue
-    if [[ $how != quick && $minor -gt $NEWEST_MINOR ]] && ! python::has_torch "$candidate"; then
-      newer=${newer:-3.$minor}
-      continue
+    if [[ $how == quick || $minor -le $NEWEST_MINOR ]] || torch_local::has_torch "$candidate"; then
+      printf '%s' "$candidate"
+      return 0
     fi
-    printf '%s' "$candidate"
-    return 0
+    newer=3.$minor
   done
-  if [[ -n $newer ]]; then
-    messages::refuse python.too_new 'Python 3.10 to 3.%d is required on PATH to create .venv, found %s (try: apt-get install python3.13 python3.13-venv)' \
-      "$NEWEST_MINOR" "$newer" || return
-  fi
+  [[ -z $newer ]] || messages::refuse python.too_new \
+    'Python 3.10 to 3.%d is required on PATH to create .venv, found %s (try: apt-get install python3.13 python3.13-venv)' "$NEWEST_MINOR" "$newer" || return
   messages::refuse python.missing 'no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv)'
-}
-
-# Whether .venv needs no torch from the lock file with this Python.
-python::has_torch() {
-  [[ -n ${TORCH_LOCAL_PATH:-} ]] || "$1" -I -c 'import sys; from importlib.util import find_spec; sys.exit(not find_spec("torch"))' 2>/dev/null
 }
 
 # Sets PYTHON; exits if the command can be answered without the packages. Usage: python::ensure ARGS… of the script

@@ -18,3 +18,8 @@ torch_local::put_first() {
   TORCH_LOCAL_PATH=$(CDPATH='' builtin cd -- "$TORCH_LOCAL_PATH" >/dev/null && builtin pwd) # ranks may run in another folder
   export PYTHONPATH="$TORCH_LOCAL_PATH${PYTHONPATH:+:$PYTHONPATH}" LD_LIBRARY_PATH="$TORCH_LOCAL_PATH/torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 }
+
+# Whether .venv needs no torch from the lock file with this Python.
+torch_local::has_torch() {
+  [[ -n ${TORCH_LOCAL_PATH:-} ]] || "$1" -I -c 'import sys; from importlib.util import find_spec; sys.exit(not find_spec("torch"))' 2>/dev/null
+}

@@ -128,7 +128,7 @@ def test_names_of_any_config_are_names_of_runs(tmp_path: Path) -> None:
         sweep = prepared(tmp_path / "runs", str(config), "--seed=1,2")
         assert sweep.folder.name == f"{base}_sweep"
         for run in sweep.record["runs"]:
-            words = started(sweep).command(run)[1:]
+            words = started(sweep).command(run)[2:]  # bash LAUNCH_SCRIPT
             assert request.read(LAUNCH_SCRIPT, words, {}).config.run_name == run["name"]
 
 

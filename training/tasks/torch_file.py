@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ class _StandIn(torch.Tensor):
 def load(file: Path) -> Any:
     """What the file contains, in memory where it is not mapped. Raises whatever torch does."""
     # files from before torch 1.6, as many published weights are, cannot be mapped
-    settings: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
-    settings["mmap"] = zipfile.is_zipfile(file)
+    mapped = zipfile.is_zipfile(file)
+    read = partial(torch.load, file, map_location="cpu", weights_only=True, mmap=mapped)
     if file.name != manifest.STATE:
-        return torch.load(file, **settings)
+        return read()
     names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
     with torch.serialization.safe_globals([(_StandIn, name) for name in names]):
-        return torch.load(file, **settings)
+        return read()
