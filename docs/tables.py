@@ -194,7 +194,6 @@ TABLES = {
     "names": foreign_names.table,
     "spirals": spirals,
     "target": target.published,
-    "target_sources": lambda: target.published("sources"),
     "kair_renamed": kair_renamed,
     "kair_same": kair_same,
     "kair_special": kair_special,

@@ -86,10 +86,9 @@ def planned(asked: argparse.Namespace) -> plan.Plan:
     )
 
 
-def published(corpus: str = plan.STDLIB) -> list[str]:
-    """A table of docs/performance.md."""
+def published() -> list[str]:
+    """The table of docs/performance.md."""
     words = ["--baseline=nanochat", "--precision=bf16", "--table", f"--results={PUBLISHED}"]
-    words += [f"--corpus={corpus}"]
     asked = arguments(words)
     return table.lines(asked.results, planned(asked))
 
