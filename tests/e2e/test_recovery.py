@@ -209,7 +209,8 @@ def test_a_stop_after_a_restart_saves_a_checkpoint(launch: Launch) -> None:
     ("fault", "size", "rank"),
     [
         ("kill@rank=1,step=7", 8, 1),
-        ("kill@rank=0,step=7", 8, 0),
+        # it has written the checkpoint of step 5 before
+        ("slow@rank=0,step=6,seconds=2;kill@rank=0,step=7", 8, 0),
         ("oom@rank=1,step=7,above=4", 4, 1),
     ],
 )
