@@ -3,6 +3,7 @@ suggested commands, a fake GPU driver."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 import shutil
@@ -18,6 +19,7 @@ import pytest
 
 from tests.unit.monitor_runs import Made
 from tests.unit.own_task import LINE
+from training.core import log as console
 from training.core.errors import Exit, Problem, UserError
 from training.core.rundir import RunDir, write_json
 from training.host.process import STOP_SIGNALS
@@ -334,3 +336,12 @@ def copied() -> Callable[[Path], Path]:
         return Path(shutil.copy(ROOT / "monitor_training.sh", project))
 
     return copy
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    """The log file of the console, which is opened for this test."""
+    importlib.reload(console)
+    console.open_log(tmp_path / "run.log")
+    yield tmp_path / "run.log"
+    importlib.reload(console)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import importlib
 import io
 import os
 import selectors
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,6 @@ TRACEBACK = (
     b"Exception in thread Thread-1 (work):\nTraceback (most recent call last):\n  File "
     b'"a.py", line 3, in work\nValueError: planted\n'
 )
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[Path]:
-    importlib.reload(console)
-    console.open_log(tmp_path / "run.log")
-    yield tmp_path / "run.log"
-    importlib.reload(console)
 
 
 @pytest.fixture

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import selectors
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from training.core import log as console
 from training.core.rundir import RunDir
 from training.launcher import rank_log
 from training.launcher.backlog import Backlog
@@ -20,15 +17,6 @@ from training.launcher.output import RankOutput
 from training.launcher.outputs import Outputs
 from training.launcher.spawn import Child
 from training.launcher.symptoms import Symptoms
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[Path]:
-    importlib.reload(console)
-    console.open_log(tmp_path / "run.log")
-    yield tmp_path / "run.log"
-    importlib.reload(console)
-
 
 # as on an innocent rank 0
 NCCL = (
