@@ -142,9 +142,8 @@ class FakeTraining:
                 cuda=asked.cuda,
             )
             peak = step()
-            ahead = (
-                _bytes(tensors) if asked.cuda else 0
-            )  # the next batch (training.trainer.prefetch)
+            # the next batch (training.trainer.prefetch)
+            ahead = _bytes(tensors) if asked.cuda else 0
             late = peak - step(held=False) if asked.ranks == 1 and asked.total <= size else 0
             average = _average(model) if self.task.config.ema else []
             stored = [*(one.nbytes for one in [*_stored(model), *_state(optimizer)]), *average]
