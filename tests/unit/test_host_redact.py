@@ -30,6 +30,7 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
         ("WANDB_NOTES", "wandb_v1_" + "Ab3" * 20),
         ("ANYTHING", "hf_abcdefghijklmnopqrst"),
         ("https_proxy", "http://alice:secret@proxy:3128"),
+        ("UV_INDEX_URL", "https://pat-3kq7fgh2m9x4w8v5@packages.example/simple"),
     ],
 )
 def test_secrets(name: str, value: str) -> None:
@@ -45,6 +46,7 @@ def test_secrets(name: str, value: str) -> None:
         ("LD_LIBRARY_PATH", "/usr/local/cuda-13/lib64:/opt/another/long/folder/of/libraries"),
         ("PYTORCH_ALLOC_CONF", "expandable_segments:True"),
         ("https_proxy", "http://proxy:3128"),
+        ("REPOSITORY", "ssh://git@packages.example/models.git"),
         ("NCCL_DEBUG_SUBSYS", "INIT,NET"),
         ("WANDB_API_KEY", ""),
         ("TORCHELASTIC_RUN_ID", "none"),
