@@ -13,12 +13,13 @@ import torch
 
 from training.config.schema import Config
 from training.inspector.distributed import World
+from training.tasks import math_modes
 from training.tasks.gpt import optim as gpt_optim
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
 from training.tasks.gpt.muon import Muon
 from training.tasks.optim import Optimizers
-from training.trainer import checkpoint, loop, loss_scale, sanity_checks, train_state
+from training.trainer import checkpoint, loop, loss_scale, sanity_checks
 from training.trainer.loss_scale import INITIAL, MINIMUM, PATIENCE, LossScale
 from training.trainer.step_stats import LocalStep, RankStep, StepAllReduce, StepReport
 
@@ -217,7 +218,7 @@ def test_muon_multiplies_in_fp16_as_well_as_in_fp32() -> None:
 
 def test_a_cpu_keeps_its_own_arithmetic() -> None:
     plan: Any = {"tf32": {"value": True}, "cudnn_benchmark": {"value": True}}
-    train_state.math_modes(plan, CPU)
+    math_modes.select(plan, CPU)
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cudnn.benchmark
 
@@ -229,8 +230,22 @@ def test_a_gpu_gets_the_arithmetic_of_the_plan(fast: bool, monkeypatch: pytest.M
     monkeypatch.setattr(cudnn, "benchmark", fast)
     plan: Any = {"tf32": {"value": fast}, "cudnn_benchmark": {"value": not fast}}
     try:
-        train_state.math_modes(plan, torch.device("cuda"))
+        math_modes.select(plan, torch.device("cuda"))
         assert torch.get_float32_matmul_precision() == ("high" if fast else "highest")
         assert (cudnn.allow_tf32, cudnn.benchmark) == (fast, not fast)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_an_evaluation_has_the_arithmetic_of_its_run_for_itself() -> None:
+    cudnn, gpu = torch.backends.cudnn, torch.device("cuda")
+    before = (torch.get_float32_matmul_precision(), cudnn.allow_tf32)
+    plan: Any = {"tf32": {"value": True}}
+    with math_modes.as_trained(plan, gpu):
+        assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == ("high", True)
+    plan["tf32"]["value"] = False
+    with math_modes.as_trained(plan, gpu):
+        assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == ("highest", False)
+    with math_modes.as_trained(plan, CPU):
+        assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == before
+    assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == before

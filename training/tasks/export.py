@@ -113,6 +113,8 @@ def _record(model: Trained, folder: Path, file: Path, words: str | None) -> Expo
     }
     if "precision" in weights.plan:
         record["precision"] = weights.plan["precision"]["value"]
+    if "tf32" in weights.plan:
+        record["tf32"] = weights.plan["tf32"]["value"]
     if weights.averaged:
         record["ema"] = weights.facts["ema"]
     return record

@@ -7,6 +7,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -66,15 +67,17 @@ class Trained:
         """Scores on the data of TaskSpec.aim(), by name. Parts of the data that are worth looking
         at are appended to `parts`. Raises UserError."""
         assert self.task
-        if self._drawn is None:
-            return self._evaluate(self.task, progress, parts)
-        from training.tasks import randomness
+        from training.tasks import math_modes, randomness
 
         file = self.weights.task_file
-        if file:
-            own_modules.use(file.parent)
-        with randomness.apart(), own_error.reported(file, of_gpu):
-            randomness.restore(self._drawn)
+        with ExitStack() as around:
+            around.enter_context(math_modes.as_trained(self.weights.plan, self.device))
+            if self._drawn is not None:
+                if file:
+                    own_modules.use(file.parent)
+                around.enter_context(randomness.apart())
+                around.enter_context(own_error.reported(file, of_gpu))
+                randomness.restore(self._drawn)
             return self._evaluate(self.task, progress, parts)
 
     def _evaluate(

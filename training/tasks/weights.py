@@ -201,6 +201,8 @@ def _exported(folder: Path) -> Weights:
     plan = cast("Plan", {"task": task, "config": found["config"]})
     if isinstance(precision := found.get("precision"), str):
         plan["precision"] = {"value": precision, "reason": ""}
+    if isinstance(fast := found.get("tf32"), bool):
+        plan["tf32"] = {"value": fast, "reason": ""}
     facts: ManifestRecord = {
         "step": found["step"],
         "shape": found["shape"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +23,7 @@ from training.data.duration import TrainingLength, plan_length
 from training.data.loader import Batches, as_it_is
 from training.host import placement
 from training.inspector.distributed import World
-from training.tasks import half, optim, randomness, trained
+from training.tasks import half, math_modes, optim, randomness, trained
 from training.tasks.base import Task
 from training.trainer import (
     checkpoint,
@@ -156,7 +155,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         _repeatable()
     randomness.seed(config.seed)
     precision = plan["precision"]["value"]
-    math_modes(plan, world.device)
+    math_modes.select(plan, world.device)
     raw = task.checked_model()
     drawn = randomness.state()  # every rank draws its data from here, as ./duet evaluate does
     raw = raw.to(world.device)
@@ -276,19 +275,6 @@ def _repeatable() -> None:
     (training.host.env_vars)."""
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
-
-
-def math_modes(plan: Plan, device: torch.device) -> None:
-    """The settings of torch that the plan has decided for fp32 products on GPUs; a CPU has its own,
-    which stay."""
-    if device.type != "cuda":
-        return
-    fast = plan["tf32"]["value"]
-    with warnings.catch_warnings():  # torch 2.9 calls its own function old
-        warnings.filterwarnings("ignore", "Please use the new API settings", UserWarning)
-        torch.set_float32_matmul_precision("high" if fast else "highest")
-        torch.backends.cudnn.allow_tf32 = fast
-    torch.backends.cudnn.benchmark = plan["cudnn_benchmark"]["value"]
 
 
 def _saver(

@@ -239,7 +239,8 @@ class ExportRecord(TypedDict):
     run: str
     step: int
     ema: NotRequired[float]  # the weights are a moving average with this decay
-    precision: NotRequired[str]  # as decided by the plan; missing in early 0.1
+    precision: NotRequired[str]  # this and the next as decided by the plan; missing in early 0.1
+    tf32: NotRequired[bool]
     weights: str  # file, with its size and checksum
     bytes: int
     sha256: str
