@@ -74,8 +74,8 @@ def _watched(
                     selector.unregister(pipe)
             if pidfd in ready:
                 break
-            if signals.fd in ready and (numbers := signals.read()):
-                wrong = msg("launcher.hook.stopped", name=stop_signals.name(numbers[0]))
+            if signals.fd in ready and (number := signals.wait(0.0)):
+                wrong = msg("launcher.hook.stopped", name=stop_signals.name(number))
             elif time.monotonic() >= end:
                 wrong = msg("launcher.hook.timeout", limit_s=limit_s)
     os.close(pidfd)
