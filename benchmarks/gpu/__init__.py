@@ -18,3 +18,10 @@ measure is reported as not measured, with the reason.
 With one GPU, two ranks share it for the correctness stage (trainings.py); what needs two GPUs is
 skipped.
 """
+
+import sys
+
+if sys.version_info < (3, 10):  # noqa: UP036 – any Python starts it
+    from benchmarks.gpu import newer_python
+
+    newer_python.use()

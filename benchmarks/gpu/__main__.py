@@ -25,12 +25,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--limit", type=float, default=stages.LIMIT_S, help="seconds of a stage (%(default).0f)"
     )
     parser.add_argument(
-        "--out", type=Path, help=f"folder of the results ({OUT}, with --smoke {SMOKE_OUT})"
+        "--out", type=_path, help=f"folder of the results ({OUT}, with --smoke {SMOKE_OUT})"
     )
     parser.add_argument("--python", default="", help="Python of the trainings")
     parser.add_argument(
         "--nanochat",
-        type=Path,
+        type=_path,
         default=os.environ.get(NANOCHAT_DIR) or None,
         help=f"a checkout of nanochat, measured too (also {NANOCHAT_DIR})",
     )
@@ -42,8 +42,15 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"{wanted.nanochat} has no nanochat/gpt.py")
     wanted.stages = [stages.STAGES[name] for name in names or stages.STAGES]
     wanted.nanochat = wanted.nanochat and Path(wanted.nanochat).resolve()
+    if wanted.python.startswith("~"):
+        wanted.python = str(_path(wanted.python))
     wanted.out = (wanted.out or (SMOKE_OUT if wanted.smoke else OUT)).resolve()
     return wanted
+
+
+def _path(text: str) -> Path:
+    """The shell leaves the ~ in GPU_FLAGS=--out=~/results."""
+    return Path(text).expanduser()
 
 
 def main() -> int:
@@ -64,7 +71,7 @@ def _measure(wanted: argparse.Namespace) -> int:
         print(f"[ERROR] {reason}\n    try:     {fix}", file=sys.stderr)
         return int(Exit.RESOURCES)
     try:
-        found = machine.find(wanted.python)
+        found = machine.find(machine.cache_of(wanted.out), wanted.python)
     except machine.NoGpu as reasons:
         fix = "make gpu GPU_FLAGS=--python=PATH"
         print(f"[ERROR] no Python with a GPU:\n{reasons}\n    try:     {fix}", file=sys.stderr)

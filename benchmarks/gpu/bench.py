@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import machine
 from benchmarks.gpu.machine import ROOT, Machine
 from training.host import process, topology
 from training.host.gpu_choice import ORDER, PCI
 
 POLL_S = 0.05
+KILLED_S = 30.0  # until a killed program has ended, with gigabytes to give back
 STAND_INS = Path(__file__).with_name("stand_ins")
 PRIVATE = ("DUET_", "WANDB_")  # flags in the user's profile
 SHOWN = 1500  # characters of a failed program's output
@@ -40,7 +42,12 @@ class Skipped(Exception):
 
 
 class Failed(Exception):
-    """A program of the stage failed, with the end of its output."""
+    """A program of the stage failed, with the end of its output. `found`: what the stage has
+    measured before."""
+
+    def __init__(self, text: str, found: Mapping[str, Any] | None = None) -> None:
+        super().__init__(text)
+        self.found = dict(found or {})
 
 
 @dataclass(frozen=True)
@@ -90,8 +97,7 @@ class Bench:
                 "DUET_LANG": "en",
                 "WANDB_MODE": "disabled",
                 "HF_HUB_OFFLINE": "1",
-                "TORCHINDUCTOR_CACHE_DIR": str(self.cache / "inductor"),
-                "TRITON_CACHE_DIR": str(self.cache / "triton"),
+                **machine.kernels(self.cache),
                 **more,
             }
         )
@@ -100,6 +106,8 @@ class Bench:
         """Exit statuses of programs that run at the same time. All are killed when one of them
         fails, and when the stage's time is over (raises Failed)."""
         started: list[subprocess.Popen[bytes]] = []
+        if self.left_s <= 0:
+            raise Failed(self._late(programs[0].console.stem))
         with ExitStack() as files:
             try:
                 for program in programs:
@@ -110,15 +118,20 @@ class Bench:
                         _wait(started, 10.0)  # the others report the same failure
                         break
                     if self.left_s <= 0:
-                        text = f"not done after {self.limit_s:.0f} s, the limit of a stage:\n"
-                        raise Failed(text + programs[0].end_of_output())
+                        raise Failed(self._late(programs[0].console.stem, *programs))
                     time.sleep(POLL_S)
             finally:
                 for popen in started:
                     process.end_group(popen.pid)
                     popen.kill()
-                    popen.wait()
+                for popen in started:
+                    _reap(popen)
         return [int(popen.returncode) for popen in started]
+
+    def _late(self, name: str, *programs: Program) -> str:
+        texts = [one.end_of_output() for one in programs]
+        first = f"{name}: not done after {self.limit_s:.0f} s, the limit of a stage"
+        return "\n".join([first, *texts])
 
     def result(self, module: str, name: str, job: Mapping[str, Any], **env: str) -> dict[str, Any]:
         """What `python -m benchmarks.gpu.MODULE JOB` prints as its last object in JSON.
@@ -147,6 +160,15 @@ def _start(program: Program, env: dict[str, str], output: Any) -> subprocess.Pop
         start_new_session=True,
         preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509 – one thread
     )
+
+
+def _reap(popen: subprocess.Popen[bytes]) -> None:
+    """Raises Failed if the kernel cannot end a killed program."""
+    try:
+        popen.wait(timeout=KILLED_S)
+    except subprocess.TimeoutExpired:
+        text = f"PID {popen.pid} is killed and does not end: it waits in the driver"
+        raise Failed(text) from None
 
 
 def _wait(started: list[subprocess.Popen[bytes]], seconds: float) -> None:

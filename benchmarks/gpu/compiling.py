@@ -6,8 +6,8 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from benchmarks.gpu.bench import Bench, check
-from benchmarks.gpu.machine import ROOT
+from benchmarks.gpu.bench import Bench, Skipped, check
+from benchmarks.gpu.machine import ROOT, kernels
 from benchmarks.gpu.trainings import TINY, train
 
 CONFIG = "configs/dual_gpu/conservative.py"
@@ -16,8 +16,11 @@ COLD, WARM, OFF = "first start", "second start", "compile=0"
 
 def run(bench: Bench) -> dict[str, Any]:
     """Seconds from the command to the end of step 1, and milliseconds of step 1."""
-    cache = bench.folder / "kernels"
-    env = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "t")}
+    if bench.machine.no_compiler:
+        raise Skipped(f"torch.compile lacks {bench.machine.no_compiler}")
+    cache = bench.cache / "compile_stage"
+    shutil.rmtree(cache, ignore_errors=True)
+    env = kernels(cache)
     flags: dict[str, Any] = {"total_batch_size": 8 * 1536, "num_iterations": 4}
     flags |= {**TINY, "total_batch_size": 128} if bench.smoke else {}
     starts: dict[str, dict[str, float]] = {}

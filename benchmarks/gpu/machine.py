@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from training.host import toolchain
+from training.host.decisions import best_type
 from training.host.gpu_choice import ORDER, PCI
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +30,7 @@ OLDEST_PYTHON, OLDEST_TORCH = (3, 10), (2, 9)
 
 # Run by a candidate interpreter: prints its facts, with "error" if it cannot measure.
 PROBE = """
-import ctypes, importlib.util, json, sys
+import ctypes, importlib.util, json, os, sys
 facts = {"python": sys.version.split()[0]}
 facts["missing"] = [n for n in %r if importlib.util.find_spec(n) is None]
 try:
@@ -41,6 +43,10 @@ try:
     ]
     facts["peer_access"] = len(facts["gpus"]) > 1 and torch.cuda.can_device_access_peer(0, 1)
     facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if facts["gpus"] else None
+    from types import SimpleNamespace
+    from training.host import toolchain
+    seen = [SimpleNamespace(**gpu) for gpu in facts["gpus"]]
+    facts["no_compiler"] = ", ".join(toolchain.missing("cuda", os.environ, seen))
 except Exception as error:
     facts["error"] = f"{type(error).__name__}: {error}"
 print(json.dumps(facts))
@@ -69,6 +75,13 @@ class Machine:
     cpu: str
     cores: int
     memory_bytes: int
+    no_compiler: str = ""  # what torch.compile lacks here
+
+    @property
+    def bf16(self) -> bool:
+        """Whether Duet computes in bf16 on the first GPU."""
+        gpu = self.gpus[0]
+        return best_type(tuple(gpu["capability"]), str(gpu["name"])) == "bf16"
 
     @property
     def gpu(self) -> str:
@@ -86,11 +99,30 @@ class Machine:
         return asdict(self)
 
 
-def find(asked: str = "") -> Machine:
-    """The first Python with GPUs: `asked`, or this one, .venv, the ones on PATH. Raises NoGpu."""
+def kernels(cache: Path) -> dict[str, str]:
+    """Variables of torch for its compiled kernels below `cache`."""
+    return dict(
+        zip(toolchain.CACHES, map(str, (cache / "inductor", cache / "triton")), strict=True)
+    )
+
+
+def cache_of(folder: Path) -> Path:
+    """A folder for compiled kernels: inside `folder`, unless its file system is mounted noexec."""
+    there = folder
+    while not there.exists():
+        there = there.parent
+    if not os.statvfs(there).f_flag & os.ST_NOEXEC:
+        return folder / "cache"
+    users = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(users).expanduser() / "duet_gpu_benchmark"
+
+
+def find(cache: Path, asked: str = "") -> Machine:
+    """The first Python with GPUs: `asked`, or this one, .venv, the ones on PATH. `cache`: of
+    compiled kernels. Raises NoGpu."""
     reasons = []
     for executable in [asked] if asked else _candidates():
-        facts = _probe(executable)
+        facts = _probe(executable, cache)
         reason = facts.get("error") or _unusable(facts)
         if not reason:
             return _machine(executable, facts)
@@ -146,12 +178,12 @@ def _candidates() -> list[str]:
     return list(dict.fromkeys(path for path in found if path and os.access(path, os.X_OK)))
 
 
-def _probe(executable: str) -> dict[str, Any]:
+def _probe(executable: str, cache: Path) -> dict[str, Any]:
     try:
         done = subprocess.run(
             [executable, "-c", PROBE % (PACKAGES,)],
             cwd=ROOT,
-            env={ORDER: PCI} | os.environ,
+            env={ORDER: PCI} | os.environ | kernels(cache) | {"DUET_LANG": "en"},
             capture_output=True,
             text=True,
             timeout=PROBE_S,
@@ -201,6 +233,7 @@ def _machine(executable: str, facts: dict[str, Any]) -> Machine:
         cpu=cpu(),
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=pages * page,
+        no_compiler=facts["no_compiler"],
     )
 
 

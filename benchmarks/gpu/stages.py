@@ -20,7 +20,7 @@ from benchmarks.gpu import (
     suites,
 )
 from benchmarks.gpu.bench import Bench, Failed, Skipped
-from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.machine import Machine, cache_of
 
 LIMIT_S = 570.0  # machines are lent for commands of ten minutes
 DONE, FAILED, SKIPPED = "done", "failed", "skipped"
@@ -105,7 +105,7 @@ class Session:
         work, begun = self.folder / "runs" / stage.name, time.monotonic()
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        cache = self.folder / "cache"
+        cache = cache_of(self.folder)
         bench = Bench(self.machine, work, cache, self.smoke, self.nanochat, self.limit_s)
         record: Record = {"title": stage.title, "key": self.key(stage), "time": time.time()}
         record |= {"status": DONE, "reason": "", "figures": {}, "checks": []}
@@ -117,7 +117,9 @@ class Session:
         except Skipped as reason:
             record |= {"status": SKIPPED, "reason": str(reason)}
         except Failed as reason:
+            checks = reason.found.pop("checks", [])
             record |= {"status": FAILED, "reason": str(reason)}
+            record |= {"checks": checks, "figures": reason.found}
         except Exception as error:  # a figure that is missing must not cost the other stages
             record |= {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
         record["seconds"] = round(time.monotonic() - begun, 1)

@@ -64,5 +64,6 @@ def calls(profile: Any, steps: int, own_waits: int = 0) -> dict[str, float] | No
             found["waits"] += 1
     if not found["launches"]:
         return None
+    own_waits += 1  # torch.profiler synchronises once before it stops tracing
     found["waits"] -= min(own_waits, found["waits"])
     return {name: found[name] / steps for name in ("launches", "waits")}

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.gpu.bench import Bench, Failed, Program
 from benchmarks.gpu.machine import ROOT
+from training.core import project
 from training.core.errors import Exit
 from training.core.rundir import RunDir, read_json, read_records
 
@@ -137,7 +138,8 @@ def launch(
     """./launch_train.sh, with its supervisor and, at the first start of several GPUs, its test of
     the communication."""
     console, started = bench.folder / f"{name}.txt", time.time()
-    argv = [str(ROOT / "launch_train.sh"), str(ranks), *config, *arguments(bench, name, flags)]
+    argv = [*project.script("launch_train.sh"), str(ranks), *config]
+    argv += arguments(bench, name, flags)
     program = Program(argv, console, {"DUET_PYTHON": bench.machine.executable, **(env or {})})
     (code,) = bench.run([program])
     return Run(RunDir(bench.folder / name), code, started, program.end_of_output())

@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 from tests.e2e.conftest import Launched, launch  # noqa: F401 – the fixture
 from training.core.rundir import read_records
 
-RUN = ("./launch_train.sh", "2", "configs/dual_gpu/quickstart.py")
+RUN = ("bash", "./launch_train.sh", "2", "configs/dual_gpu/quickstart.py")
 FLOOR_S = 3  # --hang_timeout
 SECONDS = "fault to verdict"
 

@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.gpu import peaks
 from tests.conftest import ROOT
-from tests.gpu.conftest import need_gpus
+from tests.gpu.conftest import need_compiler, need_gpus
+from training.host.decisions import best_type
 from training.tasks.gpt.memory import estimate
 
 
@@ -21,7 +22,16 @@ from training.tasks.gpt.memory import estimate
 )
 def test_the_formula_on_a_gpu(compiled: bool, change: dict[str, int]) -> None:
     need_gpus(1)
-    load = replace(peaks.BASE, compiled=compiled, **change)  # type: ignore[arg-type]  # numbers only
+    if compiled:
+        need_compiler()
+    import torch
+
+    gpu = torch.cuda.get_device_properties(0)
+    half = best_type((gpu.major, gpu.minor), gpu.name)
+    base = replace(peaks.BASE, fp16=half != "bf16")
+    load = replace(base, compiled=compiled, **change)  # type: ignore[arg-type]  # numbers only
+    if estimate(load).needed > gpu.total_memory:
+        pytest.skip("does not fit into this GPU")
     code = (
         "import json, sys; from benchmarks.memory import StepWorkload, fresh; "
         "print(fresh(StepWorkload(**json.loads(sys.argv[1]))))"

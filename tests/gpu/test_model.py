@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gpu.conftest import need_gpus
+from tests.gpu.conftest import need_compiler, need_gpus
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
 
 
 def test_a_compiled_model_has_the_gradients_of_an_eager_one() -> None:
     need_gpus(1)
+    need_compiler()
     import torch
 
     torch.manual_seed(0)
@@ -37,6 +38,7 @@ def test_muon_s_kernels_are_as_exact_as_torch_s_products(
     shape: tuple[int, int, int], columns: int
 ) -> None:
     need_gpus(1)
+    need_compiler()
     import torch
 
     from training.tasks.gpt.muon import _compiled_update

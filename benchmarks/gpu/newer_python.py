@@ -1,0 +1,28 @@
+"""Start again with a newer Python, where the usual one is older than Duet's oldest (RHEL 9, Debian
+11). Runs in that old one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+NAMES = ["python3.%d" % minor for minor in (12, 13, 14, 11, 10)]  # noqa: UP031 – any Python
+PYTHON = "--python="
+NEW = "import sys; sys.exit(sys.version_info < (3, 10))"
+
+
+def use() -> None:
+    """Never returns."""
+    asked = [word[len(PYTHON) :] for word in sys.argv if word.startswith(PYTHON)]
+    for name in [*map(os.path.expanduser, asked), *NAMES]:
+        path = shutil.which(name)
+        if path and subprocess.call([path, "-c", NEW], stderr=subprocess.DEVNULL) == 0:
+            os.execv(path, [path, "-m", "benchmarks.gpu", *sys.argv[1:]])
+    version = ".".join(map(str, sys.version_info[:2]))
+    sys.stderr.write(
+        "[ERROR] Python %s is older than 3.10\n"  # noqa: UP031
+        "    try:     make gpu GPU_FLAGS=--python=PATH\n" % version
+    )
+    sys.exit(3)

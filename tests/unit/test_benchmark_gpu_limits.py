@@ -1,0 +1,153 @@
+"""`make gpu` on machines that lack something: a compiler, memory, a newer Python, a file system from
+which libraries are loaded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import bench, compiling, machine, newer_python, overhead, peaks, trainings
+from tests.unit.test_benchmark_gpu import GPU, laboratory, session, stage
+from training.core.rundir import RunDir
+
+
+def test_without_a_compiler_what_needs_none_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(lab: bench.Bench, name: str, **flags: Any) -> trainings.Run:
+        assert flags["compile"] == 0
+
+        class Trained(trainings.Run):
+            def step_ms(self, warm_up: int = 0) -> float:
+                return 2.0
+
+        one = Trained(RunDir(tmp_path / "none"), 0, 0.0, "")
+        vars(one)["plan"] = {"precision": {"value": "bf16"}}
+        return one
+
+    monkeypatch.setattr(overhead, "train", train)
+    monkeypatch.setattr(overhead, "_counted", lambda *_: {"launches": 1.0, "waits": 0.0})
+    calls = {"step_ms": 1.9, "calls": {"launches": 1.0, "waits": 0.0}, "peak_bytes": 1 << 30}
+    monkeypatch.setattr(bench.Bench, "result", lambda *_, **__: calls)
+    lab = laboratory(tmp_path, no_compiler="gcc")
+    lab.smoke = False
+    found = overhead.run(lab)
+    assert set(found["loops"]) == {"eager"} and len(found["notes"]) == 1
+    assert len(peaks.run(lab)["rows"]) == len(peaks.WAYS)
+    with pytest.raises(bench.Skipped):
+        compiling.run(lab)
+
+
+@pytest.mark.parametrize(("name", "capability", "fp16"), [("H100", (9, 0), 0), ("T4", (7, 5), 1)])
+def test_memory_is_measured_in_the_precision_of_the_gpu_as_far_as_it_fits(
+    tmp_path: Path,
+    name: str,
+    capability: tuple[int, int],
+    fp16: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """12 GiB: what does not fit is a note, not a failed check."""
+    loads = []
+
+    def result(lab: bench.Bench, module: str, title: str, load: dict[str, Any]) -> dict[str, Any]:
+        loads.append(load)
+        formula = peaks.estimate(peaks.StepWorkload(**load))
+        return {"peak_bytes": formula.total - formula.context}
+
+    monkeypatch.setattr(bench.Bench, "result", result)
+    gpu = {"name": name, "memory_bytes": 12 << 30, "capability": list(capability)}
+    lab = laboratory(tmp_path)
+    lab.smoke, lab.machine = False, machine.Machine(**{**vars(lab.machine), "gpus": [gpu]})
+    found = peaks.run(lab)
+    assert found["notes"] and len(found["rows"]) == len(loads) > 0
+    assert found["checks"][0]["ok"] and {load["fp16"] for load in loads} == {bool(fp16)}
+
+
+def test_what_a_late_stage_has_measured_is_in_its_record(tmp_path: Path) -> None:
+    def late(_: bench.Bench) -> dict[str, Any]:
+        raise bench.Failed("late", {"curve": [1.0], "checks": [bench.check("one", True, "")]})
+
+    record = session(tmp_path).measure(stage(late))
+    assert (record["status"], record["figures"]) == ("failed", {"curve": [1.0]})
+    assert [one["name"] for one in record["checks"]] == ["one"]
+
+
+def test_no_program_starts_after_the_limit(tmp_path: Path) -> None:
+    program = bench.Program(["touch", str(tmp_path / "started")], tmp_path / "it.txt")
+    with pytest.raises(bench.Failed, match=r"^it: not done"):
+        laboratory(tmp_path, limit_s=0.0).run([program])
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_program_that_the_kernel_cannot_end_ends_the_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench, "KILLED_S", 0.05)
+    with subprocess.Popen(["sleep", "60"]) as alive:
+        with pytest.raises(bench.Failed, match=f"PID {alive.pid} "):
+            bench._reap(alive)
+        alive.kill()
+
+
+def test_kernels_are_compiled_where_libraries_can_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = tmp_path / "not yet" / "gpu"
+    assert machine.cache_of(new) == new / "cache"
+    monkeypatch.setattr(
+        machine.os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID)
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert machine.cache_of(new).parent == tmp_path / "home"
+
+
+def test_a_home_folder_in_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    wanted = command.arguments(["--out=~/x", "--python=~/env/bin/python"])
+    assert (wanted.out, wanted.python) == (tmp_path / "x", f"{tmp_path}/env/bin/python")
+
+
+def test_an_old_python_starts_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one of --python if it is new enough, otherwise one on PATH."""
+    started: list[list[str]] = []
+    for name, status in (("old", 1), ("python3.11", 0), ("asked", 0)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(newer_python, "NAMES", ["python3.99", "python3.11"])
+    monkeypatch.setattr(newer_python.os, "execv", lambda path, argv: started.append(argv))
+    for asked, first in (("old", "python3.11"), ("asked", "asked")):
+        words = [f"--python={tmp_path / asked}", "--smoke"]
+        monkeypatch.setattr(newer_python.sys, "argv", ["gpu", *words])
+        started.clear()
+        with pytest.raises(SystemExit):  # execv returns only here
+            newer_python.use()
+        assert started[0] == [str(tmp_path / first), "-m", "benchmarks.gpu", *words]
+
+
+def test_the_probe_names_what_a_compiler_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the folder of the kernels that the stages use."""
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    text = (
+        "from types import SimpleNamespace as N\n__version__ = '2.11.0'\nversion = N(cuda='13')\n"
+    )
+    text += "class cuda:\n"
+    text += "    device_count = lambda: 1\n"
+    text += "    nccl = N(version=lambda: (2, 27))\n"
+    text += f"    get_device_properties = lambda i: N(name={GPU['name']!r}, total_memory=1, "
+    text += "major=9, minor=0)\n"
+    (modules / "torch.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(modules))
+    python = str(machine.sys.executable)
+    assert machine._probe(python, tmp_path)["no_compiler"] == ""
+    monkeypatch.setenv("CC", "/no/gcc")
+    assert "/no/gcc" in machine._probe(python, tmp_path)["no_compiler"]
