@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 from tests.cases import each
 from tests.unit.conftest import ROOT, clean_environment
+from tests.unit.monitor_runs import Made
 from training.cli.sweep import __main__ as command
 from training.cli.sweep import board, fixes, grid, options, prepare, session
 from training.cli.sweep.prepare import Slot, Sweep
@@ -362,6 +365,13 @@ def test_evaluations_are_ranked_before_training_losses() -> None:
     assert shown[0].split() == ["DEPTH", "STATE", "STEP", "LOSS", "SPEED/S", "TIME"]
     assert shown[2].split() == ["3", "finished", "4", "1.0000", "-", "1:01"]
     assert len({len(line) for line in shown}) == 1
+
+
+def test_losses_have_one_unit_while_a_run_trains_and_afterwards(made: Made) -> None:
+    rundir.write_json(made.run.data, {"bytes_per_token": 4.0})
+    made.step(1, 4 * math.log(2), at=time.time() + 60)
+    watched: SweepRun = {"name": made.run.name, "values": {}, "args": []}
+    assert board._Watch(made.run).row(watched).loss == facts.read(made.run.path).loss == 1.0
 
 
 def test_the_sweep_process_does_not_import_torch() -> None:
