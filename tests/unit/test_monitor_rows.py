@@ -14,6 +14,7 @@ import pytest
 
 from tests.unit.monitor_runs import GIB, PATIENCE_S, ROOT, Made, look, text_of
 from training.core import rundir
+from training.core.messages import msg
 from training.host import gpus
 from training.monitor import host_stats, screen, state
 from training.monitor.screen import View
@@ -160,3 +161,11 @@ def test_many_ranks_in_few_rows_show_the_worst(
     assert re.search(r"\n +41 .* 99\.0 s LATE  barrier: end of epoch\n", shown) and re.search(
         r"the other (\d+) ranks, \1 alive", shown
     )
+
+
+@pytest.mark.parametrize(("scale", "shown"), [(2.0**20, "1,048,576"), (0.5, "0.5")])
+def test_the_loss_scale_has_all_digits(made: Made, scale: float, shown: str) -> None:
+    made.supervisor(os.getpid()).steps(5)
+    made.step(6, 2.0, loss_scale=scale)
+    label = msg("monitor.screen.loss_scale")
+    assert re.search(rf"{label}{shown}\s", text_of(made.run, 140, 40))
