@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from training.core import rundir
 from training.core.cells import cells
@@ -69,11 +70,19 @@ class Made:
         rundir.write_json(self.run.supervisor, {"pid": pid, "started": self.at + 1, "ranks": ranks})
         return self
 
-    def beats(self, phase: str = "forward", step: int = 7, ranks: list[int] | None = None) -> Made:
-        for rank in range(self.plan["ranks"]) if ranks is None else ranks:
-            pulse = Heartbeat(self.run.heartbeat(rank), rank)
-            pulse.epoch, pulse.step = 1, step
-            pulse.beat(phase)
+    def beats(
+        self,
+        phase: str = "forward",
+        step: int = 7,
+        ranks: list[int] | None = None,
+        age_s: float = 0.0,
+    ) -> Made:
+        now, wall = time.monotonic_ns() - int(age_s * 1e9), time.time() - age_s
+        with mock.patch.multiple(time, monotonic_ns=lambda: now, time=lambda: wall):
+            for rank in range(self.plan["ranks"]) if ranks is None else ranks:
+                pulse = Heartbeat(self.run.heartbeat(rank), rank)
+                pulse.epoch, pulse.step = 1, step
+                pulse.beat(phase)
         return self
 
     def step(self, step: int, loss: float, at: float | None = None, **other: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from training.config.batch import Batch
 from training.core.messages import msg
-from training.core.units import millions, percent, plural, size
+from training.core.units import millions, percent, plural, significant, size
 
 
 def test_one_and_many() -> None:
@@ -27,4 +27,11 @@ def test_small_values_are_not_rounded_to_zero() -> None:
         "99,999",
         "0.45 M",
         "25.40 M",
+    ]
+
+
+def test_figures_have_an_exponent_only_where_they_are_very_large_or_small() -> None:
+    figures = (0.0, 0.0041174, 29.8312, 9999.4, 9999.6, -12345.6, 4e8, 4e9, 4e-7)
+    assert [significant(figure) for figure in figures] == [
+        *("0", "0.004117", "29.83", "9999", "10000", "-12346", "400000000", "4e+09", "4e-07"),
     ]

@@ -72,7 +72,7 @@ def finished(run: RunDir) -> None:
     write_json(run.summary, {"status": "done", "val_bpb_last": 4.0, **facts})
     append_json(run.metrics, {"step": 11, "loss": 2.2})
     append_json(run.metrics, {"step": 12, "loss": 2.1})
-    append_json(run.metrics, {"step": 12, "val_loss": 2.0, "val_bpb": 4.0, "eval_ms": 3.0})
+    run.event("eval", step=12, val_loss=2.0, val_bpb=4.0)
 
 
 def failed(run: RunDir, **more: Any) -> None:
@@ -130,6 +130,15 @@ def test_the_command_gets_the_facts_as_data(
     assert {name: env[f"DUET_{name}"] for name in expected} == expected
     assert Path((tmp_path / "where").read_text().strip()) == Path.cwd()
     assert capfd.readouterr().err == "", "nothing is logged on success"
+
+
+def test_the_last_evaluation_is_further_back_than_many_steps(run: RunDir) -> None:
+    run.event("eval", step=1, val_loss=3.0)
+    run.event("eval", step=2, val_loss=2.0)
+    for step in range(3, 9):
+        append_json(run.metrics, {"step": step, "loss": step / 2, "compute_ms": [1.25] * 9999})
+    facts = notification.payload(run, plan(), 0, begun=True)
+    assert (facts["steps"], facts["loss"], facts["eval"]) == (8, 4.0, {"val_loss": 2.0})
 
 
 def test_no_part_of_the_facts_is_executed(

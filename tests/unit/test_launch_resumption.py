@@ -13,12 +13,13 @@ from training.core.rundir import RunDir, read_records
 from training.launcher.resumption import Resumption
 
 
-def train(run: RunDir, first: int, last: int, step_ms: float) -> None:
+def train(run: RunDir, first: int, last: int, step_ms: float, ranks: int = 1) -> None:
     """A start that has trained these steps; the first ones are slower."""
     with run.metrics.open("a") as file:
         for step in range(first, last + 1):
             slow = 50 if step < first + 2 else 0
-            file.write(json.dumps({"step": step, "loss": 1.0, "step_ms": step_ms + slow}) + "\n")
+            record = {"step": step, "loss": 1.0, "step_ms": step_ms + slow}
+            file.write(json.dumps(record | {"compute_ms": [33.25] * ranks}) + "\n")
         file.write(json.dumps({"step": last, "eval_ms": 7.0}) + "\n")
     beat = Heartbeat(run.heartbeat(0), 0)
     for beat.step in (first, last):
@@ -91,3 +92,14 @@ def test_each_start_is_compared_with_the_one_before(tmp_path: Path) -> None:
     train(run, 111, 140, 150.0)
     watched.look()
     assert len(events(run, "pace")) == 2 and len(events(run, "recovered")) == 3
+
+
+def test_records_of_many_ranks_are_long(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    watched = Resumption(run)
+    train(run, 1, 20, 100.0, ranks=4096)
+    watched.begin(restart(2, 20, 20), 0.0, (4096, 2048))
+    train(run, 21, 40, 180.0, ranks=2048)
+    watched.look()
+    assert [one["step_ms"] for one in events(run, "pace")] == [[100.0, 180.0]]

@@ -16,7 +16,7 @@ from tests.unit.monitor_runs import GIB, Made, look, text_of
 from training.host import gpus
 from training.monitor import alerts
 
-STALLED = "no step for 90 s: ranks 0, 1 in 'step 7: forward'"
+STALLED = "no step for 89 s: ranks 0, 1 in 'step 7: forward'"
 HOT = gpus.SLOWDOWNS[0x40]
 FREE = {"ram": (1, 10), "shm": (1, 10), "disk": (1, 10)}
 
@@ -30,6 +30,13 @@ def healthy(made: Made) -> dict[str, Any]:
     for name, (used, total) in FREE.items():
         seen["system"] |= {f"{name}_used_bytes": used * GIB, f"{name}_total_bytes": total * GIB}
     return seen
+
+
+def waits(seen: dict[str, Any], seconds: float) -> None:
+    """All ranks stay in their phase."""
+    seen["time_unix_s"] += seconds
+    for rank in seen["ranks"]:
+        rank["beat_age_s"] += seconds
 
 
 def texts(seen: dict[str, Any]) -> list[str]:
@@ -63,17 +70,17 @@ def test_full_use_at_idle_power_without_steps_is_a_collective(
 ) -> None:
     healthy["gpus"] = [gpu(power_w=70.0, power_limit_w=limit)]
     assert texts(healthy) == []  # steps are recent
-    healthy["time_unix_s"] += 89
+    waits(healthy, 89)
     assert texts(healthy) == [
         STALLED,
-        "GPU 1: 100 % utilization at 70 W and no step for 90 s: stuck in a collective",
+        "GPU 1: 100 % utilization at 70 W and no step for 89 s: stuck in a collective",
     ]
     healthy["gpus"] = [gpu(power_w=431.0)]  # it computes
     assert texts(healthy) == [STALLED]
     healthy["gpus"] = [gpu(use_percent=0, power_w=60.0)]
     assert texts(healthy) == [
         STALLED,
-        "GPU 1: 0 % utilization and no step for 90 s: its rank submits no work",
+        "GPU 1: 0 % utilization and no step for 89 s: its rank submits no work",
     ]
 
 
@@ -83,15 +90,22 @@ def test_full_use_at_idle_power_without_steps_is_a_collective(
 )
 def test_long_phases_raise_no_alert(healthy: dict[str, Any], phase: str) -> None:
     healthy["gpus"] = [gpu(power_w=70.0)]
-    healthy["time_unix_s"] += 89
+    waits(healthy, 89)
     healthy["ranks"][1]["phase"] = phase
     assert texts(healthy) == []
+
+
+def test_the_steps_after_a_long_evaluation_raise_no_alert(healthy: dict[str, Any]) -> None:
+    healthy["time_unix_s"] += 120  # the last step is from before it
+    assert texts(healthy) == []
+    waits(healthy, 60)
+    assert [alert["code"] for alert in alerts.active_alerts(healthy)] == ["alert.no_step"]
 
 
 def test_slow_steps_raise_no_alert(healthy: dict[str, Any]) -> None:
     healthy["training"]["step_ms_p95"] = 20_000.0
     healthy["gpus"] = [gpu(power_w=70.0)]
-    healthy["time_unix_s"] += 89
+    waits(healthy, 89)
     assert texts(healthy) == []
 
 
@@ -126,9 +140,8 @@ def test_heat_and_other_processes(healthy: dict[str, Any]) -> None:
 
 
 def test_stalled_run_reports_each_rank_and_no_time_left(made: Made) -> None:
-    made.supervisor(os.getpid()).steps(100).beats("backward", 101, ranks=[0]).beats(
-        "forward", 101, ranks=[1]
-    )
+    made.supervisor(os.getpid()).steps(100)
+    made.beats("backward", 101, ranks=[0], age_s=60).beats("forward", 101, ranks=[1], age_s=60)
     assert look(made.run)["progress"]["eta_s"] is not None
     made.step(100, 2.0, at=made.at + 10, compute_ms=[40.0, 99.0])
     seen = look(made.run)
@@ -197,7 +210,7 @@ def test_driver_query_covers_the_alerts(nvidia: Callable[..., dict[str, str]]) -
 
 def test_a_restart_has_no_last_step_before_its_first_one(made: Made) -> None:
     """The last one before it may be hours old, and the first one takes long."""
-    made.supervisor(os.getpid()).beats(step=101)
+    made.supervisor(os.getpid()).beats(step=101, age_s=90)
     for step in range(1, 101):
         made.step(step, 2.0, at=made.at + step * 0.01)
     assert codes(made) == ["alert.no_step"]

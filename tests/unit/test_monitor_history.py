@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.monitor_runs import Made, look, text_of
 from training.core import json_text, jsonl, rundir
-from training.monitor import run_figures, state
+from training.monitor import history, run_figures, state
 from training.monitor.report import plan_sections, run
 
 
@@ -93,6 +93,18 @@ def test_long_file_is_sampled_without_losing_evaluations(
     assert quick_values == pytest.approx(full_values, rel=0.02)
     made.step(20_001, 1.0)  # later lines are read one by one
     assert skimmed.read()["progress"]["step"] == 20_001
+
+
+def test_the_pace_of_a_long_file_is_that_of_its_last_steps(made: Made) -> None:
+    at, lines = made.at - 5000, []
+    for step in range(1, 20_001):
+        at += 0.1 if step <= 18_000 else 0.3
+        lines.append({"time": at, "step": step, "loss": 3.0, "compute_ms": [33.123] * 64})
+    made.run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert made.run.metrics.stat().st_size > jsonl.WHOLE
+    read = history.History(made.run.metrics)
+    read.update()
+    assert read.seconds_per_step(0.0) == pytest.approx(0.3)
 
 
 def test_very_long_file_is_searched_in_pieces(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from tests.unit.exported_metrics import (
     value,
 )
 from tests.unit.monitor_runs import GIB, Made, dead_pid, look
-from training.core import heartbeat
+from training.core import heartbeat, rundir
 from training.host import gpus
 from training.monitor import host_stats, prom_metrics
 
@@ -273,3 +274,18 @@ def test_counters_of_a_removed_run_are_forgotten(made: Made, serving: Serving) -
     get(exporter)
     state["training"]["tokens"], states = 5, [state]
     assert value(parsed(get(exporter)[2]), "duet_tokens_total", run=RUN) == 5
+
+
+def test_counters_of_a_run_that_was_created_again_begin_again(
+    tmp_path: Path, serving: Serving
+) -> None:
+    """Within one interval of the scrapes; a resume of the same run does not."""
+    exporter, shown = serving(), list[float | None]()
+    for age_s, last in ((900.0, 50), (900.0, 20), (100.0, 5)):
+        shutil.rmtree(tmp_path / RUN, ignore_errors=True)
+        made = Made(tmp_path / RUN, age_s=age_s)
+        for at in (0.0, 90.0):
+            rundir.append_json(made.run.events, {"time": age_s + at, "event": "start"})
+        exporter.update([look(made.steps(last).run)])
+        shown.append(value(parsed(get(exporter)[2]), "duet_tokens_total", run=RUN))
+    assert shown == [50 * 4096, 50 * 4096, 5 * 4096]

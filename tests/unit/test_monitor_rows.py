@@ -8,27 +8,21 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.unit.monitor_runs import GIB, PATIENCE_S, ROOT, Made, look, text_of
-from training.core import heartbeat, rundir
+from training.core import rundir
+from training.core.messages import msg
 from training.host import gpus
 from training.monitor import host_stats, screen, state
 from training.monitor.screen import View
 
 
-def test_late_rank_is_marked_only_while_running(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_rank_is_marked_only_while_running(made: Made) -> None:
     made.supervisor(os.getpid()).steps(10).beats(ranks=[0])
-    with monkeypatch.context() as patched:
-        now, wall = time.monotonic_ns(), time.time()
-        patched.setattr(heartbeat.time, "monotonic_ns", lambda: now - 41_000_000_000)
-        patched.setattr(heartbeat.time, "time", lambda: wall - 41)
-        made.beats("barrier: before iteration", ranks=[1])
+    made.beats("barrier: before iteration", ranks=[1], age_s=41)
     assert [r["late"] for r in look(made.run)["ranks"]] == [False, True]
     line = next(row for row in text_of(made.run).splitlines() if "barrier" in row)
     assert "41." in line and "LATE" in line
@@ -167,3 +161,11 @@ def test_many_ranks_in_few_rows_show_the_worst(
     assert re.search(r"\n +41 .* 99\.0 s LATE  barrier: end of epoch\n", shown) and re.search(
         r"the other (\d+) ranks, \1 alive", shown
     )
+
+
+@pytest.mark.parametrize(("scale", "shown"), [(2.0**20, "1,048,576"), (0.5, "0.5")])
+def test_the_loss_scale_has_all_digits(made: Made, scale: float, shown: str) -> None:
+    made.supervisor(os.getpid()).steps(5)
+    made.step(6, 2.0, loss_scale=scale)
+    label = msg("monitor.screen.loss_scale")
+    assert re.search(rf"{label}{shown}\s", text_of(made.run, 140, 40))

@@ -287,3 +287,4 @@ def test_courses_of_scores() -> None:
     }
     assert metric_units.courses(summary) == ["psnr 27.1 → 29.81 dB", "psnr input 25.3 dB"]
     assert metric_units.courses({"loss_last": 1.0}) == []
+    assert metric_units.course({"loss_first": 12345.6, "loss_last": 0.5}) == "12346 → 0.5"

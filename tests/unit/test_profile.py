@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.unit.monitor_runs import Made
 from training.core import heartbeat, rundir
 from training.core.messages import msg
 from training.monitor.report import profile_section
+from training.monitor.report.run import read_run
 from training.trainer import profile_digest, profiler
 
 
@@ -339,6 +341,14 @@ def test_the_report_shows_each_rank_and_survives_a_damaged_digest(tmp_path: Path
     assert page and "gemm" in page and "cudaStreamSynchronize" in page
     run.profiles = []
     assert profile_section.shares_chart(run) is None and profile_section.tables(run) is None
+
+
+def test_the_report_has_no_rank_of_an_earlier_profile(made: Made) -> None:
+    """One of three ranks, then one of two after a resume, which the second has not ended."""
+    made.run.profile.mkdir()
+    for rank, first in ((0, 40), (1, 3), (2, 40)):
+        rundir.write_json(made.run.profile_digest(rank), {"rank": rank, "first_step": first})
+    assert [one["rank"] for one in read_run(made.run).profiles] == [0]
 
 
 def test_waits_are_unknown_where_no_gpu_activity_was_recorded(tmp_path: Path) -> None:

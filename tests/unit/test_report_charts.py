@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from training.monitor.report import (
     run_charts,
     run_page,
     sections,
+    series,
     timeline,
 )
 from training.monitor.report.curve import PointPosition
@@ -191,6 +193,27 @@ def test_many_checkpoints_hide_no_start_and_no_failure(tmp_path: Path) -> None:
     assert f"{7000 + 2 + 2 + 2 - timeline.MARKS} earlier events are not shown" in chart.note
     text = read(str(sections.events(seen))).text
     assert "no step for 5 s" in text and "all 7011 events, the last 400 shown" in text
+
+
+def test_a_page_shows_some_of_thousands_of_evaluations(tmp_path: Path) -> None:
+    made = planned(tmp_path / "experiments" / "long")
+    event(made, "start", 1.0, step=0, total_steps=400, world_size=2)
+    count = series.POINTS + 100
+    with made.run.metrics.open("a") as file:
+        for step in range(1, count + 1):
+            time = made.at + 2 + step / 100
+            score = {"val_bpb": math.nan if step > count - 300 else 3.0 + step % 7, "eval_ms": 1.0}
+            score |= {"val_loss": 3.0 + step % 7}
+            for facts in ({"loss": 2.0}, score):
+                file.write(json.dumps({"time": time, "step": step, "epoch": 1, **facts}) + "\n")
+    seen = run.read_run(made.run)
+    dots = marked(loss_of(made), 2)
+    assert series.POINTS / 2 < len(dots) <= series.POINTS
+    assert len(seen.metrics.evaluation("val_bpb").marks) == series.MARKS
+    chart = timeline.timeline_chart(seen)
+    shown = chart.columns["kind"].count("evaluation") if chart else 0
+    assert timeline.MARKS / 2 < shown <= timeline.MARKS
+    assert chart and str(count - shown) in chart.note.split()
 
 
 def test_notable_events_left_out_are_counted_with_their_file(tmp_path: Path) -> None:

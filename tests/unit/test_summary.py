@@ -374,12 +374,12 @@ def test_folders_that_the_user_named_are_kept(tmp_path: Path, home: Path, shell:
     assert (found.logs, found.config.num_iterations) == (home / "my logs", 9)
 
 
-def written(run: RunDir, step: int, began: float = 0.0) -> Any:
+def written(run: RunDir, step: int, began: float = 0.0, resumed: int | None = None) -> Any:
     """The summary of a training that was stopped after this step."""
     session: Any = SimpleNamespace(
         run=run,
         task=SimpleNamespace(unit="tokens"),
-        position=SimpleNamespace(step=step),
+        position=SimpleNamespace(step=step if resumed is None else resumed),
         parameters=450_000,
         raw=torch.nn.Linear(3, 4),
         loss_scale=None,
@@ -420,6 +420,14 @@ def test_the_summary_is_of_the_steps_that_count(run: RunDir) -> None:
     assert (found["step_ms"], found["mfu"], found["tokens_per_s"]) == (10.0, 0.25, 5.0)
     assert "joules_per_unit" in found and found["joules_per_unit"] is None
     assert (found["val_bpb_first"], found["val_bpb_last"]) == (3.0, 3.0)
+
+
+def test_the_memory_is_that_of_the_last_start(run: RunDir) -> None:
+    """One before an out-of-memory had a larger batch than the estimate."""
+    trains(run, 1, 4, memory_bytes=[90, None])
+    trains(run, 5, 8, memory_bytes=[40, 50])
+    assert written(run, 8, resumed=4)["memory_bytes"] == 50
+    assert written(run, 8, resumed=8)["memory_bytes"] == 90  # nothing was left to train
 
 
 def test_an_evaluation_that_is_repeated_after_a_resume_counts(run: RunDir) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import pytest
 
 from tests.cases import each
 from tests.unit.conftest import ROOT, clean_environment
+from tests.unit.monitor_runs import Made
+from tests.unit.own_task import LINE
 from training.cli.sweep import __main__ as command
 from training.cli.sweep import board, fixes, grid, options, prepare, session
 from training.cli.sweep.prepare import Slot, Sweep
@@ -248,18 +252,33 @@ def test_the_same_command_continues_its_sweep(tmp_path: Path) -> None:
     assert [run.name for run in facts.read_all(tmp_path)] == ["lrs_depth-1"]
 
 
-def test_the_expected_time_follows_from_runs_of_the_same_size(tmp_path: Path) -> None:
-    sweep = prepared(tmp_path, "--depth=1,2", "--max_time=90")
-    assert sweep.expected_s == [90.0, 90.0]
-    argv = ["1", *TINY, f"--out_dir={tmp_path}"]
-    _, plan, _ = training_plan.make(LAUNCH_SCRIPT, argv, {})
-    run = RunDir(tmp_path / "earlier")
+@each(
+    "own, differs, unit",
+    [
+        (TINY[1:], "--depth=1,2", "tokens"),
+        (["--task=line.py", "--total_batch_size=128", *TINY[4:]], "--slope=1,2", "samples"),
+    ],
+)
+def test_the_expected_time_follows_from_runs_of_the_same_size(
+    own: list[str], differs: str, unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("line.py").write_text(LINE)
+    argv = [*own, f"--out_dir={tmp_path}/runs"]
+    _, plan, _ = training_plan.make(LAUNCH_SCRIPT, ["1", *argv, differs.partition(",")[0]], {})
+    run = RunDir(tmp_path / "runs" / "earlier")
     run.create()
     rundir.write_json(run.plan, plan)
-    record = {"status": "done", "steps": 4, "loss_end": 2.0, "tokens": 512, "tokens_per_s": 64.0}
+    record = {"status": "done", "steps": 4, "loss_end": 2.0, unit: 512, f"{unit}_per_s": 64.0}
     rundir.write_json(run.summary, record)
-    # 4 steps of 128 tokens; nothing is known of another depth or number of ranks
-    assert prepared(tmp_path, "--depth=1,2").expected_s == [8.0, None]
+
+    def expected(*words: str) -> list[float | None]:
+        whole = [*argv, *words]
+        return prepare.prepare(options.parse(whole), whole, {}).expected_s
+
+    # 4 steps of 128 tokens; nothing is known of another size or number of ranks
+    assert expected(differs) == [8.0, None]
+    assert expected(differs, "--max_time=90") == [8.0, 90.0]
 
 
 def ended(sweep: Sweep, index: int, status: str, **more: object) -> RunDir:
@@ -355,13 +374,19 @@ def test_evaluations_are_ranked_before_training_losses() -> None:
     ]
     ranked = sweep_runs.ranked(rows)
     assert [row.name for row in ranked] == ["better", "good", "training", "none", "nan"]
-    best = sweep_runs.best(rows)
-    assert best and best.title == "depth=5"
+    assert (best := sweep_runs.best(rows)) and best.title == "depth=5"
     assert ">NaN<" in str(sweep_page._table(ranked, []))
     shown = ["".join(text for text, _ in line) for line in sweep_runs.lines(ranked, "TIME")]
     assert shown[0].split() == ["DEPTH", "STATE", "STEP", "LOSS", "SPEED/S", "TIME"]
     assert shown[2].split() == ["3", "finished", "4", "1.0000", "-", "1:01"]
     assert len({len(line) for line in shown}) == 1
+
+
+def test_losses_have_one_unit_while_a_run_trains_and_afterwards(made: Made) -> None:
+    rundir.write_json(made.run.data, {"bytes_per_token": 4.0})
+    made.step(1, 4 * math.log(2), at=time.time() + 60)
+    one: SweepRun = {"name": made.run.name, "values": {}, "args": []}
+    assert board._Watch(made.run).row(one).loss == facts.read(made.run.path).loss == 1.0
 
 
 def test_the_sweep_process_does_not_import_torch() -> None:

@@ -21,6 +21,7 @@ from training.config.batch import Batch
 from training.config.convert import convert
 from training.config.schema import Config
 from training.core import manifest, read_backwards, rundir
+from training.core.messages import msg
 from training.data.duration import UNLIMITED, plan_length
 from training.inspector.distributed import World
 from training.monitor.state import RunWatch
@@ -259,6 +260,24 @@ def test_the_forecast_takes_the_nearer_end() -> None:
     assert left(130, None) == (50.0, 100)
     assert left(130, TimeLimit(40.0, 130), used_s=15.0) == (25.0, 50)
     assert left(UNLIMITED, TimeLimit(40.0, UNLIMITED), used_s=15.0) == (25.0, 50)
+
+
+def test_the_cost_of_a_large_run_has_no_exponent(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = list[str]()
+    monkeypatch.setattr(forecast.log, "info", shown.append)
+    session: Any = SimpleNamespace(
+        length=SimpleNamespace(total_steps=3622),
+        time_limit=None,
+        world=World(0, 0, 2048, torch.device("cpu"), "none", "-"),
+        task=SimpleNamespace(unit="tokens"),
+        position=SimpleNamespace(step=0, tokens=0),
+        batch=SimpleNamespace(total_tokens=4096),
+    )
+    made = forecast.Forecast(session)
+    for step in range(1, forecast.SKIPPED + forecast.MEASURED + 1):
+        made.step(step, 1000.0, 0.0)
+    (text,) = shown
+    assert msg("trainer.forecast.rank_hours", hours="2,048") in text  # of one hour
 
 
 def test_the_monitor_expects_the_end_by_the_time(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ from training.core.find_run import path_of
 from training.core.messages import msg
 from training.core.metric_units import memory_word
 from training.core.project import typed
-from training.core.units import plural
+from training.core.units import amount, plural
 from training.data.frames import output, source
 from training.data.frames.output import Target
 from training.data.frames.pictures import Unreadable
@@ -249,7 +249,7 @@ def _report(
             out=chosen.target.path,
             frames=plural(frames, "frame"),
             size=_pixels((width, height)),
-            speed=f"{speed:.3g}",
+            speed=amount(speed),
         )
     )
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from training.core import units
 from training.core.jsonl import dig, number, text, whole
 from training.core.messages import msg
 
@@ -105,8 +106,8 @@ def course(summary: Mapping[str, Any]) -> str:
         for which, single in (("begin", "first"), ("end", "last"))
     ]
     factor, unit = display(summary)
-    form = ".3f" if unit else ".4g"
-    shown = " → ".join("-" if value is None else format(value * factor, form) for value in ends)
+    form = "{:.3f}".format if unit else units.significant
+    shown = " → ".join("-" if value is None else form(value * factor) for value in ends)
     return f"{shown} {unit}" if unit else shown
 
 
@@ -177,7 +178,7 @@ def courses(summary: Mapping[str, Any]) -> list[str]:
     for name in scores(key.removesuffix(LAST) for key in summary if key.endswith(LAST)):
         first, last = number(summary.get(name + FIRST)), number(summary.get(name + LAST))
         if first is not None and last is not None:
-            values = dict.fromkeys(f"{value:.4g}" for value in (first, last))
+            values = dict.fromkeys(units.significant(value) for value in (first, last))
             out.append(" ".join(filter(None, [plain(name), " → ".join(values), score_unit(name)])))
     return out
 

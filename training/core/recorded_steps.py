@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -62,10 +62,10 @@ class RecordedSteps:
         """Without those of steps that fp16 has skipped."""
         return list(compress(self._columns[LOSS], self._computed))
 
-    @property
-    def most_memory(self) -> int | None:
-        """Of any rank, in bytes."""
-        known = _known(self._columns[MEMORY])
+    def most_memory(self, after: int) -> int | None:
+        """Of any rank in the steps after this one, or in all if none is later; in bytes."""
+        column = self._columns[MEMORY]
+        known = _known(column[bisect_right(self._steps, after) :] or column)
         return int(max(known)) if known else None
 
     def median(self, name: str) -> float | None:

@@ -12,6 +12,7 @@ from training.core.messages import msg
 SMALL = 0.01  # smaller values need more than four decimal places
 LEAST_PERCENT = 0.1  # shown by `percent`
 LARGE = 1e9  # larger values, of a diverged model, have up to 300 digits
+ROUNDED = 9999.5  # from here on four significant digits would need an exponent
 SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -79,6 +80,12 @@ def count(value: float | None) -> str:
 def amount(value: float) -> str:
     """12,346 · 3.27: below 100 with three significant digits."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def significant(value: float) -> str:
+    """0.004117 · 29.83 · 12346: four significant digits, or all before the point; an exponent from
+    LARGE on."""
+    return format(value, ".0f" if ROUNDED <= abs(value) < LARGE else ".4g")
 
 
 def decimal(value: float | None, form: str = "") -> str:

@@ -6,13 +6,13 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from training.core import cause_ids, evaluations, json_text, manifest, run_reader, rundir
+from training.core import cause_ids, evaluations, manifest, run_reader, rundir
 from training.core.errors import EXIT_MEANING, Exit
 from training.core.jsonl import Record, read_figures
 from training.core.messages import msg
 from training.core.plain_text import one_line
+from training.core.read_backwards import backwards
 from training.core.redact import masked
-from training.core.tail import tail
 from training.core.units import plural
 from training.diagnose import exception_cause as causes
 from training.trainer import summary
@@ -41,7 +41,6 @@ BY_CODE: dict[Exit, NotifyStatus] = {
     Exit.PREEMPTED: PREEMPTED,
     Exit.LEFT: LEFT,
 }
-RECORDS = 500  # from the end of metrics.jsonl: the last step and the last evaluation
 TEXT = 500  # characters
 
 
@@ -142,21 +141,10 @@ def _text(run: rundir.RunDir, plan: Plan, done: Record, failure: Record, status:
 
 def _last(run: rundir.RunDir) -> tuple[Record, Record]:
     """The last recorded step and the last evaluation; empty without any."""
-    step: Record = {}
-    evaluation: Record = {}
-    resumed = evaluations.read(run.events)[2]
-    for line in tail(run.metrics, RECORDS):
-        try:
-            record = json_text.loads(line)
-        except ValueError:  # cut in the middle
-            continue
-        if resumed and resumed.discards(record):
-            continue
-        if "loss" in record:
-            step = record
-        elif any(name.startswith("val_") for name in record):
-            evaluation = record
-    return step, evaluation
+    evaluated, _, resumed = evaluations.read(run.events)
+    steps = (record for record in backwards(run.metrics) if "loss" in record)
+    step = next((one for one in steps if not (resumed and resumed.discards(one))), {})
+    return step, evaluated[max(evaluated)] if evaluated else {}
 
 
 def _clean(text: str) -> str:

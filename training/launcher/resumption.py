@@ -4,11 +4,12 @@ step."""
 from __future__ import annotations
 
 import statistics
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from training.core import heartbeat, jsonl, log, rundir, units
 from training.core.messages import msg
-from training.core.tail import tail
+from training.core.read_backwards import backwards
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 SETTLED = 2  # steps after a start that are slower than the others
 MEASURED = 8  # steps whose median is the time of a step
-RECENT = 200  # last lines of metrics.jsonl, with those of evaluations
+RECENT = 200  # last records of metrics.jsonl, with those of evaluations
 
 
 class Resumption:
@@ -125,10 +126,9 @@ class Resumption:
 
 def _step_times(metrics: Path, first: int, last: int | None) -> dict[int, float]:
     """Step → its milliseconds, of the recent steps from `first` to `last`."""
-    found = {}
-    for line in tail(metrics, RECENT):
-        record = jsonl.parse(line.encode()) or {}
+    found: dict[int, float] = {}
+    for record in islice(backwards(metrics), RECENT):
         step, took = jsonl.whole(record.get("step")), jsonl.number(record.get("step_ms"))
         if step is not None and took and first <= step and (last is None or step <= last):
-            found[step] = took
-    return found
+            found.setdefault(step, took)  # an earlier record is of a discarded part
+    return dict(sorted(found.items()))

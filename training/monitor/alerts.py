@@ -3,6 +3,7 @@ and memory, invalid figures."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import TYPE_CHECKING
 
@@ -110,13 +111,16 @@ def _slow_ranks(state: RunState) -> list[AlertState]:
 
 
 def no_step_s(state: RunState) -> float | None:
-    """Seconds since the last step where that is too long; None otherwise, and where unknown."""
+    """Seconds without a step or another phase where that is too long; None otherwise, and where
+    unknown."""
     last, usual = state["training"]["last_step_unix_s"], state["training"]["step_ms_p95"]
     if state["run"]["state"] != "running" or last is None:
         return None
     if any(phases.takes_long(r["phase"] or "") for r in state["ranks"]):
         return None
-    silent = state["time_unix_s"] - last
+    # after a long evaluation or copy the last step is old, but every rank is in a new phase
+    ages = [age for r in state["ranks"] if (age := r["beat_age_s"]) is not None]
+    silent = min(state["time_unix_s"] - last, max(ages, default=math.inf))
     # a log reports only some of the steps
     told_every_s = state["training"].get("told_every_s") or 0.0
     return (

@@ -30,7 +30,7 @@ class History:
         self.last: Record = {}
         self._first: int | None = None  # step
         self.evaluations: dict[int, Record] = {}
-        self._window: deque[Record] = deque(maxlen=RATE_STEPS)
+        self._window: deque[Record] = deque()  # of the last RATE_STEPS steps
         self._curve: list[tuple[int, float, float]] = []  # step, loss, tokens or samples per second
 
     def update(self) -> None:
@@ -72,6 +72,8 @@ class History:
             self._first = step
         self.last = record
         self._window.append(record)
+        while self._window[0]["step"] <= step - RATE_STEPS:  # of a long file only samples are read
+            self._window.popleft()
         if (loss := number(record.get("loss"))) is not None:
             speed = metric_units.speed(record)
             self._curve.append((step, loss, math.nan if speed is None else speed))

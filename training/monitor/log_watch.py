@@ -76,6 +76,7 @@ class LogWatch:
                 "exit_code": None,
                 "restarts": 0,
                 "warnings": 0,
+                "first_event_unix_s": None,
                 "started_unix_s": None,
                 "ended_unix_s": figures.text.mtime
                 if state != RUNNING and figures.text.there

@@ -15,14 +15,14 @@ class Collected:
 
     def __init__(self) -> None:
         self._most: dict[tuple[str, ...], float] = {}  # by metric, run and other labels
+        self._first_events: dict[str, float] = {}  # unix s, by run
 
     def samples(self, states: Sequence[AnyState]) -> list[tuple[Metric, list[Sample]]]:
         """Samples for each metric; those of the machine from the newest state."""
         runs = _names([state for state in states if state.get("run")])
         newest = max(states, key=lambda state: number(state.get("time_unix_s")) or 0.0, default={})
-        # another run may have the name of one that was removed
-        names = {name for name, _ in runs}
-        self._most = {key: most for key, most in self._most.items() if key[1] in names}
+        kept = self._kept(runs)
+        self._most = {key: most for key, most in self._most.items() if key[1] in kept}
         out = []
         for metric in METRICS:
             of_a_run = metric.labels[:1] == ("run",)
@@ -50,6 +50,18 @@ class Collected:
                 )
             )
         return out
+
+    def _kept(self, runs: Sequence[tuple[str, AnyState]]) -> set[str]:
+        """The names that are still those of the same runs: another run may have the name of one
+        that was removed."""
+        firsts = {
+            name: first
+            for name, state in runs
+            if (first := number(dig(state, "run", "first_event_unix_s"))) is not None
+        }
+        before, names = self._first_events, {name for name, _ in runs}
+        self._first_events = {n: at for n, at in (before | firsts).items() if n in names}
+        return {name for name in names if before.get(name) in (None, self._first_events.get(name))}
 
     def _never_less(self, key: tuple[str, ...], value: float) -> float:
         """Largest value so far: a restarted run resumes at its checkpoint, and Prometheus would

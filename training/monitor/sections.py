@@ -240,7 +240,8 @@ def numbers(state: RunState, width: int, rows: int) -> list[Line]:
             [(name, "dim"), (units.decimal(value_of, ".3g"), "")] if value_of is not None else []
         )
     if (scale := training.get("loss_scale")) is not None:
-        items.append([(msg("monitor.screen.loss_scale"), "dim"), (f"{scale:g}", "")])
+        shown = f"{scale:,.0f}" if scale >= 1 else f"{scale:g}"
+        items.append([(msg("monitor.screen.loss_scale"), "dim"), (shown, "")])
     if skipped := training.get("skipped_steps"):
         items.append([(f"{skipped}", ""), (msg("monitor.screen.skipped"), "dim")])
     items.append(

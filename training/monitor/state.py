@@ -71,6 +71,7 @@ class RunWatch:
         self._warnings: deque[WarningState] = deque(maxlen=WARNINGS)
         self._restarts: list[float] = []
         self._warned = 0
+        self._first_event: float | None = None  # unix s
         self._total: int | None = None  # steps, from the event of the last start
         self._epochs: int | None = None  # from the same event
         self._resumed: LastResume | None = None
@@ -155,6 +156,7 @@ class RunWatch:
                 "exit_code": whole(dig(end, "exit_code")) if ended else None,
                 "restarts": len(self._restarts),
                 "warnings": self._warned,
+                "first_event_unix_s": self._first_event,
                 "started_unix_s": started,
                 "ended_unix_s": ended,
                 "supervisor_pid": whole(supervisor.get("pid")),
@@ -248,10 +250,12 @@ class RunWatch:
             self._warnings.clear()
             self._restarts.clear()
             self._warned, self._total, self._epochs, self._resumed = 0, None, None, None
+            self._first_event = None
         if events or fresh:
             self._clock = None
         for event in events:
             kind, message = event.get("event"), text(event.get("text"))
+            self._first_event = self._first_event or number(event.get("time"))
             if kind == "restart":
                 self._restarts.append(number(event.get("time")) or 0.0)
                 message = message or msg(

@@ -165,7 +165,7 @@ class Task(ABC):
 
     def shown(self, scores: Mapping[str, float]) -> str:
         """The scores for a progress line."""
-        return ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+        return ", ".join(f"{name} {units.significant(value)}" for name, value in scores.items())
 
     def why_not(self, count: int) -> str:
         """Why `count` validation samples are too few, or ""."""

@@ -116,7 +116,8 @@ def write_summary(
         "step_ms": math.nan if step_ms is None else step_ms,
         "mfu": recorded.median("mfu"),
         "joules_per_unit": recorded.median("joules_per_unit"),
-        "memory_bytes": recorded.most_memory,
+        # of this start, as is the estimate: an earlier one may have had a larger batch
+        "memory_bytes": recorded.most_memory(session.position.step),
         "checkpoint": f"step_{position.step:08d}",
         "sample": text,
     }

@@ -43,7 +43,7 @@ class Forecast:
 
     def _log(self, step: int, seconds: float, steps: int) -> None:
         world, unit = self._session.world, self._session.task.unit
-        hours = f"{world.world_size * seconds / 3600:.3g}"
+        hours = units.amount(world.world_size * seconds / 3600)
         cost = (
             msg("trainer.forecast.gpu_hours", hours=hours)
             if world.device.type == "cuda"

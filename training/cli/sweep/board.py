@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from training.cli.sweep.prepare import Sweep
-from training.core import console, log, units
+from training.core import console, log, metric_units, units
 from training.core.jsonl import Record, number, read_object
 from training.core.messages import msg
 from training.core.rundir import RunDir
@@ -59,14 +59,16 @@ class _Watch:
             planned=(None, None),
         )
         training = run_figures.training(self.run, self._history, self.since)
-        best = training["eval_best"]
+        best, loss = training["eval_best"], training["loss"]
+        if loss is not None:
+            loss *= metric_units.display(training)[0]  # as in the row of an ended run
         return SweepRow(
             run["name"],
             run["values"],
             RUNNING,
             step=progress["step"],
             total=progress["total_steps"],
-            loss=training["loss"] if best is None else best,
+            loss=loss if best is None else best,
             starred=best is None,
             speed=training["tokens_per_s"] or training["samples_per_s"],
             seconds=progress["eta_s"],

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.config.schema import FIELDS
+from training.core import json_text
 from training.core.jsonl import Record
+from training.monitor import run_settings
 from training.monitor.runs import facts
 
 if TYPE_CHECKING:
@@ -37,11 +39,14 @@ class Expected:
         """None: unknown. Without evaluations, checkpoints and start-up."""
         config = plan["config"]
         times = [float(config["max_time"])] if config.get("max_time") else []
-        speed = self._speeds.get(_key(config, plan["ranks"]))
+        settings = json_text.as_stored(run_settings.fields({**plan}))
+        speed = self._speeds.get(_key(settings, plan["ranks"]))
         if speed and config.get("num_iterations") and config.get("total_batch_size"):
             times.append(config["num_iterations"] * config["total_batch_size"] / speed)
         return min(times) if times else None
 
 
-def _key(config: Record, ranks: int | None) -> str:
-    return repr((ranks, sorted((name, config[name]) for name in SAME if name in config)))
+def _key(settings: Record, ranks: int | None) -> str:
+    """Any option of a task's own may change the time."""
+    same = {name: settings[name] for name in settings if name in SAME or name not in FIELDS}
+    return repr((ranks, sorted(same.items())))

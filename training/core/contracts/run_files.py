@@ -86,7 +86,7 @@ class SummaryRecord(TypedDict):
     step_ms: float  # median; NaN without a recorded step
     mfu: float | None  # median, 0 to 1
     joules_per_unit: NotRequired[float | None]  # median, of all GPUs; missing in early 0.1
-    memory_bytes: int | None  # maximum over ranks
+    memory_bytes: int | None  # peak of the last start, maximum over ranks
     skipped_steps: NotRequired[int]  # of fp16
     checkpoint: str  # folder
     sample: str | None  # generated text

@@ -28,6 +28,7 @@ class RunFacts(TypedDict):
     exit_code: int | None
     restarts: int
     warnings: int
+    first_event_unix_s: float | None  # the same for all starts of a run
     started_unix_s: float | None
     ended_unix_s: float | None
     supervisor_pid: int | None

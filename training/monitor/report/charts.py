@@ -26,6 +26,7 @@ from training.monitor.report.chart_types import (
     joined,
 )
 from training.monitor.report.curve import Curve, PointPosition
+from training.monitor.report.series import POINTS
 
 NO_NUMBER = -1  # number in place of a series: marks without a value that belong to the whole chart
 # minus the number of the series: marks of one series, which are hidden with it
@@ -64,7 +65,7 @@ def lines(
     have instead. `calm`: a few values far above the others are marked at the upper edge, so that
     the others remain readable. `top`: end of the scale, if known."""
     series = [
-        s if wide else replace(s, points=thin(s.points, HALF_POINTS))
+        replace(s, points=thin(s.points, POINTS if wide else HALF_POINTS))
         for s in series
         if s.points or s.marks
     ]

@@ -3,9 +3,9 @@ waits."""
 
 from __future__ import annotations
 
+from training.core import units
 from training.core.jsonl import Record, items, number, text, whole
 from training.core.messages import msg
-from training.core.units import milliseconds
 from training.monitor.report import charts
 from training.monitor.report.chart_types import Chart
 from training.monitor.report.html import Html, join, table, tag
@@ -90,8 +90,8 @@ def _of_rank(profile: Record) -> Html:
     longest = [
         [
             code(text(one.get("name"))),
-            _cell(_count(one.get("count"))),
-            _cell(milliseconds(number(one.get("ms")))),
+            _cell(units.count(number(one.get("count")))),
+            _cell(units.milliseconds(number(one.get("ms")))),
             _cell(_percent(one.get("share"))),
         ]
         for one in items(profile.get("longest"))
@@ -107,8 +107,8 @@ def _of_rank(profile: Record) -> Html:
             ),
             text(one.get("operator")) or "-",
             names.get(str(one.get("part")), "-"),
-            _cell(_count(one.get("count"))),
-            _cell(milliseconds(number(one.get("ms")))),
+            _cell(units.count(number(one.get("count")))),
+            _cell(units.milliseconds(number(one.get("ms")))),
         ]
         for one in items(profile.get("waits"))
         if isinstance(one, dict)
@@ -144,11 +144,6 @@ def _no_waits(profile: Record) -> str:
 
 def _cell(content: str) -> Record:
     return {"": content, "class_": "n"}
-
-
-def _count(value: object) -> str:
-    found = number(value)
-    return "-" if found is None else f"{found:,.4g}"
 
 
 def _percent(value: object) -> str:

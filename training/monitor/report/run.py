@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from training import tasks
 from training.core import evaluations, heartbeat, last_resume, metric_units, rundir, standing
-from training.core.jsonl import Record, dig, number, read_object, text
+from training.core.jsonl import Record, dig, number, read_object, text, whole
 from training.core.redact import masked_values
 from training.diagnose.log_parsers.log_metrics import ScriptFigures
 from training.monitor import launches, run_settings, run_status, state
@@ -180,7 +180,7 @@ def read_run(folder: rundir.RunDir) -> Run:
         left_out,
         _durations(folder.heartbeats),
         _pictures(folder.samples),
-        _profiles(folder),
+        _profiles(folder, whole(plan.get("ranks"))),
         pauses,
         ahead,
     )
@@ -208,10 +208,13 @@ def _durations(folder: Path) -> dict[int, dict[str, float]]:
     return out
 
 
-def _profiles(folder: rundir.RunDir) -> list[Record]:
-    """The digests of the profiled ranks, from rank 0 on."""
-    found = (read_object(folder.profile_digest(rank)) for rank in range(PROFILES))
-    return [masked_values(digest) for digest in found if digest]
+def _profiles(folder: rundir.RunDir, ranks: int | None) -> list[Record]:
+    """The digests of the profiled ranks, from rank 0 on. Those of an earlier start, which may have
+    had more ranks, are left out."""
+    numbers = range(min(PROFILES, ranks or PROFILES))
+    found = [digest for rank in numbers if (digest := read_object(folder.profile_digest(rank)))]
+    first = found[0].get("first_step") if found else None
+    return [masked_values(digest) for digest in found if digest.get("first_step") == first]
 
 
 def _pictures(folder: Path) -> list[Picture]:
@@ -232,11 +235,11 @@ def _pictures(folder: Path) -> list[Picture]:
         except OSError:  # gone meanwhile
             continue
         room -= len(content)
-        whole = content.startswith(b"\x89PNG")
+        is_png = content.startswith(b"\x89PNG")
         out.append(
             Picture(
                 path.name,
-                f"data:image/png;base64,{base64.b64encode(content).decode()}" if whole else "",
+                f"data:image/png;base64,{base64.b64encode(content).decode()}" if is_png else "",
                 size,
             )
         )

@@ -256,7 +256,7 @@ class Metrics:
         curve.bad = len(curve.marks)
         curve.points, curve.marks = (
             in_order(curve.points, self.origin),
-            in_order(curve.marks, self.origin),
+            in_order(curve.marks, self.origin)[:MARKS],
         )
         self._without_pauses(curve)
         return curve

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from training.core import units
@@ -86,7 +87,8 @@ def timeline_chart(run: Run) -> Chart | None:
         return None
     end = run.until
     moments = _moments()
-    bars = [bar for bar in _bars(run, begun, end) if bar.to_s > bar.from_s >= 0]
+    evaluated = _some(run.metrics.evaluations)
+    bars = [bar for bar in _bars(run, begun, end, evaluated) if bar.to_s > bar.from_s >= 0]
     marks = [
         TimelineMark(lane, run.since(clock(event)), describe(event), paint)
         for event in run.events
@@ -105,12 +107,14 @@ def timeline_chart(run: Run) -> Chart | None:
     shown = _newest(marks)
     older = sum(count for kind, count in run.left_out.items() if kind in moments)
     left = len(marks) - len(shown) + older
+    hidden = len(run.metrics.evaluations) - len(evaluated)
     total = duration(run.since(end))
     notes = [
         msg("monitor.report.timeline.total_without_pauses", total=total)
         if run.pauses
         else msg("monitor.report.timeline.total", total=total),
         msg("monitor.report.timeline.events_left_out", left=left) if left > 0 else "",
+        msg("monitor.report.timeline.evaluations_left_out", left=hidden) if hidden else "",
     ]
     note = chart_types.joined(notes)
     return _chart(bars, shown, note, paused=bool(run.pauses))
@@ -123,7 +127,12 @@ def _newest(marks: Sequence[TimelineMark]) -> list[TimelineMark]:
     return [marks[i] for i in sorted(by_weight[-MARKS:])]
 
 
-def _bars(run: Run, begun: float, end: float) -> list[TimelineBar]:
+def _some(evaluations: dict[int, Record]) -> dict[int, Record]:
+    """At most MARKS of them, evenly spaced."""
+    return dict(islice(evaluations.items(), 0, None, max(1, -(-len(evaluations) // MARKS))))
+
+
+def _bars(run: Run, begun: float, end: float, evaluated: dict[int, Record]) -> list[TimelineBar]:
     starts = [event for event in run.events if event["event"] == "start"]
     if not starts:  # a user script, or no rank has started yet
         script = bool(run.plan.get("script"))
@@ -187,7 +196,7 @@ def _bars(run: Run, begun: float, end: float) -> list[TimelineBar]:
                 msg("monitor.report.timeline.until_stopped"),
             )
         )
-        for step, record in run.metrics.evaluations.items():
+        for step, record in evaluated.items():
             at, took = clock(record), (number(record.get("eval_ms")) or 0.0) / 1000
             if since <= at <= over:
                 bars.append(
