@@ -152,6 +152,14 @@ def test_the_reason_is_what_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why(alike) == msg("host.gpus.sound", avoided="0", **names)
 
 
+def test_the_only_pair_with_nvlink_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_choice.gpu_damage, "damaged", lambda indices: set())
+    monkeypatch.setattr(gpu_choice.nvlink, "pairs", lambda indices: {frozenset((1, 2))})
+    for alone in (0, None):
+        every = (gpu(0, 79, nvlinks=alone), gpu(1, 79, nvlinks=4), gpu(2, 79, nvlinks=4))
+        assert emptiest_gpus(GpuInventory(every, "-"), 2, {}, hide=True).visible == "1,2"
+
+
 def test_beside_a_lost_gpu_the_chosen_ones_are_named_by_uuid() -> None:
     """The driver counts GPU 1, which does not answer; CUDA may number the others without it."""
     machine = GpuInventory((EVERY[0], *EVERY[2:]), "-")

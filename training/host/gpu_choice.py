@@ -50,7 +50,7 @@ def emptiest_gpus(
         return GpuChoice(machine)
     if certain and len(every) == ranks:
         return GpuChoice(machine)
-    bridged = ranks > 1 and sum(bool(gpu.nvlinks) for gpu in usable) > 2
+    bridged = ranks > 1 and sum(bool(gpu.nvlinks) for gpu in usable) > 1
     linked = nvlink.pairs(gpu.index for gpu in usable) if bridged else set()
     damaged = gpu_damage.damaged(gpu.index for gpu in usable)
     claimed = {gpu.index: claims[gpu.uuid] for gpu in usable if claims and gpu.uuid in claims}
