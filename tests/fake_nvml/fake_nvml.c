@@ -13,6 +13,7 @@
  *
  * What the monitor shows; a list has a value for each GPU, the last one holds for the rest:
  * FAKE_NVML_USE=97,100  %      FAKE_NVML_TEMPERATURE=71,64  °C      FAKE_NVML_POWER=431,70  W      FAKE_NVML_POWER_LIMIT=575  W
+ * FAKE_NVML_USE_AT_FIRST=99  %, in the second after nvmlInit
  * FAKE_NVML_ENERGY=431,70  W, in the counter of energy, which older cards lack
  * FAKE_NVML_FAN=40  %          FAKE_NVML_NAME=NVIDIA GeForce RTX 5090
  * FAKE_NVML_PROCESSES=4711:21.5,4712:0.5;4713:20     pid and GiB of processes: on GPU 0; on GPU 1; …
@@ -69,8 +70,17 @@ static unsigned long long gib(const char *list, unsigned index) {
 }
 
 const char *nvmlErrorString(int code) { return code == 9 ? "Driver Not Loaded" : code == NOT_SUPPORTED ? "Not Supported" : "Error"; }
+
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec + now.tv_nsec / 1e9;
+}
+
+static double begin_s;
 int nvmlInitWithFlags(unsigned flags) {
   sleep((unsigned)number("FAKE_NVML_SLEEP", 0));
+  begin_s = seconds();
   return (void)flags, number("FAKE_NVML_INIT", OK);
 }
 int nvmlShutdown(void) { return OK; }
@@ -132,6 +142,7 @@ int nvmlDeviceGetMemoryInfo(Device *d, Memory *out) {
 
 int nvmlDeviceGetUtilizationRates(Device *d, Load *out) {
   out->gpu = getenv("FAKE_NVML_USE") ? (unsigned)listed("FAKE_NVML_USE", d->index, "0") : 10 + d->index;
+  if (getenv("FAKE_NVML_USE_AT_FIRST") && seconds() < begin_s + 1) out->gpu = listed("FAKE_NVML_USE_AT_FIRST", d->index, "0");
   return out->memory = 5, supported();
 }
 
@@ -147,10 +158,8 @@ int nvmlDeviceGetPowerUsage(Device *d, unsigned *milliwatt) {
 
 /* Millijoules of FAKE_NVML_ENERGY watts since the machine was started. */
 int nvmlDeviceGetTotalEnergyConsumption(Device *d, unsigned long long *millijoule) {
-  struct timespec now;
   if (!getenv("FAKE_NVML_ENERGY")) return NOT_SUPPORTED; /* cards before Volta */
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  *millijoule = listed("FAKE_NVML_ENERGY", d->index, "0") * (now.tv_sec * 1000ull + now.tv_nsec / 1000000);
+  *millijoule = listed("FAKE_NVML_ENERGY", d->index, "0") * (unsigned long long)(seconds() * 1000);
   return supported();
 }
 

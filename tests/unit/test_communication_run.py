@@ -3,6 +3,7 @@ tests/e2e."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,13 +42,13 @@ def moving() -> CommunicationOutcome:
     return replace(hung(), since_s={0: 0.5, 1: 0.5})
 
 
-def failed() -> CommunicationOutcome:
+def failed(error: str = "RuntimeError: no space in /dev/shm") -> CommunicationOutcome:
     return CommunicationOutcome(
         *(2, 20.0),
         reached={0: "warm-up", 1: "warm-up"},
         statuses={0: 1, 1: 1},
         died_at={0: 1.0, 1: 1.0},
-        records={rank: {"error": "no space in /dev/shm", "time": 1.0} for rank in (0, 1)},
+        records={rank: {"error": error, "time": 1.0} for rank in (0, 1)},
     )
 
 
@@ -139,6 +140,56 @@ def test_copies_that_hang_refute_what_was_known_however_the_second_attempt_ends(
     result = result_of(monkeypatch, hung(), second)
     assert result.first and result.finding and not result.ok
     assert p2p_cache.known(key()) is None
+
+
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+NCCL = "DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled cuda error\nLast error:\n"
+
+
+def aborted() -> CommunicationOutcome:
+    """By the thread of torch that watches NCCL, before the rank has reported its error."""
+    line = f"[rank0]: Process group watchdog thread terminated with exception: {ILLEGAL}"
+    abort = dict.fromkeys((0, 1), -signal.SIGABRT)
+    return replace(failed(), statuses=abort, records={0: {}, 1: {}}, output={0: [line], 1: [line]})
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        failed(f"AcceleratorError: {ILLEGAL}"),
+        failed(f"{NCCL}failed to open CUDA IPC handle : 217 peer access is not supported"),
+        aborted(),
+    ],
+)
+def test_an_error_of_copies_is_tried_without_them(
+    first: CommunicationOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = result_of(monkeypatch, first, first)
+    assert again.first and not again.ok and p2p_cache.remembered(key()) == {}
+    (check,) = again.checks()
+    assert check.text.count(again.first.text) == 1
+    assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "it was tried"
+    assert result_of(monkeypatch, first, worked()).ok
+    assert p2p_cache.remembered(key()) == p2p_cache.WITHOUT_P2P
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "0")
+    assert "export NCCL_P2P_DISABLE=1" in result_of(monkeypatch, first).checks()[0].fixes
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *("OutOfMemoryError: CUDA out of memory.", "AcceleratorError: CUDA error: out of memory"),
+        f"{NCCL}Cuda failure 2 'out of memory'",
+        f"{NCCL}Error while creating shared memory segment /dev/shm/nccl-abc (size 9637888)",
+        "AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+        "DistNetworkError: The client socket has timed out",
+    ],
+)
+def test_other_errors_are_not(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second attempt that succeeds by chance would be taken for a proof."""
+    result = result_of(monkeypatch, failed(error))
+    assert result.first is None and not result.ok
+    assert "export NCCL_P2P_DISABLE=1" not in result.checks()[0].fixes
 
 
 def test_the_command_tests_the_gpus_that_the_user_has_chosen(

@@ -66,7 +66,7 @@ def machine(
     torchao("0.18.0")
 
     def has(*capabilities: tuple[int, int] | None) -> None:
-        monkeypatch.setattr(planner.gpus, "inventory", lambda environ: gpus(*capabilities))
+        monkeypatch.setattr(planner.gpus, "inventory", lambda environ, **_: gpus(*capabilities))
 
     return has
 

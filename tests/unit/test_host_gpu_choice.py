@@ -17,9 +17,11 @@ from training.host.gpus import EXCLUSIVE, PROHIBITED, VISIBLE, Gpu, GpuInventory
 GIB = 1 << 30
 
 
-def gpu(index: int, free: float | None, use: int | None = 0, **facts: Any) -> Gpu:
+def gpu(
+    index: int, free: float | None, use: int | None = 0, *, total: int = 80, **facts: Any
+) -> Gpu:
     bytes_ = None if free is None else int(free * GIB)
-    return Gpu(index, f"GPU-{index}", "-", 80 * GIB, bytes_, use, None, None, **facts)
+    return Gpu(index, f"GPU-{index}", "-", total * GIB, bytes_, use, None, None, **facts)
 
 
 BUSY = (GpuProcess(1, GIB),)
@@ -62,6 +64,35 @@ BUSY = (GpuProcess(1, GIB),)
 )
 def test_memory_then_utilisation_then_order(every: list[Gpu], chosen: list[int]) -> None:
     assert [found.index for found in emptiest(every, 2)] == chosen
+
+
+def card(index: int, total: int, capability: tuple[int, int], share: float = 0.98) -> Gpu:
+    return gpu(index, share * total, total=total, capability=capability)
+
+
+V100, A400, RTX_2070 = (32, (7, 0)), (4, (8, 6)), (8, (7, 5))
+P40, RTX_3060 = (24, (6, 1)), (12, (8, 6))
+
+
+@each(
+    ("every", "count", "chosen"),
+    [
+        ([card(0, *A400), card(1, *V100), card(2, *V100)], 1, [1]),
+        ([card(0, *A400), card(1, *V100), card(2, *V100)], 2, [1, 2]),
+        ([card(0, *A400), card(1, *V100), card(2, *V100)], 3, [0, 1, 2]),
+        # one card of half the memory, also with a display, is enough for matrix units
+        ([card(0, *P40), card(1, *RTX_3060)], 1, [1]),
+        ([card(0, *P40), card(1, *RTX_3060, share=0.9)], 1, [1]),
+        # a pair has the memory of its smaller card
+        ([card(0, *P40), card(1, *RTX_2070), card(2, *RTX_2070)], 1, [0]),
+        ([card(0, *P40), card(1, *RTX_2070), card(2, *RTX_2070)], 2, [1, 2]),
+        ([card(0, *P40), card(1, *RTX_3060), card(2, *P40)], 2, [0, 2]),
+    ],
+)
+def test_the_weakest_card_decides_the_precision_and_the_smallest_the_memory(
+    every: list[Gpu], count: int, chosen: list[int]
+) -> None:
+    assert [found.index for found in emptiest(every, count)] == chosen
 
 
 EVERY = (gpu(0, 5), gpu(1, 79), gpu(2, 30), gpu(3, 79))
@@ -119,6 +150,14 @@ def test_the_reason_is_what_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_choice.nvlink, "pairs", lambda indices: set())
     monkeypatch.setattr(gpu_choice.gpu_damage, "damaged", lambda indices: {0})
     assert why(alike) == msg("host.gpus.sound", avoided="0", **names)
+
+
+def test_the_only_pair_with_nvlink_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_choice.gpu_damage, "damaged", lambda indices: set())
+    monkeypatch.setattr(gpu_choice.nvlink, "pairs", lambda indices: {frozenset((1, 2))})
+    for alone in (0, None):
+        every = (gpu(0, 79, nvlinks=alone), gpu(1, 79, nvlinks=4), gpu(2, 79, nvlinks=4))
+        assert emptiest_gpus(GpuInventory(every, "-"), 2, {}, hide=True).visible == "1,2"
 
 
 def test_beside_a_lost_gpu_the_chosen_ones_are_named_by_uuid() -> None:

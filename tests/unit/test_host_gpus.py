@@ -211,6 +211,26 @@ def test_a_start_does_not_wait_for_a_driver_that_hangs(nvidia: Nvidia) -> None:
     assert python("-c", code, **nvidia(COUNT=2)).stdout.startswith("2 ")
 
 
+@each(
+    ("facts", "use"),
+    [
+        ({"PERSISTENCE": 0}, [10, 11]),
+        ({"PERSISTENCE": "0,1"}, [10, 99]),
+        ({"PERSISTENCE": 0, "PROCESSES": "4711:1"}, [99, 11]),
+        ({"PERSISTENCE": 0, "USE": "97,3"}, [97, 3]),  # processes of others, from a container
+    ],
+)
+def test_the_load_of_the_driver_does_not_make_a_gpu_busy(
+    facts: dict[str, object], use: list[int], nvidia: Nvidia
+) -> None:
+    code = (
+        "import os; from training.host import gpus;"
+        "print([gpu.use_percent for gpu in gpus.inventory_at_start(os.environ).gpus])"
+    )
+    done = python("-c", code, **nvidia(COUNT=2, USE_AT_FIRST=99, **facts))
+    assert done.stdout == f"{use}\n"
+
+
 def test_a_driver_without_gpus(nvidia: Nvidia) -> None:
     machine = look(nvidia(COUNT=0))
     assert (machine.gpus, machine.reason) == ((), msg("host.gpus.on_machine", gpus="0 GPUs"))

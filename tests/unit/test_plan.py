@@ -42,7 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(
             planner.gpus,
             "inventory",
-            lambda environ: GpuInventory(
+            lambda environ, **_: GpuInventory(
                 tuple(cards), f"{len(cards)} on this machine", "580", "13.0"
             ),
         )

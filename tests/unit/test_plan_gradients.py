@@ -276,6 +276,35 @@ def test_little_gain_is_explained_with_what_helps(monkeypatch: pytest.MonkeyPatc
     assert "--gradient_compression" not in note and "one GPU alone" in note
 
 
+@each(
+    ("p2p", "direct", "translated", "named"),
+    [
+        (False, [True, True], True, True),
+        (False, [True, True], False, False),
+        (False, [None], True, True),  # unknown to the driver
+        (False, [], True, True),
+        (False, [False, True], True, True),
+        (False, [False, False], True, False),  # the driver has no such copies at all
+        (True, [False], True, False),
+        (True, [True], True, False),
+    ],
+)
+def test_the_iommu_is_a_reason_only_where_the_driver_has_copies(
+    p2p: bool,
+    direct: list[bool | None],
+    translated: bool,
+    named: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs = [Pair(0, n, None, None, one) for n, one in enumerate(direct)]
+    monkeypatch.setattr(gpu_state, "read_state", lambda gpus: ([], pairs))
+    iommu = "DMA-FQ" if translated else "identity"
+    monkeypatch.setattr(gradients.p2p_cache, "machine", lambda: f"Linux 6, IOMMU {iommu}")
+    found = gradients._why([], begun(3.0, p2p=p2p), ONE)
+    assert (msg("plan.gradients.iommu") in found) == named
+    assert (msg("plan.gradients.no_p2p") in found) == (not p2p or False in direct)
+
+
 def test_a_speed_up_of_nearly_nothing_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradients, "_why", lambda *facts: ["-"])
     plan = decide("none", begun(0.001))

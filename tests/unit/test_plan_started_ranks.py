@@ -34,7 +34,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, home: Path) -> Plan:
             for n in range(gpus)
         )
         found = GpuInventory(cards, "", "580", "13.0")
-        monkeypatch.setattr(planner.gpus, "inventory", lambda environ: found)
+        monkeypatch.setattr(planner.gpus, "inventory", lambda environ, **_: found)
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
         args = ["configs/dual_gpu/balanced.py"]
         plan = planner.make("train.py", args, rank | {"MASTER_ADDR": HERE} | environ)[1]

@@ -31,7 +31,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
         Gpu(n, f"GPU-{n}", f"Card {n}", 32 * GIB, 31 * GIB, 0, 40, 70.0, (12, 0)) for n in range(4)
     ]
 
-    def look(environ: dict[str, str]) -> GpuInventory:
+    def look(environ: dict[str, str], **_: object) -> GpuInventory:
         chosen, reason = visible(cards, environ.get(VISIBLE))
         return GpuInventory(tuple(chosen), reason, "580", "13.0")
 

@@ -40,7 +40,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         monkeypatch.setattr(
             planner.gpus,
             "inventory",
-            lambda environ: GpuInventory(cards, "all of them", "580", "13.0"),
+            lambda environ, **_: GpuInventory(cards, "all of them", "580", "13.0"),
         )
         monkeypatch.setattr(planner.torch_build, "installed", lambda: TorchBuild("2.99.0", "13.0"))
         monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 8)

@@ -165,7 +165,7 @@ def test_a_large_config_without_gpus_is_not_sent_to_the_cpu(
     from training.plan import training_plan
 
     monkeypatch.setattr(
-        gpus, "inventory", lambda environ: gpus.GpuInventory((), "0 on this machine")
+        gpus, "inventory", lambda environ, **_: gpus.GpuInventory((), "0 on this machine")
     )
     monkeypatch.chdir(ROOT)
     environ = {"PATH": os.environ["PATH"]}

@@ -50,7 +50,7 @@ def emptiest_gpus(
         return GpuChoice(machine)
     if certain and len(every) == ranks:
         return GpuChoice(machine)
-    bridged = ranks > 1 and sum(bool(gpu.nvlinks) for gpu in usable) > 2
+    bridged = ranks > 1 and sum(bool(gpu.nvlinks) for gpu in usable) > 1
     linked = nvlink.pairs(gpu.index for gpu in usable) if bridged else set()
     damaged = gpu_damage.damaged(gpu.index for gpu in usable)
     claimed = {gpu.index: claims[gpu.uuid] for gpu in usable if claims and gpu.uuid in claims}
@@ -118,8 +118,8 @@ def emptiest(
 ) -> list[Gpu]:
     """In PCI order: by free memory, then by utilisation, then the newest, then those that NVLink
     connects (`linked`: pairs of indices). A GPU that another process has for itself comes last; one
-    of another launch (`claimed`: indices), a damaged one (`damaged`), or one with weaker matrix
-    units, after others that are at least half empty."""
+    of another launch (`claimed`: indices), a damaged one (`damaged`), or one whose weaker matrix
+    units would decide the precision, after others that are at least half empty."""
     left, chosen = list(every), list[Gpu]()
     while len(chosen) < count:
         usable = [gpu for gpu in left if not closed(gpu)] or left
@@ -129,8 +129,8 @@ def emptiest(
                 usable, roomy = (
                     [gpu for gpu in some if gpu.index not in avoided] for some in (usable, roomy)
                 )
-        strongest = max(map(_strength, roomy or usable))
-        strong = [gpu for gpu in usable if _strength(gpu) >= strongest]
+        needed = _needed_strength(roomy or usable, chosen, count)
+        strong = [gpu for gpu in usable if _strength(gpu) >= needed]
         emptiest_one = max(strong, key=lambda gpu: gpu.free_bytes or 0)
         free = [gpu for gpu in strong if _as_empty(gpu, emptiest_one)]
         least = min(gpu.use_percent or 0 for gpu in free)
@@ -161,6 +161,17 @@ def _as_empty(gpu: Gpu, other: Gpu) -> bool:
 
 def _capability(gpu: Gpu) -> tuple[int, ...]:
     return tuple(gpu.capability or ())
+
+
+def _needed_strength(some: Sequence[Gpu], chosen: Sequence[Gpu], count: int) -> int:
+    """Strength of the weakest GPU in the best choice of `count`, which decides the precision of all
+    ranks, as the smallest one decides their memory: stronger GPUs count if they have about half of
+    what the choice of the most memory has."""
+    sizes = sorted((gpu.free_bytes or 0 for gpu in (*chosen, *some)), reverse=True)
+    least = DISPLAY_SHARE / 2 * sizes[:count][-1]
+    large = [gpu for gpu in some if (gpu.free_bytes or 0) >= least]
+    best = sorted(map(_strength, large), reverse=True)[: count - len(chosen)]
+    return min([*best, *map(_strength, chosen)])
 
 
 def _strength(gpu: Gpu) -> int:

@@ -18,7 +18,7 @@ from training.core import log, standing
 from training.core.messages import msg
 from training.core.plain_text import one_line
 from training.core.units import plural
-from training.host import bare_nvml, kernel_quotes, nvlink, process, visible_devices
+from training.host import bare_nvml, kernel_quotes, nvlink, process, utilization, visible_devices
 from training.host.nvml import ask
 from training.host.visible_devices import PART
 
@@ -109,10 +109,14 @@ class GpuInventory:
 
 
 def inventory(
-    environ: Mapping[str, str] = os.environ, instances: Collection[str] = ()
+    environ: Mapping[str, str] = os.environ,
+    instances: Collection[str] = (),
+    *,
+    patient: bool = False,
 ) -> GpuInventory:
     """The GPUs visible to a process with this environment. `instances`: UUIDs of MIG instances
-    that are listed in place of their GPU."""
+    that are listed in place of their GPU. `patient`: with their utilisation after the driver has
+    been loaded, which may take a second longer."""
     try:
         ctypes.CDLL(bare_nvml.LIBRARY)
     except OSError:  # checked before the slow import of pynvml
@@ -132,6 +136,8 @@ def inventory(
         cuda = _cuda_version(version)
         count = ask("nvmlDeviceGetCount") or 0
         every = [gpu for gpu in (_read(index) for index in range(count)) if gpu]
+        if patient:
+            every = utilization.after_load(every)
         silent = sorted(set(range(count)) - {gpu.index for gpu in every})
         named = visible_devices.entries(environ.get(VISIBLE, ""))
         parts = [_part(uuid) for uuid in named if isinstance(uuid, str) and uuid.startswith(PART)]
@@ -154,7 +160,7 @@ def inventory_at_start(environ: Mapping[str, str]) -> GpuInventory:
 
     def look() -> None:
         try:
-            answers.append(inventory(environ))
+            answers.append(inventory(environ, patient=True))
         except Exception as error:
             answers.append(error)
 
@@ -236,7 +242,6 @@ def _read(index: int) -> Gpu | None:
     first = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, 0) if mig and mig[0] else handle
     # A process that sees a GPU in parts computes on the first one.
     memory = ask("nvmlDeviceGetMemoryInfo", first) if first is not None else None
-    load = ask("nvmlDeviceGetUtilizationRates", handle)
     power = ask("nvmlDeviceGetPowerUsage", handle)
     limit = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
     return Gpu(
@@ -245,7 +250,7 @@ def _read(index: int) -> Gpu | None:
         name=ask("nvmlDeviceGetName", handle) or "-",
         total_bytes=memory.total if memory else None,
         free_bytes=memory.free if memory else None,
-        use_percent=load.gpu if load else None,
+        use_percent=utilization.percent(handle),
         temperature_c=ask("nvmlDeviceGetTemperature", handle, TEMPERATURE_GPU),
         power_w=power / 1000 if power is not None else None,
         capability=ask("nvmlDeviceGetCudaComputeCapability", handle),

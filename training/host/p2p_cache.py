@@ -19,6 +19,7 @@ from training.core import file_lock, rundir
 from training.core.messages import msg
 from training.host import torch_build
 from training.host.env_vars import HERE, Variable
+from training.host.utilization import BUSY_PERCENT
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import GpuRecord
@@ -27,7 +28,6 @@ P2P = "NCCL_P2P_DISABLE"
 WITHOUT_P2P = {P2P: "1"}
 FOUND = msg("host.p2p.found")
 SCHEMA_VERSION = 2
-BUSY_PERCENT = 30  # utilisation of a GPU by others, which makes a measured bandwidth too low
 # NCCL's variables without an influence on how it communicates.
 _SILENT = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_SET_THREAD_NAME")
 

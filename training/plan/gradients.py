@@ -314,11 +314,13 @@ def _why(gpus: Sequence[Gpu], begun: PlanStart, one: Exchange) -> list[str]:
 
     measured = begun["communication"]
     states, pairs = gpu_state.read_state(gpus)
-    no_copies = not measured["p2p"] or any(p.direct is False for p in pairs)
+    refused = [p for p in pairs if p.direct is False]  # by the driver, whatever the IOMMU does
+    no_copies = refused or not measured["p2p"]
+    broken = not measured["p2p"] and (not pairs or len(refused) < len(pairs))
     found = [msg("plan.gradients.bandwidth", rate=measured["gb_per_s"])]
     found += [msg("plan.gradients.no_p2p")] if no_copies else []
     translated = "DMA" in p2p_cache.machine()
-    found += [msg("plan.gradients.iommu")] if no_copies and translated else []
+    found += [msg("plan.gradients.iommu")] if broken and translated else []
     found += [
         msg("plan.gradients.lanes", index=s.index, lanes=s.link_width)
         for s in states

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from training.core.messages import msg
 from training.core.project import ROOT
+from training.diagnose import exception_cause
 from training.launcher.communication import stages
 from training.launcher.communication.runner import CommunicationOutcome
 from training.launcher.rank_log import UNDERLINE
@@ -35,6 +36,7 @@ class CommunicationFinding:
     stage: str = ""
     lines: list[str] = field(default_factory=list)  # evidence, below the text
     killed: bool = False  # by SIGKILL of another process
+    cause: str = ""  # of the error of a rank (training.core.cause_ids)
 
 
 def analyze(outcome: CommunicationOutcome, device: str) -> CommunicationFinding:
@@ -203,7 +205,16 @@ def _failed(outcome: CommunicationOutcome) -> CommunicationFinding:
         stage,
         _evidence(outcome, [rank]),
         killed=status == -signal.SIGKILL,
+        cause=_cause(outcome, rank),
     )
+
+
+def _cause(outcome: CommunicationOutcome, rank: int) -> str:
+    error: str = outcome.records[rank].get("error", "")
+    if not error and outcome.statuses[rank] == -signal.SIGABRT:  # by torch, which prints the error
+        error = "\n".join(outcome.output.get(rank, []))
+    kind, _, text = error.partition(": ")
+    return exception_cause.of_error({"type": kind, "message": text}) if error else ""
 
 
 def _signal_name(number: int) -> str:

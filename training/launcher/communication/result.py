@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from training.core.cause_ids import CUDA_DEVICE_ASSERT, NCCL_INIT
 from training.core.messages import msg
 from training.host.gpus import VISIBLE
 from training.host.kernel_quotes import KernelQuotes
@@ -23,6 +24,14 @@ def p2p_may_help(finding: CommunicationFinding) -> bool:
     return finding.kind == analysis.WRONG or (
         finding.kind == analysis.HANG and stages.is_communication(finding.stage)
     )
+
+
+def worth_without_p2p(finding: CommunicationFinding) -> bool:
+    """Is it worth a test without peer-to-peer copies? Also after an error that they may raise. Not
+    after others, such as a lack of memory: a second attempt that succeeds by chance would be taken
+    for a proof."""
+    raised = finding.cause in (CUDA_DEVICE_ASSERT, NCCL_INIT)
+    return p2p_may_help(finding) or (raised and stages.is_communication(finding.stage))
 
 
 def hardware(iommu: KernelQuotes) -> list[str]:
@@ -85,13 +94,14 @@ class CommunicationResult:
         if self.finding is None:
             return [preflight.Check(NAME, preflight.OK, msg("launcher.communication.one_rank"))]
         if not self.ok:
-            text = self.finding.text
-            if self.first and self.first.kind == self.finding.kind and p2p_may_help(self.finding):
+            text, first = self.finding.text, self.first
+            alike = first and first.kind == self.finding.kind and p2p_may_help(self.finding)
+            if first and (alike or first.text == text):
                 text = msg("launcher.communication.the_same", text=text, variable=P2P)
-            elif self.first:
+            elif first:
                 text = msg(
                     "launcher.communication.both_fail",
-                    with_them=self.first.text,
+                    with_them=first.text,
                     variable=P2P,
                     without=text,
                 )
@@ -148,7 +158,7 @@ class CommunicationResult:
             return [again]
         if by_copies(finding, self.backend):
             untried = not self.first and self.variables.get(P2P) != "1"
-            without = [f"export {P2P}=1"] if untried and p2p_may_help(finding) else []
+            without = [f"export {P2P}=1"] if untried and worth_without_p2p(finding) else []
             return [
                 *without,
                 msg("launcher.communication.fix.debug", again=again),

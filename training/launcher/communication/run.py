@@ -1,5 +1,5 @@
-"""Communication test of a plan: one attempt and, where GPUs hang, another without peer-to-peer
-copies. No torch."""
+"""Communication test of a plan: one attempt and, where GPUs hang or fail, another without
+peer-to-peer copies. No torch."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from training.launcher.communication.result import (
     AllReduceTimes,
     CommunicationResult,
     p2p_may_help,
+    worth_without_p2p,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def run(
     own = {name: os.environ[name] for name in (P2P, INTERFACE, VISIBLE) if os.environ.get(name)}
     outcome, finding, logged = _try(ranks, backend, device, set_here, limit_s, patience_s)
     seconds, first, kernel = outcome.seconds, None, logged
-    if backend == "nccl" and p2p_may_help(finding) and P2P not in own | set_here:
+    if backend == "nccl" and worth_without_p2p(finding) and P2P not in own | set_here:
         log.warning(msg("launcher.communication.retrying", text=finding.text, variable=P2P))
         first, set_here = finding, set_here | p2p_cache.WITHOUT_P2P
         outcome, finding, logged = _try(ranks, backend, device, set_here, limit_s, patience_s)
