@@ -22,8 +22,9 @@ from training.watchdog.hang_report import (
     NoFinding,
 )
 from training.watchdog.probes import procfs, sampling, stacks
-from training.watchdog.probes.sampling import ProcessSample, RankTrace, Sample
+from training.watchdog.probes.sampling import ProcessSample, Sample
 from training.watchdog.probes.stacks import Frame, Stack, Thread
+from training.watchdog.probes.trace import RankTrace, courses
 from training.watchdog.script_watchdog import ScriptWatch
 
 # What cannot be created here: uninterruptible I/O, a GPU, other machines.
@@ -356,7 +357,7 @@ def test_rates_of_a_trace() -> None:
         "of the child too: it reads a mapped file"
     )
     assert course.children_work and not course.idle and course.same_place
-    assert sampling.courses([]) == {}
+    assert courses([]) == {}
 
 
 @pytest.mark.parametrize(("file", "debugged"), [("bdb.py", True), ("threading.py", False)])

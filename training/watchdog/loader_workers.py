@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from training.core.messages import msg
 from training.watchdog.probes import procfs, stacks, system_calls
-from training.watchdog.probes.sampling import RankTrace
 from training.watchdog.probes.stacks import Frame, Stack, own
+from training.watchdog.probes.trace import RankTrace
 
 
 def at_worker(c: RankTrace) -> tuple[str, Frame | None]:

@@ -11,8 +11,9 @@ from training.diagnose.rooted import ROOTED
 from training.watchdog import hang_report, loader_workers
 from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding, NoFinding
 from training.watchdog.probes import procfs
-from training.watchdog.probes.sampling import IDLE_SHARE, RankTrace, Sample, courses
+from training.watchdog.probes.sampling import Sample
 from training.watchdog.probes.stacks import Frame, Stack, own
+from training.watchdog.probes.trace import IDLE_SHARE, RankTrace, courses
 from training.watchdog.probes.waits import (
     in_collective,
     saves,
