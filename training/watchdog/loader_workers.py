@@ -26,9 +26,15 @@ def at_worker(c: RankTrace) -> tuple[str, Frame | None]:
 
 
 def may_end(c: RankTrace) -> bool:
-    """Does the unresponsive worker wait for a timeout or for another process?"""
+    """Does the unresponsive worker wait for a timeout, for another process, or for I/O that has
+    progressed?"""
     pid, _ = _unresponsive(c)
-    return pid is not None and c.last.children[pid].state == "S" and system_calls.ends_by(pid) != ""
+    if pid is None:
+        return False
+    state = c.last.children[pid].state
+    return (state == "D" and c.child_turns(pid) > 0) or (
+        state == "S" and system_calls.ends_by(pid) != ""
+    )
 
 
 def _unresponsive(c: RankTrace) -> tuple[int | None, Frame | None]:

@@ -226,9 +226,11 @@ def _stuck(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
     if main is None:
         return None
     frame = own(main.frames)
-    if c.writes_back or (saves(main.frames) and not alone):
+    if c.writes_back or c.advances_in_io or (saves(main.frames) and not alone):
         return None
     if c.always("D") and not c.moves_data:
+        if c.woken and not (alone and c.same_place):
+            return None
         return msg(
             "watchdog.blocked_at",
             call=c.last.process.waits_in or msg("watchdog.uninterruptible"),

@@ -20,8 +20,10 @@ class ProcessSample:
     stack: Stack | str  # str: why there is none
     gpu: bool
     children: dict[int, Process] = field(default_factory=dict)
-    sockets: dict[int, int] = field(default_factory=dict)  # TCP connection → bytes moved so far
+    # How often their main threads, and its own computing ones, have gone to sleep.
+    children_turns: dict[int, int] = field(default_factory=dict)
     turns: int = 0
+    sockets: dict[int, int] = field(default_factory=dict)  # TCP connection → bytes moved so far
     # thread, also of the children → seconds without a core so far
     queued: dict[int, float] = field(default_factory=dict)
     outside: frozenset[int] = frozenset()  # connections to processes that are not ranks
@@ -87,8 +89,9 @@ def take(
             found[pid],
             procfs.uses_gpu(pid),
             children,
-            {inode: connection.moved for inode, connection in mine.items()},
+            {child: procfs.sleeps(child) for child in children},
             procfs.turns(pid, thread),
+            {inode: connection.moved for inode, connection in mine.items()},
             queued,
             frozenset(mine.keys() - to_ranks),
             frozenset(own),

@@ -14,6 +14,9 @@ IDLE_BYTES, IDLE_FAULTS = 16384, 200  # a second
 # of the time, ready to run without a core: a starved thread uses no CPU time either
 QUEUED_SHARE = 0.2
 IDLE_DISK = 1e6  # bytes a second, of the whole machine
+# Wakes a second in I/O. A wait that never ends may have a timer: writing with a full page cache
+# wakes 5 times a second.
+IO_WAKES = 10
 # A request to torch's store may come between the readings of the two counters of its bytes.
 STORE_REQUEST = 64  # bytes for each connection
 
@@ -114,6 +117,28 @@ class RankTrace:
         progress all the same."""
         return self.last.turns != self.looks[0].turns
 
+    def child_turns(self, pid: int) -> int:
+        """How often the main thread of this child has gone to sleep."""
+        now = self.last.children_turns.get(pid, 0)
+        return now - self.looks[0].children_turns.get(pid, now)
+
+    @property
+    def advances_in_io(self) -> bool:
+        """Does it, or a child, complete one operation of I/O after another? No bytes are counted
+        for looking up files, and few page faults for reading a mapped one from a slow disk."""
+        own = self.last.turns - self.looks[0].turns, [look.process for look in self.looks]
+        children = (
+            (
+                self.child_turns(pid),
+                [look.children[pid] for look in self.looks if pid in look.children],
+            )
+            for pid in self.last.children
+        )
+        return any(
+            turns > IO_WAKES * self.seconds and any(one.state == "D" for one in seen)
+            for turns, seen in (own, *children)
+        )
+
     @property
     def exchanges(self) -> bool:
         """Has it moved any bytes other than with ranks? A slow service answers in few of them."""
@@ -173,6 +198,7 @@ class RankTrace:
             self.own_cpu <= IDLE_SHARE
             and not self.children_work
             and not self.moves_data
+            and not self.advances_in_io
             and not self.starved
         )
 
