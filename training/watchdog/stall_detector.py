@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from training.core.messages import msg
 from training.diagnose.rooted import ROOTED
-from training.watchdog import hang_report, loader_workers
+from training.watchdog import hang_report, loader_workers, pool_workers
 from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding, NoFinding
 from training.watchdog.probes import procfs
 from training.watchdog.probes.sampling import Sample
@@ -256,7 +256,7 @@ def _may_end(c: RankTrace) -> bool:
     there it depends on the worker."""
     if c.last.main and waits_for_worker(c.last.main):
         return c.exchanges or loader_workers.may_end(c)
-    return c.may_end
+    return c.may_end or pool_workers.may_end(c)
 
 
 def spins(c: RankTrace) -> bool:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from training.watchdog.probes import procfs, sockets, stacks, system_calls
+from training.watchdog.probes import awaited, procfs, sockets, stacks
 from training.watchdog.probes.procfs import Process
 from training.watchdog.probes.stacks import Stack, Thread
 from training.watchdog.probes.waits import deciding, in_collective
@@ -33,7 +33,7 @@ class ProcessSample:
     # Connections to torch's store in this process, whose thread answers NCCL's heartbeat monitor
     # in every rank each second.
     served: frozenset[int] = frozenset()
-    ends_by: str = ""  # system_calls
+    ends_by: str = ""  # awaited
     # When it has called its newest collective, where torch's flight recorder answers.
     newest_call: int | None = None
 
@@ -97,7 +97,7 @@ def take(
             frozenset(own),
             frozenset(own - to_store),
             frozenset(i for i, c in mine.items() if c.here[1] == store and i in own),
-            system_calls.ends_by(pid, to_ranks, thread),
+            awaited.ends_by(pid, found[pid], to_ranks),
         )
         looks[rank] = replace(look, newest_call=_newest(rank, look, before, newest_call))
     return Sample(time.monotonic(), looks, procfs.written_back())
