@@ -132,7 +132,7 @@ def waits(c: RankTrace) -> str | None:
     # A rank in the rendezvous or in a barrier of the store polls repeatedly; every other wait is a
     # single one.
     polls = name == RENDEZVOUS or main.frames[0].name == "_store_based_barrier"
-    if name is None or (not polls and (c.woken if name in (GPU, QUEUE) else _advances(c))):
+    if name is None or (not polls and _advances(c)) or (c.woken and name in (GPU, QUEUE)):
         return None
     if name in (GPU, QUEUE, BACKWARD):
         # On a CPU 'backward' may be the computation itself.
@@ -149,9 +149,9 @@ def _launches(c: RankTrace) -> bool:
 
 
 def _advances(c: RankTrace) -> bool:
-    """Do the collectives complete in which it is seen?"""
+    """Do the collectives complete in which it is seen, or those for which it waits for its GPU?"""
     name = in_collective(c.last.main) if c.last.main else None
-    return name is not None and c.calls_collectives(name in STORE)
+    return c.calls_further if name is None else c.calls_collectives(name in STORE)
 
 
 def on_gpu(found: HangFinding, name: str = GPU) -> list[int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from training.watchdog.probes import awaited, procfs, sockets, stacks
 from training.watchdog.probes.procfs import Process
 from training.watchdog.probes.stacks import Stack, Thread
-from training.watchdog.probes.waits import deciding, in_collective
+from training.watchdog.probes.waits import deciding, in_collective, waits_for_device
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def take(
 ) -> Sample:
     """`pids`: rank → PID. Takes some 10 ms for each rank, without disturbing it. `newest_call`
     takes longer: it is asked about ranks in a collective that were woken after the sample
-    `before`."""
+    `before`, and about those that may wait for their GPU."""
     found, tree, looks = stacks.dump(pids.values()), procfs.tree(), {}
     families = {rank: procfs.family(pid, tree) for rank, pid in pids.items()}
     connected = {rank: sockets.connections([pids[rank], *families[rank]]) for rank in pids}
@@ -112,7 +112,13 @@ def _store_port(pid: int) -> int:
 def _newest(
     rank: int, look: ProcessSample, before: Sample | None, newest_call: NewestCall
 ) -> int | None:
+    main = look.main
+    if main is None:
+        return None
+    for_gpu = look.gpu and bool(main.frames) and not main.holds_gil
+    if for_gpu and (look.process.state == "R" or waits_for_device(main.frames[0])):
+        return newest_call(rank)  # it spins: its turns are the same
     last = before.looks.get(rank) if before else None
     if last and last.turns == look.turns and last.newest_call is not None:
         return last.newest_call
-    return newest_call(rank) if look.main and in_collective(look.main) else None
+    return newest_call(rank) if in_collective(main) else None

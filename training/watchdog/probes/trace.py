@@ -166,6 +166,12 @@ class RankTrace:
         return self._by_tcp(self.last.own_sockets if store else self.last.group_sockets) > 0
 
     @property
+    def calls_further(self) -> bool:
+        """Has it called further collectives meanwhile, by torch's flight recorder?"""
+        calls = {look.newest_call for look in self.looks} - {None}
+        return self.last.newest_call is not None and len(calls) > 1
+
+    @property
     def new_children(self) -> bool:
         return any(look.children.keys() != self.looks[0].children.keys() for look in self.looks)
 
