@@ -63,10 +63,8 @@ class RanksWatch:
         )
         self._since = time.monotonic()
         self._found_or_warned = False  # of a watched command: ranks, or that there are none
-        # of earlier attempts, in the log of a watched command
-        self._log_from = _size(run.launcher_log(self._watched)) if self._watched else 0
         self._expected: set[int] | None = None  # ranks of a watched command, once known
-        self._earlier = printed_steps.sizes(run) if script else {}
+        self._earlier = printed_steps.sizes(run) if script else {}  # of earlier attempts
         if script:
             if self._alone or self._watched:
                 self._own = OwnRanks(Path(script["path"]).name)
@@ -219,7 +217,8 @@ class RanksWatch:
         rank = found.rank
         if not self._watched or rank is None or not (rank in ended or _exits(found.stacks, rank)):
             return None
-        logged = exception_cause.of_log(self.run.launcher_log(self._watched), rank, self._log_from)
+        output = self.run.launcher_log(self._watched)
+        logged = exception_cause.of_log(output, rank, self._earlier.get(output, 0))
         if logged is None or logged.event is None or logged.rank not in (None, rank):
             return None
         return RankExit(ERROR, rank, logged.event.where, shown(logged.event.line.text.strip()))
@@ -272,10 +271,10 @@ class RanksWatch:
         self.run.event("warning", code="warning.slow_rank", text=text, rank=rank, by="supervisor")
 
     def _trains(self) -> bool:
-        """Has the script printed a step, a loss or other training output?"""
+        """Has the script printed a step, a loss or other training output in this attempt?"""
         from training.diagnose.log_parsers.log_metrics import ScriptFigures
 
-        return ScriptFigures(self.run.ranks).read() is not None
+        return ScriptFigures(self.run.ranks, self._earlier).read() is not None
 
 
 def _complete(found: HangFinding, run: rundir.RunDir, pids: Mapping[int, int]) -> HangFinding:
@@ -287,10 +286,6 @@ def _complete(found: HangFinding, run: rundir.RunDir, pids: Mapping[int, int]) -
         for rank, place in found.waiting.items()
     }
     return replace(found, stacks={**found.stacks, **written}, waiting=waiting)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _exits(taken: Mapping[int, Stack | str], rank: int) -> bool:
