@@ -137,7 +137,7 @@ def _try_get_data(queue):
 """
 RANK = """
 import multiprocessing, os, socket, subprocess, sys, threading, time
-sys.path.insert(0, os.path.dirname(__file__))
+sys.path[:0] = (os.path.dirname(__file__), os.path.dirname(__file__) + "/site-packages")
 from torch.distributed.distributed_c10d import all_reduce
 
 def ready():
@@ -235,8 +235,36 @@ def loads():
     ready()
     _try_get_data(fork.Queue())
 
+def asks():
+    from concurrent.futures import ThreadPoolExecutor
+    end, other = socket.socketpair()
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(end.recv, 1)
+        ready()
+        answer.result()
+
+def tracks():
+    from wandb import serves
+    threading.Thread(target=serves, daemon=True).start()
+    ready()
+    threading.Event().wait()
+
 globals()[sys.argv[1]]()
 """
+TRACKER = """
+import socket
+
+def serves():
+    end, other = socket.socketpair()
+    end.recv(1)
+"""
+
+
+def tracker(folder: Path) -> None:
+    """A package whose thread waits for another process all the time."""
+    package = folder / "site-packages"
+    package.mkdir()
+    (package / "wandb.py").write_text(TRACKER)
 
 
 @contextlib.contextmanager
@@ -252,6 +280,7 @@ def ranks(folder: Path, *roles: str) -> Iterator[tuple[dict[int, int], Path]]:
             if package.is_relative_to(folder / "torch"):
                 (package / "__init__.py").touch()
         file.write_text(text)
+    tracker(folder)
     script = folder / "rank.py"
     script.write_text(RANK)
     started: list[subprocess.Popen[str]] = []

@@ -20,8 +20,9 @@ from training.monitor.health.target import Target, of_process
 from training.watchdog import stall_detector
 from training.watchdog.hang_report import BLIND, HangFinding, NoFinding
 from training.watchdog.probes import procfs
-from training.watchdog.probes.sampling import ProcessSample, Sample, courses
+from training.watchdog.probes.sampling import ProcessSample, Sample
 from training.watchdog.probes.stacks import Frame, Stack, Thread
+from training.watchdog.probes.trace import courses
 
 
 @pytest.fixture(autouse=True)

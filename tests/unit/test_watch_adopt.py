@@ -142,6 +142,46 @@ def test_a_search_without_a_result_is_reported_after_the_last_attempt(
     assert not watch._script.others_elsewhere
 
 
+def test_a_later_round_has_no_ended_ranks_of_the_one_before(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After the loss of a machine torchrun gives other numbers to the ranks of this one."""
+    clock, alive = [1000.0], {14, 15}
+    seen: list[tuple[dict[int, int], dict[int, int | None]]] = []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(
+        ScriptWatch, "look", lambda self, pids, ended: seen.append((dict(pids), dict(ended)))
+    )
+    monkeypatch.setattr("training.watchdog.probes.procfs.lives", lambda pid: pid in alive)
+    monkeypatch.setattr("training.watchdog.wrapped._training", lambda pid, tree, others: pid)
+    found = [discovery.Started({4: 14, 5: 15}, 2, 6)]
+    monkeypatch.setattr(discovery, "started_by", lambda pid, settled: found[0])
+    watch = RanksWatch(run, PLAN | WATCHED, range(2), 6)
+
+    def look() -> None:
+        clock[0] += 100
+        watch.look({None: 7}, {})
+
+    look()
+    alive.discard(15)
+    found[0] = discovery.Started({4: 14}, 2, 6)
+    look()
+    alive.clear()
+    found[0] = discovery.Started({})
+    look()
+    assert not watch._ranks_seen, "torchrun alone"
+    found[0] = discovery.Started({0: 20, 1: 21}, 2, 4)
+    alive.update((20, 21))
+    look()
+    assert seen == [
+        ({4: 14, 5: 15}, {}),
+        ({4: 14}, {5: None}),
+        ({}, {}),
+        ({0: 20, 1: 21}, {}),
+    ]
+    assert "no ranks found" not in capsys.readouterr().err
+
+
 def test_the_ranks_that_the_only_rank_has_started_are_watched_until_the_last_has_ended(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -284,6 +284,33 @@ def test_the_training_of_a_wrapper_is_found_when_it_starts_or_is_replaced(
         process.stdin.close()
 
 
+def test_a_rank_that_joins_its_group_after_a_child_is_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank may start an engine with a process group of its own before its init_process_group."""
+    clock = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    joined = set[int]()
+    monkeypatch.setattr("training.watchdog.spawned.in_group", lambda pid: pid in joined)
+    library = tmp_path / "libtorch_cpu.so"
+    library.write_bytes(bytes(4096))
+    env = {"LIBRARY": str(library), "WRAPPER_HAS": "1"}
+    with targets.running(tmp_path, WRAPS, env=env) as (pid, _, output):
+        engine, watch = int(output[1]), wrapped.TrainingProcesses()
+
+        def found() -> int:
+            clock[0] += wrapped.SETTLE_S
+            return watch.of({0: pid})[0]
+
+        assert found() == pid
+        joined.add(engine)
+        assert found() == engine
+        joined.add(pid)
+        assert found() == pid
+        joined.discard(pid)
+        assert found() == pid, "it has left its group, and the engine works for it"
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [

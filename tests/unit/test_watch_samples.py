@@ -1,4 +1,4 @@
-"""Stall detection on synthetic samples: uninterruptible I/O, GPUs, other machines, clocks."""
+"""Stall detection on synthetic samples: GPUs, other machines, clocks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from training.watchdog.hang_report import (
     NoFinding,
 )
 from training.watchdog.probes import procfs, sampling, stacks
-from training.watchdog.probes.sampling import ProcessSample, RankTrace, Sample
+from training.watchdog.probes.sampling import ProcessSample, Sample
 from training.watchdog.probes.stacks import Frame, Stack, Thread
+from training.watchdog.probes.trace import RankTrace, courses
 from training.watchdog.script_watchdog import ScriptWatch
 
-# What cannot be created here: uninterruptible I/O, a GPU, other machines.
+# What cannot be created here: a GPU, other machines.
 MINE, LIBRARY = Frame("/home/me/train.py", 7, "step"), "/u/lib/python3.11/site-packages/torch"
 PROCESS = procfs.Process(1, 0, "S", "python train.py", 10.0, 10.0, 1000, "futex_wait")
 
@@ -60,98 +61,6 @@ def reduce(**facts: object) -> ProcessSample:
     return look(
         Frame(f"{LIBRARY}/distributed/distributed_c10d.py", 3000, "all_reduce"), MINE, **facts
     )  # type: ignore[arg-type]
-
-
-def test_blocked_in_io() -> None:
-    blocked = look(MINE, state="D", waits_in="nfs_wait_on_request")
-    found = judged((reduce(), reduce()), (blocked, blocked))
-    assert isinstance(found, HangFinding) and (found.kind, found.rank, found.where) == (
-        "blocked",
-        1,
-        "/home/me/train.py:7",
-    )
-    assert found.how == "is blocked in I/O (nfs_wait_on_request) at /home/me/train.py:7 (step)"
-    moving = look(MINE, state="D", faults=5000)
-    assert isinstance(judged((reduce(), reduce()), (blocked, moving)), NoFinding), (
-        "it reads a mapped file slowly"
-    )
-    assert isinstance(
-        judged((reduce(), reduce()), (blocked, blocked), written=5_000_000), NoFinding
-    ), "the kernel writes back its data"
-    assert isinstance(judged((reduce(), reduce()), (blocked, blocked), written=4096), HangFinding)
-
-
-@pytest.mark.parametrize("state", ["D", "S"])
-@pytest.mark.parametrize(
-    "code",
-    [
-        "os.fsync(file.fileno())",
-        "file.close()",
-        "with open(path, 'wb') as file:",
-        "torch.save(state, path)",
-    ],
-)
-def test_a_slow_save_is_not_a_hang_for_a_long_time(tmp_path: Path, code: str, state: str) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(f"{code}\n")
-    frames = [Frame(str(script), 1, "save")]
-    if code.startswith("torch"):
-        frames.insert(0, Frame(f"{LIBRARY}/serialization.py", 900, "_save"))
-    saves = look(*frames, state=state, waits_in="nfs_wait_on_request")
-    logged = judged((reduce(), reduce()), (saves, saves))
-    assert (
-        isinstance(logged, NoFinding)
-        and logged.code == WORKS
-        and logged.text.startswith("one of them works: rank 1 is at ")
-    )
-    found = judged((reduce(), reduce()), (saves, saves), alone=True)
-    assert isinstance(found, HangFinding) and (found.kind, found.rank) == (
-        "blocked" if state == "D" else "hang",
-        1,
-    )
-
-
-def in_background(state: str, *saver: Frame) -> ProcessSample:
-    """The main thread waits for another one."""
-    library = Frame("/u/lib/python3.11/threading.py", 327, "Condition.wait")
-    main = look(library, Frame("/home/me/train.py", 29, "main"), state=state)
-    assert isinstance(main.stack, Stack)
-    executor = Frame(f"{LIBRARY}/distributed/checkpoint/state_dict_saver.py", 270, "save")
-    waits = Thread("executor", False, False, False, (library, executor))
-    threads = (*main.stack.threads, waits, Thread("saver", False, False, False, (*saver, executor)))
-    return dataclasses.replace(main, stack=dataclasses.replace(main.stack, threads=threads))
-
-
-@pytest.mark.parametrize("state", ["D", "S"])
-def test_a_slow_save_in_the_background_is_not_a_hang_for_a_long_time(state: str) -> None:
-    saves = in_background(state, Frame("/home/me/slow.py", 13, "write_data"))
-    logged = judged((reduce(), reduce()), (saves, saves))
-    assert isinstance(logged, NoFinding) and logged.code == WORKS
-    assert isinstance(
-        judged((reduce(), reduce()), (saves, saves), alone=True, written=5_000_000),
-        NoFinding if state == "D" else HangFinding,
-    ), "the kernel writes back its data"
-    found = judged((reduce(), reduce()), (saves, saves), alone=True)
-    assert isinstance(found, HangFinding) and (found.kind, found.rank, found.where) == (
-        "blocked" if state == "D" else "hang",
-        1,
-        "/home/me/slow.py:13",
-    )
-    assert found.evidence()[0] == "/home/me/slow.py:13 (write_data)"
-
-
-def test_a_stuck_save_for_which_all_ranks_wait_is_found() -> None:
-    """The savers of the others wait for it in a collective."""
-    reduces = Frame(f"{LIBRARY}/distributed/distributed_c10d.py", 3000, "gather_object")
-    waits, stuck = in_background("S", reduces), in_background("S", MINE)
-    logged = judged((waits, waits), (stuck, stuck))
-    assert isinstance(logged, NoFinding) and logged.code == WORKS
-    found = judged((waits, waits), (stuck, stuck), alone=True)
-    assert isinstance(found, HangFinding) and (found.kind, found.rank, found.where) == (
-        "hang",
-        1,
-        "/home/me/train.py:7",
-    )
 
 
 def test_a_rank_without_a_cpu_core_is_not_idle() -> None:
@@ -356,7 +265,7 @@ def test_rates_of_a_trace() -> None:
         "of the child too: it reads a mapped file"
     )
     assert course.children_work and not course.idle and course.same_place
-    assert sampling.courses([]) == {}
+    assert courses([]) == {}
 
 
 @pytest.mark.parametrize(("file", "debugged"), [("bdb.py", True), ("threading.py", False)])

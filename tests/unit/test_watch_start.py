@@ -139,6 +139,28 @@ def test_ranks_of_torchrun_that_start_late_and_exit_early(
     assert seen[-1] == ({1: os.getpid()}, {0: 0})
 
 
+@pytest.mark.parametrize(
+    ("launcher", "log"),
+    [("spawn", "rank0.log"), ("torchrun", "torchrun.log"), ("watch", "launcher.log")],
+)
+def test_steps_of_an_earlier_attempt_are_not_those_of_this_one(
+    run: RunDir, launcher: str, log: str
+) -> None:
+    """Before the first step, computing counts as work."""
+    step = "Epoch: 1, Iter: 10, Loss: 2.5\n"
+    (run.ranks / log).write_text(step)
+    watch = RanksWatch(
+        run, PLAN | SCRIPT | {"launcher": {"value": launcher, "reason": ""}}, range(2), 2
+    )
+    assert watch._script and not watch._script._trains()
+    with (run.ranks / log).open("a") as file:
+        file.write("importing\n")
+        file.flush()
+        assert not watch._script._trains()
+        file.write(step)
+    assert watch._script._trains()
+
+
 def test_waiting_for_another_machine_is_not_a_hang_until_that_has_ended(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

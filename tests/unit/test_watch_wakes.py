@@ -12,6 +12,8 @@ from tests.unit import targets
 from tests.unit.test_watch_samples import MINE, PROCESS, judged, look, reduce
 from training.watchdog.hang_report import ADVANCES, WORKS, HangFinding, NoFinding
 from training.watchdog.probes import procfs, sampling
+from training.watchdog.probes.sampling import Sample
+from training.watchdog.probes.stacks import Frame
 from training.watchdog.script_watchdog import ScriptWatch
 
 
@@ -101,6 +103,50 @@ def test_the_flight_recorder_is_asked_when_a_rank_was_woken_in_a_collective(
         turns[0] += 1
         assert sampling.take(pids, newest, second).looks[1].newest_call == 2
         assert asked == [1, 1] and second.looks[0].newest_call is None
+
+
+SPINS = {"state": "R", "cpu_s": 11.0, "main_cpu_s": 11.0}
+
+
+@pytest.mark.parametrize(
+    ("calls", "found"), [((5, 5), True), ((None, None), True), ((5, 6), False), ((5, None), True)]
+)
+@pytest.mark.parametrize("queue", [False, True])
+def test_a_gpu_that_waits_in_further_collectives_advances(
+    tmp_path: Path, calls: tuple[int | None, int | None], queue: bool, found: bool
+) -> None:
+    """CUDA's wait spins: nothing wakes it. In an evaluation with FSDP a collective is always
+    pending."""
+    script = tmp_path / "train.py"
+    script.write_text("total += loss\n" if queue else "total += loss.item()\n")
+    at = Frame(str(script), 1, "evaluate")
+    before, after = (
+        dataclasses.replace(look(at, gpu=True, **facts), newest_call=call)
+        for facts, call in zip(({"state": "R"}, SPINS), calls, strict=True)
+    )
+    lock = look(MINE, gpu=True)
+    other = (lock, lock) if queue else (before, after)
+    result = judged((before, after), other)
+    if found:
+        assert isinstance(result, HangFinding) and result.rank == (1 if queue else None)
+    else:
+        assert isinstance(result, NoFinding) and result.code == ADVANCES
+
+
+def test_the_flight_recorder_is_asked_about_a_wait_for_a_gpu(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("total += loss.item()\n")
+    at = Frame(str(script), 1, "evaluate")
+    for seen, asked in (
+        (look(at, gpu=True), True),
+        (look(MINE, gpu=True, state="R"), True),  # in a launch, perhaps
+        (look(MINE, gpu=True, state="R", holds_gil=True), False),
+        (look(MINE, gpu=True), False),
+        (look(at), False),
+    ):
+        before = Sample(1.0, {0: dataclasses.replace(seen, newest_call=5)})
+        call = sampling._newest(0, seen, before, lambda rank: 6)
+        assert call == (6 if asked else 5)
 
 
 def test_answers_of_torchs_store_do_not_count_as_progress_of_its_rank() -> None:

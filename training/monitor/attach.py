@@ -33,8 +33,9 @@ from training.monitor.process_states import process_word
 from training.watchdog import discovery, heartbeat_watchdog, stall_detector
 from training.watchdog.hang_report import BLIND, LOOPS, PAUSED, QUIET, HangFinding, NoFinding
 from training.watchdog.probes import procfs
-from training.watchdog.probes.sampling import RankTrace, Sample, courses, take
+from training.watchdog.probes.sampling import Sample, take
 from training.watchdog.probes.stacks import Stack, own
+from training.watchdog.probes.trace import RankTrace, courses
 from training.watchdog.probes.waits import in_collective
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from training.watchdog import culprit, hang_dump
 from training.watchdog.hang_report import HANG, STOPPED, HangFinding
 from training.watchdog.probes import procfs, snapshot
 from training.watchdog.probes.procfs import Process
-from training.watchdog.probes.sampling import IDLE_BYTES, IDLE_FAULTS, IDLE_SHARE
+from training.watchdog.probes.trace import IDLE_BYTES, IDLE_FAULTS, IDLE_SHARE
 from training.watchdog.starved import Starved, queued
 
 if TYPE_CHECKING:

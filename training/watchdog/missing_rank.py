@@ -10,8 +10,9 @@ from training.core.messages import msg
 from training.watchdog import loader_workers, stall_detector
 from training.watchdog.hang_report import HANG, HangFinding
 from training.watchdog.probes import waits
-from training.watchdog.probes.sampling import RankTrace, courses, take
+from training.watchdog.probes.sampling import take
 from training.watchdog.probes.stacks import own
+from training.watchdog.probes.trace import RankTrace, courses
 
 BETWEEN_S = 0.4
 

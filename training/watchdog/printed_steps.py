@@ -29,8 +29,8 @@ def shown(run: rundir.RunDir, since: Mapping[Path, int]) -> str:
 
 
 def sizes(run: rundir.RunDir) -> dict[Path, int]:
-    """The logs of earlier attempts."""
-    return {log: log.stat().st_size for log in run.ranks.glob("rank*.log")}
+    """The logs of earlier attempts, of ranks and launchers."""
+    return {log: log.stat().st_size for log in run.ranks.glob("*.log")}
 
 
 def _last(log: Path, since: int) -> int | None:

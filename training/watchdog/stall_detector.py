@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from training.core.messages import msg
 from training.diagnose.rooted import ROOTED
-from training.watchdog import hang_report, loader_workers
+from training.watchdog import hang_report, loader_workers, pool_workers
 from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding, NoFinding
 from training.watchdog.probes import procfs
-from training.watchdog.probes.sampling import IDLE_SHARE, RankTrace, Sample, courses
+from training.watchdog.probes.sampling import Sample
 from training.watchdog.probes.stacks import Frame, Stack, own
+from training.watchdog.probes.trace import IDLE_SHARE, RankTrace, courses
 from training.watchdog.probes.waits import (
     in_collective,
     saves,
@@ -131,7 +132,7 @@ def waits(c: RankTrace) -> str | None:
     # A rank in the rendezvous or in a barrier of the store polls repeatedly; every other wait is a
     # single one.
     polls = name == RENDEZVOUS or main.frames[0].name == "_store_based_barrier"
-    if name is None or (not polls and (c.woken if name in (GPU, QUEUE) else _advances(c))):
+    if name is None or (not polls and _advances(c)) or (c.woken and name in (GPU, QUEUE)):
         return None
     if name in (GPU, QUEUE, BACKWARD):
         # On a CPU 'backward' may be the computation itself.
@@ -148,9 +149,9 @@ def _launches(c: RankTrace) -> bool:
 
 
 def _advances(c: RankTrace) -> bool:
-    """Do the collectives complete in which it is seen?"""
+    """Do the collectives complete in which it is seen, or those for which it waits for its GPU?"""
     name = in_collective(c.last.main) if c.last.main else None
-    return name is not None and c.calls_collectives(name in STORE)
+    return c.calls_further if name is None else c.calls_collectives(name in STORE)
 
 
 def on_gpu(found: HangFinding, name: str = GPU) -> list[int]:
@@ -225,9 +226,11 @@ def _stuck(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
     if main is None:
         return None
     frame = own(main.frames)
-    if c.writes_back or (saves(main.frames) and not alone):
+    if c.writes_back or c.advances_in_io or (saves(main.frames) and not alone):
         return None
     if c.always("D") and not c.moves_data:
+        if c.woken and not (alone and c.same_place):
+            return None
         return msg(
             "watchdog.blocked_at",
             call=c.last.process.waits_in or msg("watchdog.uninterruptible"),
@@ -253,7 +256,7 @@ def _may_end(c: RankTrace) -> bool:
     there it depends on the worker."""
     if c.last.main and waits_for_worker(c.last.main):
         return c.exchanges or loader_workers.may_end(c)
-    return c.may_end
+    return c.may_end or pool_workers.may_end(c)
 
 
 def spins(c: RankTrace) -> bool:

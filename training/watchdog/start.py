@@ -52,7 +52,7 @@ class RanksWatch:
         self._lines, self._heard = WaitingLines(run.ranks), time.monotonic()
         self._unread: float | None = None  # time of the first output that was not read yet
         self._below: dict[int, int] = {}  # rank → pid, under torchrun
-        self._been_below: set[int] = set()  # ranks seen so far under torchrun
+        self._been_below: set[int] = set()  # ranks of the same start, seen so far under torchrun
         self._next_below = 0.0
         self._trainings = TrainingProcesses()
         self._own: OwnRanks | None = None  # of the only rank
@@ -61,11 +61,10 @@ class RanksWatch:
         self._watched = (
             Path(script["path"]).name if script and plan["launcher"]["value"] == WATCH else ""
         )
-        self._since, self._warned_none = time.monotonic(), False
-        # of earlier attempts, in the log of a watched command
-        self._log_from = _size(run.launcher_log(self._watched)) if self._watched else 0
+        self._since = time.monotonic()
+        self._found_or_warned = False  # of a watched command: ranks, or that there are none
         self._expected: set[int] | None = None  # ranks of a watched command, once known
-        self._earlier = printed_steps.sizes(run) if script else {}
+        self._earlier = printed_steps.sizes(run) if script else {}  # of earlier attempts
         if script:
             if self._alone or self._watched:
                 self._own = OwnRanks(Path(script["path"]).name)
@@ -218,7 +217,8 @@ class RanksWatch:
         rank = found.rank
         if not self._watched or rank is None or not (rank in ended or _exits(found.stacks, rank)):
             return None
-        logged = exception_cause.of_log(self.run.launcher_log(self._watched), rank, self._log_from)
+        output = self.run.launcher_log(self._watched)
+        logged = exception_cause.of_log(output, rank, self._earlier.get(output, 0))
         if logged is None or logged.event is None or logged.rank not in (None, rank):
             return None
         return RankExit(ERROR, rank, logged.event.where, shown(logged.event.line.text.strip()))
@@ -230,8 +230,12 @@ class RanksWatch:
         return own or (self._below if self._watched else {})
 
     def _adopt(self, command: int) -> dict[int, int]:
-        """Ranks of a watched command, whose number is known when it has started the first one."""
+        """Ranks of a watched command, whose number is known when it has started the first one. The
+        last one's end is the end of their training: the command may start others, as torchrun does
+        with other numbers when a machine is lost or joins."""
         self._below = {rank: pid for rank, pid in self._below.items() if procfs.lives(pid)}
+        if not self._below:
+            self._been_below, self._expected = set(), None
         now = time.monotonic()
         if self._below.keys() != self._expected and now >= self._next_below:
             self._next_below = now + BELOW_S
@@ -247,9 +251,9 @@ class RanksWatch:
             if maybe:
                 self._next_below = now + MAYBE_S
             self._been_below |= found.keys()
-            if settled and not self._been_below and not self._warned_none:
-                self._warned_none = True
+            if settled and not found and not self._found_or_warned:
                 log.warning(msg("watchdog.no_ranks", command=self._watched, seconds=NONE_S))
+            self._found_or_warned |= settled or bool(found)
         return self._below
 
     def _torchruns(self, launcher: int) -> dict[int, int]:
@@ -267,10 +271,10 @@ class RanksWatch:
         self.run.event("warning", code="warning.slow_rank", text=text, rank=rank, by="supervisor")
 
     def _trains(self) -> bool:
-        """Has the script printed a step, a loss or other training output?"""
+        """Has the script printed a step, a loss or other training output in this attempt?"""
         from training.diagnose.log_parsers.log_metrics import ScriptFigures
 
-        return ScriptFigures(self.run.ranks).read() is not None
+        return ScriptFigures(self.run.ranks, self._earlier).read() is not None
 
 
 def _complete(found: HangFinding, run: rundir.RunDir, pids: Mapping[int, int]) -> HangFinding:
@@ -282,10 +286,6 @@ def _complete(found: HangFinding, run: rundir.RunDir, pids: Mapping[int, int]) -
         for rank, place in found.waiting.items()
     }
     return replace(found, stacks={**found.stacks, **written}, waiting=waiting)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _exits(taken: Mapping[int, Stack | str], rank: int) -> bool:

@@ -28,9 +28,13 @@ def _training(pid: int, tree: dict[int, list[int]], others: set[int]) -> int:
     own = {one: [] if one in others else children for one, children in tree.items()}
     family = (pid, *(one for one in procfs.family(pid, own) if one not in others))
     pythons = [one for one in family if procfs.is_python(one)]
-    with_torch = [one for one in pythons if procfs.maps(one, TORCH)]
-    in_group = (one for one in with_torch if spawned.in_group(one))
-    return next(in_group, None) or next(iter((*with_torch, *pythons)), pid)
+    with_torch = None
+    for one in pythons:  # those below the first one in a group are not read
+        if procfs.maps(one, TORCH):
+            if spawned.in_group(one):
+                return one
+            with_torch = with_torch or one
+    return with_torch or next(iter(pythons), pid)
 
 
 class TrainingProcesses:
@@ -38,7 +42,8 @@ class TrainingProcesses:
 
     def __init__(self) -> None:
         self._found: dict[int, int] = {}  # PID of a rank → of its training
-        self._settled: set[int] = set()  # trainings that have joined a process group
+        # Ranks that have joined a process group themselves. One whose child has may do so later.
+        self._settled: set[int] = set()
         self._next_search = self._next_settle = 0.0
 
     def of(self, started: Mapping[int, int]) -> dict[int, int]:
@@ -56,6 +61,6 @@ class TrainingProcesses:
             if (search and missing) or (settle and known not in self._settled):
                 tree = procfs.tree() if tree is None else tree
                 known = self._found[pid] = _training(pid, tree, pids - {pid})
-                if procfs.maps(known, TORCH) and spawned.in_group(known):
-                    self._settled.add(known)
+                if known == pid and procfs.maps(pid, TORCH) and spawned.in_group(pid):
+                    self._settled.add(pid)
         return {rank: self._found.get(pid, pid) for rank, pid in started.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,9 @@ ZONE_S = 900.0  # time zones differ by multiples of 15 minutes
 class LogMetrics:
     """Metrics of one log; each read parses only new lines."""
 
-    def __init__(self, log: Path) -> None:
-        self.text, self.tally = LogText(log), LogAggregator()
+    def __init__(self, log: Path, since: int = 0) -> None:
+        """`since`: offset of its first line."""
+        self.text, self.tally = LogText(log, since), LogAggregator()
         self._numbered = NumberedLines()
         self._looked, self._newest = False, -1
         self._last_step: float | None = None  # when the newest progress line was written
@@ -157,16 +159,16 @@ class ScriptFigures:
     """Metrics of a user script, from the output of its ranks: usually rank 0, in some programs the
     last rank, and with torchrun all ranks in one file."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: the ranks' logs."""
-        self._folder = folder
+    def __init__(self, folder: Path, since: Mapping[Path, int] | None = None) -> None:
+        """`folder`: the ranks' logs; `since`: log → offset of its first line."""
+        self._folder, self._since = folder, since or {}
         self._logs: dict[Path, LogMetrics] = {}
 
     def read(self) -> LogMetrics | None:
         """The first log with metrics, or else with epochs; None until a rank has printed any."""
         epochs = None
         for path in self._candidates():
-            log = self._logs.setdefault(path, LogMetrics(path))
+            log = self._logs.setdefault(path, LogMetrics(path, self._since.get(path, 0)))
             log.read(time.time())
             if log.tally.facts:
                 return log

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from training.core.tail import within
 from training.diagnose import log_line
 from training.diagnose.source import HEAD, LogSource, wide
 
@@ -35,8 +36,9 @@ class LogChunk:
 
 
 class LogText:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, since: int = 0) -> None:
+        """`since`: offset of the text to read."""
+        self.path, self._since = path, since
         self.whole = True  # nothing skipped so far
         self.there, self.binary = False, False
         self.size, self.mtime = 0, 0.0
@@ -61,7 +63,7 @@ class LogText:
         fresh = (facts.st_dev, facts.st_ino) != self._file or facts.st_size < self._offset
         if fresh:
             self._file = (facts.st_dev, facts.st_ino)
-            self._offset, self.whole = 0, True
+            self._offset, self.whole = within(facts.st_size, self._since), True
             self._unpacked = LogSource(self.path).file if opened.read(2) == GZIP else None
         file = self._unpacked or opened
         self.size = os.fstat(file.fileno()).st_size

@@ -13,7 +13,8 @@ from training.monitor.health.target import Target
 from training.watchdog import compared_calls
 from training.watchdog.probes import flight_recorder, procfs
 from training.watchdog.probes.procfs import Process
-from training.watchdog.probes.sampling import IDLE_SHARE, RankTrace, Sample, courses, take
+from training.watchdog.probes.sampling import Sample, take
+from training.watchdog.probes.trace import IDLE_SHARE, RankTrace, courses
 
 LEAST_S, LOOK_S, MOST_S = 1.0, 2.0, 30.0  # an observation: shortest, usual, longest (long steps)
 STEPS = 3  # an observation covers this many usual steps

@@ -25,8 +25,8 @@ from training.monitor.health.check import (
 from training.monitor.health.target import Target
 from training.watchdog import heartbeat_watchdog, stall_detector
 from training.watchdog.hang_report import BLIND, LOOPS, PAUSED, QUIET, HangFinding, NoFinding
-from training.watchdog.probes.sampling import IDLE_SHARE
 from training.watchdog.probes.stacks import own
+from training.watchdog.probes.trace import IDLE_SHARE
 
 if TYPE_CHECKING:
     from training.core.contracts.state import GpuState, RunState

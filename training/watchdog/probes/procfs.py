@@ -163,13 +163,15 @@ def turns(pid: int, thread: int = 0) -> int:
         if int(one) in (pid, thread) or read_text(f"/proc/{pid}/task/{one}/comm").startswith(
             "pt_autograd"
         ):
-            found = re.search(
-                r"^voluntary_ctxt_switches:\s*(\d+)",
-                read_text(f"/proc/{pid}/task/{one}/status"),
-                re.MULTILINE,
-            )
-            count += int(found[1]) if found else 0
+            count += sleeps(pid, int(one))
     return count
+
+
+def sleeps(pid: int, thread: int = 0) -> int:
+    """How often this thread (0: the main one) has gone to sleep."""
+    status = read_text(f"/proc/{pid}/task/{thread or pid}/status")
+    found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def queued(pid: int) -> dict[int, float]:

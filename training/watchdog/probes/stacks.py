@@ -301,7 +301,9 @@ def _from_the_script(frames: Iterable[Frame]) -> tuple[Frame, ...]:
 def own(frames: Iterable[Frame]) -> Frame | None:
     """The innermost frame of the user's code; the innermost of all without one."""
     listed = list(frames)
-    return next(
-        (f for f in listed if not NOT_OURS.search(f.file) and f.file not in _PLUMBING),
-        listed[0] if listed else None,
-    )
+    return next(filter(is_own, listed), listed[0] if listed else None)
+
+
+def is_own(frame: Frame) -> bool:
+    """Is it code of the user?"""
+    return not NOT_OURS.search(frame.file) and frame.file not in _PLUMBING

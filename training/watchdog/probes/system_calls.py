@@ -86,6 +86,14 @@ def ends_by(pid: int, to_ranks: Collection[int] = (), thread: int = 0) -> str:
     return ""
 
 
+def polls(pid: int, thread: int = 0) -> bool:
+    """Does this thread (0: the main one) wait for one of several descriptors, or for a socket with
+    a timeout? Event loops, also those that sleep, use other calls."""
+    name, arguments = _call(pid, str(thread or pid))
+    # before Python 3.11 time.sleep is a select() without descriptors
+    return name in ("poll", "ppoll") or (name == "select" and arguments[0] > 0)
+
+
 def _call(pid: int, thread: str) -> tuple[str, list[int]]:
     """Its kind and its six arguments; ("", []) while the thread runs, and where it is unknown."""
     words = procfs.read_text(f"/proc/{pid}/task/{thread}/syscall").split()
