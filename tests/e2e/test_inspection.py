@@ -66,7 +66,7 @@ def warnings(run: Launched) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("kind", "extra"),
     [
-        pytest.param("loop", "shuffle", marks=pytest.mark.slow),
+        pytest.param("loop", "shuffle;evaluate", marks=pytest.mark.slow),
         pytest.param("loop", "fsdp;stream", marks=pytest.mark.soak),
         pytest.param("lightning", "shuffle", marks=pytest.mark.soak),
         pytest.param("transformers", "accumulate", marks=pytest.mark.soak),

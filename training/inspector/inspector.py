@@ -8,6 +8,7 @@ import faulthandler
 import hashlib
 import math
 import os
+import re
 import tempfile
 import threading
 from collections import deque
@@ -35,7 +36,11 @@ FATAL = {"not_finite", "empty_batch", "parameters_differ", "no_data"}
 MODES = ("auto", "warn", "raise")
 KEPT = 2  # batches, until their loss is known
 CLOSE_S = 10.0
-_DISTRIBUTED = os.path.join("torch", "distributed", "")
+# Frames of torch.distributed, without those that run a whole script, save or compute within.
+_COLLECTIVE = re.compile(
+    r"/torch/distributed/"
+    r"(?!run\.py|(elastic|launcher|checkpoint|rpc|algorithms/_checkpoint)/)"
+)
 _made = 0  # inspectors in this process; equal on every rank
 
 
@@ -361,4 +366,4 @@ def _in_collective() -> bool:
     except OSError:
         return False
     main = f"Thread 0x{threading.main_thread().ident:016x} "
-    return any(s.startswith(main) and _DISTRIBUTED in s for s in stacks.split("\n\n"))
+    return any(s.startswith(main) and _COLLECTIVE.search(s) for s in stacks.split("\n\n"))
