@@ -154,6 +154,11 @@ class DDPInspector:
         if self._drawn is not None and not self._drawn.epoch:
             self._drawn.begun(epoch)
 
+    def fetches(self, batches: int) -> None:
+        """For callbacks: so many batches are fetched together, before the first of their steps."""
+        if self._drawn is not None:
+            self._drawn.ahead += batches
+
     def epoch_end(self) -> None:
         """This rank has no more batches in this epoch. Only needed for loaders without a detectable
         end (an IterableDataset)."""
