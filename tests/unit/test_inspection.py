@@ -20,7 +20,7 @@ from tests.unit.conftest import python
 from tests.unit.inspected_ranks import GOOD, SAME, Ranks, Samples, ranks, sharded
 from training.inspector import DDPInspector, InspectionError, reporting
 from training.inspector.background import Watcher
-from training.inspector.inspector import _in_collective
+from training.inspector.main_thread import in_collective
 from training.inspector.reporting import Finding
 from training.inspector.shared_store import OwnStore, SharedStore
 
@@ -179,7 +179,7 @@ def test_a_collective_of_the_main_thread_is_seen_from_another_one(
     files: list[str], found: bool
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
-        names: dict[str, Any] = {"call": lambda: pool.submit(_in_collective).result()}
+        names: dict[str, Any] = {"call": lambda: pool.submit(in_collective).result()}
         for file in ["/job/train.py", *(f"/torch/distributed/{file}" for file in files)][::-1]:
             inner = {"call": names["call"]}
             exec(compile("def frame(): return call()", file, "exec"), inner)
@@ -195,7 +195,7 @@ def test_a_stack_is_read_where_the_system_lacks_something(
     monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path if place else tmp_path / "none"))
     with ThreadPoolExecutor(1) as pool:
-        names: dict[str, Any] = {"look": lambda: pool.submit(_in_collective).result()}
+        names: dict[str, Any] = {"look": lambda: pool.submit(in_collective).result()}
         exec(compile("seen = look()", "/torch/distributed/rpc.py", "exec"), names)
     assert names["seen"] is place and not any(tmp_path.iterdir())
 
