@@ -66,7 +66,7 @@ def warnings(run: Launched) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("kind", "extra"),
     [
-        pytest.param("loop", "shuffle", marks=pytest.mark.slow),
+        pytest.param("loop", "shuffle;evaluate", marks=pytest.mark.slow),
         pytest.param("loop", "fsdp;stream", marks=pytest.mark.soak),
         pytest.param("lightning", "shuffle", marks=pytest.mark.soak),
         pytest.param("transformers", "accumulate", marks=pytest.mark.soak),
@@ -110,7 +110,7 @@ def test_findings_are_reported_and_training_continues(inspect: Inspect, kind: st
 
 @kinds("transformers")
 def test_a_nan_loss_stops_the_run_and_names_rank_and_sample(inspect: Inspect, kind: str) -> None:
-    run = inspect(kind, "nan")
+    run = inspect(kind, "nan", *["accumulate"] * (kind == "transformers"))
     assert run.wait() == 4
     rank = 1 if kind != "transformers" else run.failure["rank"]  # its order is shuffled
     assert run.failure["rank"] == rank

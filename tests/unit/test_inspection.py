@@ -18,8 +18,11 @@ from torch.utils.data import DataLoader
 
 from tests.unit.conftest import python
 from tests.unit.inspected_ranks import GOOD, SAME, Ranks, Samples, ranks, sharded
-from training.inspector import DDPInspector, InspectionError
-from training.inspector.inspector import _in_collective
+from training.inspector import DDPInspector, InspectionError, reporting
+from training.inspector.background import Watcher
+from training.inspector.main_thread import in_collective
+from training.inspector.reporting import Finding
+from training.inspector.shared_store import OwnStore, SharedStore
 
 __all__ = ["ranks"]  # a fixture
 
@@ -160,13 +163,28 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "found"), [("/torch/distributed/distributed_c10d.py", True), ("/job/train.py", False)]
+    ("files", "found"),
+    [
+        (["distributed_c10d.py"], True),
+        (["checkpoint/state_dict_saver.py", "distributed_c10d.py"], True),
+        (["checkpoint/state_dict_saver.py"], False),  # no_dist=True
+        (["elastic/multiprocessing/errors/__init__.py"], False),  # @record
+        (["launcher/api.py", "elastic/agent/server/api.py"], False),  # notebook_launcher
+        (["run.py"], False),  # torchrun --run-path
+        (["algorithms/_checkpoint/checkpoint_wrapper.py"], False),
+        ([], False),
+    ],
 )
-def test_a_collective_of_the_main_thread_is_seen_from_another_one(file: str, found: bool) -> None:
+def test_a_collective_of_the_main_thread_is_seen_from_another_one(
+    files: list[str], found: bool
+) -> None:
     with ThreadPoolExecutor(1) as pool:
-        names: dict[str, Any] = {"look": lambda: pool.submit(_in_collective).result()}
-        exec(compile("seen = look()", file, "exec"), names)
-    assert names["seen"] is found
+        names: dict[str, Any] = {"call": lambda: pool.submit(in_collective).result()}
+        for file in ["/job/train.py", *(f"/torch/distributed/{file}" for file in files)][::-1]:
+            inner = {"call": names["call"]}
+            exec(compile("def frame(): return call()", file, "exec"), inner)
+            names["call"] = inner["frame"]
+        assert names["call"]() is found
 
 
 @pytest.mark.parametrize("place", [True, False])
@@ -177,9 +195,30 @@ def test_a_stack_is_read_where_the_system_lacks_something(
     monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path if place else tmp_path / "none"))
     with ThreadPoolExecutor(1) as pool:
-        names: dict[str, Any] = {"look": lambda: pool.submit(_in_collective).result()}
+        names: dict[str, Any] = {"look": lambda: pool.submit(in_collective).result()}
         exec(compile("seen = look()", "/torch/distributed/rpc.py", "exec"), names)
     assert names["seen"] is place and not any(tmp_path.iterdir())
+
+
+def test_a_long_step_after_a_wait_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    state: Any = {"step": 10, "in_step": True, "ended": ""}
+    board, output = SharedStore(OwnStore(), 1, 2), reporting.FindingsOutput()
+    one = Watcher(board, output, lambda: state, lambda _: True, patience_s=0.0)
+
+    def ends(*found: Finding) -> int:
+        for each in found:
+            one.find(each)
+        for _ in range(2):
+            one._turn()
+        return len(ended)
+
+    assert ends(Finding("no_data", "", 0, 10)) > 0
+    ended.clear()
+    state["step"] = 11
+    assert ends() == 0
+    assert ends(Finding("no_data", "", 0, 11)) > 0, "the next wait"
 
 
 def test_a_rank_that_has_looked_at_a_batch_may_evaluate_between_two_epochs(ranks: Ranks) -> None:

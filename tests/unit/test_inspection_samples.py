@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,6 +86,30 @@ def test_a_step_of_several_batches_has_no_indices() -> None:
     taken = [drawn.took(4) for number, _ in enumerate(made) if number % 4 == 3]
     assert taken[-1] is None, "unknown rather than wrong"
     assert watched(loader()).took(4) is None
+
+
+def test_batches_of_a_step_that_the_trainer_draws_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transformers 5, with gradient_accumulation_steps."""
+    fake = SimpleNamespace(TrainerCallback=object)
+    monkeypatch.setitem(sys.modules, "transformers", fake)
+    monkeypatch.delitem(sys.modules, "training.inspector.transformers", raising=False)
+    callback = importlib.import_module("training.inspector.transformers").InspectorCallback()
+    monkeypatch.delitem(sys.modules, "training.inspector.transformers")
+    taken: list[Any] = []
+    took = sample_tracker.SamplerTrace.took
+    monkeypatch.setattr(
+        sample_tracker.SamplerTrace, "took", lambda *args: taken.append(took(*args)) or taken[-1]
+    )
+    model, made = torch.nn.Linear(2, 1), DataLoader(Numbers(), 1)
+    args = SimpleNamespace(gradient_accumulation_steps=10)
+    callback.on_train_begin(args, None, None, model=model, train_dataloader=made)
+    for batch in list(made):
+        model(batch)
+        callback.on_substep_end(args, None, None)
+    callback.on_train_end(args, None, None)
+    assert taken == [(1, n + 1, [n]) for n in range(10)]
 
 
 @pytest.mark.parametrize(("sampler", "known"), [("distributed", True), ("random", False)])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -41,7 +45,14 @@ def growth(run: RunDir, plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -
     return made
 
 
-def attempt(made: Growth, outcome: Outcome, *, ending: bool = False) -> list[str]:
+def attempt(
+    made: Growth,
+    outcome: Outcome,
+    *,
+    ending: bool = False,
+    meanwhile: Callable[[list[str]], None] = lambda done: None,
+    passes: int = 2,
+) -> list[str]:
     """One start, in which the tests have ended; what the ranks were asked for."""
     asked: list[str] = []
 
@@ -53,8 +64,9 @@ def attempt(made: Growth, outcome: Outcome, *, ending: bool = False) -> list[str
     one.ending = lambda: ending
 
     def go() -> Outcome:
-        one.each_pass()
-        one.each_pass()
+        for _ in range(passes):
+            meanwhile(asked)
+            one.each_pass()
         return outcome
 
     one.go = go
@@ -77,6 +89,27 @@ def test_the_ranks_are_stopped_once_and_started_with_the_gpu(
     assert (event["ranks"], event["back"], event["steps_lost"]) == ([3, 4], [1], 0)
     assert event["resumes_at"] == 20 and not run.summary.exists()
     assert not made.grows(Outcome(), Exit.PREEMPTED), "once"
+
+
+def test_a_script_is_not_stopped_while_it_saves(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped between two checkpoints, also if the test of the GPU has ended before."""
+    monkeypatch.setattr("training.launcher.saved.LOOK_S", -1)
+    plan = lost(1)
+    plan |= {"script": {"path": "a.py", "args": []}, "command": {"cwd": str(tmp_path)}}
+    made = growth(run, plan, monkeypatch)
+    answers = iter([(1,)])
+    made._rejoin.look = lambda plan, saved: next(answers, ())  # type: ignore[method-assign]
+
+    def script(done: list[str]) -> None:
+        if len(done) < 3:
+            done.append("write")
+            (tmp_path / "last.pt").touch()
+            os.utime(tmp_path / "last.pt", (time.time() + len(done),) * 2)
+
+    done = attempt(made, Outcome(), meanwhile=script, passes=6)
+    assert done == ["write"] * 3 + ["stop"]
 
 
 @each(

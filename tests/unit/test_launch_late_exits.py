@@ -195,16 +195,53 @@ def test_a_hang_without_an_exception_stays_one(run: RunDir, start: Start) -> Non
     assert tried.outcome.finding and failure_report.exit_code(tried.outcome) == Exit.HANG
 
 
+UPLOAD = """
+while not (folder / "go").exists():
+    time.sleep(0.01)
+(folder / "uploaded").touch()
+sys.exit(1)
+"""
+RAISES = f"(folder / 'ranks' / f'rank{{rank}}.error.json').write_text({json.dumps(ERROR)!r})\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "other"),
+    [("RAISED_S", "time.sleep(600)"), ("RAISED_ALONE_S", "")],
+    ids=["another_one_waits", "alone"],
+)
 def test_a_rank_that_has_raised_must_exit_within_a_limit(
-    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch
+    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch, limit: str, other: str
 ) -> None:
-    """The other one waits for nothing, so a hang is not found."""
-    monkeypatch.setattr(timeouts, "RAISED_S", 0.1)
-    report = f"(folder / 'ranks' / 'rank1.error.json').write_text({json.dumps(ERROR)!r})"
-    outcome = start(f"if rank:\n    {report}\n    time.sleep(600)").go()
-    assert outcome.guilty == (1, 1) and dict(outcome.ended) == {0: 0, 1: -signal.SIGKILL}
+    """The other one does not wait in a collective, so a hang is not found."""
+    monkeypatch.setattr(timeouts, limit, 0.1)
+    outcome = start(f"if rank:\n    {RAISES}    time.sleep(600)\n{other}").go()
+    assert outcome.guilty == (1, 1)
+    assert dict(outcome.ended) == {0: -signal.SIGKILL if other else 0, 1: -signal.SIGKILL}
     assert outcome.death and "ValueError: bad sample 17" in outcome.death.how
     assert failure_report.exit_code(outcome) == Exit.TRAINING
+
+
+@pytest.mark.parametrize("other", ["", f"{RAISES}    time.sleep(600)"], ids=["ended", "raised"])
+def test_the_exit_of_a_rank_that_has_raised_may_take_long_if_no_other_one_waits(
+    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """As an upload of wandb."""
+    monkeypatch.setattr(timeouts, "RAISED_S", 0.1)
+    tried, seen = (
+        start(f"if not rank:\n    {other or 'sys.exit()'}\n{RAISES}{UPLOAD}"),
+        list[bool](),
+    )
+
+    def count() -> None:
+        ended = 0 in dict(tried.outcome.ended) or run.rank_error(0).exists()
+        seen.append(ended and run.rank_error(1).exists())
+        if sum(seen) > 3:
+            (run.path / "go").touch()
+
+    tried.each_pass = count
+    outcome = tried.go()
+    assert outcome.guilty == (1, 1) and dict(outcome.ended)[1] == 1
+    assert (run.path / "uploaded").exists()
 
 
 def test_a_disk_that_does_not_answer_does_not_end_the_run(

@@ -155,19 +155,29 @@ def test_a_script_has_saved_what_this_start_has_written(
         "script": {"path": "a.py", "args": []},
         "created": 0,
     }
-    snapshot = tmp_path / "snapshot.pt"
-    snapshot.touch()
-    os.utime(snapshot, (1, 1))
+    folder = tmp_path / "checkpoint-100"
+    folder.mkdir()
+    names = ("model.safetensors", "optimizer.pt", "trainer_state.json")
+    model, optimizer, state = (folder / name for name in names)
+    model.touch()
+    os.utime(model, (1, 1))
     saved = Saved(run, made)
     assert saved.begin() == ""
     monkeypatch.setattr("training.launcher.saved.LOOK_S", -1)
     assert saved.newest() == ""
-    # not os.utime(snapshot): the clock of the kernel's file times is a few milliseconds late
-    os.utime(snapshot, (time.time(),) * 2)
+    # not os.utime(model): the clock of the kernel's file times is a few milliseconds late
+    at = time.time()
+    for number, path in enumerate((model, optimizer, state)):  # written one after the other
+        path.touch()
+        os.utime(path, (at + number,) * 2)
+        assert (saved.newest(), saved.rests) == ("", False)
     first = saved.newest()
-    assert first.startswith(str(snapshot)) and saved.newest() == first
-    os.utime(snapshot, (time.time() + 9,) * 2)
-    assert saved.newest() not in ("", first)
+    assert saved.rests and first and saved.newest() == first
+    os.utime(model, (at + 9,) * 2)  # over the last one
+    assert (saved.newest(), saved.rests) == (first, False)
+    assert saved.newest() not in ("", first) and saved.rests
+    monkeypatch.setattr("training.launcher.saved.LOOK_S", 99)
+    assert saved.newest() and not saved.rests, "it may be writing by now"
 
 
 def grown(made: dict[str, Any], *seats: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.monitor_runs import Made
 from training.core import rundir
 from training.core.errors import Exit
+from training.diagnose.log_parsers import line_parser
 from training.launcher import end_record, endings, failure_report
 from training.launcher.outcome import Outcome
 from training.launcher.post_run import PostRun
@@ -84,6 +85,20 @@ def test_a_script_without_figures_has_none(tmp_path: Path, lines: tuple[str, ...
     found = finished(tmp_path / "run", *lines)
     assert (found.state, found.step, found.loss, found.speed) == ("finished", None, None, None)
     assert "figures" not in (rundir.read_json(found.run.summary) or {})
+
+
+def test_a_download_is_not_training(tmp_path: Path) -> None:
+    lines = (
+        "100%|██████████| 97.8M/97.8M [00:00<00:00, 103MB/s]",  # torch.hub
+        "model.safetensors:  12%|█▏        | 523M/4.35G [00:12<01:31, 41.9MB/s]",
+        "vocab.txt: 100%|██████████| 232k/232k [00:00<00:00, 2.1kB/s]",
+        "a.zip:   0%|          | 3.00/4.35G [00:12<01:31, 4.00s/B]",
+        "  4%|▍         | 4.1M/97.8M [00:01<00:20, 4.0MiB/s]",
+        "98.1MB [00:12, 8.1MB/s]",
+    )
+    assert [line for line in lines if line_parser.parse(line)] == []
+    trained = " 12%|█▏        | 120/1000 [01:02<07:30,  1.95it/s]"
+    assert finished(tmp_path / "run", *lines, trained, *lines).step == 120
 
 
 def test_the_seconds_of_a_script_during_which_the_clock_was_set(

@@ -16,8 +16,8 @@ from training.core.errors import UserError
 from training.watchdog import discovery, wrapped
 from training.watchdog.probes import procfs
 
-# Starts PROGRAM (itself: Lightning) once for each of RANKS, and waits for it. THREAD: name of a
-# thread.
+# Starts PROGRAM (itself: Lightning) once for each of RANKS, and waits for it. SETS: the variables
+# that the launcher sets. THREAD: name of a thread.
 STARTS = """
 import os, subprocess, sys, time
 
@@ -27,9 +27,9 @@ if "THREAD" in os.environ:
     with open("/proc/self/comm", "w") as name:
         name.write(os.environ["THREAD"])
 ranks = os.environ["RANKS"].split()
-names = ("RANK", "LOCAL_RANK")
+sets = os.environ.get("SETS", "RANK={0} LOCAL_RANK={0} LOCAL_WORLD_SIZE=2 WORLD_SIZE=2")
 for rank in ranks:
-    env = os.environ | {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"} | dict.fromkeys(names, rank)
+    env = os.environ | dict(pair.split("=") for pair in sets.format(rank).split())
     subprocess.Popen([sys.executable, "-u", os.environ.get("PROGRAM", __file__)], env=env)
 print("ready", flush=True)
 time.sleep(1000)
@@ -102,6 +102,40 @@ def test_a_launcher_is_not_a_rank(tmp_path: Path, itself: bool, platform: bool) 
         (child,) = started(pid, 1)
         expected = {0: pid, 1: child} if itself else {1: child}  # rank 0 has ended
         assert discovery.started_by(pid) == (expected, 2, 2, 0)
+
+
+# Variables of launchers that do not set LOCAL_WORLD_SIZE
+LIGHTNING = "LOCAL_RANK={0} NODE_RANK=%s WORLD_SIZE=%s MASTER_ADDR=%s"
+DEEPSPEED = "RANK=1{0} LOCAL_RANK={0} LOCAL_SIZE=3 WORLD_SIZE=30 MASTER_ADDR=a"
+SHELL = "RANK={0} LOCAL_RANK={0} WORLD_SIZE=4 MASTER_ADDR=a"
+
+
+@pytest.mark.parametrize(
+    ("sets", "ranks", "numbers", "sizes"),
+    [
+        (LIGHTNING % (0, 4, "127.0.0.1"), "1 2 3", [0, 1, 2, 3], (4, 4, 0)),
+        (LIGHTNING % (0, 4, "127.0.0.1"), "1", [0, 1], (4, 4, 0)),  # two have ended
+        (LIGHTNING % (0, 8, "a"), "1 2 3", [0, 1, 2, 3], (4, 8, 4)),
+        (LIGHTNING % (1, 8, "a"), "1 3", [4, 5, 7], (4, 8, 5)),
+        (LIGHTNING % (1, 8, "a"), "1 2", [4, 5, 6], (4, 8, 5)),
+        (DEEPSPEED, "0 1 2", [10, 11, 12], (3, 30, 0)),
+        (DEEPSPEED, "1 2", [11, 12], (3, 30, 0)),
+        (SHELL, "0 1", [0, 1], (2, 4, 2)),
+        (SHELL, "0 1 2", [0, 1, 2], (3, 4, 1)),
+    ],
+)
+def test_the_ranks_of_this_machine_among_those_of_several(
+    tmp_path: Path, sets: str, ranks: str, numbers: list[int], sizes: tuple[int, int, int]
+) -> None:
+    env = {"RANKS": ranks, "SETS": sets}
+    if sets in (DEEPSPEED, SHELL):
+        (tmp_path / "train.py").write_text("import time\ntime.sleep(1000)\n")
+        env["PROGRAM"] = str(tmp_path / "train.py")
+    with targets.running(tmp_path, STARTS, env=env) as (pid, _, _):
+        pids = started(pid, len(ranks.split()))
+        if "PROGRAM" not in env:  # its first rank is the program itself
+            pids.insert(0, pid)
+        assert discovery.started_by(pid) == (dict(zip(numbers, pids, strict=True)), *sizes)
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver", "self"])

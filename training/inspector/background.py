@@ -57,12 +57,13 @@ class Watcher(threading.Thread):
         self._told: RankProgress | None = None
         self._place: tuple[object, ...] = ()
         self._since = time.monotonic()
-        self._read, self._found = 0, set[tuple[str, int | None]]()  # findings
+        self._read, self._found = 0, set[tuple[object, ...]]()  # findings
         self._detached = False  # the board is no longer used
         self._grouped = dist.is_available() and dist.is_initialized()
         self._gone_since: float | None = None
         self.raised: Finding | None = None  # for the training's thread
-        self.no_data: Finding | None = None
+        self.no_data: Finding | None = None  # while this rank may wait for that one
+        self._waits_after = 0  # the step before the one that waits
 
     # Called by the training's thread
 
@@ -133,9 +134,11 @@ class Watcher(threading.Thread):
             self._idle.set()
 
     def find(self, found: Finding) -> None:
-        """Announce a finding to all ranks, once for each kind and rank. Call in this thread."""
-        if (found.kind, found.rank) not in self._found:
-            self._found.add((found.kind, found.rank))
+        """Announce a finding to all ranks, once for each kind and rank; of a rank without data once
+        for each wait. Call in this thread."""
+        wait = found.step if found.kind == "no_data" else None
+        if (found.kind, found.rank, wait) not in self._found:
+            self._found.add((found.kind, found.rank, wait))
             self._output.record(found)
             self._board.announce([found.kind, found.text, found.rank, found.step])
 
@@ -143,7 +146,9 @@ class Watcher(threading.Thread):
         if self._board.rank == 0:
             self._output.warn(found)
         if found.kind == "no_data":
+            # On a GPU the host may be some steps ahead of the one that waits.
             self.no_data = found
+            self._waits_after = max(found.step or 0, self._state()["step"])
         elif self._fatal(found):
             self.raised = self.raised or found
 
@@ -154,6 +159,8 @@ class Watcher(threading.Thread):
         place = (state["step"], state["in_step"], state["ended"])
         if place != self._place:
             self._place, self._since = place, now
+        if state["step"] > self._waits_after:  # the rank has trained on
+            self.no_data = None
         stuck = not state["ended"] and now - self._since > self._patience_s
         if self.no_data and stuck and self._fatal(self.no_data):
             self._output.line(

@@ -4,12 +4,9 @@ ranks."""
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import hashlib
 import math
 import os
-import tempfile
-import threading
 from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +17,7 @@ from torch import nn
 from . import checksum, sample_tracker, step_timer
 from .analysis import Judge, due
 from .background import Watcher
+from .main_thread import in_collective
 from .messages import msg
 from .pending_step import PendingStep
 from .reporting import Finding, FindingsOutput, InspectionError
@@ -35,7 +33,6 @@ FATAL = {"not_finite", "empty_batch", "parameters_differ", "no_data"}
 MODES = ("auto", "warn", "raise")
 KEPT = 2  # batches, until their loss is known
 CLOSE_S = 10.0
-_DISTRIBUTED = os.path.join("torch", "distributed", "")
 _made = 0  # inspectors in this process; equal on every rank
 
 
@@ -149,6 +146,11 @@ class DDPInspector:
         if self._drawn is not None and not self._drawn.epoch:
             self._drawn.begun(epoch)
 
+    def fetches(self, batches: int) -> None:
+        """For callbacks: so many batches are fetched together, before the first of their steps."""
+        if self._drawn is not None:
+            self._drawn.ahead += batches
+
     def epoch_end(self) -> None:
         """This rank has no more batches in this epoch. Only needed for loaders without a detectable
         end (an IterableDataset)."""
@@ -189,7 +191,7 @@ class DDPInspector:
             "ended": ended,
             "broken": self._broken,
             "epoch": 0 if drawn is None else drawn.trained if ended else drawn.epoch,
-            "waits": bool(ended) and (self._closed or _in_collective()),
+            "waits": bool(ended) and (self._closed or in_collective()),
             "laps": self._clock.count // step_timer.WINDOW * step_timer.WINDOW,
             "times": self._clock.medians(),
         }
@@ -343,22 +345,3 @@ def _is_wrapped(model: nn.Module) -> bool:
     return any(type(m).__name__ in known for m in (inner, *inner.modules())) or any(
         hasattr(p, "placements") for p in inner.parameters()
     )
-
-
-def _in_collective() -> bool:
-    """Whether the main thread is in a call of torch.distributed.
-
-    faulthandler reads the frames without creating objects for them. A frame object of a running
-    thread can outlive its frame, and reading it then ends the process with SIGSEGV (CPython 3.11).
-    False where that is unknown: no place for a file, or more than 100 threads.
-    """
-    try:
-        # os.memfd_create is missing in Pythons that were built for an old glibc (uv, conda)
-        with tempfile.TemporaryFile() as file:
-            faulthandler.dump_traceback(file, all_threads=True)
-            file.seek(0)
-            stacks = file.read().decode(errors="replace")
-    except OSError:
-        return False
-    main = f"Thread 0x{threading.main_thread().ident:016x} "
-    return any(s.startswith(main) and _DISTRIBUTED in s for s in stacks.split("\n\n"))

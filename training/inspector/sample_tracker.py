@@ -109,11 +109,12 @@ class SamplerTrace:
 
     Used in this process only, never in workers of the loader. `first`: indices of the first batches
     of the first observed epoch. `epoch`: the one that has begun; `trained`: that of the last step.
-    A batch that is only looked at, as on one rank, begins no further one.
+    A batch that is only looked at, as on one rank, begins no further one. `ahead`: how many batches
+    may be drawn before the one of the step.
     """
 
     def __init__(self, inner: Any, ahead: int) -> None:
-        self._inner, self._ahead = inner, ahead
+        self._inner, self.ahead = inner, ahead
         self.epoch, self.trained, self.ended = 0, 0, False
         self._drawings = 0
         self.first: list[list[int]] = []
@@ -173,7 +174,7 @@ class SamplerTrace:
         if not self._queue:
             return None
         taken = self._queue.popleft()
-        self._trusted &= len(self._queue) <= max(self._ahead, PROVEN_STEPS) and (
+        self._trusted &= len(self._queue) <= max(self.ahead, PROVEN_STEPS) and (
             count is None or not taken[2] or count == len(taken[2])
         )
         if not self._trusted:  # steps of several batches: they would pile up

@@ -39,6 +39,7 @@ class InspectorCallback(TrainerCallback):  # type: ignore[misc]
         self.inspector = DDPInspector(
             model, facts.get("train_dataloader"), **{"wrapped": True, **self._options}
         )
+        self.inspector.fetches(args.gradient_accumulation_steps)
         self._hook = model.register_forward_hook(Hook(self._forward), with_kwargs=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **facts: Any) -> None:

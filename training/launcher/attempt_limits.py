@@ -115,12 +115,16 @@ class AttemptLimits:
     def _end_after_exception(self, now: float) -> None:
         """A thread or an atexit function may keep the process of a script that has raised, and the
         other ranks need not wait for it."""
-        for rank in self._children.pids():
+        ranks = self._children.pids()
+        for rank in ranks:
             # unlike Path.exists, not an error for a disk that does not answer
             if rank is not None and find_run.exists(self._state.run.rank_error(rank)):
-                since = self._raised.setdefault(rank, now)
-                if now - since > timeouts.RAISED_S and self._failure.of_raised(rank):
-                    return
+                self._raised.setdefault(rank, now)
+        others_run = not ranks.keys() <= self._raised.keys() or self._state.others.running()
+        limit_s = timeouts.RAISED_S if others_run else timeouts.RAISED_ALONE_S
+        for rank, since in self._raised.items():
+            if rank in ranks and now - since > limit_s and self._failure.of_raised(rank):
+                return
 
     def _all_finished(self, beats: Beats) -> bool:
         """Have all ranks of Duet's training finished? A script has no heartbeat."""

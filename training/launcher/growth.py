@@ -27,6 +27,7 @@ class Growth:
         self.recovery = recovery
         self._rejoin = Rejoin()
         self._saved = Saved(recovery.run, recovery.plan)
+        self._back: set[int] = set()  # planned numbers of lost ranks whose GPUs work again
         self._team: Team | None = None  # of the next start
 
     def __enter__(self) -> Growth:
@@ -44,6 +45,7 @@ class Growth:
         """One start of the ranks. When a lost GPU works again, they are asked to save and exit, and
         those of a script are ended, as by torchrun."""
         self._rejoin.begin(self._saved.begin())
+        self._back.clear()
         attempt.each_pass = lambda: self._look(attempt)
         return attempt.go()
 
@@ -54,8 +56,12 @@ class Growth:
         ends = outcome.resized or outcome.asked != Exit.DONE or outcome.failed_at is not None
         if not candidates(plan) or not self.recovery.trains or ends or attempt.ending():
             return
-        back = self._rejoin.look(plan, self._saved.newest())
-        team = fewer_ranks.choose(plan, (), back) if back else None
+        self._back.update(self._rejoin.look(plan, self._saved.newest()))
+        if not self._back or not self._saved.rests:
+            return
+        back = tuple(sorted(self._back))
+        self._back.clear()
+        team = fewer_ranks.choose(plan, (), back)
         if not isinstance(team, Team):
             return
         log.info(msg("launcher.rejoin.back", names=fewer_ranks.names(plan, back)))

@@ -198,7 +198,7 @@ class Leader(Machine):
     def _look(self, attempt: Attempt) -> None:
         """Called repeatedly while ranks run: is a lost machine or GPU back, and the next checkpoint
         written? Then the ranks are asked to save and exit. Those of a script are ended as soon as
-        it is back, as by torchrun."""
+        a machine is back, as by torchrun."""
         plan, recovery = self.launch.plan, self.launch.recovery
         recovery.look()
         self.copies.look()
@@ -227,6 +227,7 @@ class Leader(Machine):
             or outcome.failed_at is not None
             or asked
             or (outcome.ours and (saved == self._before or attempt.ending()))
+            or not (self._saved.rests or self.line.ready_again)
         ):
             return
         team = fewer_ranks.choose(plan, (), back)

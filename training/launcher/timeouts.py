@@ -38,7 +38,9 @@ SAVING = (
     "summary",
 )
 CLOSING_S = 30.0  # between the last rank's regular end and the exit of its process
-RAISED_S = 30.0  # between the exception that ends a rank's script and the exit of its process
+# Between the exception that ends a rank's script and the exit of its process: while another rank
+# may wait for it, and while none does (an atexit function may upload results).
+RAISED_S, RAISED_ALONE_S = 30.0, 600.0
 UNKILLABLE_S = 20.0  # after SIGKILL; a process with much GPU memory needs some seconds
 GONE_S = 5.0  # torchrun reports a failed rank within a second
 

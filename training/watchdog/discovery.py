@@ -12,17 +12,10 @@ from training.core import heartbeat, rundir, standing
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host.process import LAUNCHERS
-from training.watchdog import spawned, wrapped
+from training.watchdog import rank_variables, spawned, wrapped
 from training.watchdog.probes import procfs
 
 COMMAND = "./duet attach"
-# ranks with the same values train together
-RENDEZVOUS = (
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID",
-)
-Seat = tuple[str | None, ...]  # the variables that a launcher sets for one rank
 
 
 def of_run(path: Path) -> dict[int, int]:
@@ -135,13 +128,13 @@ def of_process(pid: int) -> dict[int, int]:
     else:
         # Its siblings with the same rendezvous address: below the same parent, or further up where
         # each rank has its own shell.
-        mine, found, above = _rendezvous(top), {}, procfs.read_process(top)
-        found = {_number(top): [top]}
-        while above and above.parent > 1 and len(found) < _world(top):
+        mine, found, above = rank_variables.rendezvous(top), {}, procfs.read_process(top)
+        found = {rank_variables.number(top): [top]}
+        while above and above.parent > 1 and len(found) < rank_variables.world(top):
             found = {
                 r: p
                 for r, pids in _below(above.parent).items()
-                if (p := [q for q in pids if _rendezvous(q) == mine])
+                if (p := [q for q in pids if rank_variables.rendezvous(q) == mine])
             } or found
             above = procfs.read_process(above.parent)
     alone = [pids[0] for pids in found.values() if len(found) == len(pids) == 1]
@@ -193,14 +186,15 @@ def started_by(pid: int, settled: bool = False) -> Started:
         found, maybe = _spawned(main, settled)
         return Started(found, len(found), len(found), maybe)
     one = next(iter(found.values()))
-    world = procfs.environment(one).get("WORLD_SIZE", "")
-    local = max(_world(one), len(found))
+    first = rank_variables.first(one)
     # Lightning: the program itself is the first rank, and starts itself again for each of the
     # others. A launcher executes another program; its first rank may have ended.
     again = one in procfs.family(main) and procfs.program(one) == procfs.program(main) != ""
-    if again and 0 not in found and len(found) == local - 1:
-        found = {0: main, **found}
-    return Started(found, local, max(local, _whole(world)))
+    if again and first not in found:
+        found = {first: main, **found}
+    local, world, maybe = rank_variables.sizes(found.values())
+    before = rank_variables.uncounted(one, local)
+    return Started({before + rank: pid for rank, pid in found.items()}, local, world, maybe)
 
 
 def own_ranks(pid: int, settled: bool = False) -> Started:
@@ -210,9 +204,8 @@ def own_ranks(pid: int, settled: bool = False) -> Started:
     if any(len(pids) > 1 for pids in several.values()):
         return Started({})
     found = {rank: pids[0] for rank, pids in sorted(several.items())}
-    world = [_whole(procfs.environment(one).get("WORLD_SIZE", "")) for one in found.values()]
-    local = map(_world, found.values())
-    return Started(found, max([len(found), *local]), max([len(found), *world]), maybe)
+    local, world, further = rank_variables.sizes(found.values())
+    return Started(found, local, world, max(maybe, further))
 
 
 def _own_ranks(pid: int, settled: bool) -> tuple[dict[int, list[int]], int]:
@@ -221,7 +214,7 @@ def _own_ranks(pid: int, settled: bool) -> tuple[dict[int, list[int]], int]:
     process group trains itself, and what it starts beside that is another training."""
     if procfs.environment(pid).get("WORLD_SIZE", "1") != "1":
         return {}, 0
-    found, maybe, main = _below(pid, _seat(pid)), 0, python_of(pid)
+    found, maybe, main = _below(pid, rank_variables.seat(pid)), 0, python_of(pid)
     if not found:
         connected, maybe = _spawned(main, settled)
         # other processes may have connections too, such as a server and its client
@@ -261,17 +254,17 @@ def python_of(pid: int) -> int:
     return next((one for one in top if procfs.maps(one, wrapped.TORCH)), top[0])
 
 
-def _below(pid: int, without: Seat | None = None) -> dict[int, list[int]]:
+def _below(pid: int, without: rank_variables.Seat | None = None) -> dict[int, list[int]]:
     """The topmost Python process of each rank; its workers inherit its variables. `without`:
     processes with these variables are not ranks."""
     found: dict[int, list[int]] = {}
     inside: set[int] = set()
     tree = procfs.tree()
     for child in procfs.family(pid, tree):
-        if child in inside or not _is_rank(child, tree) or _seat(child) == without:
+        if child in inside or not _is_rank(child, tree) or rank_variables.seat(child) == without:
             continue
         inside.update(procfs.family(child, tree))
-        found.setdefault(_number(child), []).append(child)
+        found.setdefault(rank_variables.number(child), []).append(child)
     return found
 
 
@@ -296,44 +289,18 @@ def _starts_ranks(pid: int, tree: dict[int, list[int]] | None = None) -> bool:
 def _top(pid: int) -> int | None:
     """The rank that is this process or above it; None without one."""
     found, now = None, procfs.read_process(pid)
-    number = _number(pid) if _has_number(pid) else None
+    number = rank_variables.number(pid) if rank_variables.has_number(pid) else None
     while now and now.pid > 1 and number is not None:
-        if not _has_number(now.pid) or _number(now.pid) != number or _starts_ranks(now.pid):
+        if (
+            not rank_variables.has_number(now.pid)
+            or rank_variables.number(now.pid) != number
+            or _starts_ranks(now.pid)
+        ):
             break
         if procfs.is_python(now.pid):
             found = now.pid
         now = procfs.read_process(now.parent)
     return found
-
-
-def _has_number(pid: int) -> bool:
-    return not {"RANK", "LOCAL_RANK"}.isdisjoint(procfs.environment(pid))
-
-
-def _number(pid: int) -> int:
-    variables = procfs.environment(pid)
-    return _whole(variables.get("RANK", variables.get("LOCAL_RANK", "")))
-
-
-def _world(pid: int) -> int:
-    """Number of ranks to look for on this machine."""
-    variables = procfs.environment(pid)
-    text = variables.get("LOCAL_WORLD_SIZE", variables.get("WORLD_SIZE", "1"))
-    return int(text) if text.isdecimal() else 1
-
-
-def _whole(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
-
-
-def _rendezvous(pid: int) -> tuple[str | None, ...]:
-    variables = procfs.environment(pid)
-    return tuple(variables.get(name) for name in RENDEZVOUS)
-
-
-def _seat(pid: int) -> Seat:
-    variables = procfs.environment(pid)
-    return tuple(variables.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", *RENDEZVOUS))
 
 
 def _holds(pid: int, file: Path) -> bool:

@@ -9,6 +9,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import (
@@ -51,6 +52,11 @@ class Stream(IterableDataset):
         yield from map(sample, own)
 
 
+@record  # a frame of torch.distributed
+def evaluate():
+    time.sleep(6)
+
+
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
@@ -91,6 +97,8 @@ for _epoch in range(1 if "uneven" in FAULTS else 4):
             with torch.no_grad():
                 model.module[2].bias.add_(1e-6)
         inspector.step(loss, batch)
+    if "evaluate" in FAULTS and rank == 0 and _epoch == 0:  # no fault, the others wait
+        evaluate()
 if "uneven" in FAULTS and rank == 1:
     time.sleep(600)  # as a rank that evaluates, or waits for the others in its own way
 print(f"rank {rank} done", flush=True)

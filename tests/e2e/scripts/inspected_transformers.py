@@ -78,7 +78,7 @@ with tempfile.TemporaryDirectory() as folder:
             use_cpu=True,
             max_steps=STEPS,
             per_device_train_batch_size=4,
-            gradient_accumulation_steps=2 if "accumulate" in FAULTS else 1,
+            gradient_accumulation_steps=12 if "accumulate" in FAULTS else 1,
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,

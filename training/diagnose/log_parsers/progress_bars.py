@@ -51,6 +51,7 @@ _OTHER = re.compile(
     r"|shards?|index\w*|read\w*|comput\w*|class +images)\b",
     re.I,
 )
+_OF_BYTES = ("B/s", "s/B", "iB/s", "s/iB")  # without their prefix: a download
 # tqdm moves the cursor up again after a nested bar, which it fills with spaces
 NESTED = re.compile(r"\] *\x1b\[A|\x1b\[A\s*$")
 _SCALES = {"k": 1e3, "M": 1e6, "G": 1e9}
@@ -116,7 +117,7 @@ def _bar(found: re.Match[str], kind: str, head: str) -> ProgressBar:
         rest=rest,
         behind=behind,
         kind=kind,
-        other=bool(_OTHER.search(head)),
+        other=bool(_OTHER.search(head)) or unit in _OF_BYTES,
     )
 
 
