@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -124,63 +123,6 @@ def test_the_short_options_of_sbatch() -> None:
     assert line.training == ["c.py"]
 
 
-@each(
-    ("typed", "ranks"),
-    [
-        ([], 2),
-        (["--gres=gpu:4"], 4),
-        (["--gres=gpu:a100:4"], 4),
-        (["--gres=gpu"], 1),
-        (["--gres=gpu:a100:4(S:0-1)"], 4),
-        (["--gres=lustre:1,gpu:3"], 3),
-        (["--gres=shard:8"], 0),
-        (["--gres=none"], 0),
-        (["--gpus-per-node=8"], 8),
-        (["--gpus-per-node=a100:8"], 8),
-        (["--gres=gpu:4", "--ranks_per_node=1"], 1),
-    ],
-)
-def test_ranks_on_a_node(typed: list[str], ranks: int) -> None:
-    assert requested.ranks(options.split(typed), SCRIPT, {}) == ranks
-
-
-@each(
-    ("typed", "variables", "ranks"),
-    [
-        ([], {"SBATCH_GRES": "gpu:4"}, 4),
-        ([], {"SBATCH_GPUS_PER_NODE": "a100:8"}, 8),
-        (["--gres=gpu:1"], {"SBATCH_GRES": "gpu:4"}, 1),
-        (["--gpus-per-node=1"], {"SBATCH_GPUS_PER_NODE": "8"}, 1),
-        (["--ranks_per_node=3"], {"SBATCH_GRES": "gpu:4"}, 3),
-    ],
-)
-def test_variables_of_sbatch_override_the_header(
-    typed: list[str], variables: dict[str, str], ranks: int
-) -> None:
-    assert requested.ranks(options.split(typed), SCRIPT, variables) == ranks
-
-
-def test_a_job_on_cpus_has_the_gpus_of_a_variable_only() -> None:
-    args = ["--ranks_per_node=2", "configs/dual_gpu/quickstart.py", "--device=cpu"]
-    assert options.NO_GRES in submission.submission(args, {})[1].sbatch
-    assert not submission.submission(args, {"SBATCH_GRES": "gpu:1"})[1].sbatch
-
-
-def test_gpus_by_node_replace_those_of_the_header() -> None:
-    """SLURM would allocate both."""
-    line = submission.submission(["--gpus-per-node=1", "configs/dual_gpu/quickstart.py"], {})[1]
-    assert line.sbatch == ["--gpus-per-node=1", options.NO_GRES]
-
-
-def test_a_variable_that_contradicts_the_one_task_on_a_node_is_refused() -> None:
-    args = ["--ranks_per_node=2", "configs/dual_gpu/quickstart.py", "--device=cpu"]
-    with pytest.raises(UserError) as refused:
-        submission.submission(args, {"SBATCH_ARRAY_INX": "0-3"})
-    (problem,) = refused.value.problems
-    assert problem.what == "SBATCH_ARRAY_INX is '0-3' in the environment"
-    assert problem.fixes == ["unset SBATCH_ARRAY_INX"]
-
-
 def test_a_job_array_is_refused() -> None:
     """The last task has the number of the array, which scontrol takes for all tasks."""
     environ = {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7"}
@@ -191,34 +133,6 @@ def test_a_job_array_is_refused() -> None:
     (problem,) = refused.value.problems
     assert problem.what == "job 7 is an array (--array)"
     assert "its own --run_name" in problem.allowed and problem.code == "slurm.array"
-
-
-@pytest.mark.parametrize("text", ["two", "0", "1-4", ""])
-def test_nodes_is_one_number(text: str) -> None:
-    line = options.split([f"--nodes={text}"])
-    assert requested.nodes(line, SCRIPT) == (0 if text else 1)
-    assert [p.what for p in line.problems] == (
-        [f"nodes is {text!r} (from --nodes)"] if text else []
-    )
-
-
-def test_the_header_has_every_option_once() -> None:
-    text = SCRIPT.read_text()
-    header = requested.header(SCRIPT)
-    assert header == {
-        "job-name": "duet",
-        "nodes": "1",
-        "ntasks-per-node": "1",
-        "gres": "gpu:2",
-        "time": "24:00:00",
-        "output": "logs/%x_%j.log",
-        "open-mode": "append",
-        "signal": "USR1@120",
-    }
-    assert "\n#SBATCH --requeue\n" in text
-    # sbatch stops reading at the first command.
-    commands = re.search(r"(?m)^[^#\n]", text)
-    assert commands and text.rindex("#SBATCH") < commands.start()
 
 
 def test_there_is_a_folder_for_the_log() -> None:

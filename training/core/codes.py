@@ -201,6 +201,7 @@ PROBLEMS = {
     "slurm.array": "the job is an array",
     "slurm.batch_signal": "--signal with B: signals the batch script alone",
     "slurm.first_node": "the first node of the job is unknown",
+    "slurm.gpus_twice": "GPUs requested by --gres, and by --gpus-per-node in the header",
     "slurm.hostnames": "SLURM does not name the nodes of the job",
     "slurm.late_argument": "sbatch options after the script",
     "slurm.no_ranks": "the number of ranks per node is not set",

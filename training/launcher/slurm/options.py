@@ -16,7 +16,7 @@ from training.plan.cli_args import MAX_RANKS, QUICKSTART
 
 SCRIPT = "submit_job.sh"
 RANKS, MORE = "ranks-per-node", "sbatch"
-NO_GRES = "--gres=none"
+NO_GRES, NO_GPUS_PER_NODE = "--gres=none", "--gpus-per-node=0"
 NO_KILL, KILL = "--no-kill", "--no-kill=off"  # does a failed node end the job?
 # Options passed on to sbatch. For others: --sbatch="--name=value".
 VALUED = (

@@ -4,12 +4,13 @@ the header of the script. sbatch takes the first of these."""
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from training.core.errors import Problem
 from training.core.messages import msg
-from training.launcher.slurm.options import REFUSED, SplitArgs
+from training.launcher.slurm.options import BARE, REFUSED, SHORT, SplitArgs
 
 # There is none for --nodes.
 VARIABLES = {"gres": "SBATCH_GRES", "gpus-per-node": "SBATCH_GPUS_PER_NODE"}
@@ -21,10 +22,30 @@ REFUSED_VARIABLES = {
 
 
 def header(script: Path) -> dict[str, str]:
-    """Options in the script itself (#SBATCH --name=value)."""
-    return dict(
-        re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", script.read_text(encoding="utf-8"), re.MULTILINE)
-    )
+    """Options with a value in the script itself: #SBATCH --name=value, --name value, or -N 2."""
+    found, words = {}, _header_words(script)
+    while words:
+        word = words.pop(0)
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+        else:
+            name, equals, value = SHORT.get(word[:2], ""), word[2:], word[2:]
+        if not equals and name not in BARE and words and not words[0].startswith("-"):
+            equals = value = words.pop(0)
+        if name and equals:
+            found[name] = value
+    return found
+
+
+def _header_words(script: Path) -> list[str]:
+    """Those of all #SBATCH lines; sbatch stops reading at the first command."""
+    words = []
+    for line in script.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#SBATCH"):
+            words += shlex.split(line.removeprefix("#SBATCH"), comments=True)
+        elif line.strip() and not line.startswith("#"):
+            break
+    return words
 
 
 def given(line: SplitArgs, name: str, environ: Mapping[str, str]) -> str | None:
@@ -49,7 +70,7 @@ def refused_variables(environ: Mapping[str, str]) -> list[Problem]:
 
 def nodes(line: SplitArgs, script: Path) -> int:
     """Number of nodes requested; 0, and a problem, when that is not a single number."""
-    text = line.option("nodes") or header(script)["nodes"]
+    text = line.option("nodes") or header(script).get("nodes", "1")
     if text.isdecimal() and len(text) < 6 and int(text):
         return int(text)
     line.problems.append(
@@ -67,10 +88,12 @@ def ranks(line: SplitArgs, script: Path, environ: Mapping[str, str]) -> int:
     """Ranks on each node, as requested at submission; 0 when unspecified."""
     if line.ranks:
         return line.ranks
-    if (per_node := given(line, "gpus-per-node", environ)) is not None:
+    gres, per_node = (given(line, name, environ) for name in VARIABLES)
+    if gres is None and per_node is None:
+        gres, per_node = (header(script).get(name) for name in VARIABLES)
+    if per_node is not None:
         return sum(_count(part) for part in per_node.split(","))
-    gres = given(line, "gres", environ)
-    return gpus_in_gres(header(script)["gres"] if gres is None else gres)
+    return gpus_in_gres(gres or "")
 
 
 def gpus_in_gres(text: str) -> int:

@@ -132,9 +132,21 @@ def submission(
         raise UserError(
             _no_ranks(line, msg("launcher.slurm.device_cpu", origin=request.origins["device"]))
         )
-    if gres is None and (on_cpus or per_node is not None):
-        line.sbatch.append(options.NO_GRES)  # SLURM would add the GPUs of the script's header
+    # SLURM would add the GPUs of the script's header.
+    by_node = "gpus-per-node" in requested.header(script)
+    if gres is None and (on_cpus or per_node is not None or by_node):
+        line.sbatch.append(options.NO_GRES)
+    if by_node and per_node is None and (on_cpus or gres is not None):
+        if gres and requested.gpus_in_gres(gres):
+            raise UserError(_gpus_twice(gres))
+        line.sbatch.append(options.NO_GPUS_PER_NODE)
     return request, line, nodes, ranks
+
+
+def _gpus_twice(gres: str) -> Problem:
+    what = msg("launcher.slurm.gpus_twice", gres=gres, script=options.SCRIPT)
+    gpus = [part.partition(":")[2] or "1" for part in gres.split(",") if part.startswith("gpu")]
+    return Problem("slurm.gpus_twice", what, "", [f"--gpus-per-node={','.join(gpus)}"])
 
 
 def _no_ranks(line: options.SplitArgs, why: str) -> Problem:
