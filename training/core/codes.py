@@ -200,6 +200,7 @@ PROBLEMS = {
     "secret.in_config": "a value looks like a secret",
     "slurm.array": "the job is an array",
     "slurm.batch_signal": "--signal with B: signals the batch script alone",
+    "slurm.few_gpus": "a job with more ranks on a node than GPUs",
     "slurm.first_node": "the first node of the job is unknown",
     "slurm.gpus_twice": "GPUs requested by --gres, and by --gpus-per-node in the header",
     "slurm.hostnames": "SLURM does not name the nodes of the job",

@@ -86,8 +86,11 @@ def nodes(line: SplitArgs, script: Path) -> int:
 
 def ranks(line: SplitArgs, script: Path, environ: Mapping[str, str]) -> int:
     """Ranks on each node, as requested at submission; 0 when unspecified."""
-    if line.ranks:
-        return line.ranks
+    return line.ranks or gpus(line, script, environ)
+
+
+def gpus(line: SplitArgs, script: Path, environ: Mapping[str, str]) -> int:
+    """GPUs on each node, as requested at submission; 0 without a request."""
     gres, per_node = (given(line, name, environ) for name in VARIABLES)
     if gres is None and per_node is None:
         gres, per_node = (header(script).get(name) for name in VARIABLES)

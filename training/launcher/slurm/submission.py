@@ -27,6 +27,7 @@ from training.core import manifest, rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT, ROOT, WORK
+from training.core.units import plural
 from training.host import topology
 from training.launcher.slurm import code_snapshot, options, requested
 from training.plan.cli_args import QUICKSTART, command
@@ -126,12 +127,16 @@ def submission(
     if not ranks:
         line.problems.append(_no_ranks(line, msg("launcher.slurm.gres_no_gpus")))
     request = check(line, nodes, ranks, environ, installed)
+    gpus = requested.gpus(line, script, environ)
     gres, per_node = (requested.given(line, name, environ) for name in requested.VARIABLES)
     on_cpus = request.config.device == "cpu" and per_node is None
     if gres is None and on_cpus and not line.ranks:
         raise UserError(
             _no_ranks(line, msg("launcher.slurm.device_cpu", origin=request.origins["device"]))
         )
+    if request.config.device != "cpu" and 0 < gpus < ranks:
+        more = f"--gres=gpu:{ranks}" if per_node is None else f"--gpus-per-node={ranks}"
+        raise UserError(_few_gpus(gpus, ranks, more))
     # SLURM would add the GPUs of the script's header.
     by_node = "gpus-per-node" in requested.header(script)
     if gres is None and (on_cpus or per_node is not None or by_node):
@@ -141,6 +146,12 @@ def submission(
             raise UserError(_gpus_twice(gres))
         line.sbatch.append(options.NO_GPUS_PER_NODE)
     return request, line, nodes, ranks
+
+
+def _few_gpus(gpus: int, ranks: int, more: str) -> Problem:
+    what = msg("launcher.slurm.few_gpus", gpus=plural(gpus, "GPU"), ranks=plural(ranks, "rank"))
+    unmanaged = f"{options.NO_GRES}   # {msg('launcher.slurm.no_gpu_resources')}"
+    return Problem("slurm.few_gpus", what, "", [more, unmanaged])
 
 
 def _gpus_twice(gres: str) -> Problem:
