@@ -22,7 +22,7 @@ from training.core.errors import UserError
 from training.core.messages import load_all
 from training.host import network, process
 from training.launcher.hosts.conductor import AGAIN_S, STEADY_S
-from training.launcher.slurm import job, node_steps, submission
+from training.launcher.slurm import job, job_request, node_steps, submission
 from training.launcher.slurm.node_steps import NodeSteps
 from training.launcher.slurm.submission import FrozenJob
 
@@ -46,16 +46,14 @@ JOB = {
 )
 def test_a_job_that_can_lose_a_node_is_submitted_with_no_kill(words: str, no_kill: bool) -> None:
     args = ["--nodes=2", "--ranks_per_node=2", CONFIG, "--device=cpu", "--total_batch_size=8192"]
-    request, line, nodes, ranks = submission.submission([*args, *words.split()], {})
+    request, line, nodes, ranks = job_request.typed([*args, *words.split()], {})
     command = submission.sbatch(FrozenJob(Path("run/code")), request, line, nodes, ranks)
     assert ("--no-kill" in command) is no_kill
 
 
 def test_the_user_can_refuse_no_kill() -> None:
     args = ["--nodes=2", "--ranks_per_node=2", CONFIG, "--device=cpu", "--total_batch_size=8192"]
-    request, line, nodes, ranks = submission.submission(
-        [*args, "--min_ranks=2", "--no-kill=off"], {}
-    )
+    request, line, nodes, ranks = job_request.typed([*args, "--min_ranks=2", "--no-kill=off"], {})
     command = submission.sbatch(FrozenJob(Path("run/code")), request, line, nodes, ranks)
     given = [word for word in command if word.startswith("--no-kill")]
     assert given[-1] == "--no-kill=off", "sbatch takes the last one"

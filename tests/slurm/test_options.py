@@ -19,7 +19,7 @@ from training.config.flags import ACTIONS
 from training.config.schema import FIELDS
 from training.core.errors import EXIT_MEANING, Exit, UserError
 from training.core.rundir import RunDir
-from training.launcher.slurm import code_snapshot, job, options, requested, submission
+from training.launcher.slurm import code_snapshot, job, job_request, options, requested, submission
 
 SCRIPT = ROOT / options.SCRIPT
 
@@ -127,9 +127,9 @@ def test_a_job_array_is_refused() -> None:
     """The last task has the number of the array, which scontrol takes for all tasks."""
     environ = {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7"}
     args = ["--ranks_per_node=2", "configs/dual_gpu/quickstart.py", "--device=cpu"]
-    assert submission.inside(args, environ)[3] == 2
+    assert job_request.inside(args, environ)[3] == 2
     with pytest.raises(UserError) as refused:
-        submission.inside(args, environ | {"SLURM_ARRAY_TASK_ID": "1"})
+        job_request.inside(args, environ | {"SLURM_ARRAY_TASK_ID": "1"})
     (problem,) = refused.value.problems
     assert problem.what == "job 7 is an array (--array)"
     assert "its own --run_name" in problem.allowed and problem.code == "slurm.array"

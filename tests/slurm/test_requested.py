@@ -11,7 +11,7 @@ import pytest
 from tests.cases import each
 from tests.conftest import ROOT
 from training.core.errors import UserError
-from training.launcher.slurm import options, requested, submission
+from training.launcher.slurm import job_request, options, requested
 
 SCRIPT, CONFIG = ROOT / options.SCRIPT, "configs/dual_gpu/quickstart.py"
 
@@ -54,13 +54,13 @@ def test_variables_of_sbatch_override_the_header(
 
 def test_a_job_on_cpus_has_the_gpus_of_a_variable_only() -> None:
     args = ["--ranks_per_node=2", CONFIG, "--device=cpu"]
-    assert options.NO_GRES in submission.submission(args, {})[1].sbatch
-    assert not submission.submission(args, {"SBATCH_GRES": "gpu:1"})[1].sbatch
+    assert options.NO_GRES in job_request.typed(args, {})[1].sbatch
+    assert not job_request.typed(args, {"SBATCH_GRES": "gpu:1"})[1].sbatch
 
 
 def test_gpus_by_node_replace_those_of_the_header() -> None:
     """SLURM would allocate both."""
-    line = submission.submission(["--gpus-per-node=1", CONFIG], {})[1]
+    line = job_request.typed(["--gpus-per-node=1", CONFIG], {})[1]
     assert line.sbatch == ["--gpus-per-node=1", options.NO_GRES]
 
 
@@ -78,7 +78,7 @@ def test_gpus_by_node_replace_those_of_the_header() -> None:
 def test_more_ranks_than_gpus_are_refused(args: list[str], fixes: list[str]) -> None:
     found = []
     try:
-        submission.submission([*args, CONFIG, "--total_batch_size=8192"], {})
+        job_request.typed([*args, CONFIG, "--total_batch_size=8192"], {})
     except UserError as refused:
         (problem,) = refused.problems
         assert problem.code == "slurm.few_gpus"
@@ -89,7 +89,7 @@ def test_more_ranks_than_gpus_are_refused(args: list[str], fixes: list[str]) -> 
 def test_a_variable_that_contradicts_the_one_task_on_a_node_is_refused() -> None:
     args = ["--ranks_per_node=2", CONFIG, "--device=cpu"]
     with pytest.raises(UserError) as refused:
-        submission.submission(args, {"SBATCH_ARRAY_INX": "0-3"})
+        job_request.typed(args, {"SBATCH_ARRAY_INX": "0-3"})
     (problem,) = refused.value.problems
     assert problem.what == "SBATCH_ARRAY_INX is '0-3' in the environment"
     assert problem.fixes == ["unset SBATCH_ARRAY_INX"]
@@ -150,7 +150,7 @@ def header_by_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user has edited the header."""
     text = SCRIPT.read_text().replace("--gres=gpu:2", "--gpus-per-node=2")
     (tmp_path / SCRIPT.name).write_text(text)
-    monkeypatch.setattr(submission, "ROOT", tmp_path)
+    monkeypatch.setattr(job_request, "ROOT", tmp_path)
 
 
 @each(
@@ -169,7 +169,7 @@ def test_gpus_by_node_in_the_header(
     added: list[str],
     header_by_node: None,
 ) -> None:
-    found = submission.submission([*args, CONFIG], variables)
+    found = job_request.typed([*args, CONFIG], variables)
     assert found[1].sbatch == [word for word in args if word.startswith("--g")] + added
     assert found[3] == 2
 
@@ -177,6 +177,6 @@ def test_gpus_by_node_in_the_header(
 def test_gres_beside_gpus_by_node_in_the_header_is_refused(header_by_node: None) -> None:
     """No step of the job could start."""
     with pytest.raises(UserError) as refused:
-        submission.submission(["--gres=gpu:a100:1", CONFIG], {})
+        job_request.typed(["--gres=gpu:a100:1", CONFIG], {})
     (problem,) = refused.value.problems
     assert (problem.code, problem.fixes) == ("slurm.gpus_twice", ["--gpus-per-node=a100:1"])

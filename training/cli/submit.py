@@ -29,7 +29,7 @@ from training.core.messages import msg
 from training.core.project import typed
 from training.core.units import plural
 from training.host import program
-from training.launcher.slurm import code_snapshot, job, node_steps, options, submission
+from training.launcher.slurm import code_snapshot, job, job_request, node_steps, options, submission
 from training.launcher.slurm.submission import FrozenJob
 from training.plan.request import Request
 
@@ -71,7 +71,7 @@ def _dry_run(request: Request, line: options.SplitArgs, nodes: int, ranks: int, 
 
 def _check(args: list[str]) -> int:
     """Checks before the installation. Prints nothing if the packages are needed."""
-    request, line, nodes, ranks = submission.submission(args, os.environ, installed=False)
+    request, line, nodes, ranks = job_request.typed(args, os.environ, installed=False)
     if request.dry_run:
         print(_dry_run(request, line, nodes, ranks, _code(request)))
     elif shutil.which("sbatch") is None and "SLURM_JOB_ID" not in os.environ:
@@ -85,7 +85,7 @@ def _code(request: Request) -> Path:
 
 
 def _freeze(args: list[str], job_id: str | None) -> int:
-    request, line, nodes, ranks = (submission.submission if job_id is None else submission.inside)(
+    request, line, nodes, ranks = (job_request.typed if job_id is None else job_request.inside)(
         args, os.environ
     )
     if request.save_config:
