@@ -203,6 +203,33 @@ def test_a_signal_for_the_batch_script_alone_is_refused(word: str) -> None:
     assert options.split(["--signal=RB:10"]).problems[0].fixes == ["--signal=R:10"]
 
 
+@each(
+    ("text", "fixes"),
+    [
+        ("USR1", []),
+        ("SIGUSR1@90", []),
+        ("R:usr1@90", []),
+        ("10@90", []),
+        ("TERM@90", []),
+        ("SIGTERM", []),
+        ("15@90", []),
+        ("USR2@90", ["--signal=USR1@90"]),
+        ("R:SIGHUP@600", ["--signal=R:USR1@600"]),
+        ("12@90", ["--signal=USR1@90"]),
+        ("INT", ["--signal=USR1@120"]),
+        ("KILL@", ["--signal=USR1@120"]),
+        ("", ["--signal=USR1@120"]),
+    ],
+)
+def test_a_signal_before_the_time_limit_is_one_that_saves(text: str, fixes: list[str]) -> None:
+    for word in (f"--signal={text}", f"--sbatch=--signal={text}"):
+        line = options.split([word])
+        assert [(p.code, p.fixes) for p in line.problems] == (
+            [("slurm.signal", fixes)] if fixes else []
+        )
+        assert line.sbatch == ([] if fixes else [f"--signal={text}"])
+
+
 def test_slurmctld_is_asked_again_while_it_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,6 +210,7 @@ PROBLEMS = {
     "slurm.sbatch_own": "an sbatch option that Duet sets itself",
     "slurm.sbatch_quotes": "--sbatch has an unclosed quotation mark",
     "slurm.sbatch_word": "--sbatch contains something other than long options",
+    "slurm.signal": "--signal with a signal for which a job does not save and continue",
     "slurm.submission_damaged": "the submission record is missing or damaged",
     "sweep.damaged": "the record of the sweep cannot be read",
     "sweep.duplicate": "two runs of a sweep have the same configuration",
