@@ -19,7 +19,15 @@ from training.config.flags import ACTIONS
 from training.config.schema import FIELDS
 from training.core.errors import EXIT_MEANING, Exit, UserError
 from training.core.rundir import RunDir
-from training.launcher.slurm import code_snapshot, job, job_request, options, requested, submission
+from training.launcher.slurm import (
+    code_snapshot,
+    controller,
+    job,
+    job_request,
+    options,
+    requested,
+    submission,
+)
 
 SCRIPT = ROOT / options.SCRIPT
 
@@ -242,12 +250,12 @@ def test_slurmctld_is_asked_again_while_it_is_away(
     )
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(job, "RETRY_S", 0.01)
+    monkeypatch.setattr(controller, "RETRY_S", 0.01)
     assert job.state_of("7") == (job.RUNNING, True)
-    answer = job.scontrol("requeue", "7")
+    answer = controller.ask("requeue", "7")
     assert (answer.status, answer.error) == (1, "Requested operation is presently disabled")
     (tmp_path / "was").unlink()
-    monkeypatch.setattr(job, "AWAY_S", 0.0)
+    monkeypatch.setattr(controller, "AWAY_S", 0.0)
     assert job.state_of("7") == (job.UNKNOWN, True)
 
 

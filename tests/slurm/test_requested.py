@@ -3,6 +3,7 @@ needed."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -84,6 +85,39 @@ def test_more_ranks_than_gpus_are_refused(args: list[str], fixes: list[str]) -> 
         assert problem.code == "slurm.few_gpus"
         found = problem.fixes
     assert found[:1] == fixes
+
+
+@each(
+    ("shown", "variables", "gpus"),
+    [
+        ("TresPerNode=gres:gpu:2", {}, 2),  # until 23.02
+        ("TresPerNode=gres/gpu:a100:4,gres/shard:1", {}, 4),  # later
+        ("TresPerNode=gres:gpu:2", {"SLURM_GPUS_PER_NODE": "1"}, 1),  # srun takes the variable
+        ("TresPerNode=gres:shard:1", {}, 0),
+        ("TresPerJob=gres:gpu:2", {}, 8),
+        ("", {}, 8),
+    ],
+)
+def test_gpus_of_a_step_in_an_exclusive_job(
+    shown: str,
+    variables: dict[str, str],
+    gpus: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho 'JobId=7 JobState=RUNNING {shown} Command=x'\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    environ = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "8", **variables}
+    assert requested.ranks_in_job(options.split([]), environ) == gpus
+    again = requested.of_this_job(1, gpus or 3, environ)
+    assert again == ["--nodes=1", f"--gres=gpu:{gpus}" if gpus else "--ranks_per_node=3"]
+
+
+def test_fewer_ranks_than_gpus_are_requested_again() -> None:
+    again = requested.of_this_job(2, 1, {"SLURM_GPUS_PER_NODE": "4"})
+    assert again == ["--nodes=2", "--gres=gpu:4", "--ranks_per_node=1"]
 
 
 def test_a_variable_that_contradicts_the_one_task_on_a_node_is_refused() -> None:

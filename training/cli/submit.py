@@ -29,7 +29,15 @@ from training.core.messages import msg
 from training.core.project import typed
 from training.core.units import plural
 from training.host import program
-from training.launcher.slurm import code_snapshot, job, job_request, node_steps, options, submission
+from training.launcher.slurm import (
+    code_snapshot,
+    controller,
+    job,
+    job_request,
+    node_steps,
+    options,
+    submission,
+)
 from training.launcher.slurm.submission import FrozenJob
 from training.plan.request import Request
 
@@ -109,7 +117,7 @@ def _submitted(frozen: FrozenJob, answer: str) -> None:
     facts = frozen.facts()
     number, _, cluster = answer.partition(";")
     on_cluster = ["-M", cluster] if cluster else []  # not the one that commands use by default
-    shown = job.scontrol(*on_cluster, "show", "job", number).out
+    shown = controller.ask(*on_cluster, "show", "job", number).out
     found = re.search(r"^ *StdOut=(.*)$", shown, re.MULTILINE)
     log = found[1] if found else f"{facts['log_dir']}/…_{number}.log"
     frozen.run.event("submitted", job=number)

@@ -25,7 +25,7 @@ from training.core.units import plural
 from training.host import process, slurm_env
 from training.launcher.continued_run import JOINS
 from training.launcher.hosts.conductor import AGAIN_S, KILLED, MOST_S, STEADY_S
-from training.launcher.slurm import job
+from training.launcher.slurm import controller, job
 from training.launcher.slurm.submission import FrozenJob
 
 TURN_S = 0.2
@@ -190,7 +190,7 @@ class NodeSteps:
 def names_of(environ: Mapping[str, str]) -> list[str]:
     """The nodes that this start of the job began with."""
     nodes, count = environ["SLURM_JOB_NODELIST"], int(environ["SLURM_JOB_NUM_NODES"])
-    names, error = job.hostnames(nodes)
+    names, error = controller.hostnames(nodes)
     if len(names) == count:
         return names
     what = msg(
@@ -206,8 +206,8 @@ def names_of(environ: Mapping[str, str]) -> list[str]:
 
 def nodes_of(number: str) -> list[str]:
     """The nodes that the job has now; [] without an answer."""
-    found = re.search(r" NodeList=(\S+)", job.scontrol("show", "job", "-o", number).out)
-    return job.hostnames(found[1])[0] if found else []
+    found = re.search(r" NodeList=(\S+)", controller.ask("show", "job", "-o", number).out)
+    return controller.hostnames(found[1])[0] if found else []
 
 
 def other_node(

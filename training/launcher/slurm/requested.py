@@ -10,6 +10,7 @@ from pathlib import Path
 
 from training.core.errors import Problem
 from training.core.messages import msg
+from training.launcher.slurm import controller
 from training.launcher.slurm.options import BARE, REFUSED, SHORT, SplitArgs
 
 # There is none for --nodes.
@@ -95,15 +96,20 @@ def gpus(line: SplitArgs, script: Path, environ: Mapping[str, str]) -> int:
     if gres is None and per_node is None:
         gres, per_node = (header(script).get(name) for name in VARIABLES)
     if per_node is not None:
-        return sum(_count(part) for part in per_node.split(","))
+        return _gpus_by_node(per_node)
     return gpus_in_gres(gres or "")
 
 
 def gpus_in_gres(text: str) -> int:
-    """GPUs in a value of --gres, such as gpu:2, gpu:a100:4, shard:8; 0 when there are none."""
-    return sum(
-        _count(part) for part in text.removeprefix("gres:").split(",") if re.match(r"gpu\b", part)
-    )
+    """GPUs in a value of --gres, such as gpu:2, gpu:a100:4, shard:8; 0 when there are none. SLURM
+    shows them with gres: or gres/ before each."""
+    parts = [re.sub(r"^gres[:/]", "", part) for part in text.split(",")]
+    return sum(_count(part) for part in parts if re.match(r"gpu\b", part))
+
+
+def _gpus_by_node(text: str) -> int:
+    """GPUs in a value of --gpus-per-node, such as 4, a100:4."""
+    return sum(_count(part) for part in text.split(","))
 
 
 def _count(part: str) -> int:
@@ -114,11 +120,24 @@ def _count(part: str) -> int:
 
 def ranks_in_job(line: SplitArgs, environ: Mapping[str, str]) -> int:
     """The same inside a job, from the allocation; 0 when unspecified."""
-    found = environ.get("SLURM_GPUS_ON_NODE", "")
-    return line.ranks or (int(found) if found.isdecimal() else 0)
+    return line.ranks or gpus_in_job(environ)
+
+
+def gpus_in_job(environ: Mapping[str, str]) -> int:
+    """GPUs on each node that a step of this job gets: those that the job requests. Only if that is
+    unknown, the allocated ones: all of a node with --exclusive."""
+    by_node = _gpus_by_node(environ.get("SLURM_GPUS_PER_NODE", "0"))  # srun takes it first
+    if by_node:
+        return by_node
+    answer = controller.ask("show", "job", "-o", environ["SLURM_JOB_ID"]).out
+    if gres := re.search(r" TresPerNode=(\S+)", answer):
+        return gpus_in_gres(gres[1])
+    allocated = environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(allocated) if allocated.isdecimal() else 0
 
 
 def of_this_job(nodes: int, ranks: int, environ: Mapping[str, str]) -> list[str]:
     """Options of submit_job.sh that request what this job has."""
-    gpus = environ.get("SLURM_GPUS_ON_NODE")
-    return [f"--nodes={nodes}", f"--gres=gpu:{gpus}" if gpus else f"--ranks_per_node={ranks}"]
+    gpus = gpus_in_job(environ)
+    own = [f"--ranks_per_node={ranks}"] if ranks != gpus else []
+    return [f"--nodes={nodes}", *([f"--gres=gpu:{gpus}"] if gpus else []), *own]
