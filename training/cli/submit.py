@@ -106,9 +106,12 @@ def _freeze(args: list[str], job_id: str | None) -> int:
     if job_id is None and shutil.which("sbatch") is None:
         raise UserError(NO_SBATCH, Exit.RESOURCES)
     frozen = submission.freeze(request, line, nodes, ranks, job_id, os.environ)
-    if left_out := frozen.facts()["code"]["left_out"]:
+    facts = frozen.facts()
+    if left_out := facts["code"]["left_out"]:
         limit = f"{code_snapshot.LARGEST_UNTRACKED >> 20} MiB"
         console.warning(msg("cli.submit.not_copied", limit=limit, files=", ".join(left_out[:5])))
+    if task := facts.get("live_task"):
+        console.warning(msg("cli.submit.live_task", file=task))
     print(frozen.code)
     return Exit.DONE
 
@@ -123,6 +126,8 @@ def _submitted(frozen: FrozenJob, answer: str) -> None:
     frozen.run.event("submitted", job=number)
     nodes, ranks = facts["nodes"], facts["ranks_per_node"]
     run = shlex.quote(facts["name"])
+    task = facts.get("live_task")
+    promise = msg("cli.submit.frozen_without", file=task) if task else msg("cli.submit.frozen")
     console.success(
         msg(
             "cli.submit.submitted",
@@ -132,6 +137,7 @@ def _submitted(frozen: FrozenJob, answer: str) -> None:
             ranks=plural(ranks, "rank"),
             path=frozen.run.path,
             code=facts["code"]["sentence"],
+            frozen=promise,
             log=log,
             monitor=typed("./monitor_training.sh"),
             run=run,

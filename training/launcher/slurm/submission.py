@@ -17,6 +17,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -112,8 +113,9 @@ def _write(
     (frozen.code / "data").symlink_to(WORK / "data")  # texts that are already prepared
     # SLURM does not create the folder of its log: the job would fail without a message
     request.logs.mkdir(parents=True, exist_ok=True)
+    task = _frozen_task(frozen, request.kind.file)
     if not request.resume_from:
-        rundir.write_json(run.plan, _plan(frozen, request, line, nodes * ranks))
+        rundir.write_json(run.plan, _plan(frozen, request, line, nodes * ranks, task))
     variables = [f"{name}={value}" for name, value in _environment(environ).items()]
     rundir.write_words(frozen.env, variables)
     rundir.write_words(frozen.argv, sbatch(frozen, request, line, nodes, ranks))
@@ -126,7 +128,8 @@ def _write(
         "nodes": nodes,
         "ranks_per_node": ranks,
         "elastic": elastic(request, nodes, ranks, job is None and options.KILL not in line.sbatch),
-        "flags": _flags(request, line),
+        "flags": _flags(request, line, task),
+        "live_task": str(request.kind.file) if request.kind.file and task is None else None,
         "out_dir": str(request.experiments),
         "log_dir": str(request.logs),
         "job": job,
@@ -135,9 +138,29 @@ def _write(
     rundir.write_json(frozen.record, facts)  # written last: it marks the submission as complete
 
 
-def _plan(frozen: FrozenJob, request: Request, line: options.SplitArgs, ranks: int) -> FrozenPlan:
+def _frozen_task(frozen: FrozenJob, file: Path | None) -> Path | None:
+    """The copy of the user's task file, beside the copies of its modules; None if it is not in the
+    project."""
+    if file is None:
+        return None
+    # A run of an earlier submission has the path in the code frozen then.
+    earlier = [path for path in frozen.run.path.glob("code*") if path.is_dir()]
+    for place in (file, file.parent.resolve() / file.name):
+        for root in (*earlier, ROOT):
+            if place.is_relative_to(root):
+                copy = frozen.code / place.relative_to(root)
+                # not a link to the file that may be edited
+                if copy.is_file() and copy.resolve().is_relative_to(frozen.code.resolve()):
+                    return copy
+    return file if file.is_relative_to(frozen.run.path) else None
+
+
+def _plan(
+    frozen: FrozenJob, request: Request, line: options.SplitArgs, ranks: int, task: Path | None
+) -> FrozenPlan:
     """Configuration of a run that has not been planned: what depends on the machine is added when
     the job starts."""
+    kind = replace(request.kind, file=task or request.kind.file)
     return {
         "created": time.time(),
         "command": {
@@ -146,8 +169,8 @@ def _plan(frozen: FrozenJob, request: Request, line: options.SplitArgs, ranks: i
             "cwd": os.getcwd(),
         },
         "config_file": request.config_name(),
-        "task": request.kind.record(request.options),
-        "config": request.values(),
+        "task": kind.record(request.options),
+        "config": request.values() | ({"task": str(task)} if task else {}),
         "login_file": request.login_file(),
         "origins": request.origins,
         "ranks": ranks,
@@ -156,7 +179,7 @@ def _plan(frozen: FrozenJob, request: Request, line: options.SplitArgs, ranks: i
     }
 
 
-def _flags(request: Request, line: options.SplitArgs) -> list[str]:
+def _flags(request: Request, line: options.SplitArgs, task: Path | None) -> list[str]:
     """Flags of each start of the job beside --resume: those that a resumed run does not keep, or is
     to change."""
     if request.resume_from:
@@ -166,6 +189,7 @@ def _flags(request: Request, line: options.SplitArgs) -> list[str]:
             for n, (text, _) in given.items()
             if n in request.kind.fields and n not in ("resume", "run_name", "out_dir", "log_dir")
         }
+        chosen |= {"task": str(task)} if task else {}
     else:
         config = request.config
         launch = [
