@@ -30,6 +30,7 @@ from training.launcher.slurm.submission import FrozenJob
 
 TURN_S = 0.2
 CONNECT_S = 5.0
+FOREVER = "2147483647"  # seconds; not every sleep knows infinity
 LOOK_S = 10.0  # slurmctld takes SlurmdTimeout (300 s by default) to notice a failed node
 BACKLOG = 64
 # A node that rejects its first start, or was asked to stop, ends the run for all.
@@ -220,9 +221,7 @@ def other_node(
     """On a node other than the `first`: its launcher. If the batch script is lost, which listens at
     `address`, the job is requeued as soon as SLURM has noticed that its node failed. A SIGTERM
     after the end of the launcher is from the batch script, where a firewall closes its port."""
-    for signum in process.STOP_SIGNALS:  # SLURM signals the launcher too
-        signal.signal(signum, lambda *_: None)
-    status = subprocess.call(launch)
+    status = _launched(launch)
     number = environ["SLURM_JOB_ID"]
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda signum, _: told.append(signum))
@@ -232,6 +231,32 @@ def other_node(
             _end_job(frozen.run, number)
         time.sleep(LOOK_S)
     return 128 - status if status < 0 else status
+
+
+def _launched(launch: list[str]) -> int:
+    """Run the launcher; its status. With proctrack/cgroup, SLURM signals this process alone, and
+    otherwise the launcher too, which would take a signal passed on for a second request. A process
+    beside it, which the signal ends, shows whether it reaches the launcher."""
+    arrived: list[int] = []
+    beside = subprocess.Popen(["sleep", FOREVER], stdin=subprocess.DEVNULL)
+    for signum in process.STOP_SIGNALS:
+        signal.signal(signum, lambda number, _: arrived.append(number))
+    launcher = subprocess.Popen(launch)
+    try:
+        while (status := launcher.poll()) is None:
+            time.sleep(TURN_S)
+            if not arrived:
+                continue
+            time.sleep(TURN_S)  # SLURM signals one process after the other
+            numbers = list(arrived)
+            del arrived[: len(numbers)]  # more may have arrived
+            if -(beside.poll() or 0) not in process.STOP_SIGNALS:
+                for number in numbers:
+                    launcher.send_signal(number)
+    finally:
+        beside.kill()
+        beside.wait()
+    return status
 
 
 def _may_be_lost(address: tuple[str, int], number: str) -> bool:
