@@ -91,8 +91,10 @@ def test_plain_sbatch_reports_what_is_missing(user: User) -> None:
 
 
 @pytest.mark.soak
-def test_the_number_of_gpus_is_the_number_of_ranks(user: User) -> None:
-    job = user.sbatch("--gres=gpu:1", args=(CONFIG, *FLAGS))
+@pytest.mark.parametrize("more", [[], ["--exclusive"]], ids=["shared", "exclusive"])
+def test_the_number_of_gpus_is_the_number_of_ranks(user: User, more: list[str]) -> None:
+    """With --exclusive all GPUs of the node are allocated, but a step has the requested ones."""
+    job = user.sbatch("--gres=gpu:1", *more, args=(CONFIG, *FLAGS))
     user.end(job)
     assert (read_json(user.run().plan) or {})["ranks"] == 1
 

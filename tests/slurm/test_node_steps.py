@@ -10,19 +10,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from tests.cases import each
+from tests.conftest import ROOT, wait_until
 from training.core import rundir
 from training.core.errors import UserError
 from training.core.messages import load_all
 from training.host import network, process
 from training.launcher.hosts.conductor import AGAIN_S, STEADY_S
-from training.launcher.slurm import job, node_steps, submission
+from training.launcher.slurm import job, job_request, node_steps, submission
 from training.launcher.slurm.node_steps import NodeSteps
 from training.launcher.slurm.submission import FrozenJob
 
@@ -46,16 +48,14 @@ JOB = {
 )
 def test_a_job_that_can_lose_a_node_is_submitted_with_no_kill(words: str, no_kill: bool) -> None:
     args = ["--nodes=2", "--ranks_per_node=2", CONFIG, "--device=cpu", "--total_batch_size=8192"]
-    request, line, nodes, ranks = submission.submission([*args, *words.split()], {})
+    request, line, nodes, ranks = job_request.typed([*args, *words.split()], {})
     command = submission.sbatch(FrozenJob(Path("run/code")), request, line, nodes, ranks)
     assert ("--no-kill" in command) is no_kill
 
 
 def test_the_user_can_refuse_no_kill() -> None:
     args = ["--nodes=2", "--ranks_per_node=2", CONFIG, "--device=cpu", "--total_batch_size=8192"]
-    request, line, nodes, ranks = submission.submission(
-        [*args, "--min_ranks=2", "--no-kill=off"], {}
-    )
+    request, line, nodes, ranks = job_request.typed([*args, "--min_ranks=2", "--no-kill=off"], {})
     command = submission.sbatch(FrozenJob(Path("run/code")), request, line, nodes, ranks)
     given = [word for word in command if word.startswith("--no-kill")]
     assert given[-1] == "--no-kill=off", "sbatch takes the last one"
@@ -238,6 +238,63 @@ def test_the_batch_script_ends_a_node_that_does_not_reach_it(
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     assert node_steps.other_node(frozen, "a", ("a", 1), ["true"], environ) == 0
     assert len(list(states)) == 4, "it does not wait for the end of the job"
+
+
+OTHER_NODE = """
+import sys
+from pathlib import Path
+from training.launcher.slurm import node_steps
+from training.launcher.slurm.submission import FrozenJob
+
+code, port, *launch = sys.argv[1:]
+environ = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "b"}
+address = ("127.0.0.1", int(port))
+sys.exit(node_steps.other_node(FrozenJob(Path(code)), "a", address, launch, environ))
+"""
+LAUNCHER = """
+trap 'echo USR1 >>got' USR1
+trap 'echo TERM >>got' TERM
+echo ready >>got
+until [ -e end ]; do sleep 0.05; done
+exit 3
+"""
+
+
+@pytest.mark.parametrize(
+    "send", [os.kill, os.killpg], ids=["this process", "and the launcher itself"]
+)
+def test_the_launcher_of_another_node_gets_a_signal_once(
+    frozen: FrozenJob, tmp_path: Path, send: Callable[[int, int], None]
+) -> None:
+    """By proctrack/cgroup, SLURM signals only the process that it has started; by proctrack/pgid
+    its group."""
+    got = tmp_path / "got"
+
+    def lines() -> list[str]:
+        return got.read_text().split() if got.exists() else []
+
+    with node_steps.listener() as alive:
+        port = str(alive.getsockname()[1])
+        words = [str(frozen.code), port, "sh", "-c", LAUNCHER]
+        node = subprocess.Popen(
+            [sys.executable, "-c", OTHER_NODE, *words],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            start_new_session=True,
+        )
+        try:
+            wait_until(lambda: lines() == ["ready"], 30, "the launcher")
+            for count, number in enumerate((signal.SIGUSR1, signal.SIGTERM), 2):
+                send(node.pid, number)
+                wait_until(lambda count=count: len(lines()) == count, 10, f"signal {number}")
+                time.sleep(4 * node_steps.TURN_S)  # for a second one
+            (tmp_path / "end").touch()
+            assert node.wait(30) == 3
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(node.pid, signal.SIGKILL)
+            node.wait()
+    assert lines() == ["ready", "USR1", "TERM"]
 
 
 @each(

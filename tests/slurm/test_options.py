@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -20,7 +19,15 @@ from training.config.flags import ACTIONS
 from training.config.schema import FIELDS
 from training.core.errors import EXIT_MEANING, Exit, UserError
 from training.core.rundir import RunDir
-from training.launcher.slurm import code_snapshot, job, options, requested, submission
+from training.launcher.slurm import (
+    code_snapshot,
+    controller,
+    job,
+    job_request,
+    options,
+    requested,
+    submission,
+)
 
 SCRIPT = ROOT / options.SCRIPT
 
@@ -124,101 +131,16 @@ def test_the_short_options_of_sbatch() -> None:
     assert line.training == ["c.py"]
 
 
-@each(
-    ("typed", "ranks"),
-    [
-        ([], 2),
-        (["--gres=gpu:4"], 4),
-        (["--gres=gpu:a100:4"], 4),
-        (["--gres=gpu"], 1),
-        (["--gres=gpu:a100:4(S:0-1)"], 4),
-        (["--gres=lustre:1,gpu:3"], 3),
-        (["--gres=shard:8"], 0),
-        (["--gres=none"], 0),
-        (["--gpus-per-node=8"], 8),
-        (["--gpus-per-node=a100:8"], 8),
-        (["--gres=gpu:4", "--ranks_per_node=1"], 1),
-    ],
-)
-def test_ranks_on_a_node(typed: list[str], ranks: int) -> None:
-    assert requested.ranks(options.split(typed), SCRIPT, {}) == ranks
-
-
-@each(
-    ("typed", "variables", "ranks"),
-    [
-        ([], {"SBATCH_GRES": "gpu:4"}, 4),
-        ([], {"SBATCH_GPUS_PER_NODE": "a100:8"}, 8),
-        (["--gres=gpu:1"], {"SBATCH_GRES": "gpu:4"}, 1),
-        (["--gpus-per-node=1"], {"SBATCH_GPUS_PER_NODE": "8"}, 1),
-        (["--ranks_per_node=3"], {"SBATCH_GRES": "gpu:4"}, 3),
-    ],
-)
-def test_variables_of_sbatch_override_the_header(
-    typed: list[str], variables: dict[str, str], ranks: int
-) -> None:
-    assert requested.ranks(options.split(typed), SCRIPT, variables) == ranks
-
-
-def test_a_job_on_cpus_has_the_gpus_of_a_variable_only() -> None:
-    args = ["--ranks_per_node=2", "configs/dual_gpu/quickstart.py", "--device=cpu"]
-    assert options.NO_GRES in submission.submission(args, {})[1].sbatch
-    assert not submission.submission(args, {"SBATCH_GRES": "gpu:1"})[1].sbatch
-
-
-def test_gpus_by_node_replace_those_of_the_header() -> None:
-    """SLURM would allocate both."""
-    line = submission.submission(["--gpus-per-node=1", "configs/dual_gpu/quickstart.py"], {})[1]
-    assert line.sbatch == ["--gpus-per-node=1", options.NO_GRES]
-
-
-def test_a_variable_that_contradicts_the_one_task_on_a_node_is_refused() -> None:
-    args = ["--ranks_per_node=2", "configs/dual_gpu/quickstart.py", "--device=cpu"]
-    with pytest.raises(UserError) as refused:
-        submission.submission(args, {"SBATCH_ARRAY_INX": "0-3"})
-    (problem,) = refused.value.problems
-    assert problem.what == "SBATCH_ARRAY_INX is '0-3' in the environment"
-    assert problem.fixes == ["unset SBATCH_ARRAY_INX"]
-
-
 def test_a_job_array_is_refused() -> None:
     """The last task has the number of the array, which scontrol takes for all tasks."""
     environ = {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7"}
     args = ["--ranks_per_node=2", "configs/dual_gpu/quickstart.py", "--device=cpu"]
-    assert submission.inside(args, environ)[3] == 2
+    assert job_request.inside(args, environ)[3] == 2
     with pytest.raises(UserError) as refused:
-        submission.inside(args, environ | {"SLURM_ARRAY_TASK_ID": "1"})
+        job_request.inside(args, environ | {"SLURM_ARRAY_TASK_ID": "1"})
     (problem,) = refused.value.problems
     assert problem.what == "job 7 is an array (--array)"
     assert "its own --run_name" in problem.allowed and problem.code == "slurm.array"
-
-
-@pytest.mark.parametrize("text", ["two", "0", "1-4", ""])
-def test_nodes_is_one_number(text: str) -> None:
-    line = options.split([f"--nodes={text}"])
-    assert requested.nodes(line, SCRIPT) == (0 if text else 1)
-    assert [p.what for p in line.problems] == (
-        [f"nodes is {text!r} (from --nodes)"] if text else []
-    )
-
-
-def test_the_header_has_every_option_once() -> None:
-    text = SCRIPT.read_text()
-    header = requested.header(SCRIPT)
-    assert header == {
-        "job-name": "duet",
-        "nodes": "1",
-        "ntasks-per-node": "1",
-        "gres": "gpu:2",
-        "time": "24:00:00",
-        "output": "logs/%x_%j.log",
-        "open-mode": "append",
-        "signal": "USR1@120",
-    }
-    assert "\n#SBATCH --requeue\n" in text
-    # sbatch stops reading at the first command.
-    commands = re.search(r"(?m)^[^#\n]", text)
-    assert commands and text.rindex("#SBATCH") < commands.start()
 
 
 def test_there_is_a_folder_for_the_log() -> None:
@@ -289,6 +211,33 @@ def test_a_signal_for_the_batch_script_alone_is_refused(word: str) -> None:
     assert options.split(["--signal=RB:10"]).problems[0].fixes == ["--signal=R:10"]
 
 
+@each(
+    ("text", "fixes"),
+    [
+        ("USR1", []),
+        ("SIGUSR1@90", []),
+        ("R:usr1@90", []),
+        ("10@90", []),
+        ("TERM@90", []),
+        ("SIGTERM", []),
+        ("15@90", []),
+        ("USR2@90", ["--signal=USR1@90"]),
+        ("R:SIGHUP@600", ["--signal=R:USR1@600"]),
+        ("12@90", ["--signal=USR1@90"]),
+        ("INT", ["--signal=USR1@120"]),
+        ("KILL@", ["--signal=USR1@120"]),
+        ("", ["--signal=USR1@120"]),
+    ],
+)
+def test_a_signal_before_the_time_limit_is_one_that_saves(text: str, fixes: list[str]) -> None:
+    for word in (f"--signal={text}", f"--sbatch=--signal={text}"):
+        line = options.split([word])
+        assert [(p.code, p.fixes) for p in line.problems] == (
+            [("slurm.signal", fixes)] if fixes else []
+        )
+        assert line.sbatch == ([] if fixes else [f"--signal={text}"])
+
+
 def test_slurmctld_is_asked_again_while_it_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,12 +250,12 @@ def test_slurmctld_is_asked_again_while_it_is_away(
     )
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(job, "RETRY_S", 0.01)
+    monkeypatch.setattr(controller, "RETRY_S", 0.01)
     assert job.state_of("7") == (job.RUNNING, True)
-    answer = job.scontrol("requeue", "7")
+    answer = controller.ask("requeue", "7")
     assert (answer.status, answer.error) == (1, "Requested operation is presently disabled")
     (tmp_path / "was").unlink()
-    monkeypatch.setattr(job, "AWAY_S", 0.0)
+    monkeypatch.setattr(controller, "AWAY_S", 0.0)
     assert job.state_of("7") == (job.UNKNOWN, True)
 
 

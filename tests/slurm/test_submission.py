@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.conftest import CONFIG, CPU, FLAGS, User
+from tests.slurm.conftest import CONFIG, CPU, FLAGS, User, losses
+from tests.unit import own_task
 from training.core.rundir import read_json
 
 pytestmark = pytest.mark.slow
@@ -164,6 +165,32 @@ def test_later_edits_do_not_affect_the_job(user: User) -> None:
     plan = read_json(run.plan) or {}
     assert plan["config"]["seed"] == 4 and plan["config"]["num_iterations"] == 12
     assert "edited later" not in user.log(job) and "training finished" in user.log(job)
+
+
+def test_later_edits_of_a_task_do_not_affect_the_job(user: User) -> None:
+    file, module = user.project / "mine/line.py", user.project / "mine/beside.py"
+    file.parent.mkdir()
+    file.write_text(own_task.LINE)
+    module.write_text("SLOPE = 2.0\n")
+    flags = (
+        "--device=cpu",
+        "--num_iterations=6",
+        "--device_batch_size=2",
+        "--use_dummy_wandb",
+        "--tensorboard=false",
+    )
+    done = user.call("./submit_job.sh", *CPU, "--hold", "--task=mine/line.py", *flags)
+    job = user.job(done)
+    assert "later edits do not affect the job" in done.stderr
+    for path in (file, module):
+        path.write_text("raise SystemExit('edited later')\n")
+    user.slurm.ask("scontrol", "release", job)
+    user.end(job)
+    run = user.run()
+    plan = read_json(run.plan) or {}
+    frozen = str(run.path / "code/mine/line.py")
+    assert plan["task"]["file"] == plan["config"]["task"] == frozen
+    assert sorted(losses(run)) == list(range(1, 7)), user.log(job)
 
 
 def test_the_frozen_code_is_the_project_alone(user: User) -> None:

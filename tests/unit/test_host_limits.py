@@ -55,6 +55,7 @@ def test_no_limit_anywhere(groups: Groups) -> None:
 def test_without_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroups, "OWN", tmp_path / "not there")
     assert (cgroups.cpu_quota(), cgroups.memory()) == (None, None)
+    assert cgroups.cpuset() == ""
 
 
 def test_version_2_uses_the_tightest_ancestor(groups: Groups) -> None:
@@ -63,6 +64,7 @@ def test_version_2_uses_the_tightest_ancestor(groups: Groups) -> None:
         {
             "machine/cpu.max": "150000 100000",
             "machine/job/cpu.max": "400000 100000",
+            "machine/job/cpuset.cpus.effective": "0-3,8",
             "machine/job/step/cpu.max": "max 100000",
             "machine/memory.max": str(64 * GIB),
             "machine/memory.current": str(10 * GIB),
@@ -71,7 +73,7 @@ def test_version_2_uses_the_tightest_ancestor(groups: Groups) -> None:
             "machine/job/memory.stat": f"anon 1\ninactive_file {2 * GIB}\nactive_file {GIB}",
         },
     )
-    assert cgroups.cpu_quota() == 1.5
+    assert (cgroups.cpu_quota(), cgroups.cpuset()) == (1.5, "0-3,8")
     # The kernel counts file cache as used, but reclaims it.
     assert cgroups.memory() == cgroups.CgroupMemory(16 * GIB, 3 * GIB)
 

@@ -22,7 +22,7 @@ from training.core.cells import cells
 from training.core.check_names import check_title
 from training.core.errors import UserError
 from training.core.rundir import RunDir, write_json
-from training.host import cgroups
+from training.host import cgroups, env_vars
 from training.plan import preflight
 from training.plan import training_plan as planner
 from training.plan.preflight import ERROR, OK, WARNING, Check, folder, startup_checks
@@ -160,17 +160,15 @@ def test_cores(
     fixes: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(startup_checks.env_vars, "cpu_count", lambda: cores)
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    assert startup_checks.cpu(workers, ranks, lambda ranks: f"with {ranks}") == Check(
+    assert startup_checks.cpu(workers, ranks, cores, lambda ranks: f"with {ranks}") == Check(
         "CPU", status, text, fixes
     )
 
 
 def test_cores_with_a_cpu_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup_checks.env_vars, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert startup_checks.cpu(0, 2, str).text == "2 of 64 cores for 2 ranks"
+    assert startup_checks.cpu(0, 2, 2, str).text == "2 of 64 cores for 2 ranks"
 
 
 def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +357,7 @@ def test_a_failed_check_is_a_problem_with_fixes() -> None:
 def test_more_ranks_than_cores_suggests_fewer(
     home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
-    monkeypatch.setattr(startup_checks.env_vars, "cpu_count", lambda: 2)
+    monkeypatch.setattr(env_vars, "cpu_count", lambda: 2)
     args = ["8", "--device=cpu", "--depth=1", "--total_batch_size=98304"]
     (found,) = [c for c in planner.make(LAUNCH, args, {})[2] if c.name == "CPU"]
     assert (found.status, found.text) == (WARNING, "8 ranks share 2 CPU cores: slow")

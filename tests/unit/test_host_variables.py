@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from training.host import env_vars
 from training.host.env_vars import FOUND, choose, useless
 from training.host.gpus import Gpu
+from training.host.placement import Topology
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +49,36 @@ def test_one_process_on_the_cpu() -> None:
 def test_two_ranks_on_the_cpu_share_the_cores() -> None:
     assert names() == {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "4", "GLOO_SOCKET_IFNAME": "lo"}
     assert names(ranks=16, local=16)["OMP_NUM_THREADS"] == "1"
+
+
+@each(
+    ("source", "own", "machine", "environ", "threads"),
+    [
+        ("slurm", 8, 64, {"SLURM_CPUS_ON_NODE": "32"}, "8"),  # --cpus-per-task=8
+        ("slurm", 2, 64, {"SLURM_CPUS_ON_NODE": "8"}, "2"),
+        ("slurm", 64, 64, {"SLURM_CPUS_ON_NODE": "32"}, "8"),  # no task plugin that binds
+        ("slurm", 1, 64, {"SLURM_CPUS_ON_NODE": "32"}, "1"),
+        ("mpi", 4, 16, {}, "4"),
+        ("mpi", 16, 16, {}, "4"),  # --bind-to none
+        ("mpi", 4, 4, {}, "1"),
+        ("torchrun", 8, 64, {"SLURM_CPUS_ON_NODE": "32"}, "2"),  # its ranks share the cores
+    ],
+)
+def test_four_ranks_that_may_be_bound_to_cores(
+    source: str,
+    own: int,
+    machine: int,
+    environ: dict[str, str],
+    threads: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(env_vars, "cpu_count", lambda: own)
+    monkeypatch.setattr(os, "cpu_count", lambda: machine)
+    monkeypatch.setattr(env_vars.cgroups, "cpuset", lambda: "")
+    monkeypatch.setattr(env_vars.cgroups, "cpu_quota", lambda: None)
+    cores = env_vars.cores_of_ranks(Topology("rank", source, ""), environ)
+    found = choose({}, device="cpu", ranks=4, local_ranks=4, debug=False, cores=cores)
+    assert {v.name: v.value for v in found}["OMP_NUM_THREADS"] == threads
 
 
 def test_sets_have_one_order_in_all_ranks_of_a_task_but_not_of_a_script() -> None:

@@ -38,6 +38,19 @@ def test_settings_of_one_machine_may_differ() -> None:
     ]
 
 
+def test_options_of_a_task_are_settings() -> None:
+    """A plan without a task is of an earlier version."""
+    options = {"width": 8, "dataroot_gt": "/a"}
+    tasks: list[Any] = [
+        {"task": {"name": "video_restoration", "options": options | change}}
+        for change in ({}, {"dataroot_gt": "/b"}, {"width": 9})
+    ]
+    head, moved, other = (same_settings.facts(plan(0, 1) | task) for task in tasks)
+    assert same_settings.differences(moved, head, 1) == [], "paths are of a machine"
+    (text,) = same_settings.differences(other, head, 1)
+    assert text == "width is 9 on node 1, but 8 in the run"
+
+
 @pytest.mark.parametrize(
     ("name", "mine", "other"), [("precision", "bf16", "fp16"), ("device", "cuda", "cpu")]
 )

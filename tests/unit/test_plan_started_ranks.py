@@ -37,9 +37,11 @@ def plan(monkeypatch: pytest.MonkeyPatch, home: Path) -> Plan:
         monkeypatch.setattr(planner.gpus, "inventory", lambda environ, **_: found)
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
         args = ["configs/dual_gpu/balanced.py"]
-        plan = planner.make("train.py", args, rank | {"MASTER_ADDR": HERE} | environ)[1]
+        environ = rank | {"MASTER_ADDR": HERE} | environ
+        _, plan, checks = planner.make("train.py", args, environ)
         result: dict[str, Any] = plan | {}
         result["set"] = {v["name"]: v["value"] for v in plan["variables"]}
+        result["checks"] = {check.name: check.status for check in checks}
         return result
 
     return made
@@ -83,3 +85,16 @@ def test_ranks_with_the_same_environment_see_the_same_gpu(
 
 def test_a_platform_may_give_each_rank_a_gpu(plan: Plan) -> None:
     assert len(plan(1, LOCAL_WORLD_SIZE="2")["gpus"]) == 1
+
+
+def test_ranks_that_srun_has_bound_do_not_divide_their_cores(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
+    step |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "2"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 1)
+    found = plan(2, **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE"), ""), **step)
+    assert found["place"]["source"] == "slurm" and found["set"]["OMP_NUM_THREADS"] == "1"
+    assert found["checks"]["CPU"] == "ok"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -67,6 +68,39 @@ def test_machines_with_other_data_are_named(
     else:
         same_data.check(task, facts)
     assert bool(sent[0]) == (json.loads(first)["data"] != here)
+
+
+@each(
+    "rank_0, here, data, codes",
+    [
+        ("a", "a", "same", []),
+        ("a", "b", "same", ["task.differs"]),
+        ("a", None, "same", ["task.differs"]),
+        (None, None, "same", []),
+        ("a", "b", "other", ["data.differs", "task.differs"]),
+    ],
+)
+def test_machines_with_another_task_file_are_named(
+    rank_0: str | None,
+    here: str | None,
+    data: str,
+    codes: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def facts(sha256: str | None, data: str) -> Any:
+        return {"data": data, "tokenizer": None, **({"task_sha256": sha256} if sha256 else {})}
+
+    first = json.dumps(facts(rank_0, "same"))
+    monkeypatch.setattr(same_data, "from_main", lambda key, value: first)
+    monkeypatch.setattr(same_data, "exchange_texts", lambda key, text, everybody: ["", text])
+    task: Any = Task(data)
+    found = []
+    try:
+        same_data.check(task, facts(here, data))
+    except UserError as error:
+        found = [p.code for p in error.problems]
+        assert all(socket.gethostname() in p.what for p in error.problems)
+    assert found == codes
 
 
 @each(

@@ -29,7 +29,15 @@ from training.core.messages import msg
 from training.core.project import typed
 from training.core.units import plural
 from training.host import program
-from training.launcher.slurm import code_snapshot, job, node_steps, options, submission
+from training.launcher.slurm import (
+    code_snapshot,
+    controller,
+    job,
+    job_request,
+    node_steps,
+    options,
+    submission,
+)
 from training.launcher.slurm.submission import FrozenJob
 from training.plan.request import Request
 
@@ -71,7 +79,7 @@ def _dry_run(request: Request, line: options.SplitArgs, nodes: int, ranks: int, 
 
 def _check(args: list[str]) -> int:
     """Checks before the installation. Prints nothing if the packages are needed."""
-    request, line, nodes, ranks = submission.submission(args, os.environ, installed=False)
+    request, line, nodes, ranks = job_request.typed(args, os.environ, installed=False)
     if request.dry_run:
         print(_dry_run(request, line, nodes, ranks, _code(request)))
     elif shutil.which("sbatch") is None and "SLURM_JOB_ID" not in os.environ:
@@ -85,7 +93,7 @@ def _code(request: Request) -> Path:
 
 
 def _freeze(args: list[str], job_id: str | None) -> int:
-    request, line, nodes, ranks = (submission.submission if job_id is None else submission.inside)(
+    request, line, nodes, ranks = (job_request.typed if job_id is None else job_request.inside)(
         args, os.environ
     )
     if request.save_config:
@@ -98,9 +106,12 @@ def _freeze(args: list[str], job_id: str | None) -> int:
     if job_id is None and shutil.which("sbatch") is None:
         raise UserError(NO_SBATCH, Exit.RESOURCES)
     frozen = submission.freeze(request, line, nodes, ranks, job_id, os.environ)
-    if left_out := frozen.facts()["code"]["left_out"]:
+    facts = frozen.facts()
+    if left_out := facts["code"]["left_out"]:
         limit = f"{code_snapshot.LARGEST_UNTRACKED >> 20} MiB"
         console.warning(msg("cli.submit.not_copied", limit=limit, files=", ".join(left_out[:5])))
+    if task := facts.get("live_task"):
+        console.warning(msg("cli.submit.live_task", file=task))
     print(frozen.code)
     return Exit.DONE
 
@@ -109,12 +120,14 @@ def _submitted(frozen: FrozenJob, answer: str) -> None:
     facts = frozen.facts()
     number, _, cluster = answer.partition(";")
     on_cluster = ["-M", cluster] if cluster else []  # not the one that commands use by default
-    shown = job.scontrol(*on_cluster, "show", "job", number).out
+    shown = controller.ask(*on_cluster, "show", "job", number).out
     found = re.search(r"^ *StdOut=(.*)$", shown, re.MULTILINE)
     log = found[1] if found else f"{facts['log_dir']}/…_{number}.log"
     frozen.run.event("submitted", job=number)
     nodes, ranks = facts["nodes"], facts["ranks_per_node"]
     run = shlex.quote(facts["name"])
+    task = facts.get("live_task")
+    promise = msg("cli.submit.frozen_without", file=task) if task else msg("cli.submit.frozen")
     console.success(
         msg(
             "cli.submit.submitted",
@@ -124,6 +137,7 @@ def _submitted(frozen: FrozenJob, answer: str) -> None:
             ranks=plural(ranks, "rank"),
             path=frozen.run.path,
             code=facts["code"]["sentence"],
+            frozen=promise,
             log=log,
             monitor=typed("./monitor_training.sh"),
             run=run,

@@ -46,6 +46,13 @@ def cpu_quota() -> float | None:
     return min(found, default=None)
 
 
+def cpuset() -> str:
+    """The cores of this process's control group, such as 0-3,8; '' if unknown."""
+    files = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
+    found = (_words(folder / name) for folder in _groups("cpuset") for name in files)
+    return next((words[0] for words in found if words), "")
+
+
 def memory() -> CgroupMemory | None:
     """The control group with the least room; None: no limit."""
     found = []

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, cast
 from training.core import redact
 from training.core.messages import msg
 from training.core.plain_text import one_line
-from training.host import cgroups, env_catalog, network, process
+from training.core.units import plural
+from training.host import cgroups, env_catalog, network, numa, process
 from training.host.gpus import Gpu
+from training.host.placement import RANK, Topology
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import VariableRecord
@@ -26,6 +28,7 @@ _ORIGINS = {
     KEPT: msg("host.variable.kept"),
     FOUND: msg("host.variable.found"),
 }
+BINDING = ("slurm", "mpi")  # launchers that bind each of their ranks to cores
 TEGRA = Path("/etc/nv_tegra_release")
 SHOWN = 100  # characters of a value in a line
 
@@ -52,11 +55,25 @@ class Variable:
 
 def cpu_count() -> int:
     """Cores available to this process (taskset, cpusets, CPU quota of a container)."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        return _within_quota(len(os.sched_getaffinity(0)))
+    return _within_quota(os.cpu_count() or 1)
+
+
+def _within_quota(cores: int) -> int:
     quota = cgroups.cpu_quota()
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def cores_of_ranks(place: Topology, environ: Mapping[str, str]) -> int:
+    """Cores for all ranks on this machine. srun and mpirun may bind each rank to its part of
+    them."""
+    if place.kind != RANK or place.source not in BINDING:
+        return cpu_count()
+    on_node = environ.get("SLURM_CPUS_ON_NODE", "")
+    if on_node.isdecimal() and int(on_node):
+        return int(on_node)
+    return _within_quota(len(numa.numbers(cgroups.cpuset())) or os.cpu_count() or 1)
 
 
 def choose(
@@ -71,6 +88,7 @@ def choose(
     libuv: str = "auto",
     deterministic: bool = False,
     node_threads: int | None = None,
+    cores: int | None = None,
     gpus: Sequence[Gpu] = (),
     task: bool = False,
     script: bool = False,
@@ -78,7 +96,8 @@ def choose(
     """The variables of the ranks, and others in the environment that affect them. `local_ranks` of
     `ranks` are on this machine; `alone`: all are, as far as is known; `rendezvous`: rendezvous
     address of several machines;
-    `node_threads`: cores for a rank that is bound to a NUMA node; `gpus`: those of the ranks;
+    `node_threads`: cores for a rank that is bound to a NUMA node; `cores`: of all ranks here, if
+    they are not those of this process; `gpus`: those of the ranks;
     `task`: Duet starts them and they train a task; `script`: they run one of a user, whose
     allocator stays as under torchrun."""
     interface = _interface(alone, rendezvous) if ranks > 1 else None
@@ -88,8 +107,12 @@ def choose(
     if task:
         wanted.append((*process.HASH_SEED, msg("host.variable.same_sets")))
     if ranks > 1:
-        threads = max(1, cpu_count() // local_ranks)
-        why = msg("host.variable.threads", cores=cpu_count(), local_ranks=local_ranks)
+        own = cpu_count()
+        cores = own if cores is None else cores
+        threads = max(1, min(own, cores // local_ranks))
+        why = msg("host.variable.threads", cores=cores, local_ranks=local_ranks)
+        if own < cores // local_ranks:
+            why = msg("host.variable.own_cores", cores=plural(own, "core"))
         if node_threads is not None and node_threads < threads:
             threads, why = node_threads, msg("host.variable.node_threads")
         wanted.append(("OMP_NUM_THREADS", str(threads), why))

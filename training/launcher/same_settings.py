@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from training import tasks
 from training.config.schema import FIELDS, of_the_run
 from training.core.messages import msg
 from training.launcher.json_socket import Message
@@ -26,7 +27,17 @@ def facts(plan: Plan) -> Message:
     counts = {MACHINES: plan["place"]["nnodes"], RANKS: plan["local_ranks"]}
     if "precision" in plan:  # decisions that depend on the machine's GPUs; a script makes its own
         own |= {"precision": plan["precision"]["value"], "device": plan["device"]["value"]}
-    return own | script | counts | {"torch": plan["torch"]}
+    return _task_options(plan) | own | script | counts | {"torch": plan["torch"]}
+
+
+def _task_options(plan: Plan) -> Message:
+    """Without folders and files, which a machine may have elsewhere: their content is compared."""
+    known = tasks.spec_of(plan).own
+    return {
+        name: value
+        for name, value in tasks.task_of(plan)["options"].items()
+        if name not in known or known[name].metadata["unit"] != "path"
+    }
 
 
 def differences(theirs: Message, own: Message, node: int) -> list[str]:

@@ -60,6 +60,7 @@ def start(
         libuv=config.libuv,
         deterministic=config.deterministic,
         node_threads=bound.threads,
+        cores=env_vars.cores_of_ranks(place, environ),
         gpus=used,
         task=isinstance(request, Request) and launcher.value != "env",
         script=not isinstance(request, Request),

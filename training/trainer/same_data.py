@@ -1,5 +1,5 @@
-"""Comparison of the data on several machines: each prepares its own copy, and an older file on one
-of them would silently train another model."""
+"""Comparison of data and task file on several machines: each has its own copy, and an older file on
+one of them would silently train another model."""
 
 from __future__ import annotations
 
@@ -51,20 +51,31 @@ def same_order(
 
 
 def check(task: Task, facts: ManifestRecord) -> None:
-    """Compare data and tokenizer of this rank with rank 0's; all ranks must call it. Raises
-    UserError on every rank, with the machines that differ."""
+    """Compare data, tokenizer and the user's task file of this rank with rank 0's; all ranks must
+    call it. Raises UserError on every rank, with the machines that differ."""
     first = cast("ManifestRecord", json.loads(from_main("data", json.dumps(facts))))
     same = (
         task.same_data(first)
         and _validation(first) == _validation(facts)
         and first["tokenizer"] == facts["tokenizer"]
     )
-    hosts = exchange_texts("data", "" if same else socket.gethostname(), everybody=True)
+    problems = []
+    if hosts := _others("data", same=same):
+        what = msg("trainer.data.differs", hosts=hosts)
+        problems.append(Problem("data.differs", what, msg("trainer.data.same_wanted")))
+    if hosts := _others("task", same=first.get("task_sha256") == facts.get("task_sha256")):
+        what = msg("trainer.task.differs", hosts=hosts)
+        problems.append(Problem("task.differs", what, msg("trainer.data.same_wanted")))
+    if problems:
+        raise UserError(problems)
+
+
+def _others(key: str, *, same: bool) -> str:
+    """The machines that differ from rank 0's."""
+    hosts = exchange_texts(key, "" if same else socket.gethostname(), everybody=True)
     # with its own same_data(), facts that JSON changes, such as tuples, may differ from themselves
     comparable = not hosts[0]
-    if comparable and (different := sorted({host for host in hosts if host})):
-        what = msg("trainer.data.differs", hosts=", ".join(different))
-        raise UserError(Problem("data.differs", what, msg("trainer.data.same_wanted")))
+    return ", ".join(sorted({host for host in hosts if host})) if comparable else ""
 
 
 def _validation(facts: ManifestRecord) -> Any:

@@ -300,6 +300,7 @@ class JobRecord(TypedDict):
     ranks_per_node: int
     elastic: NotRequired[ElasticJob | None]
     flags: list[str]
+    live_task: NotRequired[str | None]  # a task file that is not frozen
     out_dir: str
     log_dir: str
     job: str | None

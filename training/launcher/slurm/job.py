@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from training.core import cause_ids, log, manifest, rundir
 from training.core.errors import EXIT_MEANING, Exit
@@ -16,17 +15,13 @@ from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT, ROOT
 from training.core.units import plural
 from training.launcher.hosts.conductor import TOGETHER_S
-from training.launcher.slurm import options
+from training.launcher.slurm import controller, options
 from training.launcher.slurm.submission import FrozenJob
 from training.plan.cli_args import command
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import JobStart
 
-LIMIT_S = 60  # for an answer of slurmctld, which may be busy
-# slurmctld is restarted, or its backup takes over
-AWAY = re.compile(r"contact|timed out|connect|Zero Bytes|standby", re.IGNORECASE)
-AWAY_S, RETRY_S = 120.0, 5.0
 LAST_NODE_S = int(TOGETHER_S)  # between the end of the first supervisor and the last
 # of srun; the one task starts all ranks: it must not be bound to the core of one task
 STEP = ("--cpu-bind=none", "--export=ALL")
@@ -192,7 +187,7 @@ def saved_step(run: rundir.RunDir) -> int:
 
 def state_of(job: str) -> tuple[str, bool]:
     """(state of the job, may it be requeued)"""
-    text = scontrol("show", "job", "-o", job).out
+    text = controller.ask("show", "job", "-o", job).out
     state = re.search(r"\bJobState=(\S+)", text)
     return state[1] if state else UNKNOWN, "Requeue=0" not in text.split()
 
@@ -202,41 +197,5 @@ def requeue(run: rundir.RunDir, job: str, step: int) -> str:
     run.event("requeue", job=job, step=step)
     log.info(msg("launcher.slurm.requeued", job=job, step=step))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # SLURM ends this start of the job at once
-    answer = scontrol("requeue", job)
+    answer = controller.ask("requeue", job)
     return answer.error if answer.status else ""
-
-
-def hostnames(nodes: str) -> tuple[list[str], str]:
-    """(names in a list of nodes such as n[0-3], error or '')"""
-    answer = scontrol("show", "hostnames", nodes)
-    return ([], answer.error) if answer.status else (answer.out.split(), "")
-
-
-class Answer(NamedTuple):
-    status: int
-    out: str
-    err: str  # warnings too
-
-    @property
-    def error(self) -> str:
-        return (self.err + self.out).strip()
-
-
-def scontrol(*words: str) -> Answer:
-    """Asks again while slurmctld cannot be reached, for AWAY_S."""
-    end = time.monotonic() + AWAY_S
-    while True:
-        answer = _scontrol(*words)
-        if answer.status == 0 or not AWAY.search(answer.error) or time.monotonic() > end:
-            return answer
-        time.sleep(RETRY_S)
-
-
-def _scontrol(*words: str) -> Answer:
-    try:
-        done = subprocess.run(
-            ["scontrol", *words], capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Answer(1, "", str(error))
-    return Answer(done.returncode, done.stdout, done.stderr)

@@ -25,11 +25,12 @@ from training.core.units import plural
 from training.host import process, slurm_env
 from training.launcher.continued_run import JOINS
 from training.launcher.hosts.conductor import AGAIN_S, KILLED, MOST_S, STEADY_S
-from training.launcher.slurm import job
+from training.launcher.slurm import controller, job
 from training.launcher.slurm.submission import FrozenJob
 
 TURN_S = 0.2
 CONNECT_S = 5.0
+FOREVER = "2147483647"  # seconds; not every sleep knows infinity
 LOOK_S = 10.0  # slurmctld takes SlurmdTimeout (300 s by default) to notice a failed node
 BACKLOG = 64
 # A node that rejects its first start, or was asked to stop, ends the run for all.
@@ -190,7 +191,7 @@ class NodeSteps:
 def names_of(environ: Mapping[str, str]) -> list[str]:
     """The nodes that this start of the job began with."""
     nodes, count = environ["SLURM_JOB_NODELIST"], int(environ["SLURM_JOB_NUM_NODES"])
-    names, error = job.hostnames(nodes)
+    names, error = controller.hostnames(nodes)
     if len(names) == count:
         return names
     what = msg(
@@ -206,8 +207,8 @@ def names_of(environ: Mapping[str, str]) -> list[str]:
 
 def nodes_of(number: str) -> list[str]:
     """The nodes that the job has now; [] without an answer."""
-    found = re.search(r" NodeList=(\S+)", job.scontrol("show", "job", "-o", number).out)
-    return job.hostnames(found[1])[0] if found else []
+    found = re.search(r" NodeList=(\S+)", controller.ask("show", "job", "-o", number).out)
+    return controller.hostnames(found[1])[0] if found else []
 
 
 def other_node(
@@ -220,9 +221,7 @@ def other_node(
     """On a node other than the `first`: its launcher. If the batch script is lost, which listens at
     `address`, the job is requeued as soon as SLURM has noticed that its node failed. A SIGTERM
     after the end of the launcher is from the batch script, where a firewall closes its port."""
-    for signum in process.STOP_SIGNALS:  # SLURM signals the launcher too
-        signal.signal(signum, lambda *_: None)
-    status = subprocess.call(launch)
+    status = _launched(launch)
     number = environ["SLURM_JOB_ID"]
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda signum, _: told.append(signum))
@@ -232,6 +231,32 @@ def other_node(
             _end_job(frozen.run, number)
         time.sleep(LOOK_S)
     return 128 - status if status < 0 else status
+
+
+def _launched(launch: list[str]) -> int:
+    """Run the launcher; its status. With proctrack/cgroup, SLURM signals this process alone, and
+    otherwise the launcher too, which would take a signal passed on for a second request. A process
+    beside it, which the signal ends, shows whether it reaches the launcher."""
+    arrived: list[int] = []
+    beside = subprocess.Popen(["sleep", FOREVER], stdin=subprocess.DEVNULL)
+    for signum in process.STOP_SIGNALS:
+        signal.signal(signum, lambda number, _: arrived.append(number))
+    launcher = subprocess.Popen(launch)
+    try:
+        while (status := launcher.poll()) is None:
+            time.sleep(TURN_S)
+            if not arrived:
+                continue
+            time.sleep(TURN_S)  # SLURM signals one process after the other
+            numbers = list(arrived)
+            del arrived[: len(numbers)]  # more may have arrived
+            if -(beside.poll() or 0) not in process.STOP_SIGNALS:
+                for number in numbers:
+                    launcher.send_signal(number)
+    finally:
+        beside.kill()
+        beside.wait()
+    return status
 
 
 def _may_be_lost(address: tuple[str, int], number: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from dataclasses import dataclass, field
 
 from training.config.flags import ACTIONS, no_value
@@ -16,7 +17,7 @@ from training.plan.cli_args import MAX_RANKS, QUICKSTART
 
 SCRIPT = "submit_job.sh"
 RANKS, MORE = "ranks-per-node", "sbatch"
-NO_GRES = "--gres=none"
+NO_GRES, NO_GPUS_PER_NODE = "--gres=none", "--gpus-per-node=0"
 NO_KILL, KILL = "--no-kill", "--no-kill=off"  # does a failed node end the job?
 # Options passed on to sbatch. For others: --sbatch="--name=value".
 VALUED = (
@@ -69,6 +70,8 @@ BARE_LETTERS = ("-H",)
 BARE = ("exclusive", "requeue", "no-requeue", "hold", "no-kill", "nice")
 _TASKS = msg("launcher.slurm.options.tasks", ranks=RANKS)
 _WAY = msg("launcher.slurm.options.nodes")
+# The launchers save a checkpoint, and the job is requeued; names as sbatch takes them.
+SAVING_SIGNALS = ("USR1", "TERM", *(str(int(n)) for n in (signal.SIGUSR1, signal.SIGTERM)))
 # Options that contradict the one task on each node that starts its ranks.
 REFUSED = {
     **dict.fromkeys(
@@ -212,15 +215,28 @@ def _more(line: SplitArgs, text: str) -> None:
 
 
 def _add(line: SplitArgs, name: str, word: str) -> None:
-    """`B:` would signal the batch script alone, which it ends: no rank could save a checkpoint."""
+    problem = _signal_problem(word) if name == "signal" else None
+    if problem:
+        line.problems.append(problem)
+    else:
+        line.sbatch.append(word)
+
+
+def _signal_problem(word: str) -> Problem | None:
+    """--signal=[{R|B}:]SIGNAL[@SECONDS]. `B:` would signal the batch script alone, which it ends:
+    no rank could save a checkpoint."""
     flags, colon, rest = word.partition("=")[2].rpartition(":")
-    if name == "signal" and "B" in flags.upper():
+    number, _, seconds = rest.partition("@")
+    if "B" in flags.upper():
         flags = flags.upper().replace("B", "")
         text = msg("launcher.slurm.options.batch_signal", word=word)
         fix = f"--signal={flags}{colon if flags else ''}{rest}"
-        line.problems.append(Problem("slurm.batch_signal", text, "", [fix]))
-        return
-    line.sbatch.append(word)
+        return Problem("slurm.batch_signal", text, "", [fix])
+    if number.upper().removeprefix("SIG") in SAVING_SIGNALS:
+        return None
+    text = msg("launcher.slurm.options.signal", word=word)
+    fix = f"--signal={flags}{colon}USR1@{seconds or 120}"
+    return Problem("slurm.signal", text, "USR1, TERM", [fix])
 
 
 def _is_training(typed: str) -> bool:

@@ -4,12 +4,14 @@ the header of the script. sbatch takes the first of these."""
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from training.core.errors import Problem
 from training.core.messages import msg
-from training.launcher.slurm.options import REFUSED, SplitArgs
+from training.launcher.slurm import controller
+from training.launcher.slurm.options import BARE, REFUSED, SHORT, SplitArgs
 
 # There is none for --nodes.
 VARIABLES = {"gres": "SBATCH_GRES", "gpus-per-node": "SBATCH_GPUS_PER_NODE"}
@@ -21,10 +23,30 @@ REFUSED_VARIABLES = {
 
 
 def header(script: Path) -> dict[str, str]:
-    """Options in the script itself (#SBATCH --name=value)."""
-    return dict(
-        re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", script.read_text(encoding="utf-8"), re.MULTILINE)
-    )
+    """Options with a value in the script itself: #SBATCH --name=value, --name value, or -N 2."""
+    found, words = {}, _header_words(script)
+    while words:
+        word = words.pop(0)
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+        else:
+            name, equals, value = SHORT.get(word[:2], ""), word[2:], word[2:]
+        if not equals and name not in BARE and words and not words[0].startswith("-"):
+            equals = value = words.pop(0)
+        if name and equals:
+            found[name] = value
+    return found
+
+
+def _header_words(script: Path) -> list[str]:
+    """Those of all #SBATCH lines; sbatch stops reading at the first command."""
+    words = []
+    for line in script.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#SBATCH"):
+            words += shlex.split(line.removeprefix("#SBATCH"), comments=True)
+        elif line.strip() and not line.startswith("#"):
+            break
+    return words
 
 
 def given(line: SplitArgs, name: str, environ: Mapping[str, str]) -> str | None:
@@ -49,7 +71,7 @@ def refused_variables(environ: Mapping[str, str]) -> list[Problem]:
 
 def nodes(line: SplitArgs, script: Path) -> int:
     """Number of nodes requested; 0, and a problem, when that is not a single number."""
-    text = line.option("nodes") or header(script)["nodes"]
+    text = line.option("nodes") or header(script).get("nodes", "1")
     if text.isdecimal() and len(text) < 6 and int(text):
         return int(text)
     line.problems.append(
@@ -65,19 +87,29 @@ def nodes(line: SplitArgs, script: Path) -> int:
 
 def ranks(line: SplitArgs, script: Path, environ: Mapping[str, str]) -> int:
     """Ranks on each node, as requested at submission; 0 when unspecified."""
-    if line.ranks:
-        return line.ranks
-    if (per_node := given(line, "gpus-per-node", environ)) is not None:
-        return sum(_count(part) for part in per_node.split(","))
-    gres = given(line, "gres", environ)
-    return gpus_in_gres(header(script)["gres"] if gres is None else gres)
+    return line.ranks or gpus(line, script, environ)
+
+
+def gpus(line: SplitArgs, script: Path, environ: Mapping[str, str]) -> int:
+    """GPUs on each node, as requested at submission; 0 without a request."""
+    gres, per_node = (given(line, name, environ) for name in VARIABLES)
+    if gres is None and per_node is None:
+        gres, per_node = (header(script).get(name) for name in VARIABLES)
+    if per_node is not None:
+        return _gpus_by_node(per_node)
+    return gpus_in_gres(gres or "")
 
 
 def gpus_in_gres(text: str) -> int:
-    """GPUs in a value of --gres, such as gpu:2, gpu:a100:4, shard:8; 0 when there are none."""
-    return sum(
-        _count(part) for part in text.removeprefix("gres:").split(",") if re.match(r"gpu\b", part)
-    )
+    """GPUs in a value of --gres, such as gpu:2, gpu:a100:4, shard:8; 0 when there are none. SLURM
+    shows them with gres: or gres/ before each."""
+    parts = [re.sub(r"^gres[:/]", "", part) for part in text.split(",")]
+    return sum(_count(part) for part in parts if re.match(r"gpu\b", part))
+
+
+def _gpus_by_node(text: str) -> int:
+    """GPUs in a value of --gpus-per-node, such as 4, a100:4."""
+    return sum(_count(part) for part in text.split(","))
 
 
 def _count(part: str) -> int:
@@ -88,11 +120,24 @@ def _count(part: str) -> int:
 
 def ranks_in_job(line: SplitArgs, environ: Mapping[str, str]) -> int:
     """The same inside a job, from the allocation; 0 when unspecified."""
-    found = environ.get("SLURM_GPUS_ON_NODE", "")
-    return line.ranks or (int(found) if found.isdecimal() else 0)
+    return line.ranks or gpus_in_job(environ)
+
+
+def gpus_in_job(environ: Mapping[str, str]) -> int:
+    """GPUs on each node that a step of this job gets: those that the job requests. Only if that is
+    unknown, the allocated ones: all of a node with --exclusive."""
+    by_node = _gpus_by_node(environ.get("SLURM_GPUS_PER_NODE", "0"))  # srun takes it first
+    if by_node:
+        return by_node
+    answer = controller.ask("show", "job", "-o", environ["SLURM_JOB_ID"]).out
+    if gres := re.search(r" TresPerNode=(\S+)", answer):
+        return gpus_in_gres(gres[1])
+    allocated = environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(allocated) if allocated.isdecimal() else 0
 
 
 def of_this_job(nodes: int, ranks: int, environ: Mapping[str, str]) -> list[str]:
     """Options of submit_job.sh that request what this job has."""
-    gpus = environ.get("SLURM_GPUS_ON_NODE")
-    return [f"--nodes={nodes}", f"--gres=gpu:{gpus}" if gpus else f"--ranks_per_node={ranks}"]
+    gpus = gpus_in_job(environ)
+    own = [f"--ranks_per_node={ranks}"] if ranks != gpus else []
+    return [f"--nodes={nodes}", *([f"--gres=gpu:{gpus}"] if gpus else []), *own]

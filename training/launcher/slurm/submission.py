@@ -13,11 +13,11 @@ too, resumes that run, so edits of the code or the config file affect none of th
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -26,11 +26,9 @@ from training.config.schema import FIELDS, of_the_run
 from training.core import manifest, rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.core.project import LAUNCH_SCRIPT, ROOT, WORK
-from training.host import topology
+from training.core.project import ROOT, WORK
 from training.launcher.slurm import code_snapshot, options, requested
-from training.plan.cli_args import QUICKSTART, command
-from training.plan.request import Request, read
+from training.plan.request import Request
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import FrozenPlan
@@ -70,117 +68,6 @@ class FrozenJob:
         shutil.rmtree(self.code)
         for file in (self.record, self.env, self.argv, self.step):
             file.unlink(missing_ok=True)
-
-
-def check(
-    line: options.SplitArgs,
-    nodes: int,
-    ranks: int,
-    environ: Mapping[str, str],
-    installed: bool = True,
-) -> Request:
-    """The request of the whole job. Raises UserError with the problems of both parts of the command
-    line."""
-    several = [f"--nnodes={nodes}", "--master_addr=first-node"] if nodes > 1 else []
-    front = [str(ranks or 1), *several]
-    try:
-        words = [*front, *line.training]
-        request = read(LAUNCH_SCRIPT, words, outside(environ), installed, here=False)
-    except UserError as error:
-        # The division of the batch is unknown without a number of ranks.
-        known = [p for p in error.problems if (ranks and nodes) or p.code != "batch.not_divisible"]
-        typed = command(LAUNCH_SCRIPT, front), command(options.SCRIPT, line.typed)
-        helps = f"./{LAUNCH_SCRIPT} --help", f"./{options.SCRIPT} --help"
-        problems = [
-            Problem(
-                p.code,
-                p.what,
-                p.allowed,
-                [fix.replace(*typed, 1).replace(*helps) for fix in p.fixes],
-            )
-            for p in known
-        ]
-        raise UserError([*line.problems, *problems], error.code) from None
-    if line.problems:
-        raise UserError(line.problems)
-    return request
-
-
-def outside(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without variables of an outer allocation or launcher: the job gets its
-    own."""
-    return {
-        name: value
-        for name, value in topology.clean(environ).items()
-        if not name.startswith("SLURM_")
-    }
-
-
-def submission(
-    args: list[str], environ: Mapping[str, str], installed: bool = True
-) -> tuple[Request, options.SplitArgs, int, int]:
-    """(request, command line, nodes, ranks on each) as typed by hand, checked. Raises UserError."""
-    line, script = options.split(args), ROOT / options.SCRIPT
-    line.problems += requested.refused_variables(environ)
-    nodes, ranks = requested.nodes(line, script), requested.ranks(line, script, environ)
-    if not ranks:
-        line.problems.append(_no_ranks(line, msg("launcher.slurm.gres_no_gpus")))
-    request = check(line, nodes, ranks, environ, installed)
-    gres, per_node = (requested.given(line, name, environ) for name in requested.VARIABLES)
-    on_cpus = request.config.device == "cpu" and per_node is None
-    if gres is None and on_cpus and not line.ranks:
-        raise UserError(
-            _no_ranks(line, msg("launcher.slurm.device_cpu", origin=request.origins["device"]))
-        )
-    if gres is None and (on_cpus or per_node is not None):
-        line.sbatch.append(options.NO_GRES)  # SLURM would add the GPUs of the script's header
-    return request, line, nodes, ranks
-
-
-def _no_ranks(line: options.SplitArgs, why: str) -> Problem:
-    fixes = [command(options.SCRIPT, ["--ranks_per_node=2", *line.typed, *line.training])]
-    return Problem(
-        "slurm.no_ranks",
-        msg("launcher.slurm.no_ranks", why=why),
-        msg("launcher.slurm.ranks_or_gpus"),
-        fixes,
-    )
-
-
-def inside(
-    args: list[str], environ: Mapping[str, str]
-) -> tuple[Request, options.SplitArgs, int, int]:
-    """The same for a job submitted by `sbatch submit_job.sh`, whose allocation is fixed. Raises
-    UserError."""
-    line = options.split(args)
-    if "SLURM_ARRAY_TASK_ID" in environ:
-        # A requeue of one task, by the number of its job, would restart all of them.
-        what = msg("launcher.slurm.array", job=environ["SLURM_ARRAY_JOB_ID"])
-        fix = command(options.SCRIPT, [*line.typed, *line.training, "--run_name=NAME"])
-        line.problems.append(Problem("slurm.array", what, options.REFUSED["array"], [fix]))
-    if line.sbatch:
-        shown = shlex.join(line.sbatch)
-        fix = shlex.join(["sbatch", *line.sbatch, options.SCRIPT, *line.training])
-        line.problems.append(
-            Problem(
-                "slurm.late_argument",
-                msg("launcher.slurm.late", shown=shown, script=options.SCRIPT),
-                "",
-                [fix],
-            )
-        )
-    nodes, ranks = int(environ["SLURM_JOB_NUM_NODES"]), requested.ranks_in_job(line, environ)
-    if not ranks:
-        tail = shlex.join(line.training or [QUICKSTART])
-        fixes = [
-            f"sbatch --gres=gpu:2 {options.SCRIPT} {tail}",
-            f"sbatch {options.NO_GRES} {options.SCRIPT} --ranks_per_node=2 --device=cpu {tail}",
-        ]
-        what = msg("launcher.slurm.no_gpus")
-        line.problems.append(
-            Problem("slurm.no_ranks", what, msg("launcher.slurm.gpus_or_ranks"), fixes)
-        )
-    return check(line, nodes, ranks, environ), line, nodes, ranks
 
 
 def freeze(
@@ -226,8 +113,9 @@ def _write(
     (frozen.code / "data").symlink_to(WORK / "data")  # texts that are already prepared
     # SLURM does not create the folder of its log: the job would fail without a message
     request.logs.mkdir(parents=True, exist_ok=True)
+    task = _frozen_task(frozen, request.kind.file)
     if not request.resume_from:
-        rundir.write_json(run.plan, _plan(frozen, request, line, nodes * ranks))
+        rundir.write_json(run.plan, _plan(frozen, request, line, nodes * ranks, task))
     variables = [f"{name}={value}" for name, value in _environment(environ).items()]
     rundir.write_words(frozen.env, variables)
     rundir.write_words(frozen.argv, sbatch(frozen, request, line, nodes, ranks))
@@ -240,7 +128,8 @@ def _write(
         "nodes": nodes,
         "ranks_per_node": ranks,
         "elastic": elastic(request, nodes, ranks, job is None and options.KILL not in line.sbatch),
-        "flags": _flags(request, line),
+        "flags": _flags(request, line, task),
+        "live_task": str(request.kind.file) if request.kind.file and task is None else None,
         "out_dir": str(request.experiments),
         "log_dir": str(request.logs),
         "job": job,
@@ -249,9 +138,29 @@ def _write(
     rundir.write_json(frozen.record, facts)  # written last: it marks the submission as complete
 
 
-def _plan(frozen: FrozenJob, request: Request, line: options.SplitArgs, ranks: int) -> FrozenPlan:
+def _frozen_task(frozen: FrozenJob, file: Path | None) -> Path | None:
+    """The copy of the user's task file, beside the copies of its modules; None if it is not in the
+    project."""
+    if file is None:
+        return None
+    # A run of an earlier submission has the path in the code frozen then.
+    earlier = [path for path in frozen.run.path.glob("code*") if path.is_dir()]
+    for place in (file, file.parent.resolve() / file.name):
+        for root in (*earlier, ROOT):
+            if place.is_relative_to(root):
+                copy = frozen.code / place.relative_to(root)
+                # not a link to the file that may be edited
+                if copy.is_file() and copy.resolve().is_relative_to(frozen.code.resolve()):
+                    return copy
+    return file if file.is_relative_to(frozen.run.path) else None
+
+
+def _plan(
+    frozen: FrozenJob, request: Request, line: options.SplitArgs, ranks: int, task: Path | None
+) -> FrozenPlan:
     """Configuration of a run that has not been planned: what depends on the machine is added when
     the job starts."""
+    kind = replace(request.kind, file=task or request.kind.file)
     return {
         "created": time.time(),
         "command": {
@@ -260,8 +169,8 @@ def _plan(frozen: FrozenJob, request: Request, line: options.SplitArgs, ranks: i
             "cwd": os.getcwd(),
         },
         "config_file": request.config_name(),
-        "task": request.kind.record(request.options),
-        "config": request.values(),
+        "task": kind.record(request.options),
+        "config": request.values() | ({"task": str(task)} if task else {}),
         "login_file": request.login_file(),
         "origins": request.origins,
         "ranks": ranks,
@@ -270,7 +179,7 @@ def _plan(frozen: FrozenJob, request: Request, line: options.SplitArgs, ranks: i
     }
 
 
-def _flags(request: Request, line: options.SplitArgs) -> list[str]:
+def _flags(request: Request, line: options.SplitArgs, task: Path | None) -> list[str]:
     """Flags of each start of the job beside --resume: those that a resumed run does not keep, or is
     to change."""
     if request.resume_from:
@@ -280,6 +189,7 @@ def _flags(request: Request, line: options.SplitArgs) -> list[str]:
             for n, (text, _) in given.items()
             if n in request.kind.fields and n not in ("resume", "run_name", "out_dir", "log_dir")
         }
+        chosen |= {"task": str(task)} if task else {}
     else:
         config = request.config
         launch = [

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from training import tasks
 from training.core.messages import msg
-from training.host import cgroups, decisions, torch_build
+from training.host import cgroups, decisions, env_vars, torch_build
 from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight import torch_wheels
@@ -122,7 +122,8 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
             checks.append(ram_beside_gpus(estimate, step, ranks, resumes=resumes))
     elif step:
         checks.append(host_memory(room, estimate, request, smaller))
-    checks.append(cpu(facts.workers, ranks, request.command_with))
+    cores = env_vars.cores_of_ranks(request.place, os.environ)
+    checks.append(cpu(facts.workers, ranks, cores, request.command_with))
     shm = shared_memory(facts.workers, ranks, nccl=facts.device == "cuda")
     checks += [shm] if shm else []
     checks.append(open_files(facts.workers, ranks))

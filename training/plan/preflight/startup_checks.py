@@ -11,7 +11,7 @@ from pathlib import Path
 
 from training.core import log, rundir, standing, units
 from training.core.messages import msg
-from training.host import cgroups, decisions, env_vars, ports, process
+from training.host import cgroups, decisions, ports, process
 from training.plan import running
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
 from training.plan.request import LaunchRequest
@@ -173,9 +173,9 @@ def shared_memory(num_workers: int, ranks: int, nccl: bool = False) -> Check | N
     return Check("/dev/shm", OK, msg("plan.memory.free", room=memory.gib(free)))
 
 
-def cpu(num_workers: int, ranks: int, command_with: Callable[[int], str]) -> Check:
+def cpu(num_workers: int, ranks: int, cores: int, command_with: Callable[[int], str]) -> Check:
     """A core for each rank and worker. `command_with`: the user's command for a number of ranks."""
-    cores, workers = env_vars.cpu_count(), num_workers * ranks
+    workers = num_workers * ranks
     machine = os.cpu_count() or cores
     shown = (
         msg("plan.cpu.some", cores=cores, machine=machine)

@@ -1,0 +1,216 @@
+"""Nodes and ranks that the command line, variables and header of submit_job.sh request. No SLURM
+needed."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cases import each
+from tests.conftest import ROOT
+from training.core.errors import UserError
+from training.launcher.slurm import job_request, options, requested
+
+SCRIPT, CONFIG = ROOT / options.SCRIPT, "configs/dual_gpu/quickstart.py"
+
+
+@each(
+    ("typed", "ranks"),
+    [
+        ([], 2),
+        (["--gres=gpu:4"], 4),
+        (["--gres=gpu:a100:4"], 4),
+        (["--gres=gpu"], 1),
+        (["--gres=gpu:a100:4(S:0-1)"], 4),
+        (["--gres=lustre:1,gpu:3"], 3),
+        (["--gres=shard:8"], 0),
+        (["--gres=none"], 0),
+        (["--gpus-per-node=8"], 8),
+        (["--gpus-per-node=a100:8"], 8),
+        (["--gres=gpu:4", "--ranks_per_node=1"], 1),
+    ],
+)
+def test_ranks_on_a_node(typed: list[str], ranks: int) -> None:
+    assert requested.ranks(options.split(typed), SCRIPT, {}) == ranks
+
+
+@each(
+    ("typed", "variables", "ranks"),
+    [
+        ([], {"SBATCH_GRES": "gpu:4"}, 4),
+        ([], {"SBATCH_GPUS_PER_NODE": "a100:8"}, 8),
+        (["--gres=gpu:1"], {"SBATCH_GRES": "gpu:4"}, 1),
+        (["--gpus-per-node=1"], {"SBATCH_GPUS_PER_NODE": "8"}, 1),
+        (["--ranks_per_node=3"], {"SBATCH_GRES": "gpu:4"}, 3),
+    ],
+)
+def test_variables_of_sbatch_override_the_header(
+    typed: list[str], variables: dict[str, str], ranks: int
+) -> None:
+    assert requested.ranks(options.split(typed), SCRIPT, variables) == ranks
+
+
+def test_a_job_on_cpus_has_the_gpus_of_a_variable_only() -> None:
+    args = ["--ranks_per_node=2", CONFIG, "--device=cpu"]
+    assert options.NO_GRES in job_request.typed(args, {})[1].sbatch
+    assert not job_request.typed(args, {"SBATCH_GRES": "gpu:1"})[1].sbatch
+
+
+def test_gpus_by_node_replace_those_of_the_header() -> None:
+    """SLURM would allocate both."""
+    line = job_request.typed(["--gpus-per-node=1", CONFIG], {})[1]
+    assert line.sbatch == ["--gpus-per-node=1", options.NO_GRES]
+
+
+@each(
+    ("args", "fixes"),
+    [
+        (["--ranks_per_node=4"], ["--gres=gpu:4"]),
+        (["--ranks_per_node=4", "--gres=gpu:a100:2"], ["--gres=gpu:4"]),
+        (["--ranks_per_node=4", "--gpus-per-node=2"], ["--gpus-per-node=4"]),
+        (["--ranks_per_node=1"], []),
+        (["--ranks_per_node=4", "--gres=none"], []),
+        (["--ranks_per_node=4", "--device=cpu"], []),
+    ],
+)
+def test_more_ranks_than_gpus_are_refused(args: list[str], fixes: list[str]) -> None:
+    found = []
+    try:
+        job_request.typed([*args, CONFIG, "--total_batch_size=8192"], {})
+    except UserError as refused:
+        (problem,) = refused.problems
+        assert problem.code == "slurm.few_gpus"
+        found = problem.fixes
+    assert found[:1] == fixes
+
+
+@each(
+    ("shown", "variables", "gpus"),
+    [
+        ("TresPerNode=gres:gpu:2", {}, 2),  # until 23.02
+        ("TresPerNode=gres/gpu:a100:4,gres/shard:1", {}, 4),  # later
+        ("TresPerNode=gres:gpu:2", {"SLURM_GPUS_PER_NODE": "1"}, 1),  # srun takes the variable
+        ("TresPerNode=gres:shard:1", {}, 0),
+        ("TresPerJob=gres:gpu:2", {}, 8),
+        ("", {}, 8),
+    ],
+)
+def test_gpus_of_a_step_in_an_exclusive_job(
+    shown: str,
+    variables: dict[str, str],
+    gpus: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho 'JobId=7 JobState=RUNNING {shown} Command=x'\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    environ = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "8", **variables}
+    assert requested.ranks_in_job(options.split([]), environ) == gpus
+    again = requested.of_this_job(1, gpus or 3, environ)
+    assert again == ["--nodes=1", f"--gres=gpu:{gpus}" if gpus else "--ranks_per_node=3"]
+
+
+def test_fewer_ranks_than_gpus_are_requested_again() -> None:
+    again = requested.of_this_job(2, 1, {"SLURM_GPUS_PER_NODE": "4"})
+    assert again == ["--nodes=2", "--gres=gpu:4", "--ranks_per_node=1"]
+
+
+def test_a_variable_that_contradicts_the_one_task_on_a_node_is_refused() -> None:
+    args = ["--ranks_per_node=2", CONFIG, "--device=cpu"]
+    with pytest.raises(UserError) as refused:
+        job_request.typed(args, {"SBATCH_ARRAY_INX": "0-3"})
+    (problem,) = refused.value.problems
+    assert problem.what == "SBATCH_ARRAY_INX is '0-3' in the environment"
+    assert problem.fixes == ["unset SBATCH_ARRAY_INX"]
+
+
+@pytest.mark.parametrize("text", ["two", "0", "1-4", ""])
+def test_nodes_is_one_number(text: str) -> None:
+    line = options.split([f"--nodes={text}"])
+    assert requested.nodes(line, SCRIPT) == (0 if text else 1)
+    assert [p.what for p in line.problems] == (
+        [f"nodes is {text!r} (from --nodes)"] if text else []
+    )
+
+
+def test_the_header_has_every_option_once() -> None:
+    text = SCRIPT.read_text()
+    header = requested.header(SCRIPT)
+    assert header == {
+        "job-name": "duet",
+        "nodes": "1",
+        "ntasks-per-node": "1",
+        "gres": "gpu:2",
+        "time": "24:00:00",
+        "output": "logs/%x_%j.log",
+        "open-mode": "append",
+        "signal": "USR1@120",
+    }
+    assert "\n#SBATCH --requeue\n" in text
+    # sbatch stops reading at the first command.
+    commands = re.search(r"(?m)^[^#\n]", text)
+    assert commands and text.rindex("#SBATCH") < commands.start()
+
+
+@each(
+    ("lines", "nodes", "ranks"),
+    [
+        ("#SBATCH --gpus-per-node=4", 1, 4),
+        ("#SBATCH --gpus-per-node=a100:8\n#SBATCH --gres=gpu:2", 1, 8),
+        ("#SBATCH --nodes 2\n#SBATCH --gres gpu:3", 2, 3),
+        ("#SBATCH -N 2\n#SBATCH --exclusive\n#SBATCH --gres=gpu:1", 2, 1),
+        ("#SBATCH -N2 --hold --gres=gpu:1  # of one line", 2, 1),
+        ("# --nodes=3\n\n#SBATCH --time=1\ntrue\n#SBATCH --nodes=4", 1, 0),
+        ("", 1, 0),
+    ],
+)
+def test_the_header_may_be_edited(lines: str, nodes: int, ranks: int, tmp_path: Path) -> None:
+    script = tmp_path / "submit_job.sh"
+    script.write_text(f"#!/usr/bin/env bash\n{lines}\n")
+    line = options.split([])
+    assert requested.nodes(line, script) == nodes and not line.problems
+    assert requested.ranks(line, script, {}) == ranks
+    assert requested.ranks(options.split(["--gres=gpu:5"]), script, {}) == 5
+    assert requested.ranks(line, script, {"SBATCH_GPUS_PER_NODE": "6"}) == 6
+
+
+@pytest.fixture
+def header_by_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user has edited the header."""
+    text = SCRIPT.read_text().replace("--gres=gpu:2", "--gpus-per-node=2")
+    (tmp_path / SCRIPT.name).write_text(text)
+    monkeypatch.setattr(job_request, "ROOT", tmp_path)
+
+
+@each(
+    ("args", "variables", "added"),
+    [
+        ([], {}, [options.NO_GRES]),
+        (["--ranks_per_node=2", "--device=cpu"], {}, [options.NO_GRES, options.NO_GPUS_PER_NODE]),
+        (["--gpus-per-node=2"], {}, [options.NO_GRES]),
+        (["--gres=none", "--ranks_per_node=2"], {}, [options.NO_GPUS_PER_NODE]),
+        ([], {"SBATCH_GPUS_PER_NODE": "2"}, [options.NO_GRES]),
+    ],
+)
+def test_gpus_by_node_in_the_header(
+    args: list[str],
+    variables: dict[str, str],
+    added: list[str],
+    header_by_node: None,
+) -> None:
+    found = job_request.typed([*args, CONFIG], variables)
+    assert found[1].sbatch == [word for word in args if word.startswith("--g")] + added
+    assert found[3] == 2
+
+
+def test_gres_beside_gpus_by_node_in_the_header_is_refused(header_by_node: None) -> None:
+    """No step of the job could start."""
+    with pytest.raises(UserError) as refused:
+        job_request.typed(["--gres=gpu:a100:1", CONFIG], {})
+    (problem,) = refused.value.problems
+    assert (problem.code, problem.fixes) == ("slurm.gpus_twice", ["--gpus-per-node=a100:1"])

@@ -1,0 +1,49 @@
+"""Questions and requests to slurmctld, by scontrol."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from typing import NamedTuple
+
+LIMIT_S = 60  # for an answer of slurmctld, which may be busy
+# slurmctld is restarted, or its backup takes over
+AWAY = re.compile(r"contact|timed out|connect|Zero Bytes|standby", re.IGNORECASE)
+AWAY_S, RETRY_S = 120.0, 5.0
+
+
+def hostnames(nodes: str) -> tuple[list[str], str]:
+    """(names in a list of nodes such as n[0-3], error or '')"""
+    answer = ask("show", "hostnames", nodes)
+    return ([], answer.error) if answer.status else (answer.out.split(), "")
+
+
+class Answer(NamedTuple):
+    status: int
+    out: str
+    err: str  # warnings too
+
+    @property
+    def error(self) -> str:
+        return (self.err + self.out).strip()
+
+
+def ask(*words: str) -> Answer:
+    """Asks again while slurmctld cannot be reached, for AWAY_S."""
+    end = time.monotonic() + AWAY_S
+    while True:
+        answer = _ask(*words)
+        if answer.status == 0 or not AWAY.search(answer.error) or time.monotonic() > end:
+            return answer
+        time.sleep(RETRY_S)
+
+
+def _ask(*words: str) -> Answer:
+    try:
+        done = subprocess.run(
+            ["scontrol", *words], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Answer(1, "", str(error))
+    return Answer(done.returncode, done.stdout, done.stderr)
