@@ -41,6 +41,8 @@ def load(
     with _refused(loaded, _other_model):
         raw.load_state_dict(loaded.state["model"])
     state = loaded.state["optimizer"]
+    if state is None:
+        return False
     if "task_sha256" in facts and (_other_kind(loaded, facts) or not optimizer.fits(state)):
         return False
     with _refused(loaded, _other_optimizer):
