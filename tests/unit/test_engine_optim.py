@@ -243,6 +243,24 @@ def test_a_scheduler_of_torch_is_refused(
         task.optimizers(task.model())
 
 
+@each("rate", [None, ...])
+def test_an_optimizer_without_a_rate_is_refused(rate: Any) -> None:
+    """As transformers.Adafactor, which has its own schedule by default."""
+
+    def made(one: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        one.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+        if rate is ...:
+            del one.param_groups[1]["lr"]
+        else:
+            one.param_groups[1]["lr"] = rate
+        return one
+
+    own = type("Own", (Scheduled,), {"make": staticmethod(made)})
+    task = own(SimpleNamespace(), Config(), torch.device("cpu"))
+    with pytest.raises(TypeError, match=r"optimizer\(\) of Own .*lr=1e-3"):
+        task.optimizers(task.model())
+
+
 SHARING = """
 import sys
 import torch
