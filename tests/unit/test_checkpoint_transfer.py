@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.cases import each
+from training.core.errors import Exit, UserError
+from training.inspector.distributed import World
+from training.trainer import checkpoint
 from training.trainer import checkpoint_transfer as transfer
+from training.trainer.checkpoint import LoadedCheckpoint, TrainProgress
 
 
 def sample_state() -> dict[str, Any]:
@@ -80,3 +87,61 @@ def test_a_flipped_bit_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_state_without_tensors_needs_no_broadcast() -> None:
     assert through({"model": {}, "optimizer": []})[1:] == (True, [])
+
+
+def read(step: int | None, *skipped: str) -> LoadedCheckpoint | None:
+    if step is None:
+        return None
+    facts: Any = {}
+    return LoadedCheckpoint(TrainProgress(step), {}, facts, Path(f"step_{step}"), [*skipped])
+
+
+@each(
+    "first, second",
+    [
+        (read(20), read(20)),
+        (None, None),
+        (read(20), read(10, "step_20: Input/output error")),
+        (read(10, "step_20: Input/output error"), read(20)),
+        (read(10), None),
+        (None, read(10)),
+    ],
+)
+def test_ranks_of_one_machine_use_the_same_checkpoint(
+    first: LoadedCheckpoint | None,
+    second: LoadedCheckpoint | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A disk may return an error to one of them."""
+    store: list[str] = []
+
+    def from_main(key: str, value: str | None = None, waiting: Any = None) -> str:
+        store.extend([] if value is None else [value])
+        return store[-1]
+
+    def load(rank: int, found: LoadedCheckpoint | None) -> LoadedCheckpoint | None:
+        monkeypatch.setattr(checkpoint, "latest", lambda *_: found)
+        world = World(rank, rank, 2, torch.device("cpu"), "gloo", "-")
+        return transfer.load(Path(), world, one_machine=True)
+
+    monkeypatch.setattr(transfer, "from_main", from_main)
+    assert load(0, first) is first
+    if (first and first.path) == (second and second.path):
+        assert load(1, second) is second
+        return
+    with pytest.raises(transfer.TransferError) as caught:
+        load(1, second)
+    skipped = [text for one in (first, second) if one for text in one.skipped]
+    assert str(caught.value).split("; ")[1:] == skipped
+
+
+def test_ranks_do_not_wait_for_a_first_one_without_an_intact_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed = json.dumps({"failed": int(Exit.RESOURCES)})
+    monkeypatch.setattr(transfer, "from_main", lambda *_, **__: failed)
+    monkeypatch.setattr(checkpoint, "latest", lambda *_: read(10))
+    world = World(1, 1, 2, torch.device("cpu"), "gloo", "-")
+    with pytest.raises(UserError) as caught:
+        transfer.load(Path(), world, one_machine=True)
+    assert caught.value.said_by_another and caught.value.code == Exit.RESOURCES

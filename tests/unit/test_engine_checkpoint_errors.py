@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.unit.test_engine_checkpoint import FACTS
 from training.core import checkpoint_folder, manifest
 from training.core.errors import Exit, UserError
-from training.trainer import checkpoint
+from training.tasks import optim
+from training.trainer import checkpoint, checkpoint_transfer, start_weights
 from training.trainer.checkpoint import TrainProgress
 
+PLAIN: Any = {**FACTS, "task_sha256": "b", "optimizer": "AdamW"}
 STATE = {"model": {"weight": torch.ones(2)}}
 
 
@@ -122,3 +125,41 @@ def test_a_step_that_cannot_be_replaced_is_there_again(
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
             save(tmp_path, 10)
     assert manifest.all_in(tmp_path) == [path] == list(tmp_path.iterdir())
+
+
+class Packed(torch.Tensor):
+    """A tensor of a class that this process does not load, as torchao's without an import."""
+
+
+def of_packed(folder: Path, step: int, **other: Any) -> Path:
+    moments = {0: {"exp_avg": torch.zeros(2, 2).as_subclass(Packed)}}
+    state = {
+        "model": nn.Linear(2, 2).state_dict(),
+        "optimizer": [{"state": moments, "param_groups": [{"params": [0, 1]}]}],
+    }
+    facts: Any = {**PLAIN, "optimizer": "AdamW8bit"}
+    return checkpoint.save(folder, TrainProgress(step), {**state, **other}, facts)
+
+
+def test_weights_are_continued_without_the_optimizer_s_classes(tmp_path: Path) -> None:
+    newest = [of_packed(tmp_path, step) for step in (10, 20)][1]
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and (loaded.path, loaded.skipped, loaded.unreadable) == (newest, [], [])
+    assert checkpoint_transfer._empty(checkpoint_transfer._form(loaded.state))["model"]
+    model = nn.Linear(2, 2)
+    made = optim.Optimizers([torch.optim.AdamW(model.parameters())])
+    assert not start_weights.load(model, made, loaded, PLAIN)
+    assert torch.equal(model.weight, loaded.state["model"]["weight"])
+    same: Any = {**PLAIN, "optimizer": "AdamW8bit"}  # its class of tensors has another name by now
+    assert not start_weights.load(model, made, loaded, same)
+
+
+@pytest.mark.parametrize("part", ["model", "extra"])
+def test_a_checkpoint_with_other_objects_is_kept(part: str, tmp_path: Path) -> None:
+    """Its file is intact."""
+    save(tmp_path, 10)
+    given: Any = torch.zeros(2).as_subclass(Packed) if part == "model" else Path("x")
+    newest = of_packed(tmp_path, 20, **{part: {"given": given}})
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.position.step == 10 and list(loaded.unreadable) == [newest]
+    assert len(loaded.skipped) == 1

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
+import torch.distributed as dist
 
 from training.cli import joining
 from training.cli.joining import EVERY_S, FIRST_S, RESOLVE_AFTER_S, Joining
 from training.core.errors import Exit, UserError
+from training.inspector import distributed
 
 
 class Store(dict[str, str]):
@@ -118,3 +121,24 @@ def test_rank_0_that_does_not_answer(
     found, text, _ = code(rank(1).reach)
     assert found == "ranks.no_answer" and "node-a:29500" in text
     assert [at for at, _ in warnings] == [FIRST_S, FIRST_S + EVERY_S]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_ranks_that_torchrun_starts_again_do_not_read_what_the_first_ones_wrote(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent has one store for all attempts."""
+    limit = timedelta(seconds=30)
+    agent = dist.TCPStore("127.0.0.1", 0, None, True, limit, wait_for_workers=False)
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agent.port)}
+    for name, value in {**variables, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    for attempt in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        first, second = (
+            distributed._open_store("127.0.0.1", agent.port, rank, 2, limit, waits=waits)
+            for rank in (0, 1)
+        )
+        assert not second.check(["main/run"])
+        first.set("main/run", attempt)
+        assert second.get("main/run").decode() == attempt

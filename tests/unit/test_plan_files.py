@@ -21,7 +21,7 @@ from training.config.schema import FIELDS
 from training.core import log as console
 from training.core import standing
 from training.core.errors import UserError
-from training.core.rundir import RunDir, write_json
+from training.core.rundir import RunDir, read_json, write_json
 from training.launcher import rendezvous
 from training.plan import training_plan as planner
 from training.plan import writer
@@ -202,13 +202,19 @@ def test_a_run_that_is_still_running_is_not_resumed(folders: list[str], tmp_path
     [{"host": "b"}, {"host": socket.gethostname(), "pid_namespace": "pid:[1]"}],
     ids=["machine", "container"],
 )
+@pytest.mark.parametrize("supervised", [True, False], ids=["supervised", "torchrun"])
 def test_a_run_that_is_running_on_another_machine_is_not_resumed(
-    there: dict[str, str], folders: list[str], monkeypatch: pytest.MonkeyPatch
+    there: dict[str, str], supervised: bool, folders: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what it writes on the common disk is seen from here."""
     run = RunDir(written(*folders, "--run_name=mine"))
     asked = ["--device=cpu", *folders, "--resume=mine"]
-    write_json(run.supervisor, {"pid": os.getpid(), **there})
+    known = {"pid": os.getpid(), **there}
+    if supervised:
+        write_json(run.supervisor, {**known, "started": time.time()})
+    else:  # beside what an earlier start on this machine has left
+        write_json(run.supervisor, {"pid": 1, "host": socket.gethostname(), "started": 0.0})
+        write_json(run.plan, {**(read_json(run.plan) or {}), "starter": known})
     make(*asked, script=ENHANCED)  # it has written nothing
     now = time.time()
     clock = SimpleNamespace(time=lambda: now, monotonic=lambda: now)

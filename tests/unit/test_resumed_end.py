@@ -10,11 +10,13 @@ from typing import Any
 
 from tests.unit.conftest import Shell
 from tests.unit.monitor_runs import Made, dead_pid, look, old
-from training.core import rundir, standing
+from training.core import evaluations, last_resume, rundir, standing
+from training.core.recorded_steps import RecordedSteps
 from training.diagnose import run_files
 from training.launcher import supervisor
 from training.monitor.report import run as report_run
 from training.monitor.report import run_page
+from training.monitor.runs import facts
 from training.plan import writer
 
 
@@ -145,3 +147,37 @@ def test_a_new_end_replaces_the_old_one(made: Made) -> None:
         and not made.run.plan_before.exists()
     )
     assert look(made.run)["run"]["state"] == "failed"
+
+
+def begins(made: Made, at: float) -> None:
+    length = {"total_steps": 400, "world_size": 2}
+    rundir.append_json(made.run.events, {"time": at, "event": "start", "step": 0, **length})
+
+
+def test_a_start_from_the_first_step_discards_what_came_before(made: Made) -> None:
+    """A run killed before its first checkpoint has no resume."""
+    begins(made, made.at + 1)
+    made.steps(60)
+    made.run.event("eval", step=50, val_bpb=2.5)
+    assert look(made.run)["progress"]["step"] == 60
+    begins(made, time.time() - 5)
+    seen = look(made.run)
+    assert (seen["progress"]["step"], seen["training"]["eval_last"]) == (0, None)
+    for step in (1, 2):
+        made.step(step, 4.0, at=time.time())
+    assert evaluations.read(made.run.events)[0] == {} and evaluations.discarded(made.run.events)
+    assert RecordedSteps(made.run, 400, ()).evaluations == {}
+    found = facts.read(made.run.path)
+    assert (found.step, found.best_step) == (2, None)
+    assert not report_run.read_run(made.run).metrics.evaluation("val_bpb").points
+
+
+def test_the_first_start_discards_nothing_whatever_the_clock_shows() -> None:
+    first = {"event": "start", "step": 0, "time": 1000.0}
+    record = {"step": 5, "time": 10.0}
+    found = last_resume.after(None, first)
+    assert found and not found.discards(record)
+    again = last_resume.after(found, {**first, "time": 20.0})
+    assert again and again.discards(record) and last_resume.after(again, record) is again
+    resumed = last_resume.after(None, {**first, "event": "resume", "step": 3})
+    assert resumed and resumed.discards(record)

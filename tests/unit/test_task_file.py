@@ -33,7 +33,7 @@ WORLD = World(0, 0, 1, CPU, "none", "-")
 CHANGED = "has changed since"
 
 
-def saved_by(task: Task, run: RunDir, step: int = 3) -> tuple[Path, ManifestRecord]:
+def saved_by(task: Task, run: RunDir, step: int = 3, **other: Any) -> tuple[Path, ManifestRecord]:
     """A checkpoint of the task, and its facts."""
     model = task.model()
     optimizer = task.optimizers(model)
@@ -45,6 +45,7 @@ def saved_by(task: Task, run: RunDir, step: int = 3) -> tuple[Path, ManifestReco
         "shape": {}, "data": {}, "tokenizer": None, "task": "my line", "world_size": 1,
         "optimizer": type(optimizer.parts[0]).__name__, "task_sha256": task.file_sha256,
     }  # fmt: skip
+    facts |= cast("ManifestRecord", other)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     return checkpoint.save(run.checkpoints, TrainProgress(step), state, facts), facts
 
@@ -91,6 +92,39 @@ def test_an_edited_file_is_reported_by_a_resume(
     assert loaded
     start_weights.report_resume(loaded, run, WORLD, facts, plan, optimizer_continued=True)
     assert CHANGED not in capsys.readouterr().err, "of an earlier version"
+
+
+class AdamW(torch.optim.Adadelta):
+    """Has the name of torch's and another state."""
+
+
+def test_an_optimizer_of_the_same_name_from_another_package_begins_without_state(
+    home: Path, line: str, imports: None
+) -> None:
+    run = RunDir(home / "run")
+    run.create()
+    made = custom.load(home / line, {"width": 4, "bias": True}, Config(), CPU)
+    model = made.model()
+    torchs, own = (
+        start_weights.kind_of(Optimizers([kind(model.parameters())]))
+        for kind in (torch.optim.AdamW, AdamW)
+    )
+    assert torchs == {"optimizer": "AdamW", "optimizer_package": "torch"}
+    assert own == {"optimizer": "AdamW", "optimizer_package": ""}
+    other = {"optimizer_package": "bitsandbytes"}
+    cases: Any = [(torchs, torchs, True), (torchs, own, False), (torchs, other, False)]
+    early: Any = ({}, torchs, True)
+    for saved, here, continued in (*cases, early):
+        _, facts = saved_by(made, run, **saved)
+        loaded = checkpoint.latest(run.checkpoints)
+        assert loaded
+        adam = Optimizers([torch.optim.AdamW(model.parameters())])
+        now: Any = {**facts, **here}
+        assert start_weights.load(model, adam, loaded, now) == continued, (saved, here)
+        if not continued:
+            kinds = [start_weights._kind(one) for one in (loaded.manifest, now)]
+            text = start_weights._without_state(loaded, now)
+            assert kinds[0] != kinds[1] and all(kind in text for kind in kinds)
 
 
 SPLIT = """

@@ -97,6 +97,26 @@ def test_an_average_of_another_model_is_rejected() -> None:
         average.load_state_dict(WeightAverage(nn.Linear(3, 2), 0.9).state_dict())
 
 
+def test_weights_that_are_frozen_or_trained_by_now_continue_the_average_of_the_others() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    before = WeightAverage(model, 0.9)
+    moved(model)
+    saved = before.state_dict()
+    model[0].requires_grad_(True)
+    model[1].requires_grad_(False)
+    average = WeightAverage(model, 0.9)
+    average.load_state_dict(saved)
+    found = average.state_dict()
+    assert {name.partition(".")[0] for name in found} == {"0", "2"}
+    assert torch.equal(found["0.weight"], model[0].weight), "from its current value on"
+    assert torch.equal(found["2.weight"], saved["2.weight"])
+    assert not torch.equal(found["2.weight"], model[2].weight)
+    with pytest.raises(ValueError, match="names"):
+        average.load_state_dict({**saved, "3.weight": saved["2.weight"]})
+
+
 def test_the_average_is_the_default_of_every_reader(tmp_path: Path) -> None:
     model, other = gpt(1, seed=1), gpt(1, seed=2)
     run = made(tmp_path / "run", model)

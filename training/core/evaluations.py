@@ -28,14 +28,15 @@ def discarded(file: Path) -> set[int]:
 
 def _kept(events: Iterable[Record]) -> tuple[dict[int, Record], float, LastResume | None]:
     evaluations: dict[int, Record] = {}
-    restarted, resumed = 0.0, None
+    restarted = 0.0
+    resumed: LastResume | None = None
     for record in events:
         kind, step = record.get("event"), whole(record.get("step"))
         if kind == "restart":
             restarted = max(restarted, number(record.get("time")) or 0.0)
         elif kind == "eval" and step is not None:
             evaluations[step] = record
-        elif found := last_resume.of_event(record):
+        elif (found := last_resume.after(resumed, record)) and found is not resumed:
             resumed = found
             evaluations = {s: r for s, r in evaluations.items() if s <= found.step}
     return evaluations, restarted, resumed
@@ -51,7 +52,7 @@ def _events(file: Path) -> list[Record]:
     lines = [
         line
         for line in content.split(b"\n")
-        if b'"eval"' in line or b'"resume"' in line or b'"restart"' in line
+        if b'"eval"' in line or b'"resume"' in line or b'"start"' in line or b'"restart"' in line
     ]
     try:
         records = json_text.loads(b"[" + b",".join(lines) + b"]")

@@ -10,7 +10,7 @@ from training.core.jsonl import Record, number, whole
 
 @dataclass(frozen=True)
 class LastResume:
-    """`step`: of the loaded checkpoint; `time`: unix s."""
+    """`step`: of the loaded checkpoint, 0 without one; `time`: unix s."""
 
     step: int
     time: float
@@ -28,9 +28,12 @@ class LastResume:
         return step is not None and at is not None and step > self.step and at < self.time
 
 
-def of_event(event: Record) -> LastResume | None:
-    """None: an event of another kind."""
-    step = whole(event.get("step"))
-    if event.get("event") != "resume" or step is None:
-        return None
-    return LastResume(step, number(event.get("time")) or 0.0)
+def after(found: LastResume | None, event: Record) -> LastResume | None:
+    """The last resume once `event` has followed; `found`: the one before. A start from step 0 is
+    one too: the run was killed before its first checkpoint."""
+    kind, step = event.get("event"), whole(event.get("step"))
+    if kind not in ("resume", "start") or step is None:
+        return found
+    # nothing precedes the first start, also if the clock is set back later
+    first = found is None and kind == "start"
+    return LastResume(step, 0.0 if first else number(event.get("time")) or 0.0)

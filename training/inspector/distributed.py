@@ -116,14 +116,18 @@ def gpu_index() -> int:
 
 def serves_store(rank: int) -> bool:
     """Whether this rank makes the store itself: else another rank does, or torchrun."""
-    return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return rank == 0 and not _agent_serves()
+
+
+def _agent_serves() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _open_store(
     address: str, port: int, rank: int, size: int, limit: timedelta, *, waits: bool
 ) -> dist.Store:
     """The TCPStore of the ranks; without libuv if the torch build lacks it. `waits`: on rank 0, for
-    all of them."""
+    all of them. That of torchrun's agent keeps the keys of the attempts before."""
     inherited = int(os.environ.pop(STORE_FD)) if STORE_FD in os.environ else None
 
     def opened() -> dist.Store:
@@ -145,12 +149,14 @@ def _open_store(
         )
 
     try:
-        return opened()
+        store = opened()
     except (RuntimeError, ValueError) as error:
         if NO_LIBUV not in str(error) or os.environ.get("USE_LIBUV") == "0":
             raise
-    os.environ["USE_LIBUV"] = "0"
-    return opened()
+        os.environ["USE_LIBUV"] = "0"
+        store = opened()
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt/{attempt}", store) if _agent_serves() else store
 
 
 def cleanup() -> None:

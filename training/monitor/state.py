@@ -264,7 +264,7 @@ class RunWatch:
                     step=event.get("step"),
                 )
             self._warned += kind == "warning"
-            self._resumed = last_resume.of_event(event) or self._resumed
+            self._resumed = last_resume.after(self._resumed, event)
             if kind == "start" and "total_steps" in event:  # 0: no limit, as after a resume
                 self._total = whole(event["total_steps"]) or None
                 self._epochs = whole(event.get("epochs")) or None

@@ -120,6 +120,8 @@ class Optimizers:
         for part in self.parts:
             if hasattr(part, "gather"):
                 part.gather()
+            elif hasattr(part, "consolidate_state_dict"):  # torch's ZeroRedundancyOptimizer
+                part.consolidate_state_dict(to=0)
 
     def state_dict(self) -> list[Group]:
         """Moments of all parameters, the same for any number of ranks, and the settings, now and as

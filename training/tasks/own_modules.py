@@ -50,6 +50,12 @@ def inside(place: str | Path, folder: Path) -> Path | None:
     return None
 
 
+def package_of(kind: type) -> str:
+    """The installed package that defines a class; "" for the user's own code, which may move."""
+    place = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return kind.__module__.partition(".")[0] if INSTALLED & {*Path(place).parts} else ""
+
+
 def _loaded(folder: Path) -> Iterator[tuple[str, Path, Path]]:
     """Name of the module, its path in `folder`, its file; the folder of a package without
     __init__.py."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -42,9 +43,9 @@ def data(found: Any, task: type, part: str) -> Dataset[Any]:
 
 
 def optimizer(found: Any, task: type) -> torch.optim.Optimizer:
-    """What the trainer calls, without a scheduler of torch: Duet sets the rate of every step. Its
-    constructor may change the rates, which are the peak of Duet's schedule, and its schedule would
-    have no effect."""
+    """What the trainer calls, with a rate, which is the peak of Duet's schedule: Duet sets the rate
+    of every step. Without a scheduler of torch: its constructor may change the rates, and its
+    schedule would have no effect."""
     if not all(hasattr(found, name) for name in OPTIMIZER):
         _wrong(
             task,
@@ -58,6 +59,14 @@ def optimizer(found: Any, task: type) -> torch.optim.Optimizer:
             "optimizer",
             "creates a learning-rate scheduler of torch, which has no effect in Duet; remove it "
             "and define rate(step, total), the fraction of the peak learning rate in each step",
+        )
+    rates = [group.get("lr") for group in found.param_groups]
+    if not all(isinstance(rate, (Real, torch.Tensor)) for rate in rates):
+        _wrong(
+            task,
+            "optimizer",
+            "has a parameter group without a learning rate; Duet sets the rate of every step: give "
+            "it the peak, such as lr=1e-3 (Adafactor of transformers: with relative_step=False)",
         )
     checked: torch.optim.Optimizer = found
     return checked

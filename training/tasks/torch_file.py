@@ -21,13 +21,21 @@ class _StandIn(torch.Tensor):
         return NotImplemented
 
 
-def load(file: Path) -> Any:
+def load(file: Path, *, mapped: bool = True) -> Any:
     """What the file contains, in memory where it is not mapped. Raises whatever torch does."""
     # files from before torch 1.6, as many published weights are, cannot be mapped
-    mapped = zipfile.is_zipfile(file)
+    mapped = mapped and zipfile.is_zipfile(file)
     read = partial(torch.load, file, map_location="cpu", weights_only=True, mmap=mapped)
     if file.name != manifest.STATE:
         return read()
     names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
     with torch.serialization.safe_globals([(_StandIn, name) for name in names]):
         return read()
+
+
+def has_stand_in(loaded: Any) -> bool:
+    if isinstance(loaded, dict):
+        return any(map(has_stand_in, loaded.values()))
+    if isinstance(loaded, (list, tuple)):
+        return any(map(has_stand_in, loaded))
+    return isinstance(loaded, _StandIn) or loaded is _StandIn

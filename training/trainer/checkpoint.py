@@ -27,6 +27,7 @@ import torch
 from training.core import checkpoint_folder, evaluations, manifest
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
+from training.tasks import torch_file, trained
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ManifestRecord
@@ -196,9 +197,10 @@ def latest(folder: Path, moved: Callable[[], None] = lambda: None) -> LoadedChec
             facts["step"], facts["epoch"], facts["used"], facts.get("tokens", 0)
         )
         try:
-            state = torch.load(path / manifest.STATE, map_location="cpu", weights_only=True)
+            state = _state(path / manifest.STATE)
         except pickle.UnpicklingError as error:
-            skipped.append(f"{path.name}: {str(error).splitlines()[0]}")
+            unreadable.append(path)
+            skipped.append(f"{path.name}: {error}")
             continue
         return LoadedCheckpoint(position, state, facts, path, skipped, unreadable)
     if skipped:
@@ -210,6 +212,25 @@ def latest(folder: Path, moved: Callable[[], None] = lambda: None) -> LoadedChec
             )
         )
     return None
+
+
+def _state(file: Path) -> TensorTree:
+    """Without that of an optimizer whose tensors are of a class that is no longer imported: the
+    task has another optimizer by now. Raises UnpicklingError for objects of other classes."""
+    try:
+        state: TensorTree = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        unsafe = trained.UNSAFE.search(str(error))
+        if not unsafe:
+            raise
+        refused = pickle.UnpicklingError(msg("trainer.checkpoint.objects", name=unsafe[1]))
+        try:
+            state = {**torch_file.load(file, mapped=False), "optimizer": None}
+        except TypeError:  # of an object that no tensor can replace
+            raise refused from None
+        if torch_file.has_stand_in(state):
+            raise refused from None
+    return state
 
 
 def _examined(path: Path, moved: Callable[[], None]) -> tuple[ManifestRecord | None, str, bool]:

@@ -1,7 +1,7 @@
-"""Loading the checkpoint of a run on several machines: rank 0 reads and verifies the file and sends
-its tensors to the other ranks, so that only the first machine needs the checkpoints.
+"""Loading the checkpoint of a run. On one machine every rank reads and verifies the file. On
+several, rank 0 does and sends its tensors to the others: only its machine needs the checkpoints.
 
-The other ranks never look at a disk, which may have older checkpoints of the same run. The state is
+The others never look at a disk then, which may have older checkpoints of the same run. The state is
 the same for all ranks: the optimizers gather it before each save and take their own part when it is
 loaded, and the order of the data follows from the position.
 """
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -29,38 +29,94 @@ from training.inspector.distributed import World, from_main
 from training.trainer import checkpoint
 from training.trainer.checkpoint import LoadedCheckpoint, TensorTree, TrainProgress
 
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import ManifestRecord
+
 CHUNK = 1 << 26  # bytes of a broadcast, which has a buffer in host memory and one on the GPU
 FACTS, DIGEST = "checkpoint", "checkpoint/sha256"  # keys of the ranks' store
 Broadcast = Callable[[torch.Tensor], None]  # of a part of the buffer, in place
 
 
+class Published(TypedDict, total=False):
+    """By rank 0; empty without a checkpoint."""
+
+    failed: int  # exit code; alone
+    name: str
+    skipped: list[str]
+    # on several machines
+    position: dict[str, int]
+    manifest: ManifestRecord
+    form_bytes: int
+    form_sha256: str
+
+
 class TransferError(RuntimeError):
-    """What this rank received differs from what rank 0 has sent."""
+    """This rank has another checkpoint than rank 0, or other bytes of it."""
 
 
 def load(folder: Path, world: World, *, one_machine: bool) -> LoadedCheckpoint | None:
-    """The newest intact checkpoint in rank 0's `folder`, or None. On several machines, all ranks
-    must call it.
+    """The newest intact checkpoint in rank 0's `folder`, or None. All ranks must call it.
 
     Raises UserError if there are checkpoints but all are damaged, and TransferError.
     """
-    if one_machine or world.world_size == 1:
+    if world.world_size == 1:
         return checkpoint.latest(folder, heartbeat.current.again)
+    if one_machine:
+        return _read_here(folder, world)
     return _send(folder, world) if world.rank == 0 else _receive(folder, world)
 
 
-def _send(folder: Path, world: World) -> LoadedCheckpoint | None:
+def _read_here(folder: Path, world: World) -> LoadedCheckpoint | None:
+    """The same one on every rank: a disk that returns an error to one of them could make it use
+    an older one."""
+    if world.rank == 0:
+        loaded = _newest(folder)
+        from_main(FACTS, json.dumps(_names(loaded)))
+        return loaded
+    loaded = checkpoint.latest(folder, heartbeat.current.again)
+    first, own = _published(), _names(loaded)
+    if own.get("name") != first.get("name"):
+        none = msg("trainer.checkpoint.none")
+        text = msg(
+            "trainer.checkpoint.other_rank",
+            rank=world.rank,
+            own=own.get("name", none),
+            name=first.get("name", none),
+            folder=folder,
+        )
+        raise TransferError("; ".join([text, *own.get("skipped", ()), *first.get("skipped", ())]))
+    return loaded
+
+
+def _names(loaded: LoadedCheckpoint | None) -> Published:
+    return {"name": loaded.path.name, "skipped": loaded.skipped} if loaded else {}
+
+
+def _newest(folder: Path) -> LoadedCheckpoint | None:
+    """On rank 0, whose error ends the wait of the others."""
     try:
-        loaded = checkpoint.latest(folder, heartbeat.current.again)
+        return checkpoint.latest(folder, heartbeat.current.again)
     except UserError as error:
         from_main(FACTS, json.dumps({"failed": int(error.code)}))
         raise
+
+
+def _published() -> Published:
+    """Raises UserError if rank 0 has no intact checkpoint."""
+    facts: Published = json.loads(from_main(FACTS, waiting=heartbeat.current.again))
+    if "failed" in facts:
+        raise UserError([], Exit(facts["failed"]), said_by_another=True)
+    return facts
+
+
+def _send(folder: Path, world: World) -> LoadedCheckpoint | None:
+    loaded = _newest(folder)
     if loaded is None:
         from_main(FACTS, "{}")
         return None
     began, form = time.monotonic(), _form(loaded.state)
     pieces = [_flat(tensor) for tensor in _tensors(loaded.state)]
-    facts = {
+    facts: Published = {
         "name": loaded.path.name,
         "position": asdict(loaded.position),
         "manifest": loaded.manifest,
@@ -83,9 +139,7 @@ def _send(folder: Path, world: World) -> LoadedCheckpoint | None:
 
 
 def _receive(folder: Path, world: World) -> LoadedCheckpoint | None:
-    facts = json.loads(from_main(FACTS, waiting=heartbeat.current.again))
-    if "failed" in facts:
-        raise UserError([], Exit(facts["failed"]), said_by_another=True)
+    facts = _published()
     if not facts:
         return None
     form = torch.empty(facts["form_bytes"], dtype=torch.uint8)

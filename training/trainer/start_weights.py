@@ -16,7 +16,7 @@ from training.core import checkpoint_folder, heartbeat, log, manifest, rundir, u
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.inspector.distributed import World, from_main
-from training.tasks import gpu_error, module_versions, optim, own_error, trained
+from training.tasks import gpu_error, module_versions, optim, own_error, own_modules, trained
 from training.trainer import checkpoint
 from training.trainer.weight_average import WeightAverage
 
@@ -41,6 +41,8 @@ def load(
     with _refused(loaded, _other_model):
         raw.load_state_dict(loaded.state["model"])
     state = loaded.state["optimizer"]
+    if state is None:
+        return False
     if "task_sha256" in facts and (_other_kind(loaded, facts) or not optimizer.fits(state)):
         return False
     with _refused(loaded, _other_optimizer):
@@ -138,10 +140,18 @@ def _share_extra_states(raw: torch.nn.Module, world: World) -> None:
         raw.load_state_dict(state, strict=False)  # the rest is unchanged
 
 
+def kind_of(optimizer: optim.Optimizers) -> ManifestRecord:
+    kind = type(optimizer.parts[0])
+    return {"optimizer": kind.__name__, "optimizer_package": own_modules.package_of(kind)}
+
+
 def _other_kind(loaded: checkpoint.LoadedCheckpoint, facts: ManifestRecord) -> bool:
     """Whether the task has another kind of optimizer by now: most ignore each other's state or fail
-    with it."""
-    kinds = {loaded.manifest["optimizer"], facts["optimizer"]}
+    with it, as those of the same name in two packages do."""
+    both = (loaded.manifest, facts)
+    if len({one["optimizer_package"] for one in both if "optimizer_package" in one}) > 1:
+        return True
+    kinds = {one["optimizer"] for one in both}
     return len(kinds) > 1 and not kinds <= SAME_STATE
 
 
@@ -189,10 +199,16 @@ def report_resume(
 
 
 def _without_state(loaded: checkpoint.LoadedCheckpoint, facts: ManifestRecord) -> str:
-    name, then, now = loaded.path.name, loaded.manifest["optimizer"], facts["optimizer"]
+    name, now = loaded.path.name, _kind(facts)
     if _other_kind(loaded, facts):
+        then = _kind(loaded.manifest)
         return msg("trainer.state.other_kind", checkpoint=name, then=then, now=now)
     return msg("trainer.state.other_groups", checkpoint=name, now=now)
+
+
+def _kind(facts: ManifestRecord) -> str:
+    package = facts.get("optimizer_package")
+    return f"{package}.{facts['optimizer']}" if package else facts["optimizer"]
 
 
 def _other_optimizer(loaded: checkpoint.LoadedCheckpoint, error: Exception) -> UserError:

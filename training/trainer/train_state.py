@@ -172,7 +172,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         "data": {},
         "tokenizer": None,
         "task": plan["task"]["name"],
-        "optimizer": type(optimizer.parts[0]).__name__,
+        **start_weights.kind_of(optimizer),
         "world_size": world.world_size,
         "run": run.name,
         **task.facts(),

@@ -33,9 +33,11 @@ class WeightAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self._names: dict[str, int] = {}  # tied weights have several
+        self._shapes: dict[str, torch.Size] = {}  # of frozen ones too
         self._weights: list[nn.Parameter] = []
         places: dict[int, int] = {}
         for name, weight in model.named_parameters(remove_duplicate=False):
+            self._shapes[name] = weight.shape
             if weight.requires_grad:
                 if id(weight) not in places:
                     places[id(weight)] = len(self._weights)
@@ -80,12 +82,13 @@ class WeightAverage:
         return {name: self._averages[place] for name, place in self._names.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Raises ValueError if the state is of another model."""
-        shapes = {name: self._averages[place].shape for name, place in self._names.items()}
-        if shapes != {name: value.shape for name, value in state.items()}:
+        """What was frozen when it was saved begins with its current values, and what is frozen now
+        has no average. Raises ValueError if the state is of another model."""
+        if any(self._shapes.get(name) != value.shape for name, value in state.items()):
             raise ValueError("the averaged weights have other names or shapes")
         for name, place in self._names.items():
-            self._averages[place].copy_(state[name])
+            if name in state:
+                self._averages[place].copy_(state[name])
 
 
 def _passes(

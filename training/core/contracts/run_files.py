@@ -207,6 +207,7 @@ class ManifestRecord(TypedDict, total=False):
     tokens: int
     shape: dict[str, Any]  # of the model, task-specific; compared on resume
     optimizer: str
+    optimizer_package: str  # that defines its class, "": no installed one; missing in early 0.1
     world_size: int
     # task-specific; gpt: {folder, tokens_sha256}; video_restoration: a digest of each part, one of
     # both in early 0.1

@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,12 +151,11 @@ def read_run(folder: rundir.RunDir) -> Run:
     checks = (read_object(folder.preflight) or {}).get("checks")
     known = [masked_values(event) for event in events]
     printed = ScriptFigures(folder.ranks).read() if run_status.script_of(plan) else None
-    resumed = [found for event in events if (found := last_resume.of_event(event))]
     metrics = Metrics(
         folder.metrics,
         min(times, default=None),
         records=printed.records() if printed else None,
-        resumed=resumed[-1] if resumed else None,
+        resumed=reduce(last_resume.after, events, None),
         set_back=set_back,
     )
     steps = [*metrics.times, *launches.last_steps(folder.metrics, known)]

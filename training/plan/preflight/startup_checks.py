@@ -26,16 +26,15 @@ WRITTEN_S, POLL_S = 60.0, 0.5
 
 
 def not_running(run: rundir.RunDir, *, waits: bool) -> list[Check]:
-    """The run to resume is not running: two supervisors would overwrite each other's files.
+    """The run to resume is not running: two starts would overwrite each other's files.
     `waits`: also until it is clear whether another machine runs it, unlike a dry run."""
     if pid := running.pid_of(run):
         text = msg("plan.run.still_running", name=run.name, pid=pid)
         return [Check("run", ERROR, text, running.fixes(run, pid))]
-    facts = rundir.read_json(run.supervisor) or {}
-    host = standing.elsewhere(facts)
-    if facts.get("pid") is None or host is None:
-        return []
-    return _not_elsewhere(run, host, waits=waits)
+    plan = rundir.read_json(run.plan) or {}
+    # under torchrun or srun there is no supervisor
+    host = standing.other_host(plan, standing.supervisor_of(run, plan))
+    return _not_elsewhere(run, host, waits=waits) if host else []
 
 
 def _not_elsewhere(run: rundir.RunDir, host: str, *, waits: bool) -> list[Check]:
