@@ -294,9 +294,10 @@ def _take(analysis: LogAnalysis, line: LogLine) -> None:
     if (time := time_of(line.raw)) is not None:
         analysis._times.append((line.offset, time))
     analysis.marks += progress_marks.marks(line.text, line.offset, time, line.rank)
-    if progress_marks.is_end(line.text):
+    well = progress_marks.ends_well(line.text)
+    if well:
         analysis.ends_well = line.offset
-    if FAILED_END.search(line.text):
+    if well is False or FAILED_END.search(line.text):
         if line.offset > analysis.output:
             analysis.failed, analysis.failed_line = line.offset, line
     elif "Traceback (most recent call last" in line.text or EXCEPTION.match(line.text):

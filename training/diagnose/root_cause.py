@@ -239,7 +239,7 @@ def _nothing(analyses: Sequence[LogAnalysis], recovered: list[Event]) -> RootCau
     for analysis in analyses:
         last = max((m.offset for m in analysis.marks), default=-1)
         line = analysis.failed_line
-        if line and analysis.failed > max(last, analysis.ends_well):
+        if line and analysis.failed > last:
             if recovered:  # one of them was fatal after all
                 best = _first(recovered)
                 return RootCause(best.cause, guilty_rank(best, recovered, analyses), best, "low")
