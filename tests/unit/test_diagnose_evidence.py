@@ -117,6 +117,35 @@ def test_an_end_line_refutes_a_failure_only_after_further_steps(
     assert result.diagnose([tmp_path / "log"])["cause"] == cause
 
 
+MISSING = "FileNotFoundError: [Errno 2] No such file or directory: 'last.pt'"
+FULL = "OSError: [Errno 28] No space left on device"
+
+
+@each(
+    ("first", "then", "cause", "line"),
+    [
+        (MISSING, OOM, "gpu_oom", 9),
+        (OOM, FULL, "gpu_oom", 3),  # the clean-up
+        (OOM, "KeyboardInterrupt", "gpu_oom", 3),
+        (MISSING, "KeyError: 0", "file_not_found", 3),  # may be a wrapper
+        ("KeyError: 0", "ValueError: no", "exception", 9),
+    ],
+)
+def test_an_exception_in_a_handler_is_the_fatal_one(
+    first: str, then: str, cause: str, line: int, tmp_path: Path
+) -> None:
+    frame = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n'
+    for link, place in (
+        ("During handling of the above exception, another exception occurred:", line),
+        ("The above exception was the direct cause of the following exception:", 3),
+    ):
+        text = f"{frame}{first.strip()}\n\n{link}\n\n{frame}{then.strip()}\n"
+        (tmp_path / "log").write_text(text)
+        record = result.diagnose([tmp_path / "log"])
+        assert record["line"] == place
+        assert record["cause"] == cause or place != line
+
+
 def test_a_log_truncated_while_written_is_text(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(
         bytes(5000) + b"step 1 loss 2.0\nRuntimeError: CUDA error: out of memory\n"

@@ -30,6 +30,20 @@ CONFIDENCE = (
     | {OWN: "high", ROOT: "high"}
     | dict.fromkeys((UNLISTED, WEAK, VICTIM), "medium")
 )
+# a program that handles one of these still ends
+FATAL = {
+    cause_ids.CUDA_DEVICE_ASSERT,
+    cause_ids.DATALOADER_WORKER_DIED,
+    cause_ids.DISK_FULL,
+    cause_ids.GPU_HARDWARE,
+    cause_ids.GPU_OOM,
+    cause_ids.HOST_OOM_KILLED,
+    cause_ids.NAN_LOSS,
+    cause_ids.NCCL_INIT,
+    cause_ids.NCCL_NETWORK,
+    cause_ids.SHM_TOO_SMALL,
+    *cause_ids.STOPPED.values(),
+}
 SOON = 120  # lines: errors of a rank this close after the root cause follow from it
 
 
@@ -57,7 +71,7 @@ def find_root_cause(analyses: Sequence[LogAnalysis], own: Sequence[Event] = ()) 
     for analysis in analyses:
         for event in failure_events(analysis):
             (recovered if survived(analysis, event) else alive).append(event)
-    alive = _without_ends(_without_followers(_without_lost_memory(alive)))
+    alive = _without_ends(_without_followers(_without_handled(_without_lost_memory(alive))))
     if not alive and own:
         alive = list(own)
     if not alive:
@@ -171,6 +185,30 @@ def _without_lost_memory(events: list[Event]) -> list[Event]:
     others = [e for e in events if not e.signature or e.signature.id != PEER_MEMORY]
     ended = any(e.role in (OWN, ROOT, UNLISTED, WEAK) for e in others)
     return others if ended else events
+
+
+def _without_handled(events: list[Event]) -> list[Event]:
+    """Without exceptions that the program handled: another one, in the handler, ended it. After a
+    fatal one, only the clean-up fails there."""
+    handled: dict[int, str] = {}  # traceback → cause of the exception in its handler
+    for event in events:
+        one = event.thrown
+        if one is None or not one.handling or one.end is None or event.line != one.end:
+            continue
+        if event.role == UNLISTED or (
+            event.role == ROOT and event.cause not in cause_ids.STOPPED.values()
+        ):
+            while one.before is not None:
+                one = one.before
+                handled[id(one)] = event.cause
+
+    def over(event: Event) -> bool:
+        cause = handled.get(id(event.thrown))
+        if cause is None or event.cause in FATAL:
+            return False
+        return event.role == UNLISTED if cause == RAISED else event.cause != cause
+
+    return [e for e in events if not over(e)]
 
 
 def _without_followers(events: list[Event]) -> list[Event]:
