@@ -34,8 +34,8 @@ NO_FAILURE = re.compile(r"NCCL INFO")  # NCCL logs its attempts there
 # Mere messages: Python's warnings, or a program that continues.
 MERELY = re.compile(r"\b[A-Z]\w*Warning: ")
 GOES_ON = re.compile(
-    r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing"
-    r"|going on|(?:will )?retry(?:ing)?|recover(?:ed|ing)?)\b"  # language: quoted
+    r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing|[Rr]ecover(?:ed|ing)"
+    r"|going on|will ?[Rr]etry(?!=0)|[Rr]etr(?:ying|ied|y (?:in|after)))\b"  # language: quoted
 )
 WORLD = re.compile(
     r"(?:world[_ -]?size|num_processes|nproc[_-]per[_-]node|WORLD_SIZE|nranks|num_ranks|n_gpus"
