@@ -142,6 +142,21 @@ def test_the_logs_of_a_folder_are_one_run(tmp_path: Path) -> None:
     assert record["file"] == str(tmp_path / "rank1.log") and record["also"] == ["peer_died"]
 
 
+@each("day", ["604", "1120", "0604"])
+def test_the_first_of_two_ranks_is_named_by_the_times_of_their_logs(
+    day: str, tmp_path: Path
+) -> None:
+    for rank, second in ((0, "09"), (1, "01")):
+        (tmp_path / f"rank{rank}.log").write_text(
+            f"step 10 loss 3.2\n[rank{rank}]:[E{day} 10:00:{second}.123456789 "
+            f"ProcessGroupNCCL.cpp:1895] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Process group "
+            "watchdog thread terminated with exception: CUDA error: an illegal memory access was "
+            "encountered\n"
+        )
+    record = diagnose([tmp_path])
+    assert (record["cause"], record["rank"]) == ("cuda_device_assert", 1)
+
+
 @each(
     "raw, text",
     [

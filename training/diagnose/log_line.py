@@ -49,9 +49,9 @@ TIMES = (
         r"(?P<Y>\d{4})[-/](?P<m>\d\d)[-/](?P<d>\d\d)[T "
         r"_](?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?:[.,](?P<f>\d{1,9}))?(?P<z>Z|[+-]\d\d:\d\d)?"
     ),
-    # glog: no year
+    # glog: no year; in torch's C++ the month is not padded
     re.compile(
-        r"\b[IWEF](?P<m>\d\d)(?P<d>\d\d) (?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?:\.(?P<f>\d{1,9}))?"
+        r"\b[IWEF](?P<m>\d\d?)(?P<d>\d\d) (?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?:\.(?P<f>\d{1,9}))?"
     ),
     # syslog
     re.compile(
