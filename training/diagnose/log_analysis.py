@@ -64,6 +64,7 @@ FAILED_END = re.compile(
     r"observed failure\)"
     r"|torchelastic\.worker\.status\.FAILED|[Ww]orker group finished \(FAILED\)"
     r"|failed \(exitcode: -?[1-9]|returned non-zero exit status|Sending process \d+ closing signal"
+    r"|line \d+: +\d+ (?:Bus error|Floating point exception|Illegal instruction)"
     r"|(?:^|: |\d )(?:Aborted|Terminated|Killed)\s*(?:\(core dumped\)\s*)?(?:$| {2})"
 )
 
