@@ -17,6 +17,16 @@ LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((LOGS / "expected.json").read_text())
 FILES = sorted(name for name in EXPECTED if name.endswith(".log"))
 FAILING = [name for name in FILES if not name.startswith("none/") and (LOGS / name).stat().st_size]
+# Text that a form of a log has before each line.
+BEFORE = {
+    "prefixed": "node1: ",
+    "container": "2025-11-06T10:00:00.123456789Z ",
+    "journal": "Jun 01 12:00:00 ws1 python[1234]: ",
+    "journal with a date": "2025-06-01T12:00:00+0200 ws1 torchrun[1234]: ",
+    "ts": "Jun 01 12:00:00 ",
+    "ts with a date": "[2025-06-01 12:00:00] ",
+    "date": "2025-06-01 12:00:00 ",
+}
 
 
 def diagnosed(name: str) -> dict[str, Any]:
@@ -47,7 +57,7 @@ def test_every_log_has_an_expected_answer_and_exists() -> None:
 
 
 @each("name", FAILING[::9])
-@each("form", ["utf-16", "crlf", "gzip", "coloured", "prefixed", "container"])
+@each("form", ["utf-16", "crlf", "gzip", "coloured", *BEFORE])
 def test_the_form_of_a_log_changes_nothing(name: str, form: str, tmp_path: Path) -> None:
     text = decoded((LOGS / name).read_bytes())
     path = tmp_path / "log.txt"
@@ -59,14 +69,8 @@ def test_the_form_of_a_log_changes_nothing(name: str, form: str, tmp_path: Path)
         path.write_bytes(gzip.compress(text.encode()))
     elif form == "coloured":
         path.write_bytes("\n".join(f"\x1b[31m{line}\x1b[0m" for line in text.split("\n")).encode())
-    elif form == "prefixed":
-        path.write_bytes("\n".join(f"node1: {line}" for line in text.split("\n")).encode())
     else:
-        path.write_bytes(
-            "\n".join(
-                f"2025-11-06T10:00:00.123456789Z {line}" for line in text.split("\n")
-            ).encode()
-        )
+        path.write_bytes("\n".join(BEFORE[form] + line for line in text.split("\n")).encode())
     record = diagnose([path])
     assert right(record, name) and record["line"] == diagnosed(name)["line"]
 

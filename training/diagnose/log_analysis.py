@@ -20,7 +20,7 @@ from training.diagnose import (
     traceback,
 )
 from training.diagnose.jobs import JobCount
-from training.diagnose.log_line import LogLine, decoded, said_by, split, time_of
+from training.diagnose.log_line import TIMED, LogLine, decoded, said_by, split, time_of
 from training.diagnose.scan import OUTPUT_BELOW, LogSpan, Places, recognised
 from training.diagnose.signatures import ROOT, WEAK, Signature
 from training.diagnose.source import COLOUR, LogSource
@@ -64,6 +64,7 @@ FAILED_END = re.compile(
     r"observed failure\)"
     r"|torchelastic\.worker\.status\.FAILED|[Ww]orker group finished \(FAILED\)"
     r"|failed \(exitcode: -?[1-9]|returned non-zero exit status|Sending process \d+ closing signal"
+    r"|process exited, code=(?:exited, status=[1-9]|killed|dumped)"  # systemd
     r"|line \d+: +\d+ (?:Bus error|Floating point exception|Illegal instruction)"
     r"|(?:^|: |\d )(?:Aborted|Terminated|Killed)\s*(?:\(core dumped\)\s*)?(?:$| {2})"
 )
@@ -283,11 +284,15 @@ def _thrown(
             between = [x for x in lines if one.end.offset <= x.offset <= line.offset]
             # no empty line
             whole = all(b.number - a.number <= 1 for a, b in itertools.pairwise(between))
-            if whole and not any(
-                NEW_MESSAGE.match(x.text) for x in between[1:] if x.rank == one.rank
-            ):
+            if whole and not any(_begins(x, one.end) for x in between[1:] if x.rank == one.rank):
                 return one
     return None
+
+
+def _begins(line: LogLine, before: LogLine) -> bool:
+    """Whether a line cannot continue the message of the exception in `before`."""
+    timed = TIMED.match(line.raw) is not None and TIMED.match(before.raw) is None
+    return timed or NEW_MESSAGE.match(line.text) is not None
 
 
 def _take(analysis: LogAnalysis, line: LogLine) -> None:

@@ -37,7 +37,7 @@ THREAD = ("Exception in thread",)
 NEW_MESSAGE = re.compile(
     r"^(?:\[|[WEIFD]\d{4} "
     r"|\d{4}-|(?:ERROR|WARNING|INFO|DEBUG|CRITICAL|Traceback|Killed|Aborted|terminate|Sending|wandb)\b"
-    r"|(?:srun|slurmstepd)\S*: |--|====)"
+    r"|(?:srun|slurmstepd)\S*: |[\w@.-]+\.(?:service|scope): |--|====)"
 )
 LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
 # Duet's check that raises in a user script, also from a copy of the project: the line that calls it

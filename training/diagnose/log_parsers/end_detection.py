@@ -23,7 +23,8 @@ _DEATH = re.compile(
     r"ChildFailedError|^Killed$|^Terminated$|Segmentation fault|core dumped|Fatal Python "
     r"error|slurmstepd: error: .*(?:CANCELLED|oom.kill)"
     r"|oom-kill|srun: error: .*(?:Killed|Exited|Segmentation|task \d+:)|exitcode *: -?[1-9]|exited "
-    r"with code [1-9]|^terminate called",
+    r"with code [1-9]|^terminate called"
+    r"|process exited, code=(?:exited, status=[1-9]|killed|dumped)",
     re.I,
 )
 _LAUNCHER = ("ChildFailedError", "ProcessExitedException", "SignalException", "CalledProcessError")
