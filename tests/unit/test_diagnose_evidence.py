@@ -129,6 +129,7 @@ FULL = "OSError: [Errno 28] No space left on device"
         (OOM, "KeyboardInterrupt", "gpu_oom", 3),
         (MISSING, "KeyError: 0", "file_not_found", 3),  # may be a wrapper
         ("KeyError: 0", "ValueError: no", "exception", 9),
+        ("KeyError: 0", "RuntimeError: Connection closed by peer [::1]:9.", "exception", 3),
     ],
 )
 def test_an_exception_in_a_handler_is_the_fatal_one(

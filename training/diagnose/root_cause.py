@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from training.core import cause_ids
 from training.core.cause_ids import EXIT_STATUS, NONE, RAISED, UNKNOWN
 from training.diagnose import health
+from training.diagnose.consequences import without_consequences
 from training.diagnose.events import (
     LOST,
     ORDER,
@@ -16,12 +17,11 @@ from training.diagnose.events import (
     UNLISTED,
     Event,
     failure_events,
-    names_exception,
 )
 from training.diagnose.guilty_rank import guilty_rank, waiting_ranks
 from training.diagnose.health import CUT
 from training.diagnose.log_analysis import LogAnalysis
-from training.diagnose.signatures import PEER_MEMORY, ROOT, VICTIM, WEAK
+from training.diagnose.signatures import ROOT, VICTIM, WEAK
 from training.diagnose.survived import survived
 
 VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # not listed beside another cause
@@ -30,21 +30,6 @@ CONFIDENCE = (
     | {OWN: "high", ROOT: "high"}
     | dict.fromkeys((UNLISTED, WEAK, VICTIM), "medium")
 )
-# a program that handles one of these still ends
-FATAL = {
-    cause_ids.CUDA_DEVICE_ASSERT,
-    cause_ids.DATALOADER_WORKER_DIED,
-    cause_ids.DISK_FULL,
-    cause_ids.GPU_HARDWARE,
-    cause_ids.GPU_OOM,
-    cause_ids.HOST_OOM_KILLED,
-    cause_ids.NAN_LOSS,
-    cause_ids.NCCL_INIT,
-    cause_ids.NCCL_NETWORK,
-    cause_ids.SHM_TOO_SMALL,
-    *cause_ids.STOPPED.values(),
-}
-SOON = 120  # lines: errors of a rank this close after the root cause follow from it
 
 
 @dataclass
@@ -71,7 +56,7 @@ def find_root_cause(analyses: Sequence[LogAnalysis], own: Sequence[Event] = ()) 
     for analysis in analyses:
         for event in failure_events(analysis):
             (recovered if survived(analysis, event) else alive).append(event)
-    alive = _without_ends(_without_followers(_without_handled(_without_lost_memory(alive))))
+    alive = without_consequences(alive)
     if not alive and own:
         alive = list(own)
     if not alive:
@@ -178,79 +163,6 @@ def _most_detailed(best: Event, events: Sequence[Event]) -> Event:
 
 def _facts(event: Event) -> int:
     return sum(1 for value in event.hit.groups.values() if value) if event.hit else 0
-
-
-def _without_lost_memory(events: list[Event]) -> list[Event]:
-    """Without errors of access to another rank's memory, if there is a reason for its end."""
-    others = [e for e in events if not e.signature or e.signature.id != PEER_MEMORY]
-    ended = any(e.role in (OWN, ROOT, UNLISTED, WEAK) for e in others)
-    return others if ended else events
-
-
-def _without_handled(events: list[Event]) -> list[Event]:
-    """Without exceptions that the program handled: another one, in the handler, ended it. After a
-    fatal one, only the clean-up fails there."""
-    handled: dict[int, str] = {}  # traceback → cause of the exception in its handler
-    for event in events:
-        one = event.thrown
-        if one is None or not one.handling or one.end is None or event.line != one.end:
-            continue
-        if event.role == UNLISTED or (
-            event.role == ROOT and event.cause not in cause_ids.STOPPED.values()
-        ):
-            while one.before is not None:
-                one = one.before
-                handled[id(one)] = event.cause
-
-    def over(event: Event) -> bool:
-        cause = handled.get(id(event.thrown))
-        if cause is None or event.cause in FATAL:
-            return False
-        return event.role == UNLISTED if cause == RAISED else event.cause != cause
-
-    return [e for e in events if not over(e)]
-
-
-def _without_followers(events: list[Event]) -> list[Event]:
-    """Without exceptions of user code that follow from a known cause: in the same chain, or soon
-    after it in the same rank."""
-    known = [e for e in events if e.role in (ROOT, OWN)]
-    listed = [e for e in events if e.hit and names_exception(e.hit)]
-    kept = []
-    for event in events:
-        if event.role in (UNLISTED, CUT):
-            chain = event.thrown.first() if event.thrown else None
-            if any(e.thrown and e.thrown.first() is chain for e in listed):  # only a wrapper
-                continue
-            if any(_follows(event, e) for e in known):
-                continue
-        kept.append(event)
-    return kept
-
-
-def _without_ends(events: list[Event]) -> list[Event]:
-    """Without a stop from outside (Ctrl-C, a time limit) that came after a failure in the same
-    log."""
-    broke = [
-        e
-        for e in events
-        if e.role in (OWN, ROOT, UNLISTED, WEAK, VICTIM)
-        and e.cause not in cause_ids.STOPPED.values()
-    ]
-    return [
-        e
-        for e in events
-        if e.cause not in cause_ids.STOPPED.values()
-        or not any(b.analysis is e.analysis and b.line.offset < e.line.offset for b in broke)
-    ]
-
-
-def _follows(event: Event, root: Event) -> bool:
-    if event.analysis is not root.analysis or (
-        event.rank is not None and root.rank is not None and event.rank != root.rank
-    ):
-        return False
-    return 0 <= event.line.number - root.line.number <= SOON
 
 
 def _first(events: Sequence[Event]) -> Event:
