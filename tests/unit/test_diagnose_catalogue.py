@@ -18,7 +18,8 @@ from training.core import cause_ids, messages
 from training.core.cause_ids import NONE, UNKNOWN
 from training.diagnose import patterns, scan, signatures
 from training.diagnose.advice import KERNEL_READ, RANK_STACKS, advice, filled
-from training.diagnose.signatures import EVIDENCE, ROLES, LocalizedText, Signature
+from training.diagnose.result import diagnose
+from training.diagnose.signatures import EVIDENCE, ROLES, ROOT, WEAK, LocalizedText, Signature
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 # Users' scripts and issue trackers rely on these ids.
@@ -125,6 +126,26 @@ def test_an_entry_always_has_a_summary_or_a_title(entry: Signature) -> None:
 def test_a_sample_is_recognised_as_its_entry(entry: Signature) -> None:
     for sample in entry.samples:
         assert entry.id in [known.id for known in scan.recognised(sample)]
+
+
+# Samples whose own line, without others, has another cause: that of a more specific or an equal
+# entry, or of a step that is merely skipped.
+OTHER_ALONE = {
+    "gpu.abi.loader": {"module_missing"},
+    "nccl.cuda.refused": {"invalid_device"},
+    "python.module.environment": {"file_not_found"},
+    "tracking.wandb.permission": {"wandb_network"},
+    "training.nan.logged": {UNKNOWN},
+    "training.nan.scale": {UNKNOWN},
+}
+
+
+@each("entry", [e for e in ALL if e.role in (ROOT, WEAK)], ids=lambda entry: entry.id)
+def test_a_sample_alone_gives_its_cause(entry: Signature, tmp_path: Path) -> None:
+    allowed = OTHER_ALONE.get(entry.id, set()) | {entry.cause}
+    for sample in entry.samples:
+        (tmp_path / "log").write_text(f"step 10 loss 3.2\nstep 20 loss 3.1\n{sample}\n")
+        assert diagnose([tmp_path / "log"])["cause"] in allowed, sample
 
 
 def test_no_pattern_is_a_candidate_for_a_healthy_log() -> None:

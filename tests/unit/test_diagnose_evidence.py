@@ -71,6 +71,15 @@ from training.diagnose import card, exception_cause, result, scan, traceback
             "low",
             "fatal: quota",
         ),
+        *(
+            (b"step 10 loss 3.2\nstep 20 loss 3.1\n%s\n" % end, "unknown", "low", end.decode())
+            for end in (
+                b"Job completed with exit code 1",
+                b"Training finished with errors",
+                b"job 12 finished with status FAILED",
+            )
+        ),
+        (b"step 1 loss 2.0\nJob done: no errors, 0 failed\n", "none", "high", "no failure found"),
     ],
 )
 def test_healthy_needs_evidence(
@@ -82,6 +91,60 @@ def test_healthy_needs_evidence(
         "summary"
     ].startswith(summary)
     assert json.loads(json.dumps(record)) == record and card.draw(record)
+
+
+STEPS = "step 10 loss 3.2\nstep 20 loss 3.1\n"
+THROWN = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\nKeyError: 0\n'
+REPORTED = "torch/api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: python\n"
+
+
+@each(
+    ("text", "cause"),
+    [
+        (STEPS + THROWN, "exception"),
+        (STEPS + OOM, "gpu_oom"),
+        (STEPS + "run.sh: line 12: 48213 Killed                  python train.py\n", "killed"),
+        (STEPS + REPORTED, "peer_died"),
+        (STEPS + THROWN + "step 30 loss 3.0\n", "none"),
+        (THROWN + STEPS, "exception"),  # output that was written at the end of the process
+        (THROWN + REPORTED + STEPS, "none"),  # restarted
+    ],
+)
+def test_an_end_line_refutes_a_failure_only_after_further_steps(
+    text: str, cause: str, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_text(f"{text}Job finished at Mon Jun 2\n")
+    assert result.diagnose([tmp_path / "log"])["cause"] == cause
+
+
+MISSING = "FileNotFoundError: [Errno 2] No such file or directory: 'last.pt'"
+FULL = "OSError: [Errno 28] No space left on device"
+
+
+@each(
+    ("first", "then", "cause", "line"),
+    [
+        (MISSING, OOM, "gpu_oom", 9),
+        (OOM, FULL, "gpu_oom", 3),  # the clean-up
+        (OOM, "KeyboardInterrupt", "gpu_oom", 3),
+        (MISSING, "KeyError: 0", "file_not_found", 3),  # may be a wrapper
+        ("KeyError: 0", "ValueError: no", "exception", 9),
+        ("KeyError: 0", "RuntimeError: Connection closed by peer [::1]:9.", "exception", 3),
+    ],
+)
+def test_an_exception_in_a_handler_is_the_fatal_one(
+    first: str, then: str, cause: str, line: int, tmp_path: Path
+) -> None:
+    frame = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n'
+    for link, place in (
+        ("During handling of the above exception, another exception occurred:", line),
+        ("The above exception was the direct cause of the following exception:", 3),
+    ):
+        text = f"{frame}{first.strip()}\n\n{link}\n\n{frame}{then.strip()}\n"
+        (tmp_path / "log").write_text(text)
+        record = result.diagnose([tmp_path / "log"])
+        assert record["line"] == place
+        assert record["cause"] == cause or place != line
 
 
 def test_a_log_truncated_while_written_is_text(tmp_path: Path) -> None:

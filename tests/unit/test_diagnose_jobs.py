@@ -43,11 +43,12 @@ torchrun --nproc-per-node=2 train.py
 )
 ABOVE = "The output (if any) is above this job summary.\n\n"
 BELOW = "The output (if any) follows:\n\n"
+GOOD, BAD = "COMPLETED (exit code 0)", "FAILED (exit code 1)"
 # printed by an epilog
 SEFF = """Job ID: %d
 Cluster: hpc1
 User/Group: ann/ml
-State: %s (exit code 1)
+State: %s
 Cores: 8
 CPU Utilized: 00:10:00
 CPU Efficiency: 50.00%% of 00:20:00 core-walltime
@@ -152,7 +153,7 @@ def test_a_footer_ends_a_job(
     text = ""
     for number, output in enumerate(outputs, 4411):
         start = header.replace("%d", str(number))
-        text += f"{start}{output}{footer % (number, 'COMPLETED' if DONE in output else 'FAILED')}"
+        text += f"{start}{output}{footer % (number, GOOD if DONE in output else BAD)}"
     log = tmp_path / "train.log"
     log.write_text(text)
     record = diagnose([log])
@@ -163,11 +164,11 @@ def test_a_footer_ends_a_job(
     ("text", "jobs"),
     [
         (f"Job ID: 4411\n{OOM}Job ID: 4420\n", None),
-        (f"Job ID: 4411\n{OOM}Job ID: 4420\n{SEFF % (4411, 'FAILED')}", None),
+        (f"Job ID: 4411\n{OOM}Job ID: 4420\n{SEFF % (4411, BAD)}", None),
         (f"Job ID: 4400\n{MISSING}Job ID: 4411\n{OOM}Job ID: 4420\n", 2),
         (f"SLURM_JOB_ID=4411\n{MISSING}Job ID: 4420\nSLURM_JOB_ID=4420\n{OOM}", 2),
         (f"{OOM}Job ID: 4420\nJob ID: 4421\n", None),
-        (f"SLURM_JOB_ID=4411\n{SEFF % (4400, 'FAILED')}{OOM}", None),
+        (f"SLURM_JOB_ID=4411\n{SEFF % (4400, BAD)}{OOM}", None),
     ],
 )
 def test_the_number_of_another_job_does_not_end_one(

@@ -80,6 +80,15 @@ ENDS = {
         "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***",
     ),
     "Killed\n": ("failed", "Killed"),
+    CRASH + "Job finished at Mon Jun 2\n": ("failed", "RuntimeError: CUDA error: out of memory"),
+    CRASH + "step 110 loss 1.00\nTraining finished\n": ("finished", None),
+    "Killed\nJob completed with exit code 1\n": ("failed", "Job completed with exit code 1"),
+    "Jun 01 12:00:00 ws1 systemd[1]: a.service: Main process exited, code=killed, status=9/KILL\n": (
+        "failed",
+        "a.service: Main process exited, code=killed, status=9/KILL",
+    ),
+    "job 7 finished with status FAILED\n": ("failed", "job 7 finished with status FAILED"),
+    "Training finished with no errors, 0 failed\n": ("finished", None),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,14 @@ def test_losses() -> None:
     assert metrics.loss("l1", a, b, 0).item() == pytest.approx(0.4 / 3)
     assert metrics.loss("l2", a, b, 0).item() == pytest.approx(0.16 / 3)
     assert metrics.loss("charbonnier", a, b, 0.09).item() == pytest.approx((0.3 + 0.5 + 0.3) / 3)
+
+
+def test_equal_frames_have_a_finite_gradient() -> None:
+    least = next(f for f in fields(VideoOptions) if f.name == "G_charbonnier_eps").metadata["low"]
+    found = torch.zeros(3, requires_grad=True)
+    metrics.loss("charbonnier", found, torch.zeros(3), least).backward()
+    assert found.grad is not None and found.grad.tolist() == [0, 0, 0]
+    assert least <= 1e-9  # of KAIR's files
 
 
 def test_psnr_is_the_mean_over_frames() -> None:

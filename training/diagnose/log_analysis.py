@@ -20,7 +20,7 @@ from training.diagnose import (
     traceback,
 )
 from training.diagnose.jobs import JobCount
-from training.diagnose.log_line import LogLine, decoded, said_by, split, time_of
+from training.diagnose.log_line import TIMED, LogLine, decoded, said_by, split, time_of
 from training.diagnose.scan import OUTPUT_BELOW, LogSpan, Places, recognised
 from training.diagnose.signatures import ROOT, WEAK, Signature
 from training.diagnose.source import COLOUR, LogSource
@@ -34,8 +34,8 @@ NO_FAILURE = re.compile(r"NCCL INFO")  # NCCL logs its attempts there
 # Mere messages: Python's warnings, or a program that continues.
 MERELY = re.compile(r"\b[A-Z]\w*Warning: ")
 GOES_ON = re.compile(
-    r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing"
-    r"|going on|(?:will )?retry(?:ing)?|recover(?:ed|ing)?)\b"  # language: quoted
+    r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing|[Rr]ecover(?:ed|ing)"
+    r"|going on|will ?[Rr]etry(?!=0)|[Rr]etr(?:ying|ied|y (?:in|after)))\b"  # language: quoted
 )
 WORLD = re.compile(
     r"(?:world[_ -]?size|num_processes|nproc[_-]per[_-]node|WORLD_SIZE|nranks|num_ranks|n_gpus"
@@ -64,6 +64,8 @@ FAILED_END = re.compile(
     r"observed failure\)"
     r"|torchelastic\.worker\.status\.FAILED|[Ww]orker group finished \(FAILED\)"
     r"|failed \(exitcode: -?[1-9]|returned non-zero exit status|Sending process \d+ closing signal"
+    r"|process exited, code=(?:exited, status=[1-9]|killed|dumped)"  # systemd
+    r"|line \d+: +\d+ (?:Bus error|Floating point exception|Illegal instruction)"
     r"|(?:^|: |\d )(?:Aborted|Terminated|Killed)\s*(?:\(core dumped\)\s*)?(?:$| {2})"
 )
 
@@ -282,11 +284,15 @@ def _thrown(
             between = [x for x in lines if one.end.offset <= x.offset <= line.offset]
             # no empty line
             whole = all(b.number - a.number <= 1 for a, b in itertools.pairwise(between))
-            if whole and not any(
-                NEW_MESSAGE.match(x.text) for x in between[1:] if x.rank == one.rank
-            ):
+            if whole and not any(_begins(x, one.end) for x in between[1:] if x.rank == one.rank):
                 return one
     return None
+
+
+def _begins(line: LogLine, before: LogLine) -> bool:
+    """Whether a line cannot continue the message of the exception in `before`."""
+    timed = TIMED.match(line.raw) is not None and TIMED.match(before.raw) is None
+    return timed or NEW_MESSAGE.match(line.text) is not None
 
 
 def _take(analysis: LogAnalysis, line: LogLine) -> None:
@@ -294,9 +300,10 @@ def _take(analysis: LogAnalysis, line: LogLine) -> None:
     if (time := time_of(line.raw)) is not None:
         analysis._times.append((line.offset, time))
     analysis.marks += progress_marks.marks(line.text, line.offset, time, line.rank)
-    if progress_marks.is_end(line.text):
+    well = progress_marks.ends_well(line.text)
+    if well:
         analysis.ends_well = line.offset
-    if FAILED_END.search(line.text):
+    if well is False or FAILED_END.search(line.text):
         if line.offset > analysis.output:
             analysis.failed, analysis.failed_line = line.offset, line
     elif "Traceback (most recent call last" in line.text or EXCEPTION.match(line.text):

@@ -10,6 +10,15 @@ from training.core.plain_text import one_line
 
 SHOWN = 400  # characters of a line
 
+# `ws1 python[1234]: ` of the journal, after the time
+_PROCESS = r"(?:[\w.-]+ [\w./@()-]+\[\d+\]: )?"
+# A time before every line, as `ts` and the journal write it: to the second, unlike that of most
+# loggers.
+TIMED = re.compile(
+    rf"(?:[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d {_PROCESS}"
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (?![-|] )|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] )",
+    re.ASCII,
+)
 # Prefixes that launchers put before the lines of a rank. `rank`: a group with the number of a rank
 # (or of a task with one rank).
 PREFIXES = tuple(
@@ -33,7 +42,8 @@ PREFIXES = tuple(
         r"(?!(?:global_?)?(?:step|iter|ep|batch|it/|update))[a-z][\w.-]{1,40}/\d{1,4} (?!\||/|\d)",
         # containers
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? "
-        r"(?:std(?:out|err) [FP] )?",
+        rf"(?:std(?:out|err) [FP] )?{_PROCESS}",
+        TIMED.pattern,
     )
 )
 SPEAKER = re.compile(
@@ -42,16 +52,16 @@ SPEAKER = re.compile(
     r"|^\S+:\d+:\d+ \[(\d{1,3})\] NCCL"  # host:pid:thread [device]
     r"|error: \S+: tasks? (\d{1,5}): "  # srun
     # [2024-04-18 15:55:06] CRITICAL [olmo.util:158, rank=6]
-    r"|^\[[^\]]{0,60}\] {1,4}[A-Z]{4,8} {1,9}\[[\w.:]{1,60}, rank=(\d{1,5})\]"
+    r"|^(?:\[[^\]]{0,60}\] {1,4})?[A-Z]{4,8} {1,9}\[[\w.:]{1,60}, rank=(\d{1,5})\]"
 )
 TIMES = (
     re.compile(
         r"(?P<Y>\d{4})[-/](?P<m>\d\d)[-/](?P<d>\d\d)[T "
         r"_](?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?:[.,](?P<f>\d{1,9}))?(?P<z>Z|[+-]\d\d:\d\d)?"
     ),
-    # glog: no year
+    # glog: no year; in torch's C++ the month is not padded
     re.compile(
-        r"\b[IWEF](?P<m>\d\d)(?P<d>\d\d) (?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?:\.(?P<f>\d{1,9}))?"
+        r"\b[IWEF](?P<m>\d\d?)(?P<d>\d\d) (?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?:\.(?P<f>\d{1,9}))?"
     ),
     # syslog
     re.compile(

@@ -40,6 +40,13 @@ FINISHED = re.compile(
 NOT_FINISHED = re.compile(
     r"\b(?:not|never|before|until|fail\w*|error|after|unless|when|will be)\b", re.I
 )
+# after such an end: it was a failure
+BADLY = re.compile(
+    r"\b(?:exit|return|with)\W?(?:exit )?(?:code|status)\W{0,3}[1-9]"
+    r"|(?<!\b0 )(?<!\bno )(?<!\bwithout )\bfail(?:ed|ures?)\b(?!\W{0,3}0\b)"
+    r"|\bwith (?:an? |some |[1-9]\d* )?errors?\b(?!\W{0,3}\d)",
+    re.I,
+)
 
 
 @dataclass(frozen=True)
@@ -74,9 +81,12 @@ def marks(text: str, offset: int, time: float | None, rank: int | None) -> list[
     return found
 
 
-def is_end(text: str) -> bool:
+def ends_well(text: str) -> bool | None:
+    """Whether a line reports a regular end; False: one with a failure, None: no end."""
     found = FINISHED.search(text) if len(text) < 300 else None
-    return found is not None and not NOT_FINISHED.search(text[: found.end()])
+    if found is None or NOT_FINISHED.search(text[: found.end()]):
+        return None
+    return BADLY.search(text, found.end()) is None
 
 
 def rises_after(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from training.core import cause_ids
 from training.core.cause_ids import EXIT_STATUS, NONE, RAISED, UNKNOWN
 from training.diagnose import health
+from training.diagnose.consequences import without_consequences
 from training.diagnose.events import (
     LOST,
     ORDER,
@@ -16,12 +17,11 @@ from training.diagnose.events import (
     UNLISTED,
     Event,
     failure_events,
-    names_exception,
 )
 from training.diagnose.guilty_rank import guilty_rank, waiting_ranks
 from training.diagnose.health import CUT
 from training.diagnose.log_analysis import LogAnalysis
-from training.diagnose.signatures import PEER_MEMORY, ROOT, VICTIM, WEAK
+from training.diagnose.signatures import ROOT, VICTIM, WEAK
 from training.diagnose.survived import survived
 
 VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # not listed beside another cause
@@ -30,7 +30,6 @@ CONFIDENCE = (
     | {OWN: "high", ROOT: "high"}
     | dict.fromkeys((UNLISTED, WEAK, VICTIM), "medium")
 )
-SOON = 120  # lines: errors of a rank this close after the root cause follow from it
 
 
 @dataclass
@@ -57,7 +56,7 @@ def find_root_cause(analyses: Sequence[LogAnalysis], own: Sequence[Event] = ()) 
     for analysis in analyses:
         for event in failure_events(analysis):
             (recovered if survived(analysis, event) else alive).append(event)
-    alive = _without_ends(_without_followers(_without_lost_memory(alive)))
+    alive = without_consequences(alive)
     if not alive and own:
         alive = list(own)
     if not alive:
@@ -166,55 +165,6 @@ def _facts(event: Event) -> int:
     return sum(1 for value in event.hit.groups.values() if value) if event.hit else 0
 
 
-def _without_lost_memory(events: list[Event]) -> list[Event]:
-    """Without errors of access to another rank's memory, if there is a reason for its end."""
-    others = [e for e in events if not e.signature or e.signature.id != PEER_MEMORY]
-    ended = any(e.role in (OWN, ROOT, UNLISTED, WEAK) for e in others)
-    return others if ended else events
-
-
-def _without_followers(events: list[Event]) -> list[Event]:
-    """Without exceptions of user code that follow from a known cause: in the same chain, or soon
-    after it in the same rank."""
-    known = [e for e in events if e.role in (ROOT, OWN)]
-    listed = [e for e in events if e.hit and names_exception(e.hit)]
-    kept = []
-    for event in events:
-        if event.role in (UNLISTED, CUT):
-            chain = event.thrown.first() if event.thrown else None
-            if any(e.thrown and e.thrown.first() is chain for e in listed):  # only a wrapper
-                continue
-            if any(_follows(event, e) for e in known):
-                continue
-        kept.append(event)
-    return kept
-
-
-def _without_ends(events: list[Event]) -> list[Event]:
-    """Without a stop from outside (Ctrl-C, a time limit) that came after a failure in the same
-    log."""
-    broke = [
-        e
-        for e in events
-        if e.role in (OWN, ROOT, UNLISTED, WEAK, VICTIM)
-        and e.cause not in cause_ids.STOPPED.values()
-    ]
-    return [
-        e
-        for e in events
-        if e.cause not in cause_ids.STOPPED.values()
-        or not any(b.analysis is e.analysis and b.line.offset < e.line.offset for b in broke)
-    ]
-
-
-def _follows(event: Event, root: Event) -> bool:
-    if event.analysis is not root.analysis or (
-        event.rank is not None and root.rank is not None and event.rank != root.rank
-    ):
-        return False
-    return 0 <= event.line.number - root.line.number <= SOON
-
-
 def _first(events: Sequence[Event]) -> Event:
     role = min((e.role for e in events), key=ORDER.index)
     same = [e for e in events if e.role == role]
@@ -239,7 +189,7 @@ def _nothing(analyses: Sequence[LogAnalysis], recovered: list[Event]) -> RootCau
     for analysis in analyses:
         last = max((m.offset for m in analysis.marks), default=-1)
         line = analysis.failed_line
-        if line and analysis.failed > max(last, analysis.ends_well):
+        if line and analysis.failed > last:
             if recovered:  # one of them was fatal after all
                 best = _first(recovered)
                 return RootCause(best.cause, guilty_rank(best, recovered, analyses), best, "low")

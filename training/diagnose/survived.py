@@ -29,8 +29,17 @@ def survived(analysis: LogAnalysis, event: Event) -> bool:
     offset = event.thrown.last if event.thrown else event.line.offset
     if offset < analysis.output:
         return False
-    if analysis.ends_well > max(offset, analysis.failed) and event.cause != cause_ids.NAN_LOSS:
-        return True  # training on NaN may well finish
+    thrown = event.thrown is not None or EXCEPTION.match(event.line.text) is not None
+    failed = max(offset, analysis.failed)
+    last = max((m.offset for m in analysis.marks), default=-1)
+    # what follows the launcher's report is not from the process that failed
+    late = not (offset < failed < last) and _late(analysis, event, offset)
+    # training on NaN may well finish
+    if analysis.ends_well > failed and event.cause != cause_ids.NAN_LOSS:
+        # a script prints `Job finished` after a failure, too
+        fatal = thrown or analysis.failed >= offset
+        if not fatal or (last > failed and not late):
+            return True
     if event.line.offset < analysis.started:
         return True  # from an earlier start in the same log
     grown = progress_marks.rises_after(analysis.marks, offset, event.time, event.line.rank)
@@ -40,20 +49,22 @@ def survived(analysis: LogAnalysis, event: Event) -> bool:
         and _in_grace(analysis, event, grown)
     ):
         return False
-    if event.thrown is None and not EXCEPTION.match(event.line.text):
+    if not thrown:
         return grown >= GROWN_LOGGED
-    if progress_marks.buffered(analysis.marks, event.line.offset) and progress_marks.may_be_late(
-        analysis.marks, offset, event.time, BUFFER
-    ):
+    if late:
         # its launcher would have reported the failure
         return event.line.rank is not None and analysis.failed < offset
     timed = event.time is not None and any(
         m.time is not None and m.time > event.time for m in analysis.marks
     )
-    return (
-        grown >= (GROWN_LOGGED if timed else GROWN_THROWN)
-        and analysis.failed < analysis.marks[-1].offset
-    )
+    return grown >= (GROWN_LOGGED if timed else GROWN_THROWN) and analysis.failed < last
+
+
+def _late(analysis: LogAnalysis, event: Event, offset: int) -> bool:
+    """Whether all counts after the event may be what its process wrote as it ended."""
+    return progress_marks.buffered(
+        analysis.marks, event.line.offset
+    ) and progress_marks.may_be_late(analysis.marks, offset, event.time, BUFFER)
 
 
 def _in_grace(analysis: LogAnalysis, event: Event, grown: int) -> bool:

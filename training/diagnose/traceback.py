@@ -24,7 +24,8 @@ BARE = re.compile(
     r"^(?:KeyboardInterrupt|StopIteration|StopAsyncIteration|GeneratorExit|SystemExit)(?:: "
     r"?(?P<text>.*))?$"
 )
-LINKS = ("During handling of the above exception", "The above exception was the direct cause")
+HANDLED = "During handling of the above exception"
+LINKS = (HANDLED, "The above exception was the direct cause")
 HARMLESS = (
     "Exception ignored in",
     "--- Logging error ---",
@@ -36,7 +37,7 @@ THREAD = ("Exception in thread",)
 NEW_MESSAGE = re.compile(
     r"^(?:\[|[WEIFD]\d{4} "
     r"|\d{4}-|(?:ERROR|WARNING|INFO|DEBUG|CRITICAL|Traceback|Killed|Aborted|terminate|Sending|wandb)\b"
-    r"|(?:srun|slurmstepd)\S*: |--|====)"
+    r"|(?:srun|slurmstepd)\S*: |[\w@.-]+\.(?:service|scope): |--|====)"
 )
 LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
 # Duet's check that raises in a user script, also from a copy of the project: the line that calls it
@@ -63,6 +64,7 @@ class Traceback:
     code: set[int] = field(default_factory=set)  # offsets of lines that quote source code
     asserted: LogLine | None = None  # the source line of an assertion without a message
     before: Traceback | None = None  # the exception that led to this one
+    handling: bool = False  # raised while `before` was handled, not because of it
     carries: bool = False  # raised in a waiting process; `before` is the original
     harmless: bool = False  # printed, but not fatal
     in_thread: bool = False  # fatal for its thread only
@@ -145,8 +147,10 @@ def read(lines: Sequence[LogLine]) -> list[Traceback]:
         if HEAD.search(line.text):
             one = _one(lines, index)
             outer = _carrier(lines, index, found)
+            link = None if outer else _link(lines, index)
+            one.handling = link == HANDLED
             one.before, one.harmless = (
-                None if outer else _linked(lines, index, found),
+                next((t for t in reversed(found) if link and t.rank == one.rank), None),
                 _preceded_by(lines, index, HARMLESS),
             )
             one.in_thread = _preceded_by(lines, index, THREAD)
@@ -232,12 +236,11 @@ def _without(lead: str, text: str) -> str | None:
     return text[len(lead) :] if re.sub(r"\d", "0", text[: len(lead)]) == lead else None
 
 
-def _linked(lines: Sequence[LogLine], index: int, found: list[Traceback]) -> Traceback | None:
+def _link(lines: Sequence[LogLine], index: int) -> str | None:
+    """What Python prints between two exceptions of a chain."""
     rank = lines[index].rank
     near = [line.text for line in lines[max(0, index - 6) : index + 1] if line.rank == rank]
-    if not any(link in text for link in LINKS for text in near):
-        return None
-    return next((t for t in reversed(found) if t.rank == rank), None)
+    return next((link for text in reversed(near) for link in LINKS if link in text), None)
 
 
 def _preceded_by(lines: Sequence[LogLine], index: int, marks: Sequence[str]) -> bool:

@@ -23,7 +23,8 @@ _DEATH = re.compile(
     r"ChildFailedError|^Killed$|^Terminated$|Segmentation fault|core dumped|Fatal Python "
     r"error|slurmstepd: error: .*(?:CANCELLED|oom.kill)"
     r"|oom-kill|srun: error: .*(?:Killed|Exited|Segmentation|task \d+:)|exitcode *: -?[1-9]|exited "
-    r"with code [1-9]|^terminate called",
+    r"with code [1-9]|^terminate called"
+    r"|process exited, code=(?:exited, status=[1-9]|killed|dumped)",
     re.I,
 )
 _LAUNCHER = ("ChildFailedError", "ProcessExitedException", "SignalException", "CalledProcessError")
@@ -37,11 +38,11 @@ def read(end: str) -> tuple[str | None, str | None]:
     for number, raw in enumerate(segments):
         text, rank = prefixes.split(_plain(raw))
         read_lines.append(LogLine(number, text.rstrip(), rank, raw, number))
-    finished = _last(
-        read_lines, lambda text: _FINISHED.search(text) is not None or progress_marks.is_end(text)
-    )
+    finished = _last(read_lines, _ends_well)
     failure, place = _failure(read_lines)
-    if failure is not None and place >= finished and _steps_after(read_lines, place) < GOES_ON:
+    # a script prints `Job finished` after a failure, too: only a step between them refutes it
+    refuted = GOES_ON if place >= finished else 1
+    if failure is not None and _steps_after(read_lines, place) < refuted:
         return FAILED, failure
     if finished >= 0 and _steps_after(read_lines, finished) == 0:
         return FINISHED, None
@@ -50,6 +51,15 @@ def read(end: str) -> tuple[str | None, str | None]:
 
 def _plain(raw: str) -> str:
     return line_parser.COLOUR.sub("", raw) if "\x1b" in raw else raw
+
+
+def _ends_well(text: str) -> bool:
+    known = _FINISHED.search(text) is not None or progress_marks.ends_well(text) is True
+    return known and not _fails(text)
+
+
+def _fails(text: str) -> bool:
+    return _DEATH.search(text) is not None or progress_marks.ends_well(text) is False
 
 
 def _last(found: list[LogLine], fits: Callable[[str], bool]) -> int:
@@ -68,7 +78,7 @@ def _steps_after(found: list[LogLine], place: int) -> int:
 def _failure(found: list[LogLine]) -> tuple[str | None, int]:
     deadly = [t for t in traceback.read(found) if t.end and not t.harmless and not t.in_thread]
     causes = [t for t in deadly if not t.type.endswith(_LAUNCHER)] or deadly
-    death = _last(found, lambda text: _DEATH.search(text) is not None)
+    death = _last(found, _fails)
     place = max([death, *(t.last for t in deadly)])
     if place < 0:
         return None, -1

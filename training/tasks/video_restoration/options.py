@@ -88,7 +88,11 @@ class VideoOptions:
     )
     G_lossfn_weight: float = option(1.0, "optimizer", "loss weight", low=0)
     G_charbonnier_eps: float = option(
-        1e-9, "optimizer", "constant under the root of the Charbonnier loss", low=0
+        # without it, the gradient of equal pixels is NaN
+        1e-9,
+        "optimizer",
+        "constant under the root of the Charbonnier loss",
+        low=1e-12,
     )
     G_optimizer_type: str = option("adam", "optimizer", "optimizer", choices=("adam", "adamw"))
     G_optimizer_lr: float = option(
