@@ -62,7 +62,9 @@ def aside(venv: Path) -> Path:
 def move(venv: Path) -> None:
     """Set a complete environment aside; a link stays, since it names the disk of the new one."""
     if (venv / STAMP).is_file() and not venv.is_symlink() and not aside(venv).exists():
-        venv.rename(aside(venv))
+        # a mounted volume (EBUSY), or in a layer of an image (EXDEV): emptied in place
+        with contextlib.suppress(OSError):
+            venv.rename(aside(venv))
 
 
 def settle(venv: Path) -> None:

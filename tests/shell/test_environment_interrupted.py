@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -103,6 +104,26 @@ def test_the_old_environment_stays_until_the_new_one_is_complete(user: User, ind
     (user.folder / "requirements.lock").write_text(good.replace("wandb==0.31.0\n", ""))
     user.plan()
     assert not old.exists() and "wandb" not in names(user)
+
+
+def test_an_old_environment_that_cannot_be_renamed(user: User) -> None:
+    """A volume mounted at .venv, and a .venv in a layer of an image: emptied in place."""
+    user.plan()
+    make = """
+import os, pathlib, sys
+sys.path.insert(0, "lib")
+import environment
+def rename(*_): raise OSError(int(sys.argv[1]), os.strerror(int(sys.argv[1])))
+pathlib.Path.rename = rename
+sys.exit(environment.main(["make", os.getcwd(), "another lock"]))
+"""
+    for number in (errno.EBUSY, errno.EXDEV):
+        (user.venv / "old").touch()
+        (user.venv / "duet.stamp").write_text("old")
+        made = user.run("python3", "-c", make, str(number))
+        assert made.code == 0, made.err
+        assert (user.venv / "duet.stamp").read_text() == "another lock"
+        assert names(user) == set(wheels.PACKAGES) and not (user.venv / "old").exists()
 
 
 @pytest.mark.parametrize("program", ["{venv}/bin/python", ".venv/bin/python"])
