@@ -109,13 +109,23 @@ def _command(pid: int) -> list[str]:
     try:
         text = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # it has ended
-        return []
+        return [""]
     return os.fsdecode(text.rstrip(b"\0")).split("\0")
+
+
+def _on_path(pid: int, name: str) -> str:
+    """Where a process has found its program, as `python` in an activated environment."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # of another user, or it has ended
+        return ""
+    path = next((value[5:] for value in variables if value.startswith(b"PATH=")), b"")
+    return (shutil.which(name, path=os.fsdecode(path)) or "") if path else ""
 
 
 def _runs_from(folder: Path, pid: int, words: list[str]) -> bool:
     """By the path of its program; its executable is the Python outside of the environment."""
-    place = os.path.dirname(words[0]) if words else ""
+    place = os.path.dirname(words[0] if "/" in words[0] else _on_path(pid, words[0]))
     if not place:
         return False
     # as the process sees it: relative, or a folder of its container

@@ -126,20 +126,20 @@ sys.exit(environment.main(["make", os.getcwd(), "another lock"]))
         assert names(user) == set(wheels.PACKAGES) and not (user.venv / "old").exists()
 
 
-@pytest.mark.parametrize("program", ["{venv}/bin/python", ".venv/bin/python"])
+@pytest.mark.parametrize("program", ["{venv}/bin/python", ".venv/bin/python", "python"])
 def test_an_environment_in_use_is_not_replaced(user: User, program: str) -> None:
     user.plan()
     _ask_for(user, "# another\n")
-    sleeper = user.start(
-        program.format(venv=user.venv), "-c", "import time; time.sleep(99)", "a run"
-    )
+    active = f"{user.venv}/bin:{user.env['PATH']}"
+    command = [program.format(venv=user.venv), "-c", "import time; time.sleep(99)", "a run"]
+    sleeper = user.start(*command, PATH=active)
     wait_until(lambda: b"a run" in Path(f"/proc/{sleeper.pid}/cmdline").read_bytes(), 8, "runs")
     done = user.run()
     assert done.code == 3 and f"process {sleeper.pid} runs from it" in done.err
     assert names(user) == set(wheels.PACKAGES) and (user.venv / "duet.stamp").exists()
     sleeper.kill()
     sleeper.wait()
-    active = f"{user.venv}/bin:{user.env['PATH']}"  # its own Python makes it
+    # its own Python makes it
     assert "environment ready" in user.plan(PATH=active).err
 
 
