@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import processes, wait_until
+from tests.conftest import ROOT, processes, wait_until
 from tests.shell import wheels
-from tests.shell.first_user import User, names
+from tests.shell.first_user import User, names, python_without
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,20 @@ def test_an_environment_in_use_is_not_replaced(user: User, program: str) -> None
     sleeper.wait()
     # its own Python makes it
     assert "environment ready" in user.plan(PATH=active).err
+
+
+@pytest.mark.slow
+def test_an_activated_environment_with_the_only_pip_and_uv(user: User, tmp_path: Path) -> None:
+    """Both are gone when the new one is filled. The project is reached by a link."""
+    bare, link = python_without(tmp_path / "bare"), tmp_path / "link"
+    user.env["PATH"] = f"{bare / 'bin'}:{user.env['PATH']}"
+    link.symlink_to(user.folder)
+    user.plan()
+    (user.venv / "bin/uv").symlink_to(ROOT / ".venv/bin/uv")
+    _ask_for(user, "# another\n")
+    made = user.plan(PATH=f"{link}/.venv/bin:{user.env['PATH']}")
+    assert f"with {link}/.venv/bin/python3 again" in made.err
+    assert names(user) >= {"pip", *wheels.PACKAGES}
 
 
 @pytest.mark.slow
