@@ -22,6 +22,7 @@ from training.core import log as console
 from training.core import redact
 from training.core.cells import cells
 from training.core.messages import msg
+from training.core.project import ROOT
 from training.host import package_sources
 from training.host.process import die_with_parent
 
@@ -182,7 +183,9 @@ class Steps:
         status, problem = 1, ""
         if uv := shutil.which("uv"):
             sources, closed = package_sources.uv_sources(env)
-            command = [uv, "pip", "install", "--python", python, *closed, *words]
+            # not the settings of a project in the current folder, which may replace pinned versions
+            places = ["--project", str(ROOT), "--python", python]
+            command = [uv, "pip", "install", *places, *closed, *words]
             shown = ["env", *(f"{name}={value}" for name, value in sources.items())]
             status, problem = self._packages(
                 "uv", command, UV_QUIET, env | sources, shown if sources else []

@@ -41,6 +41,16 @@ def test_uv_installs_where_it_is_on_the_machine(by_uv: User, tmp_path: Path) -> 
     assert by_uv.plan().err == ""
 
 
+def test_settings_of_the_current_folder_are_not_used(
+    by_uv: User, index: Path, tmp_path: Path
+) -> None:
+    wheels.write_wheel(index, "tqdm", "3.0", {"tqdm/__init__.py": b""})
+    (tmp_path / "uv.toml").write_text('override-dependencies = ["tqdm==3.0"]\n')
+    made = by_uv.run("bash", "-c", f"source lib/init.sh; cd '{tmp_path}'; venv::make")
+    assert made.code == 0, made.err
+    assert by_uv.installed()["tqdm"] == wheels.PACKAGES["tqdm"]
+
+
 def test_pip_installs_where_uv_fails(by_uv: User, tmp_path: Path) -> None:
     """Also where Python has none of its own."""
     bare = python_without(tmp_path / "bare")
