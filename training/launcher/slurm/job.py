@@ -190,9 +190,9 @@ def saved_step(run: rundir.RunDir) -> int:
     return int(newest["step"]) if newest else 0
 
 
-def state_of(job: str) -> tuple[str, bool]:
-    """(state of the job, may it be requeued)"""
-    text = scontrol("show", "job", "-o", job).out
+def state_of(job: str, *, patient: bool = True) -> tuple[str, bool]:
+    """(state of the job, may it be requeued). `patient`: wait for a slurmctld that is away."""
+    text = (scontrol if patient else _scontrol)("show", "job", "-o", job).out
     state = re.search(r"\bJobState=(\S+)", text)
     return state[1] if state else UNKNOWN, "Requeue=0" not in text.split()
 
