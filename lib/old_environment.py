@@ -11,6 +11,7 @@ from pathlib import Path
 
 from training.core import redact
 from training.core.messages import msg
+from training.host import process
 
 STAMP = "duet.stamp"  # in .venv, written last: its sources (see venv::_stamp)
 HOME = "duet.home"  # in .venv: the project it belongs to
@@ -86,23 +87,13 @@ def settle(venv: Path) -> None:
 def in_use(venv: Path) -> str:
     """Refuses to replace an environment from which another process runs: it would fail at its next
     import. The programs that wait for this one may be of it (`duet sweep`, lib/host_agent.py)."""
-    own = _ancestors()
+    own = process.ancestors()
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
         words = _command(pid)
         if pid not in own and _runs_from(venv / "bin", pid, words):
             shown = redact.joined(words)[:200]
             return msg("lib.environment.in_use", venv=venv, pid=pid, command=shown)
     return ""
-
-
-def _ancestors() -> set[int]:
-    found, pid = set[int](), os.getpid()
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        while pid and pid not in found:
-            found.add(pid)
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-            pid = int(stat.rpartition(")")[2].split()[1])
-    return found
 
 
 def _command(pid: int) -> list[str]:
