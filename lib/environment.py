@@ -362,4 +362,6 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out the folder of this file
+        sys.path.insert(0, str(ROOT / "lib"))
     sys.exit(main(sys.argv[1:]))

@@ -394,6 +394,15 @@ EOF
   is "$status:${lines[0]}" '0:/mine'
 }
 
+@test "PYTHONSAFEPATH: what comes first on PYTHONPATH stays" {
+  rm -f training/cli/__pycache__/sample.*
+  echo 'import sys; print(sys.path[:2])' >training/cli/sample.py
+  for safe in '' 1; do
+    PYTHONSAFEPATH=$safe PYTHONPATH=/mine run --separate-stderr ./duet sample
+    is "$status:$output" "0:$("$REAL_PYTHON" -c 'import sys; print([sys.argv[1], "/mine"])' "$PROJECT")"
+  done
+}
+
 # bats test_tags=slow
 @test "TORCH_LOCAL_PATH: .venv is created without torch, and again for a run without it" {
   rm -r .venv
