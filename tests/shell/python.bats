@@ -274,6 +274,20 @@ EOF
   done
 }
 
+@test "commands that need torch use the active environment too, if it is complete" {
+  echo 'print("sampled")' | tee training/cli/sample.py >training/cli/runs.py
+  rm -f training/cli/__pycache__/{sample,runs}.*
+  active "$BATS_TEST_TMPDIR/theirs" 0 ''
+  active "$BATS_TEST_TMPDIR/poor" 1 'no torch'
+  for case in theirs:sample:yes theirs:runs:no poor:sample:no; do
+    IFS=: read -r env command used <<<"$case"
+    rm -f "$BATS_TEST_TMPDIR/$env/used"
+    VIRTUAL_ENV=$BATS_TEST_TMPDIR/$env run --separate-stderr ./duet "$command"
+    is "$status:$output:$stderr" '0:sampled:'
+    [[ $([[ -e $BATS_TEST_TMPDIR/$env/used ]] && echo yes || echo no) == "$used" ]]
+  done
+}
+
 @test "of a venv and a conda environment, the one that was activated last is used" {
   rm -r .venv
   quick_installer
