@@ -10,6 +10,9 @@ import gc
 import os
 import sys
 
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out the folder of this file
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
 from training.host import process
 
 if __name__ == "__main__":

@@ -277,8 +277,6 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
         with_torch, options = False, [SYSTEM]
     if with_torch and (problem := _too_large(venv)):
         return problem
-    if shutil.which("uv") or install.outer_pip():
-        options.append("--without-pip")
 
     python = _outside(root / ".venv")
     if not with_torch or _room(venv)[1] >= WITH_CUDA_BYTES:
@@ -286,7 +284,9 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
     (venv / old_environment.STAMP).unlink(missing_ok=True)
     steps = install.Steps(msg("lib.environment.creating"), venv, lock)
     # --clear empties the folder instead of removing it: .venv may link to another disk.
-    if steps.run("python -m venv", [python, "-I", "-m", "venv", "--clear", *options, str(venv)]):
+    # --without-pip: the packages need none where uv, or the pip of another Python, installs them.
+    make = [python, "-I", "-m", "venv", "--clear", "--without-pip", *options, str(venv)]
+    if steps.run("python -m venv", make):
         return msg("lib.environment.venv_failed", output=steps.excerpt())
     (venv / old_environment.HOME).write_text(str(root), encoding="utf-8")
     chosen = venv / "requirements.txt"
@@ -309,7 +309,7 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
 
 def _outside(venv: Path) -> str:
     """This Python, by a path that stays if it is that of the old environment, which is active."""
-    own = Path(sys.executable).is_relative_to(venv)
+    own = os.path.realpath(sys.prefix) == os.path.realpath(venv)
     return str(getattr(sys, "_base_executable", sys.executable)) if own else sys.executable
 
 
@@ -362,4 +362,6 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out the folder of this file
+        sys.path.insert(0, str(ROOT / "lib"))
     sys.exit(main(sys.argv[1:]))

@@ -22,6 +22,7 @@ from training.core import log as console
 from training.core import redact
 from training.core.cells import cells
 from training.core.messages import msg
+from training.core.project import ROOT
 from training.host import package_sources
 from training.host.process import die_with_parent
 
@@ -29,6 +30,7 @@ LOG = "install.log"  # in .venv
 POLL_S, LOG_EVERY_S = 0.3, 15.0
 SHOWN_LINES = 6
 KILLED = 128  # exit statuses above are 128 + signal
+UV_QUIET = ("--no-progress", "--color=never")
 PIP_QUIET = ("--no-compile", "--disable-pip-version-check", "--progress-bar=off")
 # Imports of a training start, in two parts of equal work; importing compiles to bytecode.
 IMPORTS = (
@@ -177,41 +179,43 @@ class Steps:
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(self._part),
         }
-        words = ["-r", str(requirements), *options]
-        uv, ways = shutil.which("uv"), []
-        sources, closed = package_sources.uv_sources(env) if uv else ({}, [])
-        env |= sources
-        if uv:
-            command = [
-                uv,
-                "pip",
-                "install",
-                "--python",
-                str(self.venv / "bin/python"),
-                *closed,
-                *words,
-            ]
-            ways.append(("uv", command, ["--no-progress", "--color=never"]))
-        # pip also as a fallback: its settings may hold a proxy or password that uv does not know
-        if not uv or has_pip(self.venv):
-            ways.append(("pip", [*pip(self.venv), "install", *words], [*PIP_QUIET]))
-        name, command, status = "", [], 0
-        for name, command, quiet in ways:
-            status = self.run(
-                msg("lib.install.packages", name=name),
-                [*command, *quiet],
-                env=env,
-                detail=self._how_far,
+        words, python = ["-r", str(requirements), *options], str(self.venv / "bin/python")
+        status, problem = 1, ""
+        if uv := shutil.which("uv"):
+            sources, closed = package_sources.uv_sources(env)
+            # not the settings of a project in the current folder, which may replace pinned versions
+            places = ["--project", str(ROOT), "--python", python]
+            command = [uv, "pip", "install", *places, *closed, *words]
+            shown = ["env", *(f"{name}={value}" for name, value in sources.items())]
+            status, problem = self._packages(
+                "uv", command, UV_QUIET, env | sources, shown if sources else []
             )
-            if status == 0 or status > KILLED:
-                break
+        # pip also as a fallback: its settings may hold a proxy or password that uv does not know
+        if 0 < status <= KILLED:
+            ensure = [python, "-I", "-m", "ensurepip", "--default-pip"]
+            if has_pip(self.venv) or not self.run("python -m ensurepip", ensure, env=env):
+                command = [*pip(self.venv), "install", *words]
+                _, problem = self._packages("pip", command, PIP_QUIET, env)
+            elif not uv:
+                problem = msg("lib.environment.venv_failed", output=self.excerpt())
         shutil.rmtree(self._part, ignore_errors=True)
+        return problem
+
+    def _packages(
+        self,
+        name: str,
+        command: Sequence[str],
+        quiet: Sequence[str],
+        env: Mapping[str, str],
+        shown: Sequence[str] = (),
+    ) -> tuple[int, str]:
+        """The exit status, and the problem or ''. `shown`: precedes the command to try."""
+        what = msg("lib.install.packages", name=name)
+        status = self.run(what, [*command, *quiet], env=env, detail=self._how_far)
         if not status:
-            return ""
-        if name == "uv" and sources:
-            command = ["env", *(f"{name}={value}" for name, value in sources.items()), *command]
-        again = redact.joined(command)
-        return msg("lib.install.failed", name=name, output=self.excerpt(), command=again)
+            return 0, ""
+        again = redact.joined([*shown, *command])
+        return status, msg("lib.install.failed", name=name, output=self.excerpt(), command=again)
 
     def _how_far(self, printed: str) -> str:
         """Progress from the output of pip or uv."""

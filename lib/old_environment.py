@@ -11,6 +11,7 @@ from pathlib import Path
 
 from training.core import redact
 from training.core.messages import msg
+from training.host import process
 
 STAMP = "duet.stamp"  # in .venv, written last: its sources (see venv::_stamp)
 HOME = "duet.home"  # in .venv: the project it belongs to
@@ -62,7 +63,9 @@ def aside(venv: Path) -> Path:
 def move(venv: Path) -> None:
     """Set a complete environment aside; a link stays, since it names the disk of the new one."""
     if (venv / STAMP).is_file() and not venv.is_symlink() and not aside(venv).exists():
-        venv.rename(aside(venv))
+        # a mounted volume (EBUSY), or in a layer of an image (EXDEV): emptied in place
+        with contextlib.suppress(OSError):
+            venv.rename(aside(venv))
 
 
 def settle(venv: Path) -> None:
@@ -84,7 +87,7 @@ def settle(venv: Path) -> None:
 def in_use(venv: Path) -> str:
     """Refuses to replace an environment from which another process runs: it would fail at its next
     import. The programs that wait for this one may be of it (`duet sweep`, lib/host_agent.py)."""
-    own = _ancestors()
+    own = process.ancestors()
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
         words = _command(pid)
         if pid not in own and _runs_from(venv / "bin", pid, words):
@@ -93,27 +96,27 @@ def in_use(venv: Path) -> str:
     return ""
 
 
-def _ancestors() -> set[int]:
-    found, pid = set[int](), os.getpid()
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        while pid and pid not in found:
-            found.add(pid)
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-            pid = int(stat.rpartition(")")[2].split()[1])
-    return found
-
-
 def _command(pid: int) -> list[str]:
     try:
         text = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # it has ended
-        return []
+        return [""]
     return os.fsdecode(text.rstrip(b"\0")).split("\0")
+
+
+def _on_path(pid: int, name: str) -> str:
+    """Where a process has found its program, as `python` in an activated environment."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # of another user, or it has ended
+        return ""
+    path = next((value[5:] for value in variables if value.startswith(b"PATH=")), b"")
+    return (shutil.which(name, path=os.fsdecode(path)) or "") if path else ""
 
 
 def _runs_from(folder: Path, pid: int, words: list[str]) -> bool:
     """By the path of its program; its executable is the Python outside of the environment."""
-    place = os.path.dirname(words[0]) if words else ""
+    place = os.path.dirname(words[0] if "/" in words[0] else _on_path(pid, words[0]))
     if not place:
         return False
     # as the process sees it: relative, or a folder of its container

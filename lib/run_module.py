@@ -23,7 +23,9 @@ def interrupt(number: int, frame: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    # in place of the folder of this file, which PYTHONSAFEPATH leaves out
+    sys.path[: 0 if getattr(sys.flags, "safe_path", False) else 1] = [root]
     module = sys.argv.pop(1)
     if os.environ.pop("DUET_CTRL_C", ""):  # a shell ignores it in a process substitution
         signal.signal(signal.SIGINT, interrupt)

@@ -63,6 +63,12 @@ def test_plain_and_leftovers(launch: Launch, once: Launch) -> None:
     assert "ignored, since no launcher has started ranks" in alone.output
 
 
+@pytest.mark.slow
+def test_a_python_that_leaves_out_the_folder_of_a_script(launch: Launch) -> None:
+    env = {"PYTHONSAFEPATH": "1", "PYTHONPATH": "/nowhere"}
+    launch("./launch_train.sh", "1", CONFIG, env=env, total_batch_size=128).ok()
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -65,6 +65,43 @@ stub() {
   [[ :$PATH: == *:$BATS_TEST_TMPDIR/stubs:* ]] || PATH=$BATS_TEST_TMPDIR/stubs:$PATH
 }
 
+# A copy whose supervisor only says that it was started. MADE: a file with a line for each creation of .venv.
+project::supervised() {
+  project::copy
+  MADE=$BATS_TEST_TMPDIR/made
+  touch "$MADE"
+  echo 'print("supervised")' >training/cli/supervise.py
+}
+
+# A python3 on PATH that 'installs' at once: records it in MADE and writes what lib/environment.py would.
+quick_installer() {
+  executable "$BATS_TEST_TMPDIR/made python" <<<"exec $QUOTED_PYTHON \"\$@\""
+  stub python3 <<EOF
+case \$1:\$2 in
+*/environment.py:make)
+  echo "\$3" >>'$MADE'
+  rm -rf .venv # never write through a link in it
+  mkdir -p .venv/bin
+  cp '$BATS_TEST_TMPDIR/made python' .venv/bin/python
+  printf '%s' "\$4" >.venv/duet.stamp
+  exit "\${INSTALLER_STATUS:-0}" ;;
+esac
+exec $QUOTED_PYTHON "\$@"
+EOF
+}
+
+plan() {
+  run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --device=cpu "$@"
+}
+
+# Check how often the environment was created, and that the supervisor was started with the plan.
+# shellcheck disable=SC2154 # `run` sets status and output
+planned_after_making() {
+  is "$status" 0
+  has "$output" supervised
+  is "$(wc -l <"$MADE" | tr -d ' ')" "$1"
+}
+
 # A machine that has nothing but the basic tools and the stubs: no Python of any version. Sets BARE, a value for PATH.
 bare_machine() {
   local tool

@@ -161,3 +161,10 @@ EOF
     done
   done
 }
+
+@test "files have the line ends of Unix in a clone by Git for Windows" {
+  git ls-files -z -- duet '*.sh' '*.py' | git -c core.autocrlf=true checkout-index -z --stdin --prefix="$BATS_TEST_TMPDIR/clone/"
+  [[ -x $BATS_TEST_TMPDIR/clone/duet ]]
+  run grep -rl $'\r' "$BATS_TEST_TMPDIR/clone"
+  is "$status:$output" '1:'
+}

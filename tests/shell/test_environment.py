@@ -165,6 +165,7 @@ def test_pythonpath_and_pip_settings_of_the_user_are_ignored(user: User, tmp_pat
     (tmp_path / "constraint.txt").write_text("tqdm==3.0\n")  # as in NVIDIA's images of PyTorch
     user.plan(
         PYTHONPATH=str(mine),
+        PYTHONSAFEPATH="1",
         PIP_USER="1",
         PIP_REQUIRE_VIRTUALENV="1",
         PIP_CONSTRAINT=str(tmp_path / "constraint.txt"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import processes, wait_until
+from tests.conftest import ROOT, processes, wait_until
 from tests.shell import wheels
-from tests.shell.first_user import User, names
+from tests.shell.first_user import User, names, python_without
 
 
 @pytest.mark.parametrize(
@@ -105,21 +106,55 @@ def test_the_old_environment_stays_until_the_new_one_is_complete(user: User, ind
     assert not old.exists() and "wandb" not in names(user)
 
 
-@pytest.mark.parametrize("program", ["{venv}/bin/python", ".venv/bin/python"])
+def test_an_old_environment_that_cannot_be_renamed(user: User) -> None:
+    """A volume mounted at .venv, and a .venv in a layer of an image: emptied in place."""
+    user.plan()
+    make = """
+import os, pathlib, sys
+sys.path.insert(0, "lib")
+import environment
+def rename(*_): raise OSError(int(sys.argv[1]), os.strerror(int(sys.argv[1])))
+pathlib.Path.rename = rename
+sys.exit(environment.main(["make", os.getcwd(), "another lock"]))
+"""
+    for number in (errno.EBUSY, errno.EXDEV):
+        (user.venv / "old").touch()
+        (user.venv / "duet.stamp").write_text("old")
+        made = user.run("python3", "-c", make, str(number))
+        assert made.code == 0, made.err
+        assert (user.venv / "duet.stamp").read_text() == "another lock"
+        assert names(user) == set(wheels.PACKAGES) and not (user.venv / "old").exists()
+
+
+@pytest.mark.parametrize("program", ["{venv}/bin/python", ".venv/bin/python", "python"])
 def test_an_environment_in_use_is_not_replaced(user: User, program: str) -> None:
     user.plan()
     _ask_for(user, "# another\n")
-    sleeper = user.start(
-        program.format(venv=user.venv), "-c", "import time; time.sleep(99)", "a run"
-    )
+    active = f"{user.venv}/bin:{user.env['PATH']}"
+    command = [program.format(venv=user.venv), "-c", "import time; time.sleep(99)", "a run"]
+    sleeper = user.start(*command, PATH=active)
     wait_until(lambda: b"a run" in Path(f"/proc/{sleeper.pid}/cmdline").read_bytes(), 8, "runs")
     done = user.run()
     assert done.code == 3 and f"process {sleeper.pid} runs from it" in done.err
     assert names(user) == set(wheels.PACKAGES) and (user.venv / "duet.stamp").exists()
     sleeper.kill()
     sleeper.wait()
-    active = f"{user.venv}/bin:{user.env['PATH']}"  # its own Python makes it
+    # its own Python makes it
     assert "environment ready" in user.plan(PATH=active).err
+
+
+@pytest.mark.slow
+def test_an_activated_environment_with_the_only_pip_and_uv(user: User, tmp_path: Path) -> None:
+    """Both are gone when the new one is filled. The project is reached by a link."""
+    bare, link = python_without(tmp_path / "bare"), tmp_path / "link"
+    user.env["PATH"] = f"{bare / 'bin'}:{user.env['PATH']}"
+    link.symlink_to(user.folder)
+    user.plan()
+    (user.venv / "bin/uv").symlink_to(ROOT / ".venv/bin/uv")
+    _ask_for(user, "# another\n")
+    made = user.plan(PATH=f"{link}/.venv/bin:{user.env['PATH']}")
+    assert f"with {link}/.venv/bin/python3 again" in made.err
+    assert names(user) >= {"pip", *wheels.PACKAGES}
 
 
 @pytest.mark.slow

@@ -41,14 +41,40 @@ def test_uv_installs_where_it_is_on_the_machine(by_uv: User, tmp_path: Path) -> 
     assert by_uv.plan().err == ""
 
 
+def test_settings_of_the_current_folder_are_not_used(
+    by_uv: User, index: Path, tmp_path: Path
+) -> None:
+    wheels.write_wheel(index, "tqdm", "3.0", {"tqdm/__init__.py": b""})
+    (tmp_path / "uv.toml").write_text('override-dependencies = ["tqdm==3.0"]\n')
+    made = by_uv.run("bash", "-c", f"source lib/init.sh; cd '{tmp_path}'; venv::make")
+    assert made.code == 0, made.err
+    assert by_uv.installed()["tqdm"] == wheels.PACKAGES["tqdm"]
+
+
 def test_pip_installs_where_uv_fails(by_uv: User, tmp_path: Path) -> None:
+    """Also where Python has none of its own."""
+    bare = python_without(tmp_path / "bare")
+    by_uv.env["PATH"] = f"{bare / 'bin'}:{by_uv.env['PATH']}"
     (tmp_path / "uv/uv").unlink()
     (tmp_path / "uv/uv").write_text("#!/bin/sh\necho 'error: no way in' >&2\nexit 2\n")
     (tmp_path / "uv/uv").chmod(0o755)
     by_uv.plan()
     log = (by_uv.venv / "install.log").read_text()
     assert "error: no way in" in log and "Successfully installed" in log
-    assert names(by_uv) == set(wheels.PACKAGES)
+    assert names(by_uv) >= set(wheels.PACKAGES)
+
+
+@pytest.mark.slow
+def test_pip_adds_where_uv_is_gone(by_uv: User, index: Path, tmp_path: Path) -> None:
+    bare = python_without(tmp_path / "bare")
+    by_uv.env["PATH"] = f"{bare / 'bin'}:{by_uv.env['PATH']}"
+    wheels.write_wheel(index, "pyarrow", "1.0", {"pyarrow/__init__.py": b""})
+    with (by_uv.folder / "requirements.lock").open("a") as lock:
+        lock.write("# [extras] why\npyarrow==1.0\n")
+    by_uv.plan()
+    (tmp_path / "uv/uv").unlink()
+    assert by_uv.run("bash", "-c", "source lib/init.sh; venv::add extras").code == 0
+    assert {"pip", "pyarrow"} <= names(by_uv)
 
 
 @pytest.mark.slow
@@ -69,12 +95,11 @@ def test_a_password_of_an_index_is_not_shown(by_uv: User, tmp_path: Path) -> Non
     (tmp_path / "uv/uv").unlink()
     seen = tmp_path / "seen"
     (tmp_path / "uv/uv").write_text(
-        f"#!/bin/sh\necho \"$UV_EXTRA_INDEX_URL\" | tee '{seen}'\necho \"$@\" >>'{seen}'; exit 2\n"
+        f"#!/bin/sh\necho \"$UV_EXTRA_INDEX_URL\" | tee '{seen}'\necho \"$@\" >>'{seen}'; kill -9 $$\n"
     )
     (tmp_path / "uv/uv").chmod(0o755)
-    bare = python_without(tmp_path / "bare")  # nor is there a pip
     private = "https://me:geheim@packages.example/simple"
-    by_uv.env |= {"PATH": f"{bare / 'bin'}:{by_uv.env['PATH']}", "PIP_EXTRA_INDEX_URL": private}
+    by_uv.env["PIP_EXTRA_INDEX_URL"] = private
     done = by_uv.run()
     address, command = seen.read_text().splitlines()
     assert done.code == 3 and address == private and "geheim" not in command

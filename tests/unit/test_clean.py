@@ -264,6 +264,42 @@ def test_a_run_whose_processes_may_be_hidden_is_left_alone(folder: Path) -> None
         assert (not reason) == gone, (more, seconds)
 
 
+@pytest.mark.parametrize(
+    ("queued", "answer", "gone"),
+    [
+        ("submitted", "JobState=PENDING", False),
+        ("requeue", "JobState=REQUEUE_HOLD", False),
+        ("submitted", "JobState=CANCELLED", True),
+        ("submitted", "", False),
+        ("submitted a day ago", "", True),
+        ("before the plan", "JobState=RUNNING", True),
+        ("by SLURM", "JobState=PENDING", False),
+        ("by SLURM", "", True),
+    ],
+)
+def test_a_run_whose_job_waits_in_the_queue_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, queued: str, answer: str, gone: bool
+) -> None:
+    made = Made(folder / "waits", age_s=2 * ELSEWHERE_S)
+    failure = {"kind": rundir.ASKED, "cause": "preempted", "time": made.at + 9}
+    rundir.write_json(made.run.failure, failure)
+    since = {"before the plan": -1.0, "submitted a day ago": ELSEWHERE_S - 9}
+    at = made.at + since.get(queued, 2 * ELSEWHERE_S - 60)
+    if queued == "by SLURM":
+        rundir.write_json(made.run.path / "code.json", {"job": "4711"})
+    else:
+        kind = "requeue" if queued == "requeue" else "submitted"
+        rundir.append_json(made.run.events, {"event": kind, "time": at, "job": "4711"})
+    program = folder.parent / "bin" / "scontrol"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\n[ "$*" = "show job -o 4711" ] && echo "{answer}"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    assert facts.read(made.run.path).state == "stopped"
+    assert cleaned(folder, "--what=runs", "--yes", "waits") == Exit.DONE
+    assert made.run.path.exists() != gone
+
+
 def test_a_start_while_the_weights_are_read_keeps_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

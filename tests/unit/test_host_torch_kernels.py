@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +23,7 @@ from training.plan.preflight import torch_kernels, torch_wheels
 
 Nvidia = Callable[..., dict[str, Any]]
 QUICKSTART = "configs/dual_gpu/quickstart.py"
+PYPI = {"PIP_CONFIG_FILE": os.devnull}
 
 
 @each(
@@ -126,6 +130,33 @@ def test_the_build_for_older_gpus_and_drivers(
     assert all(f"/{torch_wheels.OLDER_TAG}" in one and torch_wheels.INDEXES in one for one in found)
 
 
+@each(
+    ("processor", "capability", "warned", "older"),
+    [
+        ("x86_64", (7, 5), False, True),
+        ("x86_64", (7, 0), True, True),
+        ("aarch64", (7, 5), True, False),  # T4G
+        ("aarch64", (8, 7), False, True),
+        ("aarch64", (11, 0), False, False),  # Jetson Thor
+        ("aarch64", (12, 1), False, False),  # DGX Spark
+    ],
+)
+def test_builds_for_arm_have_other_kernels(
+    processor: str,
+    capability: tuple[int, int],
+    warned: bool,
+    older: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: processor)
+    card = Gpu(0, "GPU-0", "Card", None, None, None, None, None, capability)
+    machine, request = GpuInventory((card,), "", "580.1", "13.0"), ask(QUICKSTART, script=SIMPLE)
+    request = replace(request, installed=False)
+    checks = list(torch_wheels.before_install(machine, None, request, PYPI))
+    found = torch_wheels.older(machine, "2.13.0", request)
+    assert (bool(checks), bool(found)) == (warned, older)
+
+
 def test_an_older_build_is_not_installed_beside_a_chosen_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +181,8 @@ def test_the_pinned_build_is_the_one_in_the_tables() -> None:
     folder = ROOT / ".tools/cuda/torch"
     if not folder.is_dir():
         pytest.skip("no CUDA build of torch in .tools/cuda")
+    if platform.machine() != "x86_64":
+        pytest.skip("the table is that of x86")
     built = tuple(torch_kernels.architectures(folder / torch_kernels.LIBRARY))
     assert built == torch_wheels.PINNED_KERNELS
     assert f"'{torch_wheels.PINNED_CUDA}'" in (folder / "version.py").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import pexpect
 import pytest
 
 from tests.cases import each
-from tests.unit.conftest import ROOT, clean_environment
+from tests.unit.conftest import ROOT, clean_environment, python
+from tests.unit.nvidia_machine import UUID, Nvidia
+from tests.unit.test_host_gpu_choice import gpu
 from tests.unit.trained_runs import flip_a_bit, gpt, made, on_fake_gpu, stored
 from training import tasks
 from training.cli import evaluate, export, sample, weights_argument
 from training.core import log, manifest, rundir
 from training.core.errors import Exit, UserError
+from training.host import gpu_claims
 from training.tasks.gpt import trained as gpt_trained
 
 
@@ -77,6 +81,60 @@ def test_samples_that_do_not_fit_together_are_the_same(
     assert answer(capsys, *words)["samples"] == together
     assert sample.main(list(words)) == 0
     assert all(one["text"] in capsys.readouterr().out for one in together[:1])
+
+
+CHOSEN = """
+import os, sys
+from training.cli import evaluate, sample
+from training.core.errors import UserError
+from training.tasks import trained
+def load(spec, weights, device):
+    print(device, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    sys.exit()
+trained.load = load
+try:
+    {command}.main(sys.argv[1:])
+except UserError as error:
+    print(error.problems[0].code)
+"""
+ONLY_ONE_PROCESS = {"COMPUTE_MODE": 3}
+
+
+@pytest.mark.parametrize(
+    ("device", "claimed", "machine", "chosen"),
+    [
+        ("auto", [0], {}, f"auto {UUID.format(1)}"),
+        ("auto", [1], {}, "auto None"),
+        ("auto", [0, 1], {}, "cpu None"),
+        ("cuda", [0, 1], {"FREE_GIB": "9,30"}, "cuda 1"),
+        ("cuda", [0, 1], ONLY_ONE_PROCESS, "gpu.memory"),
+        ("auto", [], ONLY_ONE_PROCESS | {"PROCESSES": "4711:1"}, f"auto {UUID.format(1)}"),
+        ("auto", [0], {"CUDA_VISIBLE_DEVICES": "0"}, "auto 0"),
+        ("cpu", [], {}, "cpu None"),
+    ],
+)
+def test_the_gpu_of_a_running_training_is_left_alone(
+    device: str,
+    claimed: list[int],
+    machine: dict[str, Any],
+    chosen: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nvidia: Nvidia,
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    run, data = stored(tmp_path), tmp_path / "text.txt"
+    data.write_text("some text")
+    words = {"sample": [], "evaluate": [f"--data={data}"]}
+    here = {"XDG_RUNTIME_DIR": str(tmp_path), "FAKE_NVML_COUNT": "2"}
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as launch:
+        gpu_claims.claim(launch.pid, [replace(gpu(n, 79), uuid=UUID.format(n)) for n in claimed])
+        for command, more in words.items() if claimed == [0, 1] else [("sample", [])]:
+            code = CHOSEN.format(command=command)
+            argv = (str(run.path), f"--device={device}", *more)
+            done = python("-c", code, *argv, **(nvidia(**machine) | here))
+            assert done.stdout == f"{chosen}\n", done.stderr
+            assert (str(launch.pid) in done.stderr) == (chosen == "cpu None" and claimed == [0, 1])
 
 
 @each("device", ["auto", "cuda"])

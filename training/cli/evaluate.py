@@ -19,7 +19,7 @@ Usage: ./duet evaluate [RUN…] --data=PATH [--checkpoints=all] [--out=FILE]
                      pictures, the passages of the highest and the lowest loss
   --text_field=NAME  key or column of the text in .jsonl and .parquet
   --encoding=NAME    of text files that are not UTF-8
-  --device=auto      cuda if there is a GPU; cpu
+  --device=auto      cuda if a GPU is free; cpu
   --weights=ema      the moving average of --ema, the default where there is
                      one; raw: the weights as trained
   --json             print one JSON object
@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training import tasks
-from training.cli import weights_argument
+from training.cli import spare_gpu, weights_argument
 from training.core import args, find_run, json_text, log, rundir, units
 from training.core.cells import cells, pad
 from training.core.errors import Exit, Problem, UserError
@@ -153,6 +153,7 @@ def main(argv: list[str]) -> int:
         print(typed((__doc__ or "").strip()))
         return int(Exit.DONE)
     program.require(("torch", "numpy"))
+    chosen.device = spare_gpu.choose(chosen.device)
     done: list[Evaluation] = []
     failed: list[UserError] = []
     device = ""

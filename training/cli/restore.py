@@ -18,7 +18,7 @@ Usage: ./duet restore [RUN] INPUT --out=PATH [--tile=SIDE] [--frames=A:B]
                    whole, or as large as the free memory allows
   --weights=ema    the moving average of --ema, the default where there is one;
                    raw: the weights as trained
-  --device=auto    cuda if there is a GPU; cpu
+  --device=auto    cuda if a GPU is free; cpu
   --json           print one JSON object
 
 The output appears complete or not at all. The memory needed does not depend on
@@ -38,7 +38,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from training import tasks
-from training.cli import weights_argument
+from training.cli import spare_gpu, weights_argument
 from training.core import args, log
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import path_of
@@ -144,7 +144,8 @@ def main(argv: list[str]) -> int:
     from training.tasks import trained
 
     process.exit_on_stop()
-    model = trained.load(tasks.spec_of(chosen.weights.plan), chosen.weights, chosen.device)
+    device = spare_gpu.choose(chosen.device)
+    model = trained.load(tasks.spec_of(chosen.weights.plan), chosen.weights, device)
     assert isinstance(model, trained.FrameModel), "checked with the command line"
     given = chosen.source
     pieces = model.pieces(given.size, given.total, chosen.window, chosen.tile)

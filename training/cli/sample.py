@@ -15,7 +15,7 @@ Usage: ./duet sample [RUN] [--prompt=TEXT] [--max_tokens=256]
   --seed=N            repeat the same samples; default: drawn
   --num=1             samples per prompt, computed together as far as memory
                       allows
-  --device=auto       cuda if there is a GPU; cpu
+  --device=auto       cuda if a GPU is free; cpu
   --weights=ema       the moving average of --ema, the default where there is
                       one; raw: the weights as trained
   --json              print one JSON object at the end
@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training import tasks
-from training.cli import weights_argument
+from training.cli import spare_gpu, weights_argument
 from training.core import args, json_text, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
@@ -201,6 +201,7 @@ def main(argv: list[str]) -> int:
     from training.tasks import trained
 
     spec = tasks.spec_of(chosen.weights.plan)
+    chosen.device = spare_gpu.choose(chosen.device)
     model = trained.load(spec, chosen.weights, chosen.device)
     assert isinstance(model, trained.TextModel), "checked with the command line"
     for stream in (sys.stdout, sys.stdin):

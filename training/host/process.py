@@ -250,6 +250,16 @@ def children(parent: int) -> set[int]:
     return set(_living(lambda pid: int(_stat(pid)[1]) == parent))
 
 
+def ancestors() -> set[int]:
+    """This process and those that have started it, directly or indirectly."""
+    found, pid = set[int](), os.getpid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while pid and pid not in found:
+            found.add(pid)
+            pid = int(_stat(pid)[1])
+    return found
+
+
 def end_group(number: int) -> dict[int, str]:
     """Kill a process group except KEEPERS. Returns the killed processes except HELPERS."""
     killed = _kill(

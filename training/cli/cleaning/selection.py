@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from training.cli.cleaning import queued
 from training.cli.cleaning.options import CHECKPOINTS, LOGS, RUNS, TRACES, CleanOptions
 from training.core import evaluations, manifest, run_reader, standing
 from training.core.jsonl import number
@@ -103,7 +104,7 @@ def untouchable(run: RunFacts) -> str:
         return msg("cli.clean.hidden", age=duration(quiet))
     if not here and quiet < ELSEWHERE_S:
         return msg("cli.clean.elsewhere", age=duration(quiet))
-    return ""
+    return queued.reason(run)
 
 
 def inside(path: Path, experiments: Path) -> bool:

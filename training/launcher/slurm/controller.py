@@ -33,13 +33,13 @@ def ask(*words: str) -> Answer:
     """Asks again while slurmctld cannot be reached, for AWAY_S."""
     end = time.monotonic() + AWAY_S
     while True:
-        answer = _ask(*words)
+        answer = ask_once(*words)
         if answer.status == 0 or not AWAY.search(answer.error) or time.monotonic() > end:
             return answer
         time.sleep(RETRY_S)
 
 
-def _ask(*words: str) -> Answer:
+def ask_once(*words: str) -> Answer:
     try:
         done = subprocess.run(
             ["scontrol", *words], capture_output=True, text=True, timeout=LIMIT_S, check=False

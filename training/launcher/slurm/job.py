@@ -185,9 +185,9 @@ def saved_step(run: rundir.RunDir) -> int:
     return int(newest["step"]) if newest else 0
 
 
-def state_of(job: str) -> tuple[str, bool]:
-    """(state of the job, may it be requeued)"""
-    text = controller.ask("show", "job", "-o", job).out
+def state_of(job: str, *, patient: bool = True) -> tuple[str, bool]:
+    """(state of the job, may it be requeued). `patient`: wait for a slurmctld that is away."""
+    text = (controller.ask if patient else controller.ask_once)("show", "job", "-o", job).out
     state = re.search(r"\bJobState=(\S+)", text)
     return state[1] if state else UNKNOWN, "Requeue=0" not in text.split()
 

@@ -3,6 +3,7 @@ anything is installed."""
 
 from __future__ import annotations
 
+import platform
 import re
 import shlex
 import sys
@@ -21,10 +22,12 @@ NAME = "torch build"
 # PyPI's build of the version in requirements.lock, which .venv gets on a machine with GPUs.
 PINNED_CUDA = "13.0"
 PINNED_KERNELS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+PINNED_KERNELS_ARM = ("sm_80", "sm_90", "sm_100", "sm_110", "sm_120")
 # The build for older GPUs and drivers, which torch 2.14 has for the last time (pytorch#172352,
 # pytorch#190385).
 OLDER_CUDA, OLDER_TAG, OLDER_INDEX = "12.6", "cu126", "URL"
 OLDER_KERNELS = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+OLDER_KERNELS_ARM = ("sm_80", "sm_90")
 OLDER_VERSIONS = (2, 6), (2, 14)
 INDEXES = "https://pytorch.org/get-started/previous-versions/"
 
@@ -41,7 +44,8 @@ def older(
     if not number or not first <= (int(number[1]), int(number[2])) <= last:
         return []
     gpus = machine.gpus[: request.gpu_ranks]
-    if not all(gpu.capability and runs(gpu.capability, OLDER_KERNELS) for gpu in gpus):
+    older_kernels = OLDER_KERNELS_ARM if _on_arm() else OLDER_KERNELS
+    if not all(gpu.capability and runs(gpu.capability, older_kernels) for gpu in gpus):
         return []
     if machine.cuda and _major(machine.cuda) < _major(OLDER_CUDA):
         return []
@@ -80,11 +84,17 @@ def before_install(
 
 def _too_old(gpus: Sequence[Gpu]) -> str:
     """The first GPU that lacks kernels; ''."""
+    pinned = PINNED_KERNELS_ARM if _on_arm() else PINNED_KERNELS
     for gpu in gpus:
-        if gpu.capability and not runs(gpu.capability, PINNED_KERNELS):
+        if gpu.capability and not runs(gpu.capability, pinned):
             needed = "sm_{}{}".format(*gpu.capability)
             return msg("plan.torch.no_kernels", index=gpu.index, name=gpu.name, needed=needed)
     return ""
+
+
+def _on_arm() -> bool:
+    """Whether torch's builds are those for aarch64, which have kernels for other GPUs."""
+    return platform.machine() == "aarch64"
 
 
 def _driver(machine: GpuInventory) -> str:

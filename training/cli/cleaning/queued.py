@@ -1,0 +1,50 @@
+"""Whether a SLURM job will continue a run that has ended: the job waits, or has just begun."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from training.core import rundir
+from training.core.jsonl import mtime, number, text
+from training.core.messages import msg
+from training.core.read_backwards import backwards
+from training.core.rundir import RunDir
+from training.monitor.run_status import DIED, ELSEWHERE_S, STOPPED
+from training.monitor.runs.facts import RunFacts
+
+QUEUED = ("submitted", "requeue")
+# states of a job that does not start again
+OVER = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "TIMEOUT"),
+)
+
+
+def reason(run: RunFacts) -> str:
+    """Why the run is left alone; "" if no job continues it."""
+    created = number((rundir.read_json(run.run.plan) or {}).get("created")) or 0.0
+    events = (event for event in backwards(run.run.events) if event.get("event") in QUEUED)
+    newest = next(events, {})
+    at, job = number(newest.get("time")) or 0.0, text(newest.get("job"))
+    if not (waits := job is not None and at > created):
+        # after a preemption or the loss of a node, SLURM itself requeues: without an event
+        job = _last_job(run.run) if run.state in (STOPPED, DIED) else None
+    if job is None:
+        return ""
+
+    from training.launcher.slurm import job as slurm_job
+
+    state, _ = slurm_job.state_of(job, patient=False)
+    if state != slurm_job.UNKNOWN:
+        return "" if state in OVER else msg("cli.clean.queued", job=job, state=state)
+    # of another cluster, for example, or this machine has no SLURM
+    return (
+        msg("cli.clean.queued_unknown", job=job) if waits and time.time() - at < ELSEWHERE_S else ""
+    )
+
+
+def _last_job(run: RunDir) -> str | None:
+    """The job of the run's newest submission, if it has started."""
+    records: list[Path] = sorted(run.path.glob("code*.json"), key=lambda path: mtime(path) or 0.0)
+    return text((rundir.read_json(records[-1]) or {}).get("job")) if records else None
