@@ -198,6 +198,15 @@ def test_an_error_of_a_kernel_is_the_programs(run: RunDir) -> None:
     assert "planted" in record["summary"]
 
 
+def test_a_launch_failure_is_of_the_gpu_only_with_evidence(run: RunDir) -> None:
+    """CUDA reports a bad pointer of a kernel by the same number."""
+    report_error(run, 1, "AcceleratorError", "CUDA error: unspecified launch failure")
+    record = failed(run, MMU.format(bus="5e", pid=PIDS[1]), 1)
+    assert verdict(record) == ("cuda_device_assert", "error", 1) and record["suspect_gpu"]
+    record = failed(run, LOST.format(bus="5e"), 1)
+    assert verdict(record) == ("gpu_hardware", "error", 1) and "suspect_gpu" not in record
+
+
 def test_further_messages_about_a_gpu_are_shown(run: RunDir) -> None:
     lines = [
         BUS_ERROR.format(bus="5E", severity="Uncorrected (Fatal)"),

@@ -35,7 +35,8 @@ NO_FAILURE = re.compile(r"NCCL INFO")  # NCCL logs its attempts there
 MERELY = re.compile(r"\b[A-Z]\w*Warning: ")
 GOES_ON = re.compile(
     r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing"
-    r"|going on|(?:will )?retry(?:ing)?|recover(?:ed|ing)?)\b"  # language: quoted
+    # NVML: "Reboot the system to recover this GPU"
+    r"|going on|(?:will )?retry(?:ing)?|recover(?:ed|ing)?(?! this GPU))\b"  # language: quoted
 )
 WORLD = re.compile(
     r"(?:world[_ -]?size|num_processes|nproc[_-]per[_-]node|WORLD_SIZE|nranks|num_ranks|n_gpus"
