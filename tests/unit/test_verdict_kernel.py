@@ -112,9 +112,10 @@ def test_a_killed_worker_that_an_error_names(run: RunDir) -> None:
     message = "DataLoader worker (pid 4242) is killed by signal: Killed. "
     report_error(run, 1, "RuntimeError", message)
     record = failed(run, OOM.format(pid=4242), 1)
-    assert verdict(record) == ("host_oom_killed", "error", 1)
+    assert verdict(record) == ("host_oom_killed", "error", 1) and record["worker"]
     record = failed(run, OOM.format(pid=4243), 1)
     assert verdict(record)[0] == "dataloader_worker_died" and quoted(record) == []
+    assert "worker" not in failed(run, OOM.format(pid=PIDS[0]), 1), "rank 0 itself"
 
 
 def test_a_kill_without_a_message_was_not_for_memory(

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 SHOWN_CHARACTERS = 240  # of an exception's message
 UNCLEAR = {*causes.VAGUE, cause_ids.SEGFAULT, cause_ids.KILLED}
+OF_MEMORY = (cause_ids.HOST_OOM_KILLED, cause_ids.SHM_TOO_SMALL)
 OF_DEATHS: dict[str, str] = {  # by kind
     DESYNC: cause_ids.COLLECTIVE_TIMEOUT,
     UNEVEN: cause_ids.EXIT_STATUS,
@@ -157,7 +158,10 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         record["kernel"] = kernel.record()
     _add_parts(record, outcome, own, run, plan)
     event = logged.event if logged else None
-    failed_gpus.note(record, outcome, plan, places, own, event.line.text if event else "")
+    line = event.line.text if event else ""
+    failed_gpus.note(record, outcome, plan, places, own, line)
+    if record["cause"] in OF_MEMORY and causes.of_worker(own, line):
+        record["worker"] = True
     if lost:
         record["node"] = lost.node
     else:

@@ -259,6 +259,7 @@ class Recovery:
             record["summary"],
             gone=tuple(record.get("lost_ranks", ())),
             suspect_gpu=record.get("suspect_gpu", False),
+            worker=record.get("worker", False),
             occupied="occupied" in record,
             snapshot=self._snapshot,
         )

@@ -66,8 +66,7 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return smaller
     # a code error would have shown at the first step
     suspect = fewer_ranks.may_be_gpu(failure, plan) and failure.step > 1
-    # a rank that the kernel killed may find more memory at the next attempt
-    if failure.cause in NEVER and -failure.status != signal.SIGKILL and not suspect:
+    if lasts(failure) and not suspect:
         return GiveUp(NEVER[failure.cause])
     row = _row([*before, failure])[:-1]
     cured = _smaller_batch(failure, plan) or _fewer_workers(failure, plan, row)
@@ -76,7 +75,7 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
     if failure.kind == DIED and failure.status >= 0:
         return GiveUp(msg("launcher.retry.exits_by_itself", summary=failure.summary))
     passing = killed(failure) or may_pass(failure) or suspect or failure.occupied
-    if not (passing or failure.cause in WORKER):
+    if not (passing or _of_loader(failure)):
         return GiveUp(msg("launcher.retry.never.code_error"))
     same_plan = row[max((i + 1 for i, f in enumerate(row) if f.changed), default=0) :]
     passes = failure.occupied or failure.cause in PASSING
@@ -93,6 +92,15 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
             )
         )
     return Restart(number, pause_s=pause_before(failure, row))
+
+
+def lasts(failure: Failure) -> bool:
+    """Has it a cause that a restart cannot remove? Not if the kernel has killed the rank, which may
+    find more memory at the next attempt, or a worker."""
+    killed_for_memory = failure.cause == cause_ids.HOST_OOM_KILLED and (
+        failure.worker or -failure.status == signal.SIGKILL
+    )
+    return failure.cause in NEVER and not killed_for_memory
 
 
 def may_pass(failure: Failure) -> bool:
@@ -178,4 +186,4 @@ def _of_loader(failure: Failure) -> bool:
         and failure.rank is not None
         and phases.needs_data(failure.phase)
     )
-    return stuck or failure.cause in WORKER
+    return stuck or failure.worker or failure.cause in WORKER

@@ -40,6 +40,7 @@ class Failure:
     # machines that were lost by this failure and have joined again
     returned: tuple[int, ...] = ()
     suspect_gpu: bool = False  # the GPU of `rank` may be defective
+    worker: bool = False  # a data-loader worker of `rank` lacked memory, not the rank itself
     occupied: bool = False  # other processes have exhausted the GPU of `rank`
     snapshot: Snapshot | None = None  # newest one of a script
 

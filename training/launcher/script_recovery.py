@@ -30,7 +30,7 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
     if smaller := fewer_ranks.remedy(failure, plan, before):
         return smaller
     suspect = fewer_ranks.may_be_gpu(failure, plan)
-    if failure.cause in NEVER and not (killed(failure) or suspect):
+    if failure.cause in NEVER and not (killed(failure) or failure.worker or suspect):
         return GiveUp(NEVER[failure.cause])
     passing = killed(failure) or may_pass(failure) or failure.occupied
     since = [f for f in before if not moved(f.snapshot, failure.snapshot)]
