@@ -105,10 +105,9 @@ def test_no_remedy_unless_restarts_were_requested(failure: Failure) -> None:
     assert remedy(failure, plan(retries=0), []) == GiveUp("")
 
 
-def test_no_restart_after_an_abort_with_a_gpu_error() -> None:
-    broken = Failure(
-        "gpu_hardware", "died", 0, ABORT, 5, 0, "step 5: backward", "killed by SIGABRT"
-    )
+@pytest.mark.parametrize("status", [ABORT, KILL])
+def test_no_restart_after_a_signal_with_a_gpu_error(status: int) -> None:
+    broken = Failure("gpu_hardware", "died", 0, status, 5, 0, "step 5: backward", "killed")
     assert remedy(broken, plan(), []) == GiveUp(recovery_policy.NEVER["gpu_hardware"])
 
 
