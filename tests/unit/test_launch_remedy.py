@@ -92,6 +92,7 @@ CODE = "a code error recurs"
         (error("cuda_device_assert"), GiveUp(CODE)),
         (error("gpu_hardware"), GiveUp(recovery_policy.NEVER["gpu_hardware"])),
         (error("disk_full"), GiveUp(recovery_policy.NEVER["disk_full"])),
+        (error("shm_too_small"), GiveUp(msg("launcher.retry.never.shm"))),
         (error("host_oom_killed"), GiveUp(recovery_policy.NEVER["host_oom_killed"])),
     ],
     ids=str,
@@ -252,6 +253,8 @@ def test_out_of_memory_where_the_batch_does_not_matter_is_not_cured_by_a_smaller
     [
         error("dataloader_worker_died"),
         replace(error("host_oom_killed"), worker=True),
+        replace(error("shm_too_small"), worker=True),
+        replace(error("shm_too_small"), phase="step 23: fetch"),
         hang(phase="step 23: fetch"),
         hang("stopped", "epoch 2: creating data iterator"),
     ],

@@ -42,7 +42,6 @@ CURES = (
     "num_workers",
     "persistent_workers",
 )
-WORKER = {cause_ids.DATALOADER_WORKER_DIED, cause_ids.SHM_TOO_SMALL}
 # Causes that a restart cannot remove, and why.
 NEVER = {
     cause_ids.NAN_LOSS: msg("launcher.retry.never.nan"),
@@ -76,7 +75,9 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return GiveUp(msg("launcher.retry.exits_by_itself", summary=failure.summary))
     passing = killed(failure) or may_pass(failure) or suspect or failure.occupied
     if not (passing or _of_loader(failure)):
-        return GiveUp(msg("launcher.retry.never.code_error"))
+        full = failure.cause == cause_ids.SHM_TOO_SMALL
+        never = msg("launcher.retry.never.shm") if full else msg("launcher.retry.never.code_error")
+        return GiveUp(never)
     same_plan = row[max((i + 1 for i, f in enumerate(row) if f.changed), default=0) :]
     passes = failure.occupied or failure.cause in PASSING
     if not passes and any(failure.same(earlier) for earlier in same_plan):
@@ -181,9 +182,9 @@ def _fewer_workers(failure: Failure, plan: Plan, row: Sequence[Failure]) -> Rest
 
 
 def _of_loader(failure: Failure) -> bool:
-    stuck = (
-        failure.kind in (HANG, STOPPED, BLOCKED)
-        and failure.rank is not None
-        and phases.needs_data(failure.phase)
-    )
-    return stuck or failure.worker or failure.cause in WORKER
+    if failure.worker or failure.cause == cause_ids.DATALOADER_WORKER_DIED:
+        return True
+    stuck = failure.kind in (HANG, STOPPED, BLOCKED) and failure.rank is not None
+    # NCCL needs /dev/shm too
+    full = failure.cause == cause_ids.SHM_TOO_SMALL
+    return (stuck or full) and phases.needs_data(failure.phase)
