@@ -99,9 +99,9 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     thrown = logged.event.thrown if logged and logged.event else None
     if logged:
         cause, kind, summary = rank_log.explain(outcome, logged, own, cause, kind, summary)
-    # A driver that is not kept loaded may need longer: no proof against an exception.
-    hasty = not places and cause in causes.VAGUE and _in_a_hurry(outcome, plan, own)
-    if gone and kind in (DIED, ERROR) and cause in UNCLEAR and not (hasty and (own or thrown)):
+    # a driver that is not kept loaded may need longer
+    hasty = not places and _in_a_hurry(outcome, plan, own)
+    if gone and kind in (DIED, ERROR) and cause in UNCLEAR and not hasty:
         cause, summary = cause_ids.GPU_HARDWARE, gone  # its driver does not answer
     kernel = kernel_evidence.consult(outcome, run, plan, cause, kind, own)
     ended = rank_log.status(logged, own, status)
@@ -156,12 +156,10 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     }
     if kernel:
         record["kernel"] = kernel.record()
-    _add_parts(record, outcome, own, run, plan)
     event = logged.event if logged else None
     line = event.line.text if event else ""
+    _add_parts(record, outcome, own, run, plan, line)
     failed_gpus.note(record, outcome, plan, places, own, line)
-    if record["cause"] in OF_MEMORY and causes.of_worker(own, line):
-        record["worker"] = True
     if lost:
         record["node"] = lost.node
     else:
@@ -194,9 +192,11 @@ def _add_parts(
     own: RankErrorRecord | None,
     run: rundir.RunDir,
     plan: Plan,
+    line: str,
 ) -> None:
     """What only some ends have: a rank that did not stop, a hang that may end, threads of ranks,
-    the process of mp.spawn that has failed, the folder on a full disk, ranks lost before."""
+    the process of mp.spawn or the data-loader worker that has failed, the folder on a full disk,
+    ranks lost before. `line`: of the log, with the error."""
     if record["kind"] == rundir.ASKED and outcome.stalled:
         stop_report.add_stalled(record, outcome.stalled, run)
     if outcome.finding and outcome.finding.may_end:
@@ -207,6 +207,8 @@ def _add_parts(
         record["threads"] = {str(r): text for r, text in sorted(outcome.in_threads.items())}
     if own and "process" in own and own["rank"] == record["rank"]:
         record["process"] = own["process"]
+    if record["cause"] in OF_MEMORY and causes.of_worker(own, line):
+        record["worker"] = True
     full_disk.note(record, own, run, known=outcome.ours)
 
 
