@@ -256,6 +256,8 @@ def of_node(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     record = failure(outcome, run, plan)
     # with a shared disk the report of another machine's rank is known here, too
     record.setdefault("node", seats.machine_of(plan, record["rank"]))
+    if outcome.blocked:
+        record["blocked"] = outcome.blocked
     if not plan.get("shared", True):
         host = socket.gethostname()
         record["log"] = f"{host}:{record['log']}"
