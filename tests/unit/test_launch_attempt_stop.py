@@ -323,6 +323,35 @@ def test_ranks_that_are_to_start_again_with_others_are_not_hurried(
     assert failure_report.exit_code(outcome) == Exit.PREEMPTED
 
 
+@pytest.mark.parametrize(("limit_s", "status"), [(60.0, 0), (0.1, -signal.SIGKILL)])
+def test_a_script_whose_ranks_change_may_save_as_under_torchrun(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, limit_s: float, status: int
+) -> None:
+    monkeypatch.setattr(timeouts, "STALL_S", 0.1)
+    monkeypatch.setattr(timeouts, "RESIZE_S", limit_s)
+    code = (
+        "def save(*_):\n    Path(sys.argv[1], 'asked').touch()\n"
+        "    while not Path(sys.argv[1], 'go').exists(): time.sleep(0.01)\n    os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, save); Path(sys.argv[1], 'ready').touch()\n"
+        "time.sleep(600)"
+    )
+    command = [sys.executable, "-c", RANK + code, str(run.path)]
+    monkeypatch.setattr(local_ranks, "command", lambda *_: command)
+    tried = Attempt(run, PLAN | {"script": SCRIPT}, LocalRanks(range(1), 1), uuid.uuid4().hex)
+    saving: list[float] = []
+
+    def ask() -> None:
+        if (run.path / "ready").exists() and not tried.outcome.resized:
+            tried.stop.for_other_ranks()
+        if (run.path / "asked").exists():
+            saving.append(time.monotonic())
+        if saving and status == 0 and saving[-1] - saving[0] > 5 * timeouts.STALL_S:
+            (run.path / "go").touch()
+
+    tried.each_pass = ask
+    assert tried.go().ended == [(0, status)] and not tried.outcome.killed
+
+
 @pytest.mark.parametrize(
     ("number", "code", "name"), [(signal.SIGTERM, 75, "SIGTERM"), (signal.SIGINT, 130, "Ctrl-C")]
 )

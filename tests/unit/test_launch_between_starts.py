@@ -19,12 +19,14 @@ from training.core.errors import Exit
 from training.core.failure_kinds import GONE, SILENT
 from training.core.rundir import RunDir, read_json
 from training.launcher import coordinator, listener, peer, peer_link, same_settings
+from training.launcher import leader as leading
 from training.launcher.admission import PROTOCOL
 from training.launcher.json_socket import JsonSocket
 from training.launcher.local_ranks import free_port
 from training.launcher.outcome import Outcome
 from training.launcher.peer_link import Stopped, Waiting
 from training.launcher.peer_messages import PeerMessages
+from training.launcher.restart import Restart
 
 __all__ = ["run"]  # fixture
 
@@ -95,6 +97,27 @@ def test_a_stop_request_is_not_lost_while_the_failure_is_examined() -> None:
         line.stop(signal.SIGINT)
         received = JsonSocket(near).arrived()
     assert received[-1] == {"over": Exit.INTERRUPTED}
+
+
+def test_a_machine_that_pauses_before_a_restart_is_not_silent(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would take over from one that is silent for longer than a healthy one."""
+    monkeypatch.setattr(leading, "PING_S", 0.05)
+    far, near = wires()
+    with coordinator.Coordinator(of_network(0, free_port(LOOPBACK))) as line:  # type: ignore[arg-type]
+        line._begun = True
+        line.met(1, far, LOOPBACK, "a")
+        made = leader(run, line, elastic=False)  # type: ignore[arg-type]
+        assert not made._pause(Restart(1)), "none"
+        assert JsonSocket(near).arrived() == []
+        assert not made._pause(Restart(1, pause_s=0.3))
+        told = JsonSocket(near).arrived()
+        assert len(told) > 1 and all(one.keys() == {"undecided"} for one in told)
+        JsonSocket(near).send({"asked": int(signal.SIGTERM), "times": 1})
+        with pytest.raises(Stopped) as stopped:
+            made._pause(Restart(1, pause_s=60.0))
+    assert stopped.value.number == signal.SIGTERM
 
 
 def test_a_late_report_of_readiness_is_not_a_failure() -> None:

@@ -17,6 +17,7 @@ from training.launcher import (
     fewer_ranks,
     local_ranks,
     recovery,
+    rejoin,
     replan,
     restart_order,
     seats,
@@ -137,6 +138,26 @@ def test_another_failure_is_restarted_with_the_machines_that_are_back() -> None:
     assert isinstance(chosen.team, Team) and chosen.team.seats == (0, 1, 2, 3, 4, 5)
     found = dict(replan.with_team(found, chosen.team, ""))  # type: ignore[arg-type]
     assert found["elastic"]["lost"] == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "rejoined", "back"),
+    [
+        ("gpu_hardware", [], [2, 3]),
+        ("gpu_hardware", [2, 3], [3]),
+        ("no_gpu", [2, 3], [3]),
+        ("peer_died", [2, 3], [2, 3]),
+    ],
+)
+def test_a_gpu_that_was_defective_twice_does_not_return_with_its_machine(
+    cause: str, rejoined: list[int], back: list[int]
+) -> None:
+    found = after(after(node_plan(0), failed(2)), lost(1))
+    first = found["elastic"]["lost"][0]
+    assert (first["seat"], first["cause"]) == (2, "gpu_hardware")
+    first["cause"] = cause
+    found["elastic"]["rejoined"] = rejoined
+    assert rejoin.back(found, Line((1,), (1,))) == back  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

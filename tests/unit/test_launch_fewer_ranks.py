@@ -210,6 +210,21 @@ def test_a_gpu_that_is_back_and_hangs_at_every_start_is_left_out_again() -> None
     assert figures(after(whole, stuck, stuck))[3] == [0, 2, 3]
 
 
+def test_a_data_loader_or_a_disk_that_is_stuck_costs_no_gpu() -> None:
+    now = plan(4)
+    now["config"]["num_workers"] = 4
+    for kind in ("hang", "blocked"):
+        first = failed(1, "hang", 13, kind=kind, phase="step 13: fetch")
+        chosen = remedy(replace(first, step=23, phase="step 23: fetch"), now, [first])
+        assert isinstance(chosen, Restart) and chosen.changes == {"num_workers": 2}
+        assert chosen.team is None
+        for phase in ("checkpoint", "summary"):
+            first = replace(first, phase=phase)
+            assert remedy(replace(first, step=23), now, [first]) == Restart(2)
+        first = replace(first, phase="step 13: forward")
+        assert figures(after(now, replace(first, step=23), first))[3] == [0, 2, 3]
+
+
 def test_a_gpu_that_is_unavailable_at_a_restart_is_lost() -> None:
     busy = failed(2, "no_gpu")
     assert figures(after(plan(4), busy, failed(0, "killed")))[3] == [0, 1, 3]

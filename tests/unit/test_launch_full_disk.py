@@ -264,7 +264,7 @@ def leader(run: RunDir, line: Others, *, elastic: bool) -> Leader:
     made.launch = Launch(run, own, PostRun(run, own), "70ce")  # type: ignore[arg-type]
     made._line = line  # type: ignore[assignment]
     chosen = Restart(1, {"device_batch_size": 4}, "out of memory")
-    made.launch.recovery._failures = [made.launch.recovery._failure(REPORTED)]
+    made.launch.recovery._failures = [made.launch.recovery._failure(REPORTED, Outcome())]
     made.launch.recovery.choose = lambda *_: chosen  # type: ignore[method-assign]
     return made
 

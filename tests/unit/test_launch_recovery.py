@@ -14,6 +14,7 @@ from tests.unit.verdicts import beat_at
 from training.core import heartbeat, manifest
 from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat
+from training.core.messages import msg
 from training.core.rundir import RunDir, append_json, read_json, read_records, write_json
 from training.launcher import failure_report, recovery_policy, script_snapshot, stop_signals
 from training.launcher.outcome import Outcome
@@ -311,6 +312,16 @@ def test_without_a_restart_a_late_stop_signal_changes_nothing(
 
 # ── on several machines
 # ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_rank_of_another_machine_that_cannot_be_killed_ends_the_run(run: RunDir) -> None:
+    there: Any = plan() | {"place": {"node_rank": 1, "nnodes": 2}}
+    found = Outcome(guilty=(1, KILL), here=(1, KILL), blocked="rank 1 does not end")
+    sent = failure_report.of_node(found, run, there)
+    assert sent["blocked"] == "rank 1 does not end"
+    tried = Recovery(run, plan())
+    assert tried.choose(sent, Outcome(guilty=(1, KILL), elsewhere=True)) is None
+    assert tried.given_up == msg("launcher.restart.not_restarted", reason=sent["blocked"])
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -92,6 +92,8 @@ CODE = "a code error recurs"
         (error("cuda_device_assert"), GiveUp(CODE)),
         (error("gpu_hardware"), GiveUp(recovery_policy.NEVER["gpu_hardware"])),
         (error("disk_full"), GiveUp(recovery_policy.NEVER["disk_full"])),
+        (error("shm_too_small"), GiveUp(msg("launcher.retry.never.shm"))),
+        (error("host_oom_killed"), GiveUp(recovery_policy.NEVER["host_oom_killed"])),
     ],
     ids=str,
 )
@@ -104,10 +106,9 @@ def test_no_remedy_unless_restarts_were_requested(failure: Failure) -> None:
     assert remedy(failure, plan(retries=0), []) == GiveUp("")
 
 
-def test_no_restart_after_an_abort_with_a_gpu_error() -> None:
-    broken = Failure(
-        "gpu_hardware", "died", 0, ABORT, 5, 0, "step 5: backward", "killed by SIGABRT"
-    )
+@pytest.mark.parametrize("status", [ABORT, KILL])
+def test_no_restart_after_a_signal_with_a_gpu_error(status: int) -> None:
+    broken = Failure("gpu_hardware", "died", 0, status, 5, 0, "step 5: backward", "killed")
     assert remedy(broken, plan(), []) == GiveUp(recovery_policy.NEVER["gpu_hardware"])
 
 
@@ -251,6 +252,9 @@ def test_out_of_memory_where_the_batch_does_not_matter_is_not_cured_by_a_smaller
     "failure",
     [
         error("dataloader_worker_died"),
+        replace(error("host_oom_killed"), worker=True),
+        replace(error("shm_too_small"), worker=True),
+        replace(error("shm_too_small"), phase="step 23: fetch"),
         hang(phase="step 23: fetch"),
         hang("stopped", "epoch 2: creating data iterator"),
     ],

@@ -47,6 +47,13 @@ def test_which_failures_are_tried_again() -> None:
     assert remedy(replace(RAISE, summary="OSError: other"), PLAN, [RAISE]) == Restart(2)
     full = replace(RAISE, cause="disk_full")
     assert remedy(full, PLAN, []) == GiveUp(NEVER["disk_full"])
+    memory = replace(RAISE, cause="host_oom_killed")
+    assert remedy(memory, PLAN, []) == GiveUp(NEVER["host_oom_killed"])
+    assert remedy(replace(memory, worker=True), PLAN, []) == Restart(1)
+    for status in (-6, -7, -9, -11):
+        broken = replace(KILL, cause="gpu_hardware", status=status)
+        assert remedy(broken, PLAN, []) == GiveUp(NEVER["gpu_hardware"])
+    assert remedy(replace(KILL, cause="host_oom_killed"), PLAN, []) == Restart(1)
     network = replace(RAISE, cause="nccl_network")
     assert [remedy(network, PLAN, [network] * n) for n in (0, 1)] == [
         Restart(1, pause_s=1.0),

@@ -112,9 +112,10 @@ def test_a_killed_worker_that_an_error_names(run: RunDir) -> None:
     message = "DataLoader worker (pid 4242) is killed by signal: Killed. "
     report_error(run, 1, "RuntimeError", message)
     record = failed(run, OOM.format(pid=4242), 1)
-    assert verdict(record) == ("host_oom_killed", "error", 1)
+    assert verdict(record) == ("host_oom_killed", "error", 1) and record["worker"]
     record = failed(run, OOM.format(pid=4243), 1)
     assert verdict(record)[0] == "dataloader_worker_died" and quoted(record) == []
+    assert "worker" not in failed(run, OOM.format(pid=PIDS[0]), 1), "rank 0 itself"
 
 
 def test_a_kill_without_a_message_was_not_for_memory(
@@ -196,6 +197,15 @@ def test_an_error_of_a_kernel_is_the_programs(run: RunDir) -> None:
     record = failed(run, MMU.format(bus="5e", pid=PIDS[1]), 1)
     assert verdict(record) == ("cuda_device_assert", "error", 1)
     assert "planted" in record["summary"]
+
+
+def test_a_launch_failure_is_of_the_gpu_only_with_evidence(run: RunDir) -> None:
+    """CUDA reports a bad pointer of a kernel by the same number."""
+    report_error(run, 1, "AcceleratorError", "CUDA error: unspecified launch failure")
+    record = failed(run, MMU.format(bus="5e", pid=PIDS[1]), 1)
+    assert verdict(record) == ("cuda_device_assert", "error", 1) and record["suspect_gpu"]
+    record = failed(run, LOST.format(bus="5e"), 1)
+    assert verdict(record) == ("gpu_hardware", "error", 1) and "suspect_gpu" not in record
 
 
 def test_further_messages_about_a_gpu_are_shown(run: RunDir) -> None:

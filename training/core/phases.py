@@ -56,6 +56,8 @@ LONG = (
     "preparing data",
     "creating data iterator",
 )
+# Phases that write to a disk.
+WRITING = ("checkpoint", "summary")
 # Phases that read from a disk besides DATA: libraries, checkpoints.
 READING = (
     "importing torch",
@@ -81,6 +83,12 @@ def waits(phase: str) -> bool:
 
 def needs_data(phase: str) -> bool:
     return phase.endswith(DATA)
+
+
+def off_gpu(phase: str) -> bool:
+    """Whether a rank that is stuck in this phase waits for its data loader or a disk, not for its
+    GPU."""
+    return needs_data(phase) or phase in WRITING
 
 
 def takes_long(phase: str) -> bool:

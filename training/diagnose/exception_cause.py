@@ -52,6 +52,7 @@ LEFT = "SystemExit"  # type in the error file of a script that called sys.exit
 EXITED = "ProcessExitedException"
 BY_SIGNAL = re.compile(r"terminated with signal (SIG\w+)")
 BUFFER = 16 << 10  # bytes that a process may still print after the traceback that ended it
+WORKER = "DataLoader worker"  # in torch's messages
 OF_SOCKETS = (
     *("ConnectionRefusedError", "ConnectionResetError", "ConnectionAbortedError"),
     *("BrokenPipeError", "TimeoutError"),
@@ -292,6 +293,12 @@ def suspects_gpu(error: ReportedError | None, line: str) -> bool:
     found = [_signature(text) for text in (*map(_text, chain), line)]
     kernel = [s for s in found if s and s.cause == cause_ids.CUDA_DEVICE_ASSERT]
     return bool(kernel) and all(s.suspect for s in kernel)
+
+
+def of_worker(error: ReportedError | None, line: str) -> bool:
+    """Was a data-loader worker killed, or did it raise the error? `line`: of the log."""
+    chain = (error, *error.get("before", ())) if error else ()
+    return any(WORKER in text for text in (*(one["message"] for one in chain), line))
 
 
 def _known(error: ChainedError) -> tuple[str, str]:

@@ -55,10 +55,11 @@ class AttemptLimits:
         beats = state.beats()
         if self._all_finished(beats):
             self._end_finished(beats)
-        elif self._stop.asked_at is not None and now - self._stop.asked_at > timeouts.STALL_S:
+        elif (asked_at := self._stop.asked_at) is not None:
             if outcome.resized and not outcome.ours:
-                self._children.kill_finished()
-            elif self._ignores_stop(beats):
+                if now - asked_at > timeouts.RESIZE_S:
+                    self._children.kill_finished()
+            elif now - asked_at > timeouts.STALL_S and self._ignores_stop(beats):
                 self._keep_stalled(beats)
                 self._children.kill()
         for lost in state.link.watch(self.waiting_s(beats)) if state.link else []:

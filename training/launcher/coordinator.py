@@ -178,17 +178,28 @@ class Coordinator(PeerLink):
         everyone = set(range(self.place.nnodes))
         while everyone - {self._own, *self.wires, *known} and waiting.seconds <= seconds:
             waiting.report(msg("launcher.nodes.another"), why)
-            if waiting.seconds - told_s >= PING_S:  # the others wait for a decision
+            if waiting.seconds - told_s >= PING_S:
                 told_s = waiting.seconds
-                self.send_all({"undecided": why})
-            self.greet_late()
-            for node in list(self.wires):
-                self._read_ready(node)
-            self.unless_asked()
+                self.hold(why)
+            else:
+                self._listen_to_all()
             if set(self.ready_again) - known:
                 return True
             time.sleep(RETRY_S)
         return False
+
+    def hold(self, why: str) -> None:
+        """The others wait for a decision, which this machine cannot make yet (`why`)."""
+        self.send_all({"undecided": why})
+        self._listen_to_all()
+
+    def _listen_to_all(self) -> None:
+        """Between two starts. Raises Stopped if another machine was asked to stop."""
+        if self._elastic:
+            self.greet_late()
+        for node in list(self.wires):
+            self._read_ready(node)
+        self.unless_asked()
 
     def _read_ready(self, node: int) -> LostPeer | None:
         """Record whether this node is ready; the loss if it is lost."""

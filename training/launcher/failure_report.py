@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 SHOWN_CHARACTERS = 240  # of an exception's message
 UNCLEAR = {*causes.VAGUE, cause_ids.SEGFAULT, cause_ids.KILLED}
+OF_MEMORY = (cause_ids.HOST_OOM_KILLED, cause_ids.SHM_TOO_SMALL)
 OF_DEATHS: dict[str, str] = {  # by kind
     DESYNC: cause_ids.COLLECTIVE_TIMEOUT,
     UNEVEN: cause_ids.EXIT_STATUS,
@@ -98,9 +99,9 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     thrown = logged.event.thrown if logged and logged.event else None
     if logged:
         cause, kind, summary = rank_log.explain(outcome, logged, own, cause, kind, summary)
-    # A driver that is not kept loaded may need longer: no proof against an exception.
-    hasty = not places and cause in causes.VAGUE and _in_a_hurry(outcome, plan, own)
-    if gone and kind in (DIED, ERROR) and cause in UNCLEAR and not (hasty and (own or thrown)):
+    # a driver that is not kept loaded may need longer
+    hasty = not places and _in_a_hurry(outcome, plan, own)
+    if gone and kind in (DIED, ERROR) and cause in UNCLEAR and not hasty:
         cause, summary = cause_ids.GPU_HARDWARE, gone  # its driver does not answer
     kernel = kernel_evidence.consult(outcome, run, plan, cause, kind, own)
     ended = rank_log.status(logged, own, status)
@@ -155,9 +156,10 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     }
     if kernel:
         record["kernel"] = kernel.record()
-    _add_parts(record, outcome, own, run, plan)
     event = logged.event if logged else None
-    failed_gpus.note(record, outcome, plan, places, own, event.line.text if event else "")
+    line = event.line.text if event else ""
+    _add_parts(record, outcome, own, run, plan, line)
+    failed_gpus.note(record, outcome, plan, places, own, line)
     if lost:
         record["node"] = lost.node
     else:
@@ -190,9 +192,11 @@ def _add_parts(
     own: RankErrorRecord | None,
     run: rundir.RunDir,
     plan: Plan,
+    line: str,
 ) -> None:
     """What only some ends have: a rank that did not stop, a hang that may end, threads of ranks,
-    the process of mp.spawn that has failed, the folder on a full disk, ranks lost before."""
+    the process of mp.spawn or the data-loader worker that has failed, the folder on a full disk,
+    ranks lost before. `line`: of the log, with the error."""
     if record["kind"] == rundir.ASKED and outcome.stalled:
         stop_report.add_stalled(record, outcome.stalled, run)
     if outcome.finding and outcome.finding.may_end:
@@ -203,6 +207,8 @@ def _add_parts(
         record["threads"] = {str(r): text for r, text in sorted(outcome.in_threads.items())}
     if own and "process" in own and own["rank"] == record["rank"]:
         record["process"] = own["process"]
+    if record["cause"] in OF_MEMORY and causes.of_worker(own, line):
+        record["worker"] = True
     full_disk.note(record, own, run, known=outcome.ours)
 
 
@@ -250,6 +256,8 @@ def of_node(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     record = failure(outcome, run, plan)
     # with a shared disk the report of another machine's rank is known here, too
     record.setdefault("node", seats.machine_of(plan, record["rank"]))
+    if outcome.blocked:
+        record["blocked"] = outcome.blocked
     if not plan.get("shared", True):
         host = socket.gethostname()
         record["log"] = f"{host}:{record['log']}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config import batch
-from training.core import cause_ids
+from training.core import cause_ids, phases
 from training.core.failure_kinds import SILENT
 from training.core.messages import msg
 from training.core.units import plural
@@ -259,7 +259,8 @@ def _by_hardware(failure: Failure, before: Sequence[Failure]) -> bool:
 
 def _of_one_rank(failure: Failure) -> bool:
     """A failure that a defective device could explain."""
-    stuck = failure.cause == cause_ids.HANG and failure.kind in (HANG, BLOCKED)
+    hangs = failure.cause == cause_ids.HANG and failure.kind in (HANG, BLOCKED)
+    stuck = hangs and not phases.off_gpu(failure.phase)
     explained = failure.cause in (cause_ids.HOST_OOM_KILLED, cause_ids.CUDA_DEVICE_ASSERT)
     crashed = killed(failure) and not explained
     return failure.rank is not None and (stuck or crashed or failure.suspect_gpu)

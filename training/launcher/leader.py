@@ -26,7 +26,7 @@ from training.launcher.coordinator import Coordinator
 from training.launcher.json_socket import Message
 from training.launcher.machine import Launch, Machine
 from training.launcher.outcome import Outcome
-from training.launcher.peer_link import Waiting
+from training.launcher.peer_link import PING_S, Waiting
 from training.launcher.replica.sender import ReplicaSender
 from training.launcher.restart import Restart, Team
 from training.launcher.saved import Saved
@@ -93,7 +93,7 @@ class Leader(Machine):
             if why := self._too_few():
                 return self._leave(why, alone=True)
             leadership.announce(run, plan, recovery.attempt + 1)
-        if chosen and recovery.asked_to_stop(chosen.pause_s):
+        if chosen and self._pause(chosen):
             chosen = None
         # After the pause: a machine that is lost in it must not keep the others from the start.
         claimed = self._claim() if chosen and "elastic" in plan else True
@@ -112,6 +112,17 @@ class Leader(Machine):
             return int(recovery.stopped)
         endings.report_end(run, plan, outcome, record, recovery.given_up)
         return int(record["exit_code"])
+
+    def _pause(self, chosen: Restart) -> bool:
+        """Before a restart: has a stop signal arrived? The pause may be longer than the others wait
+        for a silent machine."""
+        end = time.monotonic() + chosen.pause_s
+        why = msg("launcher.nodes.pauses", pause_s=chosen.pause_s)
+        while (left_s := max(0.0, end - time.monotonic())) > 0:
+            self.line.hold(why)
+            if self.launch.recovery.asked_to_stop(min(PING_S, left_s)):
+                return True
+        return self.launch.recovery.asked_to_stop()
 
     def _superseded(self) -> bool:
         """Whether another machine has decided on the next start."""

@@ -37,7 +37,7 @@ STILL_S = SILENT_S - 2 * PING_S  # the ranks may have stopped slightly later tha
 TURN_S = 1.0
 SETTLE_S = 6.0  # longer than the grace of the other ranks (training.launcher.timeouts)
 PAUSE_S = 0.05
-# Between two starts a healthy machine may pause (recovery_policy.PAUSES_S) and settle the failure.
+# Between two starts a healthy machine may settle the failure; in a pause it is not silent.
 BETWEEN_STARTS_S = 60.0
 REPORT_AFTER_S, REPORT_EVERY_S = 5.0, 30.0
 UNREACHABLE = msg("launcher.nodes.unreachable")

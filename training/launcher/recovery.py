@@ -87,7 +87,7 @@ class Recovery:
         reason where too few ranks are left, whether another machine has joined since."""
         beats = heartbeat.read_all(self.run.heartbeats)
         self._failed_at = max((b.wall_time for b in beats), default=record["time"])
-        failure, chosen = self._decided(self._failure(record), outcome, line)
+        failure, chosen = self._decided(self._failure(record, outcome), outcome, line)
         while isinstance(chosen, GiveUp) and chosen.too_few and line and wait(chosen.reason):
             joined = {node for node in line.missing() if node in line.ready_again}
             failure = replace(failure, returned=tuple(joined))
@@ -119,8 +119,8 @@ class Recovery:
             self._policy(failure, self.plan, self._failures) if late or not asked else GiveUp("")
         )
         # the rank of a lost GPU may wait for it in the driver for ever
-        if isinstance(chosen, Restart) and outcome.blocked and not chosen.team:
-            chosen = GiveUp(outcome.blocked)
+        if isinstance(chosen, Restart) and failure.blocked and not chosen.team:
+            chosen = GiveUp(failure.blocked)
         if isinstance(chosen, Restart) and "elastic" in self.plan:
             chosen = fewer_ranks.with_machines(chosen, failure, self.plan)
         elif isinstance(chosen, Restart) and line and missing:
@@ -244,7 +244,7 @@ class Recovery:
         if standing.ends_of(self.run, cast("Record", self.plan), self.plan["created"])[0]:
             rundir.discard(self.run.summary)
 
-    def _failure(self, record: FailureRecord) -> Failure:
+    def _failure(self, record: FailureRecord, outcome: Outcome) -> Failure:
         saved = self._saved()
         if self._of_script:
             self._snapshot, self._snapshot_text = script_snapshot.look(self.plan)
@@ -259,7 +259,9 @@ class Recovery:
             record["summary"],
             gone=tuple(record.get("lost_ranks", ())),
             suspect_gpu=record.get("suspect_gpu", False),
+            worker=record.get("worker", False),
             occupied="occupied" in record,
+            blocked=outcome.blocked or record.get("blocked", ""),
             snapshot=self._snapshot,
         )
 

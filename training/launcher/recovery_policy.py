@@ -42,7 +42,6 @@ CURES = (
     "num_workers",
     "persistent_workers",
 )
-WORKER = {cause_ids.DATALOADER_WORKER_DIED, cause_ids.SHM_TOO_SMALL}
 # Causes that a restart cannot remove, and why.
 NEVER = {
     cause_ids.NAN_LOSS: msg("launcher.retry.never.nan"),
@@ -66,8 +65,7 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return smaller
     # a code error would have shown at the first step
     suspect = fewer_ranks.may_be_gpu(failure, plan) and failure.step > 1
-    # a rank that the kernel killed may find more memory at the next attempt
-    if failure.cause in NEVER and -failure.status != signal.SIGKILL and not suspect:
+    if lasts(failure) and not suspect:
         return GiveUp(NEVER[failure.cause])
     row = _row([*before, failure])[:-1]
     cured = _smaller_batch(failure, plan) or _fewer_workers(failure, plan, row)
@@ -76,8 +74,10 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
     if failure.kind == DIED and failure.status >= 0:
         return GiveUp(msg("launcher.retry.exits_by_itself", summary=failure.summary))
     passing = killed(failure) or may_pass(failure) or suspect or failure.occupied
-    if not (passing or failure.cause in WORKER):
-        return GiveUp(msg("launcher.retry.never.code_error"))
+    if not (passing or _of_loader(failure)):
+        full = failure.cause == cause_ids.SHM_TOO_SMALL
+        never = msg("launcher.retry.never.shm") if full else msg("launcher.retry.never.code_error")
+        return GiveUp(never)
     same_plan = row[max((i + 1 for i, f in enumerate(row) if f.changed), default=0) :]
     passes = failure.occupied or failure.cause in PASSING
     if not passes and any(failure.same(earlier) for earlier in same_plan):
@@ -93,6 +93,15 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
             )
         )
     return Restart(number, pause_s=pause_before(failure, row))
+
+
+def lasts(failure: Failure) -> bool:
+    """Has it a cause that a restart cannot remove? Not if the kernel has killed the rank, which may
+    find more memory at the next attempt, or a worker."""
+    killed_for_memory = failure.cause == cause_ids.HOST_OOM_KILLED and (
+        failure.worker or -failure.status == signal.SIGKILL
+    )
+    return failure.cause in NEVER and not killed_for_memory
 
 
 def may_pass(failure: Failure) -> bool:
@@ -173,9 +182,9 @@ def _fewer_workers(failure: Failure, plan: Plan, row: Sequence[Failure]) -> Rest
 
 
 def _of_loader(failure: Failure) -> bool:
-    stuck = (
-        failure.kind in (HANG, STOPPED, BLOCKED)
-        and failure.rank is not None
-        and phases.needs_data(failure.phase)
-    )
-    return stuck or failure.cause in WORKER
+    if failure.worker or failure.cause == cause_ids.DATALOADER_WORKER_DIED:
+        return True
+    stuck = failure.kind in (HANG, STOPPED, BLOCKED) and failure.rank is not None
+    # NCCL needs /dev/shm too
+    full = failure.cause == cause_ids.SHM_TOO_SMALL
+    return (stuck or full) and phases.needs_data(failure.phase)

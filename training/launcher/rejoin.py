@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.core import exit_status, log
+from training.core import cause_ids, exit_status, log
 from training.core.messages import msg
 from training.core.plain_text import one_line
 from training.core.project import ROOT
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LIMIT_S = 120.0
 KILL_S = 1.0
 READ_BYTES = 4096
+DEFECTIVE = (cause_ids.GPU_HARDWARE, cause_ids.NO_GPU)
 PROGRAM = (sys.executable, str(ROOT / "lib/run_module.py"), "training.launcher.gpu_trial")
 
 
@@ -72,9 +73,14 @@ def of_machine(plan: Plan, node: int, sent: object) -> set[int]:
 
 def back(plan: Plan, line: Coordinator) -> list[int]:
     """Lost ranks, by planned number, that may be used again: those of machines that have joined
-    again, and those whose GPU works on a machine that is connected."""
+    again, and those whose GPU works on a machine that is connected. Not those whose GPU was
+    defective a second time: it would fail again after each return of its machine."""
     elastic, own = plan["elastic"], plan["place"]["node_rank"]
-    away = {one["seat"] for one in elastic["lost"]}
+    away = {
+        one["seat"]
+        for one in elastic["lost"]
+        if one["cause"] not in DEFECTIVE or one["seat"] not in elastic["rejoined"]
+    }
     there = [own, *(node for node in line.wires if line.there(node))]
     works = line.works.intersection(seats.on(elastic, there))
     return sorted(away.intersection([*works, *seats.on(elastic, line.ready_again)]))

@@ -40,7 +40,9 @@ class Failure:
     # machines that were lost by this failure and have joined again
     returned: tuple[int, ...] = ()
     suspect_gpu: bool = False  # the GPU of `rank` may be defective
+    worker: bool = False  # a data-loader worker of `rank` lacked memory, not the rank itself
     occupied: bool = False  # other processes have exhausted the GPU of `rank`
+    blocked: str = ""  # ranks of any machine that even SIGKILL does not end
     snapshot: Snapshot | None = None  # newest one of a script
 
     def same(self, other: Failure) -> bool:

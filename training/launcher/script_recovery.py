@@ -14,7 +14,7 @@ from training.core.messages import msg
 from training.core.rundir import ASKED
 from training.core.units import plural
 from training.launcher import fewer_ranks
-from training.launcher.recovery_policy import NEVER, may_pass, pause_before
+from training.launcher.recovery_policy import NEVER, lasts, may_pass, pause_before
 from training.launcher.restart import Failure, GiveUp, Restart, killed
 from training.launcher.script_snapshot import moved
 
@@ -29,8 +29,7 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return GiveUp("")
     if smaller := fewer_ranks.remedy(failure, plan, before):
         return smaller
-    suspect = fewer_ranks.may_be_gpu(failure, plan)
-    if failure.cause in NEVER and not (killed(failure) or suspect):
+    if lasts(failure) and not fewer_ranks.may_be_gpu(failure, plan):
         return GiveUp(NEVER[failure.cause])
     passing = killed(failure) or may_pass(failure) or failure.occupied
     since = [f for f in before if not moved(f.snapshot, failure.snapshot)]

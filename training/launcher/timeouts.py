@@ -27,6 +27,7 @@ EXPLAINED = (
     signal.SIGFPE,
 )
 STALL_S = 5.0  # after a stop request: ranks without progress for that long are killed
+RESIZE_S = 30.0  # a script that is ended to start again with other ranks; torchrun's limit
 NOTICE_S = (
     30.0  # the same after a request of the scheduler, whose own SIGKILL follows after 30 to 120 s
 )

@@ -135,6 +135,8 @@ class FailureRecord(EndRecord):
     lost: NotRequired[list[LostRank]]  # before this failure, of a run with --min_ranks
     figures: NotRequired[PrintedFigures]  # of a user script, as in its summary
     suspect_gpu: NotRequired[bool]  # a defective GPU of `rank` may be the cause
+    blocked: NotRequired[str]  # ranks that even SIGKILL does not end, on one of several machines
+    worker: NotRequired[bool]  # a data-loader worker of `rank` lacked memory, not the rank itself
     advice: NotRequired[list[str]]  # derived from the other fields
 
 
