@@ -28,7 +28,8 @@ Messages in Chinese, for any command: --lang=zh"""
 # The doctor is a script with a flag, whose own help is about training.
 DOCTOR_HELP = """\
 Check this machine for a training and measure the memory of a step.
-Launches no training and writes nothing.
+Launches no training; writes nothing but the result of the communication test
+of GPUs (~/.cache/duet).
 
 Usage:
   ./duet doctor [CONFIG] [--key=value …] [--json]
