@@ -21,6 +21,10 @@ if __name__ == "__main__":
     # silently, as long as there is nothing to save: importing takes a moment too
     process.die_of_stop_signals()
 
+    from training.cli import language
+
+    args = language.choose(sys.argv[1:], os.environ)
+
     from training.cli.train import main
 
-    sys.exit(main(sys.argv[1:], os.environ))
+    sys.exit(main(args, os.environ))

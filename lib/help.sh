@@ -37,5 +37,5 @@ help::print() {
   # UTF-8 in any locale, as the lines above.
   "$any" -I -S -c 'import signal, sys; signal.signal(signal.SIGPIPE, signal.SIG_DFL); sys.path.insert(0, sys.argv[1])
 sys.stdout.reconfigure(encoding="utf-8")
-import training.plan.option_help as h; print("\n".join(h.option_lines()))' "$DUET_ROOT"
+import training.cli.option_list as o; print("\n".join(o.of_script(sys.argv[2])))' "$DUET_ROOT" "$script"
 }

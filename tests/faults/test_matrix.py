@@ -295,6 +295,7 @@ def test_fault_verdict_and_time(
     assert ended.seconds <= row.limit_s
     assert ended.code == row.code == failure["exit_code"]
     assert (failure["cause"], failure["kind"], failure["rank"]) == (row.cause, row.kind, row.rank)
+    assert "ranks" not in failure, "one rank has the fault"
     if row.where is None:
         assert failure["where"] is None
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from tests.cases import each
 from tests.conftest import ROOT
+from training.cli import option_list
 from training.config.flags import ACTIONS
 from training.config.schema import FIELDS
 from training.core.errors import EXIT_MEANING, Exit, UserError
@@ -94,13 +96,24 @@ def test_options_to_paste_are_accepted_again() -> None:
         ("--nnodes=2", "--nnodes is not for submit_job.sh"),
         ("--array=0-3", "--array is not for submit_job.sh"),
         ("--script", "--script is not for submit_job.sh"),
+        ("--module", "--module is not for submit_job.sh"),
         ("--check", "--check is not for submit_job.sh"),
+        ("--json", "--json is not for submit_job.sh"),
         ("--time", "--time has no value"),
     ],
 )
 def test_refused_options(word: str, what: str) -> None:
     (problem,) = options.split([word]).problems
     assert problem.what == what and problem.allowed
+
+
+def test_the_help_lists_no_refused_option() -> None:
+    listed = "\n".join(option_list.of_script("submit_job.sh"))
+    names = set(re.findall(r"^  --(\w+)", listed, re.MULTILINE))
+    others = set(re.findall(r"^  --(\w+)", "\n".join(option_list.of_script("x")), re.MULTILINE))
+    refused = {name.replace("-", "_") for name in options.REFUSED}
+    assert others - names == others & refused
+    assert {"check", "json", "watch", "nnodes"} <= others - names and "dry_run" in names
 
 
 @pytest.mark.parametrize(

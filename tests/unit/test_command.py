@@ -11,6 +11,7 @@ import pytest
 
 from tests.cases import each
 from tests.conftest import ROOT
+from tests.unit.conftest import python
 
 # Every program of the package; -S simulates an empty installation.
 PROGRAMS = sorted(
@@ -55,6 +56,22 @@ def test_missing_packages(words: tuple[str, ...]) -> None:
     done = bare(*words)
     assert done.returncode == 3 and "Traceback" not in done.stderr
     assert f"{sys.executable} lacks torch" in done.stderr and " install torch" in done.stderr
+
+
+@each(
+    ("words", "shown"),
+    [
+        (("nowhere.py", "--lang=zh"), "配置文件 nowhere.py 不存在"),
+        (("--lang", "zh", "nowhere.py"), "配置文件 nowhere.py 不存在"),
+        (("--lang=en", "nowhere.py"), "nowhere.py does not exist"),
+        (("--lang=fr", "nowhere.py"), "--lang is 'fr'"),
+        (("nowhere.py", "--lang"), "--lang is ''"),
+    ],
+)
+def test_train_py_takes_the_language(words: tuple[str, ...], shown: str) -> None:
+    done = python("train.py", *words, cwd=ROOT)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert shown in done.stderr.splitlines()[0]
 
 
 def test_train_py_without_packages() -> None:

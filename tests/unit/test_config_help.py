@@ -61,8 +61,8 @@ def test_how_values_are_shown() -> None:
 def test_help_needs_only_the_standard_library() -> None:
     # Called like this by the shell before anything is installed.
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import training.plan.option_help as h; "
-        "print('\\n'.join(h.option_lines()))"
+        "import sys; sys.path.insert(0, sys.argv[1]); import training.cli.option_list as o; "
+        "print('\\n'.join(o.of_script('train_dual_gpu.sh')))"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(ROOT)],

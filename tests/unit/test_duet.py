@@ -41,6 +41,12 @@ def test_help_lists_every_command(words: tuple[str, ...], status: int) -> None:
     assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
 
 
+@each("words", [("completion", "--help"), ("help", "completion"), ("help", "version")])
+def test_commands_of_duet_itself_have_help(words: tuple[str, ...]) -> None:
+    done = duet(*words)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout
+
+
 @pytest.mark.slow
 @each("name", COMMANDS)
 def test_every_command_has_help_from_any_folder(name: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ MODULES = [
     "training.cli.sample",
     "training.cli.evaluate",
     "training.cli.export",
-    "training.plan.option_help",
+    "training.cli.option_list",
     "training.plan.preflight",
     "training.cli.communication",
     "training.cli.submit",
@@ -47,7 +47,7 @@ def test_a_plan_needs_neither(tmp_path: object) -> None:
     assert done.stdout.splitlines()[-1] == "[] 0", done.stderr
 
 
-@pytest.mark.parametrize("module", ["training.plan.request", "training.plan.option_help"])
+@pytest.mark.parametrize("module", ["training.plan.request", "training.cli.option_list"])
 def test_the_standard_library_suffices_before_the_installation(module: str) -> None:
     done = python(
         "-S", "-c", f"import sys, {module}; assert not any('site-packages' in p for p in sys.path)"

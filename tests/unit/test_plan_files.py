@@ -258,6 +258,8 @@ def test_the_whole_plan_for_people(home: Path) -> None:
     text = planner.describe(plan, checks)
     lines = text.splitlines()
     assert lines[0] == "Plan (dry run: nothing was launched or written)"
+    checked = planner.describe(plan, checks, checked=True).splitlines()
+    assert "written" not in checked[0] and checked[1:] == lines[1:]  # the test's result is written
     start = lines.index("Configuration") + 1
     shown = {x.split()[0]: x for x in lines[start : lines.index("", start)]}
     assert list(shown) == list(FIELDS)

@@ -300,7 +300,6 @@ def test_a_lost_tokenizer_is_answered(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [p.code for p in caught.value.problems] == ["tokenizer.lost"]
 
 
-@pytest.mark.slow
 def shows(terminal: Any, pattern: Any) -> None:
     """Waits for it 60 times one second: a machine that is paused for a minute uses up one."""
     for _ in range(60):
@@ -312,6 +311,7 @@ def shows(terminal: Any, pattern: Any) -> None:
     pytest.fail(f"{pattern!r} is not in {terminal.buffer!r}\n{where.stdout}{where.stderr}")
 
 
+@pytest.mark.slow
 def test_a_conversation_on_a_terminal(tmp_path: Path) -> None:
     """Ctrl-C stops the answer only; Ctrl-D ends."""
     run = stored(tmp_path)

@@ -363,3 +363,10 @@ def test_an_error_that_all_ranks_report_is_not_that_of_one(run: RunDir) -> None:
     assert "ranks 0, 1, in" in shown and "Others" not in shown
     report_error(run, 0, *missing, where="main.py:2")
     assert "ranks" not in failed(run)
+
+
+def test_a_rank_that_only_noticed_the_error_of_another_does_not_share_it(run: RunDir) -> None:
+    for rank in (0, 1):
+        report_error(run, rank, "NotFinite", "loss is nan on rank 1", guilty=1, where="")
+    record = failed(run)
+    assert record["rank"] == 1 and "ranks" not in record

@@ -23,12 +23,13 @@ Examples:
   ./duet inspect && echo all ranks train
   source <(./duet completion bash)                # tab completion; zsh too
 
-Help for a command: ./duet COMMAND --help
+Help for a command: ./duet COMMAND --help; version: ./duet --version
 Messages in Chinese, for any command: --lang=zh"""
 # The doctor is a script with a flag, whose own help is about training.
 DOCTOR_HELP = """\
 Check this machine for a training and measure the memory of a step.
-Launches no training and writes nothing.
+Launches no training; writes nothing but the result of the communication test
+of GPUs (~/.cache/duet).
 
 Usage:
   ./duet doctor [CONFIG] [--key=value …] [--json]
@@ -43,13 +44,13 @@ Exit status 3: a check has failed, or the step does not fit."""
 
 def main(argv: list[str]) -> int:
     name, rest = (argv[0], argv[1:]) if argv else ("help", [])
+    if name in ("-h", "--help"):
+        name = "help"
+    if name == "help" and rest and rest[0] != "help" and not rest[0].startswith("-"):
+        name, rest = rest[0], ["--help"]
     if name in ("--version", "version"):
         print(f"duet {training.__version__}")
         return int(Exit.DONE)
-    if name in ("-h", "--help"):
-        name = "help"
-    if name == "help" and rest and rest[0] not in OWN and not rest[0].startswith("-"):
-        name, rest = rest[0], ["--help"]
     if name == "help":
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
         print(overview())

@@ -1,4 +1,12 @@
-"""`./duet completion bash|zsh`: shell completion of commands, flags and paths."""
+"""Print the tab completion of commands, flags and paths for a shell.
+
+Usage:
+  ./duet completion bash|zsh
+
+In this shell:
+  source <(./duet completion bash)
+
+In every shell: this line in ~/.bashrc or ~/.zshrc, with the path of the project."""
 
 from __future__ import annotations
 
@@ -9,7 +17,7 @@ import sys
 from training.cli.commands import COMMANDS, OWN, Command
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.core.project import ROOT, script
+from training.core.project import ROOT, script, typed
 
 # A line of the help that describes flags begins with them: '-m, --module', '--a=N, --b  text'.
 # Other lines mention flags of other commands.
@@ -45,6 +53,8 @@ def text(words: list[str]) -> str:
     if what == "flags":
         command = COMMANDS.get(words[1]) if len(words) > 1 else None
         return "\n".join(flags(command)) if command else ""
+    if {"-h", "--help"} & set(words):
+        return typed(__doc__)
     if what in ("bash", "zsh"):
         return BASH if what == "bash" else ZSH
     raise UserError(

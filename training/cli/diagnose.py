@@ -16,7 +16,8 @@ Several logs are treated as one run. Default: the newest run in experiments/.
                        card, last lines of each rank
   -h, --help           this text
 
-Exit codes: 0 diagnosed, with any result; 2 unreadable log or invalid option.
+Exit codes: 0 diagnosed, with any result; 2 unreadable log or invalid option;
+3 the answer cannot be written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`--check`: the output of `--dry_run` plus further checks, the memory of a step measured with fake
 tensors, and a block for a bug report.
 
-Writes and launches nothing. Imports torch in this process, whose interpreter is that of the run.
+Launches no training; writes nothing but the result of the communication test. Imports torch in this
+process, whose interpreter is that of the run.
 """
 
 from __future__ import annotations

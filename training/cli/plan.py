@@ -67,7 +67,10 @@ def show(
             print(plan_text.described(asked))
         return int(Exit.RESOURCES if preflight.worst(checks) == preflight.ERROR else Exit.DONE)
     report = doctor.run(request, plan, checks, tested)
-    print(report.json() if request.json else f"{describe(plan, report.checks)}\n{report.text()}")
+    if request.json:
+        print(report.json())
+    else:
+        print(f"{describe(plan, report.checks, checked=True)}\n{report.text()}")
     return int(report.code)
 
 

@@ -18,7 +18,7 @@ Usage:
   --hosts=a,b, --hostfile=FILE
                          start it on these machines by ssh (a:2: 2 processes)
 
-torchrun's flags have the same meaning here:
+torchrun's flags are accepted (docs/migrating.md lists their effect):
   --nproc-per-node=N, --nnodes=N, --node-rank=N, --master-addr=HOST,
   --master-port=N, --rdzv-endpoint=HOST:PORT, --max-restarts=N, --log-dir=DIR,
   --tee=3, --redirects=3, --local-ranks-filter=0,1, --standalone

@@ -402,8 +402,9 @@ class Config:
     precision: str = option(
         "auto",
         "compute",
-        "auto: bf16 if the hardware supports it, fp16 on GPUs before Ampere; fp16: GPUs only; fp8: "
-        "language models on GPUs from compute capability 8.9, with torchao",
+        "auto: bf16 if the hardware supports it, fp16 on GPUs with tensor cores for fp16 only "
+        "(compute capability 7.0 to 7.5), fp32 on others; fp16: GPUs only; fp8: language models "
+        "on GPUs from compute capability 8.9, with torchao",
         choices=("auto", "bf16", "fp16", "fp8", "fp32"),
     )
     compile: str = option(
@@ -533,7 +534,8 @@ class Config:
     master_port: int = option(
         0,
         "launch",
-        "rendezvous port of the ranks; 0: any free one, on several machines 12355 without --hosts",
+        "rendezvous port of the ranks; 0: any free one, on several machines 12355; another one for "
+        "each launch with --hosts, and for each job under SLURM and mpirun",
         unit="TCP port",
         low=0,
         high=65535,

@@ -81,7 +81,8 @@ def note_alike(
     if own is None or own["rank"] != record["rank"]:
         return
     what = own["type"], own["message"], own["where"]
-    same = sorted(e["rank"] for e in errors if (e["type"], e["message"], e["where"]) == what)
+    raised = (e for e in errors if e["guilty_rank"] == e["rank"])  # the others only noticed it
+    same = sorted(e["rank"] for e in raised if (e["type"], e["message"], e["where"]) == what)
     if len(same) > 1:
         record["ranks"] = same
 

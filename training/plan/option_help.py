@@ -4,6 +4,7 @@ installed."""
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Collection
 from dataclasses import Field
 from typing import Any
 
@@ -15,14 +16,15 @@ from training.core.errors import EXIT_MEANING
 WIDTH, INDENT = 80, 26  # columns
 
 
-def option_lines() -> list[str]:
+def option_lines(left_out: Collection[str] = ()) -> list[str]:
     lines = ["", "Actions:"]
     for name, text in ACTIONS.items():
-        lines += _entry(f"  --{name}", text)
+        if name not in left_out:
+            lines += _entry(f"  --{name}", text)
     for group, title in GROUPS.items():
         lines += ["", f"{title}:"]
         for name, f in FIELDS.items():
-            if f.metadata["group"] == group:
+            if f.metadata["group"] == group and name not in left_out:
                 lines += _entry(*_option(name, f, FIELDS))
     for spec in tasks.BUILT_IN.values():
         if spec.own:
@@ -65,7 +67,3 @@ def _entry(option: str, text: str, indent: int = INDENT) -> list[str]:
     if len(option) > indent - 2:
         return [option, *(" " * indent + line for line in lines)]
     return [f"{option if number == 0 else '':<{indent}}{line}" for number, line in enumerate(lines)]
-
-
-if __name__ == "__main__":
-    print("\n".join(option_lines()))

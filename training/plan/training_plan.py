@@ -255,13 +255,14 @@ def _recovery(plan: Plan) -> list[str]:
     return [msg("plan.text.recovery", restarts=restarts, reason=reason)]
 
 
-def describe(plan: Plan, checks: list[preflight.Check]) -> str:
-    """The whole plan as text (`--dry_run`)."""
+def describe(plan: Plan, checks: list[preflight.Check], *, checked: bool = False) -> str:
+    """The whole plan as text: of `--dry_run`, or of `--check`, which keeps the result of its test
+    of the communication."""
     # a script has no task
     values = plan["config"] | (plan["task"]["options"] if "task" in plan else {})
     width = max(map(len, values))
     lines = [
-        msg("plan.dry_run.title"),
+        msg("plan.dry_run.checked") if checked else msg("plan.dry_run.title"),
         "",
         *(f"  {s}" for s in plan["text"]),
         "",

@@ -72,7 +72,8 @@ _TASKS = msg("launcher.slurm.options.tasks", ranks=RANKS)
 _WAY = msg("launcher.slurm.options.nodes")
 # The launchers save a checkpoint, and the job is requeued; names as sbatch takes them.
 SAVING_SIGNALS = ("USR1", "TERM", *(str(int(n)) for n in (signal.SIGUSR1, signal.SIGTERM)))
-# Options that contradict the one task on each node that starts its ranks.
+# Options that contradict the one task on each node that starts its ranks, and options of other
+# scripts.
 REFUSED = {
     **dict.fromkeys(
         (
@@ -91,8 +92,11 @@ REFUSED = {
     "array": msg("launcher.slurm.options.array"),
     "quiet": msg("launcher.slurm.options.quiet"),
     "wrap": msg("launcher.slurm.options.wrap"),
-    "script": msg("launcher.slurm.options.script"),
-    "check": msg("launcher.slurm.options.check", quickstart=QUICKSTART),
+    **dict.fromkeys(
+        ("script", "module", "no-python", "watch"), msg("launcher.slurm.options.script")
+    ),
+    "check": msg("launcher.slurm.options.check", quickstart=QUICKSTART, flags="--check"),
+    "json": msg("launcher.slurm.options.check", quickstart=QUICKSTART, flags="--check --json"),
 }
 
 
