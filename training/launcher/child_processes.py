@@ -175,12 +175,10 @@ class ChildProcesses:
 
     def blocked(self) -> bool:
         """Have processes survived SIGKILL for UNKILLABLE_S? Those in uninterruptible sleep (a dead
-        disk or device) are left behind."""
+        disk or device) and those of another user are left behind."""
         if self._killed_at is None or time.monotonic() - self._killed_at < timeouts.UNKILLABLE_S:
             return False
-        self._state.outcome.blocked = "; ".join(
-            timeouts.unkillable(child.name, child.popen.pid) for child in self.alive.values()
-        )
+        self._state.outcome.blocked = "; ".join(one.unkillable for one in self.alive.values())
         log.error(self._state.outcome.blocked)
         return True
 

@@ -128,12 +128,3 @@ def has_left(beat: HeartbeatRecord) -> bool:
     """Has this rank of this machine exited? An unreadable /proc proves nothing."""
     process = procfs.read_process(beat.pid)
     return process.state in "ZX" if process else not Path(f"/proc/{beat.pid}").exists()
-
-
-def unkillable(name: str, pid: int) -> str:
-    place = (process := procfs.read_process(pid)) and process.waits_in
-    return (
-        msg("launcher.limits.unkillable_in", name=name, pid=pid, place=place)
-        if place
-        else msg("launcher.limits.unkillable", name=name, pid=pid)
-    )
