@@ -30,12 +30,13 @@ STALL_S = 5.0  # after a stop request: ranks without progress for that long are 
 NOTICE_S = (
     30.0  # the same after a request of the scheduler, whose own SIGKILL follows after 30 to 120 s
 )
-SAVING_S = 600.0  # limit of one part of a checkpoint, and of the summary
+SAVING_S = 600.0  # limit of one part of a checkpoint, of the summary and the sample
 # slow phases that must not be interrupted
 SAVING = (
     "gather state",
     "checkpoint",
     "summary",
+    "sample",
 )
 CLOSING_S = 30.0  # between the last rank's regular end and the exit of its process
 # Between the exception that ends a rank's script and the exit of its process: while another rank
