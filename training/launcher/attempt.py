@@ -135,6 +135,7 @@ class Attempt:
         return self.state.others.wait(int(failure_report.exit_code(self.outcome)))
 
     def _check(self) -> None:
+        self.children.follow_stop()
         self._limits.check()
         self.state.best_effort(msg("launcher.effort.threads"), self._outputs.show_threads)
         self.state.best_effort(msg("launcher.effort.unfinished"), self._outputs.show_unfinished)

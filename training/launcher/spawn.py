@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,10 +61,14 @@ class Child:
         with self._noting_refusal(), contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, number)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Signal the process alone: it handles its children itself."""
-        with self._noting_refusal():
-            self.popen.send_signal(number)
+    def signal(self, number: signal.Signals, processes: Collection[int] = ()) -> None:
+        """Signal the process alone, which handles its children itself, or these of its family."""
+        for pid in processes or (self.popen.pid,):
+            with self._noting_refusal(), contextlib.suppress(ProcessLookupError):
+                if pid == self.popen.pid:
+                    self.popen.send_signal(number)
+                else:
+                    os.kill(pid, number)
 
     @contextlib.contextmanager
     def _noting_refusal(self) -> Iterator[None]:
