@@ -256,6 +256,8 @@ def _keep(path: str, rank: int, script: str, error: BaseException) -> None:
     }
     if file := _file(error):
         facts["file"] = file
+    if isinstance(pid := getattr(error, "error_pid", None), int):
+        facts["pid"] = pid  # of the process of torch.multiprocessing that has failed
     _write(path, facts)
 
 

@@ -206,6 +206,13 @@ def test_a_keyboard_interrupt_runs_the_functions_at_exit(tmp_path: Path) -> None
     assert (rundir.read_json(tmp_path / "rank0.error.json") or {})["type"] == "KeyboardInterrupt"
 
 
+def test_the_process_of_mp_spawn_that_has_failed_is_recorded(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("class Exited(Exception):\n    error_pid = 4711\nraise Exited\n")
+    python(str(RUN_SCRIPT), str(tmp_path), str(script))
+    assert (rundir.read_json(tmp_path / "rank0.error.json") or {})["pid"] == 4711
+
+
 FORKS = """
 import os, sys
 child = os.fork()

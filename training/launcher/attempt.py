@@ -65,6 +65,7 @@ class Attempt:
             RanksWatch(run, plan, team.ranks, team.world_size),
             heartbeat.Readings(run.heartbeats, team.ranks),
         )
+        self.outcome.pids = self.state.watch.trained
         shown = local_ranks.shown(plan, team.ranks)
         others = None if self.outcome.ours or team.ranks.start not in shown else OtherRanks()
         self._outputs = Outputs(
