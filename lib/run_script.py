@@ -32,6 +32,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PROGRAM = os.path.join(_ROOT, "lib", "main_program.py")
 STOPPED = (75, 130)  # exit statuses of a stop on request (training/core/errors.py)
 _status = None  # type: int | None # exit status of a finished script
+_interrupted = []  # type: list[int] # this process, once a KeyboardInterrupt has ended the script
 # Types whose objects may stay until the end: a destructor may use them
 _NOTHING_TO_CLOSE = (
     *(types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType),
@@ -74,10 +75,8 @@ def main() -> None:
         if os.getpid() == own:
             _keep(base + ".error.json", int(rank), script, error)
         _show(error)
-        # Like Python itself: KeyboardInterrupt ends by its signal, which the launcher sees.
         if isinstance(error, KeyboardInterrupt):
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
+            _interrupted.append(os.getpid())
         sys.exit(1)
     if os.getpid() == own:
         _end(base + ".ended", script)
@@ -144,7 +143,11 @@ def _leave(pid: int) -> None:
     """Exit without interpreter teardown after a normal end with a process group, once threads and
     the script's own atexit functions are done: with gloo, teardown aborts one in four times
     (SIGABRT: its threads outlive the interpreter). First the objects of the script are released,
-    such as an archive that is complete only when closed, and all open files flushed."""
+    such as an archive that is complete only when closed, and all open files flushed. After a
+    KeyboardInterrupt by its signal, like Python itself, which the launcher sees."""
+    if os.getpid() in _interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     distributed = sys.modules.get("torch.distributed")
     if os.getpid() != pid or _status is None or not _has_group(distributed):
         return
@@ -253,6 +256,8 @@ def _keep(path: str, rank: int, script: str, error: BaseException) -> None:
     }
     if file := _file(error):
         facts["file"] = file
+    if isinstance(pid := getattr(error, "error_pid", None), int):
+        facts["pid"] = pid  # of the process of torch.multiprocessing that has failed
     _write(path, facts)
 
 

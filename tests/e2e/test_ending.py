@@ -83,6 +83,17 @@ def test_a_finished_run_notifies_and_has_a_report(launch: Launch, sent: Path) ->
     )
 
 
+@pytest.mark.slow
+def test_a_rank_killed_during_the_final_sample_has_trained(launch: Launch) -> None:
+    run = launch(*RUN, inject="kill@rank=0,phase=sample,step=12").ok()
+    assert (run.summary["status"], run.summary["steps"], run.summary["sample"]) == (
+        "done",
+        12,
+        None,
+    )
+    assert not run.run.failure.exists()
+
+
 @pytest.mark.soak
 def test_a_failed_run_notifies_once_after_all_restarts(launch: Launch, sent: Path) -> None:
     """A failing command does not change the outcome."""

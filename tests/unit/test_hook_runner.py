@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import tempfile
 
 import pytest
 
@@ -26,3 +28,21 @@ def test_signals_during_a_hook(name: str, stopped: bool) -> None:
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)
     assert (bool(wrong), output.strip()) == ((True, "") if stopped else (False, "done"))
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 16, (1 << 16) + 1])
+def test_the_input_needs_a_disk_only_if_it_is_large(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk may be what --notify reports. A program that does not read it blocks nothing."""
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if size <= 1 << 16:
+        monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    for program, found in (("wc -c", str(size)), ("true", "")):
+        wrong, output = hook_runner.run(
+            ["bash", "-c", program], os.environ, b"x" * size, 30.0, StopSignals()
+        )
+        assert (wrong, output.strip()) == ("", found)

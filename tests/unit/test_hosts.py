@@ -231,7 +231,8 @@ def test_a_process_that_ssh_leaves_behind_does_not_delay_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, found: list[str]
 ) -> None:
     """As a master with ControlPersist, or a helper of a ProxyCommand, may: it keeps the streams of
-    ssh."""
+    ssh. Pythons of uv and conda have no os.memfd_create."""
+    monkeypatch.delattr(os, "memfd_create", raising=False)
     pid = tmp_path / "pid"
     (tmp_path / "ssh").write_text(
         f"#!/bin/sh\nsleep 60 &\necho $! >'{pid}'\n{answer}\nexec sh -s\n"

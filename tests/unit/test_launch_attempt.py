@@ -302,7 +302,7 @@ def test_a_rank_that_sigkill_does_not_end_is_left_behind(
     monkeypatch.setattr(tried.children, "start", lambda: tried.children.alive.update({-1: child}))
     monkeypatch.setattr(timeouts, "UNKILLABLE_S", 0.0)
     monkeypatch.setattr(
-        timeouts.procfs,
+        spawn.procfs,
         "read_process",
         lambda pid: type("Process", (), {"waits_in": "nfs_wait_bit_killable"}),
     )

@@ -4,7 +4,9 @@ is restarted."""
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -20,6 +22,7 @@ from training.core import manifest
 from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat, read_all
 from training.core.rundir import RunDir, read_json
+from training.host import process
 from training.launcher import failure_report, local_ranks, stop_report, supervisor, timeouts
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
@@ -245,6 +248,31 @@ def test_a_stop_request_to_a_stuck_training_names_the_stuck_rank(
     assert read_json(next(run.hangs.glob("*/verdict.json")))["rank"] == 1
 
 
+def test_processes_of_another_user_are_left_to_that_user(
+    handlers: None,
+    pair: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As of `./duet watch -- sudo …`: this process may not signal them."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    monkeypatch.setattr(subprocess.Popen, "send_signal", refuse)
+    monkeypatch.setattr(process, "end_group", lambda pid: {})
+    monkeypatch.setattr(timeouts, "STALL_S", 0.2)
+    monkeypatch.setattr(timeouts, "UNKILLABLE_S", 0.2)
+    body = "beat('forward'); Path(sys.argv[1], f'ready{rank}').touch(); sleep()"
+    outcome = pair(body, script=False, stop=signal.SIGINT)
+    assert (outcome.killed, failure_report.exit_code(outcome)) == (True, Exit.INTERRUPTED)
+    pids = re.findall(r"rank \d \(pid (\d+)\)[^;]*: sudo kill \1", outcome.blocked)
+    assert len(pids) == 2
+    shown = capfd.readouterr().err  # one warning of each, and the last error
+    assert [shown.count(f"sudo kill {pid}") for pid in pids] == [2, 2]
+
+
 # ── limits of the ranks
 
 
@@ -286,7 +314,6 @@ def test_slow_phases_keep_their_budget_after_a_request_of_the_scheduler(
 
 
 # ── between two attempts
-# ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("stop", [False, True])

@@ -196,6 +196,23 @@ def test_the_status_of_sys_exit(tmp_path: Path, code: str, status: int) -> None:
     assert (tmp_path / "rank0.ended").exists() == (status in (0, 75))
 
 
+def test_a_keyboard_interrupt_runs_the_functions_at_exit(tmp_path: Path) -> None:
+    """multiprocessing waits there for the ranks that the script has started."""
+    script = tmp_path / "train.py"
+    script.write_text("import atexit\natexit.register(print, 'saved')\nraise KeyboardInterrupt\n")
+    plain, run = python(str(script)), python(str(RUN_SCRIPT), str(tmp_path), str(script))
+    assert (run.returncode, run.stdout) == (plain.returncode, plain.stdout)
+    assert (run.returncode, run.stdout) == (-signal.SIGINT, "saved\n")
+    assert (rundir.read_json(tmp_path / "rank0.error.json") or {})["type"] == "KeyboardInterrupt"
+
+
+def test_the_process_of_mp_spawn_that_has_failed_is_recorded(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("class Exited(Exception):\n    error_pid = 4711\nraise Exited\n")
+    python(str(RUN_SCRIPT), str(tmp_path), str(script))
+    assert (rundir.read_json(tmp_path / "rank0.error.json") or {})["pid"] == 4711
+
+
 FORKS = """
 import os, sys
 child = os.fork()

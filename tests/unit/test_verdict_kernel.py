@@ -133,6 +133,41 @@ def test_a_kill_without_a_message_was_not_for_memory(
     assert record["cause"] == "host_oom_killed" and record["kernel"]["reason"], "not the whole log"
 
 
+SPAWNED = "process 1 terminated with signal SIGKILL"
+KILLED_RANK = Path(__file__).parents[1] / "fixtures/logs/killed/03.log"  # of torchrun
+
+
+@pytest.mark.parametrize("status", [1, KILL, 128 + signal.SIGKILL])
+def test_a_process_below_a_rank_that_was_killed_for_memory(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """Of mp.spawn, of torchrun, or of a shell script: its PID may be unknown."""
+    monkeypatch.setattr(cgroups, "oom_kills", lambda: 4)
+    known: dict[str, Any] = {"oom_kills": 3}
+    if status == KILL:  # a rank of torchrun, whose log has its status
+        known |= {"guilty": (None, 1), "here": (None, 1)}
+        torchrun = run.launcher_log("torchrun")
+        torchrun.write_bytes(KILLED_RANK.read_bytes())
+        known["log_from"] = {torchrun: 0}
+    elif status == 1:
+        report_error(run, 1, "ProcessExitedException", SPAWNED)
+    found = failed(run, OOM.format(pid=OTHER), status, ours=False, **known)
+    assert found["cause"] == "host_oom_killed" and quoted(found) == []
+    found = failed(run, OOM.format(pid=OTHER), status, ours=False, **known, pids={OTHER: 1})
+    assert verdict(found)[::2] == ("host_oom_killed", 1)
+    assert quoted(found)[:2] == OOM.format(pid=OTHER).splitlines()
+
+
+@pytest.mark.parametrize(("pid", "cause"), [(OTHER, "host_oom_killed"), (PIDS[1], "killed")])
+def test_the_process_that_a_rank_names(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, pid: int, cause: str
+) -> None:
+    monkeypatch.setattr(cgroups, "oom_kills", lambda: 4)
+    report_error(run, 1, "ProcessExitedException", SPAWNED, pid=pid)
+    record = failed(run, OOM.format(pid=OTHER), 1, ours=False, oom_kills=3)
+    assert record["cause"] == cause
+
+
 def test_a_log_that_cannot_be_read_leaves_the_command(
     run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.core import rundir
 from training.core.project import LAUNCH_SCRIPT, typed
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
-    from training.core.contracts.plan import ElasticRecord, Plan
+    from training.core.contracts.plan import ElasticRecord, PlaceRecord, Plan
 
 
 # Fields of a start on several machines, which is typed with the number of ranks of one machine.
@@ -25,17 +25,17 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
     script, origins = plan["command"]["script"], plan["origins"]
     by_hand = BY_HAND if plan["config"].get("nnodes", 1) > 1 else ()
     machines = [n for n in (*HOSTS, *by_hand) if origins.get(n, "default") != "default"]
-    elastic = plan.get("elastic")
+    elastic, place = plan.get("elastic"), plan.get("place") or {}
+    # also of nodes that a scheduler or a platform has counted
+    several = bool(machines) or place.get("nnodes", 1) > 1
     if elastic:  # some of its ranks may be lost
-        ranks = elastic.get("per_node", elastic["ranks"]) if machines else elastic["ranks"]
+        ranks = elastic.get("per_node", elastic["ranks"]) if several else elastic["ranks"]
     else:
-        ranks = plan["local_ranks"] if machines else plan["ranks"]
+        ranks = plan["local_ranks"] if several else plan["ranks"]
     program = {
         LAUNCH_SCRIPT: f"./{LAUNCH_SCRIPT} {ranks}",
-        "train.py": "python train.py",
+        "train.py": _of_ranks(plan["ranks"], place),
     }.get(script, f"./{script}")
-    if script == "train.py" and plan["ranks"] > 1:
-        program = f"torchrun --nproc_per_node={plan['ranks']} train.py"
     kept = [n for n in ("out_dir", "log_dir") if origins[n] != "default"] + machines
     flags = {n: plan["config"][n] for n in kept}
     if elastic and (order := elastic.get("hosts")):
@@ -44,7 +44,7 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
     flags["resume"] = known_as(plan, run)
     if elastic and elastic["lost"]:
         flags |= _all_ranks(plan["config"], elastic)
-    if by_hand and (place := plan["place"]).get("leader"):  # it has taken over the run
+    if by_hand and place.get("leader"):  # it has taken over the run
         flags |= {"node_rank": 0, "master_addr": place["master_addr"]}
     flags |= changes
     return typed(
@@ -52,6 +52,17 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
             [program, *(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())]
         )
     )
+
+
+def _of_ranks(ranks: int, place: PlaceRecord | dict[str, Any]) -> str:
+    """The start of train.py, whose ranks another launcher has started."""
+    if ranks == 1:
+        return "python train.py"
+    if place.get("source") == "slurm":
+        return "srun python -u train.py"
+    local = place.get("local_world_size", 0)  # 0: unknown
+    nodes = f"--nnodes={ranks // local} " if 0 < local < ranks else ""
+    return f"torchrun {nodes}--nproc_per_node={local if nodes else ranks} train.py"
 
 
 def known_as(plan: Plan, run: rundir.RunDir) -> str:

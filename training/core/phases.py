@@ -41,7 +41,7 @@ _WAITING = (
     "rendezvous with the other ranks",
 )
 # Phases after the last step of the run.
-AT_END = ("barrier: end of training", "summary", "closing trackers", FINISHED)
+AT_END = ("barrier: end of training", "summary", "sample", "closing trackers", FINISHED)
 # Phases whose memory does not depend on the micro-batch.
 WITHOUT_BATCH = ("building the model", "gather state", "checkpoint", "sample")
 DATA = ("fetch", "creating data iterator")

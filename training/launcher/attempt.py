@@ -65,6 +65,7 @@ class Attempt:
             RanksWatch(run, plan, team.ranks, team.world_size),
             heartbeat.Readings(run.heartbeats, team.ranks),
         )
+        self.outcome.pids = self.state.watch.trained
         shown = local_ranks.shown(plan, team.ranks)
         others = None if self.outcome.ours or team.ranks.start not in shown else OtherRanks()
         self._outputs = Outputs(
@@ -135,6 +136,7 @@ class Attempt:
         return self.state.others.wait(int(failure_report.exit_code(self.outcome)))
 
     def _check(self) -> None:
+        self.children.follow_stop()
         self._limits.check()
         self.state.best_effort(msg("launcher.effort.threads"), self._outputs.show_threads)
         self.state.best_effort(msg("launcher.effort.unfinished"), self._outputs.show_unfinished)

@@ -19,6 +19,7 @@ from training.host import process
 from training.host.cgroups import oom_kills
 from training.launcher import kernel_evidence, local_ranks, spawn, timeouts
 from training.launcher.adopted_ranks import AdoptedRanks
+from training.launcher.asked_processes import AskedProcesses, targets
 from training.launcher.attempt_state import AttemptState
 from training.launcher.outputs import Outputs
 from training.trainer import flight_recorder_server
@@ -26,6 +27,8 @@ from training.watchdog.probes import procfs
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ProcessRecord
+
+LOOK_S = 1.0  # interval of the search for what a script has started after a stop request
 
 
 class ChildProcesses:
@@ -48,6 +51,9 @@ class ChildProcesses:
         self._adopted: dict[int, int] = {}
         self.adopted = AdoptedRanks(selector)
         self._killed: set[int] = set()  # with their rank: they may take a moment to die
+        self._stop: signal.Signals | None = None  # that a script has been asked to stop with
+        self._asked, self._next_look = AskedProcesses(), 0.0
+        self._survived: set[int] = set()  # pidfds of wrappers that ended before their training
 
     def start(self) -> None:
         """Start all of them; their PIDs are written to supervisor.json. Raises UserError if the log
@@ -119,10 +125,16 @@ class ChildProcesses:
         return local_ranks.torchelastic(self._state.run, self._state.plan, rank)
 
     def _on_pidfd(self, pidfd: int) -> None:
+        self._selector.unregister(pidfd)
+        if not self.killing and self._asked.outlive(self.alive[pidfd].popen.pid):
+            self._survived.add(pidfd)  # the training saves
+        else:
+            self._reap(pidfd)
+
+    def _reap(self, pidfd: int) -> None:
         """Reap one child; its process group (data-loader workers, helpers) is killed. After the
         regular end of a script that may cut off its work, such as an upload in the background."""
         child = self.alive.pop(pidfd)
-        self._selector.unregister(pidfd)
         os.close(pidfd)
         left = process.end_group(child.popen.pid)  # before the wait, which frees its PID
         status = child.popen.wait()
@@ -140,21 +152,46 @@ class ChildProcesses:
 
     def pass_on(self, number: int) -> None:
         """Send a signal that does not stop anything to each rank."""
+        found = {} if self._state.outcome.ours else self._targets()
         for child in self.alive.values():
-            child.signal(signal.Signals(number))
+            child.signal(signal.Signals(number), found.get(child.popen.pid, ()))
 
     def ask_to_stop(self, number: int) -> None:
         """Pass a stop signal on to each rank; torchrun and all its processes get SIGTERM."""
+        ours, watched = self._state.outcome.ours, self._state.outcome.watched
         for child in self.alive.values():
             if child.rank is None:
                 # as a terminal does; torchrun knows SIGTERM only
-                watched = self._state.outcome.watched
                 child.signal_group(signal.Signals(number) if watched else signal.SIGTERM)
-            else:
+            elif ours:
                 child.signal(signal.Signals(number))
+        if not ours:
+            self._stop, self._next_look = signal.Signals(number), 0.0
+            self.follow_stop()
+
+    def follow_stop(self) -> None:
+        """A few times a second: pass the stop signal on to what a script has started since, and
+        reap ranks whose training has ended after them."""
+        for pidfd in [*self._survived]:
+            if self.killing or not self._asked.outlive(self.alive[pidfd].popen.pid):
+                self._survived.discard(pidfd)
+                self._reap(pidfd)
+        now = time.monotonic()
+        if self._stop is None or self.killing or now < self._next_look:
+            return
+        self._next_look = now + LOOK_S
+        new = self._asked.new(self._targets())
+        for child in self.alive.values():
+            if processes := new.get(child.popen.pid):
+                child.signal(self._stop, processes)
+
+    def _targets(self) -> dict[int, set[int]]:
+        ranks = {rank: pid for rank, pid in self.pids().items() if rank is not None}
+        return targets(ranks, alone=self._state.team.world_size == 1)
 
     def terminate(self) -> None:
         """SIGTERM to the process groups."""
+        self._stop = None
         for child in self.alive.values():
             child.signal_group(signal.SIGTERM)
 
@@ -175,12 +212,10 @@ class ChildProcesses:
 
     def blocked(self) -> bool:
         """Have processes survived SIGKILL for UNKILLABLE_S? Those in uninterruptible sleep (a dead
-        disk or device) are left behind."""
+        disk or device) and those of another user are left behind."""
         if self._killed_at is None or time.monotonic() - self._killed_at < timeouts.UNKILLABLE_S:
             return False
-        self._state.outcome.blocked = "; ".join(
-            timeouts.unkillable(child.name, child.popen.pid) for child in self.alive.values()
-        )
+        self._state.outcome.blocked = "; ".join(one.unkillable for one in self.alive.values())
         log.error(self._state.outcome.blocked)
         return True
 

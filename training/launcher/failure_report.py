@@ -355,10 +355,10 @@ def _full_disk(outcome: Outcome, run: rundir.RunDir, own: RankErrorRecord | None
 
 
 def _killed(status: int, own: RankErrorRecord | None) -> bool:
-    """By SIGKILL: the rank, or its process of mp.spawn."""
+    """By SIGKILL: the rank, its process of mp.spawn, or the program in a shell script."""
     if own and own["type"] != causes.LEFT:
         return own["type"] == causes.EXITED and own["message"].endswith(" SIGKILL")
-    return -status == signal.SIGKILL
+    return -status == signal.SIGKILL or (not own and status == 128 + signal.SIGKILL)
 
 
 def _where(

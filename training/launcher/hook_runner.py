@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import selectors
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from typing import IO
 
 from training.core import exit_status
 from training.core.messages import msg
@@ -35,9 +37,7 @@ def run(
     the niceness of this process. No process of it is left afterwards, even if this process is
     killed meanwhile."""
     try:
-        with Guardian() as token, signals, tempfile.TemporaryFile() as stdin:
-            stdin.write(given)
-            stdin.seek(0)  # a file, not a pipe: a program that does not read it blocks nothing
+        with Guardian() as token, signals, _holding(given) as stdin:
             with process.passing_on(token):
                 child = subprocess.Popen(
                     argv,
@@ -53,6 +53,23 @@ def run(
             return _watched(child, limit_s, signals)
     except OSError as error:
         return msg("launcher.hook.cannot_start", program=argv[0], strerror=error.strerror), ""
+
+
+def _holding(given: bytes) -> IO[bytes]:
+    """A file to read it from. A program that does not read it blocks nothing: it is in a pipe only
+    if it fits. A full disk does not prevent that."""
+    if not given:
+        return open(os.devnull, "rb")
+    reader, writer = os.pipe()
+    with open(writer, "wb", buffering=0) as pipe:
+        if len(given) <= fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ):
+            pipe.write(given)
+            return open(reader, "rb")
+    os.close(reader)
+    file = tempfile.TemporaryFile()  # noqa: SIM115  closed by the caller
+    file.write(given)
+    file.seek(0)
+    return file
 
 
 def _watched(

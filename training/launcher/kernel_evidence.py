@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -59,11 +59,13 @@ class Explanation:
 
 @dataclass(frozen=True)
 class KernelEvidence:
-    """`same_pids`: the kernel has the same PIDs, as not in a container."""
+    """`same_pids`: the kernel has the same PIDs, as not in a container; `knows_killed`: that of a
+    process that it may have killed is known."""
 
     messages: KernelMessages
     lines: Sequence[KernelLine]
     same_pids: bool
+    knows_killed: bool
 
     @property
     def complete(self) -> bool:
@@ -97,7 +99,8 @@ class KernelEvidence:
         memory = self._first(cause_ids.HOST_OOM_KILLED, ROOT)
         if memory and cause in ENDED:
             return _explained(memory, rank, summary)
-        if cause == cause_ids.HOST_OOM_KILLED and self.complete and self._killed_others():
+        proves = self.complete and self.knows_killed
+        if cause == cause_ids.HOST_OOM_KILLED and proves and self._killed_others():
             return Explanation(cause_ids.KILLED, rank, exit_status.how(status), None)
         if hardware and cause in WITHOUT_GPU:
             return _explained(hardware, rank, summary)
@@ -189,20 +192,36 @@ def consult(
     same = gpus.own_pids()
     # a watched command selects its GPUs itself
     used = [] if outcome.watched else plan["gpus"]
-    lines = kernel_lines.about(read.lines, _pids(run, plan, own) if same else None, used)
+    pids = _pids(outcome, run, plan, own)
+    lines = kernel_lines.about(read.lines, pids if same else None, used)
     if not any(line.place is not None for line in lines):  # the journal may have the same ones
         lines += kernel_lines.of_events(events, used)
-    return KernelEvidence(read, [_placed(line, plan, own) for line in lines], same)
+    placed = [_placed(line, plan, own) for line in lines]
+    return KernelEvidence(read, placed, same, _knows_killed(outcome, pids, own))
 
 
-def _pids(run: rundir.RunDir, plan: Plan, own: RankErrorRecord | None) -> dict[int, int]:
-    """PID → rank, of this machine's ranks in this attempt; also of data-loader workers that an
-    error names."""
+def _knows_killed(outcome: Outcome, pids: Mapping[int, int], own: RankErrorRecord | None) -> bool:
+    """Is the PID of the process that died by SIGKILL one of these? It may be below a rank: a
+    process of mp.spawn, a rank of torchrun, the program in a shell script."""
+    if own and "process" in own:
+        return "pid" in own
+    rank, status = outcome.here or (None, 0)
+    return outcome.ours or (rank in pids.values() and -status == signal.SIGKILL)
+
+
+def _pids(
+    outcome: Outcome, run: rundir.RunDir, plan: Plan, own: RankErrorRecord | None
+) -> dict[int, int]:
+    """PID → rank, of this machine's ranks in this attempt and their trainings; also of processes of
+    mp.spawn and data-loader workers that an error names."""
     alone = plan["place"]["nnodes"] == 1  # else they may be of another machine
     found = {beat.pid: beat.rank for beat in heartbeat.read_all(run.heartbeats) if alone}
     for entry in (run_reader.read_supervisor(run.supervisor) or {}).get("ranks", []):
         if entry["rank"] is not None:
             found[entry["pid"]] = entry["rank"]
+    found |= outcome.pids
+    if own and "pid" in own:
+        found[own["pid"]] = own["rank"]
     workers = WORKERS.search(own["message"]) if own else None
     if own and workers:
         found |= dict.fromkeys(map(int, re.findall(r"\d+", workers["pids"])), own["rank"])

@@ -54,6 +54,8 @@ class Outcome:
     unwritten: dict[int, str] = field(default_factory=dict)
     # log → offset of this attempt: logs span several attempts
     log_from: dict[Path, int] = field(default_factory=dict)
+    # PID → rank, of a script's ranks and of the processes below them that have trained
+    pids: dict[int, int] = field(default_factory=dict)
     oom_kills: int | None = None  # the kernel's OOM-kill count before this attempt
     kernel: KernelLog | None = None  # its messages since then
     xids: XidEvents | None = None  # errors of GPUs since then, where the log may not be read

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host import numa, process, topology
 from training.launcher.local_ranks import LocalRanks
+from training.watchdog.probes import procfs
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import BindingRecord, NumaRecord
@@ -43,6 +44,7 @@ class Child:
     outputs: dict[int, int]
     pidfd: int  # readable when it has exited
     launcher: str = "torchrun"
+    foreign: bool = False  # of another user (sudo): this process may not signal it
 
     @property
     def name(self) -> str:
@@ -53,15 +55,42 @@ class Child:
         trackers, which clean up after them, are not killed."""
         if number == signal.SIGKILL:
             if self.popen.returncode is None:
-                self.popen.kill()
+                self.signal(number)
             process.end_group(self.popen.pid)
             return
-        with contextlib.suppress(ProcessLookupError):
+        with self._noting_refusal(), contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, number)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Signal the process alone: it handles its children itself."""
-        self.popen.send_signal(number)
+    def signal(self, number: signal.Signals, processes: Collection[int] = ()) -> None:
+        """Signal the process alone, which handles its children itself, or these of its family."""
+        for pid in processes or (self.popen.pid,):
+            with self._noting_refusal(), contextlib.suppress(ProcessLookupError):
+                if pid == self.popen.pid:
+                    self.popen.send_signal(number)
+                else:
+                    os.kill(pid, number)
+
+    @contextlib.contextmanager
+    def _noting_refusal(self) -> Iterator[None]:
+        try:
+            yield
+        except PermissionError:
+            if not self.foreign:
+                self.foreign = True
+                log.warning(self.unkillable)
+
+    @property
+    def unkillable(self) -> str:
+        """Why it cannot be killed."""
+        name, pid = self.name, self.popen.pid
+        if self.foreign:
+            return msg("launcher.limits.other_user", name=name, pid=pid)
+        place = (read := procfs.read_process(pid)) and read.waits_in
+        return (
+            msg("launcher.limits.unkillable_in", name=name, pid=pid, place=place)
+            if place
+            else msg("launcher.limits.unkillable", name=name, pid=pid)
+        )
 
 
 def remove_stale(run: rundir.RunDir, stale: Callable[[int], bool]) -> None:

@@ -31,12 +31,13 @@ RESIZE_S = 30.0  # a script that is ended to start again with other ranks; torch
 NOTICE_S = (
     30.0  # the same after a request of the scheduler, whose own SIGKILL follows after 30 to 120 s
 )
-SAVING_S = 600.0  # limit of one part of a checkpoint, and of the summary
+SAVING_S = 600.0  # limit of one part of a checkpoint, of the summary and the sample
 # slow phases that must not be interrupted
 SAVING = (
     "gather state",
     "checkpoint",
     "summary",
+    "sample",
 )
 CLOSING_S = 30.0  # between the last rank's regular end and the exit of its process
 # Between the exception that ends a rank's script and the exit of its process: while another rank
@@ -129,12 +130,3 @@ def has_left(beat: HeartbeatRecord) -> bool:
     """Has this rank of this machine exited? An unreadable /proc proves nothing."""
     process = procfs.read_process(beat.pid)
     return process.state in "ZX" if process else not Path(f"/proc/{beat.pid}").exists()
-
-
-def unkillable(name: str, pid: int) -> str:
-    place = (process := procfs.read_process(pid)) and process.waits_in
-    return (
-        msg("launcher.limits.unkillable_in", name=name, pid=pid, place=place)
-        if place
-        else msg("launcher.limits.unkillable", name=name, pid=pid)
-    )

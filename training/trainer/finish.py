@@ -97,7 +97,6 @@ def write_summary(
     losses = recorded.losses
     begin, end = metric_units.ends(losses) if losses else (math.nan, math.nan)
     step_ms = recorded.median("step_ms")
-    text = sample(session) if code == Exit.DONE else None
     summary: SummaryRecord = {
         "status": "done" if code == Exit.DONE else "stopped",
         "exit_code": int(code),
@@ -119,7 +118,7 @@ def write_summary(
         # of this start, as is the estimate: an earlier one may have had a larger batch
         "memory_bytes": recorded.most_memory(session.position.step),
         "checkpoint": f"step_{position.step:08d}",
-        "sample": text,
+        "sample": None,
     }
     if session.loss_scale:
         summary["skipped_steps"] = session.loss_scale.skipped
@@ -131,6 +130,10 @@ def write_summary(
     rundir.write_json(session.run.summary, summary)
     session.run.forget_before(plan, session.run.summary)
     session.run.event("end", step=position.step, exit_code=int(code))
+    if code == Exit.DONE:  # the summary of a complete training outlives an end of this process here
+        summary["sample"] = sample(session)
+        summary |= {"time": time.time(), "seconds": time.monotonic() - started}
+        rundir.write_json(session.run.summary, summary)
     return summary
 
 

@@ -55,6 +55,7 @@ class RanksWatch:
         self._been_below: set[int] = set()  # ranks of the same start, seen so far under torchrun
         self._next_below = 0.0
         self._trainings = TrainingProcesses()
+        self.trained: dict[int, int] = {}  # PID → rank, of a script's ranks and trainings so far
         self._own: OwnRanks | None = None  # of the only rank
         self._alone = world_size == 1  # is there no other? updated for a watched command
         script = plan.get("script")
@@ -182,7 +183,9 @@ class RanksWatch:
             ended = {**dict.fromkeys(self._own.ended, None), **ended}
             self._script.others_elsewhere = self._own.elsewhere
             self._script.joining = self._own.joining
-        pids = self._trainings.of(pids)
+        trainings = self._trainings.of(pids)
+        self.trained |= {pid: rank for known in (pids, trainings) for rank, pid in known.items()}
+        pids = trainings
         if self._slow:
             self._slow.look(pids)
         found = self._script.look(pids, ended)

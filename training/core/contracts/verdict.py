@@ -90,6 +90,7 @@ class RankErrorRecord(ReportedError):
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU had none left
     collective: NotRequired[dict[str, object]]  # the newest one: an entry of torch's recorder
     process: NotRequired[int]  # of mp.spawn in that rank, which raised it; not in the file
+    pid: NotRequired[int]  # of that process
 
 
 class EndRecord(TypedDict):

@@ -11,10 +11,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from training.core.errors import Problem
 from training.core.messages import msg
@@ -106,7 +108,7 @@ class _Started:
 
     def __init__(self, one: Machine, command: list[str], script: bytes) -> None:
         self.one = one
-        self._out, self._error = os.memfd_create("out"), os.memfd_create("error")
+        self._out, self._error = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -139,13 +141,14 @@ class _Started:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-        os.close(self._out)
-        os.close(self._error)
+        self._out.close()
+        self._error.close()
 
 
-def _text(file: int) -> str:
+def _text(file: IO[bytes]) -> str:
     """All of it, without moving the position at which others may still write."""
-    return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", "replace")
+    number = file.fileno()
+    return os.pread(number, os.fstat(number).st_size, 0).decode("utf-8", "replace")
 
 
 def _script(environ: Mapping[str, str]) -> str:

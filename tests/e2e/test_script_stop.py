@@ -1,0 +1,97 @@
+"""Stop signals to a script whose training is not the process that was started."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Script, wait_for_both
+from training.launcher.local_ranks import free_port
+
+# Saves for a second after each stop signal, and notes it.
+TRAIN = """
+import os, signal, sys, time
+from pathlib import Path
+
+def save(number, frame):
+    with open(Path(sys.argv[1], f"asked{os.environ['RANK']}"), "a") as file:
+        file.write(f"{number} of {sys.argv[2]}\\n")
+    time.sleep(1)
+    Path(sys.argv[1], f"saved{os.environ['RANK']}.{sys.argv[2]}").touch()
+    sys.exit(0)
+
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, save)
+print("ready", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+SPAWNS = """
+import os, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def main(rank, folder, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    try:
+        dist.all_reduce(torch.ones(1))
+        print(f"ready {rank}", flush=True)
+        time.sleep(600)
+    except KeyboardInterrupt:
+        time.sleep(1)
+        Path(folder, f"saved{rank}").touch()
+
+if __name__ == "__main__":
+    mp.spawn(main, tuple(sys.argv[1:]), nprocs=2)
+"""
+ONCE = "'{python}' '{train}' '{folder}' 1; echo ended with $?"
+SEEDS = "for seed in 1 2 3; do '{python}' '{train}' '{folder}' $seed; done"
+INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "body"),
+    [
+        (TERM, 75, ONCE),
+        pytest.param(INT, 130, ONCE, marks=pytest.mark.slow),
+        pytest.param(USR1, 75, ONCE, marks=pytest.mark.soak),
+        pytest.param(TERM, 75, SEEDS, marks=pytest.mark.slow),
+    ],
+)
+def test_a_stop_signal_reaches_the_training_below_a_shell_script(
+    script: Script, tmp_path: Path, number: int, code: int, body: str
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    program = tmp_path / "train.sh"
+    line = body.format(python=sys.executable, train=tmp_path / "train.py", folder=tmp_path)
+    program.write_text(f"#!/bin/bash\n{line}\n")
+    program.chmod(0o755)
+    run = script(program)
+    wait_for_both(run, "ready")
+    run.process.send_signal(number)
+    assert run.wait() == code
+    for rank in range(2):
+        asked = (tmp_path / f"asked{rank}").read_text().splitlines()
+        assert asked[0] == f"{int(number)} of 1"
+        # the second seed and the script get it when that has started: it may have no handler yet
+        assert asked[1:] in ([], [f"{int(number)} of 2"] if body == SEEDS else [])
+        for line in asked:
+            assert (tmp_path / f"saved{rank}.{line.split()[-1]}").exists()
+        if body == ONCE:
+            assert "ended with 0" in run.run.rank_log(rank).read_text()
+
+
+@pytest.mark.slow
+def test_ctrl_c_reaches_the_ranks_that_the_script_has_started(
+    script: Script, tmp_path: Path
+) -> None:
+    run = script(SPAWNS, str(tmp_path), str(free_port("127.0.0.1")), ranks=1)
+    run.wait_for("ready 0")
+    run.wait_for("ready 1")
+    run.process.send_signal(INT)
+    assert run.wait() == 130
+    assert all((tmp_path / f"saved{rank}").exists() for rank in range(2))
