@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.cases import each
-from tests.unit.conftest import ask, only, python, wrong
+from tests.unit.conftest import ask, make_run, only, python, wrong
 from tests.unit.test_plan_gradients import CARD, begun
 from training.config import resolve
 from training.config.flags import parse
 from training.config.origin import DEFAULT
+from training.core.rundir import write_json
 from training.host.decisions import Decision
 from training.plan import exchange, gradients, larger_batch, length
 from training.plan.request import Request
@@ -53,6 +54,23 @@ def test_the_batch_grows_as_far_as_needed_and_allowed(
     assert request.config.num_iterations == -(-99 // factor), "for the same amount of data"
     assert len(text) == (1 if most else 0)
     assert request.values()["total_batch_size"] == factor * BATCH
+
+
+def test_the_batch_of_a_job_grows_in_its_first_start(home: Path) -> None:
+    """The plan of a SLURM job before it has only the configuration."""
+    values = grow(6.0, 0, "--num_iterations=99", batch=4 * BATCH)[0].values()
+    values |= {"device_batch_size": 1}
+    run = make_run(home / "experiments", "r1", **values)
+    most = f"--max_total_batch_size={8 * BATCH}"
+    machine = Situation("cuda", Decision("bf16", ""), Decision(True, ""), 80 * GIB)
+    for more, factor in (dict[str, Any](), 2), ({"device": {"value": "cuda"}}, 1):
+        write_json(run.plan, {"config": values} | more)
+        found = ask("--resume=r1", most)
+        decided = found.kind.decide(found, machine)
+        assert len(decided.notes) == (factor > 1), "a larger micro-batch"
+        then = larger_batch.grow(found, begun(6.0), decided, machine)[0]
+        assert then.batch.total_tokens == factor * 4 * BATCH == found.config.total_batch_size
+        assert found.config.num_iterations == -(-99 // factor)
 
 
 def test_the_next_smaller_batch_would_not_do() -> None:
