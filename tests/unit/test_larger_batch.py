@@ -7,12 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cases import each
 from tests.unit.conftest import ask, make_run, only, python, wrong
 from tests.unit.test_plan_gradients import CARD, begun
+from tests.unit.test_resuming import run_of
 from training.config import resolve
 from training.config.flags import parse
 from training.config.origin import DEFAULT
+from training.core.errors import NothingToDo
 from training.core.rundir import write_json
 from training.host.decisions import Decision
 from training.plan import exchange, gradients, larger_batch, length
@@ -21,6 +25,7 @@ from training.tasks.planning import Decided, Situation
 
 GIB = 1 << 30
 BATCH = 2 * 4 * 1024  # two ranks, one micro-batch each
+SMALL = 2 * 4 * 1536  # of the default length
 RUN = ("configs/dual_gpu/quickstart.py", "--depth=16", "--max_seq_len=1024")
 SIZES = ("--device_batch_size=4", "--vocab_size=32768")
 
@@ -107,14 +112,48 @@ def test_a_batch_that_does_not_fit_is_not_chosen() -> None:
 )
 def test_the_command_of_a_grown_run_continues_it(typed: list[str], batch: int, steps: int) -> None:
     recorded = {name: (value, DEFAULT) for name, value in values().items()}
-    line = parse(["--total_batch_size=512", *typed])
-    resolved = resolve.resolve(line, {}, {}, recorded)
-    length.keep_batch(resolved, recorded)
-    assert (resolved.config.total_batch_size, resolved.config.num_iterations) == (batch, steps)
+    file = {"total_batch_size": (512, "c.py:1")}
+    for line, lines in (
+        (parse(["--total_batch_size=512", *typed]), {}),
+        *([] if "--total_batch_size=768" in typed else [(parse(typed), file)]),
+    ):
+        own = resolve.resolve(line, lines, {}).config
+        resolved = resolve.resolve(line, lines, {}, recorded)
+        length.keep_batch(resolved, recorded, own)
+        assert resolved.config.num_iterations == steps, lines
+        wanted = 2048 if lines else batch  # the run wins over a file
+        assert resolved.config.total_batch_size == wanted
+
+
+def test_a_command_without_the_limit_counts_the_steps_of_the_run(home: Path) -> None:
+    make_run(home / "experiments", "r1", **sizes(4 * SMALL, 30), max_total_batch_size=4 * SMALL)
+    make_run(home / "experiments", "r2", **sizes(4 * SMALL, 30))  # it never grew
+    own = (f"--max_total_batch_size={4 * SMALL}", f"--total_batch_size={SMALL}")
+    for run, more, steps in (("r1", (), 120), ("r1", own, 30), ("r2", own[:1], 120)):
+        found = ask(f"--resume={run}", "--num_iterations=120", *more).config
+        assert (found.num_iterations, found.total_batch_size) == (steps, 4 * SMALL), (run, more)
+
+
+@each(("typed", "steps"), [((), 60), ((f"--total_batch_size={SMALL}",), 240)])
+def test_a_finished_grown_run_is_prolonged(typed: tuple[str, ...], steps: int, home: Path) -> None:
+    limits = sizes(4 * SMALL, 30) | {"max_total_batch_size": 4 * SMALL}
+    run_of(home, f"r{steps}", steps=30, status="done", **limits)
+    growing = (f"--max_total_batch_size={4 * SMALL}", *typed) if typed else ()
+    with pytest.raises(NothingToDo) as caught:
+        ask(f"--resume=r{steps}", *growing)
+    assert f"--num_iterations={steps}" in str(caught.value)
+    assert (
+        ask(f"--resume=r{steps}", *growing, f"--num_iterations={steps}").config.num_iterations == 60
+    )
+
+
+def sizes(total: int, steps: int) -> dict[str, int]:
+    batch = {"total_batch_size": total, "device_batch_size": 4, "max_seq_len": 1536}
+    return {"num_iterations": steps, **batch}
 
 
 def values() -> dict[str, int]:
-    return {"total_batch_size": 2048, "num_iterations": 30}
+    return {"total_batch_size": 2048, "max_total_batch_size": 4096, "num_iterations": 30}
 
 
 def test_a_limit_below_the_batch_is_rejected() -> None:

@@ -143,12 +143,13 @@ def _look(
     experiments = folder("out_dir", resolved)
     found = resume_run.Found()
     if resolved.config.resume:
+        own = resolved.config
 
         def merged(known: loader.Values, having: Known, run: rundir.RunDir) -> resolve.Resolved:
             found = resolve.resolve(
                 line, file.values, environ, {n: v for n, v in known.items() if n in having}, having
             )
-            length.keep_batch(found, known)
+            length.keep_batch(found, known, own)
             length.settle(found, run)
             return found
 
