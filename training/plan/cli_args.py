@@ -78,10 +78,13 @@ class ParsedArgs:
         if not self.resume_from or not self.config_file:
             return []
         values, resumed = self.file.values, self.resumed
+        chosen = vars(self.resolved.config) | self.resolved.options
         changed = [
             n
             for n in values
-            if n in resumed and values[n][0] != resumed[n][0] and n not in self.line.flags
+            if n in resumed
+            and values[n][0] != resumed[n][0] == chosen.get(n)  # else a variable wins
+            and n not in self.line.flags
         ]
         return (
             [
