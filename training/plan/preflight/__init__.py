@@ -138,11 +138,15 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
 
 
 def smaller_runs(request: LaunchRequest, step: StepNeeds, room: int) -> list[str]:
-    """Commands of runs that fit `room` bytes per rank; those of another model are marked."""
+    """Commands of runs that fit `room` bytes per rank; those of another model are marked. Weights
+    that are read have their model."""
+    read = request.resume_from or (isinstance(request, Request) and request.start)
     found = []
     for changes in step.suggestions(request.config, request.ranks, room):
-        command = request.command(**changes)
         other = step.MODEL & changes.keys()
+        if other and read:
+            continue
+        command = request.command(**changes)
         found.append(msg("plan.memory.other_model", command=command) if other else command)
     return found
 
