@@ -61,9 +61,9 @@ VALUES: dict[str, dict[str, str]] = {
             ("float16", "half", "16", "16-mixed", "16-true", "16_mixed", "amp_fp16"), "fp16"
         ),
         **dict.fromkeys(("float8", "float8_e4m3fn"), "fp8"),
-        "amp": "auto",
+        **dict.fromkeys(("amp", "tf32"), "auto"),
         **dict.fromkeys(
-            ("float32", "32", "32-true", "float", "full", "no", "none", "false", "tf32"), "fp32"
+            ("float32", "32", "32-true", "float", "full", "no", "none", "false"), "fp32"
         ),
     },
     "device": {
@@ -476,7 +476,7 @@ ROWS = (
     # Device and precision
     _row("fp16", HF, "precision", switch(_FP16, {"precision": "auto"})),
     _row("bf16", HF, "precision", switch(_BF16, {"precision": "auto"})),
-    _row("tf32", HF, "precision", switch({"precision": "fp32"}), note="fp32"),
+    _row("tf32", HF, "", nothing, note=msg("config.foreign.tf32")),
     _row("amp use_amp", COMMON, "precision", switch({"precision": "auto"}, {"precision": "fp32"})),
     _row("fp8", NANOCHAT, "precision", switch({"precision": "fp8"})),
     _row(
