@@ -83,8 +83,9 @@ VALUES: dict[str, dict[str, str]] = {
     ),
     "tokenizer": dict.fromkeys(("byte", "char", "character", "none"), "bytes"),
     "wandb_mode": {
-        **dict.fromkeys(("true", "on", "enabled"), "online"),
-        **dict.fromkeys(("false", "off", "dryrun"), "disabled"),
+        **dict.fromkeys(("true", "on", "enabled", "run"), "online"),
+        **dict.fromkeys(("false", "off"), "disabled"),
+        "dryrun": "offline",
     },
     "activation_checkpointing": {
         **dict.fromkeys(("true", "full", "on"), "auto"),
