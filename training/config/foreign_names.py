@@ -127,7 +127,7 @@ def _row(
     return Foreign(tuple(names.split()), tools, tuple(to.split()), translate, note, example, sized)
 
 
-_EACH = ("device_batch_size", "max_seq_len", "ranks")
+_EACH = ("device_batch_size", "max_seq_len", "all_ranks")
 ROWS = (
     # Batch and model
     _row(

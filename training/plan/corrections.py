@@ -22,12 +22,19 @@ _VARIABLE = re.compile(r"[A-Z][A-Z_]*=")
 
 
 def problems(
-    asked: ParsedArgs, script: str, args: list[str], others: list[Problem]
+    asked: ParsedArgs,
+    script: str,
+    args: list[str],
+    others: list[Problem],
+    ranks: int = 0,
+    nnodes: int = 0,
 ) -> list[Problem]:
-    """The problem of every unknown flag, then `others`. A suggestion of flags alone becomes the
+    """`ranks`: of each of `nnodes` machines; 0: unknown. The problem of every unknown flag, then `others`. A suggestion of flags alone becomes the
     whole command, with the unknown flags and invalid values of the other problems corrected too,
     unless one of them has no suggestion: that command would fail again."""
-    found, sizes = names(asked.line.unknown, asked.kind.fields, _sizes(asked), asked.line.flags)
+    found, sizes = names(
+        asked.line.unknown, asked.kind.fields, _sizes(asked, ranks, nnodes), asked.line.flags
+    )
     every: Changes = {}
     for one in found.values():
         every |= one.changes[0] if one.changes else {}
@@ -161,12 +168,12 @@ def _program(script: str) -> str:
     return "./" + (LAUNCH_SCRIPT if script not in SCRIPTS or not script.endswith(".sh") else script)
 
 
-def _sizes(asked: ParsedArgs) -> Sizes:
+def _sizes(asked: ParsedArgs, ranks: int, nnodes: int) -> Sizes:
     plans = sorted(
         asked.experiments.glob("*/plan.json"), key=lambda p: (p.stat().st_mtime_ns, p), reverse=True
     )
     runs = tuple(plan.parent.name for plan in plans if rundir.read_json(plan))
-    return meant.sizes_of(asked.resolved.config, asked.typed, asked.kind.fields, runs)
+    return meant.sizes_of(asked.resolved.config, ranks, asked.kind.fields, runs, nnodes)
 
 
 def _whole(asked: ParsedArgs, script: str, args: list[str], changes: Changes, sizes: Sizes) -> str:
@@ -227,5 +234,5 @@ def _repair(asked: ParsedArgs, sizes: Sizes, changes: Changes) -> Changes:
     ):
         return {}
     seq_len = asked.kind.seq_len(replace(config, max_seq_len=sizes.max_seq_len))
-    found = (sizes.device_batch_size, seq_len, sizes.ranks * config.nnodes, sizes.total_batch_size)
+    found = (sizes.device_batch_size, seq_len, sizes.all_ranks, sizes.total_batch_size)
     return {} if batch.split(*found) else {"total_batch_size": str(batch.repairs(*found)[0][1])}

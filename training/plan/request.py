@@ -228,7 +228,9 @@ def read(
     if problems or asked.line.unknown or place is None:
         from training.plan import corrections
 
-        problems = corrections.problems(asked, script, args, problems)
+        nnodes = place.nnodes if place else 0
+        each = ranks // nnodes if nnodes else asked.typed
+        problems = corrections.problems(asked, script, args, problems, each, nnodes)
         raise UserError(
             problems, said_by_another=place is not None and place.kind == RANK and place.rank != 0
         )
