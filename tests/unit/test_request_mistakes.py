@@ -320,6 +320,16 @@ def test_the_suggested_batches_pass_when_pasted(
     assert pasted > 20
 
 
+def test_a_long_run_name_is_cut_to_one_that_is_allowed(home: Path, shell: Shell) -> None:
+    for name in ("模" * 70, "é!" * 70, "a" * 200):
+        (fix,) = only(wrong(f"--run_name={name}")).fixes
+        assert len(shell.read(fix).config.run_name) >= 21
+    taken = "模" * 42  # 126 bytes
+    for number in ("", *(f"_{n}" for n in range(2, 10))):
+        make_run(home / "experiments", f"{taken[:33]}{number}" if number else taken)
+    shell.read(only(wrong(f"--run_name={taken}")).fixes[-1])
+
+
 def test_an_automatic_device_batch_needs_a_total_that_divides(home: Path, shell: Shell) -> None:
     assert ask("--device_batch_size=auto").config.device_batch_size == "auto"
     problem = only(wrong("--device_batch_size=auto", "--total_batch_size=24577"))
