@@ -197,7 +197,7 @@ def read(
     problems += (
         [] if asked.bad(kind.sizes) or not ranks else kind.divides(config, origins, ranks)
     ) + wrong
-    problems += field_checks.problems(kind, config, origins)
+    problems += field_checks.problems(kind, config, origins, ranks)
     problems += elastic.problems(config, origins, ranks, place) if place and ranks else []
     problems += not_bindable(script, config, origins, place, ranks) if place and here else []
     problems += init_from.differences(asked.start, kind, resolved) if asked.start else []
