@@ -32,7 +32,7 @@ def test_a_resumed_run_keeps_its_configuration(home: Path, write: Write) -> None
     assert found.resume_from.path == home / "experiments/r1"
 
 
-def test_only_values_that_stay_are_said_to_stay(home: Path, write: Write) -> None:
+def test_the_note_names_only_values_that_stay(home: Path, write: Write) -> None:
     make_run(home / "experiments", "r1", depth=3, save_every=10, num_iterations=50)
     config = write("c.py", "depth = 9\nsave_every = 20\nnum_iterations = 100\n")
     found = ask("--resume=r1", config, "--num_iterations=70", env={"DUET_SAVE_EVERY": "77"})
