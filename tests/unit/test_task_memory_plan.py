@@ -18,7 +18,6 @@ from training import tasks
 from training.cli import doctor
 from training.launcher import replan
 from training.plan import training_plan as planner
-from training.plan.preflight import startup_checks
 from training.tasks import measurement
 from training.tasks.measurement import Question
 from training.tasks.memory import gib
@@ -178,7 +177,7 @@ def test_a_total_that_follows_from_an_automatic_batch_is_not_frozen(sized: str) 
 def test_workers_of_any_task_are_counted_before_the_start(
     sized: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(startup_checks.env_vars, "cpu_count", lambda: 2)
+    monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 2)
     checks = planner.make(LAUNCH, [*CPU_ARGS, "--num_workers=3"], {})[2]
     (cpu,) = (check for check in checks if check.name == "CPU")
     assert cpu.status == "warning" and "2 ranks and 6 workers: more workers than cores" in cpu.text
