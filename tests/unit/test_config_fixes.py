@@ -41,6 +41,8 @@ def test_zero_is_suggested_with_its_meaning() -> None:
         ("precision", "double", ["auto"]),
         ("depth", "", ["12"]),
         ("out_dir", "", ["experiments"]),
+        ("wandb_mode", "dryrun", ["offline"]),  # of early W&B
+        ("wandb_mode", "run", ["online"]),
         ("numa", "both", ["auto"]),
         ("numa", "-1", ["auto", "off"]),  # the nearest number is another node
         ("numa", "1024", ["auto", "off"]),

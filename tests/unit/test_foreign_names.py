@@ -185,6 +185,21 @@ def test_a_total_for_a_file_divides(home: Path, write: Write) -> None:
         assert problem.fixes == [f"total_batch_size = {total}   # {path}:4"]
 
 
+@each(
+    "machines",
+    [("--nnodes=2", "--master_addr=10.0.0.1"), ("--hosts=node1,node2", "--master_addr=10.0.0.1")],
+)
+@each(("typed", "total"), [("gradient_accumulation_steps=4", 4), ("batch_size=8", 2)])
+def test_a_total_is_that_of_all_machines(
+    machines: tuple[str, ...], typed: str, total: int, small: str
+) -> None:
+    """Two with three ranks each."""
+    whole = 3 * 2 * 4 * 32
+    asked = ("3", small, *machines, f"--total_batch_size={whole}")
+    problem = next(p for p in wrong(*asked, f"--{typed}", script=LAUNCH) if typed[:5] in p.what)
+    assert f"--total_batch_size={total * whole}" in problem.fixes[0].split()
+
+
 def test_a_file_does_not_select_gpus_by_include(home: Path, write: Write, small: str) -> None:
     problem = only(wrong(write("c.py", "include = 'other.py'\n")))
     assert (problem.code, problem.fixes) == ("field.unknown", [])
@@ -237,6 +252,9 @@ def test_a_value_of_another_tool(small: str, shell: Shell) -> None:
         ("--precision=bf16-mixed", "precision", "bf16"),
         ("--precision=16", "precision", "fp16"),
         ("--precision=32-true", "precision", "fp32"),
+        ("--precision=tf32", "precision", "auto"),
+        ("--tf32=true", "precision", "auto"),
+        ("--tf32", "precision", "auto"),
         ("--device=gpu", "device", "cuda"),
         ("--device=cuda:1", "device", "cuda"),
         ("--compile=True", "compile", "1"),

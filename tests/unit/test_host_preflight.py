@@ -35,7 +35,7 @@ NAMES_OF_THINGS = {"/dev/shm", "CPU", "GPUs", "W&B", "compile", "torch"}  # the 
 
 
 def check(path: Path, needed: int = 1 << 20) -> Check:
-    return folder("run", path, "out_dir", needed, "from --out_dir on the command line")
+    return folder("run", path, needed, "from --out_dir on the command line", ["move"])
 
 
 def test_a_writable_folder_or_one_to_create(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         found = check(path)
-        assert (found.status, found.fixes) == (ERROR, ["--out_dir=/another/folder"])
+        assert (found.status, found.fixes) == (ERROR, ["move"])
         assert (
             found.text
             == f"run folder {path} (from --out_dir on the command line): {tmp_path}/file is not a "
@@ -76,7 +76,7 @@ CODE = """
 import sys
 from pathlib import Path
 from training.plan.preflight import folder
-found = folder("run", Path(sys.argv[1]), "out_dir", 4096, "default")
+found = folder("run", Path(sys.argv[1]), 4096, "default", [])
 print(found.status, found.text)
 """
 

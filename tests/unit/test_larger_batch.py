@@ -7,12 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cases import each
-from tests.unit.conftest import ask, only, python, wrong
+from tests.unit.conftest import ask, make_run, only, python, wrong
 from tests.unit.test_plan_gradients import CARD, begun
+from tests.unit.test_resuming import run_of
 from training.config import resolve
 from training.config.flags import parse
 from training.config.origin import DEFAULT
+from training.core.errors import NothingToDo
+from training.core.rundir import write_json
 from training.host.decisions import Decision
 from training.plan import exchange, gradients, larger_batch, length
 from training.plan.request import Request
@@ -20,6 +25,7 @@ from training.tasks.planning import Decided, Situation
 
 GIB = 1 << 30
 BATCH = 2 * 4 * 1024  # two ranks, one micro-batch each
+SMALL = 2 * 4 * 1536  # of the default length
 RUN = ("configs/dual_gpu/quickstart.py", "--depth=16", "--max_seq_len=1024")
 SIZES = ("--device_batch_size=4", "--vocab_size=32768")
 
@@ -53,6 +59,23 @@ def test_the_batch_grows_as_far_as_needed_and_allowed(
     assert request.config.num_iterations == -(-99 // factor), "for the same amount of data"
     assert len(text) == (1 if most else 0)
     assert request.values()["total_batch_size"] == factor * BATCH
+
+
+def test_the_batch_of_a_job_grows_in_its_first_start(home: Path) -> None:
+    """The plan of a SLURM job before it has only the configuration."""
+    values = grow(6.0, 0, "--num_iterations=99", batch=4 * BATCH)[0].values()
+    values |= {"device_batch_size": 1}
+    run = make_run(home / "experiments", "r1", **values)
+    most = f"--max_total_batch_size={8 * BATCH}"
+    machine = Situation("cuda", Decision("bf16", ""), Decision(True, ""), 80 * GIB)
+    for more, factor in (dict[str, Any](), 2), ({"device": {"value": "cuda"}}, 1):
+        write_json(run.plan, {"config": values} | more)
+        found = ask("--resume=r1", most)
+        decided = found.kind.decide(found, machine)
+        assert len(decided.notes) == (factor > 1), "a larger micro-batch"
+        then = larger_batch.grow(found, begun(6.0), decided, machine)[0]
+        assert then.batch.total_tokens == factor * 4 * BATCH == found.config.total_batch_size
+        assert found.config.num_iterations == -(-99 // factor)
 
 
 def test_the_next_smaller_batch_would_not_do() -> None:
@@ -89,14 +112,48 @@ def test_a_batch_that_does_not_fit_is_not_chosen() -> None:
 )
 def test_the_command_of_a_grown_run_continues_it(typed: list[str], batch: int, steps: int) -> None:
     recorded = {name: (value, DEFAULT) for name, value in values().items()}
-    line = parse(["--total_batch_size=512", *typed])
-    resolved = resolve.resolve(line, {}, {}, recorded)
-    length.keep_batch(resolved, recorded)
-    assert (resolved.config.total_batch_size, resolved.config.num_iterations) == (batch, steps)
+    file = {"total_batch_size": (512, "c.py:1")}
+    for line, lines in (
+        (parse(["--total_batch_size=512", *typed]), {}),
+        *([] if "--total_batch_size=768" in typed else [(parse(typed), file)]),
+    ):
+        own = resolve.resolve(line, lines, {}).config
+        resolved = resolve.resolve(line, lines, {}, recorded)
+        length.keep_batch(resolved, recorded, own)
+        assert resolved.config.num_iterations == steps, lines
+        wanted = 2048 if lines else batch  # the run wins over a file
+        assert resolved.config.total_batch_size == wanted
+
+
+def test_a_command_without_the_limit_counts_the_steps_of_the_run(home: Path) -> None:
+    make_run(home / "experiments", "r1", **sizes(4 * SMALL, 30), max_total_batch_size=4 * SMALL)
+    make_run(home / "experiments", "r2", **sizes(4 * SMALL, 30))  # it never grew
+    own = (f"--max_total_batch_size={4 * SMALL}", f"--total_batch_size={SMALL}")
+    for run, more, steps in (("r1", (), 120), ("r1", own, 30), ("r2", own[:1], 120)):
+        found = ask(f"--resume={run}", "--num_iterations=120", *more).config
+        assert (found.num_iterations, found.total_batch_size) == (steps, 4 * SMALL), (run, more)
+
+
+@each(("typed", "steps"), [((), 60), ((f"--total_batch_size={SMALL}",), 240)])
+def test_a_finished_grown_run_is_prolonged(typed: tuple[str, ...], steps: int, home: Path) -> None:
+    limits = sizes(4 * SMALL, 30) | {"max_total_batch_size": 4 * SMALL}
+    run_of(home, f"r{steps}", steps=30, status="done", **limits)
+    growing = (f"--max_total_batch_size={4 * SMALL}", *typed) if typed else ()
+    with pytest.raises(NothingToDo) as caught:
+        ask(f"--resume=r{steps}", *growing)
+    assert f"--num_iterations={steps}" in str(caught.value)
+    assert (
+        ask(f"--resume=r{steps}", *growing, f"--num_iterations={steps}").config.num_iterations == 60
+    )
+
+
+def sizes(total: int, steps: int) -> dict[str, int]:
+    batch = {"total_batch_size": total, "device_batch_size": 4, "max_seq_len": 1536}
+    return {"num_iterations": steps, **batch}
 
 
 def values() -> dict[str, int]:
-    return {"total_batch_size": 2048, "num_iterations": 30}
+    return {"total_batch_size": 2048, "max_total_batch_size": 4096, "num_iterations": 30}
 
 
 def test_a_limit_below_the_batch_is_rejected() -> None:

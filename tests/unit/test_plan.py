@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import ENHANCED, LAUNCH, ROOT, SIMPLE, Shell
+from tests.unit.test_resuming import run_of
 from training.config.schema import FIELDS
 from training.core.errors import Exit, Problem, UserError
 from training.host import decisions
@@ -362,6 +363,15 @@ def test_too_little_host_memory(
     assert len(pasted) >= 2  # a smaller micro-batch, a smaller model
     for script, args in pasted:
         make(*args, script=script)  # raises when it does not fit or divide
+
+
+def test_a_resumed_run_keeps_its_model(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_of(home, "r1", steps=100)
+    for free in (9 * GIB, 2 * GIB):
+        monkeypatch.setattr(decisions.cgroups, "available_memory", lambda free=free: free)
+        asked = ["--device=cpu", "--activation_checkpointing=none", "--resume=r1"]
+        problems = lacking(*asked, script=ENHANCED)
+        assert problems[0].fixes and not any("--depth" in fix for fix in problems[0].fixes)
 
 
 def test_all_missing_resources_are_reported_at_once(

@@ -320,6 +320,41 @@ def test_the_suggested_batches_pass_when_pasted(
     assert pasted > 20
 
 
+def test_a_corrected_total_stays_below_its_limit(home: Path, shell: Shell) -> None:
+    sizes = ("--total_batch_size=24576", "--max_total_batch_size=30000")
+    for words, total, most in (
+        ((*sizes, "--gradient_accumulation_steps=3"), 3 * 24576, 6 * 24576),
+        (("--total_batch_size=49000", "--max_total_batch_size=49001"), 49152, 2 * 49152),
+        (("--total_batch_size=24577", "--max_total_batch_size=30000"), 24576, 30000),
+    ):
+        config = shell.read(wrong(*words)[0].fixes[0]).config
+        assert (config.total_batch_size, config.max_total_batch_size) == (total, most), words
+    for most, fixes in ((24576, 2), (24577, 1)):
+        problem = only(wrong("--total_batch_size=49152", f"--max_total_batch_size={most}"))
+        found = [shell.read(fix).config for fix in problem.fixes]
+        assert len(found) == fixes
+        assert all(config.total_batch_size <= config.max_total_batch_size for config in found)
+
+
+def test_an_automatic_device_batch_is_corrected_with_its_total(home: Path, shell: Shell) -> None:
+    for words in (("--device_batch_size=Auto",), ("--device_batch_size=auto", "--dpeth=3")):
+        fixes = [fix for problem in wrong("5", *words, script=LAUNCH) for fix in problem.fixes]
+        found = [shell.read(fix).config for fix in fixes]
+        assert {config.device_batch_size for config in found} == {"auto"}, words
+    block = wrong("--device_batch_size=auto", "--block_size=1000")[0].fixes[0]
+    assert shell.read(block).config.max_seq_len == 1000
+
+
+def test_a_long_run_name_is_cut_to_one_that_is_allowed(home: Path, shell: Shell) -> None:
+    for name in ("模" * 70, "é!" * 70, "a" * 200):
+        (fix,) = only(wrong(f"--run_name={name}")).fixes
+        assert len(shell.read(fix).config.run_name) >= 21
+    taken = "模" * 42  # 126 bytes
+    for number in ("", *(f"_{n}" for n in range(2, 10))):
+        make_run(home / "experiments", f"{taken[:33]}{number}" if number else taken)
+    shell.read(only(wrong(f"--run_name={taken}")).fixes[-1])
+
+
 def test_an_automatic_device_batch_needs_a_total_that_divides(home: Path, shell: Shell) -> None:
     assert ask("--device_batch_size=auto").config.device_batch_size == "auto"
     problem = only(wrong("--device_batch_size=auto", "--total_batch_size=24577"))

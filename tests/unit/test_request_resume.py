@@ -32,6 +32,18 @@ def test_a_resumed_run_keeps_its_configuration(home: Path, write: Write) -> None
     assert found.resume_from.path == home / "experiments/r1"
 
 
+def test_the_note_names_only_values_that_stay(home: Path, write: Write) -> None:
+    make_run(home / "experiments", "r1", depth=3, save_every=10, num_iterations=50)
+    config = write("c.py", "depth = 9\nsave_every = 20\nnum_iterations = 100\n")
+    found = ask("--resume=r1", config, "--num_iterations=70", env={"DUET_SAVE_EVERY": "77"})
+    assert (found.config.save_every, found.config.num_iterations) == (77, 70)
+    (note,) = found.notes
+    assert "depth" in note and "save_every" not in note and "num_iterations" not in note
+    assert "depth" not in ask("--resume=r1", config, "--depth=3").notes[0]
+    found = ask("--resume=r1", config, "--tokens_per_param=3")
+    assert found.config.num_iterations > 100 and "num_iterations" not in found.notes[0]
+
+
 def test_ways_to_name_the_run_to_resume(home: Path, tmp_path: Path) -> None:
     experiments = home / "experiments"
     make_run(experiments, "old", depth=3)

@@ -17,7 +17,7 @@ from tests.unit.monitor_runs import Made, old
 from training.core import manifest, rundir, standing
 from training.core.errors import NothingToDo, UserError
 from training.core.rundir import RunDir
-from training.plan import running
+from training.plan import finished, running
 from training.watchdog.probes import procfs
 
 Write = Callable[..., str]
@@ -139,6 +139,20 @@ def test_a_run_that_has_used_the_time_is_finished(home: Path) -> None:
     assert "--max_time=200" in answer("--resume=demo")[1]
     assert "--max_time=198" in answer("--resume=demo", "--max_time=50")[1]
     assert ask("--resume=demo", "--max_time=150", script=SIMPLE).resume_from is not None
+
+
+def test_a_run_that_ends_by_tokens_is_prolonged_by_them(home: Path, shell: Shell) -> None:
+    length = ("--tokens_per_param=0.3", "--depth=12")
+    steps = ask(*length).config.num_iterations
+    limits = {"num_iterations": steps, "tokens_per_param": 0.3}
+    run_of(home, "demo", steps=steps, status="done", **limits)
+    for typed in ((), length):
+        more = answer("--resume=demo", *typed)[1]
+        assert "--tokens_per_param=0.6" in more and "num_iterations" not in more
+        found = shell.read(pasted(more)).config.num_iterations
+        assert found == pytest.approx(2 * steps, abs=1)
+    assert finished.longer(limits, 2 * steps) == {"tokens_per_param": 1.2}
+    assert "--tokens_per_param=0.6" in answer("--resume=demo", "--tokens_per_param=0.1")[1]
 
 
 def test_every_start_script_answers_and_check_still_checks_the_machine(home: Path) -> None:

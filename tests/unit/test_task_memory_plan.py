@@ -16,7 +16,6 @@ from tests.unit.measured_task import CPU_ARGS, WEIGHTS, Write, in_process, plan,
 from tests.unit.own_task import SIZED
 from training import tasks
 from training.cli import doctor
-from training.host import env_vars
 from training.launcher import replan
 from training.plan import training_plan as planner
 from training.tasks import measurement
@@ -178,7 +177,7 @@ def test_a_total_that_follows_from_an_automatic_batch_is_not_frozen(sized: str) 
 def test_workers_of_any_task_are_counted_before_the_start(
     sized: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(env_vars, "cpu_count", lambda: 2)
+    monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 2)
     checks = planner.make(LAUNCH, [*CPU_ARGS, "--num_workers=3"], {})[2]
     (cpu,) = (check for check in checks if check.name == "CPU")
     assert cpu.status == "warning" and "2 ranks and 6 workers: more workers than cores" in cpu.text

@@ -68,8 +68,24 @@ def test_the_schedule_follows_the_steps_if_they_are_further() -> None:
 def test_rates_never_rise_after_the_warm_up_and_a_slow_step_costs_steps() -> None:
     rates = schedule(TimeLimit(200.0, UNLIMITED), slow={0: 20.0, 30: 60.0})
     assert 50 < len(rates) < 65
-    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert rates[3:] == sorted(rates[3:], reverse=True)
     assert rates[-1] < 0.1
+
+
+def test_a_first_step_that_compiles_does_not_end_the_warm_up() -> None:
+    config = Config(warmup_ratio=0.1)
+    for planned in (UNLIMITED, 500):
+        limit = TimeLimit(1000.0, planned)
+        for step in range(10):
+            assert optim.multiplier(step, limit.total(step), config) < 0.3, (planned, step)
+            limit.agree(300.0 + step * STEP_S)
+    assert limit.is_last(evaluates=False) is False and limit.used_s == 318.0
+    assert TimeLimit(200.0, UNLIMITED, used_s=100.0).share == 0.5
+    limit.agree(1000.0)
+    assert limit.share == 1.0
+    limit = TimeLimit(200.0, UNLIMITED)
+    limit.agree(250.0)
+    assert limit.share == 1.0
 
 
 def test_an_evaluation_that_no_longer_fits_is_that_of_the_last_step() -> None:

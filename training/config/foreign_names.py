@@ -61,9 +61,9 @@ VALUES: dict[str, dict[str, str]] = {
             ("float16", "half", "16", "16-mixed", "16-true", "16_mixed", "amp_fp16"), "fp16"
         ),
         **dict.fromkeys(("float8", "float8_e4m3fn"), "fp8"),
-        "amp": "auto",
+        **dict.fromkeys(("amp", "tf32"), "auto"),
         **dict.fromkeys(
-            ("float32", "32", "32-true", "float", "full", "no", "none", "false", "tf32"), "fp32"
+            ("float32", "32", "32-true", "float", "full", "no", "none", "false"), "fp32"
         ),
     },
     "device": {
@@ -83,8 +83,9 @@ VALUES: dict[str, dict[str, str]] = {
     ),
     "tokenizer": dict.fromkeys(("byte", "char", "character", "none"), "bytes"),
     "wandb_mode": {
-        **dict.fromkeys(("true", "on", "enabled"), "online"),
-        **dict.fromkeys(("false", "off", "dryrun"), "disabled"),
+        **dict.fromkeys(("true", "on", "enabled", "run"), "online"),
+        **dict.fromkeys(("false", "off"), "disabled"),
+        "dryrun": "offline",
     },
     "activation_checkpointing": {
         **dict.fromkeys(("true", "full", "on"), "auto"),
@@ -126,7 +127,7 @@ def _row(
     return Foreign(tuple(names.split()), tools, tuple(to.split()), translate, note, example, sized)
 
 
-_EACH = ("device_batch_size", "max_seq_len", "ranks")
+_EACH = ("device_batch_size", "max_seq_len", "all_ranks")
 ROWS = (
     # Batch and model
     _row(
@@ -476,7 +477,7 @@ ROWS = (
     # Device and precision
     _row("fp16", HF, "precision", switch(_FP16, {"precision": "auto"})),
     _row("bf16", HF, "precision", switch(_BF16, {"precision": "auto"})),
-    _row("tf32", HF, "precision", switch({"precision": "fp32"}), note="fp32"),
+    _row("tf32", HF, "", nothing, note=msg("config.foreign.tf32")),
     _row("amp use_amp", COMMON, "precision", switch({"precision": "auto"}, {"precision": "fp32"})),
     _row("fp8", NANOCHAT, "precision", switch({"precision": "fp8"})),
     _row(

@@ -220,7 +220,10 @@ def line(names: Changes, origin: str, fields: Known) -> str:
     return flags_of(names)  # an option file uses other names: suggest a flag, which overrides it
 
 
-def sizes_of(config: Config, ranks: int, fields: Known, runs: tuple[str, ...] = ()) -> Sizes:
+def sizes_of(
+    config: Config, ranks: int, fields: Known, runs: tuple[str, ...] = (), nnodes: int = 0
+) -> Sizes:
+    """`ranks`: on each of `nnodes` machines; 0: unknown, as many as the configuration has."""
     each = config.device_batch_size if isinstance(config.device_batch_size, int) else 1
     return Sizes(
         each,
@@ -230,6 +233,7 @@ def sizes_of(config: Config, ranks: int, fields: Known, runs: tuple[str, ...] = 
         config.num_iterations,
         config.depth,
         runs,
+        nnodes or config.nnodes,
     )
 
 
@@ -243,13 +247,12 @@ def with_changes(sizes: Sizes, changes: Changes) -> Sizes:
     return replace(sizes, **known)
 
 
-def that_divides(changes: Changes, sizes: Sizes, nnodes: int) -> Changes:
+def that_divides(changes: Changes, sizes: Sizes) -> Changes:
     """`changes` with a total batch size that divides, if they have one. `sizes`: with them
     applied."""
     if "total_batch_size" not in changes:
         return changes
-    ranks = sizes.ranks * nnodes
-    found = (sizes.device_batch_size, sizes.max_seq_len, ranks, sizes.total_batch_size)
+    found = (sizes.device_batch_size, sizes.max_seq_len, sizes.all_ranks, sizes.total_batch_size)
     if batch.split(*found):
         return changes
     return changes | {"total_batch_size": str(batch.repairs(*found)[0][1])}

@@ -195,11 +195,11 @@ def _unknown_keys(
 
     sizes = meant.sizes_of(config, ranks, fields)
     task = f"{config.task} ({task_origin})"
-    return [_unknown_key(name, *file[name], fields, sizes, config.nnodes, task) for name in unknown]
+    return [_unknown_key(name, *file[name], fields, sizes, task) for name in unknown]
 
 
 def _unknown_key(
-    name: str, raw: Any, origin: str, fields: Known, sizes: Sizes, nnodes: int, now: str
+    name: str, raw: Any, origin: str, fields: Known, sizes: Sizes, now: str
 ) -> Problem:
     from training.config import foreign_names, meant
 
@@ -220,9 +220,7 @@ def _unknown_key(
     if name not in foreign_names.ONLY_FLAGS:
         found = meant.name(name, as_text(raw), fields, sizes)
     fixes = [
-        meant.line(
-            meant.that_divides(changes, meant.with_changes(sizes, changes), nnodes), origin, fields
-        )
+        meant.line(meant.that_divides(changes, meant.with_changes(sizes, changes)), origin, fields)
         for changes in found.changes
         if changes and all(n in fields for n in changes)
     ]

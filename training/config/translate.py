@@ -19,11 +19,16 @@ class Sizes:
 
     device_batch_size: int
     max_seq_len: int
-    ranks: int
+    ranks: int  # on each machine
     total_batch_size: int
     num_iterations: int
     depth: int
     runs: tuple[str, ...] = ()  # resumable runs, newest first
+    nnodes: int = 1
+
+    @property
+    def all_ranks(self) -> int:
+        return self.ranks * self.nnodes
 
 
 Translate = Callable[[str, Sizes], Changes | None]  # None: this value has no equivalent

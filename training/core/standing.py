@@ -53,6 +53,13 @@ def read_plan(run: rundir.RunDir) -> Plan | None:
     return run_reader.read_plan(plan_file(run))
 
 
+def plan_of_start(run: rundir.RunDir | None) -> Plan | None:
+    """As read_plan(), but None for the plan of a SLURM job before its first start, which has
+    decided nothing yet."""
+    plan = read_plan(run) if run else None
+    return plan if plan and "device" in plan else None
+
+
 def ends(run: rundir.RunDir) -> tuple[SummaryRecord | None, FailureRecord | None]:
     """(summary, failure) of the start with the valid plan; those of earlier starts are ignored."""
     plan = rundir.read_json(plan_file(run)) or {}

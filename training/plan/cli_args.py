@@ -78,10 +78,13 @@ class ParsedArgs:
         if not self.resume_from or not self.config_file:
             return []
         values, resumed = self.file.values, self.resumed
+        chosen = vars(self.resolved.config) | self.resolved.options
         changed = [
             n
             for n in values
-            if n in resumed and values[n][0] != resumed[n][0] and n not in self.line.flags
+            if n in resumed
+            and values[n][0] != resumed[n][0] == chosen.get(n)  # else a variable wins
+            and n not in self.line.flags
         ]
         return (
             [
@@ -143,12 +146,13 @@ def _look(
     experiments = folder("out_dir", resolved)
     found = resume_run.Found()
     if resolved.config.resume:
+        own = resolved.config
 
         def merged(known: loader.Values, having: Known, run: rundir.RunDir) -> resolve.Resolved:
             found = resolve.resolve(
                 line, file.values, environ, {n: v for n, v in known.items() if n in having}, having
             )
-            length.keep_batch(found, known)
+            length.keep_batch(found, known, own)
             length.settle(found, run)
             return found
 

@@ -22,12 +22,20 @@ _VARIABLE = re.compile(r"[A-Z][A-Z_]*=")
 
 
 def problems(
-    asked: ParsedArgs, script: str, args: list[str], others: list[Problem]
+    asked: ParsedArgs,
+    script: str,
+    args: list[str],
+    others: list[Problem],
+    ranks: int = 0,
+    nnodes: int = 0,
 ) -> list[Problem]:
     """The problem of every unknown flag, then `others`. A suggestion of flags alone becomes the
     whole command, with the unknown flags and invalid values of the other problems corrected too,
-    unless one of them has no suggestion: that command would fail again."""
-    found, sizes = names(asked.line.unknown, asked.kind.fields, _sizes(asked), asked.line.flags)
+    unless one of them has no suggestion: that command would fail again. `ranks`: on each of
+    `nnodes` machines; 0: unknown."""
+    found, sizes = names(
+        asked.line.unknown, asked.kind.fields, _sizes(asked, ranks, nnodes), asked.line.flags
+    )
     every: Changes = {}
     for one in found.values():
         every |= one.changes[0] if one.changes else {}
@@ -161,12 +169,12 @@ def _program(script: str) -> str:
     return "./" + (LAUNCH_SCRIPT if script not in SCRIPTS or not script.endswith(".sh") else script)
 
 
-def _sizes(asked: ParsedArgs) -> Sizes:
+def _sizes(asked: ParsedArgs, ranks: int, nnodes: int) -> Sizes:
     plans = sorted(
         asked.experiments.glob("*/plan.json"), key=lambda p: (p.stat().st_mtime_ns, p), reverse=True
     )
     runs = tuple(plan.parent.name for plan in plans if rundir.read_json(plan))
-    return meant.sizes_of(asked.resolved.config, asked.typed, asked.kind.fields, runs)
+    return meant.sizes_of(asked.resolved.config, ranks, asked.kind.fields, runs, nnodes)
 
 
 def _whole(asked: ParsedArgs, script: str, args: list[str], changes: Changes, sizes: Sizes) -> str:
@@ -213,12 +221,11 @@ def _with_ranks(script: str, words: list[str], number: str) -> list[str]:
 
 
 def _repair(asked: ParsedArgs, sizes: Sizes, changes: Changes) -> Changes:
-    """A total batch size that divides, where the changes make one necessary."""
+    """A total batch size that divides, where the changes make one necessary, and a limit above
+    it."""
     config, origins = asked.resolved.config, asked.resolved.origins
     each = changes.get("device_batch_size", config.device_batch_size)
-    if each == "auto" or asked.bad(
-        {"device_batch_size", "total_batch_size", "max_seq_len"} - changes.keys()
-    ):
+    if asked.bad({"device_batch_size", "total_batch_size", "max_seq_len"} - changes.keys()):
         return {}
     if (
         asked.kind.total_follows
@@ -227,5 +234,12 @@ def _repair(asked: ParsedArgs, sizes: Sizes, changes: Changes) -> Changes:
     ):
         return {}
     seq_len = asked.kind.seq_len(replace(config, max_seq_len=sizes.max_seq_len))
-    found = (sizes.device_batch_size, seq_len, sizes.ranks * config.nnodes, sizes.total_batch_size)
-    return {} if batch.split(*found) else {"total_batch_size": str(batch.repairs(*found)[0][1])}
+    size, total = 1 if each == "auto" else sizes.device_batch_size, sizes.total_batch_size
+    repaired: Changes = {}
+    if not batch.split(size, seq_len, sizes.all_ranks, total):
+        total = batch.repairs(size, seq_len, sizes.all_ranks, total)[0][1]
+        repaired["total_batch_size"] = str(total)
+    most = int(changes.get("max_total_batch_size", config.max_total_batch_size))
+    if 0 < most < total:
+        repaired["max_total_batch_size"] = str(2 * total)
+    return repaired

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from training.config.origin import DEFAULT
 from training.config.schema import FIELDS, Config
@@ -13,12 +14,15 @@ from training.tasks.spec import TaskSpec
 GPU_ONLY = ("fp16", "fp8")
 
 
-def problems(kind: TaskSpec, config: Config, origins: Mapping[str, str]) -> list[Problem]:
+def problems(
+    kind: TaskSpec, config: Config, origins: Mapping[str, str], ranks: int
+) -> list[Problem]:
+    """`ranks`: of the run; 0: unknown."""
     return [
         *_not_computable(kind, config, origins),
         *_without_gpu(config, origins),
         *_nothing_to_compare(config, origins),
-        *_smaller_limit(kind, config, origins),
+        *_smaller_limit(kind, config, origins, ranks),
     ]
 
 
@@ -59,7 +63,9 @@ def _nothing_to_compare(config: Config, origins: Mapping[str, str]) -> list[Prob
     return [Problem("flag.contradiction", text, msg("plan.keep_best.wanted"), fixes, "keep_best")]
 
 
-def _smaller_limit(kind: TaskSpec, config: Config, origins: Mapping[str, str]) -> list[Problem]:
+def _smaller_limit(
+    kind: TaskSpec, config: Config, origins: Mapping[str, str], ranks: int
+) -> list[Problem]:
     """--max_total_batch_size below the batch itself."""
     total, most = config.total_batch_size, config.max_total_batch_size
     if kind.total_follows and origins["total_batch_size"] == DEFAULT:
@@ -74,5 +80,7 @@ def _smaller_limit(kind: TaskSpec, config: Config, origins: Mapping[str, str]) -
         origin=origins["total_batch_size"],
     )
     allowed = msg("plan.larger_batch.allowed", total=total)
-    fixes = [f"--max_total_batch_size={2 * total}", f"--total_batch_size={most}"]
+    fixes = [f"--max_total_batch_size={2 * total}"]
+    if ranks and not kind.divides(replace(config, total_batch_size=most), origins, ranks):
+        fixes.append(f"--total_batch_size={most}")
     return [Problem("flag.contradiction", text, allowed, fixes, "max_total_batch_size")]

@@ -53,6 +53,8 @@ def find(run: rundir.RunDir, config: Config, options: FieldValues) -> Finished |
     if not _reached(run, plan, config, options, steps):
         return None
     limits = {name: getattr(config, name) for name in LIMITS}
+    if share := config.tokens_per_param:
+        limits["tokens_per_param"] = max(share, plan["config"].get("tokens_per_param", 0.0))
     if config.max_time:
         limits["max_time"] = max(config.max_time, math.ceil(_used_s(run)))
     return Finished(steps, float(summary.get("time", 0.0)), longer(limits, steps))
@@ -65,6 +67,9 @@ def longer(config: FieldValues, steps: int) -> dict[str, float]:
         for name in LIMITS
         if config.get(name)
     }
+    if "num_iterations" in limits and (share := config.get("tokens_per_param")):
+        factor = limits.pop("num_iterations") / config["num_iterations"]  # which follow from it
+        limits["tokens_per_param"] = float(f"{factor * share:.3g}")
     return limits or {"num_iterations": 2 * steps}
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from training.core import standing
 from training.core.contracts.plan import PlanStart
 from training.core.messages import msg
 from training.core.units import plural
@@ -18,11 +19,11 @@ from training.tasks.planning import Decided, Situation
 def grow(
     request: Request, begun: PlanStart, decided: Decided, situation: Situation
 ) -> tuple[Decided, list[str]]:
-    """(the task's decisions, sentences). A larger batch is written to the request. A resumed run
-    keeps its batch (length.keep_batch)."""
+    """(the task's decisions, sentences). A larger batch is written to the request. A run that has
+    been started keeps its batch (length.keep_batch)."""
     config, total = request.config, decided.batch.total_tokens
     most = config.max_total_batch_size // total
-    if not config.max_total_batch_size or request.resume_from:
+    if not config.max_total_batch_size or standing.plan_of_start(request.resume_from):
         return decided, []
     one = _predicted(request, begun, decided, situation)
     now = one.speed_up if one else None

@@ -9,7 +9,7 @@ from training import tasks
 from training.config.loader import Values
 from training.config.origin import asked_for
 from training.config.resolve import Resolved
-from training.config.schema import AUTO
+from training.config.schema import AUTO, Config
 from training.core import manifest
 from training.core.errors import Problem
 from training.core.messages import msg
@@ -61,15 +61,23 @@ def done(resumed: RunDir | None, size: int) -> tuple[int, int]:
     return step, (saved.get("tokens") if saved else 0) or step * size
 
 
-def keep_batch(resolved: Resolved, recorded: Values) -> None:
+def growth(own: Config, recorded: Values) -> int:
+    """How often the batch of the run to resume contains that of the command that started it; 1 for
+    any other command. `own`: what the command itself sets; `recorded`: values of the run."""
+    asked = own.total_batch_size
+    grown, most = (
+        recorded.get(name, (0, ""))[0] for name in ("total_batch_size", "max_total_batch_size")
+    )
+    may = asked < grown <= min(own.max_total_batch_size, most)
+    return grown // asked if may and grown % asked == 0 else 1
+
+
+def keep_batch(resolved: Resolved, recorded: Values, own: Config) -> None:
     """Give the batch of the run to resume, which was grown, to the command that started it.
-    `recorded`: values of the run."""
-    config, origins = resolved.config, resolved.origins
-    if "total_batch_size" not in recorded:
+    `recorded`, `own`: as in growth()."""
+    config, origins, factor = resolved.config, resolved.origins, growth(own, recorded)
+    if factor == 1:
         return
-    asked, (grown, origin) = config.total_batch_size, recorded["total_batch_size"]
-    if not asked < grown <= config.max_total_batch_size or grown % asked:
-        return
-    config.total_batch_size, origins["total_batch_size"] = grown, origin
+    config.total_batch_size, origins["total_batch_size"] = recorded["total_batch_size"]
     if asked_for(origins["num_iterations"]) and isinstance(config.num_iterations, int):
-        config.num_iterations = math.ceil(config.num_iterations * asked / grown)
+        config.num_iterations = math.ceil(config.num_iterations / factor)

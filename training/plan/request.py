@@ -197,7 +197,7 @@ def read(
     problems += (
         [] if asked.bad(kind.sizes) or not ranks else kind.divides(config, origins, ranks)
     ) + wrong
-    problems += field_checks.problems(kind, config, origins)
+    problems += field_checks.problems(kind, config, origins, ranks)
     problems += elastic.problems(config, origins, ranks, place) if place and ranks else []
     problems += not_bindable(script, config, origins, place, ranks) if place and here else []
     problems += init_from.differences(asked.start, kind, resolved) if asked.start else []
@@ -228,7 +228,9 @@ def read(
     if problems or asked.line.unknown or place is None:
         from training.plan import corrections
 
-        problems = corrections.problems(asked, script, args, problems)
+        nnodes = place.nnodes if place else 0
+        each = ranks // nnodes if nnodes else asked.typed
+        problems = corrections.problems(asked, script, args, problems, each, nnodes)
         raise UserError(
             problems, said_by_another=place is not None and place.kind == RANK and place.rank != 0
         )

@@ -213,8 +213,8 @@ def changes(values: FieldValues, resumed: Values) -> list[str]:
 def decided_otherwise(run: rundir.RunDir | None, plan: Plan) -> list[str]:
     """A note when this plan of a resumed run (None: a new run) changes the arithmetic, for example
     the device where the value is auto. Must be called before the old plan is replaced."""
-    before = standing.read_plan(run) if run else None
-    if before is None or "device" not in before:  # that of a job: nothing was decided yet
+    before = standing.plan_of_start(run)
+    if before is None:
         return []
     then, now = _arithmetic(before), _arithmetic(plan)
     differ = [

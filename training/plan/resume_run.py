@@ -18,7 +18,7 @@ from training.core.errors import Problem, UserError
 from training.core.find_run import LATEST
 from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT
-from training.plan import finished
+from training.plan import finished, length
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -102,11 +102,14 @@ def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
         return Found()
     found = _merge(wish, run, plan)
     if end := _finished(wish, found):
+        longer = dict(end.longer)
+        if "num_iterations" in longer:  # of this command, which counts them before the growth
+            longer["num_iterations"] *= length.growth(wish.resolved.config, found.known)
         found.answer = msg(
             "plan.resume.is_finished",
             name=run.name,
             sentence=end.sentence(),
-            again=wish.again(**end.longer),
+            again=wish.again(**longer),
         )
     return found
 

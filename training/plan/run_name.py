@@ -16,6 +16,7 @@ from training.host.placement import NODE, Topology
 from training.plan import running
 
 NAME_CHARACTERS = msg("plan.run_name.characters")
+MOST_BYTES = 128
 
 
 def problems(
@@ -34,9 +35,9 @@ def problems(
     if (
         not all(c.isalnum() or c in "._-" for c in name)
         or name.startswith((".", "-"))
-        or len(os.fsencode(name)) > 128
+        or len(os.fsencode(name)) > MOST_BYTES
     ):
-        plain = re.sub(r"[^\w.-]+", "_", name).strip("._-")[:64]
+        plain = _cut(re.sub(r"[^\w.-]+", "_", name).strip("._-"), 64)
         return [
             Problem(
                 "run_name.value",
@@ -62,11 +63,8 @@ def taken(
     name = config.run_name
     if os.path.lexists(experiments / name):
         given = msg("plan.run_name.given", name=name, origin=origins["run_name"])
-        free = next(
-            f"{name[:100]}_{n}"
-            for n in itertools.count(2)
-            if not os.path.lexists(experiments / f"{name[:100]}_{n}")
-        )
+        numbered = (f"{_cut(name, 100)}_{n}" for n in itertools.count(2))
+        free = next(other for other in numbered if not os.path.lexists(experiments / other))
         run = rundir.RunDir(experiments / name)
         if pid := running.pid_of(run):
             what = msg("plan.run_name.running", given=given, path=run.path, pid=pid)
@@ -84,3 +82,8 @@ def taken(
             )
         ]
     return []
+
+
+def _cut(name: str, most: int) -> str:
+    """The first characters, of at most this many bytes."""
+    return os.fsencode(name)[:most].decode(errors="ignore")

@@ -37,6 +37,7 @@ class TimeLimit:
         self.start()
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._read = 0  # steps of this start
+        self._first_s = 0.0  # duration of the first one, which may compile the model
         self._evaluation_s = 0.0  # duration of the latest evaluation
         self._evaluated = False  # since the last step that was read
 
@@ -52,10 +53,12 @@ class TimeLimit:
         """Take the time of a step that has been read."""
         self._read += 1
         step_s = used_s - self.used_s
+        if self._read == 1:
+            self._first_s = step_s
+        elif not self._evaluated:
+            self._recent.append(step_s)
         if self._evaluated:
             self._evaluation_s, self._evaluated = max(0.0, step_s - self._step_s()), False
-        elif self._read > 1:  # the first one may compile the model
-            self._recent.append(step_s)
         self.used_s = used_s
 
     def evaluated(self) -> None:
@@ -65,8 +68,10 @@ class TimeLimit:
 
     @property
     def share(self) -> float:
-        """The part of the limit that is used, 0 to 1."""
-        return min(1.0, self.used_s / self.limit_s)
+        """The progress of the schedule, 0 to 1: the part of the limit that is used, without this
+        start's first step, whose compilation would end the warm-up."""
+        left_s = self.limit_s - self._first_s
+        return min(1.0, (self.used_s - self._first_s) / left_s) if left_s > 0 else 1.0
 
     def is_last(self, evaluates: bool) -> bool:
         """Whether the next step is the last: after it, and after its evaluation if it `evaluates`,

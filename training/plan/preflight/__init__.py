@@ -44,6 +44,7 @@ from training.plan.preflight.startup_checks import (
     open_files,
     port,
     ram_beside_gpus,
+    run_folder,
     shared_memory,
 )
 from training.plan.preflight.torch_kernels import kernels
@@ -93,7 +94,7 @@ class PreflightContext:
 def at_every_start(facts: PreflightContext) -> list[Check]:
     """The checks of every start; milliseconds in total."""
     request, estimate, step = facts.request, facts.estimate, facts.step
-    config, origins, ranks, room = request.config, request.origins, request.local_ranks, facts.room
+    ranks, room = request.local_ranks, facts.room
     group = cgroups.memory() if facts.device == "cpu" else None
     if group:
         room = min(room, group.room // ranks) if room is not None else group.room // ranks
@@ -127,12 +128,9 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
     shm = shared_memory(facts.workers, ranks, nccl=facts.device == "cuda")
     checks += [shm] if shm else []
     checks.append(open_files(facts.workers, ranks))
-    # One more exists while it is written.
-    saved = step.stored * (config.keep_checkpoints + config.keep_best + 1) if step else 0
-    checks.append(
-        folder("run", request.experiments, "out_dir", saved + (64 << 20), origins["out_dir"])
-    )
-    checks.append(folder("log", request.logs, "log_dir", 1 << 20, origins["log_dir"]))
+    checks.append(run_folder(request, step))
+    another = ["--log_dir=/another/folder"]
+    checks.append(folder("log", request.logs, 1 << 20, request.origins["log_dir"], another))
     if request.resume_from and request.place.leads:
         launches = not (request.dry_run or request.check)
         checks += not_running(request.resume_from, waits=launches)
@@ -140,11 +138,15 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
 
 
 def smaller_runs(request: LaunchRequest, step: StepNeeds, room: int) -> list[str]:
-    """Commands of runs that fit `room` bytes per rank; those of another model are marked."""
+    """Commands of runs that fit `room` bytes per rank; those of another model are marked. Weights
+    that are read have their model."""
+    read = request.resume_from or (isinstance(request, Request) and request.start)
     found = []
     for changes in step.suggestions(request.config, request.ranks, room):
-        command = request.command(**changes)
         other = step.MODEL & changes.keys()
+        if other and read:
+            continue
+        command = request.command(**changes)
         found.append(msg("plan.memory.other_model", command=command) if other else command)
     return found
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from training.core import log, rundir, standing, units
+from training.core import log, manifest, rundir, standing, units
 from training.core.messages import msg
 from training.host import cgroups, decisions, ports, process
 from training.plan import running
@@ -20,6 +21,7 @@ from training.tasks.memory import StepNeeds
 
 WORKER_SHM_BYTES = 64 << 20
 NCCL_SHM_BYTES = 256 << 20  # without peer-to-peer copies; containers get 64 MiB by default
+OTHER_FILES_BYTES = 64 << 20  # of a run: logs and metrics
 RANK_FILES, WORKER_FILES = 256, 32
 # A run that is running writes at least that often, unless its steps are longer.
 WRITTEN_S, POLL_S = 60.0, 0.5
@@ -104,7 +106,37 @@ def host_memory(
     )
 
 
-def folder(name: str, path: Path, flag: str, needed: int, origin: str) -> Check:
+def run_folder(request: LaunchRequest, step: StepNeeds | None) -> Check:
+    """Room for the checkpoints to come. A resumed run stays in its folder."""
+    run, needed = request.resume_from, OTHER_FILES_BYTES
+    if step:
+        needed += step.stored * _more_checkpoints(request)
+    if run is None:
+        another = ["--out_dir=/another/folder"]
+        return folder("run", request.experiments, needed, request.origins["out_dir"], another)
+    used = [f"du -sh {shlex.quote(str(run.path.parent))}/* | sort -h"]
+    return folder("run", run.path, needed, request.origins["resume"], used)
+
+
+def _more_checkpoints(request: LaunchRequest) -> int:
+    """The checkpoints that need room besides those that are there."""
+    config, run = request.config, request.resume_from
+    most = config.keep_checkpoints + config.keep_best + 1  # one more exists while it is written
+    more = most - len(manifest.all_in(run.checkpoints)) if run else most
+    if last := int(config.num_iterations):
+        begin = manifest.newest_step(run.checkpoints) if run else 0
+        saves = _times(config.save_every, begin, last)
+        saves += config.keep_best * _times(config.eval_every, begin, last)
+        more = min(more, saves)
+    return max(1, more)
+
+
+def _times(every: int, begin: int, last: int) -> int:
+    """How often something is due after step `begin` that is also due at the `last` one."""
+    return 1 if not every else last // every - begin // every + (last % every > 0)
+
+
+def folder(name: str, path: Path, needed: int, origin: str, fixes: list[str]) -> Check:
     """The folder (or its nearest existing parent) is writable, and the disk has room. Leaves no
     files."""
     there = path
@@ -115,7 +147,6 @@ def folder(name: str, path: Path, flag: str, needed: int, origin: str) -> Check:
         if name == "log"
         else msg("plan.folder.run", path=path, origin=origin)
     )
-    fixes = [f"--{flag}=/another/folder"]
     if not there.is_dir():
         return Check(
             f"{name} folder", ERROR, msg("plan.folder.no_folder", shown=shown, there=there), fixes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from training.config import batch
 from training.config.origin import DEFAULT, asked_for
-from training.core import manifest
+from training.core import manifest, standing
 from training.core.messages import msg
 from training.core.metric_units import memory_word
 from training.data.tokenizer_base import BPE
@@ -124,7 +124,8 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         fields["reported_memory"] = promise
     text = memory_text(fields)
     # A run that is resumed may have the smaller batch for a reason: it ran out of memory.
-    notes = [] if request.resume_from else larger(fitting.load, config, ranks, machine.room)
+    begun = standing.plan_of_start(request.resume_from) is not None
+    notes = [] if begun else larger(fitting.load, config, ranks, machine.room)
     if fp8:
         more, padded = _fp8(step.load.shape, step.load.tokens, machine.compiled.value)
         text, notes = text + more, notes + padded
