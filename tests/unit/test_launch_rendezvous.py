@@ -60,7 +60,7 @@ def test_options_of_a_task_are_settings() -> None:
     ],
 )
 def test_folders_of_a_users_task_may_differ(mine: str, others: str, found: list[str]) -> None:
-    """Its file says only that they are text."""
+    """Its options have no units."""
     head, other = (
         same_settings.facts(
             plan(node, 1)

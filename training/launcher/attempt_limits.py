@@ -117,7 +117,7 @@ class AttemptLimits:
     def _end_after_exception(self) -> None:
         """The process of a script that has raised may stay, and the other ranks need not wait for
         it."""
-        elsewhere = self._state.others.running()
+        elsewhere = bool(self._state.others.running())
         for rank in self._raised.overdue(self._children.pids(), elsewhere=elsewhere):
             if self._failure.of_raised(rank):
                 return

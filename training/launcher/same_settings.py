@@ -42,7 +42,7 @@ def _task_options(plan: Plan) -> Message:
 
 
 def _is_place(value: object) -> bool:
-    """Of a user's task, whose options have no units."""
+    """Whether this option of a user's task, which has no unit, is a folder or file."""
     return isinstance(value, str) and value.startswith((os.sep, "~"))
 
 

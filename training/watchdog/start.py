@@ -262,7 +262,7 @@ class RanksWatch:
             self._script.others_elsewhere, self._script.joining = world > local, maybe > 0
         numbers = {pid: rank for rank, pid in found.items()}
         if any(numbers.get(pid, rank) != rank for rank, pid in self._below.items()):
-            self._been_below = set()  # numbered anew, with further ranks
+            self._been_below = set()  # with further ranks, they have other numbers
         self._below, self._alone = found, world == 1
         self._expected = {*found} if found and len(found) == local and not maybe else None
         self._been_below |= found.keys()

@@ -51,8 +51,8 @@ class TrainingProcesses:
 
     def __init__(self) -> None:
         self._found: dict[int, int] = {}  # PID of a rank → of its training
-        # Those of ranks that have joined a process group. A Python process whose child has may do so
-        # later.
+        # Trainings that have joined a process group, without a Python process above them, which may
+        # do so later.
         self._settled: set[int] = set()
         self._next_search = self._next_settle = 0.0
 
