@@ -12,7 +12,8 @@ import pytest
 
 from tests.cases import each
 from tests.unit.diagnosed import LOGS, OOM, ROOT
-from training.diagnose import card, exception_cause, result, scan, traceback
+from training.diagnose import card, exception_cause, progress_marks, result, scan, traceback
+from training.diagnose.log_parsers import end_detection
 
 
 @each(
@@ -77,6 +78,7 @@ from training.diagnose import card, exception_cause, result, scan, traceback
                 b"Job completed with exit code 1",
                 b"Training finished with errors",
                 b"job 12 finished with status FAILED",
+                b"Job 12 finished: failed",
             )
         ),
         (b"step 1 loss 2.0\nJob done: no errors, 0 failed\n", "none", "high", "no failure found"),
@@ -115,6 +117,49 @@ def test_an_end_line_refutes_a_failure_only_after_further_steps(
 ) -> None:
     (tmp_path / "log").write_text(f"{text}Job finished at Mon Jun 2\n")
     assert result.diagnose([tmp_path / "log"])["cause"] == cause
+
+
+@each(
+    "end",
+    [
+        "Training finished. 3 samples failed to load",
+        "Run finished: 120 passed, 2 failed",
+        "All epochs done, failed uploads: 0",
+        "Training complete. Best checkpoint of failed-seed-3 run saved",
+        "Training completed with error rate 0.1",
+        "training done, with 12 errors skipped",
+    ],
+)
+def test_an_end_line_may_count_errors(end: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(f"{STEPS}{end}\n")
+    record = result.diagnose([tmp_path / "log"])
+    assert (record["cause"], record["confidence"]) == ("none", "high")
+
+
+@each(
+    "end",
+    [
+        "`Trainer.fit` stopped: `max_epochs=3` reached.",
+        "{'train_runtime': 5.1, 'train_loss': 3.9, 'epoch': 2.0}",
+        "training_seconds: 300.1",
+        "3 epochs completed in 0.5 hours.",
+    ],
+)
+def test_an_end_line_of_the_program_itself_refutes_a_failure(end: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(f"{STEPS}{THROWN}{end}\n")
+    assert result.diagnose([tmp_path / "log"])["cause"] == "none"
+
+
+@each("end", ["Training finished in 3 h", "Training finished in 3 h\nJob finished"])
+def test_steps_after_a_logged_exception_may_look_as_if_they_came_from_a_buffer(
+    end: str, tmp_path: Path
+) -> None:
+    steps = [f"step {n} loss 3.{n:03} lr 1.0e-04 time 12.1 s\n" for n in range(300)]
+    assert len("".join(steps[:280])) > progress_marks.BLOCK
+    text = "".join([*steps[:280], THROWN, *steps[280:], end, "\n"])
+    (tmp_path / "log").write_text(text)
+    assert end_detection.read(text) == (end_detection.FINISHED, None)
+    assert result.diagnose([tmp_path / "log"])["cause"] == "none"
 
 
 MISSING = "FileNotFoundError: [Errno 2] No such file or directory: 'last.pt'"

@@ -123,22 +123,43 @@ def test_rank_0_that_does_not_answer(
     assert [at for at, _ in warnings] == [FIRST_S, FIRST_S + EVERY_S]
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_ranks_that_torchrun_starts_again_do_not_read_what_the_first_ones_wrote(
-    waits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its agent has one store for all attempts."""
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
+    """The store of torchrun's agent, which has one for all attempts."""
     limit = timedelta(seconds=30)
-    agent = dist.TCPStore("127.0.0.1", 0, None, True, limit, wait_for_workers=False)
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agent.port)}
+    store = dist.TCPStore("127.0.0.1", 0, None, True, limit, wait_for_workers=False)
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     for name, value in {**variables, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
         monkeypatch.setenv(name, value)
+    return store
+
+
+def opened(agent: dist.TCPStore, rank: int, *, waits: bool = True) -> dist.Store:
+    limit = timedelta(seconds=5)
+    return distributed._open_store("127.0.0.1", agent.port, rank, 2, limit, waits=waits)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_ranks_that_torchrun_starts_again_do_not_read_what_the_first_ones_wrote(
+    agent: dist.TCPStore, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
     for attempt in ("0", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
-        first, second = (
-            distributed._open_store("127.0.0.1", agent.port, rank, 2, limit, waits=waits)
-            for rank in (0, 1)
-        )
+        first, second = (opened(agent, rank, waits=waits) for rank in (0, 1))
         assert not second.check(["main/run"])
         first.set("main/run", attempt)
         assert second.get("main/run").decode() == attempt
+
+
+def test_ranks_of_several_agents_meet_although_one_has_counted_another_restart(
+    agent: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent whose ranks have not failed starts them again without counting."""
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    first = opened(agent, 0)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    second = opened(agent, 1)
+    first.set("main/run", "found")
+    assert second.check(["main/run"]) and second.get("main/run").decode() == "found"

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import textwrap
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from tests.unit.test_launch_attempt import PLAN, RANK
 from training.core.errors import Exit
 from training.core.rundir import RunDir, write_json
-from training.launcher import endings, failure_report, local_ranks, timeouts
+from training.launcher import endings, failure_report, local_ranks, raised_ranks, timeouts
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
 from training.watchdog.hang_report import HANG, HangFinding
@@ -197,6 +198,7 @@ def test_a_hang_without_an_exception_stays_one(run: RunDir, start: Start) -> Non
 
 UPLOAD = """
 while not (folder / "go").exists():
+    (folder / "sent").write_bytes(bytes(1 << 20))
     time.sleep(0.01)
 (folder / "uploaded").touch()
 sys.exit(1)
@@ -226,22 +228,33 @@ def test_the_exit_of_a_rank_that_has_raised_may_take_long_if_no_other_one_waits(
     run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     """As an upload of wandb."""
-    monkeypatch.setattr(timeouts, "RAISED_S", 0.1)
-    tried, seen = (
-        start(f"if not rank:\n    {other or 'sys.exit()'}\n{RAISES}{UPLOAD}"),
-        list[bool](),
-    )
+    monkeypatch.setattr(timeouts, "RAISED_S", 0.5)
+    monkeypatch.setattr(raised_ranks, "LOOK_S", 0.05)
+    tried = start(f"if not rank:\n    {other or 'sys.exit()'}\n{RAISES}{UPLOAD}")
+    since = list[float]()
 
     def count() -> None:
         ended = 0 in dict(tried.outcome.ended) or run.rank_error(0).exists()
-        seen.append(ended and run.rank_error(1).exists())
-        if sum(seen) > 3:
+        if ended and run.rank_error(1).exists():
+            since.append(time.monotonic())
+        if since and since[-1] - since[0] > 1.0:
             (run.path / "go").touch()
 
     tried.each_pass = count
     outcome = tried.go()
     assert outcome.guilty == (1, 1) and dict(outcome.ended)[1] == 1
     assert (run.path / "uploaded").exists()
+
+
+def test_ranks_that_have_all_raised_and_do_nothing_more_are_ended_soon(
+    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that is not a daemon waits for its queue: a restart need not wait."""
+    monkeypatch.setattr(timeouts, "RAISED_S", 0.3)
+    monkeypatch.setattr(raised_ranks, "LOOK_S", 0.05)
+    outcome = start(f"{RAISES}time.sleep(600)").go()
+    assert outcome.guilty and dict(outcome.ended) == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    assert outcome.death and "ValueError: bad sample 17" in outcome.death.how
 
 
 def test_a_disk_that_does_not_answer_does_not_end_the_run(

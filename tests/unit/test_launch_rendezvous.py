@@ -52,6 +52,26 @@ def test_options_of_a_task_are_settings() -> None:
 
 
 @pytest.mark.parametrize(
+    ("mine", "others", "found"),
+    [
+        ("/tmp/job1/data", "/tmp/job2/data", []),  # $SLURM_TMPDIR/data
+        ("~/data", "/home/me/data", []),
+        ("org/small", "org/large", ["model is 'org/large' on node 1, but 'org/small' in the run"]),
+    ],
+)
+def test_folders_of_a_users_task_may_differ(mine: str, others: str, found: list[str]) -> None:
+    """Its options have no units."""
+    head, other = (
+        same_settings.facts(
+            plan(node, 1)
+            | {"task": {"name": "clips", "file": "/a/clips.py", "options": {"model": value}}}  # type: ignore[arg-type]
+        )
+        for node, value in ((0, mine), (1, others))
+    )
+    assert same_settings.differences(other, head, 1) == found
+
+
+@pytest.mark.parametrize(
     ("name", "mine", "other"), [("precision", "bf16", "fp16"), ("device", "cuda", "cpu")]
 )
 def test_machines_that_decide_otherwise_differ(name: str, mine: str, other: str) -> None:

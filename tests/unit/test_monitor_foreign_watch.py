@@ -89,6 +89,11 @@ ENDS = {
     ),
     "job 7 finished with status FAILED\n": ("failed", "job 7 finished with status FAILED"),
     "Training finished with no errors, 0 failed\n": ("finished", None),
+    "Run finished: 120 passed, 2 failed\n": ("finished", None),
+    CRASH + "`Trainer.fit` stopped: `max_epochs=3` reached.\n": ("finished", None),
+    CRASH + "{'train_runtime': '5.1', 'train_loss': '3.9'}\n": ("finished", None),
+    CRASH + "training_seconds:  300.1\n": ("finished", None),
+    CRASH + "3 epochs completed in 0.5 hours.\n": ("finished", None),
 }
 
 

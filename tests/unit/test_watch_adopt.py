@@ -183,6 +183,48 @@ def test_a_later_round_has_no_ended_ranks_of_the_one_before(
     assert "no ranks found" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        (  # Lightning on node 1 of two: the number of ranks on each is not known at first
+            [({2: 7, 3: 8}, {7, 8}), ({4: 7, 5: 8, 6: 9, 7: 10}, {7, 8, 9, 10})],
+            [({2: 7, 3: 8}, {}), ({4: 7, 5: 8, 6: 9, 7: 10}, {})],
+        ),
+        (  # two of them have ended: the others keep their numbers
+            [({4: 7, 5: 8, 6: 9, 7: 10}, {7, 8, 9, 10}), ({2: 7, 3: 8}, {7, 8})],
+            [({4: 7, 5: 8, 6: 9, 7: 10}, {}), ({4: 7, 5: 8}, {6: None, 7: None})],
+        ),
+        (  # the only one that the first rank has started has ended
+            [({0: 7, 1: 8}, {7, 8}), ({}, {7})],
+            [({0: 7, 1: 8}, {}), ({0: 7}, {1: None})],
+        ),
+    ],
+)
+def test_the_numbers_of_ranks_are_known_when_all_have_started(
+    run: RunDir,
+    monkeypatch: pytest.MonkeyPatch,
+    rounds: list[tuple[dict[int, int], set[int]]],
+    expected: list[tuple[dict[int, int], dict[int, int | None]]],
+) -> None:
+    clock, now = [1000.0], [rounds[0]]
+    seen: list[tuple[dict[int, int], dict[int, int | None]]] = []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(ScriptWatch, "look", lambda self, pids, ended: seen.append((pids, ended)))
+    monkeypatch.setattr("training.watchdog.probes.procfs.lives", lambda pid: pid in now[0][1])
+    monkeypatch.setattr("training.watchdog.wrapped._training", lambda pid, tree, others: pid)
+    monkeypatch.setattr(
+        discovery,
+        "started_by",
+        lambda pid, settled: discovery.Started(now[0][0], len(now[0][0]), 8, 1),
+    )
+    watch = RanksWatch(run, PLAN | WATCHED, range(2), 8)
+    for one in rounds:
+        now[0] = one
+        clock[0] += 100
+        watch.look({None: 7}, {})
+    assert seen == expected
+
+
 def test_the_ranks_that_the_only_rank_has_started_are_watched_until_the_last_has_ended(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -345,6 +345,35 @@ def test_a_rank_that_joins_its_group_after_a_child_is_the_training(
         assert found() == pid, "it has left its group, and the engine works for it"
 
 
+def test_the_search_below_a_shell_ends_when_the_rank_has_joined_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, joined = [1000.0], set[int]()
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("training.watchdog.spawned.in_group", lambda pid: pid in joined)
+    library, script = tmp_path / "libtorch_cpu.so", tmp_path / "train.py"
+    library.write_bytes(bytes(4096))
+    script.write_text(WRAPS)
+    shell = ["sh", "-c", f"'{sys.executable}' '{script}'; :"]
+    starts = f"import subprocess\nsubprocess.run({shell!r})\n"
+    env = {"LIBRARY": str(library), "WRAPPER_HAS": "1"}
+    with targets.running(tmp_path, starts, env=env) as (pid, _, output):
+        first, rank, engine = procfs.family(pid)
+        assert engine == int(output[1]) and not procfs.is_python(first)
+        watch = wrapped.TrainingProcesses()
+
+        def found() -> int:
+            clock[0] += wrapped.SETTLE_S
+            return watch.of({0: first})[0]
+
+        joined.add(engine)
+        assert found() == engine
+        joined.add(rank)
+        assert found() == rank
+        monkeypatch.setattr(procfs, "tree", dict)
+        assert found() == rank, "no further search"
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [

@@ -30,10 +30,10 @@ SCORE = re.compile(
     r"loss|accuracy|perplexity|\b(?:acc|rmse|mae|mse|auc|reward|ep_rew_mean|psnr|cost)\b|损失|准确率|奖励",
     re.I,
 )
-END = re.compile(  # beside progress.FINISHED
+END = re.compile(  # beside those of progress_marks
     r"^wandb: .*\(success\)|^Early stopping\b|torchelastic\.worker\.status\.SUCCEEDED"
     r"|[Ww]orker group successfully finished|[Ww]orker group finished \(SUCCEEDED\)|\bexited "
-    r"(?:normally|successfully)\b|^\{'train_runtime': ",
+    r"(?:normally|successfully)\b",
     re.I,
 )
 GIVES_UP = re.compile(

@@ -105,6 +105,9 @@ class LogAnalysis:
     # offset of the output, where the scheduler's report on its end precedes it
     output: int = -1
     ends_well: int = -1  # offset of the last line that reports a regular end
+    # of the last such line that no batch script prints, and of the last that few of them print
+    ends_by_program: int = -1
+    ends_unlike_script: int = -1
     # offset of the last line in which a launcher or shell reports a failure; the log's end if the
     # scheduler's report before the output does
     failed: int = -1
@@ -303,6 +306,10 @@ def _take(analysis: LogAnalysis, line: LogLine) -> None:
     well = progress_marks.ends_well(line.text)
     if well:
         analysis.ends_well = line.offset
+        if progress_marks.ends_by_program(line.text):
+            analysis.ends_by_program = line.offset
+        if not progress_marks.ends_by_script(line.text):
+            analysis.ends_unlike_script = line.offset
     if well is False or FAILED_END.search(line.text):
         if line.offset > analysis.output:
             analysis.failed, analysis.failed_line = line.offset, line

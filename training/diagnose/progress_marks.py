@@ -26,15 +26,25 @@ LOOKS_LIKE_TRAINING = re.compile(
     r"|\d/\d|损失|学习率",
     re.I,
 )
-FINISHED = re.compile(
-    r"\b(?:training|train|run|job|fine-?tuning|trainer\.fit|experiment|optimi[sz]ation|all "
-    r"epochs|pretraining)\b[^.:]{0,40}"
-    r"\b(?:completed?|finished|done|succeeded|successful(?:ly)?|is over|ended)\b|^\d+ epochs "
-    r"completed in "
+# Regular ends: those that only the training itself prints, those that a batch script prints after a
+# failure, too, and others.
+OF_PROGRAM = re.compile(
+    r"^\d+ epochs completed in |\ball \d+ (?:steps|epochs) done|^[Dd]one[:.,]? \d+ epochs"
+    r"|`?Trainer\.fit`? stopped: |max_(?:epochs|steps)=\d+`? reached|\{'train_runtime': "
+    r"|^training_seconds: +\d|^Total training time: |^Minimum validation bpb: "
+    r"|\[after training is done\]",
+    re.I,
+)
+_DONE = r"\b[^.:]{0,40}\b(?:completed?|finished|done|succeeded|successful(?:ly)?|is over|ended)\b"
+OF_SCRIPT = re.compile(
+    rf"\b(?:run|job|experiment){_DONE}"
     r"|exit(?:ing|ed)? (?:with )?(?:code|status)[: ]+0\b|ExitCode[ =]0:0|\bState[ "
-    r":=]+COMPLETED|\ball \d+ (?:steps|epochs) done"
-    r"|^[Dd]one[:.,]? \d+ epochs|`?Trainer\.fit`? stopped: |max_(?:epochs|steps)=\d+`? "
-    r"reached|exited with code 0\b|训练(?:完成|结束)",
+    r":=]+COMPLETED|exited with code 0\b",
+    re.I,
+)
+OF_EITHER = re.compile(
+    r"\b(?:training|train|fine-?tuning|trainer\.fit|optimi[sz]ation|all epochs|pretraining)"
+    rf"{_DONE}|训练(?:完成|结束)",
     re.I,
 )
 NOT_FINISHED = re.compile(
@@ -43,8 +53,8 @@ NOT_FINISHED = re.compile(
 # after such an end: it was a failure
 BADLY = re.compile(
     r"\b(?:exit|return|with)\W?(?:exit )?(?:code|status)\W{0,3}[1-9]"
-    r"|(?<!\b0 )(?<!\bno )(?<!\bwithout )\bfail(?:ed|ures?)\b(?!\W{0,3}0\b)"
-    r"|\bwith (?:an? |some |[1-9]\d* )?errors?\b(?!\W{0,3}\d)",
+    r"|\b(?:status|state|result)\W{0,3}fail(?:ed|ure)\b|[^\w\s] ?fail(?:ed|ure)\W*$"
+    r"|\bwith (?:an? |some |[1-9]\d* )?errors?\W*$",
     re.I,
 )
 
@@ -83,10 +93,26 @@ def marks(text: str, offset: int, time: float | None, rank: int | None) -> list[
 
 def ends_well(text: str) -> bool | None:
     """Whether a line reports a regular end; False: one with a failure, None: no end."""
-    found = FINISHED.search(text) if len(text) < 300 else None
-    if found is None or NOT_FINISHED.search(text[: found.end()]):
+    found = _end(text, OF_PROGRAM, OF_EITHER, OF_SCRIPT)
+    return None if found is None else BADLY.search(text, found.end()) is None
+
+
+def ends_by_program(text: str) -> bool:
+    """Whether a regular end is one that no batch script prints."""
+    return _end(text, OF_PROGRAM) is not None
+
+
+def ends_by_script(text: str) -> bool:
+    """Whether a regular end is of the kind that batch scripts print."""
+    return _end(text, OF_PROGRAM, OF_EITHER) is None and _end(text, OF_SCRIPT) is not None
+
+
+def _end(text: str, *kinds: re.Pattern[str]) -> re.Match[str] | None:
+    """The first regular end of these kinds in a line."""
+    if len(text) >= 300:
         return None
-    return BADLY.search(text, found.end()) is None
+    found = min((m for kind in kinds if (m := kind.search(text))), key=re.Match.end, default=None)
+    return None if found is None or NOT_FINISHED.search(text[: found.end()]) else found
 
 
 def rises_after(

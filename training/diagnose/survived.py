@@ -38,7 +38,8 @@ def survived(analysis: LogAnalysis, event: Event) -> bool:
     if analysis.ends_well > failed and event.cause != cause_ids.NAN_LOSS:
         # a script prints `Job finished` after a failure, too
         fatal = thrown or analysis.failed >= offset
-        if not fatal or (last > failed and not late):
+        flushed = late and analysis.ends_unlike_script <= failed
+        if not fatal or analysis.ends_by_program > failed or (last > failed and not flushed):
             return True
     if event.line.offset < analysis.started:
         return True  # from an earlier start in the same log

@@ -123,6 +123,13 @@ def _agent_serves() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
+def _attempt() -> str | None:
+    """A name of this attempt that all ranks know; None: the store is of this attempt alone, or each
+    machine's agent has counted its own restarts, which may differ."""
+    common = _agent_serves() and os.environ.get("GROUP_WORLD_SIZE") == "1"
+    return f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if common else None
+
+
 def _open_store(
     address: str, port: int, rank: int, size: int, limit: timedelta, *, waits: bool
 ) -> dist.Store:
@@ -155,8 +162,7 @@ def _open_store(
             raise
         os.environ["USE_LIBUV"] = "0"
         store = opened()
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"attempt/{attempt}", store) if _agent_serves() else store
+    return dist.PrefixStore(attempt, store) if (attempt := _attempt()) else store
 
 
 def cleanup() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import time
 
-from training.core import find_run, heartbeat, log, phases
+from training.core import heartbeat, log, phases
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.launcher import spawn, timeouts
 from training.launcher.attempt_state import AttemptState
 from training.launcher.child_processes import ChildProcesses
 from training.launcher.first_failure import FirstFailure
+from training.launcher.raised_ranks import RaisedRanks
 from training.launcher.stop_requests import StopRequests
 from training.watchdog import hang_dump, stalled_ranks
 from training.watchdog.hang_report import HangFinding
@@ -31,7 +32,7 @@ class AttemptLimits:
         stop: StopRequests,
     ) -> None:
         self._state, self._children, self._failure, self._stop = state, children, failure, stop
-        self._raised: dict[int, float] = {}  # rank → when its exception was first seen
+        self._raised = RaisedRanks(state.run)
         self._gone = timeouts.Gone(float(state.plan["config"]["hang_timeout"]))
 
     def check(self) -> None:
@@ -43,7 +44,7 @@ class AttemptLimits:
         if exited := self._overdue_stop_exit(now):
             self._failure.of_rank(*exited)
         if outcome.guilty is None and self._stop.asked_at is None and not outcome.ours:
-            self._end_after_exception(now)
+            self._end_after_exception()
         if outcome.failed_at is not None and now - outcome.failed_at > timeouts.grace_s(
             outcome.guilty
         ):
@@ -113,18 +114,12 @@ class AttemptLimits:
         others_run = self._children.alive or self._state.others.running()
         return (child, status) if now - at > timeouts.PEER_GRACE_S and others_run else None
 
-    def _end_after_exception(self, now: float) -> None:
-        """A thread or an atexit function may keep the process of a script that has raised, and the
-        other ranks need not wait for it."""
-        ranks = self._children.pids()
-        for rank in ranks:
-            # unlike Path.exists, not an error for a disk that does not answer
-            if rank is not None and find_run.exists(self._state.run.rank_error(rank)):
-                self._raised.setdefault(rank, now)
-        others_run = not ranks.keys() <= self._raised.keys() or self._state.others.running()
-        limit_s = timeouts.RAISED_S if others_run else timeouts.RAISED_ALONE_S
-        for rank, since in self._raised.items():
-            if rank in ranks and now - since > limit_s and self._failure.of_raised(rank):
+    def _end_after_exception(self) -> None:
+        """The process of a script that has raised may stay, and the other ranks need not wait for
+        it."""
+        elsewhere = bool(self._state.others.running())
+        for rank in self._raised.overdue(self._children.pids(), elsewhere=elsewhere):
+            if self._failure.of_raised(rank):
                 return
 
     def _all_finished(self, beats: Beats) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from training import tasks
@@ -36,8 +37,13 @@ def _task_options(plan: Plan) -> Message:
     return {
         name: value
         for name, value in tasks.task_of(plan)["options"].items()
-        if name not in known or known[name].metadata["unit"] != "path"
+        if not (known[name].metadata["unit"] == "path" if name in known else _is_place(value))
     }
+
+
+def _is_place(value: object) -> bool:
+    """Whether this option of a user's task, which has no unit, is a folder or file."""
+    return isinstance(value, str) and value.startswith((os.sep, "~"))
 
 
 def differences(theirs: Message, own: Message, node: int) -> list[str]:

@@ -226,7 +226,9 @@ def _stuck(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
     if main is None:
         return None
     frame = own(main.frames)
-    if c.writes_back or c.advances_in_io or (saves(main.frames) and not alone):
+    # one call may also wake to poll a device that does not answer: NVIDIA's driver
+    advances = c.advances_in_io and not (alone and c.same_place and not c.faults_in_io)
+    if c.writes_back or advances or (saves(main.frames) and not alone):
         return None
     if c.always("D") and not c.moves_data:
         if c.woken and not (alone and c.same_place):

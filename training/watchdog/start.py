@@ -243,21 +243,33 @@ class RanksWatch:
         if self._below.keys() != self._expected and now >= self._next_below:
             self._next_below = now + BELOW_S
             settled = now - self._since > NONE_S
-            found, local, world, maybe = discovery.started_by(command, settled)
-            if found and found != self._below and len(found) == local:
-                ranks, pids = plural(len(found), "rank"), ", ".join(map(str, found.values()))
-                log.info(msg("watchdog.adopted", ranks=ranks, command=self._watched, pids=pids))
-            if self._script and found:
-                self._script.others_elsewhere, self._script.joining = world > local, maybe > 0
-            self._below, self._alone = found, world == 1
-            self._expected = {*found} if found and len(found) == local and not maybe else None
-            if maybe:
+            started = discovery.started_by(command, settled)
+            found = started.ranks
+            if self._take(started):
                 self._next_below = now + MAYBE_S
-            self._been_below |= found.keys()
             if settled and not found and not self._found_or_warned:
                 log.warning(msg("watchdog.no_ranks", command=self._watched, seconds=NONE_S))
             self._found_or_warned |= settled or bool(found)
         return self._below
+
+    def _take(self, started: discovery.Started) -> bool:
+        """Take over the ranks of a watched command. Returns whether others may join them."""
+        found, local, world, maybe = started
+        # Others have ended by which these were recognised and numbered: Lightning's first rank.
+        if found != self._below and {*found.values()} <= {*self._below.values()}:
+            return False
+        if found and found != self._below and len(found) == local:
+            ranks, pids = plural(len(found), "rank"), ", ".join(map(str, found.values()))
+            log.info(msg("watchdog.adopted", ranks=ranks, command=self._watched, pids=pids))
+        if self._script and found:
+            self._script.others_elsewhere, self._script.joining = world > local, maybe > 0
+        numbers = {pid: rank for rank, pid in found.items()}
+        if any(numbers.get(pid, rank) != rank for rank, pid in self._below.items()):
+            self._been_below = set()  # with further ranks, they have other numbers
+        self._below, self._alone = found, world == 1
+        self._expected = {*found} if found and len(found) == local and not maybe else None
+        self._been_below |= found.keys()
+        return maybe > 0
 
     def _torchruns(self, launcher: int) -> dict[int, int]:
         """Ranks of torchrun: some start late, and their exit statuses are unknown."""

@@ -37,12 +37,22 @@ def _training(pid: int, tree: dict[int, list[int]], others: set[int]) -> int:
     return with_torch or next(iter(pythons), pid)
 
 
+def _below_python(pid: int, top: int) -> bool:
+    """Whether a Python process of the family of `top` has started this one."""
+    while pid != top and (process := procfs.read_process(pid)):
+        pid = process.parent
+        if procfs.is_python(pid):
+            return True
+    return False
+
+
 class TrainingProcesses:
     """For the ranks of one attempt, asked a few times a second."""
 
     def __init__(self) -> None:
         self._found: dict[int, int] = {}  # PID of a rank → of its training
-        # Ranks that have joined a process group themselves. One whose child has may do so later.
+        # Trainings that have joined a process group, without a Python process above them, which may
+        # do so later.
         self._settled: set[int] = set()
         self._next_search = self._next_settle = 0.0
 
@@ -61,6 +71,7 @@ class TrainingProcesses:
             if (search and missing) or (settle and known not in self._settled):
                 tree = procfs.tree() if tree is None else tree
                 known = self._found[pid] = _training(pid, tree, pids - {pid})
-                if known == pid and procfs.maps(pid, TORCH) and spawned.in_group(pid):
-                    self._settled.add(pid)
+                joined = procfs.maps(known, TORCH) and spawned.in_group(known)
+                if joined and not _below_python(known, pid):
+                    self._settled.add(known)
         return {rank: self._found.get(pid, pid) for rank, pid in started.items()}

@@ -14,11 +14,7 @@ from training.diagnose.log_parsers import line_parser
 FINISHED, FAILED = "finished", "failed"
 SHOWN = 300  # characters of an exception
 # Regular ends of frameworks, in addition to training.diagnose.progress_marks.
-_FINISHED = re.compile(
-    r"\{'train_runtime': |^Total training time: |\bEnd of training\b|\[after training is "
-    r"done\]|\bTraining completed?\b"
-    r"|^training_seconds: +\d|`?Trainer\.fit`? stopped: `max_|^Minimum validation bpb: "
-)
+_FINISHED = re.compile(r"\bEnd of training\b|\bTraining completed?\b")
 _DEATH = re.compile(
     r"ChildFailedError|^Killed$|^Terminated$|Segmentation fault|core dumped|Fatal Python "
     r"error|slurmstepd: error: .*(?:CANCELLED|oom.kill)"
@@ -41,7 +37,8 @@ def read(end: str) -> tuple[str | None, str | None]:
     finished = _last(read_lines, _ends_well)
     failure, place = _failure(read_lines)
     # a script prints `Job finished` after a failure, too: only a step between them refutes it
-    refuted = GOES_ON if place >= finished else 1
+    by_program = _last(read_lines, progress_marks.ends_by_program) > place
+    refuted = GOES_ON if place >= finished else 0 if by_program else 1
     if failure is not None and _steps_after(read_lines, place) < refuted:
         return FAILED, failure
     if finished >= 0 and _steps_after(read_lines, finished) == 0:

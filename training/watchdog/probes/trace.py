@@ -15,8 +15,9 @@ IDLE_BYTES, IDLE_FAULTS = 16384, 200  # a second
 QUEUED_SHARE = 0.2
 IDLE_DISK = 1e6  # bytes a second, of the whole machine
 # Wakes a second in I/O. A wait that never ends may have a timer: writing with a full page cache
-# wakes 5 times a second.
+# wakes 5 times a second. Only drivers of devices poll more often.
 IO_WAKES = 10
+IO_FAULTS = 1  # page faults a second; each of them is a wait
 # A request to torch's store may come between the readings of the two counters of its bytes.
 STORE_REQUEST = 64  # bytes for each connection
 
@@ -138,6 +139,11 @@ class RankTrace:
             turns > IO_WAKES * self.seconds and any(one.state == "D" for one in seen)
             for turns, seen in (own, *children)
         )
+
+    @property
+    def faults_in_io(self) -> bool:
+        """Does it, or a child, read pages of a mapped file, however slowly?"""
+        return self.faults > IO_FAULTS
 
     @property
     def exchanges(self) -> bool:
