@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 from tests.unit.test_sweep import prepared
 from training.cli.sweep import board, session
 from training.cli.sweep.prepare import Slot
+from training.core import rundir
 from training.core.errors import Exit
+from training.core.rundir import RunDir
 from training.host import env_vars
 
 
@@ -115,3 +118,25 @@ def test_a_stop_signal_is_passed_on_each_time(acted: Callable[..., session.Sessi
     todo = acted(text, "touch never", slots=[""])
     assert todo.go() == Exit.INTERRUPTED
     assert todo.states == ["stopped", "waiting"]
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("kind", ["asked", "rank_failed"])
+def test_the_end_of_an_earlier_start_is_not_that_of_this_one(
+    acted: Callable[..., session.Session],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+) -> None:
+    fails = "echo '[ERROR] 2024-10-21 16:00:00 no such card' >&2; exit 2"
+    todo = acted(fails, "true", slots=[""])
+    run = RunDir(tmp_path / todo.runs[0]["name"])
+    run.create()
+    before = time.time() - 100
+    rundir.write_json(run.plan, {"schema_version": 2, "created": before, "launch": "a"})
+    card = {"kind": kind, "summary": "of yesterday", "cause": "oom", "launch": "a"}
+    rundir.write_json(run.failure, {**card, "time": before + 50})
+    assert todo.go() == Exit.TRAINING
+    assert todo.states == ["failed", "finished"]
+    said = capsys.readouterr().err
+    assert "no such card" in said and "of yesterday" not in said

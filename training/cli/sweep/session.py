@@ -20,6 +20,7 @@ from training.config import flags
 from training.core import cause_ids, log, run_reader, standing, sweep_dir
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import EXPERIMENTS
+from training.core.jsonl import number
 from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT, WORK, script, typed
 from training.core.rundir import RunDir, read_json
@@ -92,8 +93,8 @@ class Session:
                     self._fill(running, todo)
                     if not running:
                         break
-                    if (number := signals.wait(POLL_S)) is not None:
-                        self._stop(running, number)
+                    if (received := signals.wait(POLL_S)) is not None:
+                        self._stop(running, received)
                     self._collect(running, todo)
                     self.board.refresh(self.states)
             finally:
@@ -147,10 +148,10 @@ class Session:
             own.append(f"--out_dir={folder.experiments}")
         return [*words, f"--resume={run['name']}", *own]
 
-    def _stop(self, running: list[Started], number: int) -> None:
-        self.board.stopping(number, again=bool(self._stopped))
-        self._stopped, self._closing = number, True
-        _signal(running, number)
+    def _stop(self, running: list[Started], received: int) -> None:
+        self.board.stopping(received, again=bool(self._stopped))
+        self._stopped, self._closing = received, True
+        _signal(running, received)
 
     def _collect(self, running: list[Started], todo: deque[int]) -> None:
         for one in list(running):
@@ -162,7 +163,7 @@ class Session:
             asked = status in (Exit.INTERRUPTED, Exit.PREEMPTED) or (status < 0 and self._closing)
             if status == 0:
                 self.states[one.index] = FINISHED
-            elif asked or row.state == STOPPED:
+            elif asked or (row.state == STOPPED and self._has_ended(one)):
                 self.states[one.index] = STOPPED
             else:
                 self.states[one.index] = FAILED
@@ -193,19 +194,27 @@ class Session:
             _signal(running, signal.SIGTERM)
 
     def _gpu_is_lost(self, one: Started) -> bool:
-        place, folder = self.sweep.slots[one.slot], self.sweep.folder
+        place = self.sweep.slots[one.slot]
         if not place.indices:
             return False
-        name = self.runs[one.index]["name"]
-        card = read_json(RunDir(folder.experiments / name).failure) or {}
+        card = read_json(self._run(one).failure) or {}
         if card.get("cause") == cause_ids.GPU_HARDWARE and card.get("time", 0.0) >= one.time:
             return True
         seen = gpus.inventory({gpus.VISIBLE: place.visible})
         return seen.driver is not None and len(seen.gpus) < len(place.indices)
 
+    def _has_ended(self, one: Started) -> bool:
+        """Whether the run has recorded its end in this start: a start that fails before the
+        training leaves the end of an earlier one."""
+        ends = standing.ends(self._run(one))
+        return any((number(end.get("time")) or 0.0) >= one.time for end in ends if end)
+
+    def _run(self, one: Started) -> RunDir:
+        return RunDir(self.sweep.folder.experiments / self.runs[one.index]["name"])
+
     def _why(self, one: Started, row: sweep_runs.SweepRow) -> str:
         """The reason of a failure: of its card, or the first error on its console."""
-        if row.state == FAILED and row.found and row.found.reason:
+        if row.state == FAILED and row.found and row.found.reason and self._has_ended(one):
             return row.found.reason
         with self.sweep.folder.console(self.runs[one.index]["name"]).open("rb") as file:
             file.seek(one.at)
@@ -241,17 +250,17 @@ def _remove_remains(run: RunDir) -> None:
         shutil.rmtree(run.path)
 
 
-def _signal(running: list[Started], number: int) -> None:
+def _signal(running: list[Started], sent: int) -> None:
     for one in running:
         if one.popen.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(one.popen.pid, number)
+                os.killpg(one.popen.pid, sent)
 
 
 def _end(running: list[Started]) -> None:
     """End what an error of this process has left."""
-    for number, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
-        _signal(running, number)
+    for sent, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
+        _signal(running, sent)
         end = time.monotonic() + seconds
         while any(one.popen.poll() is None for one in running) and time.monotonic() < end:
             time.sleep(POLL_S)
