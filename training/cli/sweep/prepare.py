@@ -17,6 +17,7 @@ from training.cli.sweep.expected import Expected
 from training.cli.sweep.fixes import Collected, label
 from training.cli.sweep.grid import Combination
 from training.cli.sweep.options import SweepOptions
+from training.cli.sweep.slots import Slot, gpu_slots, jobs
 from training.config import flags
 from training.config.origin import VARIABLE, Origin
 from training.config.schema import FIELDS, of_the_run
@@ -25,8 +26,7 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT
 from training.core.sweep_dir import COMMAND, SweepDir
-from training.core.units import plural
-from training.host import gpus, visible_devices
+from training.host import gpus
 from training.host.placement import LOCAL
 from training.plan import training_plan
 from training.plan.cli_args import QUICKSTART
@@ -48,17 +48,6 @@ REFUSED = {
 INSTEAD = {"run_name": "--name=NAME", "resume": "--resume=NAME"}
 FOLDERS = ("out_dir", "log_dir")
 OWN_VARIABLES = ("DUET_RUN_NAME", "DUET_RESUME")
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A place for one run: CUDA_VISIBLE_DEVICES ('': as it is) and the indices of the GPUs."""
-
-    visible: str = ""
-    indices: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        return "GPU " + ", ".join(map(str, self.indices)) if self.indices else ""
 
 
 @dataclass
@@ -271,34 +260,6 @@ def _plans(
         raise UserError(found, Exit.RESOURCES)
     on_gpus = any(plan["device"]["value"] == "cuda" for plan in plans)
     return jobs(options, slots if on_gpus else [], len(runs)), plans
-
-
-def gpu_slots(machine: Sequence[gpus.Gpu], per_run: int) -> list[Slot]:
-    """The GPUs of each run that fits on the machine side by side with the others."""
-    groups = [machine[at : at + per_run] for at in range(0, len(machine) - per_run + 1, per_run)]
-    return [
-        Slot(
-            ",".join(visible_devices.naming([(gpu.uuid, gpu.index) for gpu in group])),
-            tuple(gpu.index for gpu in group),
-        )
-        for group in groups
-    ]
-
-
-def jobs(options: SweepOptions, slots: Sequence[Slot], runs: int) -> list[Slot]:
-    """A slot for each of the runs side by side. Raises UserError for more jobs than GPUs."""
-    if not slots:
-        return [Slot()] * min(options.jobs or 1, runs)
-    if options.jobs and options.jobs > len(slots):
-        what = msg(
-            "cli.sweep.more_jobs",
-            jobs=options.jobs,
-            gpus=plural(len(slots) * options.gpus_per_run, "GPU"),
-            per_run=options.gpus_per_run,
-        )
-        allowed = msg("cli.sweep.jobs_at_most", most=len(slots))
-        raise UserError(Problem("sweep.jobs", what, allowed, [f"{COMMAND} … --jobs=auto"], "jobs"))
-    return list(slots[: min(options.jobs or len(slots), runs)])
 
 
 def resume(options: SweepOptions, environ: Mapping[str, str], experiments: Path) -> Sweep:

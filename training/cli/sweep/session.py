@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from training.cli.sweep.board import Board, Event
 from training.cli.sweep.prepare import OWN_VARIABLES, Sweep
+from training.cli.sweep.usable import Usable
 from training.config import flags
 from training.core import cause_ids, log, run_reader, standing, sweep_dir
 from training.core.errors import Exit, Problem, UserError
@@ -60,7 +61,7 @@ class Session:
         self._codes: list[int] = []  # of failed runs
         self._stopped = 0  # stop signal
         self._closing = False  # starts no further run
-        self._lost: set[int] = set()  # slots with a broken GPU
+        self._usable = Usable(sweep.slots)
 
     def begin(self) -> None:
         """Find out which runs are finished. Raises UserError for a run that another process
@@ -102,9 +103,9 @@ class Session:
         return self._code()
 
     def _fill(self, running: list[Started], todo: deque[int]) -> None:
-        taken = {one.slot for one in running} | self._lost
+        taken = {one.slot for one in running}
         for slot in range(self.sweep.jobs):
-            if todo and slot not in taken and not self._closing:
+            if todo and slot not in taken and not self._closing and slot in self._usable:
                 running.append(self._start(todo.popleft(), slot))
 
     def _start(self, index: int, slot: int) -> Started:
@@ -180,28 +181,37 @@ class Session:
     def _after_failure(
         self, one: Started, status: int, running: list[Started], todo: deque[int]
     ) -> None:
-        """A run without a working GPU is trained on another one: the broken one would fail all
-        runs that are left, one after the other."""
-        if self._gpu_is_lost(one):
-            self._lost.add(one.slot)
-            self.states[one.index] = WAITING
-            todo.appendleft(one.index)
-            log.warning(msg("cli.sweep.gpu_lost", gpus=str(self.sweep.slots[one.slot])))
+        """A run without a working, free GPU is trained on another one: its own would fail all runs
+        that are left, one after the other."""
+        place = self.sweep.slots[one.slot]
+        if place.indices and self._gpu_is_lost(one):
+            self._usable.lose(one.slot)
+            again = msg("cli.sweep.gpu_lost", gpus=str(place))
+        elif place.indices and self._was_refused(one, status):
+            again = msg("cli.sweep.gpu_taken", gpus=str(place))
+        else:
+            self._codes.append(status)
+            if self.fail_fast and not self._closing:
+                self._closing = True
+                _signal(running, signal.SIGTERM)
             return
-        self._codes.append(status)
-        if self.fail_fast and not self._closing:
-            self._closing = True
-            _signal(running, signal.SIGTERM)
+        self.states[one.index] = WAITING
+        todo.appendleft(one.index)
+        log.warning(again)
 
     def _gpu_is_lost(self, one: Started) -> bool:
-        place = self.sweep.slots[one.slot]
-        if not place.indices:
-            return False
         card = read_json(self._run(one).failure) or {}
         if card.get("cause") == cause_ids.GPU_HARDWARE and card.get("time", 0.0) >= one.time:
             return True
-        seen = gpus.inventory({gpus.VISIBLE: place.visible})
-        return seen.driver is not None and len(seen.gpus) < len(place.indices)
+        return self._usable.lacks_a_gpu(one.slot)
+
+    def _was_refused(self, one: Started, status: int) -> bool:
+        """Whether the plan has refused the run for GPUs that someone else uses."""
+        plan = read_json(self._run(one).plan) or {}
+        launched = (number(plan.get("created")) or 0.0) >= one.time
+        return (
+            status == Exit.RESOURCES and not launched and self._usable.refuse(one.index, one.slot)
+        )
 
     def _has_ended(self, one: Started) -> bool:
         """Whether the run has recorded its end in this start: a start that fails before the
@@ -232,7 +242,7 @@ class Session:
             return int(code(self._stopped))
         if self._codes:
             return int(Exit.HANG if set(self._codes) == {Exit.HANG} else Exit.TRAINING)
-        if WAITING in self.states and self._lost:
+        if WAITING in self.states and self._usable.fewer:
             return int(Exit.RESOURCES)
         return int(Exit.DONE if set(self.states) == {FINISHED} else Exit.INTERRUPTED)
 
