@@ -177,7 +177,8 @@ def test_the_same_work_per_rank() -> None:
             values["eval_every"],
             values["sample_tokens"],
             values["tensorboard"],
-        ) == ("0", "0", "0", "false")
+            values["max_total_batch_size"],
+        ) == ("0", "0", "0", "false", "0")
         assert (
             values["device"] == "cpu"
             and values["precision"] == made.precision
@@ -255,11 +256,14 @@ def test_variables_of_the_user_do_not_change_the_measurement(tmp_path: Path) -> 
         DUET_RESUME="latest",
         DUET_OUT_DIR=str(tmp_path / "no"),
         DUET_DEPTH="1",
+        DUET_NOTIFY="mail me",
+        DUET_MAX_TOTAL_BATCH_SIZE="1000000",
     )
     values = flags.parse(made.command(2, tmp_path, "r")[2:]).flags
     assert (
         values["num_epochs"][0] == "0"
-        and values["resume"][0] == ""
+        and values["resume"][0] == values["notify"][0] == ""
+        and values["max_total_batch_size"][0] == "0"
         and values["out_dir"][0] == str(tmp_path)
     )
 

@@ -38,6 +38,8 @@ FIXED: dict[str, str] = {
     "sample_tokens": "0",
     "save_every": "0",
     "keep_checkpoints": "1",
+    "max_total_batch_size": "0",  # the batch would grow with the ranks
+    "notify": "",
     "tensorboard": "false",
     "report": "false",
     "use_dummy_wandb": "true",
