@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cases import each
-from tests.unit.conftest import ROOT, clean_environment
+from tests.unit.conftest import ROOT, clean_environment, python
 from tests.unit.test_sweep import TINY
 from training.cli.sweep import options, slots
 from training.cli.sweep.slots import Slot
@@ -59,20 +59,87 @@ def test_more_jobs_than_gpus_are_refused() -> None:
     assert raised.value.problems[0].code == "sweep.jobs"
 
 
-def test_on_four_gpus_four_runs_are_planned_side_by_side(
-    nvidia: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
+Nvidia = Callable[..., dict[str, Any]]
+
+
+def dry_run(folder: Path, environ: dict[str, Any], *words: str) -> tuple[int, str, str]:
     done = subprocess.run(
         [
             *(sys.executable, "lib/run_module.py", "training.cli.sweep", *TINY[:-2]),
-            *("--device=cuda", "--seed=1,2,3,4,5", "--dry_run", f"--out_dir={tmp_path}"),
+            *("--tensorboard=false", *words, "--dry_run", f"--out_dir={folder}"),
         ],
         cwd=ROOT,
-        env=clean_environment() | nvidia(COUNT=4),
+        env=clean_environment() | environ,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == Exit.DONE, done.stderr
-    assert "GPU 0; GPU 1; GPU 2; GPU 3\n" in done.stdout
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_on_four_gpus_four_runs_are_planned_side_by_side(nvidia: Nvidia, tmp_path: Path) -> None:
+    words = "--device=cuda", "--seed=1,2,3,4,5"
+    code, out, err = dry_run(tmp_path, nvidia(COUNT=4), *words)
+    assert code == Exit.DONE, err
+    assert "GPU 0; GPU 1; GPU 2; GPU 3\n" in out
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ({"COUNT": 2}, "GPU 1\n"),
+        ({"COUNT": 4}, "GPU 1; GPU 2\n"),
+        ({"COUNT": 4, "CUDA_VISIBLE_DEVICES": "3,2"}, "GPU 3; GPU 2\n"),
+    ],
+)
+def test_fewer_runs_than_gpus_are_planned_on_the_emptiest(
+    nvidia: Nvidia, tmp_path: Path, more: dict[str, Any], shown: str
+) -> None:
+    jobs = ["--jobs=1"] if more["COUNT"] == 2 else []
+    environ = nvidia(FREE_GIB="0.5,30", **more)
+    code, out, err = dry_run(tmp_path, environ, "--seed=1,2", *jobs)
+    assert code == Exit.DONE, err
+    assert shown in out
+
+
+def test_a_full_gpu_is_left_out_before_its_process_is_killed(
+    nvidia: Nvidia, tmp_path: Path
+) -> None:
+    environ = nvidia(COUNT=4, FREE_GIB="0.5,30", PROCESSES="1:30")
+    code, _, err = dry_run(tmp_path, environ, "--device=cuda", "--seed=1,2,3,4,5", "--jobs=4")
+    assert code == Exit.RESOURCES
+    first, kill = (
+        err.index("CUDA_VISIBLE_DEVICES=1,2,3 ./duet sweep --depth=1"),
+        err.index("kill 1"),
+    )
+    assert first < kill and "--jobs" not in err[first:kill]
+
+
+def test_a_gpu_with_a_process_of_others_is_a_warning_once(nvidia: Nvidia, tmp_path: Path) -> None:
+    environ = nvidia(COUNT=1, FREE_GIB="20", PROCESSES="1:11")
+    code, _, err = dry_run(tmp_path, environ, "--device=cuda", "--seed=1,2,3")
+    assert code == Exit.DONE
+    assert err.count("[WARNING]") == err.count("pid 1 ") == 1, err
+
+
+def test_the_driver_is_loaded_once_for_all_plans(nvidia: Nvidia, tmp_path: Path) -> None:
+    code = f"""
+import os, pynvml
+from training.cli.sweep import options, prepare
+depth, loads, init, end = 0, 0, pynvml.nvmlInit, pynvml.nvmlShutdown
+def begins():
+    global depth, loads
+    loads, depth = loads + (not depth), depth + 1
+    init()
+def ends():
+    global depth
+    depth -= 1
+    end()
+pynvml.nvmlInit, pynvml.nvmlShutdown = begins, ends
+argv = [*{TINY[:-2]!r}, "--tensorboard=false", "--device=cuda", "--seed=1,2,3,4,5",
+        "--out_dir={tmp_path}"]
+made = prepare.prepare(options.parse(argv), argv, os.environ)
+print(loads, depth, made.jobs)"""
+    done = python("-c", code, cwd=ROOT, **nvidia(COUNT=2))
+    assert done.stdout.split() == ["2", "0", "2"], done.stderr

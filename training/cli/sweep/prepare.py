@@ -6,18 +6,19 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import training
 from training.cli.sweep import grid, naming
 from training.cli.sweep.expected import Expected
 from training.cli.sweep.fixes import Collected, label
 from training.cli.sweep.grid import Combination
-from training.cli.sweep.options import SweepOptions
-from training.cli.sweep.slots import Slot, gpu_slots, jobs
+from training.cli.sweep.options import SweepOptions, own_words
+from training.cli.sweep.planned import plan
+from training.cli.sweep.slots import Slot, emptiest, gpu_slots, jobs
 from training.config import flags
 from training.config.origin import VARIABLE, Origin
 from training.config.schema import FIELDS, of_the_run
@@ -28,17 +29,14 @@ from training.core.project import LAUNCH_SCRIPT
 from training.core.sweep_dir import COMMAND, SweepDir
 from training.host import gpus
 from training.host.placement import LOCAL
-from training.plan import training_plan
 from training.plan.cli_args import QUICKSTART
 from training.plan.request import Request, read
 from training.plan.script_words import asked_for
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
-    from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import SweepRecord
 
-Values = TypeVar("Values")
 # Each run has its own: set by the sweep, or without meaning for several runs.
 REFUSED = {
     *("run_name", "resume", "master_port", "node_rank", "nnodes", "hosts", "hostfile"),
@@ -59,6 +57,7 @@ class Sweep:
     record: SweepRecord
     slots: list[Slot]
     expected_s: list[float | None] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # of the plans
     known: bool = False  # continues a sweep
 
     @property
@@ -90,7 +89,8 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
         raise UserError(problems)
     _same_folder(requests)
     shown = [_resolved(request, one) for request, one in zip(requests, values, strict=True)]
-    slots, plans = _plans(requests, runs, labels, options, environ)
+    planned = plan(requests, runs, labels, options, environ)
+    devices = [one["device"]["value"] for one in planned.plans]
     record: SweepRecord = {
         "schema_version": sweep_dir.VERSION,
         "duet_version": training.__version__,
@@ -98,10 +98,10 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
         "command": argv,
         "cwd": os.getcwd(),
         "ranks": options.gpus_per_run,
-        "device": plans[0]["device"]["value"],
+        "device": "cuda" if "cuda" in devices else "cpu",
         "runs": [
             {"name": "", "args": [*run.args, *_exported(request, environ)], "values": one}
-            for request, run, one in _zip(requests, runs, shown)
+            for request, run, one in zip(requests, runs, shown, strict=True)
         ],
     }
     folder, known = naming.find(options.name, record, requests[0], values)
@@ -109,16 +109,11 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
     return Sweep(
         folder,
         known or record,
-        slots,
-        [expected.seconds(plan) for plan in plans],
+        planned.slots,
+        [expected.seconds(one) for one in planned.plans],
+        planned.warnings,
         known=known is not None,
     )
-
-
-def _zip(
-    requests: Sequence[Request], runs: Sequence[Combination], values: Sequence[Values]
-) -> Iterator[tuple[Request, Combination, Values]]:
-    return zip(requests, runs, values, strict=True)
 
 
 def _exported(request: Request, environ: Mapping[str, str]) -> list[str]:
@@ -165,14 +160,6 @@ def _number(runs: Sequence[Combination], options: SweepOptions) -> list[Problem]
         fixes = [f"{COMMAND} {again} --dry_run", f"{COMMAND} {again} --yes"]
         return [Problem("sweep.many", what, msg("cli.sweep.many_allowed"), fixes)]
     return []
-
-
-def own_words(options: SweepOptions) -> list[str]:
-    """The sweep's own options as typed, without actions."""
-    words = [f"--list={options.listed}"] if options.listed else []
-    words += [f"--name={options.name}"] if options.name else []
-    words += [f"--jobs={options.jobs}"] if options.jobs else []
-    return words + ([f"--gpus_per_run={options.gpus_per_run}"] if options.gpus_per_run != 1 else [])
 
 
 def _requests(
@@ -233,41 +220,13 @@ def _resolved(request: Request, typed: Mapping[str, str]) -> FieldValues:
     return {name: known.get(name, text) for name, text in typed.items()}
 
 
-def _plans(
-    requests: Sequence[Request],
-    runs: Sequence[Combination],
-    labels: Sequence[str],
-    options: SweepOptions,
-    environ: Mapping[str, str],
-) -> tuple[list[Slot], list[Plan]]:
-    """The GPUs of the runs side by side, and the plan of each run. The plans are spread over the
-    GPUs, so that a GPU without enough free memory is found before anything starts: each run that it
-    gets later would fail at once, until none is left."""
-    wanted = any(request.config.device != "cpu" for request in requests)
-    machine = gpus.inventory_at_start(environ).gpus if wanted else ()
-    slots = gpu_slots(machine, options.gpus_per_run)
-    plans: list[Plan] = []
-    wrong = Collected(len(runs), own_words(options))
-    used = slots[: options.jobs or len(slots)] or [Slot()]
-    for at, (request, run, name) in enumerate(_zip(requests, runs, labels)):
-        visible = used[at % len(used)].visible
-        here = {gpus.VISIBLE: visible} if visible else {}
-        try:
-            plans.append(training_plan.build(replace(request), {**environ, **here})[0])
-        except UserError as error:
-            wrong.add(error.problems, run, name)
-    if found := wrong.problems():
-        raise UserError(found, Exit.RESOURCES)
-    on_gpus = any(plan["device"]["value"] == "cuda" for plan in plans)
-    return jobs(options, slots if on_gpus else [], len(runs)), plans
-
-
 def resume(options: SweepOptions, environ: Mapping[str, str], experiments: Path) -> Sweep:
     """The sweep of --resume. Raises UserError."""
     folder, record = sweep_dir.find(
         options.resume, experiments, lambda name: sweep_dir.command("resume", name, experiments)
     )
-    machine = gpus.inventory_at_start(environ).gpus if record["device"] == "cuda" else ()
-    options = replace(options, gpus_per_run=record["ranks"])
-    slots = jobs(options, gpu_slots(machine, record["ranks"]), len(record["runs"]))
+    options, runs = replace(options, gpus_per_run=record["ranks"]), len(record["runs"])
+    wanted = record["device"] == "cuda"
+    machine = emptiest(options, runs, environ) if wanted else gpus.GpuInventory((), "")
+    slots = jobs(options, gpu_slots(machine.gpus, record["ranks"]), runs)
     return Sweep(folder, record, slots, known=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from training.cli.sweep.options import SweepOptions
@@ -10,7 +10,9 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.sweep_dir import COMMAND
 from training.core.units import plural
-from training.host import gpus, visible_devices
+from training.host import gpu_claims, gpus, visible_devices
+from training.host.gpu_choice import closed, emptiest_gpus, half_empty
+from training.host.visible_devices import PART
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,27 @@ class Slot:
 
     def __str__(self) -> str:
         return "GPU " + ", ".join(map(str, self.indices)) if self.indices else ""
+
+    @property
+    def named(self) -> str:
+        """CUDA_VISIBLE_DEVICES for a person: numbers, except for instances (MIG), which share
+        that of their GPU."""
+        return self.visible if PART in self.visible else ",".join(map(str, self.indices))
+
+
+def emptiest(options: SweepOptions, runs: int, environ: Mapping[str, str]) -> gpus.GpuInventory:
+    """The machine, with the emptiest GPUs alone where it has more than the runs side by side need;
+    a selection of the user stays as it is."""
+    machine, per_run = gpus.inventory_at_start(environ), options.gpus_per_run
+    side_by_side = max(1, min(options.jobs or len(machine.gpus) // per_run, runs))
+    others = gpu_claims.others()
+    chosen = emptiest_gpus(machine, side_by_side * per_run, environ, hide=True, claims=others)
+    return chosen.machine
+
+
+def taken(group: Sequence[gpus.Gpu]) -> bool:
+    """Whether others use so much of one of these GPUs that a run is likely to be refused."""
+    return any(closed(gpu) or not half_empty(gpu) for gpu in group)
 
 
 def gpu_slots(machine: Sequence[gpus.Gpu], per_run: int) -> list[Slot]:
@@ -40,7 +63,8 @@ def jobs(options: SweepOptions, slots: Sequence[Slot], runs: int) -> list[Slot]:
     """A slot for each of the runs side by side. Raises UserError for more jobs than GPUs."""
     if not slots:
         return [Slot()] * min(options.jobs or 1, runs)
-    if options.jobs and options.jobs > len(slots):
+    side_by_side = min(options.jobs or len(slots), runs)
+    if options.jobs and side_by_side > len(slots):
         what = msg(
             "cli.sweep.more_jobs",
             jobs=options.jobs,
@@ -49,4 +73,4 @@ def jobs(options: SweepOptions, slots: Sequence[Slot], runs: int) -> list[Slot]:
         )
         allowed = msg("cli.sweep.jobs_at_most", most=len(slots))
         raise UserError(Problem("sweep.jobs", what, allowed, [f"{COMMAND} … --jobs=auto"], "jobs"))
-    return list(slots[: min(options.jobs or len(slots), runs)])
+    return list(slots[:side_by_side])

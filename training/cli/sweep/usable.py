@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from training.cli.sweep.slots import Slot
+from training.cli.sweep.slots import Slot, taken
 from training.host import gpus
-from training.host.gpu_choice import NOISE_BYTES, closed, half_empty
+from training.host.gpu_choice import NOISE_BYTES
 from training.host.gpus import Gpu
 
 LOOK_S = 60.0  # between two looks at a slot that is set aside
@@ -59,8 +59,7 @@ class Usable:
         now = self._look(slot).gpus
         others = self._refused.setdefault(run, set()) - {slot}
         self._refused[run].add(slot)
-        full = any(closed(gpu) or not half_empty(gpu) for gpu in now)
-        if not full and (others or not any(gpu.processes for gpu in now)):
+        if not taken(now) and (others or not any(gpu.processes for gpu in now)):
             for other in others:
                 self._aside.pop(other, None)
             return False
