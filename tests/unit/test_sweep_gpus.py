@@ -143,3 +143,38 @@ made = prepare.prepare(options.parse(argv), argv, os.environ)
 print(loads, depth, made.jobs)"""
     done = python("-c", code, cwd=ROOT, **nvidia(COUNT=2))
     assert done.stdout.split() == ["2", "0", "2"], done.stderr
+
+
+def test_runs_that_were_planned_on_gpus_stay_there(nvidia: Nvidia, tmp_path: Path) -> None:
+    code = f"""
+import os, sys
+from pathlib import Path
+from training.cli.sweep import board, options, prepare, session
+from training.core.errors import UserError
+folder = Path({str(tmp_path)!r})
+argv = [*{TINY[:-2]!r}, "--tensorboard=false", "--device=auto,cpu", f"--out_dir={{folder}}"]
+made = prepare.prepare(options.parse(argv), argv, os.environ)
+made.folder.create(made.record)
+todo = session.Session(made, board.Board(made, ascii_only=True), fail_fast=False)
+first, second = made.record["runs"]
+print(*(word for word in todo.command(first) if "device=" in word and "batch" not in word))
+(folder / first["name"]).mkdir()
+for run in (first, second):
+    print(*(word for word in todo.command(run) if "device=" in word))
+os.environ["FAKE_NVML_INIT"] = "9"
+for begin in (
+    lambda: prepare.resume(options.SweepOptions(resume=made.folder.name), os.environ, folder),
+    lambda: prepare.prepare(options.parse(argv), argv, os.environ),
+):
+    try:
+        begin()
+    except UserError as error:
+        print(int(error.code), error.problems[0].code, "Driver Not Loaded" in str(error))
+"""
+    done = python("-c", code, cwd=ROOT, **nvidia(COUNT=2))
+    assert done.stdout.splitlines() == [
+        "--device=cuda",
+        "--device=cuda",
+        "--device=cpu",
+        *["3 preflight.gpus True"] * 2,
+    ], done.stderr

@@ -27,8 +27,10 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT
 from training.core.sweep_dir import COMMAND, SweepDir
+from training.core.units import plural
 from training.host import gpus
 from training.host.placement import LOCAL
+from training.plan import preflight
 from training.plan.cli_args import QUICKSTART
 from training.plan.request import Request, read
 from training.plan.script_words import asked_for
@@ -100,11 +102,18 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
         "ranks": options.gpus_per_run,
         "device": "cuda" if "cuda" in devices else "cpu",
         "runs": [
-            {"name": "", "args": [*run.args, *_exported(request, environ)], "values": one}
-            for request, run, one in zip(requests, runs, shown, strict=True)
+            {
+                "name": "",
+                "args": [*run.args, *_exported(request, environ)],
+                "values": one,
+                "device": device,
+            }
+            for request, run, one, device in zip(requests, runs, shown, devices, strict=True)
         ],
     }
     folder, known = naming.find(options.name, record, requests[0], values)
+    if known:
+        _require_gpus(known, planned.slots, planned.machine)
     expected = Expected(requests[0].experiments)
     return Sweep(
         folder,
@@ -229,4 +238,18 @@ def resume(options: SweepOptions, environ: Mapping[str, str], experiments: Path)
     wanted = record["device"] == "cuda"
     machine = emptiest(options, runs, environ) if wanted else gpus.GpuInventory((), "")
     slots = jobs(options, gpu_slots(machine.gpus, record["ranks"]), runs)
+    _require_gpus(record, slots, machine)
     return Sweep(folder, record, slots, known=True)
+
+
+def _require_gpus(record: SweepRecord, slots: Sequence[Slot], machine: gpus.GpuInventory) -> None:
+    """Runs that were planned on GPUs are not trained on the CPU. Raises UserError."""
+    if record["device"] == "cuda" and not any(slot.indices for slot in slots):
+        text = msg(
+            "plan.gpus.too_few",
+            needed=plural(record["ranks"], "GPU is", "GPUs are"),
+            have=len(machine.gpus),
+            reason=machine.reason,
+        )
+        check = preflight.Check("GPUs", preflight.ERROR, text, ["nvidia-smi"])
+        raise UserError(check.problem(), Exit.RESOURCES)

@@ -137,14 +137,17 @@ class Session:
         return Started(index, slot, popen, at, began)
 
     def command(self, run: SweepRun) -> list[str]:
-        """Starts the run, or resumes it."""
+        """Starts the run, or resumes it. One that was planned on GPUs by --device=auto must not
+        train on the CPU after the driver is lost."""
         folder, ranks = self.sweep.folder, str(self.sweep.record["ranks"])
-        words = [*script(LAUNCH_SCRIPT), ranks]
+        words, args = [*script(LAUNCH_SCRIPT), ranks], run["args"]
+        on_gpus = ["--device=cuda"] if run.get("device") == "cuda" else []
         if not (folder.experiments / run["name"]).exists():
-            return [*words, *run["args"], f"--run_name={run['name']}"]
+            args = [*(flags.without(args, "device") if on_gpus else args), *on_gpus]
+            return [*words, *args, f"--run_name={run['name']}"]
         # a resumed run keeps its configuration, but not its folders
-        logs = flags.parse(run["args"]).flags.get("log_dir")
-        own = [f"--log_dir={logs[0]}"] if logs else []
+        logs = flags.parse(args).flags.get("log_dir")
+        own = [*on_gpus, *([f"--log_dir={logs[0]}"] if logs else [])]
         if folder.experiments != WORK / EXPERIMENTS:
             own.append(f"--out_dir={folder.experiments}")
         return [*words, f"--resume={run['name']}", *own]
