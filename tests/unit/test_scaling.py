@@ -148,6 +148,16 @@ print(e.device, e.ranks, len(set(e.gpus)), [a for a in e.args if 'device=' in a]
     )
 
 
+def test_gpus_in_use_by_others_are_a_note(nvidia: Callable[..., dict[str, Any]]) -> None:
+    code = f"""
+import os; from training.cli.scaling import analysis, options, experiment, render
+made = experiment.prepare(options.parse([{QUICKSTART!r}, "--ranks=1,2"]), os.environ)
+notes = render.notes(analysis.ScalingReport(made, None, [], 0.0))
+print(len(made.warnings), notes == list(made.warnings), "pid 1 " in notes[0])"""
+    done = python("-c", code, **nvidia(COUNT=2, FREE_GIB="20", PROCESSES="1:11"))
+    assert done.stdout == "1 True True\n", done.stderr
+
+
 # Fixed settings
 
 
