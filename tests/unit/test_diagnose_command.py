@@ -194,6 +194,29 @@ def test_a_bundle_is_complete_and_redacted(
     )
 
 
+def test_a_bundle_has_every_log_as_text(tmp_path: Path) -> None:
+    logs = [tmp_path / f"node{number}" / "train.log" for number in range(3)]
+    for log in logs:
+        log.parent.mkdir()
+        log.write_text(f"{OOM}of {log.parent.name}\n")
+    packed = tmp_path / "train.log.gz"
+    packed.write_bytes(gzip.compress(b"first\n" * 100_000 + b"packed\n"))
+    target = tmp_path / "bundle.tar.gz"
+    assert command.main([*map(str, logs), str(packed), f"--report-issue={target}"]) == 0
+    with tarfile.open(target) as tar:
+        last = {
+            member.name.partition("/logs/")[2]: tar.extractfile(member).read().split(b"\n")[-1]  # type: ignore[union-attr]
+            for member in tar.getmembers()
+            if "/logs/" in member.name
+        }
+    assert last == {
+        "train.log": b"of node0",
+        "train_2.log": b"of node1",
+        "train_3.log": b"of node2",
+        "train.log.gz": b"packed",
+    }
+
+
 def test_a_bundle_never_replaces_a_file(
     run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from training.monitor.health import health, options, render
 from training.monitor.health.check import BAD, OK, UNKNOWN, HealthCheck, alike, numbers, span
 from training.monitor.health.health import HealthReport
 from training.monitor.health.options import HealthOptions
+from training.monitor.health.target import Target
 
 NOW = re.compile(r"^\[(ERROR)\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", re.MULTILINE)
 PGREP = "pgrep -af python   # all Python processes, with their pids"
@@ -264,6 +265,35 @@ def test_watch_ends_with_the_run(
         "NO: then",
         "IT HAS ENDED: done",
     ]
+
+
+@pytest.mark.parametrize("others", ["none", "a rank", "a run"])
+def test_watch_outlives_the_process_that_was_named(
+    monkeypatch: pytest.MonkeyPatch,
+    made: Made,
+    capsys: pytest.CaptureFixture[str],
+    others: str,
+) -> None:
+    gone, rank = 4194303, os.getpid()
+    pids = {0: rank} if others == "a rank" else {0: gone}
+    run = made.run if others == "a run" else None
+    first = HealthReport(
+        health.YES, "first", Exit.DONE, target=Target(run, {}, pids, 1, 1, ""), run=run
+    )
+    asked: list[object] = []
+
+    def look(what: object) -> HealthReport:
+        asked.append(what)
+        return first if len(asked) == 1 else HealthReport(health.HAS_ENDED, "then", Exit.DONE)
+
+    monkeypatch.setattr(health, "of_process", look)
+    monkeypatch.setattr(health, "of_run", look)
+    monkeypatch.setattr(command.time, "sleep", lambda seconds: None)
+    code = command.main([f"--pid={gone}", "--watch=1", "--json"])
+    answers = [json.loads(line)["answer"] for line in capsys.readouterr().out.splitlines() if line]
+    assert answers == [health.YES, health.HAS_ENDED]
+    then = {"none": [], "a rank": [rank], "a run": [made.run]}[others]
+    assert (code, asked) == (3 if others == "none" else 0, [gone, *then])
 
 
 def test_protected_process(

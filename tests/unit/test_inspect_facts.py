@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,27 @@ def test_last_comparison_of_parameters(
         target, ActivityWindow({}, 1.0), state, [{"event": "start", "step": begun}]
     )
     assert found == HealthCheck("parameters", status, text)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "status"),
+    [
+        (2.0, 1.0, OK),
+        (2.0, math.inf, WARN),  # fp16: the step is skipped
+        (2.0, math.nan, WARN),
+        (math.nan, math.nan, BAD),
+    ],
+)
+def test_an_infinite_gradient_norm_of_a_script_is_a_warning(
+    run: Made, loss: float, norm: float, status: str
+) -> None:
+    _, state = observed(run)
+    state["training"] |= {"loss": loss, "grad_norm": norm}
+    state["log"] = {"file": "out.log"}
+    checks = run_checks.of_script(state, state)  # type: ignore[arg-type]
+    assert (checks[-1].name, checks[-1].status) == ("loss", status)
+    of_a_run = run_checks.loss(state)  # type: ignore[arg-type]
+    assert of_a_run.status == (OK if status == OK else BAD)
 
 
 def test_events_of_an_earlier_start_are_ignored(made: Made) -> None:

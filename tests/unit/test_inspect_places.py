@@ -77,6 +77,13 @@ def test_rank_without_a_gpu(tmp_path: Path, nvidia: Nvidia) -> None:
     )
 
 
+def test_rank_that_prepares_data_before_it_uses_a_gpu(tmp_path: Path, nvidia: Nvidia) -> None:
+    """The others wait for it, on their GPUs."""
+    with targets.ranks(tmp_path, "works", "waits") as (pids, _):
+        code, _, gpus = inspect(pids[0], nvidia(PROCESSES=f";{pids[1]}:0.5"))
+    assert (code, gpus["status"], gpus["ranks"]) == (3, "unknown", [0])
+
+
 def test_swapped_gpus(tmp_path: Path, nvidia: Nvidia) -> None:
     with targets.ranks(tmp_path, "works", "works") as (pids, _):
         code, shown, gpus = inspect(pids[0], nvidia(PROCESSES=f"{pids[1]}:21.5;{pids[0]}:21.5"))

@@ -148,6 +148,16 @@ print(e.device, e.ranks, len(set(e.gpus)), [a for a in e.args if 'device=' in a]
     )
 
 
+def test_gpus_in_use_by_others_are_a_note(nvidia: Callable[..., dict[str, Any]]) -> None:
+    code = f"""
+import os; from training.cli.scaling import analysis, options, experiment, render
+made = experiment.prepare(options.parse([{QUICKSTART!r}, "--ranks=1,2"]), os.environ)
+notes = render.notes(analysis.ScalingReport(made, None, [], 0.0))
+print(len(made.warnings), notes == list(made.warnings), "pid 1 " in notes[0])"""
+    done = python("-c", code, **nvidia(COUNT=2, FREE_GIB="20", PROCESSES="1:11"))
+    assert done.stdout == "1 True True\n", done.stderr
+
+
 # Fixed settings
 
 
@@ -177,7 +187,8 @@ def test_the_same_work_per_rank() -> None:
             values["eval_every"],
             values["sample_tokens"],
             values["tensorboard"],
-        ) == ("0", "0", "0", "false")
+            values["max_total_batch_size"],
+        ) == ("0", "0", "0", "false", "0")
         assert (
             values["device"] == "cpu"
             and values["precision"] == made.precision
@@ -255,11 +266,14 @@ def test_variables_of_the_user_do_not_change_the_measurement(tmp_path: Path) -> 
         DUET_RESUME="latest",
         DUET_OUT_DIR=str(tmp_path / "no"),
         DUET_DEPTH="1",
+        DUET_NOTIFY="mail me",
+        DUET_MAX_TOTAL_BATCH_SIZE="1000000",
     )
     values = flags.parse(made.command(2, tmp_path, "r")[2:]).flags
     assert (
         values["num_epochs"][0] == "0"
-        and values["resume"][0] == ""
+        and values["resume"][0] == values["notify"][0] == ""
+        and values["max_total_batch_size"][0] == "0"
         and values["out_dir"][0] == str(tmp_path)
     )
 

@@ -8,27 +8,23 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cases import each
-from tests.unit.conftest import ROOT, clean_environment
+from tests.unit.conftest import ROOT
 from tests.unit.monitor_runs import Made
 from tests.unit.own_task import LINE
 from training.cli.sweep import __main__ as command
 from training.cli.sweep import board, fixes, grid, options, prepare, session
-from training.cli.sweep.prepare import Slot, Sweep
+from training.cli.sweep.prepare import Sweep
 from training.core import rundir, sweep_dir
 from training.core.contracts.run_files import SweepRecord, SweepRun
 from training.core.errors import Exit, Problem, UserError
 from training.core.project import LAUNCH_SCRIPT
 from training.core.rundir import RunDir
 from training.core.sweep_dir import SweepDir
-from training.host.gpus import Gpu
-from training.launcher import replan
 from training.monitor.report import sweep_page
 from training.monitor.runs import facts
 from training.monitor.runs import sweep as sweep_runs
@@ -176,64 +172,6 @@ def test_a_fix_of_one_run_is_a_command_of_the_sweep() -> None:
         "./duet sweep --jobs=2 --seed=7 --depth=2,256 --warmup=1,2"
     )
     assert fixes.translated("pip install x", run, own) == "pip install x"
-
-
-def gpu(index: int, uuid: str = "") -> Gpu:
-    return Gpu(index, uuid or f"GPU-{index}", "fake", 1 << 34, 1 << 34, 0, 30, 50.0)
-
-
-@each(
-    "count, per_run, asked, slots",
-    [
-        (4, 1, None, ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]),
-        (4, 1, 2, ["GPU-0", "GPU-1"]),
-        (5, 2, None, ["GPU-0,GPU-1", "GPU-2,GPU-3"]),
-        (0, 1, None, [""]),
-        (0, 1, 3, ["", "", ""]),
-    ],
-)
-def test_each_run_side_by_side_has_gpus_of_its_own(
-    count: int, per_run: int, asked: int | None, slots: list[str]
-) -> None:
-    chosen = options.SweepOptions(jobs=asked, gpus_per_run=per_run)
-    found = prepare.gpu_slots([gpu(i) for i in range(count)], per_run)
-    assert [slot.visible for slot in prepare.jobs(chosen, found, 9)] == slots
-    assert [slot.visible for slot in prepare.jobs(chosen, found, 1)] == slots[:1]
-
-
-def test_instances_of_one_gpu_differ() -> None:
-    """MIG: they have the number of their GPU. A list has entries of one kind, or CUDA ends it."""
-    parts = [gpu(1, "MIG-a"), gpu(1, "MIG-b")]
-    assert [slot.visible for slot in prepare.gpu_slots(parts, 1)] == ["MIG-a", "MIG-b"]
-    unknown = [gpu(0, "-"), gpu(1)]
-    assert [slot.visible for slot in prepare.gpu_slots(unknown, 2)] == ["0,1"]
-    records = [part.record() for part in parts]
-    assert replan.visible(records) == "MIG-a,MIG-b"
-
-
-def test_more_jobs_than_gpus_are_refused() -> None:
-    with pytest.raises(UserError) as raised:
-        prepare.jobs(options.SweepOptions(jobs=3, gpus_per_run=2), [Slot("GPU-0,GPU-1")], 9)
-    assert raised.value.problems[0].code == "sweep.jobs"
-
-
-def test_on_four_gpus_four_runs_are_planned_side_by_side(
-    nvidia: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "lib/run_module.py", "training.cli.sweep", *TINY[:-2]),
-            *("--device=cuda", "--seed=1,2,3,4,5", "--dry_run", f"--out_dir={tmp_path}"),
-        ],
-        cwd=ROOT,
-        env=clean_environment() | nvidia(COUNT=4),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == Exit.DONE, done.stderr
-    assert "GPU 0; GPU 1; GPU 2; GPU 3\n" in done.stdout
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_same_command_continues_its_sweep(tmp_path: Path) -> None:

@@ -5,20 +5,53 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.unit.test_sweep import prepared
-from training.cli.sweep import board, session
-from training.cli.sweep.prepare import Slot
+from training.cli.sweep import board, session, usable
+from training.cli.sweep.slots import Slot
+from training.core import rundir
 from training.core.errors import Exit
+from training.core.rundir import RunDir
 from training.host import env_vars
+from training.host.gpus import Gpu, GpuInventory, GpuProcess
+
+
+def gpu(visible: str, free_gib: float = 31, pids: tuple[int, ...] = ()) -> Gpu:
+    on_it = tuple(GpuProcess(pid, 1 << 30) for pid in pids)
+    free = int(free_gib * (1 << 30))
+    return Gpu(int(visible[4:]), visible, "a card", 32 << 30, free, 0, 40, 50.0, processes=on_it)
+
+
+class Driver:
+    """The GPUs by CUDA_VISIBLE_DEVICES; idle ones unless set."""
+
+    def __init__(self) -> None:
+        self.gpus: dict[str, Gpu] = {}
+        self.answers = True
+
+    def inventory(self, environ: dict[str, str]) -> GpuInventory:
+        if not self.answers:
+            return GpuInventory((), "the driver does not answer")
+        visible = environ["CUDA_VISIBLE_DEVICES"]
+        return GpuInventory((self.gpus.get(visible) or gpu(visible),), "selected", "580.65")
 
 
 @pytest.fixture
-def acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., session.Session]:
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    monkeypatch.setattr(usable.gpus, "inventory", made.inventory)
+    return made
+
+
+@pytest.fixture
+def acted(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., session.Session]:
     """A sweep whose launchers are these shell programs, on these GPUs. `$1`: name of the run."""
 
     def make(*programs: str, slots: list[str], fail_fast: bool = False) -> session.Session:
@@ -51,7 +84,7 @@ def test_a_failed_run_does_not_stop_the_others_and_gpus_are_reused(
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     note = 'echo "$CUDA_VISIBLE_DEVICES $OMP_NUM_THREADS" >"$1"'
-    fails = f"{note}; echo '[ERROR] 2024-10-21 16:00:00 no such card' >&2; exit 3"
+    fails = f"{note}; echo '[ERROR] 2024-10-21 16:00:00 no such card' >&2; exit 4"
     waits = f"{note}; until [[ -e done ]]; do sleep 0.02; done"
     todo = acted(fails, waits, note, f"{note}; touch done", slots=["GPU-7", "GPU-8"])
     assert todo.go() == Exit.TRAINING
@@ -95,6 +128,89 @@ def test_without_a_gpu_the_rest_waits(
 
 
 @pytest.mark.usefixtures("handlers")
+def test_a_driver_that_does_not_answer_has_lost_its_gpus(
+    acted: Callable[..., session.Session], driver: Driver
+) -> None:
+    driver.answers = False
+    todo = acted("exit 3", "touch never", slots=["GPU-7"])
+    assert todo.go() == Exit.RESOURCES
+    assert todo.states == ["waiting", "waiting"]
+
+
+NOTE = 'echo "$CUDA_VISIBLE_DEVICES" >>"$1"'
+REFUSED_ON_7 = f"{NOTE}; [[ $CUDA_VISIBLE_DEVICES = GPU-8 ]] || exit 3"
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("taken", [gpu("GPU-7", 2), gpu("GPU-7", 20, (9,))])
+def test_a_gpu_in_use_by_others_gets_no_run(
+    acted: Callable[..., session.Session], driver: Driver, tmp_path: Path, taken: Gpu
+) -> None:
+    driver.gpus["GPU-7"] = taken
+    todo = acted(*[REFUSED_ON_7] * 4, slots=["GPU-7", "GPU-8"])
+    assert todo.go() == Exit.DONE
+    seen = [(tmp_path / "here" / run["name"]).read_text().split() for run in todo.runs]
+    assert seen == [["GPU-7", "GPU-8"], ["GPU-8"], ["GPU-8"], ["GPU-8"]]
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_gpu_that_is_free_again_gets_runs(
+    acted: Callable[..., session.Session],
+    driver: Driver,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(usable, "LOOK_S", 0.1)
+    wait = f"{NOTE}; until [[ -e done ]]; do sleep 0.02; done"
+    first = f"{NOTE}; [[ -e tried ]] || {{ touch tried; exit 3; }}; touch done"
+    todo = acted(first, wait, slots=["GPU-7", "GPU-8"])
+    look, seen = driver.inventory, [gpu("GPU-7", 2, (9,))] * 2  # after the refusal
+
+    def later(environ: dict[str, str]) -> GpuInventory:
+        driver.gpus["GPU-7"] = seen.pop() if seen else gpu("GPU-7")
+        return look(environ)
+
+    monkeypatch.setattr(usable.gpus, "inventory", later)
+    assert todo.go() == Exit.DONE
+    used = [(tmp_path / "here" / run["name"]).read_text().split() for run in todo.runs]
+    assert used == [["GPU-7", "GPU-7"], ["GPU-8"]]
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(
+    ("used", "code", "states"),
+    [
+        (gpu("GPU-8"), Exit.TRAINING, ["failed", "finished", "finished"]),
+        (gpu("GPU-8", 20, (9,)), Exit.TRAINING, ["failed", "finished", "finished"]),
+        (gpu("GPU-8", 2, (9,)), Exit.RESOURCES, ["waiting", "waiting", "waiting"]),
+    ],
+)
+def test_a_run_that_two_gpus_refuse_has_failed_unless_both_are_full(
+    acted: Callable[..., session.Session],
+    driver: Driver,
+    used: Gpu,
+    code: Exit,
+    states: list[str],
+) -> None:
+    driver.gpus = {"GPU-7": gpu("GPU-7", 20, (9,)), "GPU-8": used}
+    other = "exit 3" if code == Exit.RESOURCES else "true"
+    todo = acted("exit 3", other, other, slots=["GPU-7", "GPU-8"])
+    assert todo.go() == code
+    assert todo.states == states
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_failure_after_the_launch_is_the_run_s_own(
+    acted: Callable[..., session.Session], driver: Driver, tmp_path: Path
+) -> None:
+    launched = f"""mkdir "{tmp_path}/$1"
+        printf '{{"created": %s}}' "$(date +%s.%N)" >"{tmp_path}/$1/plan.json"; exit 3"""
+    driver.gpus["GPU-7"] = gpu("GPU-7", 2, (9,))
+    todo = acted(launched, "true", slots=["GPU-7"])
+    assert (todo.go(), todo.states) == (Exit.TRAINING, ["failed", "finished"])
+
+
+@pytest.mark.usefixtures("handlers")
 def test_fail_fast_stops_the_others(acted: Callable[..., session.Session]) -> None:
     waits = "trap 'exit 75' TERM; touch ready; while :; do sleep 0.02; done"
     fails = "until [[ -e ready ]]; do sleep 0.02; done; exit 4"
@@ -115,3 +231,25 @@ def test_a_stop_signal_is_passed_on_each_time(acted: Callable[..., session.Sessi
     todo = acted(text, "touch never", slots=[""])
     assert todo.go() == Exit.INTERRUPTED
     assert todo.states == ["stopped", "waiting"]
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("kind", ["asked", "rank_failed"])
+def test_the_end_of_an_earlier_start_is_not_that_of_this_one(
+    acted: Callable[..., session.Session],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+) -> None:
+    fails = "echo '[ERROR] 2024-10-21 16:00:00 no such card' >&2; exit 2"
+    todo = acted(fails, "true", slots=[""])
+    run = RunDir(tmp_path / todo.runs[0]["name"])
+    run.create()
+    before = time.time() - 100
+    rundir.write_json(run.plan, {"schema_version": 2, "created": before, "launch": "a"})
+    card = {"kind": kind, "summary": "of yesterday", "cause": "oom", "launch": "a"}
+    rundir.write_json(run.failure, {**card, "time": before + 50})
+    assert todo.go() == Exit.TRAINING
+    assert todo.states == ["failed", "finished"]
+    said = capsys.readouterr().err
+    assert "no such card" in said and "of yesterday" not in said

@@ -30,6 +30,7 @@ from training.host import program
 from training.monitor.health import health, options, render
 from training.monitor.health.health import HAS_ENDED, HealthReport
 from training.monitor.health.options import HealthOptions
+from training.watchdog.probes import procfs
 
 
 def main(argv: list[str]) -> int:
@@ -40,12 +41,22 @@ def main(argv: list[str]) -> int:
             return int(Exit.DONE)
         program.require_output()
         run = options.find(chosen.run) if chosen.pid is None else None
+        pid = chosen.pid or 0
         while True:
-            report = health.of_run(run) if run else health.of_process(chosen.pid or 0)
+            report = health.of_run(run) if run else health.of_process(pid)
             _print(report, chosen)
             if chosen.every_s is None or report.answer == HAS_ENDED:
                 return int(report.code)
             time.sleep(chosen.every_s)
+            run = run or report.run
+            if run is None and (found := report.target) is not None:
+                # the process that was named may be a worker that ends before the training
+                left = list(filter(procfs.lives, (pid, *found.pids.values())))
+                if not left:
+                    text = msg("monitor.health.processes.gone")
+                    _print(HealthReport(HAS_ENDED, text, Exit.RESOURCES), chosen)
+                    return int(Exit.RESOURCES)
+                pid = left[0]
     except UserError as error:
         log.report(error, closing=msg("monitor.attach.nothing"))
         return int(error.code)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import IO
 
 from training.core.plain_text import one_line
 
@@ -22,10 +24,17 @@ def tail(path: Path, lines: int, since: int = 0, most_bytes: int = TAIL_BYTES) -
         if not path.is_file():  # a pipe
             return []
         with path.open("rb") as file:
-            size = path.stat().st_size
-            file.seek(max(within(size, since), size - most_bytes))
-            text = file.read().decode("utf-8", "replace")
+            return last_lines(file, lines, since, most_bytes)
     except OSError:
         return []
+
+
+def last_lines(
+    file: IO[bytes], lines: int, since: int = 0, most_bytes: int = TAIL_BYTES
+) -> list[str]:
+    """As tail(), of an open file. Raises OSError."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(within(size, since), size - most_bytes))
+    text = file.read().decode("utf-8", "replace")
     whole = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))
     return [line for line in map(one_line, whole) if line.strip()][-lines:]

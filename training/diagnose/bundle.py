@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import json
 import os
 import platform
 import subprocess
 import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +21,9 @@ from training.core.messages import msg
 from training.core.project import ROOT
 from training.core.redact import Anonymous, masked, masked_values
 from training.core.rundir import RunDir, read_json, read_records, write_bytes
-from training.core.tail import tail
+from training.core.tail import last_lines, tail
 from training.diagnose import card, run_files
-from training.diagnose.source import logs_in
+from training.diagnose.source import LogSource, logs_in
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import DiagnosisRecord
@@ -122,10 +124,30 @@ def _tails(paths: Sequence[Path | None]) -> list[tuple[str, str]]:
             logs += [(log, log.relative_to(path)) for log in logs_in(path)[0]]
         elif path:
             logs.append((path, Path(path.name)))
-    return [
-        (str(name).replace(os.sep, "_"), "\n".join(tail(log, LAST_LINES)))
-        for log, name in logs[:MOST_LOGS]
-    ]
+    out: dict[str, str] = {}
+    for log, name in logs[:MOST_LOGS]:
+        plain = str(name).replace(os.sep, "_")
+        out[_unused(plain, out)] = "\n".join(_end_of(log))
+    return list(out.items())
+
+
+def _unused(name: str, names: Container[str]) -> str:
+    """With a number, if another log has this name."""
+    stem, dot, ending = name.partition(".")
+    numbered = (f"{stem}_{number}{dot}{ending}" for number in itertools.count(2))
+    return name if name not in names else next(one for one in numbered if one not in names)
+
+
+def _end_of(log: Path) -> list[str]:
+    """The last lines, also of a compressed log."""
+    if not log.is_file():  # a pipe, which was read before
+        return []
+    try:
+        source = LogSource(log)
+    except OSError:
+        return []
+    with contextlib.closing(source):
+        return last_lines(source.file, LAST_LINES)
 
 
 def _output_of(command: list[str]) -> str | None:

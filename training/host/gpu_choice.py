@@ -123,7 +123,7 @@ def emptiest(
     left, chosen = list(every), list[Gpu]()
     while len(chosen) < count:
         usable = [gpu for gpu in left if not closed(gpu)] or left
-        roomy = list(filter(_roomy, usable))
+        roomy = list(filter(half_empty, usable))
         for avoided in (claimed, damaged):
             if any(gpu.index not in avoided for gpu in roomy):
                 usable, roomy = (
@@ -141,7 +141,7 @@ def emptiest(
     return sorted(chosen, key=lambda gpu: gpu.index)
 
 
-def _roomy(gpu: Gpu) -> bool:
+def half_empty(gpu: Gpu) -> bool:
     return 2 * (gpu.free_bytes or 0) >= (gpu.total_bytes or 0)
 
 

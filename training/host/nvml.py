@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """The driver stays loaded, for several inventories: loading takes seconds for each GPU where
+    it is not kept loaded. Only after an answer of the driver; one with a dead GPU may hang."""
+    with ExitStack() as stack:
+        with suppress(ModuleNotFoundError):  # before the installation
+            import pynvml
+
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlInit()
+                stack.callback(pynvml.nvmlShutdown)
+        yield
 
 
 def ask(function: str, *args: Any) -> Any:

@@ -70,6 +70,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def _measure(experiment: Experiment, as_json: bool) -> int:
     for line in render.introduction(experiment):
         log.info(line)
+    for warning in experiment.warnings:
+        log.warning(warning)
     others = measure.BackgroundLoad()
     rounds, sizes = measure.all_rounds(experiment)
     report = analysis.analyze(rounds, experiment, sizes, others.cores())

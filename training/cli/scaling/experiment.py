@@ -8,7 +8,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT, ROOT
 from training.host import env_vars, gpus, visible_devices
+from training.plan import builder
 from training.plan import training_plan as planner
 from training.plan.cli_args import QUICKSTART
 from training.tasks.spec import TaskSpec
@@ -38,6 +39,8 @@ FIXED: dict[str, str] = {
     "sample_tokens": "0",
     "save_every": "0",
     "keep_checkpoints": "1",
+    "max_total_batch_size": "0",  # the batch would grow with the ranks
+    "notify": "",
     "tensorboard": "false",
     "report": "false",
     "use_dummy_wandb": "true",
@@ -76,6 +79,7 @@ class Experiment:
     cores: int = 1
     unit: str = "tokens"  # of the task
     fixed: tuple[str, ...] = tuple(FIXED)  # limited to fields of the task
+    warnings: tuple[str, ...] = ()  # of the plan: GPUs in use by others, for example
 
     @property
     def tokens_per_rank(self) -> int:
@@ -164,7 +168,7 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
             args = flags.without(args, "total_batch_size")
             surroundings["DUET_TOTAL_BATCH_SIZE"] = str(total)
     try:
-        _, plan, _ = planner.make(LAUNCH_SCRIPT, [str(max(ranks)), *args], surroundings)
+        _, plan, checks = planner.make(LAUNCH_SCRIPT, [str(max(ranks)), *args], surroundings)
     except UserError as error:
         found = [
             _translated(p, max(ranks), f" --total_batch_size={typed_total}" if typed_total else "")
@@ -173,7 +177,8 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
         raise UserError([*problems, *found], Exit.CONFIG if problems else error.code) from None
     if problems:
         raise UserError(problems)
-    return _experiment(options, plan, config, args, ranks, environ)
+    made = _experiment(options, plan, config, args, ranks, environ)
+    return replace(made, warnings=tuple(builder.warnings(checks)))
 
 
 def _experiment(

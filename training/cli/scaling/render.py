@@ -173,7 +173,7 @@ def _exchange(result: ScalingResult) -> str:
 
 def notes(report: ScalingReport) -> list[str]:
     """Caveats of the figures."""
-    out = []
+    out = list(report.experiment.warnings)
     if report.busy:
         taken = msg(
             "cli.scaling.cores_taken", taken=report.other_work, cores=report.experiment.cores

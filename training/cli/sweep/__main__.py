@@ -75,6 +75,8 @@ def main(argv: list[str]) -> int:
             if chosen.resume
             else prepare.prepare(chosen, argv, os.environ)
         )
+        for text in sweep.warnings:
+            log.warning(text)
         if chosen.dry_run:
             _print_plan(sweep, ascii_only=chosen.ascii)
             return int(Exit.DONE)

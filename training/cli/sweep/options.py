@@ -108,3 +108,11 @@ def experiments(options: SweepOptions, environ: Mapping[str, str]) -> Path:
     line = flags.parse(options.rest)
     given = line.flags.get("out_dir", ("", ""))[0] or environ.get(f"{resolve.PREFIX}OUT_DIR", "")
     return find_run.path_of(given).absolute() if given else WORK / find_run.EXPERIMENTS
+
+
+def own_words(options: SweepOptions) -> list[str]:
+    """The sweep's own options as typed, without actions."""
+    words = [f"--list={options.listed}"] if options.listed else []
+    words += [f"--name={options.name}"] if options.name else []
+    words += [f"--jobs={options.jobs}"] if options.jobs else []
+    return words + ([f"--gpus_per_run={options.gpus_per_run}"] if options.gpus_per_run != 1 else [])

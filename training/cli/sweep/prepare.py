@@ -6,17 +6,19 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import training
 from training.cli.sweep import grid, naming
 from training.cli.sweep.expected import Expected
 from training.cli.sweep.fixes import Collected, label
 from training.cli.sweep.grid import Combination
-from training.cli.sweep.options import SweepOptions
+from training.cli.sweep.options import SweepOptions, own_words
+from training.cli.sweep.planned import plan
+from training.cli.sweep.slots import Slot, emptiest, gpu_slots, jobs
 from training.config import flags
 from training.config.origin import VARIABLE, Origin
 from training.config.schema import FIELDS, of_the_run
@@ -26,19 +28,17 @@ from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT
 from training.core.sweep_dir import COMMAND, SweepDir
 from training.core.units import plural
-from training.host import gpus, visible_devices
+from training.host import gpus
 from training.host.placement import LOCAL
-from training.plan import training_plan
+from training.plan import preflight
 from training.plan.cli_args import QUICKSTART
 from training.plan.request import Request, read
 from training.plan.script_words import asked_for
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
-    from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import SweepRecord
 
-Values = TypeVar("Values")
 # Each run has its own: set by the sweep, or without meaning for several runs.
 REFUSED = {
     *("run_name", "resume", "master_port", "node_rank", "nnodes", "hosts", "hostfile"),
@@ -50,17 +50,6 @@ FOLDERS = ("out_dir", "log_dir")
 OWN_VARIABLES = ("DUET_RUN_NAME", "DUET_RESUME")
 
 
-@dataclass(frozen=True)
-class Slot:
-    """A place for one run: CUDA_VISIBLE_DEVICES ('': as it is) and the indices of the GPUs."""
-
-    visible: str = ""
-    indices: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        return "GPU " + ", ".join(map(str, self.indices)) if self.indices else ""
-
-
 @dataclass
 class Sweep:
     """A checked sweep. `slots`: one for each of the runs side by side; `expected_s`: of each run,
@@ -70,6 +59,7 @@ class Sweep:
     record: SweepRecord
     slots: list[Slot]
     expected_s: list[float | None] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # of the plans
     known: bool = False  # continues a sweep
 
     @property
@@ -101,7 +91,8 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
         raise UserError(problems)
     _same_folder(requests)
     shown = [_resolved(request, one) for request, one in zip(requests, values, strict=True)]
-    slots, plans = _plans(requests, runs, labels, options, environ)
+    planned = plan(requests, runs, labels, options, environ)
+    devices = [one["device"]["value"] for one in planned.plans]
     record: SweepRecord = {
         "schema_version": sweep_dir.VERSION,
         "duet_version": training.__version__,
@@ -109,27 +100,29 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
         "command": argv,
         "cwd": os.getcwd(),
         "ranks": options.gpus_per_run,
-        "device": plans[0]["device"]["value"],
+        "device": "cuda" if "cuda" in devices else "cpu",
         "runs": [
-            {"name": "", "args": [*run.args, *_exported(request, environ)], "values": one}
-            for request, run, one in _zip(requests, runs, shown)
+            {
+                "name": "",
+                "args": [*run.args, *_exported(request, environ)],
+                "values": one,
+                "device": device,
+            }
+            for request, run, one, device in zip(requests, runs, shown, devices, strict=True)
         ],
     }
     folder, known = naming.find(options.name, record, requests[0], values)
+    if known:
+        _require_gpus(known, planned.slots, planned.machine)
     expected = Expected(requests[0].experiments)
     return Sweep(
         folder,
         known or record,
-        slots,
-        [expected.seconds(plan) for plan in plans],
+        planned.slots,
+        [expected.seconds(one) for one in planned.plans],
+        planned.warnings,
         known=known is not None,
     )
-
-
-def _zip(
-    requests: Sequence[Request], runs: Sequence[Combination], values: Sequence[Values]
-) -> Iterator[tuple[Request, Combination, Values]]:
-    return zip(requests, runs, values, strict=True)
 
 
 def _exported(request: Request, environ: Mapping[str, str]) -> list[str]:
@@ -176,14 +169,6 @@ def _number(runs: Sequence[Combination], options: SweepOptions) -> list[Problem]
         fixes = [f"{COMMAND} {again} --dry_run", f"{COMMAND} {again} --yes"]
         return [Problem("sweep.many", what, msg("cli.sweep.many_allowed"), fixes)]
     return []
-
-
-def own_words(options: SweepOptions) -> list[str]:
-    """The sweep's own options as typed, without actions."""
-    words = [f"--list={options.listed}"] if options.listed else []
-    words += [f"--name={options.name}"] if options.name else []
-    words += [f"--jobs={options.jobs}"] if options.jobs else []
-    return words + ([f"--gpus_per_run={options.gpus_per_run}"] if options.gpus_per_run != 1 else [])
 
 
 def _requests(
@@ -244,69 +229,27 @@ def _resolved(request: Request, typed: Mapping[str, str]) -> FieldValues:
     return {name: known.get(name, text) for name, text in typed.items()}
 
 
-def _plans(
-    requests: Sequence[Request],
-    runs: Sequence[Combination],
-    labels: Sequence[str],
-    options: SweepOptions,
-    environ: Mapping[str, str],
-) -> tuple[list[Slot], list[Plan]]:
-    """The GPUs of the runs side by side, and the plan of each run. The plans are spread over the
-    GPUs, so that a GPU without enough free memory is found before anything starts: each run that it
-    gets later would fail at once, until none is left."""
-    wanted = any(request.config.device != "cpu" for request in requests)
-    machine = gpus.inventory_at_start(environ).gpus if wanted else ()
-    slots = gpu_slots(machine, options.gpus_per_run)
-    plans: list[Plan] = []
-    wrong = Collected(len(runs), own_words(options))
-    used = slots[: options.jobs or len(slots)] or [Slot()]
-    for at, (request, run, name) in enumerate(_zip(requests, runs, labels)):
-        visible = used[at % len(used)].visible
-        here = {gpus.VISIBLE: visible} if visible else {}
-        try:
-            plans.append(training_plan.build(replace(request), {**environ, **here})[0])
-        except UserError as error:
-            wrong.add(error.problems, run, name)
-    if found := wrong.problems():
-        raise UserError(found, Exit.RESOURCES)
-    on_gpus = any(plan["device"]["value"] == "cuda" for plan in plans)
-    return jobs(options, slots if on_gpus else [], len(runs)), plans
-
-
-def gpu_slots(machine: Sequence[gpus.Gpu], per_run: int) -> list[Slot]:
-    """The GPUs of each run that fits on the machine side by side with the others."""
-    groups = [machine[at : at + per_run] for at in range(0, len(machine) - per_run + 1, per_run)]
-    return [
-        Slot(
-            ",".join(visible_devices.naming([(gpu.uuid, gpu.index) for gpu in group])),
-            tuple(gpu.index for gpu in group),
-        )
-        for group in groups
-    ]
-
-
-def jobs(options: SweepOptions, slots: Sequence[Slot], runs: int) -> list[Slot]:
-    """A slot for each of the runs side by side. Raises UserError for more jobs than GPUs."""
-    if not slots:
-        return [Slot()] * min(options.jobs or 1, runs)
-    if options.jobs and options.jobs > len(slots):
-        what = msg(
-            "cli.sweep.more_jobs",
-            jobs=options.jobs,
-            gpus=plural(len(slots) * options.gpus_per_run, "GPU"),
-            per_run=options.gpus_per_run,
-        )
-        allowed = msg("cli.sweep.jobs_at_most", most=len(slots))
-        raise UserError(Problem("sweep.jobs", what, allowed, [f"{COMMAND} … --jobs=auto"], "jobs"))
-    return list(slots[: min(options.jobs or len(slots), runs)])
-
-
 def resume(options: SweepOptions, environ: Mapping[str, str], experiments: Path) -> Sweep:
     """The sweep of --resume. Raises UserError."""
     folder, record = sweep_dir.find(
         options.resume, experiments, lambda name: sweep_dir.command("resume", name, experiments)
     )
-    machine = gpus.inventory_at_start(environ).gpus if record["device"] == "cuda" else ()
-    options = replace(options, gpus_per_run=record["ranks"])
-    slots = jobs(options, gpu_slots(machine, record["ranks"]), len(record["runs"]))
+    options, runs = replace(options, gpus_per_run=record["ranks"]), len(record["runs"])
+    wanted = record["device"] == "cuda"
+    machine = emptiest(options, runs, environ) if wanted else gpus.GpuInventory((), "")
+    slots = jobs(options, gpu_slots(machine.gpus, record["ranks"]), runs)
+    _require_gpus(record, slots, machine)
     return Sweep(folder, record, slots, known=True)
+
+
+def _require_gpus(record: SweepRecord, slots: Sequence[Slot], machine: gpus.GpuInventory) -> None:
+    """Runs that were planned on GPUs are not trained on the CPU. Raises UserError."""
+    if record["device"] == "cuda" and not any(slot.indices for slot in slots):
+        text = msg(
+            "plan.gpus.too_few",
+            needed=plural(record["ranks"], "GPU is", "GPUs are"),
+            have=len(machine.gpus),
+            reason=machine.reason,
+        )
+        check = preflight.Check("GPUs", preflight.ERROR, text, ["nvidia-smi"])
+        raise UserError(check.problem(), Exit.RESOURCES)

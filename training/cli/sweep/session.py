@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 
 from training.cli.sweep.board import Board, Event
 from training.cli.sweep.prepare import OWN_VARIABLES, Sweep
+from training.cli.sweep.usable import Usable
 from training.config import flags
 from training.core import cause_ids, log, run_reader, standing, sweep_dir
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import EXPERIMENTS
+from training.core.jsonl import number
 from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT, WORK, script, typed
 from training.core.rundir import RunDir, read_json
@@ -59,7 +61,7 @@ class Session:
         self._codes: list[int] = []  # of failed runs
         self._stopped = 0  # stop signal
         self._closing = False  # starts no further run
-        self._lost: set[int] = set()  # slots with a broken GPU
+        self._usable = Usable(sweep.slots)
 
     def begin(self) -> None:
         """Find out which runs are finished. Raises UserError for a run that another process
@@ -92,8 +94,8 @@ class Session:
                     self._fill(running, todo)
                     if not running:
                         break
-                    if (number := signals.wait(POLL_S)) is not None:
-                        self._stop(running, number)
+                    if (received := signals.wait(POLL_S)) is not None:
+                        self._stop(running, received)
                     self._collect(running, todo)
                     self.board.refresh(self.states)
             finally:
@@ -101,9 +103,9 @@ class Session:
         return self._code()
 
     def _fill(self, running: list[Started], todo: deque[int]) -> None:
-        taken = {one.slot for one in running} | self._lost
+        taken = {one.slot for one in running}
         for slot in range(self.sweep.jobs):
-            if todo and slot not in taken and not self._closing:
+            if todo and slot not in taken and not self._closing and slot in self._usable:
                 running.append(self._start(todo.popleft(), slot))
 
     def _start(self, index: int, slot: int) -> Started:
@@ -135,22 +137,25 @@ class Session:
         return Started(index, slot, popen, at, began)
 
     def command(self, run: SweepRun) -> list[str]:
-        """Starts the run, or resumes it."""
+        """Starts the run, or resumes it. One that was planned on GPUs by --device=auto must not
+        train on the CPU after the driver is lost."""
         folder, ranks = self.sweep.folder, str(self.sweep.record["ranks"])
-        words = [*script(LAUNCH_SCRIPT), ranks]
+        words, args = [*script(LAUNCH_SCRIPT), ranks], run["args"]
+        on_gpus = ["--device=cuda"] if run.get("device") == "cuda" else []
         if not (folder.experiments / run["name"]).exists():
-            return [*words, *run["args"], f"--run_name={run['name']}"]
+            args = [*(flags.without(args, "device") if on_gpus else args), *on_gpus]
+            return [*words, *args, f"--run_name={run['name']}"]
         # a resumed run keeps its configuration, but not its folders
-        logs = flags.parse(run["args"]).flags.get("log_dir")
-        own = [f"--log_dir={logs[0]}"] if logs else []
+        logs = flags.parse(args).flags.get("log_dir")
+        own = [*on_gpus, *([f"--log_dir={logs[0]}"] if logs else [])]
         if folder.experiments != WORK / EXPERIMENTS:
             own.append(f"--out_dir={folder.experiments}")
         return [*words, f"--resume={run['name']}", *own]
 
-    def _stop(self, running: list[Started], number: int) -> None:
-        self.board.stopping(number, again=bool(self._stopped))
-        self._stopped, self._closing = number, True
-        _signal(running, number)
+    def _stop(self, running: list[Started], received: int) -> None:
+        self.board.stopping(received, again=bool(self._stopped))
+        self._stopped, self._closing = received, True
+        _signal(running, received)
 
     def _collect(self, running: list[Started], todo: deque[int]) -> None:
         for one in list(running):
@@ -162,7 +167,7 @@ class Session:
             asked = status in (Exit.INTERRUPTED, Exit.PREEMPTED) or (status < 0 and self._closing)
             if status == 0:
                 self.states[one.index] = FINISHED
-            elif asked or row.state == STOPPED:
+            elif asked or (row.state == STOPPED and self._has_ended(one)):
                 self.states[one.index] = STOPPED
             else:
                 self.states[one.index] = FAILED
@@ -179,33 +184,50 @@ class Session:
     def _after_failure(
         self, one: Started, status: int, running: list[Started], todo: deque[int]
     ) -> None:
-        """A run without a working GPU is trained on another one: the broken one would fail all
-        runs that are left, one after the other."""
-        if self._gpu_is_lost(one):
-            self._lost.add(one.slot)
-            self.states[one.index] = WAITING
-            todo.appendleft(one.index)
-            log.warning(msg("cli.sweep.gpu_lost", gpus=str(self.sweep.slots[one.slot])))
+        """A run without a working, free GPU is trained on another one: its own would fail all runs
+        that are left, one after the other."""
+        place = self.sweep.slots[one.slot]
+        if place.indices and self._gpu_is_lost(one):
+            self._usable.lose(one.slot)
+            again = msg("cli.sweep.gpu_lost", gpus=str(place))
+        elif place.indices and self._was_refused(one, status):
+            again = msg("cli.sweep.gpu_taken", gpus=str(place))
+        else:
+            self._codes.append(status)
+            if self.fail_fast and not self._closing:
+                self._closing = True
+                _signal(running, signal.SIGTERM)
             return
-        self._codes.append(status)
-        if self.fail_fast and not self._closing:
-            self._closing = True
-            _signal(running, signal.SIGTERM)
+        self.states[one.index] = WAITING
+        todo.appendleft(one.index)
+        log.warning(again)
 
     def _gpu_is_lost(self, one: Started) -> bool:
-        place, folder = self.sweep.slots[one.slot], self.sweep.folder
-        if not place.indices:
-            return False
-        name = self.runs[one.index]["name"]
-        card = read_json(RunDir(folder.experiments / name).failure) or {}
+        card = read_json(self._run(one).failure) or {}
         if card.get("cause") == cause_ids.GPU_HARDWARE and card.get("time", 0.0) >= one.time:
             return True
-        seen = gpus.inventory({gpus.VISIBLE: place.visible})
-        return seen.driver is not None and len(seen.gpus) < len(place.indices)
+        return self._usable.lacks_a_gpu(one.slot)
+
+    def _was_refused(self, one: Started, status: int) -> bool:
+        """Whether the plan has refused the run for GPUs that someone else uses."""
+        plan = read_json(self._run(one).plan) or {}
+        launched = (number(plan.get("created")) or 0.0) >= one.time
+        return (
+            status == Exit.RESOURCES and not launched and self._usable.refuse(one.index, one.slot)
+        )
+
+    def _has_ended(self, one: Started) -> bool:
+        """Whether the run has recorded its end in this start: a start that fails before the
+        training leaves the end of an earlier one."""
+        ends = standing.ends(self._run(one))
+        return any((number(end.get("time")) or 0.0) >= one.time for end in ends if end)
+
+    def _run(self, one: Started) -> RunDir:
+        return RunDir(self.sweep.folder.experiments / self.runs[one.index]["name"])
 
     def _why(self, one: Started, row: sweep_runs.SweepRow) -> str:
         """The reason of a failure: of its card, or the first error on its console."""
-        if row.state == FAILED and row.found and row.found.reason:
+        if row.state == FAILED and row.found and row.found.reason and self._has_ended(one):
             return row.found.reason
         with self.sweep.folder.console(self.runs[one.index]["name"]).open("rb") as file:
             file.seek(one.at)
@@ -223,7 +245,7 @@ class Session:
             return int(code(self._stopped))
         if self._codes:
             return int(Exit.HANG if set(self._codes) == {Exit.HANG} else Exit.TRAINING)
-        if WAITING in self.states and self._lost:
+        if WAITING in self.states and self._usable.fewer:
             return int(Exit.RESOURCES)
         return int(Exit.DONE if set(self.states) == {FINISHED} else Exit.INTERRUPTED)
 
@@ -241,17 +263,17 @@ def _remove_remains(run: RunDir) -> None:
         shutil.rmtree(run.path)
 
 
-def _signal(running: list[Started], number: int) -> None:
+def _signal(running: list[Started], sent: int) -> None:
     for one in running:
         if one.popen.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(one.popen.pid, number)
+                os.killpg(one.popen.pid, sent)
 
 
 def _end(running: list[Started]) -> None:
     """End what an error of this process has left."""
-    for number, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
-        _signal(running, number)
+    for sent, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
+        _signal(running, sent)
         end = time.monotonic() + seconds
         while any(one.popen.poll() is None for one in running) and time.monotonic() < end:
             time.sleep(POLL_S)

@@ -102,6 +102,7 @@ class SweepRun(TypedDict):
     name: str  # of the run directory
     args: list[str]  # config and flags
     values: FieldValues  # of the fields in which the runs differ
+    device: NotRequired[str]  # of its first plan: cuda or cpu
 
 
 class SweepRecord(TypedDict):
@@ -113,7 +114,7 @@ class SweepRecord(TypedDict):
     command: list[str]  # arguments of ./duet sweep
     cwd: str  # to which paths in `args` are relative
     ranks: int  # of each run
-    device: str  # cuda or cpu
+    device: str  # cuda if any of the runs uses GPUs, else cpu
     runs: list[SweepRun]
 
 

@@ -135,7 +135,8 @@ def _look(found: Target, watch: RunWatch | None, shared: host_stats.Shared) -> H
         checks.append(
             progress_checks.of_processes(seen, verdict, theirs, logs_on=_progressed(log, later))
         )
-        checks.append(gpu_placement.check(found, gpus, begun=True))
+        begun = checks[-1].status == OK  # before, a rank may prepare data without a GPU
+        checks.append(gpu_placement.check(found, gpus, begun=begun))
         checks += run_checks.of_script(log, later)
         checks += run_checks.findings(happened) if found.run else []
     answer, text, code = _judge(found, checks, state if found.beats else later)

@@ -79,7 +79,16 @@ def of_script(before: RunState | None, after: RunState | None) -> list[HealthChe
         else msg("monitor.health.log.step", step=last, file=file)
     )
     checks.append(HealthCheck("log", OK, moved))
-    return [*checks, loss(after)] if after["training"]["loss"] is not None else checks
+    return [*checks, _printed_loss(after)] if after["training"]["loss"] is not None else checks
+
+
+def _printed_loss(state: RunState) -> HealthCheck:
+    """The GradScaler of an fp16 training skips a step with an infinite gradient."""
+    found, value = loss(state), state["training"]["loss"]
+    if found.status != BAD or value is None or not math.isfinite(value):
+        return found
+    norm, step = state["training"]["grad_norm"], state["progress"]["step"]
+    return HealthCheck("loss", WARN, msg("monitor.health.loss.norm_skipped", norm=norm, step=step))
 
 
 def speed(state: RunState) -> HealthCheck:
