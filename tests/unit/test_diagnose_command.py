@@ -20,6 +20,7 @@ from training.cli import diagnose as command
 from training.core.messages import LANGUAGES, msg
 from training.core.rundir import RunDir
 from training.diagnose import card, result
+from training.diagnose.source import logs_in
 from training.watchdog.hang_report import HangFinding
 
 
@@ -192,6 +193,30 @@ def test_a_bundle_is_complete_and_redacted(
         json.loads(files["bundle/versions.json"])["python"]
         and json.loads(files["bundle/diagnosis.json"])["cause"] == "gpu_oom"
     )
+
+
+def test_files_of_a_run_that_are_not_its_logs(run: RunDir) -> None:
+    hang = (LOGS / "hang" / "01.log").read_text()
+    for name in (
+        "code/tests/hang/01.log",  # frozen for a SLURM job, by two submissions
+        "code_2/notes.txt",
+        "profile/rank0.trace.json.gz",
+        "replaced/ranks/rank0.log",
+        "samples/01.txt",
+        "tokenizer/vocabulary",
+        ".env",
+        "code.env",
+    ):
+        file = run.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(gzip.compress(hang.encode()) if file.suffix == ".gz" else hang.encode())
+    for record in ("code.json", "code_2.json"):
+        (run.path / record).write_text("{}")
+    run.rank_log(1).write_text(OOM)
+    assert logs_in(run.path) == ([run.rank_log(1)], [])
+    assert result.diagnose([run.path])["cause"] == "gpu_oom"
+    (run.path / "code.json").unlink()  # then it is any folder of this name
+    assert len(logs_in(run.path)[0]) == 2
 
 
 def test_a_bundle_never_replaces_a_file(
