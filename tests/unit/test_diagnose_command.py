@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import python
-from tests.unit.diagnosed import KEY, LOGS, OOM, ROOT, asked, new_run
+from tests.unit.diagnosed import KEY, LOGS, OOM, ROOT, asked, new_run, plan
 from tests.unit.monitor_runs import Made, old
 from training.cli import diagnose as command
 from training.core.messages import LANGUAGES, msg
-from training.core.rundir import RunDir
+from training.core.rundir import RunDir, write_json
 from training.diagnose import card, result
 from training.diagnose.source import logs_in
 from training.watchdog.hang_report import HangFinding
@@ -157,6 +157,10 @@ def test_a_bundle_is_complete_and_redacted(
     )
     secrets += "post to https://hooks.slack.com/services/T0/B0/xyz\n"
     run.rank_log(1).write_text(f"{secrets}reading {home}/data by jdoe1970\n{OOM}")
+    made = plan(place={"master_addr": "one.corp.example"}, starter={"host": "head7"})
+    made["config"]["hosts"] = "one.corp.example,bob7@two-b:2,[fd00::7]:2,a"
+    write_json(run.plan, made)
+    run.rank_log(0).write_text("node 1 is a node of bob7 (two-b, fd00::7), not one or head7\n")
     run.event("restart", cause="gpu_oom")
     assert command.main([str(run.path), f"--report-issue={tmp_path / 'bundle.tar.gz'}"]) == 0
     with tarfile.open(tmp_path / "bundle.tar.gz") as tar:
@@ -184,6 +188,11 @@ def test_a_bundle_is_complete_and_redacted(
     ]
     for secret in (*hidden, "abcdefghijklmnop1234", "B0/xyz", "me@ex", "10.3.2.1"):
         assert secret not in everything, secret
+    places = json.loads(files["bundle/run/plan.json"])
+    assert places["config"]["hosts"] == "HOST,USER@HOST:2,[HOST]:2,a"
+    assert (places["place"]["master_addr"], places["starter"]["host"]) == ("HOST", "HOST")
+    line = "node 1 is a node of USER (HOST, HOST), not one or HOST"
+    assert files["bundle/logs/ranks_rank0.log"] == line
     assert (
         "CUDA out of memory" in files["bundle/logs/ranks_rank1.log"]
         and "gpu_oom" in files["bundle/card.txt"]

@@ -105,6 +105,9 @@ def test_the_model_card(tmp_path: Path) -> None:
     run = stored(tmp_path)
     plan = json.loads(run.plan.read_text())
     plan["command"]["args"].append("--wandb_key=0123456789abcdef0123456789abcdef01234567")
+    private = ["--hosts=eve@one.corp,two:2", "--master_addr", "one.corp", "--notify=send topic7"]
+    private += ["--ssh-args=-J jump.corp", "--out_dir=/disk7/runs", "--log-dir", "/disk7/logs"]
+    plan["command"]["args"] += [*private, "--depth=4"]
     rundir.write_json(run.plan, plan)
     text = model_card.text(tasks.load_model(run.path), "hf")
     with run.metrics.open("a") as metrics:
@@ -117,6 +120,9 @@ def test_the_model_card(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert "./launch_train.sh 1 --device=cpu" in text and "26,265 tokens" in text
     assert "0123456789abcdef" not in text and "/home/user/" not in text
+    assert " --depth=4\n" in text
+    for part in ("eve@", "two:", "corp", "topic7", "disk7", "hosts", "log-dir"):
+        assert part not in text, part
 
 
 def test_nothing_is_left_of_a_failed_export(

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from training.core.jsonl import dig
 from training.core.messages import msg
 
 HIDDEN = msg("core.redact.hidden")
@@ -56,6 +57,9 @@ LONG_WORD = re.compile(r"[A-Za-z0-9_-]{20,}")
 # another user's process, with its user and command: `pid 4711 (alice): python …`; in Chinese
 # messages the parenthesis is a full-width one
 STRANGER = re.compile(r"(\bpid \d+)(?: \(|\uff08).*", re.DOTALL)
+
+# such a name of a machine is a word of other texts, and tells nothing
+COMMON = re.compile(r"[A-Za-z]{0,4}|localhost|127(\.\d+){3}")
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -122,10 +126,20 @@ def masked_values(value: Any, name: str = "") -> Any:
     return "…" if len(value.split()) == 1 and _is_named(name, value) else masked(value)
 
 
-class Anonymous:
-    """Replaces home folders by `~`, user names by `USER` and host names by `HOST` in a text."""
+def machines_of(plan: Mapping[str, Any]) -> list[str]:
+    """The machines that a plan names, as `[user@]host`."""
+    listed = str(dig(plan, "config", "hosts") or "")
+    others = [dig(plan, "place", "master_addr"), dig(plan, "starter", "host")]
+    return [re.sub(r":\d{1,4}$|[][]", "", one.strip()) for one in listed.split(",")] + [
+        one for one in others if isinstance(one, str)
+    ]
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+
+class Anonymous:
+    """Replaces home folders by `~`, user names by `USER` and host names by `HOST` in a text.
+    `logins`: of other machines, as in `machines_of`."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ, logins: Iterable[str] = ()) -> None:
         users, homes = {environ.get("USER"), environ.get("LOGNAME")}, {environ.get("HOME")}
         try:
             entry = pwd.getpwuid(os.getuid())
@@ -137,6 +151,10 @@ class Anonymous:
         homes |= {os.path.realpath(h) for h in homes if h}
         host = socket.gethostname()
         hosts = {host, host.split(".")[0], environ.get("HOSTNAME")}
+        for user, _, other in (login.rpartition("@") for login in logins):
+            short = other if ADDRESS.fullmatch(other) else other.split(".")[0]
+            users.add(user)
+            hosts |= {name for name in (other, short) if not COMMON.fullmatch(name)}
         # Longest first: a home folder inside another one, a host with its domain.
         self._homes = sorted(
             (h.rstrip("/") for h in homes if h and Path(h).is_absolute() and h != "/"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import ROOT
-from training.core.redact import Anonymous, masked, masked_values
+from training.core.redact import Anonymous, machines_of, masked, masked_values
 from training.core.rundir import RunDir, read_json, read_records, write_bytes
 from training.core.tail import tail
 from training.diagnose import card, run_files
@@ -55,7 +55,7 @@ def write(paths: Sequence[Path | None], record: DiagnosisRecord, wanted: str) ->
                 [f"--report-issue={target.with_name('new-' + target.name)}"],
             )
         )
-    clean = _Cleaner()
+    clean = _Cleaner((read_json(run.plan) if run else None) or {})
     files = {
         "card.txt": clean(card.draw(record)) + "\n",
         "diagnosis.json": clean.facts(record),
@@ -85,8 +85,8 @@ def write(paths: Sequence[Path | None], record: DiagnosisRecord, wanted: str) ->
 
 
 class _Cleaner:
-    def __init__(self) -> None:
-        self._anonymous = Anonymous()
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self._anonymous = Anonymous(logins=machines_of(plan))
 
     def __call__(self, text: str) -> str:
         return "\n".join(self._anonymous(masked(line)) for line in text.splitlines())
