@@ -158,6 +158,7 @@ def test_a_bundle_is_complete_and_redacted(
     secrets += "post to https://hooks.slack.com/services/T0/B0/xyz\n"
     run.rank_log(1).write_text(f"{secrets}reading {home}/data by jdoe1970\n{OOM}")
     made = plan(place={"master_addr": "one.corp.example"}, starter={"host": "head7"})
+    made["script"] = {"args": ["--db_password", "hunter2x"]}
     made["config"]["hosts"] = "one.corp.example,bob7@two-b:2,[fd00::7]:2,a"
     write_json(run.plan, made)
     run.rank_log(0).write_text("node 1 is a node of bob7 (two-b, fd00::7), not one or head7\n")
@@ -184,6 +185,7 @@ def test_a_bundle_is_complete_and_redacted(
         str(home),
         "jdoe1970",
         "hunter42",
+        "hunter2x",
         "AKIAABCD",
     ]
     for secret in (*hidden, "abcdefghijklmnop1234", "B0/xyz", "me@ex", "10.3.2.1"):

@@ -72,6 +72,16 @@ def test_no_field_of_a_task_is_a_secret() -> None:
     assert redact.masked("my_key: abcdef1") == "my_key: …"
 
 
+def test_a_command_line_in_a_record() -> None:
+    line = ["main.py", "--db_password", "hunter2x", "--mail", "me@example.com", "--token=abc", "…"]
+    shown = ["main.py", "--db_password", "…", "--mail", "MAIL", "--token=…", "…"]
+    assert redact.masked_values({"args": line, "tokens": [1, "x"]}) == {
+        "args": shown,
+        "tokens": [1, "x"],
+    }
+    assert redact.masked_values({"token": ["abc", "def"]}) == {"token": ["…", "…"]}
+
+
 def test_a_key_alone_on_the_command_line() -> None:
     assert redact.word(KEY) == "…"
     assert redact.word("configs/dual_gpu/quickstart.py") == "configs/dual_gpu/quickstart.py"

@@ -120,6 +120,8 @@ def masked_values(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
         return {key: masked_values(one, str(key)) for key, one in value.items()}
     if isinstance(value, list):
+        if all(isinstance(one, str) for one in value):  # may be the words of a command line
+            value = words(value)
         return [masked_values(one, name) for one in value]
     if not isinstance(value, str):
         return value
