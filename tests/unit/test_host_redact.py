@@ -72,6 +72,12 @@ def test_no_field_of_a_task_is_a_secret() -> None:
     assert redact.masked("my_key: abcdef1") == "my_key: …"
 
 
+def test_the_command_line_of_a_process() -> None:
+    command = "python  t.py --db_password hunter2x --lr=1\n"
+    assert redact.running(command, 80) == "python  t.py --db_password … --lr=1 "
+    assert redact.running(command, 6) == "python"
+
+
 def test_a_command_line_in_a_record() -> None:
     line = ["main.py", "--db_password", "hunter2x", "--mail", "me@example.com", "--token=abc", "…"]
     shown = ["main.py", "--db_password", "…", "--mail", "MAIL", "--token=…", "…"]

@@ -14,6 +14,7 @@ from typing import Any
 
 from training.core.jsonl import dig
 from training.core.messages import msg
+from training.core.plain_text import one_line
 
 HIDDEN = msg("core.redact.hidden")
 # keys of attention: key_offset, num_key_value_heads
@@ -102,6 +103,11 @@ def joined(texts: Iterable[str]) -> str:
     return " ".join(
         one if _is_plain(one.replace("…", "x")) else shlex.quote(one) for one in words(texts)
     )
+
+
+def running(command: str, most: int) -> str:
+    """The start of the command line of a process, which has spaces between its words, redacted."""
+    return " ".join(words(one_line(command).split(" ")))[:most]
 
 
 def _is_plain(text: str) -> bool:
