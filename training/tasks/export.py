@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,9 +46,9 @@ def write(model: Trained, form: str, out: Path) -> None:
         rundir.write_json(work / EXPORT, _record(model, work, file, words))
         rundir.write_bytes(work / CARD, model_card.text(model, form).encode())
         for path in work.rglob("*"):
-            os.chmod(path, 0o755 if path.is_dir() else 0o644)
+            rundir.use_umask(path)
             sync(path)
-        os.chmod(work, 0o755)
+        rundir.use_umask(work)
         sync(work)
         work.rename(out)  # replaces an empty folder
         sync(out.parent)
