@@ -230,6 +230,20 @@ def test_files_of_a_run_that_are_not_its_logs(run: RunDir) -> None:
     assert len(logs_in(run.path)[0]) == 2
 
 
+@pytest.mark.parametrize("archived", [False, True])
+def test_a_bundle_of_an_archived_run_has_no_file_of_this_machine(
+    run: RunDir, tmp_path: Path, archived: bool
+) -> None:
+    log = tmp_path / "console.log"
+    log.write_text("of this machine")
+    write_json(run.plan, plan(log_file=str(log)))
+    if archived:
+        write_json(run.archived, {})
+    assert command.main([str(run.path), f"--report-issue={tmp_path / 'b.tar.gz'}"]) == 0
+    with tarfile.open(tmp_path / "b.tar.gz") as tar:
+        assert ("b/run/console.log" in tar.getnames()) is not archived
+
+
 def test_a_bundle_never_replaces_a_file(
     run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

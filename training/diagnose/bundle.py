@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.core import standing
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import ROOT
@@ -146,8 +147,8 @@ def _of_run(run: RunDir, clean: _Cleaner) -> list[tuple[str, str]]:
         -LAST_LINES:
     ]
     found.append((run.events.name, "\n".join(records) + "\n"))
-    plan = read_json(run.plan) or {}
-    texts = [*run.ranks.glob("*.stacks"), *(Path(name) for name in (plan.get("log_file"),) if name)]
+    log = standing.log_file(run, read_json(run.plan))
+    texts = [*run.ranks.glob("*.stacks"), *([log] if log else [])]
     hangs = sorted(path for path in run.hangs.glob("*") if path.is_dir())[-1:]
     texts += [path for folder in hangs for path in sorted(folder.iterdir()) if path.is_file()]
     found += [
