@@ -37,8 +37,8 @@ SECRET_VALUE = re.compile(
     """,
     re.VERBOSE,
 )
-# with a password, or a token in the place of the user
-LOGIN_IN_ADDRESS = re.compile(r"://(?:[^/\s@]*:[^/\s@]*|[^/\s@]{20,})@")
+# with a password, or a token in the place of the user; up to the first colon, which is linear
+LOGIN_IN_ADDRESS = re.compile(r"://(?:[^/\s@:]*:[^/\s@]*|[^/\s@]{20,})@")
 NAMED_SECRET = re.compile(
     r"""((?:^|[^A-Za-z])(?:[\w-]{0,64}[_-])?(?:api[_-]?key|key"""
     + _OF_A_MODEL
