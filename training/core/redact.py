@@ -59,7 +59,7 @@ LONG_WORD = re.compile(r"[A-Za-z0-9_-]{20,}")
 # messages the parenthesis is a full-width one
 STRANGER = re.compile(r"(\bpid \d+)(?: \(|\uff08).*", re.DOTALL)
 
-# such a name of a machine is a word of other texts, and tells nothing
+# not replaced as the name of a machine: it does not identify one, and occurs as a word in logs
 COMMON = re.compile(r"[A-Za-z]{0,4}|localhost|127(\.\d+){3}")
 
 

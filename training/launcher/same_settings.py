@@ -57,7 +57,8 @@ def differences(theirs: Message, own: Message, node: int) -> list[str]:
 
 
 def _shown(name: str, settings: Message) -> object:
-    """A value for both machines, and for whoever connects."""
+    """A value, as it may be shown on both machines and sent to any program that connects."""
     value = settings.get(name)
-    is_command = name == SCRIPT and isinstance(value, list)
-    return redact.words(map(str, value)) if is_command else value
+    if name == SCRIPT and isinstance(value, list):
+        return redact.words(map(str, value))
+    return value

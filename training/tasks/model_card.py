@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from training.tasks.trained import Trained
 
 ROWS = 12  # of the curve
-# besides the group `launch`, what says nothing about the training
+# besides the group `launch`, flags that do not affect the model
 OF_THE_USER = ("notify", "out_dir", "log_dir")
 
 

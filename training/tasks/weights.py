@@ -199,7 +199,7 @@ def _exported(folder: Path) -> Weights:
     task = dict(found["task"])
     if task["file"]:
         task["file"] = str(folder / str(task["file"]))
-    task["options"] = _at_home(task["options"])
+    task["options"] = _at_home(found["task"]["options"])
     plan = cast("Plan", {"task": task, "config": found["config"]})
     if isinstance(precision := found.get("precision"), str):
         plan["precision"] = {"value": precision, "reason": ""}
