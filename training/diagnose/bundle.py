@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.core import standing
 from training.core.errors import Exit, Problem, UserError
+from training.core.jsonl import Record
 from training.core.messages import msg
 from training.core.project import ROOT
 from training.core.redact import Anonymous, machines_of, masked, masked_values
@@ -86,7 +87,7 @@ def write(paths: Sequence[Path | None], record: DiagnosisRecord, wanted: str) ->
 
 
 class _Cleaner:
-    def __init__(self, plan: dict[str, Any]) -> None:
+    def __init__(self, plan: Record) -> None:
         self._anonymous = Anonymous(logins=machines_of(plan))
 
     def __call__(self, text: str) -> str:

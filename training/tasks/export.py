@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +19,7 @@ from training.tasks.trained import Trained
 from training.tasks.weights import EXPORT, EXPORT_FORMAT, HUB, SAFETENSORS, TORCH, TORCH_FORM
 
 if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import TaskRecord
     from training.core.contracts.run_files import ExportRecord
 
@@ -120,7 +121,7 @@ def _record(model: Trained, folder: Path, file: Path, words: str | None) -> Expo
     return record
 
 
-def _published(values: Mapping[str, Any]) -> dict[str, Any]:
+def _published(values: FieldValues) -> FieldValues:
     """Without secrets and names of users and hosts. A word alone may be a choice of the task."""
     clean = redact.Anonymous()
     found = dict(values)

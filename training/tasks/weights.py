@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from training.core import evaluations, find_run, log, manifest, run_reader, rundir
 from training.core.errors import Problem, UserError
@@ -19,6 +18,7 @@ from training.core.rundir import RunDir
 from training.core.suggest import suggest
 
 if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import ExportRecord, ManifestRecord
 
@@ -217,7 +217,7 @@ def _exported(folder: Path) -> Weights:
     return Weights(folder / found["weights"], found["run"], plan, facts, (folder,))
 
 
-def _at_home(values: Mapping[str, Any]) -> dict[str, Any]:
+def _at_home(values: FieldValues) -> FieldValues:
     """Paths in the home folder are stored with `~`."""
     return {
         name: os.path.expanduser(value)  # noqa: PTH111 – Path.expanduser raises without a home
