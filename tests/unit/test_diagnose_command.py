@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import python
-from tests.unit.diagnosed import KEY, LOGS, OOM, ROOT, asked, new_run
+from tests.unit.diagnosed import KEY, LOGS, OOM, ROOT, asked, new_run, plan
 from tests.unit.monitor_runs import Made, old
 from training.cli import diagnose as command
 from training.core.messages import LANGUAGES, msg
-from training.core.rundir import RunDir
+from training.core.rundir import RunDir, write_json
 from training.diagnose import card, result
+from training.diagnose.source import logs_in
 from training.watchdog.hang_report import HangFinding
 
 
@@ -156,6 +157,11 @@ def test_a_bundle_is_complete_and_redacted(
     )
     secrets += "post to https://hooks.slack.com/services/T0/B0/xyz\n"
     run.rank_log(1).write_text(f"{secrets}reading {home}/data by jdoe1970\n{OOM}")
+    made = plan(place={"master_addr": "one.corp.example"}, starter={"host": "head7"})
+    made["script"] = {"args": ["--db_password", "hunter2x"]}
+    made["config"]["hosts"] = "one.corp.example,bob7@two-b:2,[fd00::7]:2,a"
+    write_json(run.plan, made)
+    run.rank_log(0).write_text("node 1 is a node of bob7 (two-b, fd00::7), not one or head7\n")
     run.event("restart", cause="gpu_oom")
     assert command.main([str(run.path), f"--report-issue={tmp_path / 'bundle.tar.gz'}"]) == 0
     with tarfile.open(tmp_path / "bundle.tar.gz") as tar:
@@ -179,10 +185,16 @@ def test_a_bundle_is_complete_and_redacted(
         str(home),
         "jdoe1970",
         "hunter42",
+        "hunter2x",
         "AKIAABCD",
     ]
     for secret in (*hidden, "abcdefghijklmnop1234", "B0/xyz", "me@ex", "10.3.2.1"):
         assert secret not in everything, secret
+    places = json.loads(files["bundle/run/plan.json"])
+    assert places["config"]["hosts"] == "HOST,USER@HOST:2,[HOST]:2,a"
+    assert (places["place"]["master_addr"], places["starter"]["host"]) == ("HOST", "HOST")
+    line = "node 1 is a node of USER (HOST, HOST), not one or HOST"
+    assert files["bundle/logs/ranks_rank0.log"] == line
     assert (
         "CUDA out of memory" in files["bundle/logs/ranks_rank1.log"]
         and "gpu_oom" in files["bundle/card.txt"]
@@ -215,6 +227,44 @@ def test_a_bundle_has_every_log_as_text(tmp_path: Path) -> None:
         "train_3.log": b"of node2",
         "train.log.gz": b"packed",
     }
+
+
+def test_files_of_a_run_that_are_not_its_logs(run: RunDir) -> None:
+    hang = (LOGS / "hang" / "01.log").read_text()
+    for name in (
+        "code/tests/hang/01.log",  # frozen for a SLURM job, by two submissions
+        "code_2/notes.txt",
+        "profile/rank0.trace.json.gz",
+        "replaced/ranks/rank0.log",
+        "samples/01.txt",
+        "tokenizer/vocabulary",
+        ".env",
+        "code.env",
+    ):
+        file = run.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(gzip.compress(hang.encode()) if file.suffix == ".gz" else hang.encode())
+    for record in ("code.json", "code_2.json"):
+        (run.path / record).write_text("{}")
+    run.rank_log(1).write_text(OOM)
+    assert logs_in(run.path) == ([run.rank_log(1)], [])
+    assert result.diagnose([run.path])["cause"] == "gpu_oom"
+    (run.path / "code.json").unlink()  # then it is any folder of this name
+    assert len(logs_in(run.path)[0]) == 2
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_a_bundle_of_an_archived_run_has_no_file_of_this_machine(
+    run: RunDir, tmp_path: Path, archived: bool
+) -> None:
+    log = tmp_path / "console.log"
+    log.write_text("of this machine")
+    write_json(run.plan, plan(log_file=str(log)))
+    if archived:
+        write_json(run.archived, {})
+    assert command.main([str(run.path), f"--report-issue={tmp_path / 'b.tar.gz'}"]) == 0
+    with tarfile.open(tmp_path / "b.tar.gz") as tar:
+        assert ("b/run/console.log" in tar.getnames()) is not archived
 
 
 def test_a_bundle_never_replaces_a_file(

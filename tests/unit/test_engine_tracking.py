@@ -21,7 +21,7 @@ from tests.unit.conftest import ROOT, clean_environment
 from tests.unit.wandb_server import WandbServer
 from training.config.schema import Config
 from training.core.rundir import RunDir, append_json, read_json, read_records
-from training.trainer import tracking
+from training.trainer import metrics_writer, tracking
 from training.trainer.tracker_threads import Trackers
 from training.trainer.tracking import End, TensorBoard, figures, public
 
@@ -224,6 +224,19 @@ def test_secrets_in_the_configuration_are_not_sent_to_wandb() -> None:
 
 
 # ── W&B ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_events_for_trackers_have_no_secrets(run: RunDir) -> None:
+    run.create()
+    append_json(run.events, {"event": "failure", "text": "of an earlier start"})
+    append_json(run.events, {"event": "start"})
+    failure = "OSError: https://me:hunter42@host/x, hf_abcdefghijklmnopqrst"
+    for kind, text in (("failure", failure), ("eval", "x"), ("restart", "from step 15")):
+        append_json(run.events, {"event": kind, "text": text})
+    assert metrics_writer._since_the_last_start(run) == [
+        "failure: OSError: https://…@host/x, …",
+        "restart: from step 15",
+    ]
 
 
 @pytest.mark.slow

@@ -105,6 +105,9 @@ def test_the_model_card(tmp_path: Path) -> None:
     run = stored(tmp_path)
     plan = json.loads(run.plan.read_text())
     plan["command"]["args"].append("--wandb_key=0123456789abcdef0123456789abcdef01234567")
+    private = ["--hosts=eve@one.corp,two:2", "--master_addr", "one.corp", "--notify=send topic7"]
+    private += ["--ssh-args=-J jump.corp", "--out_dir=/disk7/runs", "--log-dir", "/disk7/logs"]
+    plan["command"]["args"] += [*private, "--depth=4"]
     rundir.write_json(run.plan, plan)
     text = model_card.text(tasks.load_model(run.path), "hf")
     with run.metrics.open("a") as metrics:
@@ -117,6 +120,9 @@ def test_the_model_card(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert "./launch_train.sh 1 --device=cpu" in text and "26,265 tokens" in text
     assert "0123456789abcdef" not in text and "/home/user/" not in text
+    assert " --depth=4\n" in text
+    for part in ("eve@", "two:", "corp", "topic7", "disk7", "hosts", "log-dir"):
+        assert part not in text, part
 
 
 def test_nothing_is_left_of_a_failed_export(
@@ -152,7 +158,14 @@ def test_a_damaged_record_is_answered(tmp_path: Path) -> None:
     assert export.main([str(run.path), f"--out={out}", "--quiet"]) == 0
     record = json.loads((out / "duet.json").read_text())
     wrong: list[Any] = [{k: v for k, v in record.items() if k != name} for name in weights.PARTS]
-    wrong += [record | {"task": 3}, record | {"task": {}}, record | {"format": 9}, [], "x"]
+    wrong += [
+        record | {"task": 3},
+        record | {"task": {}},
+        record | {"task": record["task"] | {"options": 3}},
+        record | {"format": 9},
+        [],
+        "x",
+    ]
     for one in wrong:
         rundir.write_bytes(out / "duet.json", json.dumps(one).encode())
         assert codes(str(out), "--format=torch", f"--out={tmp_path / 'b'}") == [
@@ -200,10 +213,15 @@ def test_bad_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert export.parse([run, f"--out={tmp_path / 'new'}", "--format=torch"]).form == "torch"
 
 
-def test_a_users_task_is_exported_with_its_class(tmp_path: Path) -> None:
+def test_a_users_task_is_exported_with_its_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And without a tokenizer; not for transformers."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USER", "small")
     source = ROOT / "examples/spirals.py"
-    options = {"points": 40, "noise": 0.05, "width": 8, "lr": 3e-3}
+    private = {"words": f"{tmp_path}/mine/words.txt", "api_key": "hunter42", "log": "/disk/small"}
+    options = {"points": 40, "noise": 0.05, "width": 8, "lr": 3e-3, "kind": "small", **private}
     run = made(tmp_path / "run", gpt(1))
     plan = json.loads(run.plan.read_text())
     plan["task"] = {
@@ -215,11 +233,18 @@ def test_a_users_task_is_exported_with_its_class(tmp_path: Path) -> None:
     rundir.write_json(run.plan, plan)
     task = tasks.make(plan, torch.device("cpu"), None)
     model = task.model()
-    checkpoint(run, model.state_dict(), {}, 9)
+    checkpoint(run, model.state_dict(), {"words": private["words"]}, 9)
     out = tmp_path / "out"
     assert codes(str(run.path), "--format=hf", f"--out={out}") == ["task.unsupported"]
     assert export.main([str(run.path), f"--out={out}"]) == 0
     assert (out / "spirals.py").read_text() == source.read_text()
+    record = json.loads((out / "duet.json").read_text())
+    shown = {"words": "~/mine/words.txt", "api_key": "", "log": "/disk/USER"}
+    assert record["task"]["options"] == options | shown, "a word may be a choice"
+    assert record["shape"] == {"words": shown["words"]}
+    loaded = tasks.load_model(out).weights
+    assert loaded.plan["task"]["options"]["words"] == private["words"]
+    assert loaded.facts["shape"] == {"words": private["words"]}
     points = torch.randn(5, 2)
     with torch.no_grad():
         torch.testing.assert_close(tasks.load_model(out).model(points), model(points))

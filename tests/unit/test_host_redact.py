@@ -72,6 +72,22 @@ def test_no_field_of_a_task_is_a_secret() -> None:
     assert redact.masked("my_key: abcdef1") == "my_key: …"
 
 
+def test_the_command_line_of_a_process() -> None:
+    command = "python  t.py --db_password hunter2x --lr=1\n"
+    assert redact.running(command, 80) == "python  t.py --db_password … --lr=1 "
+    assert redact.running(command, 6) == "python"
+
+
+def test_a_command_line_in_a_record() -> None:
+    line = ["main.py", "--db_password", "hunter2x", "--mail", "me@example.com", "--token=abc", "…"]
+    shown = ["main.py", "--db_password", "…", "--mail", "MAIL", "--token=…", "…"]
+    assert redact.masked_values({"args": line, "tokens": [1, "x"]}) == {
+        "args": shown,
+        "tokens": [1, "x"],
+    }
+    assert redact.masked_values({"token": ["abc", "def"]}) == {"token": ["…", "…"]}
+
+
 def test_a_key_alone_on_the_command_line() -> None:
     assert redact.word(KEY) == "…"
     assert redact.word("configs/dual_gpu/quickstart.py") == "configs/dual_gpu/quickstart.py"
@@ -144,6 +160,8 @@ def test_a_log_line_without_a_space_takes_no_time() -> None:
     begun = time.process_time()
     for part in ("QUJD-1_a", "a.b+c-", "key-", "a@b."):
         redact.masked(part * 8192)
+    for part in (":", "a:", "://", "a"):
+        redact.masked("https://" + part * 32768)
     assert time.process_time() - begun < 10
 
 

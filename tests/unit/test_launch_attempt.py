@@ -280,6 +280,16 @@ def test_shared_memory_of_a_rank_does_not_outlive_it(
 # ── ranks that cannot be killed
 
 
+def test_a_process_left_behind_is_shown_without_secrets(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    left = {4711: "python t.py --db_password hunter2x"}
+    monkeypatch.setattr(child_processes.process, "sweep", lambda token: left)
+    children(run, LocalRanks(range(1), 1), shared=False).sweep()
+    shown = capfd.readouterr().err
+    assert "pid 4711" in shown and "--db_password …" in shown and "hunter2x" not in shown
+
+
 class Unkillable:
     """Stand-in for a process blocked in the kernel, which cannot be made on demand."""
 

@@ -15,8 +15,8 @@ from tests.unit.node_plans import LOOPBACK
 from tests.unit.test_launch_succession import Team, answering, machine, team
 from training.core.errors import Exit, UserError
 from training.core.rundir import RunDir, read_json, write_json
-from training.host.placement import LOCAL
-from training.launcher import continued_run, invitation, invited, leadership, live_run
+from training.host.placement import LOCAL, Topology
+from training.launcher import continued_run, invitation, invited, leadership, live_run, rendezvous
 from training.launcher.coordinator import Coordinator
 from training.launcher.local_ranks import free_port
 from training.launcher.peer import Peer
@@ -28,6 +28,26 @@ __all__ = ["team"]  # fixture
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """For an invitation that does not come."""
     monkeypatch.setattr(invited, "WAIT_S", 0.0)
+
+
+def test_addresses_from_a_network_are_used_as_far_as_they_are_usable() -> None:
+    place = Topology(LOCAL, "flags", "", nnodes=3, node_rank=0, master_addr=LOOPBACK)
+    at = ["10.0.0.1", 5]
+    for sent in (
+        {"9" * 5000: at},  # int() refuses it
+        {"3": at, "0": at, "-1": at, "x": at, "": at},
+        {"1": []},
+        {"1": ["a", 0]},
+        {"1": [5, "a"]},
+        {"1": "a"},
+        [at],
+        None,
+    ):
+        assert rendezvous.machines(sent, place) == {}, str(sent)[:40]
+    assert rendezvous.machines({"1": at, "2": [*at, "more"]}, place) == {
+        1: ("10.0.0.1", 5),
+        2: ("10.0.0.1", 5),
+    }
 
 
 def test_a_machine_finds_the_run_that_continues_without_it(team: Team, tmp_path: Path) -> None:

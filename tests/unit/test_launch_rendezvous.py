@@ -38,6 +38,18 @@ def test_settings_of_one_machine_may_differ() -> None:
     ]
 
 
+def test_secrets_of_a_script_are_compared_but_not_shown() -> None:
+    args = ["--db_password", "hunter2x", "--width=8"]
+    head, same, other = (
+        {"script": words, "torch": "2"} for words in (args, args, [*args[:-1], "--width=9", 3])
+    )
+    assert same_settings.differences(same, head, 1) == []
+    (text,) = same_settings.differences(other, head, 1)
+    own, theirs = ["--db_password", "…", "--width=8"], ["--db_password", "…", "--width=9", "3"]
+    assert str(own) in text and str(theirs) in text
+    assert "hunter2x" not in str(same_settings.differences({}, head, 1))
+
+
 def test_options_of_a_task_are_settings() -> None:
     """A plan without a task is of an earlier version."""
     options = {"width": 8, "dataroot_gt": "/a"}

@@ -134,6 +134,13 @@ def test_finished(made: Made) -> None:
     )
 
 
+def test_the_log_of_an_archived_run_is_on_another_machine(made: Made) -> None:
+    made.log.write_text("of this machine\n")
+    assert look(made.run)["log"] == {"file": str(made.log), "last_lines": ["of this machine"]}
+    rundir.write_json(made.run.archived, {})
+    assert look(made.run)["log"] == {"file": None, "last_lines": []}
+
+
 def test_failed(made: Made) -> None:
     made.supervisor(dead_pid()).steps().beats().failure()
     seen = look(made.run)

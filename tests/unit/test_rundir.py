@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,36 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import clean_environment
-from training.core import rundir
+from training.core import checkpoint_folder, rundir
 from training.core.rundir import RunDir
+
+
+@pytest.mark.parametrize(("mask", "file", "folder"), [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700)])
+def test_permissions_follow_the_umask(tmp_path: Path, mask: int, file: int, folder: int) -> None:
+    def mode(path: Path) -> int:
+        return stat.S_IMODE(path.stat().st_mode)
+
+    before = os.umask(mask)
+    try:
+        rundir.write_json(tmp_path / "a.json", {})
+        made = Path(tempfile.mkdtemp(dir=tmp_path))
+        rundir.use_umask(made)
+        work = checkpoint_folder.new_work(tmp_path, 1)
+        checkpoint_folder.publish(work, tmp_path / "step_00000001")
+        assert os.umask(mask) == mask
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "a.json") == file
+    assert mode(made) == mode(tmp_path / "step_00000001") == folder
+
+
+def test_an_output_keeps_the_permissions_of_the_file_it_replaces(tmp_path: Path) -> None:
+    page, link = tmp_path / "page.html", tmp_path / "link.html"
+    page.write_text("old")
+    page.chmod(0o640)
+    link.symlink_to(page)
+    rundir.write_output(link, b"new")
+    assert (page.read_bytes(), stat.S_IMODE(page.stat().st_mode)) == (b"new", 0o640)
 
 
 def test_the_names_are_fixed(tmp_path: Path) -> None:

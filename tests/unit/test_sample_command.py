@@ -7,6 +7,7 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pexpect
@@ -309,6 +310,20 @@ def shows(terminal: Any, pattern: Any) -> None:
         ["py-spy", "dump", "--pid", str(terminal.pid)], capture_output=True, text=True, check=False
     )
     pytest.fail(f"{pattern!r} is not in {terminal.buffer!r}\n{where.stdout}{where.stderr}")
+
+
+def test_the_name_of_foreign_weights_cannot_write_to_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(prompt: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ended)
+    chosen = sample.parse([str(stored(tmp_path).path), "--prompt=x"])
+    model: Any = SimpleNamespace(weights=replace(chosen.weights, name="a\x1b[2Jb\n"))
+    sample._converse(model, chosen)
+    shown = capsys.readouterr().err
+    assert shown.startswith("ab , step 300") and shown[:-1].isprintable()
 
 
 @pytest.mark.slow

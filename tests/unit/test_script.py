@@ -170,22 +170,24 @@ def test_each_sentence_of_a_plan_is_shown_once(
 
 
 def test_a_launcher_as_the_program_gets_a_hint(home: Path) -> None:
+    args = ["--nproc_per_node=2", "my t.py", "--db_password", "hunter2x"]
+    rest = "--nproc_per_node=2 'my t.py' --db_password …"
     torchrun = home / "bin/torchrun"
     torchrun.parent.mkdir()
     torchrun.write_text("#!/bin/sh\n")
     torchrun.chmod(0o755)
     environ = {"PATH": str(torchrun.parent)}
     for launched, command in (
-        (["--script=torchrun"], "./duet watch -- torchrun --nproc_per_node=2 'my t.py'"),
-        (["--script=bin/torchrun"], "./duet watch -- bin/torchrun --nproc_per_node=2 'my t.py'"),
+        (["--script=torchrun"], f"./duet watch -- torchrun {rest}"),
+        (["--script=bin/torchrun"], f"./duet watch -- bin/torchrun {rest}"),
         (
             ["--module", "--script=torch.distributed.run"],
-            "./duet watch -- python -m torch.distributed.run --nproc_per_node=2 'my t.py'",
+            f"./duet watch -- python -m torch.distributed.run {rest}",
         ),
         (["--watch", "--script=torchrun"], ""),
         (["--module", "--script=my.torchrun"], ""),
     ):
-        words = ["1", "--device=cpu", *launched, "--", "--nproc_per_node=2", "my t.py"]
+        words = ["1", "--device=cpu", *launched, "--", *args]
         plan, _ = script_plan.build(own_script.read(LAUNCH, words, environ), environ)
         hints = [note for note in plan["notes"] if "duet watch" in note]
         assert [hint.partition(": ")[2] for hint in hints] == ([command] if command else [])

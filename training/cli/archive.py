@@ -210,7 +210,7 @@ def pack(run: RunDir, out: Path, *, checkpoints: bool) -> ArchiveIndex:
             file.flush()
             os.fsync(file.fileno())
         archive.verify(temporary)
-        temporary.chmod(0o644)
+        rundir.use_umask(temporary)
         temporary.rename(out)
     finally:
         temporary.unlink(missing_ok=True)

@@ -43,6 +43,7 @@ from training.cli import spare_gpu, weights_argument
 from training.core import args, json_text, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
+from training.core.plain_text import one_line
 from training.core.project import typed
 from training.host import program
 from training.tasks.weights import Weights
@@ -306,7 +307,8 @@ def _report(found: list[Sample], begun: float, chosen: SampleOptions) -> None:
 def _converse(model: TextModel, chosen: SampleOptions) -> None:
     with contextlib.suppress(ImportError):
         import_module("readline")  # gives input() a line editor
-    print(msg("cli.sample.conversation", title=model.weights.title), file=sys.stderr)
+    title = one_line(model.weights.title)
+    print(msg("cli.sample.conversation", title=title), file=sys.stderr)
     while True:
         try:
             prompt = input("> ")

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from training.core.jsonl import dig
 from training.core.messages import msg
+from training.core.plain_text import one_line
 
 HIDDEN = msg("core.redact.hidden")
 # keys of attention: key_offset, num_key_value_heads
@@ -35,8 +37,8 @@ SECRET_VALUE = re.compile(
     """,
     re.VERBOSE,
 )
-# with a password, or a token in the place of the user
-LOGIN_IN_ADDRESS = re.compile(r"://(?:[^/\s@]*:[^/\s@]*|[^/\s@]{20,})@")
+# with a password, or a token in the place of the user; up to the first colon, which is linear
+LOGIN_IN_ADDRESS = re.compile(r"://(?:[^/\s@:]*:[^/\s@]*|[^/\s@]{20,})@")
 NAMED_SECRET = re.compile(
     r"""((?:^|[^A-Za-z])(?:[\w-]{0,64}[_-])?(?:api[_-]?key|key"""
     + _OF_A_MODEL
@@ -56,6 +58,9 @@ LONG_WORD = re.compile(r"[A-Za-z0-9_-]{20,}")
 # another user's process, with its user and command: `pid 4711 (alice): python …`; in Chinese
 # messages the parenthesis is a full-width one
 STRANGER = re.compile(r"(\bpid \d+)(?: \(|\uff08).*", re.DOTALL)
+
+# not replaced as the name of a machine: it does not identify one, and occurs as a word in logs
+COMMON = re.compile(r"[A-Za-z]{0,4}|localhost|127(\.\d+){3}")
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -100,6 +105,11 @@ def joined(texts: Iterable[str]) -> str:
     )
 
 
+def running(command: str, most: int) -> str:
+    """The start of the command line of a process, which has spaces between its words, redacted."""
+    return " ".join(words(one_line(command).split(" ")))[:most]
+
+
 def _is_plain(text: str) -> bool:
     return shlex.quote(text) == text
 
@@ -116,16 +126,28 @@ def masked_values(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
         return {key: masked_values(one, str(key)) for key, one in value.items()}
     if isinstance(value, list):
+        if all(isinstance(one, str) for one in value):  # may be the words of a command line
+            value = words(value)
         return [masked_values(one, name) for one in value]
     if not isinstance(value, str):
         return value
     return "…" if len(value.split()) == 1 and _is_named(name, value) else masked(value)
 
 
-class Anonymous:
-    """Replaces home folders by `~`, user names by `USER` and host names by `HOST` in a text."""
+def machines_of(plan: Mapping[str, Any]) -> list[str]:
+    """The machines that a plan names, as `[user@]host`."""
+    listed = str(dig(plan, "config", "hosts") or "")
+    others = [dig(plan, "place", "master_addr"), dig(plan, "starter", "host")]
+    return [re.sub(r":\d{1,4}$|[][]", "", one.strip()) for one in listed.split(",")] + [
+        one for one in others if isinstance(one, str)
+    ]
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+
+class Anonymous:
+    """Replaces home folders by `~`, user names by `USER` and host names by `HOST` in a text.
+    `logins`: of other machines, as in `machines_of`."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ, logins: Iterable[str] = ()) -> None:
         users, homes = {environ.get("USER"), environ.get("LOGNAME")}, {environ.get("HOME")}
         try:
             entry = pwd.getpwuid(os.getuid())
@@ -137,6 +159,10 @@ class Anonymous:
         homes |= {os.path.realpath(h) for h in homes if h}
         host = socket.gethostname()
         hosts = {host, host.split(".")[0], environ.get("HOSTNAME")}
+        for user, _, other in (login.rpartition("@") for login in logins):
+            short = other if ADDRESS.fullmatch(other) else other.split(".")[0]
+            users.add(user)
+            hosts |= {name for name in (other, short) if not COMMON.fullmatch(name)}
         # Longest first: a home folder inside another one, a host with its domain.
         self._homes = sorted(
             (h.rstrip("/") for h in homes if h and Path(h).is_absolute() and h != "/"),

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 import string
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -265,9 +266,24 @@ def write_words(path: Path, words: Iterable[str]) -> None:
     write_bytes(path, b"".join(os.fsencode(word) + b"\0" for word in words))
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` atomically: temporary file in the same folder, fsync, rename. Raises
-    OSError."""
+def use_umask(path: str | os.PathLike[str]) -> None:
+    """Give a file or folder of `tempfile`, which only its owner may read, the permissions of any
+    new one. Raises OSError."""
+    os.chmod(path, (0o777 if os.path.isdir(path) else 0o666) & ~_umask())
+
+
+def _umask() -> int:
+    """os.umask() would set it, for all threads."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022
+
+
+def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
+    """Replace `path` atomically: temporary file in the same folder, fsync, rename. `mode`: its
+    permissions; None: by the umask. Raises OSError."""
     import tempfile
 
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -276,7 +292,10 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        if mode is None:
+            use_umask(temporary)
+        else:
+            os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -285,11 +304,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_output(path: Path, content: bytes) -> None:
     """As write_bytes, to a path that a user has typed: a link is followed, a device or pipe is
-    written to. Raises OSError."""
+    written to, and a file keeps its permissions. Raises OSError."""
     if path.exists() and not path.is_file():
         path.write_bytes(content)
-    else:
-        write_bytes(Path(os.path.realpath(path)), content)
+        return
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+    write_bytes(Path(os.path.realpath(path)), content, mode)
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:

@@ -60,6 +60,13 @@ def plan_of_start(run: rundir.RunDir | None) -> Plan | None:
     return plan if plan and "device" in plan else None
 
 
+def log_file(run: rundir.RunDir, plan: Mapping[str, object] | None) -> Path | None:
+    """The log of the launch; None if it is unknown, or a path of the machine that an archive is
+    from: here that may be any file."""
+    name = (plan or {}).get("log_file")
+    return Path(name) if name and isinstance(name, str) and not run.is_archived else None
+
+
 def ends(run: rundir.RunDir) -> tuple[SummaryRecord | None, FailureRecord | None]:
     """(summary, failure) of the start with the valid plan; those of earlier starts are ignored."""
     plan = rundir.read_json(plan_file(run)) or {}

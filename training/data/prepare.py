@@ -170,7 +170,7 @@ def ensure(
             work.mkdir()
         else:
             work = Path(tempfile.mkdtemp(dir=cache, prefix=f".{folder.name}.", suffix=".work"))
-            work.chmod(0o755)
+            rundir.use_umask(work)
         try:
             made = _write(source, text_field, work, folder, progress, chosen, vocab_size)
             if problems := corpus.changed(before, corpus.states(source)):

@@ -16,10 +16,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.core import standing
 from training.core.errors import Exit, Problem, UserError
+from training.core.jsonl import Record
 from training.core.messages import msg
 from training.core.project import ROOT
-from training.core.redact import Anonymous, masked, masked_values
+from training.core.redact import Anonymous, machines_of, masked, masked_values
 from training.core.rundir import RunDir, read_json, read_records, write_bytes
 from training.core.tail import last_lines, tail
 from training.diagnose import card, run_files
@@ -57,7 +59,7 @@ def write(paths: Sequence[Path | None], record: DiagnosisRecord, wanted: str) ->
                 [f"--report-issue={target.with_name('new-' + target.name)}"],
             )
         )
-    clean = _Cleaner()
+    clean = _Cleaner((read_json(run.plan) if run else None) or {})
     files = {
         "card.txt": clean(card.draw(record)) + "\n",
         "diagnosis.json": clean.facts(record),
@@ -87,8 +89,8 @@ def write(paths: Sequence[Path | None], record: DiagnosisRecord, wanted: str) ->
 
 
 class _Cleaner:
-    def __init__(self) -> None:
-        self._anonymous = Anonymous()
+    def __init__(self, plan: Record) -> None:
+        self._anonymous = Anonymous(logins=machines_of(plan))
 
     def __call__(self, text: str) -> str:
         return "\n".join(self._anonymous(masked(line)) for line in text.splitlines())
@@ -168,8 +170,8 @@ def _of_run(run: RunDir, clean: _Cleaner) -> list[tuple[str, str]]:
         -LAST_LINES:
     ]
     found.append((run.events.name, "\n".join(records) + "\n"))
-    plan = read_json(run.plan) or {}
-    texts = [*run.ranks.glob("*.stacks"), *(Path(name) for name in (plan.get("log_file"),) if name)]
+    log = standing.log_file(run, read_json(run.plan))
+    texts = [*run.ranks.glob("*.stacks"), *([log] if log else [])]
     hangs = sorted(path for path in run.hangs.glob("*") if path.is_dir())[-1:]
     texts += [path for folder in hangs for path in sorted(folder.iterdir()) if path.is_file()]
     found += [

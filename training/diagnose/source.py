@@ -48,7 +48,18 @@ NO_LOGS = {
     ".env",
     ".stacks",
 }
-NO_FOLDERS = {"checkpoints", "tb_logger", "wandb", "hangs", "heartbeat"}
+NO_FOLDERS = {
+    "checkpoints",
+    "tb_logger",
+    "wandb",
+    "hangs",
+    "heartbeat",
+    "profile",
+    "replaced",
+    "samples",
+    "tokenizer",
+}
+FROZEN_CODE = re.compile(r"code(_\d+)?")  # of a SLURM job; its record is beside it
 ERROR_FILE = re.compile(r"error\.json$")  # torch's (TORCHELASTIC_ERROR_FILE) and Duet's
 BOMS = {
     codecs.BOM_UTF8: "utf-8",
@@ -211,14 +222,20 @@ def logs_in(folder: Path) -> tuple[list[Path], list[Path]]:
     logs: list[Path] = []
     errors: list[Path] = []
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in NO_FOLDERS)
-        for name in sorted(names):
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and _may_hold(parent, f))
+        for name in sorted(n for n in names if not n.startswith(".")):
             path = Path(parent, name)
             if ERROR_FILE.search(name):
                 errors.append(path)
             elif path.suffix.lower() not in NO_LOGS and path.is_file() and _is_text(path):
                 logs.append(path)
     return logs[:MOST_FILES], errors[:MOST_FILES]
+
+
+def _may_hold(parent: str, folder: str) -> bool:
+    """Whether a folder may hold logs; the project's files have logs of its tests."""
+    frozen = FROZEN_CODE.fullmatch(folder) and Path(parent, f"{folder}.json").is_file()
+    return folder not in NO_FOLDERS and not frozen
 
 
 def _is_text(path: Path) -> bool:

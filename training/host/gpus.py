@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from training.core import log, standing
+from training.core import log, redact, standing
 from training.core.messages import msg
-from training.core.plain_text import one_line
 from training.core.units import plural
 from training.host import bare_nvml, kernel_quotes, nvlink, process, utilization, visible_devices
 from training.host.nvml import ask
@@ -360,6 +359,6 @@ def process_here(pid: int, used: int | None = None) -> GpuProcess:
         return GpuProcess(pid, used)
     try:
         words = process.command(pid) or Path(f"/proc/{pid}/comm").read_text().strip()
-        return GpuProcess(pid, used, psutil.Process(pid).username(), one_line(words)[:80])
+        return GpuProcess(pid, used, psutil.Process(pid).username(), redact.running(words, 80))
     except (psutil.Error, OSError):  # it has ended
         return GpuProcess(pid, used)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import socket
 
+from training.core import redact
 from training.core.messages import msg
-from training.core.plain_text import one_line
 from training.host import process
 
 TRIES, LAST = 10, 65535
@@ -62,7 +62,7 @@ def owner(port: int) -> str:
                     "host.port.process",
                     pid=c.pid,
                     user=psutil.Process(c.pid).username(),
-                    command=one_line(process.command(c.pid))[:80],
+                    command=redact.running(process.command(c.pid), 80),
                 )
             except (psutil.Error, OSError):
                 return f"pid {c.pid}"

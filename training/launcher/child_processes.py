@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from training.core import log, rundir
+from training.core import log, redact, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
-from training.core.plain_text import one_line
 from training.host import process
 from training.host.cgroups import oom_kills
 from training.launcher import kernel_evidence, local_ranks, spawn, timeouts
@@ -241,7 +240,8 @@ class ChildProcesses:
                 self._warn_of_left(pid, command)
 
     def _warn_of_left(self, pid: int, command: str) -> None:
-        log.warning(msg("launcher.limits.left_behind", pid=pid, command=one_line(command)[:100]))
+        shown = redact.running(command, 100)
+        log.warning(msg("launcher.limits.left_behind", pid=pid, command=shown))
 
     def remove_sockets(self) -> None:
         """Sockets of the ranks: a run directory that contains one cannot be copied."""

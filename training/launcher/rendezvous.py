@@ -39,7 +39,7 @@ def machines(sent: object, place: Topology) -> dict[int, tuple[str, int]]:
     """Where the other machines listen, as far as the message is usable: it comes from a network."""
     found = {}
     for text, at in sent.items() if isinstance(sent, dict) else ():
-        node = int(text) if text.isdecimal() else place.node_rank
+        node = int(text) if len(text) < 6 and text.isdecimal() else place.node_rank
         if node != place.node_rank and node < place.nnodes and isinstance(at, list):
             address, port = [*at, None, None][:2]
             if isinstance(address, str) and isinstance(port, int) and 0 < port < 65536:

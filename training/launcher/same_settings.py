@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config.schema import FIELDS, of_the_run
+from training.core import redact
 from training.core.messages import msg
 from training.launcher.json_socket import Message
 from training.launcher.local_ranks import is_script
@@ -14,7 +15,7 @@ from training.launcher.local_ranks import is_script
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-MACHINES, RANKS = "number of machines", "ranks per machine"  # keys of a message
+MACHINES, RANKS, SCRIPT = "number of machines", "ranks per machine", "script"  # of a message
 
 
 def facts(plan: Plan) -> Message:
@@ -24,7 +25,7 @@ def facts(plan: Plan) -> Message:
         for name, value in plan["config"].items()
         if name in FIELDS and of_the_run(name) and name != "run_name"
     }
-    script = {"script": plan["script"]["args"]} if is_script(plan) else {}
+    script = {SCRIPT: plan["script"]["args"]} if is_script(plan) else {}
     counts = {MACHINES: plan["place"]["nnodes"], RANKS: plan["local_ranks"]}
     if "precision" in plan:  # decisions that depend on the machine's GPUs; a script makes its own
         own |= {"precision": plan["precision"]["value"], "device": plan["device"]["value"]}
@@ -52,10 +53,18 @@ def differences(theirs: Message, own: Message, node: int) -> list[str]:
         msg(
             "launcher.nodes.differs",
             name=titles.get(name, name),
-            theirs=theirs.get(name),
+            theirs=_shown(name, theirs),
             node=node,
-            own=own.get(name),
+            own=_shown(name, own),
         )
         for name in sorted({*theirs, *own})
         if theirs.get(name) != own.get(name)
     ]
+
+
+def _shown(name: str, settings: Message) -> object:
+    """A value, as it may be shown on both machines and sent to any program that connects."""
+    value = settings.get(name)
+    if name == SCRIPT and isinstance(value, list):
+        return redact.words(map(str, value))
+    return value

@@ -128,7 +128,7 @@ class RunWatch:
         started = number(dig(plan, "created")) or number(supervisor.get("started"))
         end = failure if state == FAILED or (state == STOPPED and not summary) else summary
         ended = ended_at(state, evidence, end) if state in ENDED else None
-        log = self.log or (Path(name) if (name := text(dig(plan, "log_file"))) else None)
+        log = self.log or standing.log_file(run, plan)
         # not those of another machine
         own = (whole(known.get("pid")) for known in listed[: len(alive)])
         family = {p for p in (*own, *(r["pid"] for r in ranks if r["alive"] is not None)) if p}

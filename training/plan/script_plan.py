@@ -102,7 +102,7 @@ def _starts_ranks(request: ScriptLaunchRequest, environ: Mapping[str, str]) -> l
         return []
     on_path = shutil.which(name, path=environ.get("PATH")) == script.path
     words = ["python", "-m", name] if script.module else [name if on_path else script.path]
-    command = f"./duet watch -- {shlex.join([*words, *script.args])}"
+    command = f"./duet watch -- {redact.joined([*words, *script.args])}"
     return [msg("plan.script.is_launcher", name=name, command=command)]
 
 

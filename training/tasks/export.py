@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,13 +12,14 @@ import torch
 import training
 from training import tasks
 from training.config.schema import FIELDS
-from training.core import manifest, rundir
+from training.core import manifest, redact, rundir
 from training.core.work_folder import WorkFolder, sync
 from training.tasks import model_card, module_versions, own_error, own_modules, safetensors_file
 from training.tasks.trained import Trained
 from training.tasks.weights import EXPORT, EXPORT_FORMAT, HUB, SAFETENSORS, TORCH, TORCH_FORM
 
 if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import TaskRecord
     from training.core.contracts.run_files import ExportRecord
 
@@ -47,9 +47,9 @@ def write(model: Trained, form: str, out: Path) -> None:
         rundir.write_json(work / EXPORT, _record(model, work, file, words))
         rundir.write_bytes(work / CARD, model_card.text(model, form).encode())
         for path in work.rglob("*"):
-            os.chmod(path, 0o755 if path.is_dir() else 0o644)
+            rundir.use_umask(path)
             sync(path)
-        os.chmod(work, 0o755)
+        rundir.use_umask(work)
         sync(work)
         work.rename(out)  # replaces an empty folder
         sync(out.parent)
@@ -91,6 +91,7 @@ def _record(model: Trained, folder: Path, file: Path, words: str | None) -> Expo
             (folder / inner).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, folder / inner)
         task["file"] = file_of_task.name
+    task["options"] = _published(task["options"])
     config = {
         name: value
         for name, value in weights.plan["config"].items()
@@ -103,7 +104,7 @@ def _record(model: Trained, folder: Path, file: Path, words: str | None) -> Expo
         "duet_version": training.__version__,
         "task": task,
         "config": config,
-        "shape": weights.facts["shape"],
+        "shape": _published(weights.facts["shape"]),
         "tokenizer": words,
         "run": weights.name,
         "step": weights.step,
@@ -118,3 +119,15 @@ def _record(model: Trained, folder: Path, file: Path, words: str | None) -> Expo
     if weights.averaged:
         record["ema"] = weights.facts["ema"]
     return record
+
+
+def _published(values: FieldValues) -> FieldValues:
+    """Without secrets and names of users and hosts. A word alone may be a choice of the task."""
+    clean = redact.Anonymous()
+    found = dict(values)
+    for name, value in values.items():
+        if isinstance(value, str) and redact.is_secret(name, value):
+            found[name] = ""
+        elif isinstance(value, str) and not value.isidentifier():
+            found[name] = clean(value)
+    return found

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import training
+from training import tasks
+from training.config import flags
+from training.config.schema import FIELDS
 from training.core import metric_units, redact, run_reader, units
 from training.core.messages import msg
 from training.core.project import published
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from training.tasks.trained import Trained
 
 ROWS = 12  # of the curve
+# besides the group `launch`, flags that do not affect the model
+OF_THE_USER = ("notify", "out_dir", "log_dir")
 
 
 def text(model: Trained, form: str) -> str:
@@ -107,5 +112,9 @@ def _command(model: Trained) -> list[str]:
     command = model.weights.plan.get("command")
     if not command:
         return []
-    shown = redact.Anonymous().command(f"./{command['script']}", command["args"])
+    args = list(command["args"])
+    for name, start, stop in reversed(flags.parse(args, tasks.everything()).places):
+        if name in OF_THE_USER or (name in FIELDS and FIELDS[name].metadata["group"] == "launch"):
+            del args[start:stop]
+    shown = redact.Anonymous().command(f"./{command['script']}", args)
     return [f"```bash\n{published(shown)}\n```"]

@@ -18,6 +18,7 @@ from training.core.rundir import RunDir
 from training.core.suggest import suggest
 
 if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import ExportRecord, ManifestRecord
 
@@ -198,6 +199,7 @@ def _exported(folder: Path) -> Weights:
     task = dict(found["task"])
     if task["file"]:
         task["file"] = str(folder / str(task["file"]))
+    task["options"] = _at_home(found["task"]["options"])
     plan = cast("Plan", {"task": task, "config": found["config"]})
     if isinstance(precision := found.get("precision"), str):
         plan["precision"] = {"value": precision, "reason": ""}
@@ -205,7 +207,7 @@ def _exported(folder: Path) -> Weights:
         plan["tf32"] = {"value": fast, "reason": ""}
     facts: ManifestRecord = {
         "step": found["step"],
-        "shape": found["shape"],
+        "shape": _at_home(found["shape"]),
         "tokenizer": found["tokenizer"],
         "bytes": found["bytes"],
         "sha256": found["sha256"],
@@ -213,6 +215,16 @@ def _exported(folder: Path) -> Weights:
     if "ema" in found:
         facts["ema"] = found["ema"]
     return Weights(folder / found["weights"], found["run"], plan, facts, (folder,))
+
+
+def _at_home(values: FieldValues) -> FieldValues:
+    """Paths in the home folder are stored with `~`."""
+    return {
+        name: os.path.expanduser(value)  # noqa: PTH111 – Path.expanduser raises without a home
+        if isinstance(value, str) and value.startswith("~/")
+        else value
+        for name, value in values.items()
+    }
 
 
 def _is_export(record: Record) -> bool:
@@ -224,7 +236,9 @@ def _is_export(record: Record) -> bool:
 def _is_task(record: object) -> bool:
     """Whether this is the task of a plan; None: of plans from before there were several."""
     return record is None or (
-        isinstance(record, dict) and {"name", "file", "options"} <= record.keys()
+        isinstance(record, dict)
+        and {"name", "file"} <= record.keys()
+        and isinstance(record.get("options"), dict)
     )
 
 

@@ -13,6 +13,7 @@ from training import tasks
 from training.config.schema import Config
 from training.core import json_text, log, run_reader, rundir
 from training.core.messages import msg
+from training.core.redact import masked
 from training.host import packages
 from training.host.wandb_login import wandb_mode
 from training.trainer import tracker_threads, tracking
@@ -125,7 +126,7 @@ def _since_the_last_start(run: rundir.RunDir) -> list[str]:
         if event.get("event") == "start":
             found = []
         elif event.get("event") in AFTER_A_START:
-            found.append(f"{event['event']}: {event.get('text')}")
+            found.append(masked(f"{event['event']}: {event.get('text')}"))
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from training.core.errors import Problem
 from training.core.messages import msg
+from training.core.rundir import use_umask
 from training.core.work_folder import WorkFolder, sync
 from training.data.frames import pyav
 from training.data.frames.source import FILM, FOLDER, PICTURE, Frame, Source
@@ -167,12 +168,12 @@ class Writer:
     def _publish(self) -> None:
         out = self.target.path
         for file in sorted(self.work.iterdir()):
-            os.chmod(file, 0o644)
+            use_umask(file)
             sync(file)
         if self.target.kind != FOLDER:
             os.replace(self.result, out)
         else:
-            os.chmod(self.work, 0o755)
+            use_umask(self.work)
             sync(self.work)
             self._replace(out)
         sync(out.parent)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Environments, results and prepared texts: folders, or links to another disk, which git would take
 # for code.
 NO_CODE = {".venv", ".venv.old", ".tools", "experiments", "logs", "data"}
+# Part of the code only if git tracks them; the job has the variables of the submission (code.env).
+SECRETS = {".env", ".netrc"}
 # A larger file that git does not track is data that a user put into the project.
 LARGEST_UNTRACKED = 10 << 20
 
@@ -74,6 +76,8 @@ def take(root: Path, target: Path, without: Iterable[Path] = ()) -> Code:
             or not (source.is_file() or source.is_symlink())
         ):
             continue  # results; a file deleted meanwhile; the folder of a submodule
+        if name not in tracked and source.name in SECRETS:
+            continue
         if name not in tracked and source.lstat().st_size > LARGEST_UNTRACKED:
             left_out.append(name)
             continue

@@ -22,7 +22,8 @@ def block(
     plan: Plan, checks: Sequence[Check], found: Mapping[str, str | None], verdict: str
 ) -> str:
     """Fenced Markdown. `verdict`: on the memory of a step; '' if a check has it."""
-    clean, word = redact.Anonymous(), memory_word(plan["device"]["value"] == "cuda")
+    clean = redact.Anonymous(logins=redact.machines_of(plan))
+    word = memory_word(plan["device"]["value"] == "cuda")
     decided = [
         f"{name} {_word(plan[name]['value'])}"
         for name in ("launcher", "device", "precision", "compile")
