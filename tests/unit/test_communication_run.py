@@ -200,6 +200,15 @@ def test_other_errors_are_not(error: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert "export NCCL_P2P_DISABLE=1" not in result.checks()[0].fixes
 
 
+@pytest.mark.parametrize("second", [hung(), failed(f"AcceleratorError: {ILLEGAL}")])
+def test_an_error_of_copies_refutes_what_was_known(
+    second: CommunicationOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result_of(monkeypatch, worked())
+    result = result_of(monkeypatch, failed(f"AcceleratorError: {ILLEGAL}"), second)
+    assert result.first and not result.ok and p2p_cache.known(key()) is None
+
+
 def test_every_error_of_copies_is_in_the_catalogue() -> None:
     assert set(OF_P2P) <= {known.id for known in signatures.signatures()}
 
