@@ -123,7 +123,7 @@ def _submitted(frozen: FrozenJob, answer: str) -> None:
     shown = controller.ask(*on_cluster, "show", "job", number).out
     found = re.search(r"^ *StdOut=(.*)$", shown, re.MULTILINE)
     log = found[1] if found else f"{facts['log_dir']}/…_{number}.log"
-    frozen.run.event("submitted", job=number)
+    frozen.run.event("submitted", job=number, cluster=cluster)
     nodes, ranks = facts["nodes"], facts["ranks_per_node"]
     run = shlex.quote(facts["name"])
     task = facts.get("live_task")

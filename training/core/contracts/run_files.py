@@ -305,6 +305,7 @@ class JobRecord(TypedDict):
     out_dir: str
     log_dir: str
     job: str | None
+    cluster: NotRequired[str]  # of the job, once it has begun
     starts: list[JobStart]
 
 
