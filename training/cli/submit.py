@@ -107,9 +107,12 @@ def _freeze(args: list[str], job_id: str | None) -> int:
         raise UserError(NO_SBATCH, Exit.RESOURCES)
     frozen = submission.freeze(request, line, nodes, ranks, job_id, os.environ)
     facts = frozen.facts()
-    if left_out := facts["code"]["left_out"]:
-        limit = f"{code_snapshot.LARGEST_UNTRACKED >> 20} MiB"
+    linked = facts.get("linked", [])
+    limit = f"{code_snapshot.LARGEST_UNTRACKED >> 20} MiB"
+    if left_out := [name for name in facts["code"]["left_out"] if name not in linked]:
         console.warning(msg("cli.submit.not_copied", limit=limit, files=", ".join(left_out[:5])))
+    if linked:
+        console.warning(msg("cli.submit.linked", limit=limit, files=", ".join(linked[:5])))
     if task := facts.get("live_task"):
         console.warning(msg("cli.submit.live_task", file=task))
     print(frozen.code)
