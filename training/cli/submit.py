@@ -60,9 +60,10 @@ def _dry_run(request: Request, line: options.SplitArgs, nodes: int, ranks: int, 
     if elastic and options.KILL not in line.sbatch:
         least = plural(elastic["min_ranks"], "rank")
         survives = [f"  {msg('launcher.slurm.elastic', ranks=least)}"]
+    saved = request.save_config
     return "\n".join(
         [
-            msg("cli.submit.dry_run"),
+            msg("cli.submit.dry_run_saved", path=saved) if saved else msg("cli.submit.dry_run"),
             "",
             f"  {shlex.join(submission.sbatch(frozen, request, line, nodes, ranks))}",
             f"  {size}",
@@ -81,7 +82,8 @@ def _check(args: list[str]) -> int:
     """Checks before the installation. Prints nothing if the packages are needed."""
     request, line, nodes, ranks = job_request.typed(args, os.environ, installed=False)
     if request.dry_run:
-        print(_dry_run(request, line, nodes, ranks, _code(request)))
+        if not request.save_config:  # which needs the packages
+            print(_dry_run(request, line, nodes, ranks, _code(request)))
     elif shutil.which("sbatch") is None and "SLURM_JOB_ID" not in os.environ:
         raise UserError(NO_SBATCH, Exit.RESOURCES)
     return Exit.DONE
