@@ -96,6 +96,7 @@ class Session:
             "commit": self.commit,
             "torch": self.machine.torch,
             "gpus": gpus,
+            "no_compiler": self.machine.no_compiler,
             "null_gpu": self.machine.null_gpu,
             "smoke": self.smoke,
         }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from training.config.schema import FIELDS
-from training.launcher.slurm import options, submission
+from training.launcher.slurm import code_snapshot, options, submission
 from training.launcher.slurm.submission import FrozenJob
 
 
@@ -61,3 +61,35 @@ def test_a_resumed_run_starts_with_the_new_copy(project: Path) -> None:
     copy = project / "experiments/run/code_2/mine/line.py"
     assert sorted(submission._flags(request, line, copy)) == ["--seed=3", f"--task={copy}"]
     assert "--task=mine/line.py" in submission._flags(request, line, None)
+
+
+def links(project: Path, folder: str, *without: Path) -> list[str]:
+    """Those beside a task in this folder."""
+    code = project / "experiments/run/code"
+    made = code_snapshot.link_rest(project, code, Path(folder), without)
+    assert made == [
+        str(path.relative_to(code)) for path in sorted(code.rglob("*")) if path.is_symlink()
+    ]
+    assert all((code / name).resolve() == project / name for name in made)
+    return made
+
+
+def test_what_is_not_copied_beside_a_task_is_linked(project: Path) -> None:
+    """Data that git ignores or that is large, generated modules."""
+    live, copy = project / "mine", project / "experiments/run/code/mine"
+    for folder in ("images", "data", "parts", ".git", "__pycache__", "results"):
+        (live / folder).mkdir()
+    for name in ("train.csv", "parts/made.py", "parts/kept.py", ".env"):
+        (live / name).touch()
+    (live / "kair.json").write_text('{"logging": {"wandb_api_key": "secret"}}')
+    (live / "labels.json").write_text("{}")
+    (copy / "parts").mkdir()
+    (copy / "parts/kept.py").touch()
+    names = ("data", "images", "labels.json", "parts/made.py", "train.csv")
+    assert links(project, "mine", live / "results") == [f"mine/{name}" for name in names]
+
+
+def test_a_task_in_the_project_s_folder_has_no_links_to_results(project: Path) -> None:
+    for name in ("logs", ".venv", "images", "large.npy"):
+        (project / name).mkdir()
+    assert links(project, ".") == ["images", "large.npy"]

@@ -112,7 +112,13 @@ def test_gpus_of_a_step_in_an_exclusive_job(
     environ = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "8", **variables}
     assert requested.ranks_in_job(options.split([]), environ) == gpus
     again = requested.of_this_job(1, gpus or 3, environ)
-    assert again == ["--nodes=1", f"--gres=gpu:{gpus}" if gpus else "--ranks_per_node=3"]
+    own = [f"--gres=gpu:{gpus}"] if gpus else [options.NO_GRES, "--ranks_per_node=3"]
+    assert again == ["--nodes=1", *own]
+
+
+def test_a_job_without_gpus_can_be_requested_again() -> None:
+    again = requested.of_this_job(1, 4, {"SLURM_GPUS_PER_NODE": "0", "SLURM_JOB_ID": "7"})
+    assert job_request.typed([*again, CONFIG, "--total_batch_size=8192"], {})[3] == 4
 
 
 def test_fewer_ranks_than_gpus_are_requested_again() -> None:
@@ -195,6 +201,8 @@ def header_by_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--gpus-per-node=2"], {}, [options.NO_GRES]),
         (["--gres=none", "--ranks_per_node=2"], {}, [options.NO_GPUS_PER_NODE]),
         ([], {"SBATCH_GPUS_PER_NODE": "2"}, [options.NO_GRES]),
+        (["--gpus-per-node=2"], {"SBATCH_GRES": "gpu:2"}, [options.NO_GRES]),
+        (["--gpus-per-node=2"], {"SBATCH_GRES": "shard:2"}, []),
     ],
 )
 def test_gpus_by_node_in_the_header(
@@ -214,3 +222,14 @@ def test_gres_beside_gpus_by_node_in_the_header_is_refused(header_by_node: None)
         job_request.typed(["--gres=gpu:a100:1", CONFIG], {})
     (problem,) = refused.value.problems
     assert (problem.code, problem.fixes) == ("slurm.gpus_twice", ["--gpus-per-node=a100:1"])
+
+
+@pytest.mark.parametrize("gres", [[], ["--gres=gpu:2"]])
+def test_more_gpus_are_requested_as_in_the_header(gres: list[str], header_by_node: None) -> None:
+    args = [CONFIG, "--total_batch_size=8192", "--ranks_per_node=4"]
+    with pytest.raises(UserError) as refused:
+        job_request.typed([*gres, *args], {})
+    (problem,) = refused.value.problems
+    assert (problem.code, problem.fixes[0]) == ("slurm.few_gpus", "--gpus-per-node=4")
+    for fix in problem.fixes:
+        assert job_request.typed([fix.partition(" ")[0], *args], {})[3] == 4

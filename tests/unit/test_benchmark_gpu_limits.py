@@ -12,8 +12,17 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import bench, compiling, machine, newer_python, overhead, peaks, trainings
-from tests.unit.test_benchmark_gpu import GPU, laboratory, session, stage
+from benchmarks.gpu import (
+    bench,
+    compiling,
+    machine,
+    newer_python,
+    overhead,
+    peaks,
+    results,
+    trainings,
+)
+from tests.unit.test_benchmark_gpu import GPU, laboratory, made, session, stage
 from training.core.rundir import RunDir
 
 
@@ -42,6 +51,17 @@ def test_without_a_compiler_what_needs_none_is_measured(
     assert len(peaks.run(lab)["rows"]) == len(peaks.WAYS)
     with pytest.raises(bench.Skipped):
         compiling.run(lab)
+
+
+@pytest.mark.parametrize("first", ["gcc", ""])
+def test_figures_without_a_compiler_are_measured_again_with_one(tmp_path: Path, first: str) -> None:
+    one = stage(lambda _: {"value": 1, "checks": []}, name="memory")
+    then, now = (
+        results.Results(session(tmp_path, machine=made(no_compiler=lacks)))
+        for lacks in (first, "" if first else "gcc")
+    )
+    then.keep(one, then.session.measure(one))
+    assert then.before(one) and now.before(one) is None
 
 
 @pytest.mark.parametrize(("name", "capability", "fp16"), [("H100", (9, 0), 0), ("T4", (7, 5), 1)])

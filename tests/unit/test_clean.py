@@ -20,6 +20,7 @@ from training.core.errors import Exit, UserError
 from training.core.heartbeat import Heartbeat
 from training.core.messages import msg
 from training.core.rundir import RunDir
+from training.launcher.slurm import controller
 from training.monitor.run_status import ELSEWHERE_S
 from training.monitor.runs import facts
 
@@ -48,6 +49,12 @@ def folder(tmp_path: Path) -> Path:
             save(run, step)
             run.event("eval", step=step, val_bpb=bpb)
     return place
+
+
+@pytest.fixture(autouse=True)
+def _unknown_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "_away", set())
+    controller.local_cluster.cache_clear()
 
 
 def steps(folder: Path, name: str = "done") -> list[int]:
@@ -275,6 +282,9 @@ def test_a_run_whose_processes_may_be_hidden_is_left_alone(folder: Path) -> None
         ("before the plan", "JobState=RUNNING", True),
         ("by SLURM", "JobState=PENDING", False),
         ("by SLURM", "", True),
+        ("submitted to west", "JobState=PENDING", False),
+        ("by SLURM on west", "JobState=PENDING", False),
+        ("by SLURM on home", "JobState=PENDING", False),
     ],
 )
 def test_a_run_whose_job_waits_in_the_queue_stays(
@@ -285,19 +295,48 @@ def test_a_run_whose_job_waits_in_the_queue_stays(
     rundir.write_json(made.run.failure, failure)
     since = {"before the plan": -1.0, "submitted a day ago": ELSEWHERE_S - 9}
     at = made.at + since.get(queued, 2 * ELSEWHERE_S - 60)
-    if queued == "by SLURM":
-        rundir.write_json(made.run.path / "code.json", {"job": "4711"})
+    where, west = {"job": "4711"}, "west" in queued
+    if queued.startswith("by SLURM"):
+        on = {"cluster": queued.rpartition(" ")[2]} if " on " in queued else {}
+        rundir.write_json(made.run.path / "code.json", where | on)
     else:
+        on = {"cluster": "west"} if west else {}
         kind = "requeue" if queued == "requeue" else "submitted"
-        rundir.append_json(made.run.events, {"event": kind, "time": at, "job": "4711"})
-    program = folder.parent / "bin" / "scontrol"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\n[ "$*" = "show job -o 4711" ] && echo "{answer}"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        rundir.append_json(made.run.events, {"event": kind, "time": at} | where | on)
+    asked = "-M west show job -o 4711" if west else "show job -o 4711"
+    scontrol(
+        folder,
+        monkeypatch,
+        f'[ "$*" = "{asked}" ] && echo "{answer}"\n[ "$2" = config ] && echo "ClusterName = home"',
+    )
     assert facts.read(made.run.path).state == "stopped"
     assert cleaned(folder, "--what=runs", "--yes", "waits") == Exit.DONE
     assert made.run.path.exists() != gone
+
+
+def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> None:
+    program = folder.parent / "bin" / "scontrol"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{lines}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+def test_a_slurmctld_that_is_away_is_asked_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer may take a minute."""
+    for name in ("one", "two"):
+        made = Made(folder / name, age_s=2 * ELSEWHERE_S)
+        failure = {"kind": rundir.ASKED, "cause": "preempted", "time": made.at + 9}
+        rundir.write_json(made.run.failure, failure)
+        event = {"event": "submitted", "time": time.time() - 60, "job": "4711"}
+        rundir.append_json(made.run.events, event)
+    calls = folder.parent / "calls"
+    scontrol(folder, monkeypatch, f"echo >>'{calls}'; echo 'Unable to contact slurm' >&2; exit 1")
+    assert cleaned(folder, "--what=runs", "--yes", "one", "two") == Exit.DONE
+    assert (folder / "one").exists() and (folder / "two").exists()
+    assert calls.read_text() == "\n"
 
 
 def test_a_start_while_the_weights_are_read_keeps_them(

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from training.core.heartbeat import HeartbeatRecord
+from training.diagnose import signatures
 from training.host import p2p_cache
 from training.launcher.communication import run, runner, stages
-from training.launcher.communication.result import CommunicationResult
+from training.launcher.communication.result import OF_P2P, CommunicationResult
 from training.launcher.communication.runner import CommunicationOutcome
 
 LARGE = "all_reduce of 64 MiB"
@@ -144,6 +145,7 @@ def test_copies_that_hang_refute_what_was_known_however_the_second_attempt_ends(
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 NCCL = "DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled cuda error\nLast error:\n"
+SYSTEM = NCCL.replace("cuda", "system")
 
 
 def aborted() -> CommunicationOutcome:
@@ -158,6 +160,7 @@ def aborted() -> CommunicationOutcome:
     [
         failed(f"AcceleratorError: {ILLEGAL}"),
         failed(f"{NCCL}failed to open CUDA IPC handle : 217 peer access is not supported"),
+        failed(f"{NCCL}Cuda failure 217 'peer access is not supported between these two devices'"),
         aborted(),
     ],
 )
@@ -181,6 +184,11 @@ def test_an_error_of_copies_is_tried_without_them(
         *("OutOfMemoryError: CUDA out of memory.", "AcceleratorError: CUDA error: out of memory"),
         f"{NCCL}Cuda failure 2 'out of memory'",
         f"{NCCL}Error while creating shared memory segment /dev/shm/nccl-abc (size 9637888)",
+        f"{SYSTEM}Call to pthread_create failed: Resource temporarily unavailable",
+        f"{SYSTEM}Error while attaching to shared memory segment /dev/shm/nccl-abc (size 9637888)",
+        f"{NCCL}Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152",
+        f"{NCCL}Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000",
+        f"{NCCL}Cuda failure 'an illegal instruction was encountered'",
         "AcceleratorError: CUDA error: uncorrectable ECC error encountered",
         "DistNetworkError: The client socket has timed out",
     ],
@@ -190,6 +198,19 @@ def test_other_errors_are_not(error: str, monkeypatch: pytest.MonkeyPatch) -> No
     result = result_of(monkeypatch, failed(error))
     assert result.first is None and not result.ok
     assert "export NCCL_P2P_DISABLE=1" not in result.checks()[0].fixes
+
+
+@pytest.mark.parametrize("second", [hung(), failed(f"AcceleratorError: {ILLEGAL}")])
+def test_an_error_of_copies_refutes_what_was_known(
+    second: CommunicationOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result_of(monkeypatch, worked())
+    result = result_of(monkeypatch, failed(f"AcceleratorError: {ILLEGAL}"), second)
+    assert result.first and not result.ok and p2p_cache.known(key()) is None
+
+
+def test_every_error_of_copies_is_in_the_catalogue() -> None:
+    assert set(OF_P2P) <= {known.id for known in signatures.signatures()}
 
 
 def test_the_command_tests_the_gpus_that_the_user_has_chosen(

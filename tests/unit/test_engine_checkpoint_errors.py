@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +165,20 @@ def test_a_checkpoint_with_other_objects_is_kept(part: str, tmp_path: Path) -> N
     loaded = checkpoint.latest(tmp_path)
     assert loaded and loaded.position.step == 10 and list(loaded.unreadable) == [newest]
     assert len(loaded.skipped) == 1
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_a_checkpoint_with_a_class_that_was_registered_is_kept(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dataclass that the task no longer registers; what replaces it takes other
+    arguments."""
+    of = dataclasses.make_dataclass("Settings", [f"field{n}" for n in range(count)])
+    of.__module__ = __name__
+    monkeypatch.setattr(sys.modules[__name__], "Settings", of, raising=False)
+    save(tmp_path, 10)
+    group = {"state": {0: {"settings": of(*range(count))}}, "param_groups": []}
+    newest = of_packed(tmp_path, 20, optimizer=[group])
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.position.step == 10 and list(loaded.unreadable) == [newest]
+    assert f"{__name__}.Settings" in loaded.skipped[0]

@@ -249,3 +249,38 @@ def test_an_evaluation_has_the_arithmetic_of_its_run_for_itself() -> None:
     with math_modes.as_trained(plan, CPU):
         assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == before
     assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == before
+
+
+def settings() -> math_modes.Fp32Modes:
+    return math_modes.current()
+
+
+@pytest.mark.parametrize("products", ["high", "medium"])
+def test_an_evaluation_has_what_the_task_has_set_while_it_made_the_model(products: str) -> None:
+    """As in the training, which gives torch the plan's settings before."""
+    plan: Any = {"tf32": {"value": False}}
+    gpu, before = torch.device("cuda"), settings()
+    with math_modes.as_trained(plan, gpu):
+        torch.set_float32_matmul_precision(products)
+        made = settings()
+    assert settings() == before
+    with math_modes.as_trained(plan, gpu, made):
+        assert settings() == made == (products, False)
+    with math_modes.as_trained(plan, gpu):
+        assert settings() == ("highest", False), "that of another model"
+    assert settings() == before
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="since torch 2.9")
+def test_the_interface_of_torch_2_9_is_understood() -> None:
+    """torch's older functions raise an error where it differs from them."""
+    plan: Any = {"tf32": {"value": False}}
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    gpu, before = torch.device("cuda"), settings()
+    with math_modes.as_trained(plan, gpu):
+        matmul.fp32_precision = conv.fp32_precision = "tf32"
+        made = settings()
+    assert made == ("high", True) and settings() == before
+    with math_modes.as_trained(plan, gpu, made):
+        assert (matmul.fp32_precision, conv.fp32_precision) == ("tf32", "tf32")
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before

@@ -181,6 +181,17 @@ def test_each_model_uses_the_modules_beside_its_own_file(
     assert [str(tmp_path / name) in sys.path for name in "ab"] == [False, True]
 
 
+def test_an_evaluation_has_the_settings_with_which_the_model_was_made(tmp_path: Path) -> None:
+    run = run_of(file := written(tmp_path / "a"))
+    precision = 'torch.set_float32_matmul_precision("high")\n        return net.Net'
+    replace(file, "return net.Net", precision)
+    try:
+        trained = tasks.load_model(run)
+        assert trained._modes and trained._modes.products == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_what_is_installed_below_the_folder_of_a_task_is_not_of_the_task() -> None:
     packages = Path(os.__file__).parents[2]
     assert own_modules.inside(str(training.__path__[0]) + "/plan/x.py", ROOT) is None

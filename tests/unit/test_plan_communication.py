@@ -217,6 +217,7 @@ def started(
     [
         *(("", "hang"), ("", "wrong data"), ("hang", "hang"), ("wrong data", "wrong data")),
         *(("hang", "failed"), ("hang", "not finished"), ("wrong data", "failed")),
+        *(("failed", "hang"), ("failed", "wrong data")),
     ],
 )
 def test_a_run_that_would_hang_or_be_wrong_is_refused(

@@ -99,6 +99,12 @@ def test_save_config_is_rejected_for_a_script(write: Callable[..., str]) -> None
     assert done.returncode == 2 and "--save_config cannot be used with --script" in done.stderr
 
 
+def test_a_dry_run_names_the_file_that_it_has_written(home: Path) -> None:
+    module = [str(ROOT / "lib/run_module.py"), "training.cli.plan", ENHANCED]
+    done = python(*module, QUICKSTART, "--device=cpu", "--dry_run", "--save_config=x.py", cwd=home)
+    assert (home / "x.py").is_file() and "x.py" in done.stdout.splitlines()[0], done.stderr
+
+
 def test_a_full_disk_leaves_no_half_of_a_config(home: Path) -> None:
     found = ask(QUICKSTART, "--save_config=mine.py")
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -4,6 +4,7 @@ needs more, and its precision."""
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +20,7 @@ from training.core.errors import UserError
 from training.core.phases import EVALUATION
 from training.core.rundir import RunDir
 from training.inspector.distributed import World
-from training.tasks import custom, export, half
+from training.tasks import custom, export, half, own_modules
 from training.tasks.base import Task
 from training.tasks.optim import Optimizers
 from training.trainer import checkpoint, start_weights
@@ -98,6 +99,12 @@ class AdamW(torch.optim.Adadelta):
     """Has the name of torch's and another state."""
 
 
+def test_a_torch_that_is_not_installed_is_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[torch.optim.AdamW.__module__]
+    monkeypatch.setattr(module, "__file__", "/home/u/pytorch/torch/optim/adamw.py")
+    assert own_modules.package_of(torch.optim.AdamW) == "torch"
+
+
 def test_an_optimizer_of_the_same_name_from_another_package_begins_without_state(
     home: Path, line: str, imports: None
 ) -> None:
@@ -113,6 +120,7 @@ def test_an_optimizer_of_the_same_name_from_another_package_begins_without_state
     assert own == {"optimizer": "AdamW", "optimizer_package": ""}
     other = {"optimizer_package": "bitsandbytes"}
     cases: Any = [(torchs, torchs, True), (torchs, own, False), (torchs, other, False)]
+    cases.append((other, {"optimizer_package": ""}, True))  # a clone of it, perhaps
     early: Any = ({}, torchs, True)
     for saved, here, continued in (*cases, early):
         _, facts = saved_by(made, run, **saved)

@@ -62,7 +62,7 @@ def show(
         checks = [*checks, *plan_text.checked(asked, os.environ, of_script=of_script)]
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
     if not request.check:
-        print(describe(plan, checks))
+        print(describe(plan, checks, saved=request.save_config))
         if several:
             print(plan_text.described(asked))
         return int(Exit.RESOURCES if preflight.worst(checks) == preflight.ERROR else Exit.DONE)

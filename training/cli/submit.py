@@ -60,9 +60,10 @@ def _dry_run(request: Request, line: options.SplitArgs, nodes: int, ranks: int, 
     if elastic and options.KILL not in line.sbatch:
         least = plural(elastic["min_ranks"], "rank")
         survives = [f"  {msg('launcher.slurm.elastic', ranks=least)}"]
+    saved = request.save_config
     return "\n".join(
         [
-            msg("cli.submit.dry_run"),
+            msg("cli.submit.dry_run_saved", path=saved) if saved else msg("cli.submit.dry_run"),
             "",
             f"  {shlex.join(submission.sbatch(frozen, request, line, nodes, ranks))}",
             f"  {size}",
@@ -81,7 +82,8 @@ def _check(args: list[str]) -> int:
     """Checks before the installation. Prints nothing if the packages are needed."""
     request, line, nodes, ranks = job_request.typed(args, os.environ, installed=False)
     if request.dry_run:
-        print(_dry_run(request, line, nodes, ranks, _code(request)))
+        if not request.save_config:  # which needs the packages
+            print(_dry_run(request, line, nodes, ranks, _code(request)))
     elif shutil.which("sbatch") is None and "SLURM_JOB_ID" not in os.environ:
         raise UserError(NO_SBATCH, Exit.RESOURCES)
     return Exit.DONE
@@ -107,9 +109,12 @@ def _freeze(args: list[str], job_id: str | None) -> int:
         raise UserError(NO_SBATCH, Exit.RESOURCES)
     frozen = submission.freeze(request, line, nodes, ranks, job_id, os.environ)
     facts = frozen.facts()
-    if left_out := facts["code"]["left_out"]:
-        limit = f"{code_snapshot.LARGEST_UNTRACKED >> 20} MiB"
+    linked = facts.get("linked", [])
+    limit = f"{code_snapshot.LARGEST_UNTRACKED >> 20} MiB"
+    if left_out := [name for name in facts["code"]["left_out"] if name not in linked]:
         console.warning(msg("cli.submit.not_copied", limit=limit, files=", ".join(left_out[:5])))
+    if linked:
+        console.warning(msg("cli.submit.linked", limit=limit, files=", ".join(linked[:5])))
     if task := facts.get("live_task"):
         console.warning(msg("cli.submit.live_task", file=task))
     print(frozen.code)
@@ -123,7 +128,7 @@ def _submitted(frozen: FrozenJob, answer: str) -> None:
     shown = controller.ask(*on_cluster, "show", "job", number).out
     found = re.search(r"^ *StdOut=(.*)$", shown, re.MULTILINE)
     log = found[1] if found else f"{facts['log_dir']}/…_{number}.log"
-    frozen.run.event("submitted", job=number)
+    frozen.run.event("submitted", job=number, cluster=cluster)
     nodes, ranks = facts["nodes"], facts["ranks_per_node"]
     run = shlex.quote(facts["name"])
     task = facts.get("live_task")

@@ -31,6 +31,8 @@ from training.tasks.memory import StepNeeds
 from training.tasks.planning import Decided, Situation
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from training.core.contracts.plan import CorpusRecord, Plan
 
 
@@ -255,14 +257,21 @@ def _recovery(plan: Plan) -> list[str]:
     return [msg("plan.text.recovery", restarts=restarts, reason=reason)]
 
 
-def describe(plan: Plan, checks: list[preflight.Check], *, checked: bool = False) -> str:
+def describe(
+    plan: Plan,
+    checks: list[preflight.Check],
+    *,
+    checked: bool = False,
+    saved: Path | None = None,
+) -> str:
     """The whole plan as text: of `--dry_run`, or of `--check`, which keeps the result of its test
-    of the communication."""
+    of the communication. `saved`: the file of `--save_config`."""
+    title = msg("plan.dry_run.saved", path=saved) if saved else msg("plan.dry_run.title")
     # a script has no task
     values = plan["config"] | (plan["task"]["options"] if "task" in plan else {})
     width = max(map(len, values))
     lines = [
-        msg("plan.dry_run.checked") if checked else msg("plan.dry_run.title"),
+        msg("plan.dry_run.checked") if checked else title,
         "",
         *(f"  {s}" for s in plan["text"]),
         "",

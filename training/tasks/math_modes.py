@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -13,33 +13,59 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 
+class Fp32Modes(NamedTuple):
+    """`products`: of matrices, as of torch.set_float32_matmul_precision; `convolutions`: whether
+    they use TF32."""
+
+    products: str
+    convolutions: bool
+
+
 def select(plan: Plan, device: torch.device) -> None:
     """Give torch the plan's settings for a training. A CPU has its own, which stay."""
     if device.type != "cuda":
         return
-    _select_tf32("high" if plan["tf32"]["value"] else "highest", plan["tf32"]["value"])
+    _select(_planned(plan))
     torch.backends.cudnn.benchmark = plan["cudnn_benchmark"]["value"]
 
 
 @contextmanager
-def as_trained(plan: Plan, device: torch.device) -> Iterator[None]:
-    """Products as in the training, within a with block. Plans of early versions have no setting:
-    those of torch stay."""
+def as_trained(plan: Plan, device: torch.device, made: Fp32Modes | None = None) -> Iterator[None]:
+    """Products as in the training, within a with block. `made`: what the task had set when its
+    model was made. Plans of early versions have no setting: those of torch stay."""
     if device.type != "cuda" or "tf32" not in plan:
         yield
         return
-    products = torch.get_float32_matmul_precision()
-    convolutions = torch.backends.cudnn.allow_tf32
-    fast = plan["tf32"]["value"]
-    _select_tf32("high" if fast else "highest", fast)
+    before = current()
+    _select(made or _planned(plan))
     try:
         yield
     finally:
-        _select_tf32(products, convolutions)
+        _select(before)
 
 
-def _select_tf32(products: str, convolutions: bool) -> None:
+def current() -> Fp32Modes:
+    """Also where they were set by the interface of torch 2.9, which makes the older one raise
+    RuntimeError."""
+    backends = torch.backends
+    try:
+        products = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        products = "high" if backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+    try:
+        convolutions = backends.cudnn.allow_tf32
+    except RuntimeError:
+        convolutions = backends.cudnn.conv.fp32_precision == "tf32"
+    return Fp32Modes(products, convolutions)
+
+
+def _planned(plan: Plan) -> Fp32Modes:
+    fast = plan["tf32"]["value"]
+    return Fp32Modes("high" if fast else "highest", fast)
+
+
+def _select(modes: Fp32Modes) -> None:
     with warnings.catch_warnings():  # torch 2.9 calls its own function old
         warnings.filterwarnings("ignore", "Please use the new API settings", UserWarning)
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        torch.set_float32_matmul_precision(modes.products)
+        torch.backends.cudnn.allow_tf32 = modes.convolutions

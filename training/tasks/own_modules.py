@@ -51,9 +51,11 @@ def inside(place: str | Path, folder: Path) -> Path | None:
 
 
 def package_of(kind: type) -> str:
-    """The installed package that defines a class; "" for the user's own code, which may move."""
+    """The installed package that defines a class, or torch, wherever it is; "" for the user's own
+    code, which may move, or a clone of a package."""
+    package = kind.__module__.partition(".")[0]
     place = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return kind.__module__.partition(".")[0] if INSTALLED & {*Path(place).parts} else ""
+    return package if package == "torch" or INSTALLED & {*Path(place).parts} else ""
 
 
 def _loaded(folder: Path) -> Iterator[tuple[str, Path, Path]]:

@@ -185,7 +185,7 @@ class TaskSpec(ABC):
     ) -> Trained:
         """The model with these tensors. Raises RuntimeError if they are of another model, and
         UserError for an error of a user's task."""
-        from training.tasks import randomness
+        from training.tasks import math_modes, randomness
         from training.tasks.gpu_error import of_gpu
         from training.tasks.trained import Trained
 
@@ -194,8 +194,9 @@ class TaskSpec(ABC):
             randomness.seed(seed)  # in the order of a training, so that a task's split is the same
             task = self.make(weights.plan, device, None)
             randomness.seed(seed)
-            model = task.checked_model()
-            drawn = randomness.state()
+            with math_modes.as_trained(weights.plan, device):
+                model = task.checked_model()
+                drawn, modes = randomness.state(), math_modes.current()
 
         def of_weights(error: Exception) -> bool:
             own = own_error.in_loading(error) and not of_gpu(error)
@@ -203,7 +204,7 @@ class TaskSpec(ABC):
 
         with own_error.reported(self.file, of_weights):
             model.load_state_dict(state)
-        return Trained(weights, model, device, task, drawn)
+        return Trained(weights, model, device, task, drawn, modes)
 
     def aim(self, plan: Plan, given: Mapping[str, str]) -> tuple[Plan, list[Problem]]:
         """The plan of trained weights with other validation data: `given` has the fields data,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from training.data.batch_dataset import BatchDataset
     from training.tasks.base import Task
     from training.tasks.evaluation import Part
+    from training.tasks.math_modes import Fp32Modes
     from training.tasks.randomness import RandomState
     from training.tasks.spec import TaskSpec
 
@@ -48,7 +49,8 @@ def silent(done: int, total: int) -> None:
 
 class Trained:
     """`model`: in eval mode, on `device`; `task`: None if the model needs none. `drawn`: the random
-    numbers after the model was made, from which the task makes its data; None: it draws none."""
+    numbers after the model was made, from which the task makes its data; None: it draws none.
+    `modes`: what the task had set by then; None: it sets none."""
 
     def __init__(
         self,
@@ -57,8 +59,10 @@ class Trained:
         device: torch.device,
         task: Task | None = None,
         drawn: RandomState | None = None,
+        modes: Fp32Modes | None = None,
     ) -> None:
-        self.weights, self.device, self.task, self._drawn = weights, device, task, drawn
+        self.weights, self.device, self.task = weights, device, task
+        self._drawn, self._modes = drawn, modes
         self.model = model.to(device).eval()
 
     def evaluate(
@@ -71,7 +75,8 @@ class Trained:
 
         file = self.weights.task_file
         with ExitStack() as around:
-            around.enter_context(math_modes.as_trained(self.weights.plan, self.device))
+            plan = self.weights.plan
+            around.enter_context(math_modes.as_trained(plan, self.device, self._modes))
             if self._drawn is not None:
                 if file:
                     own_modules.use(file.parent)

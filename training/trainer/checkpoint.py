@@ -226,7 +226,9 @@ def _state(file: Path) -> TensorTree:
         refused = pickle.UnpicklingError(msg("trainer.checkpoint.objects", name=unsafe[1]))
         try:
             state = {**torch_file.load(file, mapped=False), "optimizer": None}
-        except TypeError:  # of an object that no tensor can replace
+        except (pickle.UnpicklingError, MemoryError, OSError):
+            raise
+        except Exception:  # of any type: an object that no tensor can replace
             raise refused from None
         if torch_file.has_stand_in(state):
             raise refused from None

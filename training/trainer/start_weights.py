@@ -147,9 +147,11 @@ def kind_of(optimizer: optim.Optimizers) -> ManifestRecord:
 
 def _other_kind(loaded: checkpoint.LoadedCheckpoint, facts: ManifestRecord) -> bool:
     """Whether the task has another kind of optimizer by now: most ignore each other's state or fail
-    with it, as those of the same name in two packages do."""
+    with it, as those of the same name in two packages do. Code that is in no package may be a copy
+    of one, but not of torch."""
     both = (loaded.manifest, facts)
-    if len({one["optimizer_package"] for one in both if "optimizer_package" in one}) > 1:
+    packages = {one["optimizer_package"] for one in both if "optimizer_package" in one}
+    if len(packages) > 1 and ("" not in packages or "torch" in packages):
         return True
     kinds = {one["optimizer"] for one in both}
     return len(kinds) > 1 and not kinds <= SAME_STATE

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from training.core import rundir
-from training.core.jsonl import mtime, number, text
+from training.core.jsonl import Record, mtime, number, text
 from training.core.messages import msg
 from training.core.read_backwards import backwards
 from training.core.rundir import RunDir
@@ -27,24 +27,26 @@ def reason(run: RunFacts) -> str:
     events = (event for event in backwards(run.run.events) if event.get("event") in QUEUED)
     newest = next(events, {})
     at, job = number(newest.get("time")) or 0.0, text(newest.get("job"))
+    record = _last_record(run.run)
     if not (waits := job is not None and at > created):
         # after a preemption or the loss of a node, SLURM itself requeues: without an event
-        job = _last_job(run.run) if run.state in (STOPPED, DIED) else None
+        job, newest = text(record.get("job")) if run.state in (STOPPED, DIED) else None, record
     if job is None:
         return ""
 
     from training.launcher.slurm import job as slurm_job
 
-    state, _ = slurm_job.state_of(job, patient=False)
+    cluster = text({**record, **newest}.get("cluster")) or ""
+    state = slurm_job.state_elsewhere(job, cluster)
     if state != slurm_job.UNKNOWN:
         return "" if state in OVER else msg("cli.clean.queued", job=job, state=state)
-    # of another cluster, for example, or this machine has no SLURM
+    # this machine has no SLURM, for example
     return (
         msg("cli.clean.queued_unknown", job=job) if waits and time.time() - at < ELSEWHERE_S else ""
     )
 
 
-def _last_job(run: RunDir) -> str | None:
-    """The job of the run's newest submission, if it has started."""
+def _last_record(run: RunDir) -> Record:
+    """The record of the newest submission; with job and cluster if it has started."""
     records: list[Path] = sorted(run.path.glob("code*.json"), key=lambda path: mtime(path) or 0.0)
-    return text((rundir.read_json(records[-1]) or {}).get("job")) if records else None
+    return (rundir.read_json(records[-1]) or {}) if records else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training import tasks
 from training.config.schema import FIELDS
 from training.core import json_text
 from training.core.jsonl import Record
@@ -19,6 +20,10 @@ GROUPS = ("model", "batch", "compute")
 SAME = {name for name, field in FIELDS.items() if field.metadata["group"] in GROUPS} - {
     "seed",
     "init_from",
+}
+# These change no time either; the groups of a user's own options are unknown.
+OF_OPTIMIZER = {"lr", "weight_decay"} | {
+    name for name, field in tasks.everything().items() if field.metadata["group"] == "optimizer"
 }
 
 
@@ -47,6 +52,10 @@ class Expected:
 
 
 def _key(settings: Record, ranks: int | None) -> str:
-    """Any option of a task's own may change the time."""
-    same = {name: settings[name] for name in settings if name in SAME or name not in FIELDS}
+    """Any other option of a task's own may change the time."""
+    same = {
+        name: value
+        for name, value in settings.items()
+        if name in SAME or not (name in FIELDS or name in OF_OPTIMIZER)
+    }
     return repr((ranks, sorted(same.items())))

@@ -166,6 +166,7 @@ class TakeoverFacts(TypedDict):
 
 class SubmittedFacts(TypedDict):
     job: str  # SLURM job ID
+    cluster: str  # "": the one that commands use by default
 
 
 class RequeueFacts(TypedDict):

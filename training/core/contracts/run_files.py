@@ -302,10 +302,12 @@ class JobRecord(TypedDict):
     ranks_per_node: int
     elastic: NotRequired[ElasticJob | None]
     flags: list[str]
+    linked: NotRequired[list[str]]  # what is not frozen beside the task file
     live_task: NotRequired[str | None]  # a task file that is not frozen
     out_dir: str
     log_dir: str
     job: str | None
+    cluster: NotRequired[str]  # of the job, once it has begun
     starts: list[JobStart]
 
 

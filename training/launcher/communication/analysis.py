@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from training.core.messages import msg
 from training.core.project import ROOT
-from training.diagnose import exception_cause
 from training.launcher.communication import stages
 from training.launcher.communication.runner import CommunicationOutcome
 from training.launcher.rank_log import UNDERLINE
@@ -36,7 +35,7 @@ class CommunicationFinding:
     stage: str = ""
     lines: list[str] = field(default_factory=list)  # evidence, below the text
     killed: bool = False  # by SIGKILL of another process
-    cause: str = ""  # of the error of a rank (training.core.cause_ids)
+    signature: str = ""  # ID of the error of a rank in the catalogue (training.diagnose)
 
 
 def analyze(outcome: CommunicationOutcome, device: str) -> CommunicationFinding:
@@ -205,16 +204,17 @@ def _failed(outcome: CommunicationOutcome) -> CommunicationFinding:
         stage,
         _evidence(outcome, [rank]),
         killed=status == -signal.SIGKILL,
-        cause=_cause(outcome, rank),
+        signature=_signature(outcome, rank),
     )
 
 
-def _cause(outcome: CommunicationOutcome, rank: int) -> str:
+def _signature(outcome: CommunicationOutcome, rank: int) -> str:
+    from training.diagnose import scan
+
     error: str = outcome.records[rank].get("error", "")
     if not error and outcome.statuses[rank] == -signal.SIGABRT:  # by torch, which prints the error
         error = "\n".join(outcome.output.get(rank, []))
-    kind, _, text = error.partition(": ")
-    return exception_cause.of_error({"type": kind, "message": text}) if error else ""
+    return next((found.id for found in scan.recognised(error)), "")
 
 
 def _signal_name(number: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from training.core.cause_ids import CUDA_DEVICE_ASSERT, NCCL_INIT
 from training.core.messages import msg
 from training.host.gpus import VISIBLE
 from training.host.kernel_quotes import KernelQuotes
@@ -17,6 +16,8 @@ from training.plan.communication import command
 NAME = "communication"
 INTERFACE = "GLOO_SOCKET_IFNAME"
 KILLS = "sudo dmesg | tail"
+# errors that peer-to-peer copies may raise (training/diagnose/signatures)
+OF_P2P = ("nccl.p2p", "gpu.cuda.peer", "gpu.address.illegal")
 
 
 def p2p_may_help(finding: CommunicationFinding) -> bool:
@@ -28,9 +29,9 @@ def p2p_may_help(finding: CommunicationFinding) -> bool:
 
 def worth_without_p2p(finding: CommunicationFinding) -> bool:
     """Is it worth a test without peer-to-peer copies? Also after an error that they may raise. Not
-    after others, such as a lack of memory: a second attempt that succeeds by chance would be taken
-    for a proof."""
-    raised = finding.cause in (CUDA_DEVICE_ASSERT, NCCL_INIT)
+    after others, such as a lack of memory or processes: a second attempt that succeeds by chance
+    would be taken for a proof."""
+    raised = finding.signature in OF_P2P
     return p2p_may_help(finding) or (raised and stages.is_communication(finding.stage))
 
 

@@ -21,7 +21,6 @@ from training.launcher.communication.result import (
     INTERFACE,
     AllReduceTimes,
     CommunicationResult,
-    p2p_may_help,
     worth_without_p2p,
 )
 
@@ -66,7 +65,7 @@ def run(
         verdict, note = _learn(plan, figures, set_here)
         if (own | set_here).get(P2P) == "1" and not first:
             note = msg("launcher.communication.without_p2p", variable=P2P)
-    elif backend == "nccl" and p2p_may_help(first or finding):
+    elif backend == "nccl" and worth_without_p2p(first or finding):
         p2p_cache.forget(key(plan))
     return CommunicationResult(
         *(ranks, device, backend, finding, figures, first, own | set_here, note, seconds),

@@ -43,7 +43,9 @@ class StartTest:
         if not result.ok and not self.only_check:
             (check,) = result.checks()
             assert result.finding
-            if p2p_may_help(result.first or result.finding) or gpu_hangs(result.finding):
+            attempts = (result.first, result.finding)
+            proven = any(p2p_may_help(found) for found in attempts if found)
+            if proven or gpu_hangs(result.finding):
                 without = msg("launcher.communication.not_tested")
                 fixes = [*check.fixes, f"--communication_test=0   # {without}"]
                 raise UserError(Problem(check.code, check.text, "", fixes), Exit.RESOURCES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -81,12 +81,40 @@ def take(root: Path, target: Path, without: Iterable[Path] = ()) -> Code:
         if name not in tracked and source.lstat().st_size > LARGEST_UNTRACKED:
             left_out.append(name)
             continue
-        if source.suffix == ".json" and tasks.login_key(source):  # the plan has its path
+        if _has_login(source):  # the plan has its path
             continue
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target / name, follow_symlinks=False)
         count += 1
     return Code(revision, changed, count, left_out)
+
+
+def link_rest(root: Path, target: Path, folder: Path, without: Collection[Path] = ()) -> list[str]:
+    """Link what take() has not copied of a folder of the project, such as a task's data: names in
+    `target` of the links. Not hidden files, which may hold secrets, and nothing in `without`."""
+    made = []
+    for live in sorted((root / folder).iterdir()):
+        name, there = live.name, target / folder / live.name
+        if (
+            name.startswith(".")
+            or name == "__pycache__"
+            or (folder == Path() and name in NO_CODE)
+            or live in without
+            or _has_login(live)
+        ):
+            continue
+        if not os.path.lexists(there):
+            there.symlink_to(live.resolve())
+            made.append(str(folder / name))
+        elif live.is_dir() and there.is_dir() and not there.is_symlink():  # copied in part
+            made += link_rest(root, target, folder / name, without)
+    return made
+
+
+def _has_login(file: Path) -> bool:
+    """A larger file is data, which takes long to read."""
+    small = file.is_file() and file.stat().st_size <= LARGEST_UNTRACKED
+    return file.suffix == ".json" and small and tasks.login_key(file) is not None
 
 
 def _walk(root: Path) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import time
@@ -11,6 +12,8 @@ LIMIT_S = 60  # for an answer of slurmctld, which may be busy
 # slurmctld is restarted, or its backup takes over
 AWAY = re.compile(r"contact|timed out|connect|Zero Bytes|standby", re.IGNORECASE)
 AWAY_S, RETRY_S = 120.0, 5.0
+
+_away: set[tuple[str, ...]] = set()  # options of clusters that ask_if_there() could not reach
 
 
 def hostnames(nodes: str) -> tuple[list[str], str]:
@@ -47,3 +50,26 @@ def ask_once(*words: str) -> Answer:
     except (OSError, subprocess.TimeoutExpired) as error:
         return Answer(1, "", str(error))
     return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def ask_if_there(*words: str, on: tuple[str, ...] = ()) -> Answer:
+    """Asks once; in this process not again after slurmctld could not be reached. `on`: options of
+    another cluster."""
+    if on in _away:
+        return Answer(1, "", "")
+    answer = ask_once(*on, *words)
+    if answer.status and AWAY.search(answer.error):
+        _away.add(on)
+    return answer
+
+
+@functools.cache
+def local_cluster() -> str:
+    """Name of the cluster that commands use by default; "": unknown."""
+    found = re.search(r"^ClusterName *= *(\S+)", ask_if_there("show", "config").out, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def on_cluster(name: str) -> tuple[str, ...]:
+    """Options for a cluster. Other ones are found by slurmdbd, which not every site has."""
+    return ("-M", name) if name and name != local_cluster() else ()

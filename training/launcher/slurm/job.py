@@ -44,7 +44,7 @@ def begin(frozen: FrozenJob, environ: Mapping[str, str]) -> list[str]:
             "nodes": nodes,
         }
     )
-    facts["job"] = job
+    facts |= {"job": job, "cluster": environ.get("SLURM_CLUSTER_NAME", "")}
     rundir.write_json(frozen.record, facts)
     names = environ.get("SLURM_JOB_NODELIST", "")
     again = msg("launcher.slurm.again", count=count) if count > 1 else ""
@@ -185,11 +185,21 @@ def saved_step(run: rundir.RunDir) -> int:
     return int(newest["step"]) if newest else 0
 
 
-def state_of(job: str, *, patient: bool = True) -> tuple[str, bool]:
-    """(state of the job, may it be requeued). `patient`: wait for a slurmctld that is away."""
-    text = (controller.ask if patient else controller.ask_once)("show", "job", "-o", job).out
+def state_of(job: str) -> tuple[str, bool]:
+    """(state of the job, may it be requeued). Waits for a slurmctld that is away."""
+    text = controller.ask("show", "job", "-o", job).out
+    return _state(text), "Requeue=0" not in text.split()
+
+
+def state_elsewhere(job: str, cluster: str) -> str:
+    """The state of a job of any cluster, "": that of this machine, as far as it is known now."""
+    on = controller.on_cluster(cluster)
+    return _state(controller.ask_if_there("show", "job", "-o", job, on=on).out)
+
+
+def _state(text: str) -> str:
     state = re.search(r"\bJobState=(\S+)", text)
-    return state[1] if state else UNKNOWN, "Requeue=0" not in text.split()
+    return state[1] if state else UNKNOWN
 
 
 def requeue(run: rundir.RunDir, job: str, step: int) -> str:

@@ -76,12 +76,14 @@ def typed(
         raise UserError(
             _no_ranks(line, msg("launcher.slurm.device_cpu", origin=request.origins["device"]))
         )
-    if request.config.device != "cpu" and 0 < gpus < ranks:
-        more = f"--gres=gpu:{ranks}" if per_node is None else f"--gpus-per-node={ranks}"
-        raise UserError(_few_gpus(gpus, ranks, more))
-    # SLURM would add the GPUs of the script's header.
     by_node = "gpus-per-node" in requested.header(script)
-    if gres is None and (on_cpus or per_node is not None or by_node):
+    if request.config.device != "cpu" and 0 < gpus < ranks:
+        option = "--gres=gpu:" if per_node is None and not by_node else "--gpus-per-node="
+        raise UserError(_few_gpus(gpus, ranks, f"{option}{ranks}"))
+    # SLURM would add the GPUs of the script's header, or of a variable.
+    typed_by_node = line.option("gpus-per-node") is not None and line.option("gres") is None
+    added = gres is None or (typed_by_node and requested.gpus_in_gres(gres) > 0)
+    if added and (on_cpus or per_node is not None or by_node):
         line.sbatch.append(options.NO_GRES)
     if by_node and per_node is None and (on_cpus or gres is not None):
         if gres and requested.gpus_in_gres(gres):

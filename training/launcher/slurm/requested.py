@@ -11,7 +11,7 @@ from pathlib import Path
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.launcher.slurm import controller
-from training.launcher.slurm.options import BARE, REFUSED, SHORT, SplitArgs
+from training.launcher.slurm.options import BARE, NO_GRES, REFUSED, SHORT, SplitArgs
 
 # There is none for --nodes.
 VARIABLES = {"gres": "SBATCH_GRES", "gpus-per-node": "SBATCH_GPUS_PER_NODE"}
@@ -139,5 +139,6 @@ def gpus_in_job(environ: Mapping[str, str]) -> int:
 def of_this_job(nodes: int, ranks: int, environ: Mapping[str, str]) -> list[str]:
     """Options of submit_job.sh that request what this job has."""
     gpus = gpus_in_job(environ)
+    gres = f"--gres=gpu:{gpus}" if gpus else NO_GRES  # not those of the header
     own = [f"--ranks_per_node={ranks}"] if ranks != gpus else []
-    return [f"--nodes={nodes}", *([f"--gres=gpu:{gpus}"] if gpus else []), *own]
+    return [f"--nodes={nodes}", gres, *own]

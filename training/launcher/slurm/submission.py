@@ -108,12 +108,16 @@ def _write(
     environ: Mapping[str, str],
 ) -> None:
     run = frozen.run
-    code = code_snapshot.take(ROOT, frozen.code, without=(request.experiments, request.logs))
+    results = (request.experiments, request.logs)
+    code = code_snapshot.take(ROOT, frozen.code, without=results)
     (WORK / "data").mkdir(exist_ok=True)
     (frozen.code / "data").symlink_to(WORK / "data")  # texts that are already prepared
     # SLURM does not create the folder of its log: the job would fail without a message
     request.logs.mkdir(parents=True, exist_ok=True)
-    task = _frozen_task(frozen, request.kind.file)
+    task, linked = _frozen_task(frozen, request.kind.file), list[str]()
+    if task and task.is_relative_to(frozen.code):
+        folder = task.parent.relative_to(frozen.code)
+        linked = code_snapshot.link_rest(ROOT, frozen.code, folder, results)
     if not request.resume_from:
         rundir.write_json(run.plan, _plan(frozen, request, line, nodes * ranks, task))
     variables = [f"{name}={value}" for name, value in _environment(environ).items()]
@@ -129,6 +133,7 @@ def _write(
         "ranks_per_node": ranks,
         "elastic": elastic(request, nodes, ranks, job is None and options.KILL not in line.sbatch),
         "flags": _flags(request, line, task),
+        "linked": linked,
         "live_task": str(request.kind.file) if request.kind.file and task is None else None,
         "out_dir": str(request.experiments),
         "log_dir": str(request.logs),
