@@ -81,6 +81,8 @@ def running(
     try:
         yield process.pid, script, output
     finally:
+        if process.poll() is None:  # a pool starts another process for each that is killed
+            stopped(process.pid)
         for pid in [*procfs.family(process.pid), process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -100,7 +102,9 @@ def asleep(pid: int, function: str = "") -> None:
 def stopped(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     wait_until(
-        lambda: (now := procfs.read_process(pid)) and now.state == "T", 20, f"{pid} is stopped"
+        lambda: (now := procfs.read_process(pid)) is None or now.state in "TZX",
+        20,
+        f"{pid} is stopped",
     )
 
 
