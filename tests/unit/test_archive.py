@@ -170,6 +170,16 @@ def test_a_damaged_archive_is_refused(run: RunDir, tmp_path: Path, cache: Path) 
     assert not list(cache.iterdir())
 
 
+def test_an_archive_that_is_cut_off_is_not_empty(run: RunDir, tmp_path: Path, cache: Path) -> None:
+    """tarfile says that it is an empty file."""
+    (bad := tmp_path / "cut.tar.zst").write_bytes(
+        packed(run, tmp_path / "a.tar.zst").read_bytes()[:99]
+    )
+    with pytest.raises(UserError) as error:
+        archive.opened(bad)
+    assert msg("core.archive.cut_off") in error.value.problems[0].what
+
+
 @pytest.mark.parametrize("suffix", rundir.ARCHIVES)
 def test_the_weights_of_a_copy_can_be_verified(
     run: RunDir, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]

@@ -224,6 +224,18 @@ def test_an_exception_in_a_worker_has_the_line_that_raised_it(tmp_path: Path) ->
     assert record["summary"] == "ValueError: bad sample 7 (/home/u/data:12)"
 
 
+def test_a_traceback_behind_the_unfinished_line_of_another_rank(tmp_path: Path) -> None:
+    lost = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1731"
+    (tmp_path / "log").write_text(
+        "step 4 loss 0.4850[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "/a/m.py", line 12, in <module>\n[rank1]:     raise KeyError("x")\n'
+        "[rank1]: KeyError: 'x'\n[rank0]: Traceback (most recent call last):\n"
+        f'[rank0]:   File "/a/m.py", line 16, in <module>\n[rank0]: {lost}\n'
+    )
+    record = result.diagnose([tmp_path / "log"])
+    assert (record["cause"], record["rank"], record["where"]) == ("exception", 1, "/a/m.py:12")
+
+
 def test_a_syntax_error_has_its_place(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(
         '  File "train.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'

@@ -47,6 +47,12 @@ def test_commands_of_duet_itself_have_help(words: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (0, "") and done.stdout
 
 
+def test_the_completion_into_a_closed_pipe_is_quiet() -> None:
+    command = f"set -o pipefail; '{ROOT}/duet' completion bash | exec 0<&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.slow
 @each("name", COMMANDS)
 def test_every_command_has_help_from_any_folder(name: str, tmp_path: Path) -> None:

@@ -51,8 +51,9 @@ def main(argv: list[str]) -> int:
     if name in ("--version", "version"):
         print(f"duet {training.__version__}")
         return int(Exit.DONE)
-    if name == "help":
+    if name in ("help", "completion"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
+    if name == "help":
         print(overview())
         return int(Exit.DONE if argv else Exit.CONFIG)
     try:

@@ -124,7 +124,10 @@ def _explained(path: Path) -> Iterator[None]:
         what = msg("core.archive.unsafe", path=path, member=_shown(error))
         raise UserError(Problem("archive.unsafe", what, msg("core.archive.safe"))) from None
     except OSError as error:
-        what = msg("core.archive.unreadable", path=path, error=_shown(error.strerror or error))
+        text = str(error.strerror or error)
+        if text == "empty file" and path.stat().st_size:  # so tarfile calls an incomplete block
+            text = msg("core.archive.cut_off")
+        what = msg("core.archive.unreadable", path=path, error=_shown(text))
         raise UserError(Problem("archive.damaged", what, msg("core.archive.intact"))) from None
 
 

@@ -46,6 +46,8 @@ PREFIXES = tuple(
         TIMED.pattern,
     )
 )
+# A rank's traceback behind the unfinished line of another one: both write to the same pipe.
+BEHIND = re.compile(r"(?<=.)\[rank\d{1,5}\]: ?Traceback \(most recent call last\):\s*$")
 SPEAKER = re.compile(
     # [E ProcessGroupNCCL.cpp:475] [Rank 1]
     r"^(?:\[[^\]]{0,60}\] ?:?){0,2}\[(?:Rank|rank|RANK)[ :=]*(\d{1,5})\]"
@@ -86,7 +88,8 @@ class LogLine:
 
 def split(raw: str) -> tuple[str, int | None]:
     """(the line without its prefixes, the rank in them)."""
-    text, rank = raw, None
+    behind = BEHIND.search(raw)
+    text, rank = raw[behind.start() :] if behind else raw, None
     for _ in range(4):  # node: [rank1]: 2024-…
         for prefix in PREFIXES:
             if found := prefix.match(text):
