@@ -334,6 +334,7 @@ VERDICTS = {
     "sampling_failed": "undecided: sampling failed",
     "single_rank": "undecided: a single rank is waiting",
     "too_few_samples": "undecided: not observed for long enough",
+    "wait_may_end": "undecided: a rank is in a sleep or a request, the others wait for it",
     "works": "no hang: a rank is working",
 }
 EVENTS = {

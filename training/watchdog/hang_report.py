@@ -20,6 +20,7 @@ DESYNC: Final = "desync"
 UNEVEN: Final = "uneven"
 # Reasons for no finding (NoFinding.code).
 BLIND, QUIET, PAUSED, LOOPS = "no_stack", "quiet", "paused", "loops"
+MAY_END = "wait_may_end"  # one rank is in a sleep or a request, the others wait for it
 WORKS, ADVANCES, ELSEWHERE, SINGLE = "works", "collectives_advance", "elsewhere", "single_rank"
 SHORT, GPU_WORKS, FAILED = "too_few_samples", "gpu_works", "sampling_failed"
 SHOWN_FRAMES = 10

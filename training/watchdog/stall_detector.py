@@ -92,6 +92,10 @@ def detect_stall(
             if spins(c):
                 text = msg("watchdog.stall.loops", shown=shown)
                 return NoFinding(hang_report.LOOPS, text)
+            asleep = c.idle and c.same_place and not (c.exchanges or c.always("D"))
+            if asleep and _may_end(c):
+                text = msg("watchdog.stall.may_end", shown=shown)
+                return NoFinding(hang_report.MAY_END, text)
             return NoFinding(hang_report.WORKS, msg("watchdog.stall.one_works", shown=shown))
         guilty.append((c, how))
     guilty = _not_for_a_lock(guilty)
