@@ -30,7 +30,7 @@ while True:
     time.sleep(0.1)
 """
 SPAWNS = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 
@@ -39,6 +39,7 @@ def main(rank, folder, port):
     dist.init_process_group("gloo", rank=rank, world_size=2)
     try:
         dist.all_reduce(torch.ones(1))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         print(f"ready {rank}", flush=True)
         time.sleep(600)
     except KeyboardInterrupt:
@@ -86,12 +87,13 @@ def test_a_stop_signal_reaches_the_training_below_a_shell_script(
 
 
 @pytest.mark.slow
-def test_ctrl_c_reaches_the_ranks_that_the_script_has_started(
-    script: Script, tmp_path: Path
+@pytest.mark.parametrize(("number", "code"), [(TERM, 75), (INT, 130)])
+def test_a_stop_signal_reaches_the_ranks_that_the_script_has_started(
+    script: Script, tmp_path: Path, number: int, code: int
 ) -> None:
     run = script(SPAWNS, str(tmp_path), str(free_port("127.0.0.1")), ranks=1)
     run.wait_for("ready 0")
     run.wait_for("ready 1")
-    run.process.send_signal(INT)
-    assert run.wait() == 130
+    run.process.send_signal(number)
+    assert run.wait() == code
     assert all((tmp_path / f"saved{rank}").exists() for rank in range(2))

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Mapping
 
 from training.watchdog import discovery, wrapped
 from training.watchdog.probes import procfs
+from training.watchdog.probes.signal_masks import catches
 
 
-def targets(started: Mapping[int, int], *, alone: bool) -> dict[int, set[int]]:
-    """PID of a rank → the processes that its signals are for: a shell script or another program
-    that waits for the training would end without it, or not pass them on. A Python program that has
-    started the training gets them too, as from a terminal, but data-loader workers and services,
-    which the training ends itself, do not. `started`: rank → PID; `alone`: the only rank of the
-    run, which may have started others."""
+def targets(started: Mapping[int, int], number: int, *, alone: bool) -> dict[int, set[int]]:
+    """PID of a rank → the processes that its signals `number` are for: a shell script or another
+    program that waits for the training would end without it, or not pass them on. Data-loader
+    workers and services get none: the training ends them itself. `started`: rank → PID; `alone`:
+    the only rank of the run, which may have started others."""
     trainings, found = wrapped.trainings(started), dict[int, set[int]]()
     for rank, pid in started.items():
-        own = discovery.own_ranks(pid, settled=True).ranks if alone else {}
-        family = {discovery.python_of(pid), trainings[rank], *own.values()}
+        own = set[int]()
+        if alone:
+            own.update(discovery.own_ranks(pid, settled=True).ranks.values())
+        starter = discovery.python_of(pid)
+        family = {starter, trainings[rank], *own}
+        # At SIGINT the ranks of mp.spawn are joined, as from a terminal. Another signal would end
+        # the program that has started them, and its end those that save.
+        if own and starter not in own and number != signal.SIGINT and not catches(starter, number):
+            family.discard(starter)
         # a launcher that gives its ranks groups of their own passes signals on itself
         found[pid] = {one for one in family if in_group(one, pid)} or {pid}
     return found

@@ -152,7 +152,7 @@ class ChildProcesses:
 
     def pass_on(self, number: int) -> None:
         """Send a signal that does not stop anything to each rank."""
-        found = {} if self._state.outcome.ours else self._targets()
+        found = {} if self._state.outcome.ours else self._targets(number)
         for child in self.alive.values():
             child.signal(signal.Signals(number), found.get(child.popen.pid, ()))
 
@@ -180,14 +180,14 @@ class ChildProcesses:
         if self._stop is None or self.killing or now < self._next_look:
             return
         self._next_look = now + LOOK_S
-        new = self._asked.new(self._targets())
+        new = self._asked.new(self._targets(self._stop))
         for child in self.alive.values():
             if processes := new.get(child.popen.pid):
                 child.signal(self._stop, processes)
 
-    def _targets(self) -> dict[int, set[int]]:
+    def _targets(self, number: int) -> dict[int, set[int]]:
         ranks = {rank: pid for rank, pid in self.pids().items() if rank is not None}
-        return targets(ranks, alone=self._state.team.world_size == 1)
+        return targets(ranks, number, alone=self._state.team.world_size == 1)
 
     def terminate(self) -> None:
         """SIGTERM to the process groups."""
