@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.e2e.conftest import Script, wait_for_both
 from training.launcher.local_ranks import free_port
 
@@ -94,6 +95,10 @@ def test_a_stop_signal_reaches_the_ranks_that_the_script_has_started(
     run = script(SPAWNS, str(tmp_path), str(free_port("127.0.0.1")), ranks=1)
     run.wait_for("ready 0")
     run.wait_for("ready 1")
+    run.process.send_signal(signal.SIGUSR2)  # for which they have no handler
+    wait_until(
+        lambda: (run.run.ranks / "rank0.stacks").read_text(), what="the stacks of the script"
+    )
     run.process.send_signal(number)
     assert run.wait() == code
     assert all((tmp_path / f"saved{rank}").exists() for rank in range(2))

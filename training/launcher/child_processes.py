@@ -24,6 +24,7 @@ from training.launcher.attempt_state import AttemptState
 from training.launcher.outputs import Outputs
 from training.trainer import flight_recorder_server
 from training.watchdog.probes import procfs
+from training.watchdog.probes.signal_masks import catches
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ProcessRecord
@@ -151,10 +152,12 @@ class ChildProcesses:
         return {child.rank: child.popen.pid for child in self.alive.values()}
 
     def pass_on(self, number: int) -> None:
-        """Send a signal that does not stop anything to each rank."""
+        """Send a signal that does not stop anything to each rank. It would end what a script has
+        started without a handler for it."""
         found = {} if self._state.outcome.ours else self._targets(number)
         for child in self.alive.values():
-            child.signal(signal.Signals(number), found.get(child.popen.pid, ()))
+            family = found.get(child.popen.pid, ())
+            child.signal(signal.Signals(number), {one for one in family if catches(one, number)})
 
     def ask_to_stop(self, number: int) -> None:
         """Pass a stop signal on to each rank; torchrun and all its processes get SIGTERM."""
