@@ -102,3 +102,34 @@ def test_a_stop_signal_reaches_the_ranks_that_the_script_has_started(
     run.process.send_signal(number)
     assert run.wait() == code
     assert all((tmp_path / f"saved{rank}").exists() for rank in range(2))
+
+
+@pytest.mark.slow
+def test_a_shell_script_ends_with_the_training_that_ctrl_c_has_ended(
+    script: Script, tmp_path: Path
+) -> None:
+    program, done = tmp_path / "train.sh", tmp_path / "done"
+    train = "print('ready', flush=True); import time; time.sleep(600)"
+    program.write_text(f"#!/bin/bash\n{sys.executable} -c \"{train}\"\ntouch '{done}'\nsleep 1\n")
+    program.chmod(0o755)
+    run = script(program, ranks=1)
+    run.wait_for("ready")
+    run.process.send_signal(INT)
+    assert run.wait() == 130
+    assert not done.exists()
+
+
+@pytest.mark.slow
+def test_the_trap_of_a_shell_script_is_kept(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    program = tmp_path / "train.sh"
+    train = f"{sys.executable} '{tmp_path / 'train.py'}' '{tmp_path}' 1"
+    trap = "trap 'kill -USR1 $p' TERM"
+    program.write_text(f"#!/bin/bash\n{trap}\n{train} & p=$!\nwait $p\nwait $p\n")
+    program.chmod(0o755)
+    run = script(program, ranks=1)
+    run.wait_for("ready")
+    run.process.send_signal(TERM)
+    assert run.wait() == 75
+    assert (tmp_path / "asked0").read_text() == f"{int(USR1)} of 1\n"
+    assert (tmp_path / "saved0.1").exists()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from training.watchdog import discovery, wrapped
 from training.watchdog.probes import procfs
-from training.watchdog.probes.signal_masks import catches
+from training.watchdog.probes.signal_masks import catches, ignores
 
 
 def targets(started: Mapping[int, int], number: int, *, alone: bool) -> dict[int, set[int]]:
@@ -28,9 +28,21 @@ def targets(started: Mapping[int, int], number: int, *, alone: bool) -> dict[int
         # the program that has started them, and its end those that save.
         if own and starter not in own and number != signal.SIGINT and not catches(starter, number):
             family.discard(starter)
+        if number == signal.SIGINT:  # a script goes on if only what it waits for gets it
+            family.add(pid)
+        elif has_trap(pid, starter, number):
+            family = {pid}
         # a launcher that gives its ranks groups of their own passes signals on itself
         found[pid] = {one for one in family if in_group(one, pid)} or {pid}
     return found
+
+
+def has_trap(script: int, training: int, number: int) -> bool:
+    """Does a shell script act on this signal while its training runs? Only in the background, where
+    SIGQUIT is ignored: else a trap has to wait for the end of the training. Because of a trap for
+    EXIT bash catches all signals."""
+    own = catches(script, number) and not catches(script, signal.SIGSYS)
+    return script != training and own and ignores(training, signal.SIGQUIT)
 
 
 def in_group(pid: int, group: int) -> bool:
@@ -52,7 +64,8 @@ class AskedProcesses:
         for pid, processes in found.items():
             known = self._asked.setdefault(pid, set())
             if further := processes - known:
-                new[pid] = further | ({pid} - known if known else set())
+                again = known and not procfs.is_python(pid)
+                new[pid] = further | ({pid} if again else set())
                 known |= new[pid]
         return new
 

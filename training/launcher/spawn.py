@@ -62,8 +62,9 @@ class Child:
             os.killpg(self.popen.pid, number)
 
     def signal(self, number: signal.Signals, processes: Collection[int] = ()) -> None:
-        """Signal the process alone, which handles its children itself, or these of its family."""
-        for pid in processes or (self.popen.pid,):
+        """Signal the process alone, which handles its children itself, or these of its family: it
+        first, since a shell script that sees the end of its child without SIGINT goes on."""
+        for pid in sorted(processes or [self.popen.pid], key=lambda one: one != self.popen.pid):
             with self._noting_refusal(), contextlib.suppress(ProcessLookupError):
                 if pid == self.popen.pid:
                     self.popen.send_signal(number)
