@@ -96,9 +96,7 @@ def test_a_stop_signal_reaches_the_ranks_that_the_script_has_started(
     run.wait_for("ready 0")
     run.wait_for("ready 1")
     run.process.send_signal(signal.SIGUSR2)  # for which they have no handler
-    wait_until(
-        lambda: (run.run.ranks / "rank0.stacks").read_text(), what="the stacks of the script"
-    )
+    wait_until((run.run.ranks / "rank0.stacks").read_text, what="the stacks of the script")
     run.process.send_signal(number)
     assert run.wait() == code
     assert all((tmp_path / f"saved{rank}").exists() for rank in range(2))
