@@ -166,7 +166,7 @@ class ChildProcesses:
             if child.rank is None:
                 # as a terminal does; torchrun knows SIGTERM only
                 child.signal_group(signal.Signals(number) if watched else signal.SIGTERM)
-            elif ours:
+            elif ours or self.killing:  # a script that ends already, to start with other ranks
                 child.signal(signal.Signals(number))
         if not ours:
             self._stop, self._next_look = signal.Signals(number), 0.0

@@ -82,7 +82,8 @@ class StopRequests:
         outcome.asked = stop_signals.code(number)
         if outcome.failed_at is not None and outcome.left is None:
             outcome.late_stop = number
-        self.asked_at = time.monotonic()
+        if outcome.ours or not outcome.resized:  # else the time limit of its ranks runs already
+            self.asked_at = time.monotonic()
         will = msg("launcher.stop.saving") if outcome.ours else msg("launcher.stop.asked_script")
         will = will if outcome.left is None else msg("launcher.stop.others_too")
         log.warning(msg("launcher.stop.first", name=name, will=will))
