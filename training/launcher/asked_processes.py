@@ -57,6 +57,10 @@ class AskedProcesses:
     def __init__(self) -> None:
         self._asked: dict[int, set[int]] = {}  # PID of a rank → PIDs
 
+    def __contains__(self, pid: int) -> bool:
+        """Has this rank got it, or a process below it?"""
+        return pid in self._asked
+
     def new(self, found: Mapping[int, set[int]]) -> dict[int, set[int]]:
         """Those among `found` (see targets) that have not got it. A shell script that starts
         another program, such as the next seed, gets it with that one."""

@@ -189,8 +189,15 @@ class ChildProcesses:
                 child.signal(self._stop, processes)
 
     def _targets(self, number: int) -> dict[int, set[int]]:
+        """See targets(). Where these cannot be found, a rank gets the first signal itself."""
         ranks = {rank: pid for rank, pid in self.pids().items() if rank is not None}
-        return targets(ranks, number, alone=self._state.team.world_size == 1)
+        found = {pid: {pid} for pid in ranks.values() if pid not in self._asked}
+
+        def search() -> None:
+            found.update(targets(ranks, number, alone=self._state.team.world_size == 1))
+
+        self._state.best_effort(msg("launcher.effort.signals"), search)
+        return found
 
     def terminate(self) -> None:
         """SIGTERM to the process groups."""
