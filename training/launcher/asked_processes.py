@@ -28,7 +28,7 @@ def targets(started: Mapping[int, int], number: int, *, alone: bool) -> dict[int
         # the program that has started them, and its end those that save.
         if own and starter not in own and number != signal.SIGINT and not catches(starter, number):
             family.discard(starter)
-        if number == signal.SIGINT:  # a script goes on if only what it waits for gets it
+        if number == signal.SIGINT:  # a script continues if only its child gets it
             family.add(pid)
         elif has_trap(pid, starter, number):
             family = {pid}

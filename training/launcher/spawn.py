@@ -63,7 +63,7 @@ class Child:
 
     def signal(self, number: signal.Signals, processes: Collection[int] = ()) -> None:
         """Signal the process alone, which handles its children itself, or these of its family: it
-        first, since a shell script that sees the end of its child without SIGINT goes on."""
+        first, since a shell script that sees the end of its child without SIGINT continues."""
         for pid in sorted(processes or [self.popen.pid], key=lambda one: one != self.popen.pid):
             with self._noting_refusal(), contextlib.suppress(ProcessLookupError):
                 if pid == self.popen.pid:
