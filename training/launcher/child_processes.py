@@ -21,6 +21,7 @@ from training.launcher import kernel_evidence, local_ranks, spawn, timeouts
 from training.launcher.adopted_ranks import AdoptedRanks
 from training.launcher.asked_processes import AskedProcesses, targets
 from training.launcher.attempt_state import AttemptState
+from training.launcher.child import Child
 from training.launcher.outputs import Outputs
 from training.trainer import flight_recorder_server
 from training.watchdog.probes import procfs
@@ -42,11 +43,11 @@ class ChildProcesses:
         selector: selectors.BaseSelector,
         outputs: Outputs,
         token: str,
-        on_exit: Callable[[spawn.Child, int], None],
+        on_exit: Callable[[Child, int], None],
     ) -> None:
         self._state, self._selector, self._outputs = state, selector, outputs
         self._token, self._on_exit = token, on_exit
-        self.alive: dict[int, spawn.Child] = {}  # by pidfd
+        self.alive: dict[int, Child] = {}  # by pidfd
         self.killing = False  # from now on exits are caused by this process
         self._killed_at: float | None = None
         self._adopted: dict[int, int] = {}
