@@ -146,7 +146,8 @@ def _leave(pid: int) -> None:
     such as an archive that is complete only when closed, and all open files flushed. After a
     KeyboardInterrupt by its signal, like Python itself, which the launcher sees."""
     if os.getpid() in _interrupted:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # first: a further one may arrive
+        _flush()
         os.kill(os.getpid(), signal.SIGINT)
     distributed = sys.modules.get("torch.distributed")
     if os.getpid() != pid or _status is None or not _has_group(distributed):
@@ -160,6 +161,13 @@ def _leave(pid: int) -> None:
         if not name.startswith("__") and not issubclass(type(names.get(name)), _NOTHING_TO_CLOSE):
             names[name] = None
     gc.collect()
+    if _flush():  # else left to Python, which reports it and sets the exit status
+        os._exit(_status)
+
+
+def _flush() -> bool:
+    """Flush all open files; whether that succeeded."""
+    done = True
     for thing in gc.get_objects():
         if issubclass(type(thing), io.IOBase):
             try:
@@ -167,9 +175,9 @@ def _leave(pid: int) -> None:
                     thing.flush()
             except ValueError:  # closed or detached: nothing to flush
                 continue
-            except Exception:  # left to Python, which reports it and sets the exit status
-                return
-    os._exit(_status)
+            except Exception:
+                done = False
+    return done
 
 
 def _has_group(distributed: "types.ModuleType | None") -> bool:

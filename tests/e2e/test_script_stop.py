@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.e2e.conftest import Script, wait_for_both
 from training.launcher.local_ranks import free_port
 
@@ -30,7 +31,7 @@ while True:
     time.sleep(0.1)
 """
 SPAWNS = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 
@@ -39,6 +40,7 @@ def main(rank, folder, port):
     dist.init_process_group("gloo", rank=rank, world_size=2)
     try:
         dist.all_reduce(torch.ones(1))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         print(f"ready {rank}", flush=True)
         time.sleep(600)
     except KeyboardInterrupt:
@@ -86,12 +88,46 @@ def test_a_stop_signal_reaches_the_training_below_a_shell_script(
 
 
 @pytest.mark.slow
-def test_ctrl_c_reaches_the_ranks_that_the_script_has_started(
-    script: Script, tmp_path: Path
+@pytest.mark.parametrize(("number", "code"), [(TERM, 75), (INT, 130)])
+def test_a_stop_signal_reaches_the_ranks_that_the_script_has_started(
+    script: Script, tmp_path: Path, number: int, code: int
 ) -> None:
     run = script(SPAWNS, str(tmp_path), str(free_port("127.0.0.1")), ranks=1)
     run.wait_for("ready 0")
     run.wait_for("ready 1")
+    run.process.send_signal(signal.SIGUSR2)  # for which they have no handler
+    wait_until((run.run.ranks / "rank0.stacks").read_text, what="the stacks of the script")
+    run.process.send_signal(number)
+    assert run.wait() == code
+    assert all((tmp_path / f"saved{rank}").exists() for rank in range(2))
+
+
+@pytest.mark.slow
+def test_a_shell_script_ends_with_the_training_that_ctrl_c_has_ended(
+    script: Script, tmp_path: Path
+) -> None:
+    program, done = tmp_path / "train.sh", tmp_path / "done"
+    train = "print('ready', flush=True); import time; time.sleep(600)"
+    program.write_text(f"#!/bin/bash\n{sys.executable} -c \"{train}\"\ntouch '{done}'\nsleep 1\n")
+    program.chmod(0o755)
+    run = script(program, ranks=1)
+    run.wait_for("ready")
     run.process.send_signal(INT)
     assert run.wait() == 130
-    assert all((tmp_path / f"saved{rank}").exists() for rank in range(2))
+    assert not done.exists()
+
+
+@pytest.mark.slow
+def test_the_trap_of_a_shell_script_is_kept(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    program = tmp_path / "train.sh"
+    train = f"{sys.executable} '{tmp_path / 'train.py'}' '{tmp_path}' 1"
+    trap = "trap 'kill -USR1 $p' TERM"
+    program.write_text(f"#!/bin/bash\n{trap}\n{train} & p=$!\nwait $p\nwait $p\n")
+    program.chmod(0o755)
+    run = script(program, ranks=1)
+    run.wait_for("ready")
+    run.process.send_signal(TERM)
+    assert run.wait() == 75
+    assert (tmp_path / "asked0").read_text() == f"{int(USR1)} of 1\n"
+    assert (tmp_path / "saved0.1").exists()

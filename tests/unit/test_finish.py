@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from tests.unit.test_launch_attempt import PLAN
-from training.core import phases
+from training.core import phases, rundir
 from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat, read_all
 from training.core.rundir import RunDir, read_json
@@ -46,6 +47,22 @@ def test_an_end_during_the_sample_leaves_the_summary(
     assert (found["status"], found["steps"], found["sample"]) == ("done", 9, None)
     monkeypatch.setattr(finish, "sample", lambda session: "once upon")
     assert write(run)["sample"] == "once upon" == (read_json(run.summary) or {})["sample"]
+
+
+def test_a_disk_that_is_full_after_the_sample(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def sampled(session: object) -> str:
+        monkeypatch.setattr(rundir, "write_json", full)
+        return "once upon"
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(finish, "sample", sampled)
+    assert write(run)["status"] == "done"
+    assert (read_json(run.summary) or {})["sample"] is None
+    assert "No space left on device" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("phase", ["summary", "sample"])

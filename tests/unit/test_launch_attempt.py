@@ -24,11 +24,13 @@ from training.core.rundir import RunDir, write_json
 from training.diagnose import advice, signatures
 from training.launcher import child_processes, failure_report, local_ranks, spawn, timeouts
 from training.launcher.attempt import Attempt
+from training.launcher.child import Child
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.outcome import Outcome
 from training.launcher.recovery import Recovery
 from training.watchdog import rank_exit
 from training.watchdog.hang_report import HangFinding
+from training.watchdog.probes import procfs
 
 PLAN: dict[str, Any] = {
     "config": {"hang_timeout": 60, "num_workers": 0},
@@ -299,7 +301,7 @@ class Unkillable:
         raise subprocess.TimeoutExpired("rank", timeout)
 
 
-class FakeChild(spawn.Child):
+class FakeChild(Child):
     def signal_group(self, number: signal.Signals) -> None:
         assert number == signal.SIGKILL
 
@@ -312,7 +314,7 @@ def test_a_rank_that_sigkill_does_not_end_is_left_behind(
     monkeypatch.setattr(tried.children, "start", lambda: tried.children.alive.update({-1: child}))
     monkeypatch.setattr(timeouts, "UNKILLABLE_S", 0.0)
     monkeypatch.setattr(
-        spawn.procfs,
+        procfs,
         "read_process",
         lambda pid: type("Process", (), {"waits_in": "nfs_wait_bit_killable"}),
     )

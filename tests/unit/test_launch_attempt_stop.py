@@ -21,7 +21,7 @@ from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat, read_all
 from training.core.rundir import RunDir, read_json
 from training.host import process
-from training.launcher import failure_report, local_ranks, stop_report, timeouts
+from training.launcher import child_processes, failure_report, local_ranks, stop_report, timeouts
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.outcome import Outcome
@@ -56,6 +56,26 @@ def pair(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]
         return tried.go()
 
     return go
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGUSR2])
+def test_ranks_get_a_signal_without_a_search_below_them(
+    handlers: None,
+    pair: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    stop: int,
+) -> None:
+    def full(*_: object, alone: bool) -> None:
+        raise OSError(23, "Too many open files in system")
+
+    monkeypatch.setattr(child_processes, "targets", full)
+    code = f"""
+        signal.signal({int(stop)}, lambda *_: os._exit(0))
+        Path(sys.argv[1], f"ready{{rank}}").touch(); sleep()
+        """
+    assert pair(code, script=True, stop=stop).ended == [(0, 0), (1, 0)]
+    assert capfd.readouterr().err.count("Too many open files in system") == 1
 
 
 @pytest.mark.parametrize(

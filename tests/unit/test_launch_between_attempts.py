@@ -58,6 +58,34 @@ def test_ranks_that_are_to_start_again_with_others_are_not_hurried(
     assert failure_report.exit_code(outcome) == Exit.PREEMPTED
 
 
+def test_a_signal_while_the_ranks_of_a_script_change(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reaches the script, which has no more time than before."""
+    monkeypatch.setattr(timeouts, "RESIZE_S", 10.0)
+    code = (
+        "signal.signal(signal.SIGTERM, lambda *_: Path(sys.argv[1], 'asked').touch())\n"
+        "signal.signal(signal.SIGINT, lambda *_: os._exit(3))\n"
+        "Path(sys.argv[1], 'ready').touch()\n"
+        "while True: time.sleep(0.01)"
+    )
+    command = [sys.executable, "-c", RANK + code, str(run.path)]
+    monkeypatch.setattr(local_ranks, "command", lambda *_: command)
+    tried = Attempt(run, PLAN | {"script": SCRIPT}, LocalRanks(range(1), 1), uuid.uuid4().hex)
+    asked_at: list[float | None] = []
+
+    def ask() -> None:
+        if (run.path / "ready").exists() and not tried.outcome.resized:
+            tried.stop.for_other_ranks()
+        if (run.path / "asked").exists() and not asked_at:
+            asked_at.append(tried.stop.asked_at)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    tried.each_pass = ask
+    assert tried.go().ended == [(0, 3)] and tried.outcome.asked == Exit.INTERRUPTED
+    assert asked_at == [tried.stop.asked_at]
+
+
 @pytest.mark.parametrize(("limit_s", "status"), [(60.0, 0), (0.1, -signal.SIGKILL)])
 def test_a_script_whose_ranks_change_may_save_as_under_torchrun(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, limit_s: float, status: int

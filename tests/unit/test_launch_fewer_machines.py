@@ -141,23 +141,41 @@ def test_another_failure_is_restarted_with_the_machines_that_are_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "rejoined", "back"),
+    ("first", "cause", "back"),
     [
-        ("gpu_hardware", [], [2, 3]),
-        ("gpu_hardware", [2, 3], [3]),
-        ("no_gpu", [2, 3], [3]),
-        ("peer_died", [2, 3], [2, 3]),
+        (None, "gpu_hardware", [2, 3]),
+        (lost(1), "gpu_hardware", [2, 3]),
+        (failed(3), "gpu_hardware", [2, 3]),
+        (failed(2), "gpu_hardware", [3]),
+        (failed(2), "no_gpu", [3]),
+        (failed(2), "peer_died", [2, 3]),
     ],
 )
 def test_a_gpu_that_was_defective_twice_does_not_return_with_its_machine(
-    cause: str, rejoined: list[int], back: list[int]
+    first: Failure | None, cause: str, back: list[int]
 ) -> None:
-    found = after(after(node_plan(0), failed(2)), lost(1))
-    first = found["elastic"]["lost"][0]
-    assert (first["seat"], first["cause"]) == (2, "gpu_hardware")
-    first["cause"] = cause
-    found["elastic"]["rejoined"] = rejoined
+    """The GPU of seat 2. All that `first` has lost comes back, then its machine is lost as well."""
+    found = node_plan(0)
+    if first:
+        found = after(found, first)
+        again = tuple(one["seat"] for one in found["elastic"]["lost"])
+        team = fewer_ranks.choose(found, back=again)  # type: ignore[arg-type]
+        assert isinstance(team, Team)
+        order = restart_order.made(found, Restart(0, team=team), 2)  # type: ignore[arg-type]
+        found = dict(restart_order.followed(found, order))  # type: ignore[arg-type]
+    found = after(after(found, failed(2)), lost(1))
+    last = found["elastic"]["lost"][0]
+    assert (last["seat"], last["cause"]) == (2, "gpu_hardware")
+    last["cause"] = cause
     assert rejoin.back(found, Line((1,), (1,))) == back  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rank", "own"), [(1, {1: "gpu_hardware"}), (3, {3: "gpu_hardware"})])
+def test_only_the_gpu_that_has_failed_is_defective(rank: int, own: dict[int, str]) -> None:
+    """Not those of a machine that is lost with it."""
+    found = after(node_plan(0), failed(rank, nodes=(1,)))
+    causes = {one["seat"]: one["cause"] for one in found["elastic"]["lost"]}
+    assert causes == {2: "peer_died", 3: "peer_died"} | own
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from training.core import log as console
 from training.core.rundir import RunDir
 from training.launcher import backlog, output
 from training.launcher.backlog import Backlog
+from training.launcher.child import Child
 from training.launcher.output import RankOutput
 from training.launcher.outputs import Outputs
-from training.launcher.spawn import Child
 
 TRACEBACK = (
     b"Exception in thread Thread-1 (work):\nTraceback (most recent call last):\n  File "

@@ -14,12 +14,13 @@ import pytest
 from training.core.errors import UserError
 from training.host import process
 from training.launcher import spawn
+from training.launcher.child import Child
 from training.launcher.local_ranks import LocalRanks
 
 ELF = b"\x7fELF for another processor"
 
 
-def start(command: list[str], **more: Any) -> list[spawn.Child]:
+def start(command: list[str], **more: Any) -> list[Child]:
     team = LocalRanks(range(2), 2, "127.0.0.1", 1)
     return spawn.start_ranks(
         team, command, process.new_token(), ours=False, more=lambda rank: {}, **more
@@ -42,9 +43,9 @@ def test_a_program_for_another_processor(tmp_path: Path) -> None:
 
 
 def test_the_ranks_before_it_are_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real, started = spawn._start, list[spawn.Child]()
+    real, started = spawn._start, list[Child]()
 
-    def second_fails(command: list[str], *more: Any) -> spawn.Child:
+    def second_fails(command: list[str], *more: Any) -> Child:
         argv = [str(tmp_path / "missing")] if started else command
         started.append(real(argv, *more))
         return started[-1]

@@ -12,10 +12,10 @@ import pytest
 from training.core.rundir import RunDir
 from training.launcher import rank_log
 from training.launcher.backlog import Backlog
+from training.launcher.child import Child
 from training.launcher.outcome import Outcome
 from training.launcher.output import RankOutput
 from training.launcher.outputs import Outputs
-from training.launcher.spawn import Child
 from training.launcher.symptoms import Symptoms
 
 # as on an innocent rank 0

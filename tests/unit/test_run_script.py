@@ -206,6 +206,17 @@ def test_a_keyboard_interrupt_runs_the_functions_at_exit(tmp_path: Path) -> None
     assert (rundir.read_json(tmp_path / "rank0.error.json") or {})["type"] == "KeyboardInterrupt"
 
 
+def test_a_keyboard_interrupt_loses_no_buffered_line(tmp_path: Path) -> None:
+    script, out = tmp_path / "train.py", tmp_path / "out.csv"
+    script.write_text(
+        "full = open('/dev/full', 'w'); full.write('lost')\n"
+        f"file = open({str(out)!r}, 'w'); file.write('row')\n"
+        "raise KeyboardInterrupt\n"
+    )
+    run = python(str(RUN_SCRIPT), str(tmp_path), str(script))
+    assert (run.returncode, out.read_text()) == (-signal.SIGINT, "row")
+
+
 def test_the_process_of_mp_spawn_that_has_failed_is_recorded(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("class Exited(Exception):\n    error_pid = 4711\nraise Exited\n")

@@ -50,6 +50,9 @@ def test_which_failures_are_tried_again() -> None:
     memory = replace(RAISE, cause="host_oom_killed")
     assert remedy(memory, PLAN, []) == GiveUp(NEVER["host_oom_killed"])
     assert remedy(replace(memory, worker=True), PLAN, []) == Restart(1)
+    for below in (replace(memory, oom_kill=True), replace(memory, oom_kill=True, status=137)):
+        assert remedy(below, PLAN, []) == Restart(1), "a process that the rank has started"
+        assert remedy(below, PLAN, [below]) == Restart(2), "as one of the rank itself"
     for status in (-6, -7, -9, -11):
         broken = replace(KILL, cause="gpu_hardware", status=status)
         assert remedy(broken, PLAN, []) == GiveUp(NEVER["gpu_hardware"])

@@ -152,10 +152,11 @@ def test_a_process_below_a_rank_that_was_killed_for_memory(
     elif status == 1:
         report_error(run, 1, "ProcessExitedException", SPAWNED)
     found = failed(run, OOM.format(pid=OTHER), status, ours=False, **known)
-    assert found["cause"] == "host_oom_killed" and quoted(found) == []
+    assert found["cause"] == "host_oom_killed" and quoted(found) == [] and found["oom_kill"]
     found = failed(run, OOM.format(pid=OTHER), status, ours=False, **known, pids={OTHER: 1})
     assert verdict(found)[::2] == ("host_oom_killed", 1)
     assert quoted(found)[:2] == OOM.format(pid=OTHER).splitlines()
+    assert found["oom_kill"]
 
 
 @pytest.mark.parametrize(("pid", "cause"), [(OTHER, "host_oom_killed"), (PIDS[1], "killed")])
@@ -166,6 +167,8 @@ def test_the_process_that_a_rank_names(
     report_error(run, 1, "ProcessExitedException", SPAWNED, pid=pid)
     record = failed(run, OOM.format(pid=OTHER), 1, ours=False, oom_kills=3)
     assert record["cause"] == cause
+    report_error(run, 1, "MemoryError", "")
+    assert "oom_kill" not in failed(run, "", 1, oom_kills=3)
 
 
 def test_a_log_that_cannot_be_read_leaves_the_command(

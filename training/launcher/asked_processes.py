@@ -4,25 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Mapping
 
 from training.watchdog import discovery, wrapped
 from training.watchdog.probes import procfs
+from training.watchdog.probes.signal_masks import catches, ignores
 
 
-def targets(started: Mapping[int, int], *, alone: bool) -> dict[int, set[int]]:
-    """PID of a rank → the processes that its signals are for: a shell script or another program
-    that waits for the training would end without it, or not pass them on. A Python program that has
-    started the training gets them too, as from a terminal, but data-loader workers and services,
-    which the training ends itself, do not. `started`: rank → PID; `alone`: the only rank of the
-    run, which may have started others."""
+def targets(started: Mapping[int, int], number: int, *, alone: bool) -> dict[int, set[int]]:
+    """PID of a rank → the processes that its signals `number` are for: a shell script or another
+    program that waits for the training would end without it, or not pass them on. Data-loader
+    workers and services get none: the training ends them itself. `started`: rank → PID; `alone`:
+    the only rank of the run, which may have started others."""
     trainings, found = wrapped.trainings(started), dict[int, set[int]]()
     for rank, pid in started.items():
-        own = discovery.own_ranks(pid, settled=True).ranks if alone else {}
-        family = {discovery.python_of(pid), trainings[rank], *own.values()}
+        own = set[int]()
+        if alone:
+            own.update(discovery.own_ranks(pid, settled=True).ranks.values())
+        starter = discovery.python_of(pid)
+        family = {starter, trainings[rank], *own}
+        # At SIGINT the ranks of mp.spawn are joined, as from a terminal. Another signal would end
+        # the program that has started them, and its end those that save.
+        if own and starter not in own and number != signal.SIGINT and not catches(starter, number):
+            family.discard(starter)
+        if number == signal.SIGINT:  # a script continues if only its child gets it
+            family.add(pid)
+        elif has_trap(pid, starter, number):
+            family = {pid}
         # a launcher that gives its ranks groups of their own passes signals on itself
         found[pid] = {one for one in family if in_group(one, pid)} or {pid}
     return found
+
+
+def has_trap(script: int, training: int, number: int) -> bool:
+    """Does a shell script act on this signal while its training runs? Only in the background, where
+    SIGQUIT is ignored: else a trap has to wait for the end of the training. Because of a trap for
+    EXIT bash catches all signals."""
+    own = catches(script, number) and not catches(script, signal.SIGSYS)
+    return script != training and own and ignores(training, signal.SIGQUIT)
 
 
 def in_group(pid: int, group: int) -> bool:
@@ -37,6 +57,10 @@ class AskedProcesses:
     def __init__(self) -> None:
         self._asked: dict[int, set[int]] = {}  # PID of a rank → PIDs
 
+    def __contains__(self, pid: int) -> bool:
+        """Has this rank got it, or a process below it?"""
+        return pid in self._asked
+
     def new(self, found: Mapping[int, set[int]]) -> dict[int, set[int]]:
         """Those among `found` (see targets) that have not got it. A shell script that starts
         another program, such as the next seed, gets it with that one."""
@@ -44,7 +68,8 @@ class AskedProcesses:
         for pid, processes in found.items():
             known = self._asked.setdefault(pid, set())
             if further := processes - known:
-                new[pid] = further | ({pid} - known if known else set())
+                again = known and not procfs.is_python(pid)
+                new[pid] = further | ({pid} if again else set())
                 known |= new[pid]
         return new
 

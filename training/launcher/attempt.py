@@ -16,11 +16,11 @@ from training.launcher import (
     failure_report,
     kernel_evidence,
     local_ranks,
-    spawn,
     stop_signals,
 )
 from training.launcher.attempt_limits import AttemptLimits
 from training.launcher.attempt_state import AttemptState
+from training.launcher.child import Child
 from training.launcher.child_processes import ChildProcesses
 from training.launcher.first_failure import FirstFailure
 from training.launcher.local_ranks import LocalRanks, is_script
@@ -148,7 +148,7 @@ class Attempt:
         if not self.outcome.gone:
             self.state.best_effort(msg("launcher.effort.progress"), self.each_pass)
 
-    def _on_exit(self, child: spawn.Child, status: int) -> None:
+    def _on_exit(self, child: Child, status: int) -> None:
         """Classify an exit that this process has not caused. Status 0 in the middle of the training
         is also a failure."""
         beat = (

@@ -8,8 +8,9 @@ import time
 from training.core import heartbeat, log, phases
 from training.core.errors import Exit
 from training.core.messages import msg
-from training.launcher import spawn, timeouts
+from training.launcher import timeouts
 from training.launcher.attempt_state import AttemptState
+from training.launcher.child import Child
 from training.launcher.child_processes import ChildProcesses
 from training.launcher.first_failure import FirstFailure
 from training.launcher.raised_ranks import RaisedRanks
@@ -105,7 +106,7 @@ class AttemptLimits:
         else:
             log.warning(msg("launcher.limits.folder_lost_script", folder=run.own))
 
-    def _overdue_stop_exit(self, now: float) -> tuple[spawn.Child, int] | None:
+    def _overdue_stop_exit(self, now: float) -> tuple[Child, int] | None:
         """The rank of a script that exited with the status of a stop request, and that status, if
         other ranks still run after PEER_GRACE_S."""
         if self._failure.stop_exit is None or self._stop.count:

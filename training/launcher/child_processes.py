@@ -20,9 +20,11 @@ from training.launcher import kernel_evidence, local_ranks, spawn, timeouts
 from training.launcher.adopted_ranks import AdoptedRanks
 from training.launcher.asked_processes import AskedProcesses, targets
 from training.launcher.attempt_state import AttemptState
+from training.launcher.child import Child
 from training.launcher.outputs import Outputs
 from training.trainer import flight_recorder_server
 from training.watchdog.probes import procfs
+from training.watchdog.probes.signal_masks import catches
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ProcessRecord
@@ -40,11 +42,11 @@ class ChildProcesses:
         selector: selectors.BaseSelector,
         outputs: Outputs,
         token: str,
-        on_exit: Callable[[spawn.Child, int], None],
+        on_exit: Callable[[Child, int], None],
     ) -> None:
         self._state, self._selector, self._outputs = state, selector, outputs
         self._token, self._on_exit = token, on_exit
-        self.alive: dict[int, spawn.Child] = {}  # by pidfd
+        self.alive: dict[int, Child] = {}  # by pidfd
         self.killing = False  # from now on exits are caused by this process
         self._killed_at: float | None = None
         self._adopted: dict[int, int] = {}
@@ -150,10 +152,12 @@ class ChildProcesses:
         return {child.rank: child.popen.pid for child in self.alive.values()}
 
     def pass_on(self, number: int) -> None:
-        """Send a signal that does not stop anything to each rank."""
-        found = {} if self._state.outcome.ours else self._targets()
+        """Send a signal that does not stop anything to each rank. It would end what a script has
+        started without a handler for it."""
+        found = {} if self._state.outcome.ours else self._targets(number)
         for child in self.alive.values():
-            child.signal(signal.Signals(number), found.get(child.popen.pid, ()))
+            family = found.get(child.popen.pid, ())
+            child.signal(signal.Signals(number), {one for one in family if catches(one, number)})
 
     def ask_to_stop(self, number: int) -> None:
         """Pass a stop signal on to each rank; torchrun and all its processes get SIGTERM."""
@@ -162,7 +166,7 @@ class ChildProcesses:
             if child.rank is None:
                 # as a terminal does; torchrun knows SIGTERM only
                 child.signal_group(signal.Signals(number) if watched else signal.SIGTERM)
-            elif ours:
+            elif ours or self.killing:  # a script that ends already, to start with other ranks
                 child.signal(signal.Signals(number))
         if not ours:
             self._stop, self._next_look = signal.Signals(number), 0.0
@@ -179,14 +183,21 @@ class ChildProcesses:
         if self._stop is None or self.killing or now < self._next_look:
             return
         self._next_look = now + LOOK_S
-        new = self._asked.new(self._targets())
+        new = self._asked.new(self._targets(self._stop))
         for child in self.alive.values():
             if processes := new.get(child.popen.pid):
                 child.signal(self._stop, processes)
 
-    def _targets(self) -> dict[int, set[int]]:
+    def _targets(self, number: int) -> dict[int, set[int]]:
+        """See targets(). Where these cannot be found, a rank gets the first signal itself."""
         ranks = {rank: pid for rank, pid in self.pids().items() if rank is not None}
-        return targets(ranks, alone=self._state.team.world_size == 1)
+        found = {pid: {pid} for pid in ranks.values() if pid not in self._asked}
+
+        def search() -> None:
+            found.update(targets(ranks, number, alone=self._state.team.world_size == 1))
+
+        self._state.best_effort(msg("launcher.effort.signals"), search)
+        return found
 
     def terminate(self) -> None:
         """SIGTERM to the process groups."""

@@ -158,7 +158,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         record["kernel"] = kernel.record()
     event = logged.event if logged else None
     line = event.line.text if event else ""
-    _add_parts(record, outcome, own, run, plan, line)
+    _add_parts(record, outcome, own, run, plan, line, told is not None or _killed(ended, own))
     failed_gpus.note(record, outcome, plan, places, own, line)
     if lost:
         record["node"] = lost.node
@@ -193,10 +193,11 @@ def _add_parts(
     run: rundir.RunDir,
     plan: Plan,
     line: str,
+    killed: bool,
 ) -> None:
     """What only some ends have: a rank that did not stop, a hang that may end, threads of ranks,
     the process of mp.spawn or the data-loader worker that has failed, the folder on a full disk,
-    ranks lost before. `line`: of the log, with the error."""
+    ranks lost before. `line`: of the log, with the error; `killed`: by the kernel, or SIGKILL."""
     if record["kind"] == rundir.ASKED and outcome.stalled:
         stop_report.add_stalled(record, outcome.stalled, run)
     if outcome.finding and outcome.finding.may_end:
@@ -209,6 +210,8 @@ def _add_parts(
         record["process"] = own["process"]
     if record["cause"] in OF_MEMORY and causes.of_worker(own, line):
         record["worker"] = True
+    if record["cause"] == cause_ids.HOST_OOM_KILLED and killed:
+        record["oom_kill"] = True
     full_disk.note(record, own, run, known=outcome.ours)
 
 

@@ -63,7 +63,13 @@ def with_machines(chosen: Restart, failure: Failure, plan: Plan) -> Restart | Gi
 
 
 def _without(gone: Sequence[int], why: str, failure: Failure, plan: Plan) -> Restart | GiveUp:
-    lost = tuple(_record(plan, seat, failure, why) for seat in gone)
+    # a machine that is lost with the failure of a rank has not had that failure
+    others = {*_of_machines(failure, plan)}.difference(_own(failure, plan))
+    of_others = failure.cause if failure.cause in OF_PEERS else cause_ids.PEER_DIED
+    lost = tuple(
+        _new(plan, seat, of_others if seat in others else failure.cause, failure.step, why)
+        for seat in gone
+    )
     team = choose(plan, lost, failure.back)
     if isinstance(team, GiveUp):
         return team
@@ -204,11 +210,9 @@ def name(lost: LostRank) -> str:
 def _lost(failure: Failure, plan: Plan, before: Sequence[Failure]) -> tuple[list[int], str]:
     """(planned numbers of the ranks, reason)."""
     elastic, machines = plan["elastic"], _of_machines(failure, plan)
-    used = elastic["seats"]
-    own = [] if failure.rank is None else [used[failure.rank]]
+    own = _own(failure, plan)
     if _by_hardware(failure, before):
-        ranks = [used[rank] for rank in failure.gone] or own
-        return sorted({*ranks, *machines}), failure.summary
+        return sorted({*own, *machines}), failure.summary
     if machines and (failure.kind != ERROR or failure.cause in OF_PEERS):
         return machines, failure.summary
     last = before[-1] if before else None
@@ -225,6 +229,12 @@ def _lost(failure: Failure, plan: Plan, before: Sequence[Failure]) -> tuple[list
     if elastic["device_batch_size"] is None:
         return own, msg("launcher.elastic.twice_script")
     return own, msg("launcher.elastic.twice", first=last.step, second=failure.step)
+
+
+def _own(failure: Failure, plan: Plan) -> list[int]:
+    """Planned numbers of the ranks that have failed."""
+    ranks = failure.gone or (() if failure.rank is None else (failure.rank,))
+    return [plan["elastic"]["seats"][rank] for rank in ranks]
 
 
 def _same_step(last: Failure, failure: Failure) -> bool:
@@ -264,10 +274,6 @@ def _of_one_rank(failure: Failure) -> bool:
     explained = failure.cause in (cause_ids.HOST_OOM_KILLED, cause_ids.CUDA_DEVICE_ASSERT)
     crashed = killed(failure) and not explained
     return failure.rank is not None and (stuck or crashed or failure.suspect_gpu)
-
-
-def _record(plan: Plan, seat: int, failure: Failure, why: str) -> LostRank:
-    return _new(plan, seat, failure.cause, failure.step, why)
 
 
 def _new(plan: Plan, seat: int, cause: str, step: int, why: str) -> LostRank:

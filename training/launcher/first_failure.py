@@ -12,8 +12,9 @@ from training.core.failure_kinds import SILENT
 from training.core.messages import msg
 from training.diagnose import error_reports
 from training.diagnose.exception_cause import LEFT
-from training.launcher import seats, spawn
+from training.launcher import seats
 from training.launcher.attempt_state import AttemptState
+from training.launcher.child import Child
 from training.launcher.child_processes import ChildProcesses
 from training.launcher.peer_link import LostPeer
 from training.watchdog import hang_dump, missing_rank, rank_exit, wrapped
@@ -27,10 +28,10 @@ class FirstFailure:
 
     def __init__(self, state: AttemptState, children: ChildProcesses) -> None:
         self._state, self._children = state, children
-        self.stop_exit: tuple[float, spawn.Child, int] | None = None
-        self._late: tuple[spawn.Child, int] | None = None  # the first that crashed at its exit
+        self.stop_exit: tuple[float, Child, int] | None = None
+        self._late: tuple[Child, int] | None = None  # the first that crashed at its exit
 
-    def of_rank(self, child: spawn.Child, status: int) -> None:
+    def of_rank(self, child: Child, status: int) -> None:
         """A child has exited unexpectedly."""
         state, outcome = self._state, self._state.outcome
         self.stop_exit = None
@@ -54,7 +55,7 @@ class FirstFailure:
             )
             self._record()
 
-    def after_end(self, child: spawn.Child, status: int) -> None:
+    def after_end(self, child: Child, status: int) -> None:
         """A rank of Duet's training was killed after its work: no failure."""
         how = exit_status.how(status)
         log.warning(msg("launcher.failure.after_end", name=child.name, how=how))
@@ -84,12 +85,12 @@ class FirstFailure:
             late, self._late = self._late, None
             self.of_rank(*late)
 
-    def _at_exit(self, child: spawn.Child, status: int) -> bool:
+    def _at_exit(self, child: Child, status: int) -> bool:
         """Has its script ended, and then threads or libraries have crashed?"""
         ended = self._state.run.ranks / f"rank{child.rank}.ended"
         return -status in (signal.SIGABRT, signal.SIGSEGV) and ended.exists()
 
-    def of_stop_exit(self, child: spawn.Child, status: int) -> None:
+    def of_stop_exit(self, child: Child, status: int) -> None:
         """A rank of a script has exited with the status of a stop request, without one."""
         self.stop_exit = self.stop_exit or (time.monotonic(), child, status)
 
@@ -164,7 +165,7 @@ class FirstFailure:
         self._record()
         self._children.kill()
 
-    def _blame_earlier_exit(self, child: spawn.Child) -> None:
+    def _blame_earlier_exit(self, child: Child) -> None:
         """A script's rank that lost a peer is the victim of the rank that exited before it. Of a
         watched command, the order of the exits is known."""
         outcome = self._state.outcome
@@ -178,7 +179,7 @@ class FirstFailure:
         left = rank_exit.left_before(run, child.rank, exits, outcome.log_from)
         outcome.guilty = left or outcome.guilty
 
-    def _report_exit(self, child: spawn.Child, status: int) -> None:
+    def _report_exit(self, child: Child, status: int) -> None:
         """Logged at once: the failure card follows when all ranks have exited."""
         outcome = self._state.outcome
         if (

@@ -16,10 +16,10 @@ from training.core.messages import msg
 from training.core.plain_text import one_line, plain, shortened
 from training.launcher import other_ranks
 from training.launcher.backlog import Backlog
+from training.launcher.child import Child
 from training.launcher.other_ranks import OtherRanks
 from training.launcher.outcome import Outcome
 from training.launcher.output import RankOutput
-from training.launcher.spawn import Child
 from training.launcher.symptoms import Symptoms
 
 GATHER_S = 0.002

@@ -260,6 +260,7 @@ class Recovery:
             gone=tuple(record.get("lost_ranks", ())),
             suspect_gpu=record.get("suspect_gpu", False),
             worker=record.get("worker", False),
+            oom_kill=record.get("oom_kill", False),
             occupied="occupied" in record,
             blocked=outcome.blocked or record.get("blocked", ""),
             snapshot=self._snapshot,

@@ -71,7 +71,7 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
     cured = _smaller_batch(failure, plan) or _fewer_workers(failure, plan, row)
     if cured:
         return cured
-    if failure.kind == DIED and failure.status >= 0:
+    if failure.kind == DIED and failure.status >= 0 and not killed(failure):
         return GiveUp(msg("launcher.retry.exits_by_itself", summary=failure.summary))
     passing = killed(failure) or may_pass(failure) or suspect or failure.occupied
     if not (passing or _of_loader(failure)):
@@ -96,11 +96,10 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
 
 
 def lasts(failure: Failure) -> bool:
-    """Has it a cause that a restart cannot remove? Not if the kernel has killed the rank, which may
-    find more memory at the next attempt, or a worker."""
-    killed_for_memory = failure.cause == cause_ids.HOST_OOM_KILLED and (
-        failure.worker or -failure.status == signal.SIGKILL
-    )
+    """Has it a cause that a restart cannot remove? Not if the kernel has killed the rank or a
+    process below it, which may find more memory at the next attempt."""
+    by_kernel = failure.worker or failure.oom_kill or -failure.status == signal.SIGKILL
+    killed_for_memory = failure.cause == cause_ids.HOST_OOM_KILLED and by_kernel
     return failure.cause in NEVER and not killed_for_memory
 
 

@@ -11,13 +11,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.core import cause_ids, exit_status, log
+from training.core import exit_status, log
 from training.core.messages import msg
 from training.core.plain_text import one_line
 from training.core.project import ROOT
 from training.host import process
 from training.host.gpus import VISIBLE
-from training.launcher import fewer_ranks, seats
+from training.launcher import fewer_ranks, replan, seats
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import LostRank, Plan
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 LIMIT_S = 120.0
 KILL_S = 1.0
 READ_BYTES = 4096
-DEFECTIVE = (cause_ids.GPU_HARDWARE, cause_ids.NO_GPU)
 PROGRAM = (sys.executable, str(ROOT / "lib/run_module.py"), "training.launcher.gpu_trial")
 
 
@@ -79,7 +78,7 @@ def back(plan: Plan, line: Coordinator) -> list[int]:
     away = {
         one["seat"]
         for one in elastic["lost"]
-        if one["cause"] not in DEFECTIVE or one["seat"] not in elastic["rejoined"]
+        if one["cause"] not in replan.DEFECTIVE or one["seat"] not in elastic.get("defective", ())
     }
     there = [own, *(node for node in line.wires if line.there(node))]
     works = line.works.intersection(seats.on(elastic, there))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from training import tasks
 from training.config import batch
 from training.config.schema import Config
-from training.core import rundir
+from training.core import cause_ids, rundir
 from training.core.messages import msg
 from training.host import decisions, env_vars, visible_devices
 from training.host.gpus import VISIBLE
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import GpuRecord, LostRank, Plan
     from training.launcher.restart import Restart, Team
+
+
+# causes after which a GPU that works again is tried once more
+DEFECTIVE = (cause_ids.GPU_HARDWARE, cause_ids.NO_GPU)
 
 
 def changed_plan(plan: Plan, changes: FieldValues, why: str) -> Plan:
@@ -51,11 +55,14 @@ def with_changes(plan: Plan, chosen: Restart) -> Plan:
 def with_team(plan: Plan, team: Team, why: str) -> Plan:
     """The plan with these ranks. Tokens per step, and the samples of each step, stay the same."""
     elastic = plan["elastic"]
+    back = [one for one in elastic["lost"] if one["seat"] in team.back]
+    defective = [one["seat"] for one in back if one["cause"] in DEFECTIVE]
     return with_seats(
         plan,
         list(team.seats),
-        [*(one for one in elastic["lost"] if one["seat"] not in team.back), *team.lost],
+        [*(one for one in elastic["lost"] if one not in back), *team.lost],
         [*elastic["rejoined"], *team.back],
+        [*elastic.get("defective", ()), *defective],
         team.size,
         why,
     )
@@ -66,6 +73,7 @@ def with_seats(
     used: list[int],
     lost: list[LostRank],
     rejoined: list[int],
+    defective: list[int],
     size: int | None,
     why: str,
 ) -> Plan:
@@ -77,7 +85,13 @@ def with_seats(
         "ranks": count,
         "local_ranks": len(own),
         "gpus": gpus,
-        "elastic": {**elastic, "seats": used, "lost": lost, "rejoined": rejoined},
+        "elastic": {
+            **elastic,
+            "seats": used,
+            "lost": lost,
+            "rejoined": rejoined,
+            "defective": defective,
+        },
     }
     if "numa" in plan and elastic["bindings"]:
         bindings = [elastic["bindings"][place] for place in own]

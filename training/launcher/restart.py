@@ -41,6 +41,7 @@ class Failure:
     returned: tuple[int, ...] = ()
     suspect_gpu: bool = False  # the GPU of `rank` may be defective
     worker: bool = False  # a data-loader worker of `rank` lacked memory, not the rank itself
+    oom_kill: bool = False  # the kernel killed `rank`, or a process below it, for lack of memory
     occupied: bool = False  # other processes have exhausted the GPU of `rank`
     blocked: str = ""  # ranks of any machine that even SIGKILL does not end
     snapshot: Snapshot | None = None  # newest one of a script
@@ -104,5 +105,6 @@ class GiveUp:
 
 
 def killed(failure: Failure) -> bool:
-    """Whether a signal that may not come again has ended a rank."""
-    return failure.kind == DIED and -failure.status in SIGNALS
+    """Whether a signal that may not come again has ended a rank, or a process below it that lacked
+    memory."""
+    return failure.oom_kill or (failure.kind == DIED and -failure.status in SIGNALS)

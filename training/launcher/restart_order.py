@@ -25,7 +25,8 @@ def made(plan: Plan, chosen: Restart, attempt: int) -> Message:
         "why": chosen.why,
         "attempt": attempt,
         "team": {
-            name: elastic[name] for name in ("seats", "lost", "rejoined", "device_batch_size")
+            name: elastic.get(name)
+            for name in ("seats", "lost", "rejoined", "defective", "device_batch_size")
         },
     }
 
@@ -42,7 +43,7 @@ def followed(plan: Plan, order: Message) -> Plan:
     if team := order.get("team"):
         changes.pop("device_batch_size", None)
         size = order["changes"]["device_batch_size"] if "batch" in plan else None
-        lists = (team["seats"], team["lost"], team["rejoined"])
+        lists = (team["seats"], team["lost"], team["rejoined"], team.get("defective") or [])
         plan = replan.with_seats(plan, *lists, size, why)
         # for this machine's own decisions, if it takes over
         limit = team.get("device_batch_size", plan["elastic"]["device_batch_size"])

@@ -14,8 +14,7 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,73 +23,14 @@ from training.core import log, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host import numa, process, topology
+from training.launcher.child import Child
 from training.launcher.local_ranks import LocalRanks
-from training.watchdog.probes import procfs
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import BindingRecord, NumaRecord
 
 # Files that a rank writes for one attempt. Its log is kept and appended to.
 PER_ATTEMPT = re.compile(r"rank(\d+)\.(bin|error\.json|stacks|ended|sock|torchelastic\.json)")
-
-
-@dataclass
-class Child:
-    """One started process. `rank` is None for a `launcher`, which starts the ranks itself."""
-
-    rank: int | None
-    popen: subprocess.Popen[bytes]
-    # 1: standard output, 2: standard error → descriptor that reads it; one of them: both are joined
-    outputs: dict[int, int]
-    pidfd: int  # readable when it has exited
-    launcher: str = "torchrun"
-    foreign: bool = False  # of another user (sudo): this process may not signal it
-
-    @property
-    def name(self) -> str:
-        return self.launcher if self.rank is None else f"rank {self.rank}"
-
-    def signal_group(self, number: signal.Signals) -> None:
-        """Signal the process and its whole session; does nothing when all have exited. Resource
-        trackers, which clean up after them, are not killed."""
-        if number == signal.SIGKILL:
-            if self.popen.returncode is None:
-                self.signal(number)
-            process.end_group(self.popen.pid)
-            return
-        with self._noting_refusal(), contextlib.suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, number)
-
-    def signal(self, number: signal.Signals, processes: Collection[int] = ()) -> None:
-        """Signal the process alone, which handles its children itself, or these of its family."""
-        for pid in processes or (self.popen.pid,):
-            with self._noting_refusal(), contextlib.suppress(ProcessLookupError):
-                if pid == self.popen.pid:
-                    self.popen.send_signal(number)
-                else:
-                    os.kill(pid, number)
-
-    @contextlib.contextmanager
-    def _noting_refusal(self) -> Iterator[None]:
-        try:
-            yield
-        except PermissionError:
-            if not self.foreign:
-                self.foreign = True
-                log.warning(self.unkillable)
-
-    @property
-    def unkillable(self) -> str:
-        """Why it cannot be killed."""
-        name, pid = self.name, self.popen.pid
-        if self.foreign:
-            return msg("launcher.limits.other_user", name=name, pid=pid)
-        place = (read := procfs.read_process(pid)) and read.waits_in
-        return (
-            msg("launcher.limits.unkillable_in", name=name, pid=pid, place=place)
-            if place
-            else msg("launcher.limits.unkillable", name=name, pid=pid)
-        )
 
 
 def remove_stale(run: rundir.RunDir, stale: Callable[[int], bool]) -> None:

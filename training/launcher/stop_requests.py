@@ -8,8 +8,9 @@ import time
 from training.core import exit_status, log
 from training.core.console import hurry
 from training.core.messages import msg
-from training.launcher import others, spawn, stop_signals
+from training.launcher import others, stop_signals
 from training.launcher.attempt_state import AttemptState
+from training.launcher.child import Child
 from training.launcher.child_processes import ChildProcesses
 from training.launcher.json_socket import Message
 from training.launcher.stop_signals import StopSignals
@@ -57,7 +58,7 @@ class StopRequests:
                 self._rank_left(rank)
             self._request(request[0], msg("launcher.stop.on_node", name=name))
 
-    def from_rank(self, child: spawn.Child, status: int) -> None:
+    def from_rank(self, child: Child, status: int) -> None:
         """A rank of Duet's training received a stop signal itself and exited without the others:
         they are asked to stop too, and what they cannot complete without it is not a failure."""
         self._rank_left(child.rank)
@@ -82,7 +83,8 @@ class StopRequests:
         outcome.asked = stop_signals.code(number)
         if outcome.failed_at is not None and outcome.left is None:
             outcome.late_stop = number
-        self.asked_at = time.monotonic()
+        if outcome.ours or not outcome.resized:  # else the time limit of its ranks runs already
+            self.asked_at = time.monotonic()
         will = msg("launcher.stop.saving") if outcome.ours else msg("launcher.stop.asked_script")
         will = will if outcome.left is None else msg("launcher.stop.others_too")
         log.warning(msg("launcher.stop.first", name=name, will=will))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import traceback
@@ -11,7 +12,7 @@ import torch
 
 from training.core import heartbeat, log, metric_units, run_reader, rundir
 from training.core.cells import cells
-from training.core.errors import Exit, UserError
+from training.core.errors import Exit
 from training.core.messages import msg
 from training.core.recorded_steps import RecordedSteps
 from training.core.units import duration, plural
@@ -131,9 +132,14 @@ def write_summary(
     session.run.forget_before(plan, session.run.summary)
     session.run.event("end", step=position.step, exit_code=int(code))
     if code == Exit.DONE:  # the summary of a complete training outlives an end of this process here
-        summary["sample"] = sample(session)
-        summary |= {"time": time.time(), "seconds": time.monotonic() - started}
-        rundir.write_json(session.run.summary, summary)
+        complete = cast("SummaryRecord", {**summary, "sample": sample(session)})
+        complete |= {"time": time.time(), "seconds": time.monotonic() - started}
+        try:
+            rundir.write_json(session.run.summary, complete)
+        except OSError as error:
+            _warn(session, error)
+        else:
+            return complete
     return summary
 
 
@@ -149,23 +155,26 @@ def scores(evals: dict[int, Figures]) -> dict[str, float]:
 
 
 def sample(session: TrainState) -> str | None:
-    """A sample of the model: text, and pictures in the run's samples/."""
+    """A sample of the model: text, and pictures in the run's samples/. None after an error, also
+    of memory or the disk: everything has been trained and saved."""
     session.raw.eval()
     folder = session.run.samples
-    folder.mkdir(exist_ok=True)
     try:
+        folder.mkdir(exist_ok=True)
         heartbeat.current.beat("sample")  # a fault that is injected here is one of the sample
         with session.averaged(), session.autocast, torch.no_grad():
             return session.task.checked_sample(session.raw, folder)
-    except UserError:
-        raise
-    except Exception as error:  # also of memory: everything has been trained and saved
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        place, what = f"{last.filename}:{last.lineno}", f"{type(error).__name__}: {error}"
-        warning = msg("trainer.finish.no_sample", place=place, error=what)
-        log.warning(warning)
-        session.run.event("warning", code="warning.sample", text=warning)
+    except Exception as error:
+        _warn(session, error)
         return None
     finally:
-        if not any(folder.iterdir()):
+        with contextlib.suppress(OSError):  # it is missing, or has pictures
             folder.rmdir()
+
+
+def _warn(session: TrainState, error: Exception) -> None:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place, what = f"{last.filename}:{last.lineno}", f"{type(error).__name__}: {error}"
+    warning = msg("trainer.finish.no_sample", place=place, error=what)
+    log.warning(warning)
+    session.run.event("warning", code="warning.sample", text=warning)

@@ -230,6 +230,7 @@ class ElasticRecord(TypedDict):
     seats: list[int]  # planned numbers of the current ranks, in the order of ranks
     lost: list[LostRank]
     rejoined: list[int]  # planned numbers of ranks that were lost and came back
+    defective: NotRequired[list[int]]  # those of them whose GPU was defective
     hosts: NotRequired[str]  # --hosts of a resume after a takeover, with the newest state first
 
 

@@ -138,6 +138,7 @@ class FailureRecord(EndRecord):
     suspect_gpu: NotRequired[bool]  # a defective GPU of `rank` may be the cause
     blocked: NotRequired[str]  # ranks that even SIGKILL does not end, on one of several machines
     worker: NotRequired[bool]  # a data-loader worker of `rank` lacked memory, not the rank itself
+    oom_kill: NotRequired[bool]  # the kernel killed the rank, or a process below it, for memory
     advice: NotRequired[list[str]]  # derived from the other fields
 
 

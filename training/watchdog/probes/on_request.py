@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from training.watchdog.probes import procfs, stacks
+from training.watchdog.probes import procfs, signal_masks, stacks
 from training.watchdog.probes.stacks import Stack
 
 WAIT_S, POLL_S = 1.5, 0.05  # for all of them together
-_CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)$", re.MULTILINE)
 
 
 def ask(folder: Path, pids: Mapping[int, int]) -> dict[int, Stack]:
@@ -46,10 +44,8 @@ def stack_file(folder: Path, rank: int) -> Path:
 
 def _answers(pid: int, file: Path) -> bool:
     """Does it catch the signal, and has it this file open?"""
-    caught = _CAUGHT.search(procfs.read_text(f"/proc/{pid}/status"))
-    if not caught or not int(caught[1], 16) >> (signal.SIGUSR2 - 1) & 1:
-        return False
-    return str(file.resolve()) in procfs.open_files(pid)
+    caught = signal_masks.catches(pid, signal.SIGUSR2)
+    return caught and str(file.resolve()) in procfs.open_files(pid)
 
 
 def _read(files: Mapping[int, tuple[Path, int]]) -> dict[int, str]:
