@@ -171,7 +171,7 @@ def test_a_damaged_archive_is_refused(run: RunDir, tmp_path: Path, cache: Path) 
 
 
 def test_an_archive_that_is_cut_off_is_not_empty(run: RunDir, tmp_path: Path, cache: Path) -> None:
-    """tarfile says that it is an empty file."""
+    """tarfile calls it an empty file."""
     (bad := tmp_path / "cut.tar.zst").write_bytes(
         packed(run, tmp_path / "a.tar.zst").read_bytes()[:99]
     )

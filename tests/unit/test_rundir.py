@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import clean_environment
-from training.core import checkpoint_folder, rundir
+from training.core import checkpoint_folder, rundir, umask
 from training.core.rundir import RunDir
 
 
@@ -28,7 +28,7 @@ def test_permissions_follow_the_umask(tmp_path: Path, mask: int, file: int, fold
     try:
         rundir.write_json(tmp_path / "a.json", {})
         made = Path(tempfile.mkdtemp(dir=tmp_path))
-        rundir.use_umask(made)
+        umask.use(made)
         work = checkpoint_folder.new_work(tmp_path, 1)
         checkpoint_folder.publish(work, tmp_path / "step_00000001")
         assert os.umask(mask) == mask

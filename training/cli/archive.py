@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import training
-from training.core import archive, args, find_run, log, redact, rundir, units
+from training.core import archive, args, find_run, log, redact, rundir, umask, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import LATEST, RunSelector
 from training.core.messages import msg
@@ -210,7 +210,7 @@ def pack(run: RunDir, out: Path, *, checkpoints: bool) -> ArchiveIndex:
             file.flush()
             os.fsync(file.fileno())
         archive.verify(temporary)
-        rundir.use_umask(temporary)
+        umask.use(temporary)
         temporary.rename(out)
     finally:
         temporary.unlink(missing_ok=True)

@@ -10,9 +10,8 @@ import re
 import shutil
 from pathlib import Path
 
-from training.core import manifest
+from training.core import manifest, umask
 from training.core.messages import msg
-from training.core.rundir import use_umask
 from training.core.work_folder import sync
 
 # As named by new_work(); a folder that is being removed has no suffix.
@@ -41,7 +40,7 @@ def cut_saves(folder: Path) -> list[int]:
 def publish(work: Path, final: Path) -> None:
     """Give a complete folder its name; it replaces a checkpoint of the same step. Raises
     OSError."""
-    use_umask(work)
+    umask.use(work)
     # sync the files before the folder gets its final name
     sync(work)
     if not final.exists():

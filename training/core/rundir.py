@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, overload
 
-from training.core import json_text, log
+from training.core import json_text, log, umask
 from training.core.messages import msg
 
 if TYPE_CHECKING:
@@ -266,21 +266,6 @@ def write_words(path: Path, words: Iterable[str]) -> None:
     write_bytes(path, b"".join(os.fsencode(word) + b"\0" for word in words))
 
 
-def use_umask(path: str | os.PathLike[str]) -> None:
-    """Give a file or folder of `tempfile`, which only its owner may read, the permissions of any
-    new one. Raises OSError."""
-    os.chmod(path, (0o777 if os.path.isdir(path) else 0o666) & ~_umask())
-
-
-def _umask() -> int:
-    """os.umask() would set it, for all threads."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/status", "rb") as file:
-        for line in file:
-            if line.startswith(b"Umask:"):
-                return int(line.split()[1], 8)
-    return 0o022
-
-
 def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
     """Replace `path` atomically: temporary file in the same folder, fsync, rename. `mode`: its
     permissions; None: by the umask. Raises OSError."""
@@ -293,7 +278,7 @@ def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
             file.flush()
             os.fsync(file.fileno())
         if mode is None:
-            use_umask(temporary)
+            umask.use(temporary)
         else:
             os.chmod(temporary, mode)
         os.replace(temporary, path)

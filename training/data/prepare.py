@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from training.core import file_lock, log, rundir, units
+from training.core import file_lock, log, rundir, umask, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.data import corpus, shards, tokenizer, tokenizer_base
@@ -170,7 +170,7 @@ def ensure(
             work.mkdir()
         else:
             work = Path(tempfile.mkdtemp(dir=cache, prefix=f".{folder.name}.", suffix=".work"))
-            rundir.use_umask(work)
+            umask.use(work)
         try:
             made = _write(source, text_field, work, folder, progress, chosen, vocab_size)
             if problems := corpus.changed(before, corpus.states(source)):

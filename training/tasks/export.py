@@ -12,7 +12,7 @@ import torch
 import training
 from training import tasks
 from training.config.schema import FIELDS
-from training.core import manifest, redact, rundir
+from training.core import manifest, redact, rundir, umask
 from training.core.work_folder import WorkFolder, sync
 from training.tasks import model_card, module_versions, own_error, own_modules, safetensors_file
 from training.tasks.trained import Trained
@@ -47,9 +47,9 @@ def write(model: Trained, form: str, out: Path) -> None:
         rundir.write_json(work / EXPORT, _record(model, work, file, words))
         rundir.write_bytes(work / CARD, model_card.text(model, form).encode())
         for path in work.rglob("*"):
-            rundir.use_umask(path)
+            umask.use(path)
             sync(path)
-        rundir.use_umask(work)
+        umask.use(work)
         sync(work)
         work.rename(out)  # replaces an empty folder
         sync(out.parent)

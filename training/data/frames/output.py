@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from training.core import umask
 from training.core.errors import Problem
 from training.core.messages import msg
-from training.core.rundir import use_umask
 from training.core.work_folder import WorkFolder, sync
 from training.data.frames import pyav
 from training.data.frames.source import FILM, FOLDER, PICTURE, Frame, Source
@@ -168,12 +168,12 @@ class Writer:
     def _publish(self) -> None:
         out = self.target.path
         for file in sorted(self.work.iterdir()):
-            use_umask(file)
+            umask.use(file)
             sync(file)
         if self.target.kind != FOLDER:
             os.replace(self.result, out)
         else:
-            use_umask(self.work)
+            umask.use(self.work)
             sync(self.work)
             self._replace(out)
         sync(out.parent)
