@@ -118,15 +118,18 @@ def test_a_shell_script_ends_with_the_training_that_ctrl_c_has_ended(
 
 
 @pytest.mark.slow
-def test_the_trap_of_a_shell_script_is_kept(script: Script, tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits", [1, 2])
+def test_the_trap_of_a_shell_script_is_kept(script: Script, tmp_path: Path, waits: int) -> None:
+    """With one wait, which the trap interrupts, the script ends before its training has saved."""
     (tmp_path / "train.py").write_text(TRAIN)
     program = tmp_path / "train.sh"
     train = f"{sys.executable} '{tmp_path / 'train.py'}' '{tmp_path}' 1"
-    trap = "trap 'kill -USR1 $p' TERM"
-    program.write_text(f"#!/bin/bash\n{trap}\n{train} & p=$!\nwait $p\nwait $p\n")
+    trap, wait = "trap 'kill -USR1 $p' TERM", "wait $p\n"
+    program.write_text(f"#!/bin/bash\n{trap}\n{train} & p=$!\n{wait * waits}")
     program.chmod(0o755)
     run = script(program, ranks=1)
     run.wait_for("ready")
+    run.process.send_signal(signal.SIGUSR2)  # for which neither has a handler
     run.process.send_signal(TERM)
     assert run.wait() == 75
     assert (tmp_path / "asked0").read_text() == f"{int(USR1)} of 1\n"

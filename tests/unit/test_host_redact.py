@@ -172,3 +172,10 @@ def test_the_word_after_the_name_of_a_secret() -> None:
     ]
     settings = ["--num_key_value_heads", "8", "--key_offset", "false", "--pad_token_id", "0"]
     assert redact.words(settings) == settings
+
+
+def test_the_machines_of_a_plan() -> None:
+    hosts = "n1, alice@n2:22,n3:22222,[fe80::1]:2222,fe80::2,bob@[fe80::3]"
+    plan = {"config": {"hosts": hosts}, "place": {"master_addr": "10.1.2.3"}}
+    names = ["n1", "alice@n2", "n3", "fe80::1", "fe80::2", "bob@fe80::3", "10.1.2.3"]
+    assert redact.machines_of(plan) == names

@@ -70,5 +70,16 @@ def test_a_script_gets_a_signal_again_with_the_next_program(start: Start) -> Non
     assert asked.new({shell: {shell}}) == {}
     assert asked.new({shell: {shell, 1}}) == {shell: {shell, 1}}
     asked = AskedProcesses()
+    assert asked.new({shell: {python}}) == {shell: {python}}
+    assert asked.new({shell: {shell}}) == {}, "it copies what the training has saved"
+    asked = AskedProcesses()
     assert asked.new({python: {1}}) == {python: {1}}
     assert asked.new({python: {2}}) == {python: {2}}, "a Python program that starts ranks"
+
+
+def test_a_training_outlives_a_script_whose_trap_has_got_the_signal(start: Start) -> None:
+    asked, (shell, python) = AskedProcesses(), start(BACKGROUND)
+    asked.watch(shell, python)
+    assert not asked.outlive(shell), "nothing has been asked to stop"
+    asked.new({shell: {shell}})
+    assert asked.outlive(shell)

@@ -123,6 +123,11 @@ def test_what_is_tested() -> None:
     again = grown(lost(1), 1)
     again = after(again, failed(1))
     assert candidates(again) == [], "lost a second time"  # type: ignore[arg-type]
+    again["elastic"]["defective"] = []  # it came back with its machine
+    (one,) = again["elastic"]["lost"]
+    for cause, seats in (("gpu_hardware", [1]), ("killed", [])):
+        one["cause"] = cause
+        assert [found["seat"] for found in candidates(again)] == seats  # type: ignore[arg-type]
 
 
 def test_a_machine_tests_its_own_gpus() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_watch_samples import PROCESS, judged, look, reduce
+from tests.unit.test_watch_samples import MINE, PROCESS, judged, look, reduce
 from training.watchdog.hang_report import MAY_END, WORKS, HangFinding, NoFinding
 from training.watchdog.probes import procfs
 from training.watchdog.probes.stacks import Frame
@@ -104,3 +104,10 @@ def test_a_call_in_c_that_holds_the_gil_does_not_end() -> None:
     holds = dataclasses.replace(look(LOCKS, holds_gil=True), ends_by="timeout")
     found = judged((reduce(), reduce()), (holds, holds))
     assert isinstance(found, HangFinding) and (found.rank, found.may_end) == (1, False)
+
+
+def test_a_rank_that_works_decides_beside_one_that_sleeps() -> None:
+    works = look(MINE), look(MINE, cpu_s=10.9)
+    for ranks in ((works, (SLEEPS, SLEEPS)), ((SLEEPS, SLEEPS), works)):
+        found = judged((reduce(), reduce()), *ranks)
+        assert isinstance(found, NoFinding) and found.code == WORKS

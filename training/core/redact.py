@@ -138,9 +138,10 @@ def machines_of(plan: Mapping[str, Any]) -> list[str]:
     """The machines that a plan names, as `[user@]host`."""
     listed = str(dig(plan, "config", "hosts") or "")
     others = [dig(plan, "place", "master_addr"), dig(plan, "starter", "host")]
-    return [re.sub(r":\d{1,4}$|[][]", "", one.strip()) for one in listed.split(",")] + [
-        one for one in others if isinstance(one, str)
-    ]
+    # the port of `host:22` and `[fe80::1]:22`, not the end of a bare fe80::1
+    port = re.compile(r"^((?:[^@]*@)?(?:[^:@]*|\[.*\])):\d{1,5}$")
+    hosts = [re.sub(r"[][]", "", port.sub(r"\1", one.strip())) for one in listed.split(",")]
+    return hosts + [one for one in others if isinstance(one, str)]
 
 
 class Anonymous:

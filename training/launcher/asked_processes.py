@@ -52,10 +52,11 @@ def in_group(pid: int, group: int) -> bool:
 
 
 class AskedProcesses:
-    """Those that have got a stop signal."""
+    """Those that have got a stop signal, and those that get it from a shell script's own trap."""
 
     def __init__(self) -> None:
         self._asked: dict[int, set[int]] = {}  # PID of a rank → PIDs
+        self._watched: dict[int, set[int]] = {}
 
     def __contains__(self, pid: int) -> bool:
         """Has this rank got it, or a process below it?"""
@@ -67,13 +68,20 @@ class AskedProcesses:
         new = dict[int, set[int]]()
         for pid, processes in found.items():
             known = self._asked.setdefault(pid, set())
-            if further := processes - known:
+            # alone, the script does what comes after the training, such as a copy of its files
+            if further := processes - known - ({pid} if known else set()):
                 again = known and not procfs.is_python(pid)
                 new[pid] = further | ({pid} if again else set())
                 known |= new[pid]
         return new
 
+    def watch(self, pid: int, training: int) -> None:
+        """`training`: the process that trains below this rank."""
+        self._watched.setdefault(pid, set()).add(training)
+
     def outlive(self, pid: int) -> bool:
         """Do some of them still run in the group of this rank, which has ended?"""
-        asked = self._asked.get(pid, set()) - {pid}
-        return any(procfs.lives(one) and in_group(one, pid) for one in asked)
+        if pid not in self._asked:
+            return False
+        known = (self._asked[pid] | self._watched.get(pid, set())) - {pid}
+        return any(procfs.lives(one) and in_group(one, pid) for one in known)

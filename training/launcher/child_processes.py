@@ -23,6 +23,7 @@ from training.launcher.attempt_state import AttemptState
 from training.launcher.child import Child
 from training.launcher.outputs import Outputs
 from training.trainer import flight_recorder_server
+from training.watchdog import wrapped
 from training.watchdog.probes import procfs
 from training.watchdog.probes.signal_masks import catches
 
@@ -152,12 +153,14 @@ class ChildProcesses:
         return {child.rank: child.popen.pid for child in self.alive.values()}
 
     def pass_on(self, number: int) -> None:
-        """Send a signal that does not stop anything to each rank. It would end what a script has
-        started without a handler for it."""
+        """Send a signal that does not stop anything to each rank. It would end a shell script, or
+        what a script has started, without a handler for it."""
         found = {} if self._state.outcome.ours else self._targets(number)
         for child in self.alive.values():
-            family = found.get(child.popen.pid, ())
-            child.signal(signal.Signals(number), {one for one in family if catches(one, number)})
+            family = found.get(child.popen.pid)
+            takers = {one for one in family or () if catches(one, number)}
+            if takers or family is None:
+                child.signal(signal.Signals(number), takers)
 
     def ask_to_stop(self, number: int) -> None:
         """Pass a stop signal on to each rank; torchrun and all its processes get SIGTERM."""
@@ -195,6 +198,8 @@ class ChildProcesses:
 
         def search() -> None:
             found.update(targets(ranks, number, alone=self._state.team.world_size == 1))
+            for rank, training in wrapped.trainings(ranks).items():
+                self._asked.watch(ranks[rank], training)
 
         self._state.best_effort(msg("launcher.effort.signals"), search)
         return found

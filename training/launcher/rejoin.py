@@ -20,7 +20,7 @@ from training.host.gpus import VISIBLE
 from training.launcher import fewer_ranks, replan, seats
 
 if TYPE_CHECKING:
-    from training.core.contracts.plan import LostRank, Plan
+    from training.core.contracts.plan import ElasticRecord, LostRank, Plan
     from training.launcher.coordinator import Coordinator
 
 # torch is imported, a context is created; a driver may wait for a dead GPU without end
@@ -38,17 +38,24 @@ class _Trial:
 
 
 def candidates(plan: Plan) -> list[LostRank]:
-    """GPUs of this machine that may be used again: not those that were lost a second time. Another
-    machine that has noted the loss does not know the GPU."""
+    """GPUs of this machine that may be used again: not those that were lost a second time (see
+    _lost_again). Another machine that has noted the loss does not know the GPU."""
     if not wanted(plan) or not plan["elastic"]["gpus"]:
         return []
     elastic, here = plan["elastic"], seats.here(plan)
     found: list[LostRank] = []
     for one in elastic["lost"]:
-        if one["seat"] in here and one["seat"] not in elastic["rejoined"]:
+        if one["seat"] in here and not _lost_again(elastic, one):
             gpu = elastic["gpus"][one["seat"] - here.start]
             found.append({**one, "gpu": gpu["index"], "uuid": gpu["uuid"]})
     return [one for one in found if one["uuid"]]
+
+
+def _lost_again(elastic: ElasticRecord, one: LostRank) -> bool:
+    """A defect counts as the second one only after a first defect: the GPU may have come back with
+    its machine, which had been restarted."""
+    defect = one["cause"] in replan.DEFECTIVE
+    return one["seat"] in (elastic.get("defective", ()) if defect else elastic["rejoined"])
 
 
 def wanted(plan: Plan) -> bool:
@@ -78,7 +85,7 @@ def back(plan: Plan, line: Coordinator) -> list[int]:
     away = {
         one["seat"]
         for one in elastic["lost"]
-        if one["cause"] not in replan.DEFECTIVE or one["seat"] not in elastic.get("defective", ())
+        if one["cause"] not in replan.DEFECTIVE or not _lost_again(elastic, one)
     }
     there = [own, *(node for node in line.wires if line.there(node))]
     works = line.works.intersection(seats.on(elastic, there))

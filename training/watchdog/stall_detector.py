@@ -84,20 +84,24 @@ def detect_stall(
         return _all_wait(
             seen, waiting, ended, elsewhere or (joining and RENDEZVOUS in waiting.values())
         )
-    guilty = []
+    guilty, unsure = [], None  # one that works decides, whatever the others do
     for c in others:
         how = _stuck(c, burst, alone)
         if how is None:
             shown = _shown(seen, c.rank)
             if spins(c):
                 text = msg("watchdog.stall.loops", shown=shown)
-                return NoFinding(hang_report.LOOPS, text)
+                unsure = unsure or NoFinding(hang_report.LOOPS, text)
+                continue
             asleep = c.idle and c.same_place and not (c.exchanges or c.always("D"))
             if asleep and _may_end(c):
                 text = msg("watchdog.stall.may_end", shown=shown)
-                return NoFinding(hang_report.MAY_END, text)
+                unsure = unsure or NoFinding(hang_report.MAY_END, text)
+                continue
             return NoFinding(hang_report.WORKS, msg("watchdog.stall.one_works", shown=shown))
         guilty.append((c, how))
+    if unsure:
+        return unsure
     guilty = _not_for_a_lock(guilty)
     if len(guilty) > 1:  # one of them may wait for another, in a way that is unknown here
         shown = ", ".join(f"rank {o.rank} {text}" for o, text in guilty)
