@@ -214,14 +214,22 @@ def test_bad_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_users_task_is_exported_with_its_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And without a tokenizer; not for transformers."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USER", "small")
     source = ROOT / "examples/spirals.py"
-    private = {"words": f"{tmp_path}/mine/words.txt", "api_key": "hunter42", "log": "/disk/small"}
-    options = {"points": 40, "noise": 0.05, "width": 8, "lr": 3e-3, "kind": "small", **private}
+    private = {"words": f"{tmp_path}/mine/words.txt"}
+    private |= {
+        "api_key": "hunter42",
+        "run_token": "hf_" + "a1" * 9,
+        "db": "s3://me:hunter42@host/x",
+    }
+    kept = {"image_key": "image", "pad_token": "<pad>", "auth": "auto", "log": "/disk/small"}
+    kept |= {"data": "/home/shared/imagenet", "near": f"{tmp_path}2/x"}
+    options = {"points": 40, "noise": 0.05, "width": 8, "lr": 3e-3, "kind": "small"}
+    options |= {**private, **kept}
     run = made(tmp_path / "run", gpt(1))
     plan = json.loads(run.plan.read_text())
     plan["task"] = {
@@ -239,11 +247,14 @@ def test_a_users_task_is_exported_with_its_class(
     assert export.main([str(run.path), f"--out={out}"]) == 0
     assert (out / "spirals.py").read_text() == source.read_text()
     record = json.loads((out / "duet.json").read_text())
-    shown = {"words": "~/mine/words.txt", "api_key": "", "log": "/disk/USER"}
+    shown = {"words": "~/mine/words.txt", "api_key": "", "run_token": "", "db": ""}
+    assert "api_key, run_token, db" in capsys.readouterr().err
     assert record["task"]["options"] == options | shown, "a word may be a choice"
     assert record["shape"] == {"words": shown["words"]}
     loaded = tasks.load_model(out).weights
-    assert loaded.plan["task"]["options"]["words"] == private["words"]
+    assert loaded.plan["task"]["options"] == options | dict.fromkeys(shown, "") | {
+        "words": private["words"]
+    }
     assert loaded.facts["shape"] == {"words": private["words"]}
     points = torch.randn(5, 2)
     with torch.no_grad():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.conftest import python
 from tests.unit.test_sweep import prepared
 from training.cli.sweep import board, session, usable
 from training.cli.sweep.slots import Slot
@@ -137,8 +138,9 @@ def test_a_driver_that_does_not_answer_has_lost_its_gpus(
     assert todo.states == ["waiting", "waiting"]
 
 
+REFUSED = 'echo preflight.gpu >"$DUET_PROBLEMS"; exit 3'
 NOTE = 'echo "$CUDA_VISIBLE_DEVICES" >>"$1"'
-REFUSED_ON_7 = f"{NOTE}; [[ $CUDA_VISIBLE_DEVICES = GPU-8 ]] || exit 3"
+REFUSED_ON_7 = f"{NOTE}; [[ $CUDA_VISIBLE_DEVICES = GPU-8 ]] || {{ {REFUSED}; }}"
 
 
 @pytest.mark.usefixtures("handlers")
@@ -162,7 +164,7 @@ def test_a_gpu_that_is_free_again_gets_runs(
 ) -> None:
     monkeypatch.setattr(usable, "LOOK_S", 0.1)
     wait = f"{NOTE}; until [[ -e done ]]; do sleep 0.02; done"
-    first = f"{NOTE}; [[ -e tried ]] || {{ touch tried; exit 3; }}; touch done"
+    first = f"{NOTE}; [[ -e tried ]] || {{ touch tried; {REFUSED}; }}; touch done"
     todo = acted(first, wait, slots=["GPU-7", "GPU-8"])
     look, seen = driver.inventory, [gpu("GPU-7", 2, (9,))] * 2  # after the refusal
 
@@ -193,10 +195,42 @@ def test_a_run_that_two_gpus_refuse_has_failed_unless_both_are_full(
     states: list[str],
 ) -> None:
     driver.gpus = {"GPU-7": gpu("GPU-7", 20, (9,)), "GPU-8": used}
-    other = "exit 3" if code == Exit.RESOURCES else "true"
-    todo = acted("exit 3", other, other, slots=["GPU-7", "GPU-8"])
+    other = REFUSED if code == Exit.RESOURCES else "true"
+    todo = acted(REFUSED, other, other, slots=["GPU-7", "GPU-8"])
     assert todo.go() == code
     assert todo.states == states
+
+
+@pytest.mark.usefixtures("handlers")
+def test_another_problem_of_a_start_is_the_run_s_own(
+    acted: Callable[..., session.Session], driver: Driver
+) -> None:
+    driver.gpus["GPU-7"] = gpu("GPU-7", 2, (9,))
+    other = 'echo preflight.disk >"$DUET_PROBLEMS"; exit 3'
+    todo = acted(other, "exit 3", "true", slots=["GPU-7"])
+    assert (todo.go(), todo.states) == (Exit.TRAINING, ["failed", "failed", "finished"])
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("slots", [["GPU-7"], ["GPU-7", "GPU-8"]])
+def test_the_last_gpu_that_is_set_aside_ends_the_sweep(
+    acted: Callable[..., session.Session],
+    driver: Driver,
+    capsys: pytest.CaptureFixture[str],
+    slots: list[str],
+) -> None:
+    driver.gpus = {name: gpu(name, 2, (9,)) for name in slots}
+    todo = acted(REFUSED, REFUSED, slots=slots)
+    assert (todo.go(), todo.states) == (Exit.RESOURCES, ["waiting", "waiting"])
+    assert capsys.readouterr().err.count("--resume") == 1
+    assert not todo.sweep.folder.problems(todo.runs[0]["name"]).exists()
+
+
+def test_a_refused_start_leaves_its_codes(tmp_path: Path) -> None:
+    file = tmp_path / "problems"
+    argv = ("training.cli.plan", "launch_train.sh", "1", "--depth=0", "--device=cpu")
+    ended = python("-m", *argv, cwd=tmp_path, DUET_PROBLEMS=str(file))
+    assert (ended.returncode, file.read_text().split()) == (Exit.CONFIG, ["field.value"])
 
 
 @pytest.mark.usefixtures("handlers")

@@ -16,18 +16,21 @@ packages have to be installed first.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.cli import doctor
 from training.config import flags
-from training.core import log
+from training.core import log, rundir
 from training.core.errors import Exit, NothingToDo, UserError
 from training.core.messages import msg
+from training.core.project import PROBLEMS
 from training.host import hosts, process
 from training.host import program as command
 from training.host.placement import RANK
@@ -128,7 +131,16 @@ def main() -> int:
         received.withdraw()
         log.report(error)
         answer_refused(line, error)
+        _leave_codes(error)
         return int(error.code)
+
+
+def _leave_codes(error: UserError) -> None:
+    """For the sweep that has started this run. A full disk may be the problem."""
+    if file := os.environ.get(PROBLEMS):
+        codes = "".join(f"{problem.code}\n" for problem in error.problems)
+        with contextlib.suppress(OSError):
+            rundir.write_bytes(Path(file), codes.encode())
 
 
 def _script(program: str, args: list[str], environ: Mapping[str, str], installed: bool) -> int:

@@ -18,7 +18,7 @@ from training.config.schema import FIELDS, Config, Known, describe
 from training.core import messages
 from training.core.errors import Problem
 from training.core.messages import msg
-from training.core.project import DOCTOR, STARTED_AS
+from training.core.project import DOCTOR, PROBLEMS, STARTED_AS
 
 if TYPE_CHECKING:
     from training.config.translate import Sizes
@@ -29,7 +29,7 @@ PREFIX = "DUET_"
 INTERNAL = {
     *("DUET_ROOT", "DUET_PYTHON", "DUET_RUN_DIR", "DUET_LOG_FILE", "DUET_STORE_FD"),
     *("DUET_SCRIPT", "DUET_SUPERVISED", "DUET_TOKEN", "DUET_ATTEMPT", "DUET_NODE", "DUET_JOINS"),
-    *("DUET_ACTIVE", DOCTOR, STARTED_AS),
+    *("DUET_ACTIVE", DOCTOR, PROBLEMS, STARTED_AS),
 }
 
 # Kubernetes sets these in every pod for each Service of the namespace, as for one named duet-…:

@@ -20,6 +20,8 @@ WORK = Path.cwd() if INSTALLED else ROOT
 # The path of the script that the user has started, unless the current directory is the project
 # (lib/init.sh).
 STARTED_AS = "DUET_STARTED_AS"
+# The file into which a refused start writes the codes of its problems, for `duet sweep`.
+PROBLEMS = "DUET_PROBLEMS"
 # Set for `duet doctor`, which is this script with this flag.
 DOCTOR = "DUET_DOCTOR"
 _DOCTOR = re.compile(

@@ -27,6 +27,8 @@ SECRET_NAME = re.compile(
 )
 # Never shown, unlike --pad_token_id=0 and --auth=auto.
 PASSWORD = re.compile(r"secret|passw|credential", re.IGNORECASE)
+# unlike the image_key and pad_token of a task
+API_KEY = re.compile(r"(^|[_-])(api[_-]?key|auth)([_-]|$)", re.IGNORECASE)
 SETTING = re.compile(
     r"true|false|auto|default|[+-]?\d{1,5}(\.\d{1,4})?(e[+-]?\d{1,2})?", re.IGNORECASE
 )
@@ -73,6 +75,15 @@ def _is_named(name: str, value: str) -> bool:
     """Whether this is the name of a secret, and the value not that of a setting."""
     setting = SETTING.fullmatch(value) and not PASSWORD.search(name)
     return bool(SECRET_NAME.search(name)) and not setting
+
+
+def is_surely_secret(name: str, value: str) -> bool:
+    """Whether the value must not be published, even if a task needs it: `*_key` and `*_token` alone
+    are names of ordinary options."""
+    named = PASSWORD.search(name) or (API_KEY.search(name) and not SETTING.fullmatch(value))
+    return bool(value) and bool(
+        named or SECRET_VALUE.search(value) or LOGIN_IN_ADDRESS.search(value)
+    )
 
 
 def shown(name: str, value: str) -> str:

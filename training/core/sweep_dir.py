@@ -39,6 +39,10 @@ class SweepDir:
         """Output of the launcher of a run, of all its starts."""
         return self.path / f"{run}.log"
 
+    def problems(self, run: str) -> Path:
+        """The codes of its problems, one per line, which a refused start of a run leaves."""
+        return self.path / f"{run}.problems"
+
     def create(self, record: SweepRecord) -> None:
         """Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True)

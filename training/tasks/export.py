@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,8 @@ import torch
 import training
 from training import tasks
 from training.config.schema import FIELDS
-from training.core import manifest, redact, rundir, umask
+from training.core import log, manifest, redact, rundir, umask
+from training.core.messages import msg
 from training.core.work_folder import WorkFolder, sync
 from training.tasks import model_card, module_versions, own_error, own_modules, safetensors_file
 from training.tasks.trained import Trained
@@ -91,7 +93,9 @@ def _record(model: Trained, folder: Path, file: Path, words: str | None) -> Expo
             (folder / inner).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, folder / inner)
         task["file"] = file_of_task.name
-    task["options"] = _published(task["options"])
+    options, shape = task["options"], weights.facts["shape"]
+    task["options"], published_shape = _published(options), _published(shape)
+    _warn_of_blanks((options, task["options"]), (shape, published_shape))
     config = {
         name: value
         for name, value in weights.plan["config"].items()
@@ -104,7 +108,7 @@ def _record(model: Trained, folder: Path, file: Path, words: str | None) -> Expo
         "duet_version": training.__version__,
         "task": task,
         "config": config,
-        "shape": _published(weights.facts["shape"]),
+        "shape": published_shape,
         "tokenizer": words,
         "run": weights.name,
         "step": weights.step,
@@ -122,12 +126,27 @@ def _record(model: Trained, folder: Path, file: Path, words: str | None) -> Expo
 
 
 def _published(values: FieldValues) -> FieldValues:
-    """Without secrets and names of users and hosts. A word alone may be a choice of the task."""
-    clean = redact.Anonymous()
+    """Without secrets, and with `~` for the home folder: reading the export restores that path, and
+    no other one."""
+    home = os.path.expanduser("~").rstrip("/")  # noqa: PTH111 – Path.home raises without a home
     found = dict(values)
     for name, value in values.items():
-        if isinstance(value, str) and redact.is_secret(name, value):
+        if not isinstance(value, str):
+            continue
+        if redact.is_surely_secret(name, value):
             found[name] = ""
-        elif isinstance(value, str) and not value.isidentifier():
-            found[name] = clean(value)
+        elif home and f"{value}/".startswith(f"{home}/"):
+            found[name] = f"~{value[len(home) :] or '/'}"
     return found
+
+
+def _warn_of_blanks(*both: tuple[FieldValues, FieldValues]) -> None:
+    """Name the options that are empty as published, but not as they are."""
+    blank = {
+        name: None
+        for values, published in both
+        for name, value in published.items()
+        if value == "" and values[name] != ""
+    }
+    if blank:
+        log.warning(msg("tasks.export.blank", names=", ".join(blank)))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from training.cli.sweep.board import Board, Event
+from training.cli.sweep.planned import GPU_CODE
 from training.cli.sweep.prepare import OWN_VARIABLES, Sweep
 from training.cli.sweep.usable import Usable
 from training.config import flags
@@ -23,7 +24,7 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import EXPERIMENTS
 from training.core.jsonl import number
 from training.core.messages import msg
-from training.core.project import LAUNCH_SCRIPT, WORK, script, typed
+from training.core.project import LAUNCH_SCRIPT, PROBLEMS, WORK, script, typed
 from training.core.rundir import RunDir, read_json
 from training.host import env_vars, gpus, process
 from training.launcher.stop_signals import StopSignals, code
@@ -114,6 +115,9 @@ class Session:
         _remove_remains(RunDir(self.sweep.folder.experiments / run["name"]))
         environ = {n: v for n, v in os.environ.items() if n not in OWN_VARIABLES}
         environ |= {gpus.VISIBLE: place.visible} if place.visible else {}
+        problems = self.sweep.folder.problems(run["name"])
+        problems.unlink(missing_ok=True)  # of a sweep that was killed
+        environ[PROBLEMS] = str(problems.absolute())
         if self.sweep.jobs > 1 and THREADS not in environ:
             shared = env_vars.cpu_count() // (self.sweep.jobs * record["ranks"])
             environ[THREADS] = str(max(1, shared))
@@ -185,13 +189,22 @@ class Session:
         self, one: Started, status: int, running: list[Started], todo: deque[int]
     ) -> None:
         """A run without a working, free GPU is trained on another one: its own would fail all runs
-        that are left, one after the other."""
-        place = self.sweep.slots[one.slot]
+        that are left, one after the other. A start that fails for another reason, such as a full
+        disk, has a problem of its own."""
+        place, problems = self.sweep.slots[one.slot], self._problems(one)
         if place.indices and self._gpu_is_lost(one):
             self._usable.lose(one.slot)
-            again = msg("cli.sweep.gpu_lost", gpus=str(place))
-        elif place.indices and self._was_refused(one, status):
-            again = msg("cli.sweep.gpu_taken", gpus=str(place))
+            again = (
+                msg("cli.sweep.last_gpu_lost", gpus=str(place))
+                if self._usable.none
+                else msg("cli.sweep.gpu_lost", gpus=str(place))
+            )
+        elif place.indices and GPU_CODE in problems and self._usable.refuse(one.index, one.slot):
+            again = (
+                msg("cli.sweep.last_gpu_taken", gpus=str(place))
+                if self._usable.none
+                else msg("cli.sweep.gpu_taken", gpus=str(place))
+            )
         else:
             self._codes.append(status)
             if self.fail_fast and not self._closing:
@@ -208,13 +221,15 @@ class Session:
             return True
         return self._usable.lacks_a_gpu(one.slot)
 
-    def _was_refused(self, one: Started, status: int) -> bool:
-        """Whether the plan has refused the run for GPUs that someone else uses."""
-        plan = read_json(self._run(one).plan) or {}
-        launched = (number(plan.get("created")) or 0.0) >= one.time
-        return (
-            status == Exit.RESOURCES and not launched and self._usable.refuse(one.index, one.slot)
-        )
+    def _problems(self, one: Started) -> list[str]:
+        """The codes of a refused start; none after a launch."""
+        file = self.sweep.folder.problems(self.runs[one.index]["name"])
+        try:
+            found = file.read_text().split()
+        except FileNotFoundError:
+            return []
+        file.unlink()
+        return found
 
     def _has_ended(self, one: Started) -> bool:
         """Whether the run has recorded its end in this start: a start that fails before the

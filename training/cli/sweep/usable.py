@@ -46,6 +46,11 @@ class Usable:
         """Whether a slot gets no run."""
         return bool(self._lost or self._aside)
 
+    @property
+    def none(self) -> bool:
+        """Whether no slot gets a run."""
+        return not any(slot in self for slot in range(len(self.slots)))
+
     def lose(self, slot: int) -> None:
         self._lost.add(slot)
 
