@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -108,7 +109,9 @@ def test_a_shell_script_ends_with_the_training_that_ctrl_c_has_ended(
 ) -> None:
     program, done = tmp_path / "train.sh", tmp_path / "done"
     train = "print('ready', flush=True); import time; time.sleep(600)"
-    program.write_text(f"#!/bin/bash\n{sys.executable} -c \"{train}\"\ntouch '{done}'\nsleep 1\n")
+    program.write_text(
+        f"#!/bin/bash\n{shlex.quote(sys.executable)} -c \"{train}\"\ntouch '{done}'\nsleep 1\n"
+    )
     program.chmod(0o755)
     run = script(program, ranks=1)
     run.wait_for("ready")
@@ -123,7 +126,7 @@ def test_the_trap_of_a_shell_script_is_kept(script: Script, tmp_path: Path, wait
     """With one wait, which the trap interrupts, the script ends before its training has saved."""
     (tmp_path / "train.py").write_text(TRAIN)
     program = tmp_path / "train.sh"
-    train = f"{sys.executable} '{tmp_path / 'train.py'}' '{tmp_path}' 1"
+    train = f"{shlex.quote(sys.executable)} '{tmp_path / 'train.py'}' '{tmp_path}' 1"
     trap, wait = "trap 'kill -USR1 $p' TERM", "wait $p\n"
     program.write_text(f"#!/bin/bash\n{trap}\n{train} & p=$!\n{wait * waits}")
     program.chmod(0o755)

@@ -143,7 +143,7 @@ def test_a_rank_that_fails_while_the_others_wait_is_the_cause(
         "import os, threading, time\nimport torch.distributed as dist\n"
         f"rank = int(os.environ['RANK'])\n{FAILS[how]}dist.init_process_group('gloo')\n"
     )
-    ranks = f'for r in 0 1; do RANK=$r LOCAL_RANK=$r {sys.executable} "$0" & done; wait'
+    ranks = f'for r in 0 1; do RANK=$r LOCAL_RANK=$r "{sys.executable}" "$0" & done; wait'
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
     run = watch("sh", "-c", ranks, str(script), timeout=3, WORLD_SIZE="2", **place)
     assert run.wait() == 4, run.output[-3000:]

@@ -34,7 +34,7 @@ def test_scores_are_printed_before_the_page_is_written(
     run, data, out = stored(tmp_path), tmp_path / "a.txt", tmp_path / "page.html"
     data.write_text(TEXT)
 
-    def full(file: Path, content: bytes) -> None:
+    def full(file: Path, content: bytes, mode: int | None = None) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(rundir, "write_bytes", full)

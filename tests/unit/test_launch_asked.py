@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from training.launcher.asked_processes import AskedProcesses, targets
 
 INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 # Reports its PID. A file descriptor that is closed at the end of the test ends it.
-TRAIN = f"{sys.executable} -S -c 'import os, sys; print(os.getpid(), flush=True); sys.stdin.read()'"
+TRAIN = f"{shlex.quote(sys.executable)} -S -c 'import os, sys; print(os.getpid(), flush=True); sys.stdin.read()'"
 FOREGROUND, BACKGROUND = f"{TRAIN}; true", f"{TRAIN} <&3 & wait $!; true"
 Start = Callable[[str], tuple[int, int]]
 

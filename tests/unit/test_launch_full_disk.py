@@ -306,7 +306,12 @@ def test_the_others_are_not_restarted_with_more_ranks_without_the_plan_of_node_0
 ) -> None:
     line = Others(run)
     made = leader(run, line, elastic=True)
-    elastic = {"seats": [0], "lost": [{"seat": 1, "gpu": None}], "gpus": [], "bindings": []}
+    elastic = {
+        "seats": [0],
+        "lost": [{"seat": 1, "gpu": None, "cause": "killed"}],
+        "gpus": [],
+        "bindings": [],
+    }
     made.launch.plan["elastic"] |= elastic  # type: ignore[typeddict-item]
     write_json(run.summary, {"status": "stopped"})
     made._more = Team((0, 1), back=(1,), size=4)

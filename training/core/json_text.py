@@ -12,8 +12,8 @@ MARKS = ('NaN"', 'Infinity"')
 BYTES = tuple(mark.encode() for mark in MARKS)
 # Keys of text in the records of a run; all other keys, also a task's own, may have figures.
 TEXTS = frozenset({
-    "by", "cause", "checkpoint", "code", "event", "fault", "folder", "job", "kind", "launch",
-    "path", "phase", "pieces", "sample", "status", "text", "weights", "where",
+    "by", "cause", "checkpoint", "cluster", "code", "event", "fault", "folder", "job", "kind",
+    "launch", "path", "phase", "pieces", "sample", "status", "text", "weights", "where",
 })  # fmt: skip
 
 

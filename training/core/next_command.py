@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
     )
 
 
-def _of_ranks(ranks: int, place: PlaceRecord | dict[str, Any]) -> str:
+def _of_ranks(ranks: int, place: PlaceRecord | Mapping[str, Any]) -> str:
     """The start of train.py, whose ranks another launcher has started."""
     if ranks == 1:
         return "python train.py"
