@@ -24,6 +24,19 @@ from training.launcher.stop_signals import StopSignals
 SCRIPT = {"path": "main.py", "args": [], "python": "python3"}
 
 
+def attempt(run: RunDir, monkeypatch: pytest.MonkeyPatch, code: str, **plan: object) -> Attempt:
+    """Of one rank with this code."""
+    command = [sys.executable, "-c", RANK + code, str(run.path)]
+    monkeypatch.setattr(local_ranks, "command", lambda *_: command)
+    return Attempt(run, PLAN | plan, LocalRanks(range(1), 1), uuid.uuid4().hex)
+
+
+def change_when_ready(tried: Attempt, run: RunDir) -> None:
+    """Ask the rank once to end, so that it starts again with others."""
+    if (run.path / "ready").exists() and not tried.outcome.resized:
+        tried.stop.for_other_ranks()
+
+
 @pytest.mark.parametrize("stop", [False, True])
 def test_ranks_that_are_to_start_again_with_others_are_not_hurried(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, stop: bool
@@ -37,14 +50,11 @@ def test_ranks_that_are_to_start_again_with_others_are_not_hurried(
         "while not Path(sys.argv[1], 'go').exists(): time.sleep(0.01)\n"
         "sys.exit(75)"
     )
-    command = [sys.executable, "-c", RANK + code, str(run.path)]
-    monkeypatch.setattr(local_ranks, "command", lambda *_: command)
-    tried = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex)
+    tried = attempt(run, monkeypatch, code)
     passes = []  # after the request, when
 
     def ask() -> None:
-        if (run.path / "ready").exists() and not tried.outcome.resized:
-            tried.stop.for_other_ranks()
+        change_when_ready(tried, run)
         if (run.path / "asked").exists():
             if stop and not passes:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -69,14 +79,11 @@ def test_a_signal_while_the_ranks_of_a_script_change(
         "Path(sys.argv[1], 'ready').touch()\n"
         "while True: time.sleep(0.01)"
     )
-    command = [sys.executable, "-c", RANK + code, str(run.path)]
-    monkeypatch.setattr(local_ranks, "command", lambda *_: command)
-    tried = Attempt(run, PLAN | {"script": SCRIPT}, LocalRanks(range(1), 1), uuid.uuid4().hex)
+    tried = attempt(run, monkeypatch, code, script=SCRIPT)
     asked_at: list[float | None] = []
 
     def ask() -> None:
-        if (run.path / "ready").exists() and not tried.outcome.resized:
-            tried.stop.for_other_ranks()
+        change_when_ready(tried, run)
         if (run.path / "asked").exists() and not asked_at:
             asked_at.append(tried.stop.asked_at)
             os.kill(os.getpid(), signal.SIGINT)
@@ -98,14 +105,11 @@ def test_a_script_whose_ranks_change_may_save_as_under_torchrun(
         "signal.signal(signal.SIGTERM, save); Path(sys.argv[1], 'ready').touch()\n"
         "time.sleep(600)"
     )
-    command = [sys.executable, "-c", RANK + code, str(run.path)]
-    monkeypatch.setattr(local_ranks, "command", lambda *_: command)
-    tried = Attempt(run, PLAN | {"script": SCRIPT}, LocalRanks(range(1), 1), uuid.uuid4().hex)
+    tried = attempt(run, monkeypatch, code, script=SCRIPT)
     saving: list[float] = []
 
     def ask() -> None:
-        if (run.path / "ready").exists() and not tried.outcome.resized:
-            tried.stop.for_other_ranks()
+        change_when_ready(tried, run)
         if (run.path / "asked").exists():
             saving.append(time.monotonic())
         if saving and status == 0 and saving[-1] - saving[0] > 5 * timeouts.STALL_S:

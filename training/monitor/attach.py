@@ -31,15 +31,7 @@ from training.core.project import WORK, typed
 from training.host import program
 from training.monitor.process_states import process_word
 from training.watchdog import discovery, heartbeat_watchdog, stall_detector
-from training.watchdog.hang_report import (
-    BLIND,
-    LOOPS,
-    MAY_END,
-    PAUSED,
-    QUIET,
-    HangFinding,
-    NoFinding,
-)
+from training.watchdog.hang_report import BLIND, PAUSED, UNDECIDED, HangFinding, NoFinding
 from training.watchdog.probes import procfs
 from training.watchdog.probes.sampling import Sample, take
 from training.watchdog.probes.stacks import Stack, own
@@ -189,7 +181,7 @@ def _conclusion(verdict: HangFinding | NoFinding) -> tuple[Exit, str]:
         return Exit.HANG, text[0].upper() + text[1:]
     if verdict.code == BLIND:
         return Exit.RESOURCES, msg("monitor.attach.undetermined", verdict=verdict)
-    if verdict.code in (QUIET, LOOPS, MAY_END):
+    if verdict.code in UNDECIDED:
         return Exit.DONE, msg("monitor.attach.undetermined", verdict=verdict)
     return Exit.DONE, msg("monitor.attach.no_hang", verdict=verdict)
 

@@ -29,7 +29,7 @@ from training.monitor.health.target import Target
 from training.monitor.run_status import ENDED, FINISHED, state_word
 from training.monitor.state import RunWatch
 from training.watchdog import stall_detector
-from training.watchdog.hang_report import LOOPS, MAY_END, QUIET, SHORT, HangFinding, NoFinding
+from training.watchdog.hang_report import SHORT, UNDECIDED, HangFinding, NoFinding
 
 if TYPE_CHECKING:
     from training.core.contracts.state import HealthRow, RunState
@@ -170,7 +170,7 @@ def _at_processes(found: Target) -> tuple[ActivityWindow, HangFinding | NoFindin
     """Observes an apparent hang again for longer: any rank may pause for a second."""
     seen = activity.at_processes(found, activity.LOOK_S)
     verdict = stall_detector.detect_stall(seen.samples, {})
-    again = isinstance(verdict, HangFinding) or verdict.code in (QUIET, LOOPS, MAY_END)
+    again = isinstance(verdict, HangFinding) or verdict.code in UNDECIDED
     if again and not any(m.stopped or m.gone for m in seen.motions.values()):
         later = activity.at_processes(found, activity.MORE_S)
         joined = activity.join(seen, later)

@@ -24,15 +24,7 @@ from training.monitor.health.check import (
 )
 from training.monitor.health.target import Target
 from training.watchdog import heartbeat_watchdog, stall_detector
-from training.watchdog.hang_report import (
-    BLIND,
-    LOOPS,
-    MAY_END,
-    PAUSED,
-    QUIET,
-    HangFinding,
-    NoFinding,
-)
+from training.watchdog.hang_report import BLIND, PAUSED, UNDECIDED, HangFinding, NoFinding
 from training.watchdog.probes.stacks import own
 from training.watchdog.probes.trace import IDLE_SHARE
 
@@ -235,7 +227,7 @@ def of_processes(
             _headline(verdict),
         )
     idle = sorted(set(motions) - set(work))
-    unsure = verdict.code in (BLIND, QUIET, LOOPS, MAY_END, PAUSED)
+    unsure = verdict.code in {BLIND, PAUSED, *UNDECIDED}
     if verdict.code == BLIND and not idle:
         return HealthCheck(
             STEPS,
