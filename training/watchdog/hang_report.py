@@ -22,7 +22,7 @@ UNEVEN: Final = "uneven"
 BLIND, QUIET, PAUSED, LOOPS = "no_stack", "quiet", "paused", "loops"
 MAY_END = "wait_may_end"  # one rank is in a sleep or a request, the others wait for it
 WORKS, ADVANCES, ELSEWHERE, SINGLE = "works", "collectives_advance", "elsewhere", "single_rank"
-UNDECIDED = frozenset({QUIET, LOOPS, MAY_END})  # stacks alone cannot tell; a longer look may
+UNDECIDED = frozenset({QUIET, LOOPS, MAY_END})  # a longer look may decide
 SHORT, GPU_WORKS, FAILED = "too_few_samples", "gpu_works", "sampling_failed"
 SHOWN_FRAMES = 10
 
