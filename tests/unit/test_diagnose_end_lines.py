@@ -1,4 +1,4 @@
-"""Lines that say how a training has ended, beside failures in the same log."""
+"""Lines that report how a training has ended, beside failures in the same log."""
 
 from __future__ import annotations
 
