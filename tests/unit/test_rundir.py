@@ -232,39 +232,12 @@ def test_incomplete_and_foreign_lines_are_skipped(tmp_path: Path) -> None:
     assert list(rundir.read_records(path)) == [{"step": 1}, {"step": 2}]
 
 
-def test_the_newest_run_is_the_one_planned_last(tmp_path: Path) -> None:
-    assert rundir.newest(tmp_path) is None
-    assert rundir.newest(tmp_path / "missing") is None
-    for name, age in (("b", 1000), ("a", 3000), ("c", 2000)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "plan.json").write_text("{}")
-        os.utime(tmp_path / name / "plan.json", (10_000 - age, 10_000 - age))
-    (tmp_path / "no plan").mkdir()
-    newest = rundir.newest(tmp_path)
-    assert newest is not None
-    assert newest.name == "b"
-
-
 def test_a_record_after_an_incomplete_line_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"event": 1}\n{"ev')
     rundir.append_json(path, {"event": 2})
     rundir.append_json(path, {"event": 3})
     assert [record["event"] for record in rundir.read_records(path)] == [1, 2, 3]
-
-
-def test_a_folder_that_cannot_be_examined_hides_no_run(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        rundir.write_json(RunDir(tmp_path / name).plan, {})
-    os.utime(RunDir(tmp_path / "b").plan, (1, 1))
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "file").write_text("")
-    (tmp_path / "through").symlink_to("file/x")
-    assert sorted(path.name for path in rundir.folders(tmp_path)) == ["a", "b"]
-    newest = rundir.newest(tmp_path)
-    assert newest and newest.name == "a"
-    assert rundir.planned(tmp_path / "missing") == []
 
 
 def test_a_result_of_a_clock_that_was_set_back_is_kept(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def options(argv: list[str], root: Path = WORK) -> ArchiveOptions:
     problems += find_run.several(line.words, ASKER)
     word = line.words[0] if line.words else LATEST
     places = (find_run.path_of(word), root / find_run.EXPERIMENTS / word)
-    file = next((place for place in places if rundir.is_archive(place)), None)
+    file = next((place for place in places if find_run.is_archive(place)), None)
     if file and not values and not problems:
         return ArchiveOptions(RunDir(""), Path(), verify=file)
     run = RunDir("")

@@ -124,7 +124,7 @@ def _logs(wanted: DiagnoseOptions) -> list[Path | None]:
         named = None if wanted.run == find_run.LATEST else wanted.run
         words.append(str(find_run.find(named, EXPERIMENTS, ASKER).path))
     if not words:
-        newest = rundir.newest(EXPERIMENTS)
+        newest = find_run.newest(EXPERIMENTS)
         if newest is None:
             raise UserError(
                 Problem(
@@ -145,7 +145,7 @@ def _run(word: str) -> str:
     run, else `word`. Raises UserError."""
     if word == find_run.LATEST and not find_run.exists(Path(word)):
         return str(find_run.find(None, EXPERIMENTS, ASKER).path)
-    if rundir.is_archive(Path(word)):
+    if find_run.is_archive(Path(word)):
         return str(find_run.find(word, EXPERIMENTS, ASKER).path)
     run = rundir.RunDir(EXPERIMENTS / word)
     plain = word == Path(word).name and not find_run.exists(Path(word))

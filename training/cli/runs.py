@@ -25,7 +25,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from training.core import args, find_run, log, rundir
+from training.core import args, find_run, log
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import WORK, typed
@@ -73,7 +73,7 @@ def options(argv: list[str], root: Path = WORK) -> RunsOptions:
     )
     if chosen.help:
         return chosen
-    chosen.archives = [Path(word) for word in line.words if rundir.is_archive(Path(word))]
+    chosen.archives = [Path(word) for word in line.words if find_run.is_archive(Path(word))]
     known = functools.cache(lambda: _option_names(chosen))
     words = [word for word in line.words if Path(word) not in chosen.archives]
     named, wrong = terms.read(words, COMMAND, known)

@@ -3,6 +3,7 @@ of `./duet archive`, or the newest run."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Sequence
@@ -81,13 +82,6 @@ def exists(path: Path) -> bool:
     return os.path.exists(path)
 
 
-def newest(experiments: Path) -> RunDir | None:
-    try:
-        return rundir.newest(experiments)
-    except OSError:  # removed during the search
-        return None
-
-
 def is_run(run: RunDir) -> bool:
     """Whether `run` contains any file of a run; one without its plan can still be shown."""
     files = (
@@ -104,7 +98,7 @@ def is_run(run: RunDir) -> bool:
 
 def _named(wanted: str, experiments: Path, asker: RunSelector) -> RunDir:
     for path in (path_of(wanted), experiments / wanted):
-        if rundir.is_archive(path):
+        if is_archive(path):
             from training.core import archive
 
             return archive.opened(path)
@@ -129,3 +123,35 @@ def _named(wanted: str, experiments: Path, asker: RunSelector) -> RunDir:
             "run.missing", what, msg("core.find_run.run_or_name", experiments=experiments), fixes
         )
     )
+
+
+def is_archive(path: Path) -> bool:
+    return path.name.endswith(rundir.ARCHIVES) and os.path.isfile(path)  # noqa: PTH113 – any name
+
+
+def newest(experiments: Path) -> RunDir | None:
+    """The most recently planned run in `experiments`."""
+    return RunDir(max(found)[1]) if (found := planned(experiments)) else None
+
+
+def folders(experiments: Path) -> list[Path]:
+    """Its folders that can be examined, without hidden ones. Raises OSError if it cannot be
+    read."""
+    found = []
+    with os.scandir(experiments) as entries:
+        for entry in entries:
+            # a link in a circle, or into a folder of another user
+            with contextlib.suppress(OSError):
+                if not entry.name.startswith(".") and entry.is_dir():
+                    found.append(Path(entry.path))
+    return found
+
+
+def planned(experiments: Path) -> list[tuple[int, Path]]:
+    """(time of its plan in ns, folder) of every run; [] if the folder cannot be read."""
+    found = []
+    with contextlib.suppress(OSError):
+        for folder in folders(experiments):
+            with contextlib.suppress(OSError):
+                found.append((RunDir(folder).plan.stat().st_mtime_ns, folder))
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -369,35 +368,3 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
                     yield record
     except OSError:
         return
-
-
-def is_archive(path: Path) -> bool:
-    return path.name.endswith(ARCHIVES) and os.path.isfile(path)  # noqa: PTH113 – any name
-
-
-def newest(experiments: Path) -> RunDir | None:
-    """The most recently planned run in `experiments`."""
-    return RunDir(max(found)[1]) if (found := planned(experiments)) else None
-
-
-def folders(experiments: Path) -> list[Path]:
-    """Its folders that can be examined, without hidden ones. Raises OSError if it cannot be
-    read."""
-    found = []
-    with os.scandir(experiments) as entries:
-        for entry in entries:
-            # a link in a circle, or into a folder of another user
-            with contextlib.suppress(OSError):
-                if not entry.name.startswith(".") and entry.is_dir():
-                    found.append(Path(entry.path))
-    return found
-
-
-def planned(experiments: Path) -> list[tuple[int, Path]]:
-    """(time of its plan in ns, folder) of every run; [] if the folder cannot be read."""
-    found = []
-    with contextlib.suppress(OSError):
-        for folder in folders(experiments):
-            with contextlib.suppress(OSError):
-                found.append((RunDir(folder).plan.stat().st_mtime_ns, folder))
-    return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from training.config.schema import Config
-from training.core import run_reader, rundir
+from training.core import find_run, run_reader
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import LATEST
 from training.core.messages import msg
@@ -77,7 +77,7 @@ class Received:
 
 def _is_done(wanted: str, experiments: Path) -> bool:
     """Whether the run has ended by itself, as far as this machine sees it."""
-    found = rundir.newest(experiments) if wanted == LATEST else None
+    found = find_run.newest(experiments) if wanted == LATEST else None
     runs = [found] if found else [RunDir(path) for path in (Path(wanted), experiments / wanted)]
     ends = (run_reader.read_summary(run.summary) for run in runs)
     return any(end is not None and end.get("status") == "done" for end in ends)

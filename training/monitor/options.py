@@ -9,7 +9,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import args, find_run, project, rundir
+from training.core import args, find_run, project
 from training.core.errors import Problem, UserError
 from training.core.find_run import FIRST_RUN, RunSelector
 from training.core.messages import msg
@@ -55,7 +55,7 @@ def parse(argv: list[str]) -> MonitorOptions:
     values = {name: value for name, value in line.values.items() if value is not None}
     interval_s = values.pop("interval", MonitorOptions.interval_s)
     options = MonitorOptions(**values, interval_s=interval_s)
-    archived = [word for word in line.words if rundir.is_archive(Path(word))]
+    archived = [word for word in line.words if find_run.is_archive(Path(word))]
     if len(archived) == len(line.words) == 1 and options.run is None:
         options.run = line.words.pop()
     problems = [*line.problems, *map(_without_flag, line.words), *_contradictions(options)]

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import metric_units, rundir, standing, units
+from training.core import find_run, metric_units, standing, units
 from training.core import units as amounts
 from training.core.cells import pad
 from training.core.jsonl import mtime, number, read_object
@@ -42,7 +42,7 @@ class RunTable:
 
     def read(self, patience_s: float = GPU_PATIENCE_S) -> RunsState:
         """Active runs first, then the newest. `patience_s`: longest wait for the GPU driver."""
-        plans = sorted(rundir.planned(self.experiments), reverse=True)
+        plans = sorted(find_run.planned(self.experiments), reverse=True)
         shown = plans[:MOST] + [pair for pair in plans[MOST:] if self._stays(*pair)]
         runs = [self._look(planned, path, patience_s) for planned, path in shown]
         runs.sort(key=lambda run: run["run"]["state"] in ENDED)

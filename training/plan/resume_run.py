@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from training import tasks
 from training.config import flags, loader, resolve
 from training.config.schema import FIELDS, Known, of_the_run
-from training.core import manifest, run_reader, rundir, standing, suggest, units
+from training.core import find_run, manifest, run_reader, rundir, standing, suggest, units
 from training.core.errors import Problem, UserError
 from training.core.find_run import LATEST
 from training.core.messages import msg
@@ -192,7 +192,7 @@ def _runs(
 ) -> Iterator[tuple[rundir.RunDir, Plan]]:
     """Newest first, without user scripts, which cannot be resumed. Raises UserError on reaching a
     run of a later version, since it may be the one meant."""
-    for _, folder in sorted(rundir.planned(experiments), reverse=True):
+    for _, folder in sorted(find_run.planned(experiments), reverse=True):
         run = rundir.RunDir(folder)
         plan = read(run)
         if plan and isinstance(plan.get("config"), dict) and not plan.get("script"):

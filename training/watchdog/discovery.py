@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from training.core import heartbeat, rundir, standing
+from training.core import find_run, heartbeat, rundir, standing
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host.process import LAUNCHERS
@@ -22,7 +22,7 @@ def of_run(path: Path) -> dict[int, int]:
     """Rank → PID, of this machine's running ranks. Raises UserError."""
     run = rundir.RunDir(path)
     if not run.plan.exists():
-        newest = rundir.newest(path) if path.is_dir() else rundir.newest(path.parent)
+        newest = find_run.newest(path) if path.is_dir() else find_run.newest(path.parent)
         fixes = (
             [f"{COMMAND} --run={shlex.quote(str(newest.path))}"]
             if newest

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from training.core import evaluations, find_run, json_text, jsonl, metric_units, rundir, standing
+from training.core import evaluations, find_run, json_text, jsonl, metric_units, standing
 from training.core.course import median
 from training.core.jsonl import Record, dig, mtime, number, read_object, text, whole
 from training.core.last_resume import LastResume
@@ -92,7 +92,7 @@ def word(state: str) -> str:
 def read_all(experiments: Path) -> list[RunFacts]:
     """Every folder of `experiments`, the newest first; hidden ones and files are not runs. Raises
     OSError if the folder cannot be read."""
-    runs = [run for run in map(read, rundir.folders(experiments)) if not _is_sweeps(run)]
+    runs = [run for run in map(read, find_run.folders(experiments)) if not _is_sweeps(run)]
     return sorted(runs, key=lambda r: (-(r.started or 0.0), r.name))
 
 
@@ -104,7 +104,7 @@ def _is_sweeps(run: RunFacts) -> bool:
 def option_names(experiments: Path) -> set[str]:
     """All keys in the configurations of the runs; none if the folder cannot be read."""
     try:
-        plans = [read_object(_plan_file(RunDir(path))) for path in rundir.folders(experiments)]
+        plans = [read_object(_plan_file(RunDir(path))) for path in find_run.folders(experiments)]
     except OSError:
         return set()
     return {name for plan in plans if plan for name in run_settings.settings(plan)}
