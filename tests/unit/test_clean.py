@@ -82,6 +82,7 @@ def test_nothing_is_deleted_without_yes(folder: Path, capsys: pytest.CaptureFixt
     assert found["bytes"] == sum(item["bytes"] for item in found["items"]) > 0
     assert [left["run"] for left in found["left"]] == ["live"]
     assert cleaned(folder, "--what=runs,checkpoints,logs,traces", "--older_than=1s") == Exit.DONE
+    assert cleaned(folder, "--keep=last", "--yes", "--dry-run") == Exit.DONE
     assert everything(folder) == before
 
 

@@ -103,7 +103,7 @@ def problems(text: str, *flags: str) -> list[tuple[str, str, list[str]]]:
     ("text", "what", "allowed", "fixes"),
     [
         ("kil@rank=0", "unknown fault 'kil'", "", [f"{COMMAND} --inject=kill@rank=0"]),
-        ("quux", "unknown fault 'quux'", "", [f"{COMMAND} --inject=list"]),
+        ("quux", "unknown fault 'quux'", ", ".join(faults.TABLE), [f"{COMMAND} --inject=list"]),
         (
             "kill@stp=5",
             "unknown key 'stp' of kill",

@@ -100,7 +100,8 @@ def test_a_resume_from_an_older_checkpoint_discards_later_evaluations(tmp_path: 
 def test_filters(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for argv, names in (
         (["--filter=state=finished"], ["new", "old"]),
-        (["--filter=depth=12"], ["old"]),
+        (["--state=running,failed"], ["alive", "broken"]),
+        (["--state=finished", "--filter=depth=12"], ["old"]),
         (["--filter=depth>12,state!=failed"], ["new"]),
         (["--filter=loss<1.3"], ["old"]),
         (["--filter=age>1h", "o*"], ["old"]),
@@ -147,13 +148,19 @@ def test_a_loss_that_is_not_a_number_is_sorted_last(
 
 
 def test_bad_input_is_answered_at_once(tmp_path: Path) -> None:
-    argv = ["--filter=los<3,state=failing,loss<abc,name>x", "--sort=dpth", "--dir=nowhere"]
+    argv = [
+        "--filter=los<3,state=failing,loss<abc,name>x",
+        "--sort=dpth",
+        "--dir=nowhere",
+        "--state=faild",
+    ]
     with pytest.raises(UserError) as error:
         runs.options(argv, tmp_path)
     codes = [problem.code for problem in error.value.problems]
-    assert codes == ["runs.filter"] * 4 + ["flag.value", "runs.no_folder"]
+    assert codes == ["runs.filter"] * 4 + ["flag.value", "flag.value", "runs.no_folder"]
     assert "loss<3" in error.value.problems[0].fixes[0]
-    assert "--sort=depth" in error.value.problems[4].fixes[0]
+    assert "--state=failed" in error.value.problems[4].fixes[0]
+    assert "--sort=depth" in error.value.problems[5].fixes[0]
     for compare in ("<", "<=", ">", ">="):
         with pytest.raises(UserError) as error:
             runs.options([f"--filter=matrix_lr{compare}abc"], tmp_path)

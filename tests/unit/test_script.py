@@ -4,6 +4,7 @@ of it."""
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -263,3 +264,11 @@ def test_other_paths_are_named_for_what_they_are(tmp_path: Path, path: str, what
     environ = {"PATH": str(tmp_path)}
     script_program.find(path, [], environ, problems, module=False, no_python=False)
     assert [problem.what for problem in problems] == [msg(what, path=path)]
+
+
+def test_a_program_of_the_environment_that_is_not_on_path_is_suggested(tmp_path: Path) -> None:
+    problems = list[Problem]()
+    environ = {"PATH": str(tmp_path)}
+    script_program.find("torchrun", [], environ, problems, module=False, no_python=False)
+    (fix,) = problems[0].fixes
+    assert Path(shlex.split(fix.removeprefix("--script="))[0]).is_file()

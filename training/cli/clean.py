@@ -17,6 +17,7 @@ Of which runs (all conditions must hold; default: all, except for --what=runs):
   --filter=TERM       as in ./duet runs: depth=12, "loss>3", "size>1GB"
 Further:
   --yes               delete
+  --dry_run           only list, also with --yes
   --dir=DIR           default: experiments/
   --json              print one JSON object
 

@@ -1,12 +1,14 @@
 """List the runs in experiments/, the newest first: state, progress, best loss,
 speed, size, and the settings in which they differ.
 
-Usage: ./duet runs [NAME…] [--filter=TERM,…] [--sort=COLUMN] [--json]
+Usage: ./duet runs [NAME…] [--state=STATE,…] [--filter=TERM,…] [--sort=COLUMN]
 
   NAME           only runs of this name; * and ? are wildcards. A file of
                  `./duet archive` is listed as a run
-  --filter=TERM  only runs for which all terms hold: state=failed, depth=12,
-                 "loss<3", "age>2d", "size>1GB"; any column, field, or option
+  --state=STATE  starting, running, finished, stopped, failed, died, damaged,
+                 empty, foreign
+  --filter=TERM  only runs for which all terms hold: depth=12, "loss<3",
+                 "age>2d", "size>1GB"; any column, field, or option
                  of a task file
   --sort=COLUMN  name, state, task, step, loss, speed, age, time, size, a field
                  or an option, smallest first; --sort=-loss: largest first
@@ -38,6 +40,7 @@ from training.monitor.runs.terms import Term
 COMMAND = "./duet runs"
 ASKER = find_run.RunSelector("NAME", f"{COMMAND} ", COMMAND)
 FLAGS = {
+    "state": args.TEXT,
     "filter": args.TEXT,
     "sort": args.TEXT,
     "dir": args.TEXT,
@@ -54,6 +57,7 @@ class RunsOptions:
     dir: Path
     names: list[Term] = field(default_factory=list)
     archives: list[Path] = field(default_factory=list)
+    states: tuple[str, ...] = ()
     terms: list[Term] = field(default_factory=list)
     sort: str = ""
     json: bool = False
@@ -82,6 +86,8 @@ def options(argv: list[str], root: Path = WORK) -> RunsOptions:
     chosen.names = [term for term in named if not term.compare]
     chosen.terms, wrong = terms.read([values.get("filter") or ""], COMMAND, known)
     chosen.terms += [term for term in named if term.compare]
+    problems += wrong
+    chosen.states, wrong = args.choices("state", values.get("state"), facts.STATES, COMMAND)
     problems += wrong
     if values.get("sort"):
         chosen.sort = values["sort"]
@@ -119,6 +125,7 @@ def main(argv: list[str]) -> int:
             return int(Exit.DONE)
         there = _read(chosen)
         runs = select(there, chosen.names, chosen.terms)
+        runs = [run for run in runs if not chosen.states or run.state in chosen.states]
         if chosen.sort:
             runs = terms.sort(runs, chosen.sort)
         if chosen.json:

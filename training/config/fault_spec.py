@@ -133,10 +133,10 @@ def parse(text: str, ranks: int) -> tuple[list[Spec], list[tuple[str, str, list[
         fault = faults.TABLE.get(name)
         if fault is None:
             near = suggest(name, list(faults.TABLE))
-            fixes = [f"--inject={shlex.quote(one.replace(name, n, 1))}" for n in near] or [
-                f"--inject={LIST}"
-            ]
-            wrong.append((msg("config.inject.unknown_fault", name=name), "", fixes))
+            fixes = [f"--inject={shlex.quote(one.replace(name, n, 1))}" for n in near]
+            allowed = "" if near else ", ".join(faults.TABLE)
+            what = msg("config.inject.unknown_fault", name=name)
+            wrong.append((what, allowed, fixes or [f"--inject={LIST}"]))
             continue
         values, bad = _values(fault, rest)
         wrong += bad

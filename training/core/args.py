@@ -97,6 +97,24 @@ def one_of(*choices: str) -> Flag:
     return Flag(read, msg("core.args.or").join(choices), near)
 
 
+def choices(
+    flag: str, text: str | None, allowed: tuple[str, ...], command: str
+) -> tuple[tuple[str, ...], list[Problem]]:
+    """Comma-separated words of a flag, and a problem for each that is not allowed."""
+    words = tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    return words, [
+        Problem(
+            "flag.value",
+            msg("core.args.is", name=flag, text=word),
+            ", ".join(allowed),
+            [f"{command} --{flag}={near}" for near in suggest(word, list(allowed))[:1]],
+            flag,
+        )
+        for word in words
+        if word not in allowed
+    ]
+
+
 def is_whole(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER
 

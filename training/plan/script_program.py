@@ -75,7 +75,7 @@ def find(
             problems.append(Problem("script.file", what, msg("plan.script.allowed")))
         return Script(typed, args, python, reason)
     if not file.is_file():
-        problems.append(_missing(file, path))
+        problems.append(_missing(file, path, python))
         return Script(typed, args, python, reason)
     if not os.access(file, os.R_OK):
         fix = f"chmod u+r {shlex.quote(str(file))}"
@@ -91,10 +91,12 @@ def find(
     return Script(typed if "/" in typed else f"./{typed}", args, None, "")
 
 
-def _missing(file: Path, path: str) -> Problem:
+def _missing(file: Path, path: str, python: str) -> Problem:
+    """`python`: of the environment that would run a script; its own programs may not be on PATH."""
+    beside = Path(python).with_name(path) if "/" not in path else file
     names = [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
-    near = suggest.suggest(file.name, names)
-    fixes = [f"--script={shlex.quote(str(file.with_name(name)))}" for name in near]
+    near = [file.with_name(name) for name in suggest.suggest(file.name, names)]
+    fixes = [f"--script={shlex.quote(str(f))}" for f in ([beside] if beside.is_file() else near)]
     if file.exists():
         what = msg("plan.script.not_a_file", path=path)
     elif "/" in path or file.suffix:

@@ -11,7 +11,6 @@ from training.core import args, find_run, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.project import WORK
-from training.core.suggest import suggest
 from training.monitor.runs import facts, terms
 from training.monitor.runs.facts import DAMAGED, EMPTY, LIVE, STATES
 from training.monitor.runs.terms import Term
@@ -37,6 +36,7 @@ FLAGS = {
     "filter": args.TEXT,
     "dir": args.TEXT,
     "yes": args.SWITCH,
+    "dry-run": args.SWITCH,
     "json": args.SWITCH,
     "help": args.SWITCH,
 }
@@ -67,7 +67,7 @@ def parse(argv: list[str], root: Path = WORK) -> CleanOptions:
     options = CleanOptions(
         find_run.path_of(values["dir"]) if values.get("dir") else root / find_run.EXPERIMENTS,
         older_s=values.get("older_than"),
-        yes="yes" in values,
+        yes="yes" in values and "dry_run" not in values,
         json="json" in values,
         help="help" in values,
     )
@@ -80,9 +80,9 @@ def parse(argv: list[str], root: Path = WORK) -> CleanOptions:
     options.terms, wrong = terms.read([values.get("filter") or ""], COMMAND, known)
     options.terms += [term for term in named if term.compare]
     problems += wrong
-    options.states, wrong = _words("state", values.get("state"), CLEANABLE)
+    options.states, wrong = args.choices("state", values.get("state"), CLEANABLE, COMMAND)
     problems += wrong
-    options.what, wrong = _words("what", values.get("what"), PARTS)
+    options.what, wrong = args.choices("what", values.get("what"), PARTS, COMMAND)
     problems += wrong
     if values.get("keep"):
         problems += _keep(options, values["keep"])
@@ -116,24 +116,6 @@ def _empty(flag: str, text: str) -> Problem:
     name = f"--{flag}={text}" if flag else repr(text)
     what, allowed = msg("cli.clean.empty", given=name), msg("cli.clean.select")
     return Problem("clean.empty", what, allowed, [f"{COMMAND} --help"], flag)
-
-
-def _words(
-    flag: str, text: str | None, allowed: tuple[str, ...]
-) -> tuple[tuple[str, ...], list[Problem]]:
-    """Comma-separated words of a flag."""
-    words = tuple(word.strip() for word in (text or "").split(",") if word.strip())
-    return words, [
-        Problem(
-            "flag.value",
-            msg("core.args.is", name=flag, text=word),
-            ", ".join(allowed),
-            [f"{COMMAND} --{flag}={near}" for near in suggest(word, list(allowed))[:1]],
-            flag,
-        )
-        for word in words
-        if word not in allowed
-    ]
 
 
 def _keep(options: CleanOptions, text: str) -> list[Problem]:
