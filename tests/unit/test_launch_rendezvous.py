@@ -16,12 +16,13 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit.node_plans import LOOPBACK, plan
 from training.core.errors import Exit, UserError
-from training.host import network, ports
+from training.host import network, ports, process
 from training.launcher import coordinator, leadership, peer, rendezvous, same_settings
 from training.launcher.admission import PROTOCOL, refusals
+from training.launcher.json_socket import JsonSocket, Message
 from training.launcher.local_ranks import free_port, listen
 from training.launcher.others import Others, asked
-from training.launcher.peer_link import PeerLink
+from training.launcher.peer_link import PeerLink, Stopped
 
 
 def test_settings_of_one_machine_may_differ() -> None:
@@ -303,6 +304,29 @@ def test_another_plan_is_refused_and_the_wait_continues() -> None:
     assert missing.value.code == Exit.RESOURCES and "node 1 of 2 did not connect" in str(
         missing.value
     )
+
+
+def test_a_stop_while_node_0_answers_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for a machine that has joined and left."""
+
+    class Interrupted(JsonSocket):
+        def receive(self, seconds: float | None) -> Message:
+            super().receive(seconds)
+            raise process.StopAsked(signal.SIGTERM)
+
+    def joins() -> None:
+        with peer.Peer(plan(1, port)) as line, pytest.raises(process.StopAsked):
+            line.gather(10)
+
+    port = free_port(LOOPBACK)
+    monkeypatch.setattr(rendezvous, "JsonSocket", Interrupted)
+    with coordinator.Coordinator(plan(0, port)) as line:
+        thread, _ = in_thread(joins)
+        with pytest.raises(Stopped) as stopped:
+            line.gather(5)
+            line.go()
+        thread.join(10)
+    assert (stopped.value.number, stopped.value.node) == (signal.SIGTERM, 1)
 
 
 @pytest.mark.parametrize("node", [0, 2, 9, "1", None])

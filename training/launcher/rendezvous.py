@@ -10,6 +10,7 @@ takes over when node 0 is lost (training.launcher.succession).
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from training.core.plain_text import one_line
 from training.core.rundir import is_name
 from training.host import ports
 from training.host.placement import Topology
+from training.launcher import stop_signals
 from training.launcher.admission import PROTOCOL
 from training.launcher.coordinator import (
     FIREWALL,
@@ -153,3 +155,8 @@ def _attempts(place: Topology, hello: Message) -> Iterator[tuple[Message, JsonSo
         except (ConnectionLost, TimeoutError):
             wire.close()
             yield msg("launcher.nodes.other_program")
+        except KeyboardInterrupt as asked:  # node 0 may have let it join, and would wait for it
+            with contextlib.suppress(ConnectionLost):
+                wire.send({"asked": stop_signals.number_of(asked), "times": 1})
+            wire.close()
+            raise
