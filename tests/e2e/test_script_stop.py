@@ -137,3 +137,21 @@ def test_the_trap_of_a_shell_script_is_kept(script: Script, tmp_path: Path, wait
     assert run.wait() == 75
     assert (tmp_path / "asked0").read_text() == f"{int(USR1)} of 1\n"
     assert (tmp_path / "saved0.1").exists()
+
+
+@pytest.mark.slow
+def test_a_trap_that_waits_for_its_training_does_not_keep_a_signal_from_it(
+    script: Script, tmp_path: Path
+) -> None:
+    """Also below a launcher that a shell has started in the background: it ignores SIGQUIT there."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    program = tmp_path / "train.sh"
+    train = f"{shlex.quote(sys.executable)} '{tmp_path / 'train.py'}' '{tmp_path}' 1"
+    program.write_text(f"#!/bin/bash\ntrap 'echo asked' TERM\n{train}\n")
+    program.chmod(0o755)
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    run = script(program, ranks=1)
+    run.wait_for("ready")
+    run.process.send_signal(TERM)
+    assert run.wait() == 75
+    assert (tmp_path / "saved0.1").exists()
