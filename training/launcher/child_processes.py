@@ -153,13 +153,12 @@ class ChildProcesses:
         return {child.rank: child.popen.pid for child in self.alive.values()}
 
     def pass_on(self, number: int) -> None:
-        """Send a signal that does not stop anything to each rank. It would end a shell script, or
-        what a script has started, without a handler for it."""
+        """Send a signal that does not stop anything to each rank that has a handler for it, or to
+        the processes below it that have one: it would end others."""
         found = {} if self._state.outcome.ours else self._targets(number)
         for child in self.alive.values():
-            family = found.get(child.popen.pid)
-            takers = {one for one in family or () if catches(one, number)}
-            if takers or family is None:
+            family = found.get(child.popen.pid, {child.popen.pid})
+            if takers := {one for one in family if catches(one, number)}:
                 child.signal(signal.Signals(number), takers)
 
     def ask_to_stop(self, number: int) -> None:
