@@ -45,11 +45,13 @@ def main(rank, folder, port):
         print(f"ready {rank}", flush=True)
         time.sleep(600)
     except KeyboardInterrupt:
-        time.sleep(1)
+        time.sleep(1 if rank else 3)
         Path(folder, f"saved{rank}").touch()
 
 if __name__ == "__main__":
     mp.spawn(main, tuple(sys.argv[1:]), nprocs=2)
+    time.sleep(2)
+    Path(sys.argv[1], "exported").touch()
 """
 ONCE = "'{python}' '{train}' '{folder}' 1; echo ended with $?"
 SEEDS = "for seed in 1 2 3; do '{python}' '{train}' '{folder}' $seed; done"
@@ -101,6 +103,26 @@ def test_a_stop_signal_reaches_the_ranks_that_the_script_has_started(
     run.process.send_signal(number)
     assert run.wait() == code
     assert all((tmp_path / f"saved{rank}").exists() for rank in range(2))
+    assert (tmp_path / "exported").exists() == (number == TERM)
+
+
+@pytest.mark.slow
+def test_a_program_below_a_shell_script_ends_after_the_ranks_that_it_has_started(
+    script: Script, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SPAWNS)
+    program = tmp_path / "train.sh"
+    port = free_port("127.0.0.1")
+    train = f"{shlex.quote(sys.executable)} '{tmp_path / 'train.py'}' '{tmp_path}' {port}"
+    program.write_text(f"#!/bin/bash\n{train}\necho ended with $?\n")
+    program.chmod(0o755)
+    run = script(program, ranks=1)
+    run.wait_for("ready 0")
+    run.wait_for("ready 1")
+    run.process.send_signal(TERM)
+    assert run.wait() == 75
+    assert "ended with 0" in run.output
+    assert all((tmp_path / name).exists() for name in ("saved0", "saved1", "exported"))
 
 
 @pytest.mark.slow
@@ -121,14 +143,22 @@ def test_a_shell_script_ends_with_the_training_that_ctrl_c_has_ended(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("waits", [1, 2])
-def test_the_trap_of_a_shell_script_is_kept(script: Script, tmp_path: Path, waits: int) -> None:
-    """With one wait, which the trap interrupts, the script ends before its training has saved."""
+@pytest.mark.parametrize(
+    "then",
+    [
+        "wait $p",
+        "wait $p; wait $p",
+        "'{python}' -c 'import time; time.sleep(600)' & wait $p; wait $p",
+    ],
+)
+def test_the_trap_of_a_shell_script_is_kept(script: Script, tmp_path: Path, then: str) -> None:
+    """With one wait, which the trap interrupts, the script ends before its training has saved; a
+    service in the background ends with the training."""
     (tmp_path / "train.py").write_text(TRAIN)
     program = tmp_path / "train.sh"
     train = f"{shlex.quote(sys.executable)} '{tmp_path / 'train.py'}' '{tmp_path}' 1"
-    trap, wait = "trap 'kill -USR1 $p' TERM", "wait $p\n"
-    program.write_text(f"#!/bin/bash\n{trap}\n{train} & p=$!\n{wait * waits}")
+    trap, then = "trap 'kill -USR1 $p' TERM", then.format(python=sys.executable)
+    program.write_text(f"#!/bin/bash\n{trap}\n{train} & p=$!\n{then}\n")
     program.chmod(0o755)
     run = script(program, ranks=1)
     run.wait_for("ready")
@@ -136,4 +166,22 @@ def test_the_trap_of_a_shell_script_is_kept(script: Script, tmp_path: Path, wait
     run.process.send_signal(TERM)
     assert run.wait() == 75
     assert (tmp_path / "asked0").read_text() == f"{int(USR1)} of 1\n"
+    assert (tmp_path / "saved0.1").exists()
+
+
+@pytest.mark.slow
+def test_a_trap_that_waits_for_its_training_does_not_keep_a_signal_from_it(
+    script: Script, tmp_path: Path
+) -> None:
+    """Also below a launcher that a shell has started in the background: it ignores SIGQUIT there."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    program = tmp_path / "train.sh"
+    train = f"{shlex.quote(sys.executable)} '{tmp_path / 'train.py'}' '{tmp_path}' 1"
+    program.write_text(f"#!/bin/bash\ntrap 'echo asked' TERM\n{train}\n")
+    program.chmod(0o755)
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    run = script(program, ranks=1)
+    run.wait_for("ready")
+    run.process.send_signal(TERM)
+    assert run.wait() == 75
     assert (tmp_path / "saved0.1").exists()

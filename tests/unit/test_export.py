@@ -224,6 +224,7 @@ def test_a_users_task_is_exported_with_its_class(
     private |= {
         "api_key": "hunter42",
         "run_token": "hf_" + "a1" * 9,
+        "hub_token": "a8f3-99c1-77de-12ab",
         "db": "s3://me:hunter42@host/x",
     }
     kept = {"image_key": "image", "pad_token": "<pad>", "auth": "auto", "log": "/disk/small"}
@@ -247,8 +248,8 @@ def test_a_users_task_is_exported_with_its_class(
     assert export.main([str(run.path), f"--out={out}"]) == 0
     assert (out / "spirals.py").read_text() == source.read_text()
     record = json.loads((out / "duet.json").read_text())
-    shown = {"words": "~/mine/words.txt", "api_key": "", "run_token": "", "db": ""}
-    assert "api_key, run_token, db" in capsys.readouterr().err
+    shown = {"words": "~/mine/words.txt", "api_key": "", "run_token": "", "hub_token": "", "db": ""}
+    assert "api_key, run_token, hub_token, db" in capsys.readouterr().err
     assert record["task"]["options"] == options | shown, "a word may be a choice"
     assert record["shape"] == {"words": shown["words"]}
     loaded = tasks.load_model(out).weights

@@ -10,6 +10,7 @@ from training import tasks
 from training.core import redact
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
+CLOUD_KEY = "AKIA" + "IOSF0DNN7EXAMPLE"
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,41 @@ def test_secrets(name: str, value: str) -> None:
 def test_values_that_are_not_secrets(name: str, value: str) -> None:
     assert redact.shown(name, value) == value
     assert redact.word(f"--{name.lower()}={value}") == f"--{name.lower()}={value}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("access_token", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmN-Hl0w5"),
+        ("hub_token", "a8f3-99c1-77de-12ab"),
+        ("run_token", "550e8400-e29b-41d4-a716-446655440000"),
+        ("data_key", "kJ8+zY/1qQ=="),
+        ("key", "123456789012"),
+        ("aws_access_key_id", CLOUD_KEY),
+        ("note", CLOUD_KEY),
+        ("api_key", "hunter42"),
+    ],
+)
+def test_values_that_are_never_published(name: str, value: str) -> None:
+    assert redact.is_surely_secret(name, value) and redact.is_secret(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("image_key", "observation.images.camera_2"),
+        ("image_key", "features/imagenet21k/v2"),
+        ("pad_token", "<|reserved_special_token_250|>"),
+        ("pad_token", "<extra_id_99>"),
+        ("sort_key", "2024-06-30"),
+        ("key_file", "~/keys/a8f3-99c1-77de"),
+        ("key_file", "/data/a8f3-99c1-77de"),
+        ("auth", "auto"),
+        ("version", "a8f3-99c1-77de-12ab"),
+    ],
+)
+def test_options_of_a_task_that_are_published(name: str, value: str) -> None:
+    assert not redact.is_surely_secret(name, value)
 
 
 def test_no_field_of_a_task_is_a_secret() -> None:

@@ -11,12 +11,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.conftest import wait_until
 from training.launcher.asked_processes import AskedProcesses, targets
+from training.watchdog import discovery
+from training.watchdog.probes import procfs
 
 INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 # Reports its PID. A file descriptor that is closed at the end of the test ends it.
 TRAIN = f"{shlex.quote(sys.executable)} -S -c 'import os, sys; print(os.getpid(), flush=True); sys.stdin.read()'"
 FOREGROUND, BACKGROUND = f"{TRAIN}; true", f"{TRAIN} <&3 & wait $!; true"
+BOTH = f"{TRAIN} <&3 & {shlex.quote(sys.executable)} -S -c 'import sys; sys.stdin.read()' <&3 & wait; true"
 Start = Callable[[str], tuple[int, int]]
 
 
@@ -78,9 +82,60 @@ def test_a_script_gets_a_signal_again_with_the_next_program(start: Start) -> Non
     assert asked.new({python: {2}}) == {python: {2}}, "a Python program that starts ranks"
 
 
-def test_a_training_outlives_a_script_whose_trap_has_got_the_signal(start: Start) -> None:
+def test_a_trap_is_alone_responsible_for_what_runs_at_the_signal(start: Start) -> None:
+    """Also if it resets itself, as before a clean-up."""
     asked, (shell, python) = AskedProcesses(), start(BACKGROUND)
-    asked.watch(shell, python)
+    asked.watch({0: shell}, alone=True)
+    assert asked.new({shell: {shell}}) == {shell: {shell}}
+    assert asked.new({shell: {python}}) == {}
+    assert asked.new({shell: {1}}) == {shell: {shell, 1}}
+
+
+def test_a_shell_that_becomes_the_next_program_gets_the_signal(start: Start) -> None:
+    asked, (shell, python) = AskedProcesses(), start(f"({TRAIN}; exec {TRAIN}); true")
+    asked.watch({0: shell}, alone=True)
+    asked.new(targets({0: shell}, TERM, alone=True))
+    os.kill(python, signal.SIGKILL)
+    wait_until(lambda: discovery.python_of(shell) not in (shell, python))
+    following = discovery.python_of(shell)
+    assert asked.new({shell: {following}}) == {shell: {shell, following}}
+
+
+def test_a_program_that_only_starts_ranks_ends_after_them(start: Start) -> None:
+    start_rank = f"import subprocess; subprocess.run({TRAIN!r}, shell=True)"
+    asked, (shell, rank) = (
+        AskedProcesses(),
+        start(f"{shlex.quote(sys.executable)} -S -c {shlex.quote(start_rank)}; true"),
+    )
+    starter = discovery.python_of(shell)
+    assert starter not in (shell, rank)
+    assert asked.new({shell: {rank}}) == {shell: {rank}}
+    assert asked.new({shell: {starter, rank}}) == {}, "the other ranks have ended"
+    assert asked.new({shell: {starter}}) == {}, "it exports what they have saved"
+
+
+def test_a_service_beside_a_training_is_not_the_next_program(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, (shell, python) = AskedProcesses(), start(BOTH)
+    wait_until(lambda: len(procfs.workers(shell)) == 2)
+    service = max(procfs.workers(shell))
+    with_torch = {python}
+    monkeypatch.setattr(procfs, "maps", lambda pid, text: pid in with_torch)
+    asked.watch({0: shell}, alone=True)
+    assert asked.new({shell: {python}}) == {shell: {python}}
+    assert asked.new({shell: {service}}) == {}
+    with_torch.add(service)
+    assert asked.new({shell: {service}}) == {shell: {service}}, "a training, but no new program"
+
+
+def test_a_training_outlives_a_script_whose_trap_has_got_the_signal(start: Start) -> None:
+    asked, (shell, python) = AskedProcesses(), start(BOTH)
+    asked.watch({0: shell}, alone=True)
     assert not asked.outlive(shell), "nothing has been asked to stop"
     asked.new({shell: {shell}})
     assert asked.outlive(shell)
+    os.kill(python, signal.SIGKILL)
+    wait_until(lambda: discovery.python_of(shell) not in (shell, python))
+    asked.watch({0: shell}, alone=True)
+    assert not asked.outlive(shell), "the service beside it has not got the signal"

@@ -21,7 +21,14 @@ from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat, read_all
 from training.core.rundir import RunDir, read_json
 from training.host import process
-from training.launcher import child_processes, failure_report, local_ranks, stop_report, timeouts
+from training.launcher import (
+    child_processes,
+    failure_report,
+    local_ranks,
+    spawn,
+    stop_report,
+    timeouts,
+)
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.outcome import Outcome
@@ -76,6 +83,31 @@ def test_ranks_get_a_signal_without_a_search_below_them(
         """
     assert sorted(pair(code, script=True, stop=stop).ended) == [(0, 0), (1, 0)]
     assert capfd.readouterr().err.count("Too many open files in system") == 1
+
+
+def test_sigusr2_does_not_end_a_rank_without_a_handler(
+    handlers: None, pair: Callable[..., Outcome]
+) -> None:
+    """As one of Duet's before it can write its stacks."""
+    code = f"""
+        asked = Path(sys.argv[1], "asked")
+        rank and signal.signal({int(signal.SIGUSR2)}, lambda *_: asked.touch())
+        Path(sys.argv[1], f"ready{{rank}}").touch()
+        while not asked.exists(): time.sleep(0.01)
+        """
+    assert sorted(pair(code, script=False, stop=signal.SIGUSR2).ended) == [(0, 0), (1, 0)]
+
+
+def test_sigusr2_does_not_end_a_launcher_without_a_handler(run: RunDir, token: str) -> None:
+    """As torchrun."""
+    child = spawn.start_watched(["sleep", "600"], token)
+    children = Attempt(run, PLAN, LocalRanks(range(1), 1), token).children
+    children.alive = {child.pidfd: child}
+    children.pass_on(signal.SIGUSR2)
+    child.signal(signal.SIGTERM)
+    assert child.popen.wait() == -signal.SIGTERM
+    for fd in (child.pidfd, *child.outputs.values()):
+        os.close(fd)
 
 
 @pytest.mark.parametrize(

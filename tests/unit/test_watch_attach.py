@@ -20,7 +20,9 @@ from training.core.errors import Problem, UserError
 from training.monitor import attach
 from training.monitor.health import target
 from training.watchdog import discovery
+from training.watchdog.hang_report import MAY_END, WORKS, NoFinding
 from training.watchdog.probes import procfs
+from training.watchdog.probes.sampling import Sample, take
 
 NOW = re.compile(r"^\[(ERROR)\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", re.MULTILINE)
 # Looks are samples: a process that gets no CPU time meanwhile is in the same place in all of them.
@@ -155,6 +157,30 @@ def test_a_single_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         targets.asleep(pid, "futex")
         code, out, _ = shown(capsys, f"--pid={pid}")
     assert code == 0 and "undetermined: no rank waits for another, none works: rank 0 is at " in out
+
+
+@pytest.mark.parametrize(
+    ("reason", "seconds"), [(MAY_END, [attach.LOOK_S, attach.CONFIRM_S]), (WORKS, [attach.LOOK_S])]
+)
+def test_an_undecided_verdict_takes_a_longer_look(
+    monkeypatch: pytest.MonkeyPatch, reason: str, seconds: list[float]
+) -> None:
+    """The verdict is that of all samples."""
+    monkeypatch.undo()
+    looks, judged = list[float](), list[int]()
+
+    def look(pids: dict[int, int], for_s: float) -> list[Sample]:
+        looks.append(for_s)
+        return [take(pids), take(pids)]
+
+    def judge(samples: list[Sample]) -> NoFinding:
+        judged.append(len(samples))
+        return NoFinding(reason, "")
+
+    monkeypatch.setattr(attach, "_looks", look)
+    monkeypatch.setattr(attach, "_verdict", judge)
+    assert attach.main([f"--pid={os.getpid()}", "--json"]) == 0
+    assert looks == seconds and judged == [2, 4][: len(seconds)]
 
 
 def test_the_ranks_are_found_from_any_process_of_a_training(tmp_path: Path) -> None:

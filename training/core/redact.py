@@ -32,6 +32,7 @@ API_KEY = re.compile(r"(^|[_-])(api[_-]?key|auth)([_-]|$)", re.IGNORECASE)
 SETTING = re.compile(
     r"true|false|auto|default|[+-]?\d{1,5}(\.\d{1,4})?(e[+-]?\d{1,2})?", re.IGNORECASE
 )
+WORD = re.compile(r"[^\W\d]*\d{0,4}[^\W\d]?")  # imagenet21k, camera2, 2024
 SECRET_VALUE = re.compile(
     r"""^[0-9a-f]{40}$                                        # a W&B key of the older form
     | ^(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_]{32,}$            # long, letters and digits, no path
@@ -66,9 +67,7 @@ COMMON = re.compile(r"[A-Za-z]{0,4}|localhost|127(\.\d+){3}")
 
 
 def is_secret(name: str, value: str) -> bool:
-    return bool(value) and bool(
-        _is_named(name, value) or SECRET_VALUE.search(value) or LOGIN_IN_ADDRESS.search(value)
-    )
+    return bool(value) and (_is_named(name, value) or _has_form(value))
 
 
 def _is_named(name: str, value: str) -> bool:
@@ -79,11 +78,21 @@ def _is_named(name: str, value: str) -> bool:
 
 def is_surely_secret(name: str, value: str) -> bool:
     """Whether the value must not be published, even if a task needs it: `*_key` and `*_token` alone
-    are names of ordinary options."""
-    named = PASSWORD.search(name) or (API_KEY.search(name) and not SETTING.fullmatch(value))
-    return bool(value) and bool(
-        named or SECRET_VALUE.search(value) or LOGIN_IN_ADDRESS.search(value)
-    )
+    are names of ordinary options, unless the value looks random."""
+    named = _is_named(name, value) and (API_KEY.search(name) or _is_random(value))
+    return bool(value) and bool(PASSWORD.search(name) or named or _has_form(value))
+
+
+def _has_form(value: str) -> bool:
+    """Whether the value is a secret whatever its name is."""
+    return any(form.search(value) for form in (SECRET_VALUE, LOGIN_IN_ADDRESS, CLOUD_KEY))
+
+
+def _is_random(value: str) -> bool:
+    """Long, and neither a path nor made of words and numbers, as `<extra_id_99>` is."""
+    parts = re.split(r"[\W_]+", value)
+    words = value.startswith(("/", "~", "./", "../")) or all(map(WORD.fullmatch, parts))
+    return len(value) >= 12 and not words
 
 
 def shown(name: str, value: str) -> str:

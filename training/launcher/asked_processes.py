@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from training.watchdog import discovery, wrapped
 from training.watchdog.probes import procfs
@@ -19,10 +21,7 @@ def targets(started: Mapping[int, int], number: int, *, alone: bool) -> dict[int
     the only rank of the run, which may have started others."""
     trainings, found = wrapped.trainings(started), dict[int, set[int]]()
     for rank, pid in started.items():
-        own = set[int]()
-        if alone:
-            own.update(discovery.own_ranks(pid, settled=True).ranks.values())
-        starter = discovery.python_of(pid)
+        starter, own = discovery.python_of(pid), _own_ranks(pid, alone)
         family = {starter, trainings[rank], *own}
         # At SIGINT the ranks of mp.spawn are joined, as from a terminal. Another signal would end
         # the program that has started them, and its end those that save.
@@ -35,6 +34,10 @@ def targets(started: Mapping[int, int], number: int, *, alone: bool) -> dict[int
         # a launcher that gives its ranks groups of their own passes signals on itself
         found[pid] = {one for one in family if in_group(one, pid)} or {pid}
     return found
+
+
+def _own_ranks(pid: int, alone: bool) -> set[int]:
+    return set(discovery.own_ranks(pid, settled=True).ranks.values()) if alone else set()
 
 
 def has_trap(script: int, training: int, number: int) -> bool:
@@ -51,37 +54,81 @@ def in_group(pid: int, group: int) -> bool:
     return False
 
 
+@dataclass
+class Below:
+    """Processes of one rank, by PID."""
+
+    asked: set[int] = field(default_factory=set)  # have got the signal
+    spared: set[int] = field(default_factory=set)  # do not get it, see AskedProcesses.new
+    # at the first signal: those that trained, whether with torch, and all that ran Python
+    trainings: set[int] = field(default_factory=set)
+    with_torch: bool = False
+    before: set[int] = field(default_factory=set)
+
+
 class AskedProcesses:
     """Those that have got a stop signal, and those that get it from a shell script's own trap."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, set[int]] = {}  # PID of a rank → PIDs
-        self._watched: dict[int, set[int]] = {}
+        self._ranks = defaultdict[int, Below](Below)  # by the PID of the rank
 
     def __contains__(self, pid: int) -> bool:
         """Has this rank got it, or a process below it?"""
-        return pid in self._asked
+        return pid in self._ranks and bool(self._ranks[pid].asked)
+
+    def watch(self, started: Mapping[int, int], *, alone: bool) -> None:
+        """What runs below the ranks that have not got it yet. Parameters: see targets."""
+        first = {rank: pid for rank, pid in started.items() if pid not in self}
+        for rank, training in (wrapped.trainings(first) if first else {}).items():
+            below = self._ranks[pid := first[rank]]
+            below.trainings = {training, *_own_ranks(pid, alone)}
+            below.with_torch = procfs.maps(training, wrapped.TORCH)
+            # a shell may still become a Python program, by exec
+            below.before = {one for one in procfs.family(pid) if procfs.is_python(one)}
 
     def new(self, found: Mapping[int, set[int]]) -> dict[int, set[int]]:
         """Those among `found` (see targets) that have not got it. A shell script that starts
-        another program, such as the next seed, gets it with that one."""
+        another program, such as the next seed, gets it with that one. Alone, it does what comes
+        after the training, such as a copy of its files."""
         new = dict[int, set[int]]()
         for pid, processes in found.items():
-            known = self._asked.setdefault(pid, set())
-            # alone, the script does what comes after the training, such as a copy of its files
-            if further := processes - known - ({pid} if known else set()):
-                again = known and not procfs.is_python(pid)
-                new[pid] = further | ({pid} if again else set())
-                known |= new[pid]
+            below, shell = self._ranks[pid], not procfs.is_python(pid)
+            if pid not in self:
+                further = processes
+                if shell and processes == {pid}:
+                    below.spared |= below.before  # its trap signals them
+            else:
+                further = {one for one in processes if not self._is_known(one, pid)}
+                if shell and further - below.before:
+                    further.add(pid)
+            if further:
+                new[pid] = further
+                below.asked |= further
+                below.spared |= _starters(further, pid)  # they end after their ranks
         return new
 
-    def watch(self, pid: int, training: int) -> None:
-        """`training`: the process that trains below this rank."""
-        self._watched.setdefault(pid, set()).add(training)
+    def _is_known(self, one: int, pid: int) -> bool:
+        """Is this the rank, or need it not get the signal any more?"""
+        below = self._ranks[pid]
+        if one == pid or one in below.asked | below.spared:
+            return True
+        # a service beside the training, such as a logger
+        return below.with_torch and one in below.before and not procfs.maps(one, wrapped.TORCH)
 
     def outlive(self, pid: int) -> bool:
         """Do some of them still run in the group of this rank, which has ended?"""
-        if pid not in self._asked:
+        if pid not in self:
             return False
-        known = (self._asked[pid] | self._watched.get(pid, set())) - {pid}
+        known = (self._ranks[pid].asked | self._ranks[pid].trainings) - {pid}
         return any(procfs.lives(one) and in_group(one, pid) for one in known)
+
+
+def _starters(processes: Iterable[int], top: int) -> set[int]:
+    """The Python programs below `top` that have started these."""
+    found = set[int]()
+    for one in processes:
+        pid = one
+        while pid != top and (process := procfs.read_process(pid)):
+            pid = process.parent
+            found.add(pid)
+    return {pid for pid in found if procfs.is_python(pid)}

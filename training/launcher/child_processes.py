@@ -23,7 +23,6 @@ from training.launcher.attempt_state import AttemptState
 from training.launcher.child import Child
 from training.launcher.outputs import Outputs
 from training.trainer import flight_recorder_server
-from training.watchdog import wrapped
 from training.watchdog.probes import procfs
 from training.watchdog.probes.signal_masks import catches
 
@@ -153,13 +152,12 @@ class ChildProcesses:
         return {child.rank: child.popen.pid for child in self.alive.values()}
 
     def pass_on(self, number: int) -> None:
-        """Send a signal that does not stop anything to each rank. It would end a shell script, or
-        what a script has started, without a handler for it."""
+        """Send a signal that does not stop anything to each rank that has a handler for it, or to
+        the processes below it that have one: it would end others."""
         found = {} if self._state.outcome.ours else self._targets(number)
         for child in self.alive.values():
-            family = found.get(child.popen.pid)
-            takers = {one for one in family or () if catches(one, number)}
-            if takers or family is None:
+            family = found.get(child.popen.pid, {child.popen.pid})
+            if takers := {one for one in family if catches(one, number)}:
                 child.signal(signal.Signals(number), takers)
 
     def ask_to_stop(self, number: int) -> None:
@@ -186,20 +184,22 @@ class ChildProcesses:
         if self._stop is None or self.killing or now < self._next_look:
             return
         self._next_look = now + LOOK_S
-        new = self._asked.new(self._targets(self._stop))
+        new = self._asked.new(self._targets(self._stop, watch=True))
         for child in self.alive.values():
             if processes := new.get(child.popen.pid):
                 child.signal(self._stop, processes)
 
-    def _targets(self, number: int) -> dict[int, set[int]]:
-        """See targets(). Where these cannot be found, a rank gets the first signal itself."""
+    def _targets(self, number: int, *, watch: bool = False) -> dict[int, set[int]]:
+        """See targets(). Where these cannot be found, a rank gets the first signal itself. `watch`:
+        it is a stop signal, see AskedProcesses."""
         ranks = {rank: pid for rank, pid in self.pids().items() if rank is not None}
+        alone = self._state.team.world_size == 1
         found = {pid: {pid} for pid in ranks.values() if pid not in self._asked}
 
         def search() -> None:
-            found.update(targets(ranks, number, alone=self._state.team.world_size == 1))
-            for rank, training in wrapped.trainings(ranks).items():
-                self._asked.watch(ranks[rank], training)
+            found.update(targets(ranks, number, alone=alone))
+            if watch:
+                self._asked.watch(ranks, alone=alone)
 
         self._state.best_effort(msg("launcher.effort.signals"), search)
         return found

@@ -242,7 +242,9 @@ def _terminal_like(number: int) -> tuple[int, int]:
 
 def _in_child(parent: int, binding: BindingRecord | None, memory: bool) -> None:
     process.die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the launcher passes on what counts
+    # A shell ignores these for its jobs in the background; the launcher passes on what counts.
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     if binding:
         node, text = binding["node"], ""
         try:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from training.core.contracts.state import AttachedRank
 
 LOOK_S, LOOKS = 1.0, 4
-CONFIRM_S = 4.0  # an apparent hang is observed again: any rank may pause for a second
+CONFIRM_S = 4.0  # of a longer look unless the ranks work: any of them may pause for a second
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     try:
         samples = _looks(found, LOOK_S)
         verdict = _verdict(samples)
-        if isinstance(verdict, HangFinding):
+        if isinstance(verdict, HangFinding) or verdict.code in UNDECIDED:
             again = _looks(found, CONFIRM_S)
             samples, verdict = again, _verdict([*samples, *again])
         if folder and (better := _by_heartbeat(rundir.RunDir(folder), found)):
