@@ -275,7 +275,7 @@ def result(**changes: Any) -> dict[str, Any]:
         "oom": {"figures": {}, "status": "failed", "reason": "exit status 4\nlog & <more>"},
         "correctness": {"figures": {"curves": {"CPU": [3.0, 2.0], "GPU": [3.0, 2.0]}}},
     }
-    common = {"title": "T", "status": "done", "reason": "", "checks": [], "seconds": 1.0}
+    common = {"title": "T", "key": {}, "status": "done", "reason": "", "checks": [], "seconds": 1.0}
     checks = [bench.check("no slower than a bare loop", True, "0.990 × its time")]
     records["mfu_balanced"]["checks"] = checks
     gpus = made()

@@ -64,6 +64,32 @@ def test_figures_without_a_compiler_are_measured_again_with_one(tmp_path: Path, 
     assert then.before(one) and now.before(one) is None
 
 
+@pytest.mark.parametrize("in_git", [False, True])
+def test_an_updated_checkout_of_nanochat_is_measured_again(tmp_path: Path, in_git: bool) -> None:
+    checkout = tmp_path / "checkout"
+    (checkout / "nanochat").mkdir(parents=True)
+    (checkout / "nanochat/gpt.py").write_text("1")
+    git = ("git", "-C", str(checkout), "-c", "user.name=n", "-c", "user.email=e@example.org")
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "one")) if in_git else ():
+        subprocess.run([*git, *words], check=True)
+    one = stage(lambda _: {"value": 1, "checks": []}, name="memory", nanochat=True)
+
+    def kept() -> results.Results:
+        return results.Results(session(tmp_path, nanochat=checkout))
+
+    kept().keep(one, record := kept().session.measure(one))
+    assert record["key"]["nanochat"] in kept().html.read_text()
+    (checkout / "README.md").write_text("no part of it")
+    assert kept().before(one) == record
+    (checkout / "nanochat/gpt.py").write_text("2")
+    assert kept().before(one) is None
+    kept().keep(stage(lambda _: {}, name="oom"), None)
+    assert results.Results(session(tmp_path)).before(one) == record, "asks for none"
+    (checkout / "nanochat/gpt.py").write_text("1")
+    moved = checkout.rename(tmp_path / "moved")
+    assert results.Results(session(tmp_path, nanochat=moved)).before(one) == record
+
+
 @pytest.mark.parametrize(("name", "capability", "fp16"), [("H100", (9, 0), 0), ("T4", (7, 5), 1)])
 def test_memory_is_measured_in_the_precision_of_the_gpu_as_far_as_it_fits(
     tmp_path: Path,
