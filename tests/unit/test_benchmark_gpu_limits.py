@@ -11,9 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.optim._muon import _zeropower_via_newtonschulz
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import (
+    bare_loop,
     bench,
     compiling,
     machine,
@@ -116,6 +119,18 @@ def test_memory_is_measured_in_the_precision_of_the_gpu_as_far_as_it_fits(
     found = peaks.run(lab)
     assert found["notes"] and len(found["rows"]) == len(loads) > 0
     assert found["checks"][0]["ok"] and {load["fp16"] for load in loads} == {bool(fp16)}
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp32", torch.float32)],
+)
+def test_torchs_muon_iterates_in_a_type_that_the_gpu_has(
+    precision: str, dtype: torch.dtype
+) -> None:
+    with bare_loop.iteration(precision):
+        update = _zeropower_via_newtonschulz(torch.randn(8, 4), (3.4445, -4.775, 2.0315), 5, 1e-7)
+    assert update.dtype == dtype and torch.zeros(1).bfloat16().dtype == torch.bfloat16
 
 
 def test_what_a_late_stage_has_measured_is_in_its_record(tmp_path: Path) -> None:
