@@ -30,6 +30,7 @@ from tqdm import tqdm
 from benchmarks import muon_variants
 from benchmarks.common import ROOT, environment, prepared, warn_of_emulation
 from benchmarks.gpu.machine import commit
+from benchmarks.muon import Fp32Muon
 from benchmarks.muon_variants import Ideas
 from benchmarks.variants import Choices, Variant
 from training.config.batch import Batch
@@ -142,8 +143,9 @@ CHANGES = {
 }
 
 
-def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
-    """training.tasks.gpt.optim.build for the parameters of a variant."""
+def build(model: Variant, change: Change, config: Config, bf16: bool) -> optim.Optimizers:
+    """training.tasks.gpt.optim.build for the parameters of a variant. `bf16`: of Muon's iteration,
+    with an idea or without."""
     matrices, scale = model.matrices, (model.shape.width / gpt_optim.REFERENCE_WIDTH) ** -0.5
     rate = MATRIX_LR[config.optimizer] if isinstance(config.matrix_lr, str) else config.matrix_lr
     embedding_betas = (change.betas[0], change.embedding_beta2)
@@ -167,16 +169,15 @@ def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
         {"params": [model.head.weight], "lr": config.unembedding_lr * scale, "weight_decay": 0.0}
     )
     first: list[torch.optim.Optimizer] = []
+    decay = config.weight_decay
     if change.muon.any:
-        first.append(muon_variants.Muon(matrices, rate, config.weight_decay, change.muon))
+        dtype = torch.bfloat16 if bf16 else torch.float32
+        first.append(muon_variants.Muon(matrices, rate, decay, change.muon, dtype))
     elif config.optimizer == "muon":
-        first.append(
-            torch.optim.Muon(matrices, rate, config.weight_decay, ns_steps=change.newton_schulz)
-        )
+        make = torch.optim.Muon if bf16 else Fp32Muon
+        first.append(make(matrices, rate, decay, ns_steps=change.newton_schulz))
     else:
-        groups.insert(
-            0, {"params": matrices, "lr": rate * scale, "weight_decay": config.weight_decay}
-        )
+        groups.insert(0, {"params": matrices, "lr": rate * scale, "weight_decay": decay})
     return optim.Optimizers(
         [*first, torch.optim.AdamW(groups, betas=change.betas, eps=gpt_optim.EPSILON, fused=True)]
     )
@@ -193,7 +194,7 @@ def run(name: str, steps: int, seed: int, depth: int, bf16: bool, sequences: int
     torch.manual_seed(seed)
     data = prepared()
     model = Variant(ModelDims(depth, data.vocab, LENGTH), Choices(**change.model))
-    optimizer = build(model, change, config)
+    optimizer = build(model, change, config, bf16)
     batch = Batch(sequences, LENGTH, 1, 1)
     train = dataset(data, "train", LENGTH)
     batches = Batches(

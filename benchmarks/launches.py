@@ -24,7 +24,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks import NANOCHAT_DIR, null_gpus
+from benchmarks import NANOCHAT_DIR, nanochat_checkout, null_gpus
 from tests.null_gpu import programs
 from tests.null_gpu.counters import launches, waits
 
@@ -56,14 +56,19 @@ def duet(environ: dict[str, str], depth: int, ranks: int, compiled: int) -> list
 
 
 def bare(
-    environ: dict[str, str], kind: str, depth: int, ranks: int, compiled: int, folder: str = ""
+    environ: dict[str, str],
+    kind: str,
+    depth: int,
+    ranks: int,
+    compiled: int,
+    folder: Path | None = None,
 ) -> list[dict[str, Any]]:
     """`folder`: of the files of this kind, on PYTHONPATH."""
+    environ = environ | ({"PYTHONPATH": str(folder)} if folder else {})
     words = [kind, *map(str, (depth, SEQUENCES, LENGTH, compiled))]
     with tempfile.TemporaryDirectory() as name:
-        return programs.recorded(
-            environ | {"PYTHONPATH": folder}, Path(name), ranks, "bare_steps.py", words, LIMIT_S
-        )[FIRST:]
+        steps = programs.recorded(environ, Path(name), ranks, "bare_steps.py", words, LIMIT_S)
+    return steps[FIRST:]
 
 
 def row(label: str, steps: list[dict[str, Any]]) -> str:
@@ -86,13 +91,22 @@ def numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
-def main() -> None:
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--depths", type=numbers, default=[12, 16, 20])
     parser.add_argument("--ranks", type=numbers, default=[1, 2])
     parser.add_argument("--compiled", type=numbers, default=[0, 1])
-    parser.add_argument("--nanochat", metavar="DIR", default=os.environ.get(NANOCHAT_DIR, ""))
-    args = parser.parse_args()
+    parser.add_argument(
+        "--nanochat",
+        metavar="DIR",
+        type=nanochat_checkout,
+        default=os.environ.get(NANOCHAT_DIR) or None,
+    )
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    args = arguments()
     with null_gpus.environment() as environ:
         rows = []
         todo = [(d, c) for d in args.depths for c in args.compiled]

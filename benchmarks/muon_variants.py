@@ -1,5 +1,5 @@
 """Muon with ideas of nanochat's optimizer as switches, for benchmarks.ablation. Without any it
-computes the same as torch.optim.Muon in fp32."""
+computes the same as torch.optim.Muon, which iterates in bf16."""
 
 from __future__ import annotations
 
@@ -38,11 +38,18 @@ class Ideas:
 
 
 class Muon(torch.optim.Optimizer):
+    """`dtype`: of the iteration."""
+
     def __init__(
-        self, matrices: Iterable[nn.Parameter], lr: float, weight_decay: float, ideas: Ideas
+        self,
+        matrices: Iterable[nn.Parameter],
+        lr: float,
+        weight_decay: float,
+        ideas: Ideas,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": 0.95})
-        self.ideas = ideas
+        self.ideas, self.dtype = ideas, dtype
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -70,12 +77,13 @@ class Muon(torch.optim.Optimizer):
             rows = update.norm(dim=-1, keepdim=True).clamp_min(1e-6)
             update = update * (update.norm() / update.size(0) ** 0.5 / rows)
         tall = update.size(0) > update.size(1)
-        out = update.mT if tall else update
+        out = (update.mT if tall else update).to(self.dtype)
         out = out / (out.norm() * (1.01 if self.ideas.polar_express else 1.0) + 1e-7)
         for a, b, c in POLAR_EXPRESS[: self.ideas.polar_express] or (COEFFICIENTS,) * STEPS:
             gram = out @ out.mT
             gram = torch.addmm(gram, gram, gram, beta=b, alpha=c)
             out = torch.addmm(out, gram, out, beta=a)
+        out = out.to(update.dtype)
         if self.ideas.exact_norm:
             out = out * (out.size(0) ** 0.5 / out.norm().clamp_min(1e-6))
         return out.mT if tall else out

@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks import NANOCHAT_DIR
+from benchmarks import NANOCHAT_DIR, nanochat_checkout
 from benchmarks.gpu import machine, results, stages
 from training.core.errors import Exit
 
@@ -30,7 +30,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--python", default="", help="Python of the trainings")
     parser.add_argument(
         "--nanochat",
-        type=_path,
+        metavar="DIR",
+        type=nanochat_checkout,
         default=os.environ.get(NANOCHAT_DIR) or None,
         help=f"a checkout of nanochat, measured too (also {NANOCHAT_DIR})",
     )
@@ -38,10 +39,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     names = list(filter(None, wanted.stages.split(",")))
     if unknown := [name for name in names if name not in stages.STAGES]:
         parser.error(f"unknown stage {', '.join(unknown)}; allowed: {', '.join(stages.STAGES)}")
-    if wanted.nanochat and not (Path(wanted.nanochat) / "nanochat/gpt.py").is_file():
-        parser.error(f"{wanted.nanochat} has no nanochat/gpt.py")
     wanted.stages = [stages.STAGES[name] for name in names or stages.STAGES]
-    wanted.nanochat = wanted.nanochat and Path(wanted.nanochat).resolve()
     if wanted.python.startswith("~"):
         wanted.python = str(_path(wanted.python))
     wanted.out = (wanted.out or (SMOKE_OUT if wanted.smoke else OUT)).resolve()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from benchmarks.gpu.bench import Bench, Skipped, check
+from benchmarks.gpu.bench import Bench, Failed, Skipped, check
 from benchmarks.gpu.machine import ROOT, kernels
 from benchmarks.gpu.trainings import TINY, train
 
@@ -28,7 +28,10 @@ def run(bench: Bench) -> dict[str, Any]:
     train(bench, "unmeasured", str(ROOT / CONFIG), env=env, **flags | {"compile": 0}).ok().remove()
     for name, switch in {COLD: 1, WARM: 1, OFF: 0}.items():
         flags["compile"] = switch
-        one = train(bench, f"start{len(starts)}", str(ROOT / CONFIG), env=env, **flags).ok()
+        try:
+            one = train(bench, f"start{len(starts)}", str(ROOT / CONFIG), env=env, **flags).ok()
+        except Failed as error:
+            raise Failed(str(error), {"starts": starts, "checks": []}) from None
         starts[name] = {"first_step_s": one.first_step_s, "step_ms": one.steps[0]["step_ms"]}
         one.remove()
     shutil.rmtree(cache, ignore_errors=True)

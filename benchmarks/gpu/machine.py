@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -130,42 +131,44 @@ def find(cache: Path, asked: str = "") -> Machine:
     raise NoGpu("\n".join(reasons))
 
 
-def commit() -> str:
-    """Commit of the checkout, with '+' and a hash of the changes if SOURCES differ from it; without
-    a commit 'unknown', with '+' and a hash of all sources."""
-    git = ("git", "-C", str(ROOT))
+def commit(root: Path | None = None, sources: Sequence[str] = SOURCES) -> str:
+    """Commit of a checkout (None: Duet's), with '+' and a hash of the changes if its sources differ
+    from it; without a commit 'unknown', with '+' and a hash of all sources."""
+    root = root or ROOT
+    git = ("git", "-C", str(root))
     try:
-        if Path(_output(*git, "rev-parse", "--show-toplevel")).resolve() != ROOT.resolve():
-            return _without_commit()  # an unpacked copy inside another checkout
+        if Path(_output(*git, "rev-parse", "--show-toplevel")).resolve() != root.resolve():
+            return _without_commit(root, sources)  # an unpacked copy inside another checkout
         name = _output(*git, "rev-parse", "--short=12", "HEAD")
-        run = (*SOURCES, f":(exclude)benchmarks/{RESULTS}")
+        run = (*sources, f":(exclude)benchmarks/{RESULTS}")
         changes = subprocess.run(
             [*git, "diff", "HEAD", "--", *run], check=True, capture_output=True, timeout=60
         ).stdout
-        others = _output(*git, "ls-files", "-z", "--others", "--exclude-standard", *SOURCES)
+        others = _output(*git, "ls-files", "-z", "--others", "--exclude-standard", *sources)
     except (OSError, subprocess.SubprocessError):
-        return _without_commit()
-    new = [file for file in _sources() if str(file.relative_to(ROOT)) in others.split("\0")]
-    return name + (f"+{_hash(new, changes)}" if changes or new else "")
+        return _without_commit(root, sources)
+    unknown = set(others.split("\0"))
+    new = [one for one in _files(root, sources) if str(one.relative_to(root)) in unknown]
+    return name + (f"+{_hash(root, new, changes)}" if changes or new else "")
 
 
-def _without_commit() -> str:
-    return f"unknown+{_hash(_sources())}"
+def _without_commit(root: Path, sources: Sequence[str]) -> str:
+    return f"unknown+{_hash(root, _files(root, sources))}"
 
 
-def _sources() -> list[Path]:
-    """Every file of SOURCES that a measurement may depend on."""
-    places = [ROOT / name for name in SOURCES]
+def _files(root: Path, sources: Sequence[str]) -> list[Path]:
+    """Every file of the sources that a measurement may depend on."""
+    places = [root / name for name in sources]
     found = [file for place in places for file in (place, *place.rglob("*")) if file.is_file()]
     left_out = {RESULTS, "__pycache__"}
-    return sorted(file for file in found if not left_out & {*file.relative_to(ROOT).parts})
+    return sorted(file for file in found if not left_out & {*file.relative_to(root).parts})
 
 
-def _hash(files: list[Path], begin: bytes = b"") -> str:
+def _hash(root: Path, files: list[Path], begin: bytes = b"") -> str:
     found = hashlib.sha256(begin)
     for file in files:
         content = file.read_bytes()
-        found.update(f"{file.relative_to(ROOT)}\0{len(content)}\0".encode() + content)
+        found.update(f"{file.relative_to(root)}\0{len(content)}\0".encode() + content)
     return found.hexdigest()[:8]
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -22,7 +23,7 @@ from training.tasks.gpt.model_dims import ModelDims
 
 def build(job: dict[str, Any]) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
     """Its model on the GPU, not compiled, and its optimizers with their defaults."""
-    # Read by its later versions, which use no autocast.
+    # Read by its later versions, whose layers cast themselves.
     kinds = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     os.environ["NANOCHAT_DTYPE"] = kinds[job["precision"]]
     gpt = import_module("nanochat.gpt")
@@ -47,6 +48,13 @@ def build(job: dict[str, Any]) -> tuple[torch.nn.Module, list[torch.optim.Optimi
     return model, optimizers if isinstance(optimizers, list) else [optimizers]
 
 
+def context(precision: str) -> AbstractContextManager[object]:
+    """What its forward pass runs in: its first versions in autocast, under which rms_norm of later
+    ones would return fp32."""
+    later = hasattr(import_module("nanochat.gpt"), "COMPUTE_DTYPE")
+    return nullcontext() if later else autocast(precision)
+
+
 def step_of(job: dict[str, Any]) -> Callable[[], object]:
     model, optimizers = build(job)
     compiled = torch.compile(model, dynamic=False) if job["compiled"] else model
@@ -58,7 +66,7 @@ def step_of(job: dict[str, Any]) -> Callable[[], object]:
 
     def step() -> None:
         for _ in range(micro):
-            with autocast(job["precision"]):
+            with context(job["precision"]):
                 loss = compiled(inputs, targets) / micro
             loss.backward()
         for one in optimizers:

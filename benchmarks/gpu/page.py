@@ -124,7 +124,9 @@ def _stage(record: Mapping[str, Any]) -> Iterator[str]:
     yield _grid(figures.get("loops", {}))
     yield _grid(figures.get("rows", {}))
     yield _grid({test["name"]: _of_test(test) for test in figures.get("tests", [])})
-    for note in figures.get("notes", []):
+    version = record["key"].get("nanochat")
+    notes = [f"nanochat at {version}"] if version else []
+    for note in notes + figures.get("notes", []):
         yield f'<p class="muted">{escape(note)}</p>'
 
 

@@ -26,7 +26,8 @@ def run(bench: Bench) -> dict[str, Any]:
     """Bytes without the CUDA context, for each way that fits into the GPU."""
     base = replace(BASE, depth=1, sequences=2, seq_len=32) if bench.smoke else BASE
     base = replace(base, fp16=not bench.machine.bf16)
-    rows, notes, failed = {}, [], 0
+    rows: dict[str, dict[str, int]] = {}
+    notes, failed = [], 0
     lacks = bench.machine.no_compiler
     if lacks:
         notes.append(f"not measured compiled: torch.compile lacks {lacks}")
@@ -39,17 +40,15 @@ def run(bench: Bench) -> dict[str, Any]:
                 notes.append(f"{title}: does not fit")
                 continue
             try:
-                found = bench.result("peaks", title.replace(" ", "_"), asdict(load))
+                peak = bench.result("peaks", title.replace(" ", "_"), asdict(load))["peak_bytes"]
             except Failed as error:
                 if bench.left_s <= 0:
-                    raise
+                    found = {"rows": rows, "notes": notes, "checks": []}
+                    raise Failed(str(error), found) from None
                 notes.append(f"{title}: {error}")
                 failed += 1
                 continue
-            rows[title] = {
-                "estimate_bytes": formula.total - formula.context,
-                "peak_bytes": found["peak_bytes"],
-            }
+            rows[title] = {"estimate_bytes": formula.total - formula.context, "peak_bytes": peak}
     if not rows:
         raise Failed("\n".join(notes))
     off = {name: row["estimate_bytes"] / row["peak_bytes"] - 1 for name, row in rows.items()}

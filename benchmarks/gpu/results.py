@@ -17,7 +17,7 @@ from benchmarks.gpu.stages import STAGES, Record, Session, Stage
 from training.core.rundir import read_json, write_bytes, write_json
 
 FORMAT = 1
-NANOCHAT = {"nanochat": None}  # in place of the checkout, to compare the rest of two keys
+NANOCHAT = {"nanochat": None}  # in place of its version, to compare the rest of two keys
 
 
 class Unusable(Exception):
@@ -75,7 +75,7 @@ class Results:
         return (read_json(self.json) or {}).get("stages") or {}
 
     def _others(self) -> dict[str, Record]:
-        """Records that stay: of this machine and commit, with whatever checkout of nanochat."""
+        """Records that stay: of this machine and commit, with whatever version of nanochat."""
         return {
             name: record
             for name, record in self._kept().items()

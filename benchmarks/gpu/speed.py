@@ -32,26 +32,29 @@ def run(bench: Bench, config: str) -> dict[str, Any]:
     steps, rounds = bench.size(20, 4) + WARM_UP, bench.size(2, 1)
     times: dict[str, list[float]] = {DUET: []}
     notes: list[str] = []
-    for number in range(rounds):  # interleaved, so that a GPU that warms up favours none
-        if number and bench.left_s < SAFE * (bench.limit_s - bench.left_s):
-            notes.append("one round: a second one would not end within the limit of a stage")
-            break
-        one = _duet(bench, config, f"duet{number}", steps)
-        load, micro = one.plan["memory"]["load"], _micro_batches(one)
-        times[DUET].append(one.step_ms())
-        job = {name: load[name] for name in ("depth", "sequences", "seq_len", "vocab")}
-        job |= {name: load[name] for name in ("blocks", "selective", "chunks", "muon")}
-        job |= {"precision": one.plan["precision"]["value"], "micro": micro}
-        job |= {"steps": steps - WARM_UP, "warm_up": WARM_UP, "compiled": load["compiled"]}
-        _beside(bench, f"bare_loop{number}", BARE, job, times, notes)
-        if bench.nanochat:
-            _beside(bench, f"nanochat_loop{number}", NANOCHAT, job, times, notes)
-        one.remove()
+    one: Run | None = None
+    try:
+        for number in range(rounds):  # interleaved, so that a GPU that warms up favours none
+            if number and bench.left_s < SAFE * (bench.limit_s - bench.left_s):
+                notes.append("one round: a second one would not end within the limit of a stage")
+                break
+            one = _duet(bench, config, f"duet{number}", steps)
+            times[DUET].append(one.step_ms())
+            job = _job(one, steps)
+            _beside(bench, f"bare_loop{number}", BARE, job, times, notes)
+            if bench.nanochat:
+                _beside(bench, f"nanochat_loop{number}", NANOCHAT, job, times, notes)
+            one.remove()
+    except Failed as error:
+        raise Failed(str(error), _figures(bench, times, one, notes) if one else None) from None
+    assert one
+    load = one.plan["memory"]["load"]
     if not load["compiled"]:
         notes.append(f"not compiled, none of the loops: {one.plan['compile']['reason']}")
     if not bench.nanochat:
         notes.append("nanochat not measured: no --nanochat=DIR")
-    if micro > 1 and bench.left_s > SAFE * (bench.limit_s - bench.left_s) / len(times[DUET]):
+    round_s = (bench.limit_s - bench.left_s) / len(times[DUET])
+    if _micro_batches(one) > 1 and bench.left_s > SAFE * round_s:
         try:
             large = _duet(bench, config, "large", steps, device_batch_size="auto")
             sequences = large.plan["memory"]["load"]["sequences"]
@@ -63,7 +66,16 @@ def run(bench: Bench, config: str) -> dict[str, Any]:
             large.remove()
         except (Failed, Skipped) as error:
             notes.append(f"{LARGE}: not measured: {error}")
-    return _figures(bench, times, micro * load["sequences"] * load["seq_len"], one, notes)
+    return _figures(bench, times, one, notes)
+
+
+def _job(one: Run, steps: int) -> dict[str, Any]:
+    """The work of Duet's run, for another loop."""
+    load = one.plan["memory"]["load"]
+    job = {name: load[name] for name in ("depth", "sequences", "seq_len", "vocab", "compiled")}
+    job |= {name: load[name] for name in ("blocks", "selective", "chunks", "muon")}
+    job |= {"precision": one.plan["precision"]["value"], "micro": _micro_batches(one)}
+    return job | {"steps": steps - WARM_UP, "warm_up": WARM_UP}
 
 
 def _duet(bench: Bench, config: str, name: str, steps: int, **more: object) -> Run:
@@ -87,7 +99,7 @@ def _beside(
 ) -> None:
     """Measure another loop with the work of Duet's, unless it has failed before. Raises Failed if
     no time is left."""
-    if any(note.startswith(f"{loop} not measured") for note in notes):
+    if _has_failed(loop, notes):
         return
     env = {**first_gpu(), **({"PYTHONPATH": _path(bench)} if loop == NANOCHAT else {})}
     try:
@@ -102,6 +114,10 @@ def _beside(
     times.setdefault(loop, []).append(found["step_ms"])
 
 
+def _has_failed(loop: str, notes: list[str]) -> bool:
+    return any(note.startswith(f"{loop} not measured") for note in notes)
+
+
 def _micro_batches(one: Run) -> int:
     load = one.plan["memory"]["load"]
     return int(load["total_tokens"] // (load["sequences"] * load["seq_len"]))
@@ -113,10 +129,10 @@ def _path(bench: Bench) -> str:
 
 
 def _figures(
-    bench: Bench, times: dict[str, list[float]], tokens: int, one: Run, notes: list[str]
+    bench: Bench, times: dict[str, list[float]], one: Run, notes: list[str]
 ) -> dict[str, Any]:
-    """`tokens`: of a step."""
     load = one.plan["memory"]["load"]
+    tokens = _micro_batches(one) * load["sequences"] * load["seq_len"]  # of a step
     cost = flops_per_token(ModelDims(load["depth"], load["vocab"], load["seq_len"])) * tokens
     precision = one.plan["precision"]["value"]
     peak = flops.peak(bench.machine.gpu, precision)
@@ -135,6 +151,12 @@ def _figures(
     ratio = loops[DUET]["step_ms"] / loops[BARE]["step_ms"] if BARE in loops else None
     memory = one.plan["memory"]
     estimate, used = memory["total_bytes"] - memory["context_bytes"], one.peak_bytes
+    checks = []
+    if ratio or _has_failed(BARE, notes):
+        text = f"{ratio:.3f} × its time per step (goal {SLOWER})" if ratio else "it has failed"
+        checks = [check("no slower than a bare loop", ratio is not None and ratio <= SLOWER, text)]
+    text = f"{used / estimate:.2f} × the estimate (limit {ROOM})"
+    checks.append(check("memory within the plan's margin", used <= ROOM * estimate, text))
     return {
         "loops": loops,
         "ratio_to_bare": ratio,
@@ -143,16 +165,5 @@ def _figures(
         "load": load,
         "memory": {"estimate_bytes": estimate, "peak_bytes": used},
         "notes": notes,
-        "checks": [
-            check(
-                "no slower than a bare loop",
-                ratio is not None and ratio <= SLOWER,
-                f"{ratio:.3f} × its time per step (goal {SLOWER})" if ratio else "it has failed",
-            ),
-            check(
-                "memory within the plan's margin",
-                used <= ROOM * estimate,
-                f"{used / estimate:.2f} × the estimate (limit {ROOM})",
-            ),
-        ],
+        "checks": checks,
     }

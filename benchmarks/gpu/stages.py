@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from benchmarks.gpu import (
     suites,
 )
 from benchmarks.gpu.bench import Bench, Failed, Skipped
-from benchmarks.gpu.machine import Machine, cache_of
+from benchmarks.gpu.machine import Machine, cache_of, commit
 
 LIMIT_S = 570.0  # machines are lent for commands of ten minutes
 DONE, FAILED, SKIPPED = "done", "failed", "skipped"
@@ -88,10 +89,15 @@ class Session:
         """Whether the checks count: a device that computes nothing, or tiny sizes, meet no goal."""
         return not (self.smoke or self.machine.null_gpu)
 
+    @cached_property
+    def nanochat_commit(self) -> str:
+        """Its version when this is first asked for."""
+        return commit(self.nanochat, ("nanochat",)) if self.nanochat else ""
+
     def key(self, stage: Stage) -> Record:
         """What a stage's figures belong to; with another key it is measured again."""
         gpus = [gpu["name"] for gpu in self.machine.gpus]
-        own = {"nanochat": str(self.nanochat)} if stage.nanochat and self.nanochat else {}
+        own = {"nanochat": self.nanochat_commit} if stage.nanochat and self.nanochat else {}
         return own | {
             "commit": self.commit,
             "torch": self.machine.torch,

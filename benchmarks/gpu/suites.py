@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree
@@ -9,6 +10,8 @@ from xml.etree import ElementTree
 from benchmarks.gpu.bench import Bench, Failed, Program, Skipped, check
 
 NOTHING_COLLECTED = 5  # pytest's exit status
+REPORTED = re.compile(r"^\S+::(.+) (PASSED|FAILED|SKIPPED)\b", re.MULTILINE)  # a line of pytest -v
+_NOT_TIMED: dict[str, Any] = {"seconds": None, "reason": "", "properties": {}}
 
 
 def stage(files: str, smoke: str) -> Callable[[Bench], dict[str, Any]]:
@@ -21,11 +24,16 @@ def run(bench: Bench, files: str, smoke: str) -> dict[str, Any]:
     if "pytest" in bench.machine.missing:
         raise Skipped(f"pytest is not installed for {bench.machine.executable}")
     results, console = bench.folder / "results.xml", bench.folder / "pytest.txt"
-    argv = [bench.machine.executable, "-m", "pytest", "-q", "-m", "gpu", *files.split()]
+    argv = [bench.machine.executable, "-m", "pytest", "-v", "-m", "gpu", *files.split()]
     argv += ["-p", "no:cacheprovider", "-p", "no:xdist", f"--junitxml={results}"]
     argv += [f"--basetemp={bench.folder / 'tmp'}", *(["-k", smoke] if bench.smoke else [])]
     program = Program(argv, console)
-    (status,) = bench.run([program])
+    try:
+        (status,) = bench.run([program])
+    except Failed as error:
+        ended = REPORTED.findall(console.read_text(errors="replace")) if console.exists() else []
+        found = [_NOT_TIMED | {"name": name, "outcome": how.lower()} for name, how in ended]
+        raise Failed(str(error), {"tests": found, "checks": []}) from None
     if not results.exists() or status == NOTHING_COLLECTED:
         raise Failed(f"pytest: exit status {status}\n{program.end_of_output()}")
     tests = [_test(case) for case in ElementTree.parse(results).iter("testcase")]

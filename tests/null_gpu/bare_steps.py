@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.gpu import nanochat_loop
+from benchmarks.gpu import nanochat_loop, timing
 from tests.null_gpu import counters, host_time
 from training.tasks.gpt.model import GPT, MemorySavings
 from training.tasks.gpt.model_dims import ModelDims, blocks_per_graph
 
-STEPS, VOCABULARY = 20, 320
+STEPS, VOCABULARY, PRECISION = 20, 320, "bf16"
 RANKS = int(os.environ["WORLD_SIZE"])
 
 
@@ -48,7 +48,7 @@ def same(
 def nanochat(
     depth: int, length: int, compiled: int
 ) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
-    size = {"depth": depth, "seq_len": length, "vocab": VOCABULARY, "precision": "bf16"}
+    size = {"depth": depth, "seq_len": length, "vocab": VOCABULARY, "precision": PRECISION}
     model, optimizers = nanochat_loop.build(size)
     if compiled:
         model.compile(dynamic=False)
@@ -60,12 +60,13 @@ def main(out: str, kind: str, depth: int, sequences: int, length: int, compiled:
     torch.cuda.set_device(device)
     if RANKS > 1:
         dist.init_process_group("nccl", device_id=device)
-    model, optimizers = MODELS[kind](depth, length, compiled)
+    make, context = MODELS[kind]
+    model, optimizers = make(depth, length, compiled)
     tokens = torch.zeros(sequences, length, dtype=torch.int64, device="cuda")
     steps: list[dict[str, Any]] = []
     for _ in range(STEPS):
         started, started_cpu = time.perf_counter(), time.process_time()
-        with torch.autocast("cuda", torch.bfloat16):
+        with context(PRECISION):
             loss = model(tokens, tokens)
         loss.backward()
         if kind == "same":  # nanochat does not clip
@@ -89,7 +90,7 @@ def main(out: str, kind: str, depth: int, sequences: int, length: int, compiled:
         dist.destroy_process_group()
 
 
-MODELS = {"same": same, "nanochat": nanochat}
+MODELS = {"same": (same, timing.autocast), "nanochat": (nanochat, nanochat_loop.context)}
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.gpu import speed, stages
 from tests.conftest import ROOT, TOKEN
+from tests.null_gpu import programs
 from tests.null_gpu.conftest import NullGpus
 from tests.null_gpu.programs import CUDA_TORCH, GPU
 
@@ -43,6 +44,7 @@ class GPT(torch.nn.Module):
         return [torch.optim.AdamW(self.parameters(), fused=True)]
 
     def forward(self, inputs, targets):
+        assert torch.is_autocast_enabled("cuda") == ("COMPUTE_DTYPE" not in globals())
         logits = self.head(self.wte(inputs)).flatten(0, 1)
         return torch.nn.functional.cross_entropy(logits, targets.flatten())
 """
@@ -118,9 +120,11 @@ def test_every_stage_runs_to_its_end(gpus: NullGpus, tmp_path: Path, token: str)
     assert measure() == records, "nothing is measured twice"
 
 
-def test_the_loop_of_nanochat(gpus: NullGpus, tmp_path: Path, token: str) -> None:
+@pytest.mark.parametrize("more", ["", "COMPUTE_DTYPE = torch.bfloat16\n"], ids=["first", "later"])
+def test_the_loop_of_nanochat(gpus: NullGpus, tmp_path: Path, token: str, more: str) -> None:
+    """In its first versions, which train under autocast, and in later ones, which do not."""
     (tmp_path / "nanochat").mkdir()
-    (tmp_path / "nanochat/gpt.py").write_text(NANOCHAT)
+    (tmp_path / "nanochat/gpt.py").write_text(NANOCHAT + more)
     env = environment(gpus, token)
     env["PYTHONPATH"] += f":{tmp_path}"
     job = {
@@ -136,6 +140,9 @@ def test_the_loop_of_nanochat(gpus: NullGpus, tmp_path: Path, token: str) -> Non
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["step_ms"] > 0
+    words = ["nanochat", "1", "2", "16", "0"]
+    counted = gpus.environ | {"PYTHONPATH": str(tmp_path)}
+    assert programs.recorded(counted, tmp_path, 1, "bare_steps.py", words, 300)
 
 
 @pytest.mark.soak

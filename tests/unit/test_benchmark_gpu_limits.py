@@ -5,24 +5,30 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.optim._muon import _zeropower_via_newtonschulz
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import (
+    bare_loop,
     bench,
     compiling,
     machine,
     newer_python,
     overhead,
+    page,
     peaks,
     results,
+    suites,
     trainings,
 )
-from tests.unit.test_benchmark_gpu import GPU, laboratory, made, session, stage
+from tests.unit.test_benchmark_gpu import GPU, laboratory, made, result, session, stage
 from training.core.rundir import RunDir
 
 
@@ -64,6 +70,32 @@ def test_figures_without_a_compiler_are_measured_again_with_one(tmp_path: Path, 
     assert then.before(one) and now.before(one) is None
 
 
+@pytest.mark.parametrize("in_git", [False, True])
+def test_an_updated_checkout_of_nanochat_is_measured_again(tmp_path: Path, in_git: bool) -> None:
+    checkout = tmp_path / "checkout"
+    (checkout / "nanochat").mkdir(parents=True)
+    (checkout / "nanochat/gpt.py").write_text("1")
+    git = ("git", "-C", str(checkout), "-c", "user.name=n", "-c", "user.email=e@example.org")
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "one")) if in_git else ():
+        subprocess.run([*git, *words], check=True)
+    one = stage(lambda _: {"value": 1, "checks": []}, name="memory", nanochat=True)
+
+    def kept() -> results.Results:
+        return results.Results(session(tmp_path, nanochat=checkout))
+
+    kept().keep(one, record := kept().session.measure(one))
+    assert record["key"]["nanochat"] in kept().html.read_text()
+    (checkout / "README.md").write_text("no part of it")
+    assert kept().before(one) == record
+    (checkout / "nanochat/gpt.py").write_text("2")
+    assert kept().before(one) is None
+    kept().keep(stage(lambda _: {}, name="oom"), None)
+    assert results.Results(session(tmp_path)).before(one) == record, "asks for none"
+    (checkout / "nanochat/gpt.py").write_text("1")
+    moved = checkout.rename(tmp_path / "moved")
+    assert results.Results(session(tmp_path, nanochat=moved)).before(one) == record
+
+
 @pytest.mark.parametrize(("name", "capability", "fp16"), [("H100", (9, 0), 0), ("T4", (7, 5), 1)])
 def test_memory_is_measured_in_the_precision_of_the_gpu_as_far_as_it_fits(
     tmp_path: Path,
@@ -89,6 +121,18 @@ def test_memory_is_measured_in_the_precision_of_the_gpu_as_far_as_it_fits(
     assert found["checks"][0]["ok"] and {load["fp16"] for load in loads} == {bool(fp16)}
 
 
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp32", torch.float32)],
+)
+def test_torchs_muon_iterates_in_a_type_that_the_gpu_has(
+    precision: str, dtype: torch.dtype
+) -> None:
+    with bare_loop.iteration(precision):
+        update = _zeropower_via_newtonschulz(torch.randn(8, 4), (3.4445, -4.775, 2.0315), 5, 1e-7)
+    assert update.dtype == dtype and torch.zeros(1).bfloat16().dtype == torch.bfloat16
+
+
 def test_what_a_late_stage_has_measured_is_in_its_record(tmp_path: Path) -> None:
     def late(_: bench.Bench) -> dict[str, Any]:
         raise bench.Failed("late", {"curve": [1.0], "checks": [bench.check("one", True, "")]})
@@ -96,6 +140,87 @@ def test_what_a_late_stage_has_measured_is_in_its_record(tmp_path: Path) -> None
     record = session(tmp_path).measure(stage(late))
     assert (record["status"], record["figures"]) == ("failed", {"curve": [1.0]})
     assert [one["name"] for one in record["checks"]] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("run", "late", "key", "measured"),
+    [
+        (
+            peaks.run,
+            "vocabulary_32768,_eager",
+            "rows",
+            ["plain, eager", "8 blocks recomputed, eager"],
+        ),
+        (overhead.run, "bare00", "loops", []),
+        (overhead.run, "bare10", "loops", ["eager"]),
+        (overhead.run, "bare12", "loops", ["eager", "compiled"]),
+        (overhead.run, "counted1_rank", "loops", ["eager", "compiled"]),
+        (compiling.run, "start1", "starts", [compiling.COLD]),
+    ],
+)
+def test_what_was_measured_before_the_limit_is_kept(
+    tmp_path: Path,
+    run: Callable[[bench.Bench], dict[str, Any]],
+    late: str,
+    key: str,
+    measured: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left_s = [30.0]
+
+    def ended(name: str) -> None:
+        if name == late:
+            left_s[0] = 0.0
+            raise bench.Failed(f"{name}: not done")
+
+    def train(lab: bench.Bench, name: str, *config: str, **flags: object) -> trainings.Run:
+        ended(name)
+
+        class Trained(trainings.Run):
+            def step_ms(self, warm_up: int = 0) -> float:
+                return 2.0
+
+        one = Trained(RunDir(tmp_path / "none"), 0, 0.0, "")
+        vars(one).update(
+            plan={"precision": {"value": "bf16"}}, steps=[{"time": 1.0, "step_ms": 2.0}]
+        )
+        return one
+
+    def program(lab: bench.Bench, module: str, name: str, *job: Any, **env: str) -> dict[str, Any]:
+        ended(name)
+        calls = {"launches": 1.0, "waits": 0.0}
+        return {"step_ms": 1.9, "peak_bytes": 1 << 30, "calls": calls}
+
+    for module in (overhead, compiling):
+        monkeypatch.setattr(module, "train", train)
+    monkeypatch.setattr(bench.Bench, "result", program)
+    monkeypatch.setattr(bench.Bench, "left_s", property(lambda _: left_s[0]))
+    record = session(tmp_path).measure(stage(run))
+    assert record["status"] == "failed" and record["reason"].startswith(late)
+    assert list(record["figures"].get(key, {})) == measured
+    assert page.html(result(stages={"one": record}))
+
+
+def test_tests_that_ended_before_the_limit_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "test_it.py"
+    file.write_text(
+        "import time, pytest\n@pytest.mark.gpu\n"
+        "@pytest.mark.parametrize('value', ['a b', 'late'])\n"
+        "def test_it(value):\n    time.sleep(60 * (value == 'late'))\n"
+    )
+
+    def left_s(lab: bench.Bench) -> float:
+        console = lab.folder / "pytest.txt"
+        return 0.0 if console.exists() and "PASSED" in console.read_text() else 30.0
+
+    monkeypatch.setattr(bench.Bench, "left_s", property(left_s))
+    record = session(tmp_path).measure(stage(suites.stage(str(file), "")))
+    assert record["status"] == "failed" and "limit of a stage" in record["reason"]
+    outcomes = [(test["name"], test["outcome"]) for test in record["figures"]["tests"]]
+    assert outcomes == [("test_it[a b]", "passed")] and record["checks"] == []
+    assert page.html(result(stages={"tests": record})).count("test_it[a b]")
 
 
 def test_no_program_starts_after_the_limit(tmp_path: Path) -> None:

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from benchmarks import muon_variants
-from benchmarks.ablation import CHANGES, child, table
+from benchmarks.ablation import CHANGES, build, child, table
 from benchmarks.muon_variants import Ideas
 from benchmarks.variants import Choices, Variant
 from tests.cases import each
+from training.config.schema import Config
 from training.core.rundir import write_json
 from training.tasks.gpt.fake_memory import Slice
 from training.tasks.gpt.model import GPT
@@ -52,12 +55,14 @@ def test_the_default_variant_is_the_gpt_model(shape: ModelDims) -> None:
 
 
 def test_muon_without_ideas_is_torchs() -> None:
+    """Whose iteration is in bf16."""
     torch.manual_seed(0)
     initial = [torch.randn(12, 30), torch.randn(30, 12)]
     found = []
     for make in (
-        lambda m: muon_variants.Muon(m, 0.02, 0.1, Ideas()),
         lambda m: torch.optim.Muon(m, 0.02, 0.1),
+        lambda m: muon_variants.Muon(m, 0.02, 0.1, Ideas(), torch.bfloat16),
+        lambda m: muon_variants.Muon(m, 0.02, 0.1, Ideas(), torch.float32),
     ):
         matrices = [nn.Parameter(one.clone()) for one in initial]
         optimizer = make(matrices)
@@ -66,17 +71,35 @@ def test_muon_without_ideas_is_torchs() -> None:
                 matrix.grad = (matrix.detach() + step).sin()
             optimizer.step()
         found.append([m.detach() for m in matrices])
-    for own, theirs in zip(*found, strict=True):
-        # torch's iteration is in bf16
-        torch.testing.assert_close(own, theirs, atol=2e-3, rtol=0)
+    for theirs, same, fp32 in zip(*found, strict=True):
+        torch.testing.assert_close(same, theirs, atol=1e-6, rtol=0)
+        torch.testing.assert_close(fp32, theirs, atol=2e-3, rtol=0)
 
 
+@each("bf16", [True, False])
+def test_an_idea_is_compared_with_a_muon_of_the_same_precision(bf16: bool) -> None:
+    """Ideas that change nothing here: the same weights after a step."""
+    found = []
+    for change in (CHANGES["duet"], replace(CHANGES["duet"], muon=Ideas(cautious_decay=True))):
+        torch.manual_seed(0)
+        model = Variant(ModelDims(1, 64, 16), Choices())
+        optimizer = build(model, change, Config(), bf16)
+        for matrix in model.parameters():
+            matrix.grad = torch.randn_like(matrix)
+        optimizer.step()
+        found.append(model.matrices)
+    for duet, own in zip(*found, strict=True):
+        torch.testing.assert_close(own, duet, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @each("ideas", [Ideas(), Ideas(polar_express=5), Ideas(5, True, True, True, True)])
-def test_ideas_keep_the_update_nearly_orthogonal(ideas: Ideas) -> None:
+def test_ideas_keep_the_update_nearly_orthogonal(ideas: Ideas, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     matrix = nn.Parameter(torch.zeros(24, 60))
     matrix.grad = torch.randn(24, 60)
-    muon_variants.Muon([matrix], 1.0, 0.1, ideas).step()
+    muon_variants.Muon([matrix], 1.0, 0.1, ideas, dtype).step()
+    assert matrix.dtype == torch.float32
     values = torch.linalg.svdvals(matrix.detach())
     assert values.min() > 0.5 and values.max() < 1.5
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import peers
+from benchmarks import NANOCHAT_DIR, launches, peers
 from benchmarks.contenders import gpt2, loop, parts
+from benchmarks.gpu import __main__ as gpu
 from benchmarks.target import runs
+from tests.cases import each
 from tests.conftest import ROOT
 from training.core.rundir import read_records
 from training.host import packages
@@ -70,6 +74,25 @@ def test_different_losses_are_reported() -> None:
     assert peers.same_work(samples | {"accelerate": [peers.Sample(1, 1, 1, 3.1)]}).startswith(
         "NOT THE SAME WORK"
     )
+
+
+@each("arguments", [launches.arguments, gpu.arguments])
+def test_a_checkout_of_nanochat_is_found_from_any_folder(
+    arguments: Callable[[list[str]], argparse.Namespace],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "own/nanochat").mkdir(parents=True)
+    (tmp_path / "own/nanochat/gpt.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    for given in ("own", str(tmp_path / "own")):
+        assert arguments([f"--nanochat={given}"]).nanochat == tmp_path / "own"
+        monkeypatch.setenv(NANOCHAT_DIR, given)
+        assert arguments([]).nanochat == tmp_path / "own"
+    monkeypatch.setenv(NANOCHAT_DIR, "")
+    assert arguments([]).nanochat is None
+    with pytest.raises(SystemExit):
+        arguments(["--nanochat=."])
 
 
 def test_missing_peers_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
