@@ -15,7 +15,7 @@ from benchmarks.gpu.bench import stand_ins
 from benchmarks.gpu.machine import PACKAGES
 from benchmarks.target import plan, runs, table, texts, turns
 
-STARTS = {"gpt2": 7e-4, "nanochat": 16.0}
+STARTS = {"gpt2": 7e-4, "nanochat": 16.0, "nanochat_windows": 16.0}
 OUT, PUBLISHED = ROOT / "experiments/target", ROOT / "benchmarks/results/target"
 
 
@@ -64,7 +64,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--share={wanted.share:g} is not one of --shares")
     wanted.rate = wanted.rate or STARTS[wanted.baseline]
     files = Path(os.environ.get(NANOCHAT_DIR, ""), "nanochat/gpt.py")
-    if wanted.baseline == "nanochat" and not wanted.table and not files.is_file():
+    if wanted.baseline.startswith("nanochat") and not wanted.table and not files.is_file():
         parser.error(
             f"{NANOCHAT_DIR} is {os.environ.get(NANOCHAT_DIR, '')!r}; it must be a checkout of "
             "https://github.com/karpathy/nanochat"

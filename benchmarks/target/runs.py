@@ -30,7 +30,12 @@ SAVE_EVERY = 25  # steps
 CURVES = ("loss", "val_bpb")  # in a record: [step, value], …
 POLL_S = 0.5
 STOP_S = 120.0  # a step on a busy machine
-LABELS = {"gpt2": "GPT-2, AdamW {:g}", "nanochat": "nanochat, rates × {:g}", DUET: "Duet, defaults"}
+LABELS = {
+    "gpt2": "GPT-2, AdamW {:g}",
+    "nanochat": "nanochat, rates × {:g}",
+    "nanochat_windows": "nanochat with windows, rates × {:g}",
+    DUET: "Duet, defaults",
+}
 
 
 def label(training: Training) -> str:
