@@ -6,14 +6,22 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from training.core.contracts.verdict import EndRecord
+    from training.core.contracts.verdict import EndRecord, FailureRecord
 
+LEAVES = "destroy_process_group"  # waits for all ranks with NCCL
 NO_WORKERS = "no_workers_command"
 _LOADER = re.compile(r"/torch/utils/data/dataloader\.py:\d+ .*\b(?:_try)?_get_data\b")
+_LEAVES = re.compile(rf"\b{LEAVES}\b(?!\()")  # not of torch's warning about an exit without it
 _WANDB = re.compile(r"/wandb/")
+
+
+def some_left(end: EndRecord) -> bool:
+    """Do ranks wait in destroy_process_group, for others that still train?"""
+    waiting = cast("FailureRecord", end).get("waiting") or {}  # a summary has none
+    return any(map(_LEAVES.search, (*end.get("evidence", []), *waiting.values())))
 
 
 def values(end: EndRecord, run_values: Mapping[str, str]) -> dict[str, str]:
