@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 LEAVES = "destroy_process_group"  # waits for all ranks with NCCL
 NO_WORKERS = "no_workers_command"
 _LOADER = re.compile(r"/torch/utils/data/dataloader\.py:\d+ .*\b(?:_try)?_get_data\b")
-_LEAVES = re.compile(rf"\b{LEAVES}\b(?!\()")  # not of torch's warning about an exit without it
 _WANDB = re.compile(r"/wandb/")
 
 
 def some_left(end: EndRecord) -> bool:
     """Do ranks wait in destroy_process_group, for others that still train?"""
     waiting = cast("FailureRecord", end).get("waiting") or {}  # a summary has none
-    return any(map(_LEAVES.search, (*end.get("evidence", []), *waiting.values())))
+    frames = [line for line in end.get("evidence", []) if line.endswith(f"({LEAVES})")]
+    return bool(frames) or any(f" {LEAVES}" in place for place in waiting.values())
 
 
 def values(end: EndRecord, run_values: Mapping[str, str]) -> dict[str, str]:
