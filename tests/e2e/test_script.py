@@ -184,7 +184,7 @@ def test_a_rank_that_leaves_early_without_an_error_is_named(
 
 
 CLEANS_UP = """
-import os, time
+import os, sys, time
 from pathlib import Path
 gone = Path(__file__).parent / "gone"
 try:
@@ -193,16 +193,22 @@ try:
     while not gone.exists():
         time.sleep(0.01)
     raise RuntimeError("Connection closed by peer [127.0.0.1]:5006")
+except Exception:
+    %s
 finally:
     gone.touch()
     time.sleep(float(os.environ["RANK"]))
 """
 
 
+@pytest.mark.parametrize(
+    "then",
+    ["raise", pytest.param("sys.excepthook(*sys.exc_info()); sys.exit(1)", marks=pytest.mark.slow)],
+)
 def test_the_cause_counts_although_its_victim_is_first_to_report(
-    script: Script, tmp_path: Path
+    script: Script, tmp_path: Path, then: str
 ) -> None:
-    run = script(CLEANS_UP)
+    run = script(CLEANS_UP % then)
     assert run.wait() == 4
     assert (run.failure["rank"], run.failure["summary"]) == (1, "ValueError: planted")
     assert run.failure["where"] == f"{tmp_path}/run0/my script.py:7"

@@ -291,6 +291,7 @@ def test_an_exit_after_the_loss_of_a_peer_is_that_of_a_victim(run: RunDir) -> No
     record = failed(run, rank=0)
     assert verdict(record) == ("exception", "error", 1)
     assert not record["victim"] and "ranks" not in record
+    assert record["where"] == "/prog:3", "not the line of sys.exit"
 
 
 def test_a_rank_can_report_another_rank_as_guilty(run: RunDir) -> None:

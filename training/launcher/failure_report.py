@@ -368,11 +368,13 @@ def _where(
     outcome: Outcome, own: RankErrorRecord | None, thrown: Traceback | None, rank: int | None
 ) -> str | None:
     """`thrown`: in the log, which may be that of a rank that waited for the guilty one. A report
-    with a traceback lacks its place only if that explains nothing."""
+    with a traceback lacks its place only if that explains nothing; sys.exit may be far from the
+    exception that the script has printed."""
     own_place = str(own["where"]) if own else outcome.death.where if outcome.death else None
-    usable = own is None or (own["rank"] == rank and not own.get("traceback"))
+    left = own is not None and own["type"] == causes.LEFT
+    usable = own is None or (own["rank"] == rank and (left or not own.get("traceback")))
     logged = thrown.where if thrown and usable else None
-    return own_place or logged
+    return (logged or own_place or None) if left else (own_place or logged)
 
 
 def _evidence(outcome: Outcome, found: HangFinding | None, log: Path) -> list[str]:
