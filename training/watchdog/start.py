@@ -81,6 +81,7 @@ class RanksWatch:
                 floor_s,
                 elsewhere=elsewhere,
                 pending=lambda rank: flight_recorder.pending(run.ranks, rank),
+                begun=lambda rank: flight_recorder.begun(run.ranks, rank),
                 newest_call=lambda rank: flight_recorder.newest(run.ranks, rank),
                 trains=self._trains,
             )
