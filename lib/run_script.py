@@ -193,23 +193,29 @@ def _show(error: BaseException) -> None:
     sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
-def _own_frame(error: BaseException) -> "traceback.FrameSummary | None":
-    """The innermost frame of the user's code."""
+def _frames(error: BaseException) -> "list[traceback.FrameSummary]":
     # errors of the inspector and of its callbacks are attributed to the line that called them
     inspector = os.path.join(_ROOT, "training", "inspector", "")
-    frames = [
+    return [
         f
         for f in traceback.extract_tb(error.__traceback__)
         if f.filename not in (__file__, _PROGRAM) and not f.filename.startswith(inspector)
     ]
-    own = [
-        f
-        for f in frames
-        if "site-packages" not in f.filename
-        and os.sep + "lib" + os.sep + "python" not in f.filename
-        and not f.filename.startswith(_NO_FILE)
-    ] or frames
+
+
+def _own_frame(error: BaseException) -> "traceback.FrameSummary | None":
+    """The innermost frame of the user's code."""
+    frames = _frames(error)
+    own = list(filter(_is_own, frames)) or frames
     return own[-1] if own else None
+
+
+def _is_own(frame: "traceback.FrameSummary") -> bool:
+    return (
+        "site-packages" not in frame.filename
+        and os.sep + "lib" + os.sep + "python" not in frame.filename
+        and not frame.filename.startswith(_NO_FILE)
+    )
 
 
 def _where(script: str, error: BaseException) -> str:
@@ -219,14 +225,21 @@ def _where(script: str, error: BaseException) -> str:
     return f"{frame.filename}:{frame.lineno}" if frame else ""
 
 
-def _led_to(error: BaseException) -> "list[dict[str, str]]":
+def _led_to(error: BaseException) -> "list[BaseException]":
     """The causes and contexts of this exception, latest first."""
-    found: list[dict[str, str]] = []
+    found: list[BaseException] = []
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     while before is not None and len(found) < CHAIN:
-        found.append({"type": type(before).__name__, "message": _message(before)})
+        found.append(before)
         before = before.__cause__ or (None if before.__suppress_context__ else before.__context__)
     return found
+
+
+def _placed(error: BaseException, before: "list[BaseException]") -> BaseException:
+    """The exception whose line counts: that which a script, or a library such as Hydra, has caught
+    before it calls sys.exit."""
+    caught = before if isinstance(error, SystemExit) else []
+    return next((one for one in caught if any(map(_is_own, _frames(one)))), error)
 
 
 def _message(error: BaseException) -> str:
@@ -246,7 +259,9 @@ def _end(path: str, script: str, leaving: "SystemExit | None" = None) -> None:
 
 
 def _keep(path: str, rank: int, script: str, error: BaseException) -> None:
-    frame = _own_frame(error)
+    before = _led_to(error)
+    placed = _placed(error, before)
+    frame = _own_frame(placed)
     facts = {
         "rank": rank,
         "guilty_rank": error.guilty_rank
@@ -255,9 +270,9 @@ def _keep(path: str, rank: int, script: str, error: BaseException) -> None:
         "time": time.time(),
         "type": type(error).__name__,
         "message": _message(error),
-        "where": _where(script, error),
+        "where": _where(script, placed),
         "code": frame.line if frame else None,
-        "before": _led_to(error),
+        "before": [{"type": type(one).__name__, "message": _message(one)} for one in before],
         "phase": None,
         "disk_full": isinstance(error, OSError) and error.errno in (28, 122),  # ENOSPC, EDQUOT
         "traceback": traceback.format_exception(type(error), error, error.__traceback__),

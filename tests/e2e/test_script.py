@@ -183,6 +183,37 @@ def test_a_rank_that_leaves_early_without_an_error_is_named(
     assert failure["where"] == f"{tmp_path}/run0/my script.py:7"
 
 
+CLEANS_UP = """
+import os, sys, time
+from pathlib import Path
+gone = Path(__file__).parent / "gone"
+try:
+    if os.environ["RANK"] == "1":
+        raise ValueError("planted")
+    while not gone.exists():
+        time.sleep(0.01)
+    raise RuntimeError("Connection closed by peer [127.0.0.1]:5006")
+except Exception:
+    %s
+finally:
+    gone.touch()
+    time.sleep(float(os.environ["RANK"]))
+"""
+
+
+@pytest.mark.parametrize(
+    "then",
+    ["raise", pytest.param("sys.excepthook(*sys.exc_info()); sys.exit(1)", marks=pytest.mark.slow)],
+)
+def test_the_cause_counts_although_its_victim_is_first_to_report(
+    script: Script, tmp_path: Path, then: str
+) -> None:
+    run = script(CLEANS_UP % then)
+    assert run.wait() == 4
+    assert (run.failure["rank"], run.failure["summary"]) == (1, "ValueError: planted")
+    assert run.failure["where"] == f"{tmp_path}/run0/my script.py:7"
+
+
 @pytest.mark.parametrize("status", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_a_scripts_own_status_is_not_mistaken_for_duets(script: Script, status: int) -> None:
     assert script(f"raise SystemExit({status})").wait() == 4

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
+import selectors
+from pathlib import Path
 
 import pytest
 
+from tests.unit.verdicts import new_run
+from training.core.errors import Exit
+from training.core.rundir import read_records
 from training.launcher import other_ranks
 from training.launcher.other_ranks import MOST, WAITING, OtherRanks
+from training.launcher.outcome import Outcome
+from training.launcher.outputs import Outputs
 
 
 def test_lines_that_only_other_ranks_print() -> None:
@@ -61,3 +68,52 @@ def test_errors_of_collectives_stay_in_the_logs() -> None:
     others.add(1, b"[rank1]:[E1128 19:42:14.05 ProcessGroupNCCL.cpp:682] timeout\n", first=False)
     others.add(1, b"frame #0: c10::Error::Error()\nDiskWarning: slow\n", first=False)
     assert others.due(math.inf) == [(1, b"DiskWarning: slow")]
+
+
+def thrown(text: str, prefix: str = "") -> bytes:
+    lines = ("Traceback (most recent call last):", "  File", text)
+    return "".join(f"{prefix}{line}\n" for line in lines).encode()
+
+
+def test_exceptions_that_only_other_ranks_print() -> None:
+    others = OtherRanks()
+    others.add(0, thrown("OSError: slow disk 1"), first=True)
+    for rank in (2, 1):
+        others.add(rank, thrown("OSError: slow disk 2"), first=False)
+    for number in range(2 * MOST):
+        others.add(1, b"line " + b"x" * number + b"\n", first=False)
+    others.due(math.inf)
+    assert others.silenced
+    handled = b"\nDuring handling of the above exception, another exception occurred:\n\n"
+    others.add(1, thrown("KeyError: 3") + handled + thrown("ValueError: bad 17"), first=False)
+    others.add(1, thrown("ValueError: bad 18", "[rank1]: ")[:-7], first=False)
+    others.add(1, b"bad 18\n", first=False)
+    others.add(3, thrown("ValueError: bad 19"), first=False)
+    others.add(4, b"Exception in thread T (run):\n" + thrown("ValueError: y"), first=False)
+    others.add(5, thrown("RuntimeError: z"), first=False)
+    assert others.exceptions() == [(1, 3, b"ValueError: bad 18"), (5, 1, b"RuntimeError: z")]
+    assert others.due(math.inf) == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "warned"),
+    [
+        (Outcome(), True),
+        (Outcome(failed_at=1.0), False),
+        (Outcome(killed=True), False),
+        (Outcome(asked=Exit.INTERRUPTED), False),
+        (Outcome(resized=True), False),
+    ],
+)
+def test_caught_exceptions_of_another_rank_are_one_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], outcome: Outcome, warned: bool
+) -> None:
+    run, others = new_run(tmp_path), OtherRanks()
+    outputs = Outputs(run, selectors.DefaultSelector(), lambda: None, [0], 0, others)
+    for sample in (3, 17):
+        others.add(1, thrown(f"ValueError: bad sample {sample}"), first=False)
+    outputs.show_last_of_others(outcome)
+    events = [event for event in read_records(run.events) if event["event"] == "warning"]
+    assert [(e["code"], e["rank"]) for e in events] == [("warning.exception_caught", 1)] * warned
+    shown = capsys.readouterr().err
+    assert shown.count("ValueError: bad sample 17") == shown.count(str(run.rank_log(1))) == warned

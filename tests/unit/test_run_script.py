@@ -196,6 +196,53 @@ def test_the_status_of_sys_exit(tmp_path: Path, code: str, status: int) -> None:
     assert (tmp_path / "rank0.ended").exists() == (status in (0, 75))
 
 
+CAUGHT = """
+import sys
+
+def train():
+    raise ValueError("bad sample")
+
+try:
+    train()
+except Exception{name}:
+    {ends}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "ends", "line"),
+    [
+        ("", "sys.exit(1)", 5),
+        (" as error", "raise SystemExit(1) from error", 5),
+        ("", "raise SystemExit(1) from None", 10),
+        ("", "raise KeyError", 10),
+    ],
+)
+def test_the_line_of_an_exception_that_was_caught_before_sys_exit(
+    tmp_path: Path, name: str, ends: str, line: int
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CAUGHT.format(name=name, ends=ends))
+    python(str(RUN_SCRIPT), str(tmp_path), str(script))
+    record = rundir.read_json(tmp_path / "rank0.error.json")
+    code = script.read_text().splitlines()[line - 1].strip()
+    assert record and (record["where"], record["code"]) == (f"{script}:{line}", code)
+
+
+def test_the_line_of_sys_exit_after_an_exception_in_a_library(tmp_path: Path) -> None:
+    """As argparse leaves after an error of its own."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--n', type=int)\nparser.parse_args(['--n', 'x'])\n"
+    )
+    python(str(RUN_SCRIPT), str(tmp_path), str(script))
+    record = rundir.read_json(tmp_path / "rank0.error.json")
+    assert (
+        record and record["before"] and (record["message"], record["where"]) == ("2", f"{script}:4")
+    )
+
+
 def test_a_keyboard_interrupt_runs_the_functions_at_exit(tmp_path: Path) -> None:
     """multiprocessing waits there for the ranks that the script has started."""
     script = tmp_path / "train.py"

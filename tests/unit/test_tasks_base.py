@@ -26,6 +26,7 @@ from tests.cases import each
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.data.loader import Batches
+from training.tasks import base
 from training.tasks.base import Samples, Task, moved
 
 
@@ -103,6 +104,47 @@ def test_only_validation_data_may_be_missing() -> None:
         given(None).rows("train")
     rows = given([torch.zeros(2), torch.ones(2)]).rows("train")
     assert rows and len(rows) == 2 and rows.rows([1]).tolist() == [[1.0, 1.0]]
+
+
+@each(
+    ("samples", "named"),
+    [
+        (
+            [torch.zeros(3), torch.zeros(3), torch.zeros(4)],
+            "sample 12 is a tensor of the shape (4,)",
+        ),
+        ([None, torch.zeros(3), torch.zeros(3)], "sample 10 is None"),
+        ([{"x": 1.0}, {"x": 2}, None], "sample 12 is None"),
+        ([{"x": 1.0, "y": "a"}, {"x": 1.0, "y": "b"}, {"x": 1.0}], "sample 12 has no ['y']"),
+        ([{"x": np.ones(2)}, {"x": torch.ones(2)}, {"x": np.ones(5)}], "(5,) in ['x']"),
+        ([(1, [2, 3]), (1, [2, 3]), (1, [2])], "sample 12 has no [1][1]"),
+        ([object(), object(), object()], "object"),
+    ],
+)
+def test_samples_that_form_no_batch_are_named(samples: list[Any], named: str) -> None:
+    data = given([None] * 10 + samples)
+    for part in ("train", "val"):
+        rows = data.rows(part)
+        assert rows
+        with pytest.raises(TypeError) as caught:
+            rows.rows([10, 11, 12])
+        text = str(caught.value)
+        assert text.startswith(f"{part}_data() of Given ") and named in text, text
+        assert "sample 11" not in text
+        place = traceback.extract_tb(caught.tb)[-1]
+        assert (place.filename, place.name) == (__file__, f"{part}_data")
+
+
+def test_an_error_of_equal_samples_is_not_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = RuntimeError("unable to write to file </torch_1>: No space left on device (28)")
+
+    def collate(samples: list[Any]) -> Any:
+        raise full
+
+    monkeypatch.setattr(base, "default_collate", collate)
+    with pytest.raises(RuntimeError) as caught:
+        Samples(Drawn(), 1, drawn=True).rows([1, 2])
+    assert caught.value is full
 
 
 def test_validation_is_never_drawn() -> None:

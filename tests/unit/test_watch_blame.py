@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from tests.unit.test_watch_samples import MINE, PROCESS, judged, look, reduce
-from training.watchdog.hang_report import MAY_END, WORKS, HangFinding, NoFinding
+from tests.unit.test_watch_samples import LIBRARY, MINE, PROCESS, judged, look, reduce
+from training.diagnose.advice import of_end, of_kind
+from training.watchdog.hang_report import HANG, MAY_END, UNEVEN, WORKS, HangFinding, NoFinding
 from training.watchdog.probes import procfs
 from training.watchdog.probes.stacks import Frame
 
+if TYPE_CHECKING:
+    from training.core.contracts.verdict import EndRecord
+
 LOCKS, READS = Frame("/home/me/train.py", 9, "locks"), Frame("/home/me/train.py", 7, "reads")
+C10D = f"{LIBRARY}/distributed/distributed_c10d.py"
 
 
 def test_of_several_stuck_ranks_none_is_blamed() -> None:
@@ -55,11 +60,30 @@ def test_a_rank_that_reads_the_store_waits_for_another(tmp_path: Path) -> None:
 
 def test_a_barrier_of_the_store_is_polled() -> None:
     """new_group with TORCH_DIST_INIT_BARRIER, which one rank has not called."""
-    c10d = "/u/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
-    group = look(Frame(c10d, 1063, "_store_based_barrier"), Frame(c10d, 5863, "new_group"), LOCKS)
+    group = look(Frame(C10D, 1063, "_store_based_barrier"), Frame(C10D, 5863, "new_group"), LOCKS)
     found = judged((group, dataclasses.replace(group, turns=2)), (reduce(), reduce()))
     assert isinstance(found, HangFinding) and (found.kind, found.rank) == ("uneven", None)
     assert found.waiting[0] == "waits in new_group at /home/me/train.py:9 (locks)"
+
+
+DESTROYS = look(Frame(C10D, 2411, "destroy_process_group"), Frame("/home/me/train.py", 30, "main"))
+
+
+@pytest.mark.parametrize(
+    ("left", "rank"), [((1,), 1), ((0, 2), None), ((0, 1, 2), None)], ids=["one", "two", "all"]
+)
+def test_ranks_that_have_left_the_training(left: tuple[int, ...], rank: int | None) -> None:
+    """With NCCL destroy_process_group in a `finally` waits, before the exception is printed."""
+    pairs = [(DESTROYS, DESTROYS) if one in left else (reduce(), reduce()) for one in range(3)]
+    found = judged(*pairs)
+    assert isinstance(found, HangFinding) and found.rank == rank
+    assert found.kind == (HANG if len(left) == 3 else UNEVEN)
+    assert found.where == ("/home/me/train.py:30" if rank else None)
+    assert ("destroy_process_group" in found.how) == (len(left) < 3)
+    end = {"kind": found.kind, "cause": "hang", "rank": rank, "evidence": found.evidence()}
+    waiting = {str(one): place for one, place in found.waiting.items()}
+    sentences = of_end(cast("EndRecord", end | {"waiting": waiting, "where": None}), None, {}, {})
+    assert (sentences == of_kind("left", {})) == (len(left) < 3)
 
 
 SLEEPS = dataclasses.replace(look(Frame("/home/me/train.py", 3, "main")), ends_by="timeout")

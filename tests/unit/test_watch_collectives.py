@@ -169,9 +169,43 @@ def test_a_recorder_that_is_off(tmp_path: Path) -> None:
 
 def test_the_newest_call_of_a_rank(tmp_path: Path) -> None:
     entries = [ENTRY | {"time_created_ns": 7}, ENTRY | {"time_created_ns": 9, "is_p2p": True}]
-    with answers(tmp_path, {"entries": entries}) as folder:
-        assert flight_recorder.newest(folder, 0) == 9
+    ended = {"time_discovered_completed_ns": 10}
+    for name, more, newest in (
+        ("a", {}, 9),
+        ("b", ended, 10),
+        ("c", ended | {"retired": False}, 9),
+    ):
+        place = tmp_path / name
+        place.mkdir()
+        other = ENTRY | {"time_created_ns": 8, "collective_seq_id": 5} | more
+        with answers(place, {"entries": [*entries, other]}) as folder:
+            assert flight_recorder.newest(folder, 0) == newest
     assert flight_recorder.newest(tmp_path / "none", 0) is None
+
+
+@pytest.mark.parametrize(
+    ("timed", "states", "begun"),
+    [
+        (True, ["scheduled"], False),
+        (True, ["completed", "scheduled"], False),
+        (True, ["started", "scheduled"], True),
+        (False, ["started", "scheduled"], True),
+        (False, ["scheduled"], None),
+        (True, [], None),
+    ],
+)
+def test_a_gpu_that_has_begun_a_collective(
+    tmp_path: Path, timed: bool, states: list[str], begun: bool | None
+) -> None:
+    done = ENTRY | {"profiling_name": "nccl:all_reduce"} | ({"duration_ms": 1.5} if timed else {})
+    opened = {"profiling_name": "nccl:all_reduce", "retired": False}
+    waits = [
+        ENTRY | opened | {"collective_seq_id": 5 + n, "state": state}
+        for n, state in enumerate(states)
+    ]
+    with answers(tmp_path, {"entries": [done, *waits]}, "nccl") as folder:
+        assert flight_recorder.begun(folder, 0) is begun
+    assert flight_recorder.begun(tmp_path / "none", 0) is None
 
 
 @pytest.mark.parametrize(

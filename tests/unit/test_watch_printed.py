@@ -1,13 +1,21 @@
-"""The last step that each rank of a script has printed."""
+"""What the ranks of a script have printed: their last steps, and the exception at their end."""
 
 from __future__ import annotations
 
+import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
-from tests.unit.verdicts import new_run, report_error
+import pytest
+
+from tests.unit.test_watch_start import PLAN, SCRIPT
+from tests.unit.verdicts import TRACEBACK, failed, finding, new_run, report_error
 from training.core.rundir import RunDir
 from training.watchdog import printed_steps, rank_exit
+from training.watchdog.hang_report import UNEVEN, HangFinding
+from training.watchdog.script_watchdog import ScriptWatch
+from training.watchdog.start import RanksWatch
 
 
 def steps(run: RunDir, since: dict[Path, int] | None = None) -> list[tuple[int, int]]:
@@ -38,3 +46,46 @@ def test_a_rank_that_has_finished_early_is_reported_with_both_steps(tmp_path: Pa
     death = rank_exit.explain(run, 0, 0, [1], {}, victim=1)
     assert (death.kind, death.rank) == ("uneven", 0)
     assert "rank 0: 19" in death.how and "rank 1: 23" in death.how
+
+
+WARNED = "[W1128 19:42:14.052472738 ProcessGroupNCCL.cpp:1496] Warning: it was not destroyed\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "found"),
+    [
+        (TRACEBACK, True),
+        (TRACEBACK + WARNED + "\n", True),
+        (TRACEBACK + "step 24 loss 0.4\n", False),
+        ("ValueError: planted\n", False),
+        ("", False),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+def test_an_exception_that_a_rank_has_printed_before_it_ended_with_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, printed: str, found: bool
+) -> None:
+    """It has caught it, and the others wait."""
+    run = new_run(tmp_path)
+    log = run.rank_log(1) if launcher == "spawn" else run.launcher_log("torchrun")
+    log.write_text(TRACEBACK)
+    plan = PLAN | SCRIPT | {"launcher": {"value": launcher, "reason": ""}}
+    watch = RanksWatch(run, plan, range(2), 2)
+    with log.open("a") as file:
+        file.write(f"step 23 loss 0.4\n{printed}")
+    uneven = HangFinding(UNEVEN, 1, None, "has finished (status 0)", {}, {}, 4.0)
+    monkeypatch.setattr(ScriptWatch, "look", lambda *_: uneven)
+    again = watch.look({0: os.getpid()}, {1: 0})
+    assert again
+    if found:
+        assert again.death == rank_exit.RankExit("error", 1, "/prog:3", "ValueError: planted")
+    elif launcher == "spawn" or not printed:
+        assert again.death is None
+
+
+def test_the_evidence_of_a_rank_that_has_ended_is_the_end_of_its_log(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.rank_log(1).write_text("caught: bad sample\n")
+    uneven = replace(finding(UNEVEN), stacks={0: "no permission"})
+    assert failed(run, 0, finding=uneven)["evidence"] == ["caught: bad sample"]
+    assert failed(run, 0, None, finding=replace(uneven, rank=None))["evidence"] == []

@@ -147,6 +147,30 @@ def test_a_gpu_that_computes_is_not_waiting(
     assert watch._doubted(stopped, False) is stopped, "regardless of the others"
 
 
+@pytest.mark.parametrize(
+    ("begun", "works"),
+    [
+        ({0: False, 1: False}, True),
+        ({0: False, 1: True}, False),
+        ({0: False, 1: None}, False),
+        ({0: None, 1: None}, False),
+    ],
+)
+@pytest.mark.parametrize("waits", [(0, 1), (0,)], ids=["both", "one"])
+def test_gpus_whose_collectives_are_queued_behind_their_work_compute(
+    begun: dict[int, bool | None], works: bool, waits: tuple[int, ...]
+) -> None:
+    """Where rank 1 waits in a barrier on the CPU, it need not have a collective on its GPU."""
+    watch = ScriptWatch(1.0, pending=lambda rank: True, begun=begun.__getitem__)
+    places = {r: f"waits in {'the GPU' if r in waits else 'barrier'} at a.py:7" for r in (0, 1)}
+    found = HangFinding("hang", None, None, "all ranks wait for each other", places, {}, 1.0)
+    result = watch._doubted(found, alone=True)
+    expected = works or (waits == (0,) and begun == {0: False, 1: None})
+    assert (isinstance(result, NoFinding) and result.code == GPU_WORKS) == expected
+    stuck = dataclasses.replace(found, rank=2)
+    assert watch._doubted(stuck, alone=True) is stuck
+
+
 def test_a_failed_look_is_reported_and_the_next_one_follows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -102,6 +102,8 @@ def of_end(
         return of_kind("may_end", {**run_values, **place})
     if kind in (SILENT, GONE):
         return of_kind(SILENT, run_values)
+    if kind == "uneven" and hang_advice.some_left(end):
+        return of_kind("left", run_values)
     if kind == "uneven" and end["rank"] is None:  # all ranks wait, in different places
         return of_kind("branch", run_values)
     if kind in signatures.kinds():

@@ -80,11 +80,15 @@ def note_alike(
     """Note the ranks that have reported the same error at the same line as the failed rank."""
     if own is None or own["rank"] != record["rank"]:
         return
-    what = own["type"], own["message"], own["where"]
     raised = (e for e in errors if e["guilty_rank"] == e["rank"])  # the others only noticed it
-    same = sorted(e["rank"] for e in raised if (e["type"], e["message"], e["where"]) == what)
+    same = sorted(e["rank"] for e in raised if _what(e) == _what(own))
     if len(same) > 1:
         record["ranks"] = same
+
+
+def _what(error: RankErrorRecord) -> tuple[object, ...]:
+    """What has happened, and where: one sys.exit(1) may follow from different exceptions."""
+    return error["type"], error["message"], error["where"], error.get("before")
 
 
 def _printed(rank: int, text: str) -> RankErrorRecord:

@@ -211,6 +211,8 @@ def left(error: ReportedError) -> str:
 
 
 def is_victim(error: ReportedError) -> bool:
+    if error["type"] == LEFT:  # after an exception that the script has caught
+        return _raised_from_loss(error)
     return timed_out(error) or (
         error["type"] not in (*BY_TYPE, EXITED)
         and _known(error)[1] == signatures.CASCADE
@@ -264,10 +266,12 @@ def _in_torch_distributed(trace: Iterable[str]) -> bool:
 
 
 def lost_peer(error: ReportedError) -> bool:
-    """A victim, or an error raised from one: `raise … from error`, sys.exit(1). Weaker evidence: it
-    may be any connection."""
-    if is_victim(error):
-        return True
+    """A victim, or an error raised from one: `raise … from error`. Weaker evidence: it may be any
+    connection."""
+    return is_victim(error) or _raised_from_loss(error)
+
+
+def _raised_from_loss(error: ReportedError) -> bool:
     trace = error.get("traceback")
     of_peers = trace is None or _in_torch_distributed(trace)
     return any(
@@ -278,12 +282,20 @@ def lost_peer(error: ReportedError) -> bool:
 
 def root(errors: Sequence[RankErrorRecord], rank: int | None) -> RankErrorRecord | None:
     """The report of the rank that failed first; if that may follow from the loss of a peer, the
-    peer's earlier report."""
+    peer's: an earlier one, else a later one, as a `finally` may close the connections long before
+    the exception is reported."""
     own = next((e for e in errors if e["rank"] == rank), None)
     if own is None or not may_follow(own):
         return own
-    before = [e for e in errors if e["time"] <= own["time"] and not may_follow(e)]
-    return min(before, key=lambda e: e["time"], default=own)
+    free = [e for e in errors if not may_follow(e)]
+    before = [e for e in free if e["time"] <= own["time"]]
+    after = [e for e in free if not lost_peer(e) and not _ended_by_request(e)]
+    return min(before or after, key=lambda e: e["time"], default=own)
+
+
+def _ended_by_request(error: ReportedError) -> bool:
+    """May a signal have ended it? torchrun sends SIGTERM to the ranks that are left."""
+    return error["type"] in (LEFT, KeyboardInterrupt.__name__) and not error.get("before")
 
 
 def suspects_gpu(error: ReportedError | None, line: str) -> bool:

@@ -6,14 +6,22 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from training.core.contracts.verdict import EndRecord
+    from training.core.contracts.verdict import EndRecord, FailureRecord
 
+LEAVES = "destroy_process_group"  # waits for all ranks with NCCL
 NO_WORKERS = "no_workers_command"
 _LOADER = re.compile(r"/torch/utils/data/dataloader\.py:\d+ .*\b(?:_try)?_get_data\b")
 _WANDB = re.compile(r"/wandb/")
+
+
+def some_left(end: EndRecord) -> bool:
+    """Do ranks wait in destroy_process_group, for others that still train?"""
+    waiting = cast("FailureRecord", end).get("waiting") or {}  # a summary has none
+    frames = [line for line in end.get("evidence", []) if line.endswith(f"({LEAVES})")]
+    return bool(frames) or any(f" {LEAVES}" in place for place in waiting.values())
 
 
 def values(end: EndRecord, run_values: Mapping[str, str]) -> dict[str, str]:

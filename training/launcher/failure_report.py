@@ -30,6 +30,7 @@ from training.watchdog.rank_exit import DIED, ERROR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from training.core.contracts.kinds import FailureKind
     from training.core.contracts.plan import Plan
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from training.diagnose.root_cause import RootCause
     from training.diagnose.traceback import Traceback
     from training.launcher.kernel_evidence import KernelEvidence
+    from training.watchdog.hang_report import HangFinding
 
 SHOWN_CHARACTERS = 240  # of an exception's message
 UNCLEAR = {*causes.VAGUE, cause_ids.SEGFAULT, cause_ids.KILLED}
@@ -146,9 +148,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "stacks": seen.folder if seen else None,
         "status": status,
         "exit_code": int(exit_code(outcome)),
-        "evidence": found.evidence()
-        if found
-        else rank_log.last_lines(log, outcome.log_from.get(log, 0)),
+        "evidence": _evidence(outcome, found, log),
         "log": plan.get("log_file") or str(log) if lost or not log.exists() else str(log),
         "torn_down": outcome.torn_down,
         "launch": plan["launch"],
@@ -368,11 +368,20 @@ def _where(
     outcome: Outcome, own: RankErrorRecord | None, thrown: Traceback | None, rank: int | None
 ) -> str | None:
     """`thrown`: in the log, which may be that of a rank that waited for the guilty one. A report
-    with a traceback lacks its place only if that explains nothing."""
+    with a traceback lacks its place only if that explains nothing; sys.exit may be far from the
+    exception that the script has printed."""
     own_place = str(own["where"]) if own else outcome.death.where if outcome.death else None
-    usable = own is None or (own["rank"] == rank and not own.get("traceback"))
+    left = own is not None and own["type"] == causes.LEFT
+    usable = own is None or (own["rank"] == rank and (left or not own.get("traceback")))
     logged = thrown.where if thrown and usable else None
-    return own_place or logged
+    return (logged or own_place or None) if left else (own_place or logged)
+
+
+def _evidence(outcome: Outcome, found: HangFinding | None, log: Path) -> list[str]:
+    """A rank that has ended has no stack."""
+    if found and (found.rank is None or found.rank in found.stacks):
+        return found.evidence()
+    return rank_log.last_lines(log, outcome.log_from.get(log, 0))
 
 
 def _timed_out(own: RankErrorRecord | None, cause: str, logged: RootCause | None) -> bool:

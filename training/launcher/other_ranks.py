@@ -1,5 +1,6 @@
 """Lines on the standard error of a user script's other ranks that the first rank does not print,
-such as a warning on one rank only. The console shows them with their rank."""
+such as a warning on one rank only. The console shows them with their rank; of tracebacks there is
+one warning at the end."""
 
 from __future__ import annotations
 
@@ -19,11 +20,43 @@ _ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = re.compile(rb"\[rank\d+\]: ?")  # before each line of torch's tracebacks
 _TRACEBACK = b"Traceback (most recent call last)"
 _THREAD = b"Exception in thread "  # the line before it
+_LINKS = (  # the line between the tracebacks of one exception
+    b"During handling of the above exception",
+    b"The above exception was the direct cause",
+)
 
 
 def shape(line: bytes) -> bytes:
     """A line without its numbers: times, ranks, devices and process ids differ between ranks."""
-    return _NUMBER.sub(b"#", _ESCAPE.sub(b"", line)).strip()
+    return _NUMBER.sub(b"#", _PREFIX.sub(b"", _ESCAPE.sub(b"", line), count=1)).strip()
+
+
+class _Tracebacks:
+    """Those of one rank: the failure card shows the last one if it has ended the rank."""
+
+    def __init__(self) -> None:
+        self.inside = self._in_thread = False
+        self.count = 0
+        self.last = b""  # line with the exception
+
+    def takes(self, line: bytes) -> bool:
+        """Does this line belong to one, with the exception in its last line?"""
+        text = _PREFIX.sub(b"", line, count=1)
+        if text.startswith(_THREAD):
+            self._in_thread = True
+            return True
+        if text.startswith(_TRACEBACK):
+            self.inside = True
+            return True
+        if text.startswith(_LINKS):
+            self.count = max(0, self.count - 1)
+            return True
+        if not self.inside or text.startswith((b" ", b"\t")):
+            return self.inside
+        if not self._in_thread:  # that has a warning of its own
+            self.count, self.last = self.count + 1, text
+        self.inside = self._in_thread = False
+        return True
 
 
 class OtherRanks:
@@ -32,14 +65,14 @@ class OtherRanks:
     def __init__(self) -> None:
         self._known: dict[bytes, None] = {}
         self._waiting: deque[tuple[float, int, bytes]] = deque()
-        self._in_traceback: dict[int, bool] = {}
+        self._tracebacks: defaultdict[int, _Tracebacks] = defaultdict(_Tracebacks)
         self._symptoms: defaultdict[int, SymptomLines] = defaultdict(SymptomLines)
         self._rest: dict[int, bytes] = {}  # unfinished lines
         self.shown = 0
         self.silenced = 0  # lines beyond MOST
 
     def add(self, rank: int, chunk: bytes, *, first: bool) -> None:
-        if self.silenced:
+        if self.silenced and not (_TRACEBACK in chunk or self._tracebacks[rank].inside):
             return
         if len(chunk) > LARGE_BYTES:
             lines = chunk[-LARGE_BYTES:].split(b"\n")[1:] or [b""]
@@ -52,7 +85,7 @@ class OtherRanks:
             return
         now = time.monotonic()
         for line in lines:
-            if self._of_traceback(rank, line) or self._symptoms[rank].rest(line) is not None:
+            if self._tracebacks[rank].takes(line) or self._symptoms[rank].rest(line) is not None:
                 continue
             if len(self._waiting) < WAITING:
                 self._waiting.append((now, rank, line))
@@ -61,20 +94,6 @@ class OtherRanks:
         self._known[seen] = None
         if len(self._known) > KNOWN:
             self._known.pop(next(iter(self._known)))
-
-    def _of_traceback(self, rank: int, line: bytes) -> bool:
-        """A traceback, with the exception in its last line: the failure card shows it, or a warning
-        that of a thread."""
-        line = _PREFIX.sub(b"", line, count=1)
-        inside = self._in_traceback.get(rank, False)
-        if line.startswith(_THREAD):
-            return True
-        if line.startswith(_TRACEBACK):
-            self._in_traceback[rank] = True
-            return True
-        if inside and not line.startswith((b" ", b"\t")):
-            self._in_traceback[rank] = False
-        return inside
 
     def drop_after(self, failure: float, failed: int | None) -> None:
         """Forget what the victims of a failure printed after it; not the `failed` rank."""
@@ -98,4 +117,15 @@ class OtherRanks:
                 found.append((rank, line))
             else:
                 self.silenced += 1
+        return found
+
+    def exceptions(self) -> list[tuple[int, int, bytes]]:
+        """(rank, number of its exceptions, the last one) where the first rank has not printed that
+        exception, each once for all ranks."""
+        found = []
+        for rank, printed in sorted(self._tracebacks.items()):
+            seen = shape(printed.last)
+            if printed.count and seen not in self._known:
+                self._know(seen)
+                found.append((rank, printed.count, printed.last))
         return found

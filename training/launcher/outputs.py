@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from training.core import log, rundir
+from training.core.errors import Exit
 from training.core.messages import msg
 from training.core.plain_text import one_line, plain, shortened
+from training.core.units import plural
 from training.launcher import other_ranks
 from training.launcher.backlog import Backlog
 from training.launcher.child import Child
@@ -152,12 +154,29 @@ class Outputs:
         self.show_others(ended=True)
         if outcome.failed_at is None and not outcome.killed:
             self._warn_of_symptoms()
+            if outcome.asked == Exit.DONE and not outcome.resized:  # else by that request
+                self._warn_of_exceptions()
 
     def _warn_of_symptoms(self) -> None:
         """Without a failure nothing else on the console mentions them."""
         for path, symptoms in self._symptoms.items():
             if count := symptoms.lines.dropped:
                 log.warning(msg("launcher.symptoms", count=count, path=path))
+
+    def _warn_of_exceptions(self) -> None:
+        """Of ranks that are not on the console, and have caught them."""
+        for rank, count, last in self._others.exceptions() if self._others else ():
+            text = msg(
+                "launcher.others.exceptions",
+                rank=rank,
+                exceptions=plural(count, "exception"),
+                last=shortened(one_line(last.decode("utf-8", "replace")), 300),
+                path=self._run.rank_log(rank),
+            )
+            log.warning(text)
+            self._run.event(
+                "warning", code="warning.exception_caught", text=text, rank=rank, by="supervisor"
+            )
 
     def show_others(self, ended: bool = False) -> None:
         """Lines that only other ranks print on standard error."""

@@ -106,7 +106,7 @@ class Task(ABC):
         if data is None and part == "val":
             return None
         checked = returned.data(data, type(self), part)
-        return Samples(checked, self.config.seed, drawn=part == "train")
+        return Samples(checked, self.config.seed, drawn=part == "train", task=type(self))
 
     def arrive(self, batch: Any) -> Any:
         """Move a batch from the loader to the device."""
@@ -194,17 +194,24 @@ class Task(ABC):
 
 
 class Samples(BatchDataset):
-    """Wraps a map-style dataset to return whole batches."""
+    """Wraps a map-style dataset of this task to return whole batches. `drawn`: for training."""
 
-    def __init__(self, data: Dataset[Any], seed: int, *, drawn: bool) -> None:
-        self.data, self.seed, self.drawn = data, seed, drawn
+    def __init__(
+        self, data: Dataset[Any], seed: int, *, drawn: bool, task: type[Task] = Task
+    ) -> None:
+        self.data, self.seed, self.drawn, self.task = data, seed, drawn, task
         self.fork_safe = getattr(data, "fork_safe", False)
 
     def __len__(self) -> int:
         return len(self.data)  # type: ignore[arg-type]
 
     def rows(self, indices: Ints | Sequence[int], epoch: int = 0) -> Any:
-        return default_collate([self._one(int(index), epoch) for index in indices])
+        samples = [self._one(int(index), epoch) for index in indices]
+        try:
+            return default_collate(samples)
+        except (TypeError, RuntimeError, KeyError) as error:
+            part = "train" if self.drawn else "val"
+            returned.no_batch(self.task, part, indices, samples, error)
 
     def _one(self, index: int, epoch: int) -> Any:
         data: Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from types import CodeType
 from typing import Any, NoReturn
@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 WHOLE_LINE = 10_000  # columns: a traceback then marks no part of the line
+MOST_SAMPLES = 3  # that are named
 OPTIMIZER = ("param_groups", "step", "zero_grad", "state_dict", "load_state_dict")
 
 
@@ -40,6 +41,53 @@ def data(found: Any, task: type, part: str) -> Dataset[Any]:
         )
     checked: Dataset[Any] = found
     return checked
+
+
+def no_batch(
+    task: type, part: str, indices: Iterable[int], samples: Sequence[Any], error: Exception
+) -> NoReturn:
+    """Samples that torch cannot collate, with those that differ from most of the others; `error`:
+    torch's, which names none of them."""
+    found = [_parts(sample) for sample in samples]
+    usual = max(found, key=found.count)
+    odd = [(index, own) for index, own in zip(indices, found, strict=True) if own != usual]
+    if not odd and not isinstance(error, TypeError):
+        raise error  # such as shared memory that is full
+    what = f"returned samples that do not form a batch: {error}"
+    if odd:
+        shown = "; ".join(f"sample {index} {_odd(own, usual)}" for index, own in odd[:MOST_SAMPLES])
+        more = f"; and {len(odd) - MOST_SAMPLES} others" if len(odd) > MOST_SAMPLES else ""
+        what = (
+            f"returned samples that do not form a batch: {shown}{more}; all samples must have the "
+            "same keys and shapes: pad or filter them in the dataset"
+        )
+    _wrong(task, f"{part}_data", what)
+
+
+def _parts(sample: Any, path: str = "") -> dict[str, str]:
+    """What a batch must have in common: path of each part → its shape, or its type."""
+    if isinstance(sample, Mapping):
+        inner: Iterable[tuple[Any, Any]] = sample.items()
+    elif isinstance(sample, (list, tuple)):
+        inner = enumerate(sample)
+    elif isinstance(shape := getattr(sample, "shape", None), tuple):
+        return {path: f"a tensor of the shape {tuple(shape)}"}
+    else:
+        return {path: "a number" if isinstance(sample, Real) else _type(sample)}
+    return {
+        name: what
+        for key, value in inner
+        for name, what in _parts(value, f"{path}[{key!r}]").items()
+    }
+
+
+def _odd(own: Mapping[str, str], usual: Mapping[str, str]) -> str:
+    """The first difference of a sample from the others."""
+    path = next(path for path in (*own, *usual) if own.get(path) != usual.get(path))
+    if path not in own:
+        return f"has no {path}"
+    shown = f"has {own[path]} in {path}" if path else f"is {own[path]}"
+    return f"{shown}, others {usual[path]}" if path in usual else shown
 
 
 def optimizer(found: Any, task: type) -> torch.optim.Optimizer:

@@ -65,9 +65,9 @@ ASLEEP_S = 10.0
 
 class ScriptWatch:
     """For one attempt. `floor_s` is --hang_timeout, 0: off; `elsewhere`: other machines have ranks
-    too; `pending`: has this rank an unfinished collective (None: unknown)? `newest_call`:
-    when did it call its newest one? `trains`: has the script
-    printed a step, or a loss? `warn`: logs a warning."""
+    too; `pending`: has this rank an unfinished collective (None: unknown)? `begun`: has its GPU
+    begun one of them? `newest_call`: when did it call its newest one, or one end? `trains`: has the
+    script printed a step, or a loss? `warn`: logs a warning."""
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class ScriptWatch:
         *,
         elsewhere: bool = False,
         pending: Callable[[int], bool | None] = lambda rank: None,
+        begun: Callable[[int], bool | None] = lambda rank: None,
         newest_call: NewestCall = lambda rank: None,
         trains: Callable[[], bool] = lambda: True,
         warn: Callable[[str], None] = log.warning,
@@ -85,7 +86,7 @@ class ScriptWatch:
             pending,
             warn,
         )
-        self._newest_call = newest_call
+        self._begun, self._newest_call = begun, newest_call
         self._trains, self._training = trains, False
         self.joining = False  # see stall_detector
         self._gaps: deque[float] = deque(maxlen=GAPS)
@@ -308,7 +309,18 @@ class ScriptWatch:
                 return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_computes", rank=rank))
             if pending is None and not alone:
                 return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_may_compute", rank=rank))
-        return found
+        return self._before_collectives(found) or found
+
+    def _before_collectives(self, found: HangFinding) -> NoFinding | None:
+        """All ranks wait for their GPUs, whose collectives are queued behind other work. One GPU
+        alone that does not reach the collective of the others is stuck."""
+        gpus = stall_detector.on_gpu(found)
+        if found.rank is not None or not gpus:
+            return None
+        begun = {rank: self._begun(rank) for rank in found.waiting}
+        if any(begun.values()) or any(begun[rank] is None for rank in gpus):
+            return None
+        return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_computes_before", rank=gpus[0]))
 
     def _burst(self, pid: int) -> list[Stack | str]:
         taken: list[Stack | str] = []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from training.core.messages import msg
+from training.diagnose.hang_advice import LEAVES
 from training.diagnose.rooted import ROOTED
 from training.watchdog import hang_report, loader_workers, pool_workers
 from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding, NoFinding
@@ -204,8 +205,15 @@ def _all_wait(
         return NoFinding(
             hang_report.SINGLE, msg("watchdog.stall.single", place=places[min(places)])
         )
+    left = [rank for rank, name in sorted(waiting.items()) if name == LEAVES]
+    if len(left) == 1:
+        return _finding(UNEVEN, seen[left[0]], msg("watchdog.all_wait.left", name=LEAVES), seen)
     if len(set(places.values())) > 1:
-        how = msg("watchdog.all_wait.uneven")
+        how = (
+            msg("watchdog.all_wait.several_left", ranks=", ".join(map(str, left)), name=LEAVES)
+            if 0 < len(left) < len(seen)
+            else msg("watchdog.all_wait.uneven")
+        )
         return HangFinding(UNEVEN, None, None, how, places, _stacks(seen), since)
     names = set(waiting.values())
     how = (

@@ -16,16 +16,20 @@ from typing import TYPE_CHECKING
 from training.core import heartbeat, log, rundir
 from training.core.messages import msg
 from training.core.units import plural
-from training.diagnose import exception_cause
-from training.diagnose.log_line import shown
 from training.plan.script_words import WATCH
-from training.watchdog import called, discovery, hang_dump, printed_steps, stall_detector
+from training.watchdog import (
+    called,
+    discovery,
+    hang_dump,
+    printed_end,
+    printed_steps,
+    stall_detector,
+)
 from training.watchdog.hang_report import UNEVEN, HangFinding
 from training.watchdog.heartbeat_watchdog import HeartbeatWatchdog
 from training.watchdog.own_ranks import OwnRanks
-from training.watchdog.probes import flight_recorder, on_request, procfs, waits
-from training.watchdog.probes.stacks import Stack
-from training.watchdog.rank_exit import ERROR, RankExit
+from training.watchdog.probes import flight_recorder, on_request, procfs
+from training.watchdog.rank_exit import RankExit
 from training.watchdog.script_watchdog import ScriptWatch
 from training.watchdog.slow_rank import SlowRankWatch
 from training.watchdog.waiting_lines import WaitingLines
@@ -62,11 +66,14 @@ class RanksWatch:
         self._watched = (
             Path(script["path"]).name if script and plan["launcher"]["value"] == WATCH else ""
         )
+        self._common_log: Path | None = None  # of all ranks, where another launcher starts them
         self._since = time.monotonic()
         self._found_or_warned = False  # of a watched command: ranks, or that there are none
         self._expected: set[int] | None = None  # ranks of a watched command, once known
         self._earlier = printed_steps.sizes(run) if script else {}  # of earlier attempts
         if script:
+            if self._watched or plan["launcher"]["value"] == "torchrun":
+                self._common_log = run.launcher_log(self._watched or "torchrun")
             if self._alone or self._watched:
                 self._own = OwnRanks(Path(script["path"]).name)
             floor_s, elsewhere = float(plan["config"]["hang_timeout"]), len(ranks) < world_size
@@ -74,6 +81,7 @@ class RanksWatch:
                 floor_s,
                 elsewhere=elsewhere,
                 pending=lambda rank: flight_recorder.pending(run.ranks, rank),
+                begun=lambda rank: flight_recorder.begun(run.ranks, rank),
                 newest_call=lambda rank: flight_recorder.newest(run.ranks, rank),
                 trains=self._trains,
             )
@@ -215,16 +223,12 @@ class RanksWatch:
             self._lines.remember()
 
     def _death(self, found: HangFinding, ended: Collection[int]) -> RankExit | None:
-        """The failure that the output of a watched command ends with, if the guilty rank has ended
-        or is stuck at its exit."""
-        rank = found.rank
-        if not self._watched or rank is None or not (rank in ended or _exits(found.stacks, rank)):
+        """The failure of the guilty rank, by what it has printed."""
+        if found.rank is None or not printed_end.is_over(found, ended):
             return None
-        output = self.run.launcher_log(self._watched)
-        logged = exception_cause.of_log(output, rank, self._earlier.get(output, 0))
-        if logged is None or logged.event is None or logged.rank not in (None, rank):
-            return None
-        return RankExit(ERROR, rank, logged.event.where, shown(logged.event.line.text.strip()))
+        log = self._common_log or self.run.rank_log(found.rank)
+        since, alone = self._earlier.get(log, 0), self._common_log is None
+        return printed_end.of_rank(log, found.rank, since, alone=alone)
 
     @property
     def adopted(self) -> dict[int, int]:
@@ -301,9 +305,3 @@ def _complete(found: HangFinding, run: rundir.RunDir, pids: Mapping[int, int]) -
         for rank, place in found.waiting.items()
     }
     return replace(found, stacks={**found.stacks, **written}, waiting=waiting)
-
-
-def _exits(taken: Mapping[int, Stack | str], rank: int) -> bool:
-    stack = taken.get(rank)
-    main = stack.main if isinstance(stack, Stack) else None
-    return main is not None and waits.at_exit(main)

@@ -39,6 +39,7 @@ UNREADABLE = (
     http.client.HTTPException,
 )
 SCHEDULED, STARTED = "scheduled", "started"
+ENDED = "time_discovered_completed_ns"  # of one that is not retired: of this answer
 
 
 # Process group, backend, number of the collective: a group may have several backends, as
@@ -115,14 +116,17 @@ def _arrival(entry: Record) -> Arrival | None:
         return Arrival(called, called)
     if "duration_ms" not in entry:
         return None
-    return Arrival(int(entry["time_discovered_completed_ns"]), -int(1e6 * entry["duration_ms"]))
+    return Arrival(int(entry[ENDED]), -int(1e6 * entry["duration_ms"]))
 
 
 def newest(folder: Path, rank: int) -> int | None:
-    """When this rank has called its newest collective or exchange with another rank; None:
-    unknown."""
+    """When this rank has called its newest collective or exchange with another rank, or one of them
+    has ended; None: unknown."""
     try:
-        times = [int(entry["time_created_ns"]) for entry in _entries(folder, rank)]
+        times = [
+            max(int(entry["time_created_ns"]), int(entry.get(ENDED) or 0) * entry["retired"])
+            for entry in _entries(folder, rank)
+        ]
     except UNREADABLE:
         return None
     return max(times, default=None)
@@ -137,6 +141,18 @@ def pending(folder: Path, rank: int) -> bool | None:
         return False if entries and not failed else None
     except UNREADABLE:
         return None
+
+
+def begun(folder: Path, rank: int) -> bool | None:
+    """Has the GPU of this rank begun one of its unfinished collectives? None: it has none, or the
+    recorder has no times of GPUs."""
+    try:
+        entries = [entry for entry in _entries(folder, rank) if _key(entry)[1] == ON_GPUS]
+    except UNREADABLE:
+        return None
+    states = {entry.get("state") for entry in entries if not entry["retired"]}
+    timed = STARTED in states or any("duration_ms" in entry for entry in entries)
+    return STARTED in states if timed and states else None
 
 
 def _collectives(folder: Path, rank: int) -> Iterable[Record]:

@@ -34,7 +34,8 @@ class ProcessSample:
     # in every rank each second.
     served: frozenset[int] = frozenset()
     ends_by: str = ""  # awaited
-    # When it has called its newest collective, where torch's flight recorder answers.
+    # When it has called its newest collective, or one has ended, where torch's flight recorder
+    # answers.
     newest_call: int | None = None
 
     @property

@@ -173,7 +173,8 @@ class RankTrace:
 
     @property
     def calls_further(self) -> bool:
-        """Has it called further collectives meanwhile, by torch's flight recorder?"""
+        """Has it called further collectives meanwhile, or have some ended, by torch's flight
+        recorder?"""
         calls = {look.newest_call for look in self.looks} - {None}
         return self.last.newest_call is not None and len(calls) > 1
 
