@@ -67,7 +67,7 @@ def draft(
     spawn.remove_stale(run, lambda rank: rank == world.rank)  # without a disk in common
     worker.begin(run, plan, world.rank)
     worker.open_to_watchers(run, world.rank)
-    plan = worker.planned(run)
+    plan = _planned(run, plan)
     if world.rank == 0:
         log.open_log(plan["log_file"])
         planner.announce(plan)
@@ -90,3 +90,8 @@ def _common_run(own: rundir.RunDir | None) -> rundir.RunDir:
         run.create()
         rundir.write_json(run.plan, plan)
     return run
+
+
+def _planned(run: rundir.RunDir, own: Plan) -> Plan:
+    """Rank 0's plan with the GPUs that this rank sees, on another machine or alone."""
+    return {**worker.planned(run), "gpus": own["gpus"]}
