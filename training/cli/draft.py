@@ -35,7 +35,7 @@ def draft(
     """Every rank makes the same plan, only rank 0 writes it. Returns the exit code for
     --dry_run."""
     # DUET_SCRIPT: a launch script in a rank has become this process, with its own arguments.
-    script, received = environ.pop("DUET_SCRIPT", ENTRYPOINT), resumed_run.Received(environ)
+    script, received = environ.pop("DUET_SCRIPT", ENTRYPOINT), resumed_run.Received()
     try:
         request, plan, checks = planner.make(script, args, environ, received)
         place = request.place
