@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import TINY, Launched
+from tests.e2e.two_machines import seeing
 from training.core.rundir import RunDir, read_json
 from training.launcher.local_ranks import free_port
 
@@ -95,6 +96,27 @@ def test_a_platform_that_injects_ranks(launch: Launch, command: tuple[str, ...])
     )
     assert len(list(ranks[0].run.path.parent.iterdir())) == 1, "one run directory"
     assert not ranks[0].pids, "no ranks were started"
+
+
+@pytest.mark.slow
+def test_each_machine_of_a_platform_prepares_the_text_on_its_own_disk(
+    launch: Launch, tmp_path: Path
+) -> None:
+    disk, other = tmp_path / "experiments", tmp_path / "disk1"
+    disk.mkdir()
+    other.mkdir()
+    there = seeing(disk, other)
+    env = injected(0, 2, free_port("127.0.0.1")) | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    first, second = (
+        launch(*before, *ENTRY, name="platform", env=env | {"RANK": str(rank)})
+        for rank, before in enumerate([(), there])
+    )
+    first.ok()
+    second.ok()
+    made = RunDir(other / "platform")
+    assert (read_json(made.plan) or {})["shared"] is False and made.data.exists()
+    assert "shared" not in (read_json(first.run.plan) or {})
+    assert not list(first.run.path.glob(".*")), "the file that ranks on the same disk see"
 
 
 def test_an_error_under_a_platform_is_reported_once(launch: Launch) -> None:

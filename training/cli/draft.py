@@ -63,7 +63,7 @@ def draft(
     if world.rank == 0:
         own = writer.write(plan, checks, request, rendezvous.ask, os.getpid())
         spawn.remove_stale(own, lambda rank: True)
-    run = _common_run(own)
+    run = _common_run(own, world)
     spawn.remove_stale(run, lambda rank: rank == world.rank)  # without a disk in common
     worker.begin(run, plan, world.rank)
     worker.open_to_watchers(run, world.rank)
@@ -75,20 +75,25 @@ def draft(
     return run, plan, world
 
 
-def _common_run(own: rundir.RunDir | None) -> rundir.RunDir:
+def _common_run(own: rundir.RunDir | None, world: World) -> rundir.RunDir:
     """Rank 0's run directory on every rank; without a shared disk a folder of the same name with
-    the same plan."""
+    the same plan, made by the first rank of the machine."""
     from training.inspector import distributed
 
-    shared = distributed.from_main(
-        "run",
-        json.dumps({"path": str(own.path), "plan": rundir.read_json(own.plan)}) if own else None,
-    )
-    run, plan = rundir.RunDir(json.loads(shared)["path"]), json.loads(shared)["plan"]
-    seen = rundir.read_json(run.plan)
-    if seen is None or seen["created"] != plan["created"]:
+    told = ""
+    if own:
+        plan = worker.planned(own)
+        told = json.dumps({"path": str(own.path), "plan": plan})
+        own.token(plan["launch"]).touch()
+    known = json.loads(distributed.from_main("run", told))
+    run, plan = rundir.RunDir(known["path"]), known["plan"]
+    if world.local_rank == 0 and not run.token(plan["launch"]).exists():
         run.create()
-        rundir.write_json(run.plan, plan)
+        run.data.unlink(missing_ok=True)  # of an earlier start
+        rundir.write_json(run.plan, {**plan, "shared": False})
+    distributed.barrier("run directory")
+    if own:
+        own.remove_tokens(plan["launch"])
     return run
 
 
