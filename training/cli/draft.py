@@ -7,7 +7,7 @@ import os
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
-from training.cli import joining
+from training.cli import joining, restarted
 from training.cli import plan as plan_command
 from training.config import flags
 from training.core import log, rundir
@@ -36,6 +36,8 @@ def draft(
     --dry_run."""
     # DUET_SCRIPT: a launch script in a rank has become this process, with its own arguments.
     script, received = environ.pop("DUET_SCRIPT", ENTRYPOINT), resumed_run.Received()
+    if agent := restarted.agent(environ, parent):
+        restarted.resume(script, args, environ, agent)
     try:
         request, plan, checks = planner.make(script, args, environ, received)
         place = request.place
@@ -59,6 +61,8 @@ def draft(
         | {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
     )
     world = joining.join(plan, place, environ)
+    if agent:
+        plan["agents"] = restarted.agents(agent, place)
     own = None
     if world.rank == 0:
         own = writer.write(plan, checks, request, rendezvous.ask, os.getpid())
