@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import processes, wait_until
 from tests.e2e.hooks import in_forward
-from tests.e2e.two_machines import ADDRESSES, CONFIG, HOST, Launch, Node, machines, node
+from tests.e2e.two_machines import ADDRESSES, CONFIG, HOST, Launch, Node, machines, node, seeing
 from training.core.rundir import read_json
 
 __all__ = ["machines", "node"]  # fixtures
@@ -45,6 +45,24 @@ def test_two_machines_train_like_one(node: Node, launch: Launch, tmp_path: Path)
     )
     assert (tmp_path / "sent").read_text() == "finished\n", "by node 0 alone"
     assert sorted(r["rank"] for r in (read_json(second.run.supervisor) or {})["ranks"]) == [2, 3]
+
+
+@pytest.mark.soak
+def test_machines_with_a_common_disk_have_their_own_copies_of_the_text(
+    node: Node, project: Path, tmp_path: Path
+) -> None:
+    """Prepared below the project, each on its own disk."""
+    text, copy, cache = (tmp_path / name for name in ("text", "copy", "cache"))
+    for folder in (text, copy, cache):
+        folder.mkdir()
+    for folder in (text, copy):
+        (folder / "a.txt").write_text("to be or not to be, that is the question\n" * 400)
+    (project / "data").mkdir(exist_ok=True)
+    there = (*seeing(text, copy), *seeing(project / "data", cache))
+    first = node(0, shared=True, data=text)
+    second = node(1, shared=True, data=text, before=there)
+    assert (first.wait(), second.wait()) == (0, 0), first.output[-2000:] + second.output[-2000:]
+    assert list(cache.iterdir())
 
 
 @pytest.mark.soak

@@ -10,13 +10,19 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import TINY, Launched
-from training.core.rundir import RunDir, read_json
+from tests.e2e.hooks import at_import
+from tests.e2e.two_machines import seeing
+from training.core.rundir import RunDir, read_json, read_records
 from training.launcher.local_ranks import free_port
 
 Launch = Callable[..., Launched]
 CONFIG = "configs/dual_gpu/quickstart.py"
 SCRIPT = ("./launch_train.sh", "2", CONFIG)
 ENTRY = (sys.executable, "-u", "train.py", CONFIG)
+TORCHRUN = (
+    *(sys.executable, "-m", "torch.distributed.run"),
+    *("--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"),
+)
 
 
 def injected(rank: int, size: int, port: int, *, local: bool = True) -> dict[str, str]:
@@ -97,6 +103,27 @@ def test_a_platform_that_injects_ranks(launch: Launch, command: tuple[str, ...])
     assert not ranks[0].pids, "no ranks were started"
 
 
+@pytest.mark.slow
+def test_each_machine_of_a_platform_prepares_the_text_on_its_own_disk(
+    launch: Launch, tmp_path: Path
+) -> None:
+    disk, other = tmp_path / "experiments", tmp_path / "disk1"
+    disk.mkdir()
+    other.mkdir()
+    there = seeing(disk, other)
+    env = injected(0, 2, free_port("127.0.0.1")) | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    first, second = (
+        launch(*before, *ENTRY, name="platform", env=env | {"RANK": str(rank)})
+        for rank, before in enumerate([(), there])
+    )
+    first.ok()
+    second.ok()
+    made = RunDir(other / "platform")
+    assert (read_json(made.plan) or {})["shared"] is False and made.data.exists()
+    assert "shared" not in (read_json(first.run.plan) or {})
+    assert not list(first.run.path.glob(".*")), "the file that ranks on the same disk see"
+
+
 def test_an_error_under_a_platform_is_reported_once(launch: Launch) -> None:
     port = free_port("127.0.0.1")
     ranks = [launch(*SCRIPT, env=injected(rank, 2, port), depht=3) for rank in range(2)]
@@ -143,21 +170,39 @@ def test_a_platform_that_injects_nodes(
 
 @pytest.mark.soak
 def test_under_torchrun(launch: Launch) -> None:
-    torchrun = (
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--local-addr=127.0.0.1",
-        "--nproc-per-node=2",
-    )
-    by_entry = launch(*torchrun, "train.py", f"--config={CONFIG}").ok()
+    by_entry = launch(*TORCHRUN, "train.py", f"--config={CONFIG}").ok()
     assert (
         first_line(by_entry)
         == "rank 0 of 2: torchrun or Duet has started the ranks (TORCHELASTIC_RUN_ID is set)"
     )
-    by_script = launch(*torchrun, "--no-python", *SCRIPT).ok()
+    by_script = launch(*TORCHRUN, "--no-python", *SCRIPT).ok()
     assert first_line(by_script) == first_line(by_entry) and by_script.losses == by_entry.losses
+
+
+@pytest.mark.slow
+def test_a_restart_by_torchrun_resumes_the_run(launch: Launch, once: Launch) -> None:
+    first = """os.environ.get("RANK") == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" """
+    fault = """
+        import torch.nn.functional as F
+        original, calls = F.cross_entropy, [0]
+        def planted(*args, **kwargs):
+            calls[0] += 1
+            if calls[0] == 8:
+                raise ValueError("planted")
+            return original(*args, **kwargs)
+        F.cross_entropy = planted
+    """
+    run = launch(
+        *(*TORCHRUN, "--max-restarts=1", "train.py", f"--config={CONFIG}"),
+        name="restarted",
+        hook=at_import("training.tasks.gpt.model", fault, first),
+        save_every=4,
+    ).ok()
+    assert run.losses == once(*SCRIPT).losses
+    assert [r["step"] for r in read_records(run.run.events) if r["event"] == "resume"] == [4]
+    assert len(list(run.run.path.parent.iterdir())) == 1
+    found = read_json(run.run.plan) or {}
+    assert len(found["agents"]) == 1 and found["resume"]
 
 
 @pytest.mark.slow
@@ -219,16 +264,7 @@ sys.meta_path.insert(0, Patch())
 @pytest.mark.soak
 def test_a_torch_without_libuv_trains(launch: Launch, once: Launch) -> None:
     hook = without_libuv("build")
-    torchrun = (
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--local-addr=127.0.0.1",
-        "--nproc-per-node=2",
-        "train.py",
-    )
-    fails = launch(*torchrun, f"--config={CONFIG}", hook=hook)
+    fails = launch(*TORCHRUN, "train.py", f"--config={CONFIG}", hook=hook)
     assert fails.wait() != 0 and "without libuv support" in fails.output, "the simulation works"
     plain = once(*SCRIPT)
     assert launch(*SCRIPT, hook=hook).ok().losses == plain.losses

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,14 @@ UNREACHABLE = "no answer from its supervisor: the network or the machine is down
 
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def seeing(place: Path, instead: Path) -> tuple[str, ...]:
+    """The begin of a command that sees `instead` at `place`, as a disk of its own."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no private mount namespace here (unshare -m)")
+    mount = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+    return ("unshare", "-m", "bash", "-c", mount, "bash", str(instead), str(place))
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +64,17 @@ def machines() -> Iterator[list[str]]:
 
 @pytest.fixture
 def node(launch: Launch, machines: list[str], tmp_path: Path) -> Callable[..., Launched]:
-    """Starts this machine's part; each machine has its own disk unless `shared`."""
+    """Starts this machine's part; each machine has its own disk unless `shared`. `before`: the begin
+    of its command."""
 
     def start(
-        number: int, *, ranks: int = 1, shared: bool = False, name: str = "both", **more: object
+        number: int,
+        *,
+        ranks: int = 1,
+        shared: bool = False,
+        name: str = "both",
+        before: Sequence[str] = (),
+        **more: object,
     ) -> Launched:
         disk = tmp_path / ("disk" if shared else f"disk{number}")
         flags = {
@@ -69,7 +84,8 @@ def node(launch: Launch, machines: list[str], tmp_path: Path) -> Callable[..., L
             "out_dir": disk,
             "log_dir": disk / f"logs{number}",
         }
-        own = [*("ip", "netns", "exec", machines[number]), "./launch_train.sh", str(ranks), CONFIG]
+        there = ("ip", "netns", "exec", machines[number], *before)
+        own = [*there, "./launch_train.sh", str(ranks), CONFIG]
         run = launch(*own, name=name, **{**flags, **more})
         run.run = RunDir(disk / name, number or None)
         return run

@@ -25,6 +25,7 @@ def plan(node: int, port: int, nodes: int = 2, **config: Any) -> Any:
         "launcher": {"value": "spawn"},
         "master_port": port,
         "torch": "2.13.0",
+        "duet_version": "0.1.0",
         "run_name": "a_run",
         "launch": "abc",
         "resume": False,

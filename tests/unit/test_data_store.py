@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def plan(data: str, seq_len: int = 8, **config: Any) -> dict[str, Any]:
         "config": vars(Config(data=data, **config)),
         "origins": dict.fromkeys(FIELDS, "from --data on the command line"),
         "batch": {"device_sequences": 1, "seq_len": seq_len, "world_size": 2, "accumulation": 1},
+        "place": {"node_rank": 0},
     }
 
 
@@ -47,6 +49,24 @@ def test_published_data_is_found_by_the_others(write: Write, run: RunDir, tmp_pa
     facts = json.loads(run.data.read_text())
     assert facts["steps_per_epoch"] == (data.train_tokens - 1) // 8 // 2  # sequences per step
     assert (facts["total_steps"], facts["epochs"]) == (2 * facts["steps_per_epoch"], 2)
+
+
+def test_a_machine_with_the_same_disk_reads_its_own_copy_of_the_text(
+    write: Write, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another folder, since the file's time is different."""
+    monkeypatch.setenv(prepared_cache.FOLDER, "")
+    text = write("a.txt", "some text" * 100)
+    first = prepared_cache.prepare(run, plan(text), tmp_path / "cache")
+    os.utime(text, (1, 1))
+    other = plan(text) | {"place": {"node_rank": 1}}
+    second = prepared_cache.prepare(run, other, tmp_path / "cache1")
+    assert json.loads(run.data.read_text())["folder"] == first.folder != second.folder
+    assert prepared_cache.published(run) == second and prepared_cache.changed(run) == ""
+    Path(second.train[0]).write_bytes(b"")
+    assert str(second.train[0]) in prepared_cache.changed(run)
+    prepared_cache.prepare(run, other | {"shared": False}, tmp_path / "cache")
+    assert prepared_cache.FOLDER not in os.environ, "data.json of its own disk has it"
 
 
 def test_the_configured_text_field_is_used(write: Write, run: RunDir, tmp_path: Path) -> None:

@@ -72,20 +72,27 @@ def test_the_interface_of_a_host_name_that_is_loopback_here(
 
 
 @pytest.mark.parametrize(
-    ("found", "own", "listening"),
+    ("found", "own", "routes", "listening"),
     [
-        ("10.0.0.9", ["10.0.0.1", "fd00::1"], network.IPV4),  # a service in front
-        ("fd00::9", ["10.0.0.1", "fd00::1"], network.BOTH),
-        ("::1", ["127.0.0.1", "::1", "10.0.0.1"], network.BOTH),
-        ("fd00::1", ["10.0.0.1", "fd00::1"], "fd00::1"),
-        (None, ["127.0.0.1", "::1", "10.0.0.1", "fd00::1"], network.IPV4),
-        (None, ["127.0.0.1", "::1", "fd00::1"], network.BOTH),  # a pod without IPv4
-        (None, [], network.IPV4),
+        ("10.0.0.9", ["10.0.0.1", "fd00::1"], "46", network.IPV4),  # a service in front
+        ("fd00::9", ["10.0.0.1", "fd00::1"], "46", network.BOTH),
+        ("::1", ["127.0.0.1", "::1", "10.0.0.1"], "4", network.BOTH),
+        ("fd00::1", ["10.0.0.1", "fd00::1"], "46", "fd00::1"),
+        (None, ["127.0.0.1", "::1", "10.0.0.1", "fd00::1"], "46", network.IPV4),
+        (None, ["127.0.0.1", "::1", "fd00::1"], "", network.BOTH),  # a pod without IPv4
+        (None, [], "", network.IPV4),
+        ("127.0.1.1", ["127.0.0.1", "10.0.0.1", "fd00::1"], "46", network.IPV4),
+        ("127.0.1.1", ["127.0.0.1", "10.0.0.1", "fe80::1"], "", network.IPV4),
+        ("127.0.1.1", ["127.0.0.1", "fd00::1"], "", network.BOTH),
+        # only the bridge of Docker has IPv4
+        ("127.0.1.1", ["127.0.0.1", "172.17.0.1", "fd00::1"], "6", network.BOTH),
     ],
 )
 def test_node_0_listens_where_the_others_connect(
-    monkeypatch: pytest.MonkeyPatch, found: str | None, own: list[str], listening: str
+    monkeypatch: pytest.MonkeyPatch, found: str | None, own: list[str], routes: str, listening: str
 ) -> None:
+    towards = dict(zip(network.ELSEWHERE, "46", strict=True))
+    monkeypatch.setattr(network, "_source", lambda to: to if towards[to] in routes else "")
     monkeypatch.setattr(network, "resolve", lambda _: found)
     monkeypatch.setattr(network, "own_addresses", lambda: dict.fromkeys(own, "eth0"))
     assert network.own_address("a") == listening

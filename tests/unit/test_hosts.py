@@ -272,7 +272,6 @@ def test_a_machine_has_the_environment_before_the_start(
     (tmp_path / "python3").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(probe, "_is_own", lambda: own)
-    probe._own_files()
     if python == "elsewhere":
         monkeypatch.setattr(sys, "executable", str(ROOT / ".venv/not yet/python"))
         monkeypatch.setattr(probe, "_PYTHONS", ("python3",))

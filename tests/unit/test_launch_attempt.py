@@ -363,3 +363,26 @@ def test_a_stopped_rank_is_not_taken_for_a_hang_of_the_program(run: RunDir) -> N
     found = HangFinding("stopped", 1, "a.py:3", "is stopped", {}, {}, 9.0)
     record = failure_report.failure(Outcome(finding=found), run, PLAN)
     assert record["advice"][0] == advice.of_kind("stopped", {})[0]
+
+
+def test_process_1_of_a_container_leaves_no_orphans() -> None:
+    space = ("unshare", "--pid", "--fork", "--mount-proc")
+    if subprocess.run([*space, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no private PID namespace here (unshare --pid)")
+    program = """
+        import subprocess, time
+        from training.launcher import orphans
+        from training.watchdog.probes import procfs
+
+        def ended():
+            return {pid for pid in procfs.tree().get(1, []) if procfs.exit_status(pid) is not None}
+
+        own = subprocess.Popen(["false"])
+        subprocess.run(["sh", "-c", "sleep 0 & sleep 0 &"])
+        while len(ended()) < 3:
+            time.sleep(0.01)
+        orphans.reap()
+        assert ended() == {own.pid} and own.wait() == 1
+    """
+    command = [*space, sys.executable, "-c", textwrap.dedent(program)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60)

@@ -14,6 +14,7 @@ from tests.conftest import wait_until
 from tests.unit.node_plans import LOOPBACK, plan
 from training.core.failure_kinds import SILENT
 from training.launcher import coordinator, peer, peer_link
+from training.launcher.admission import PROTOCOL
 from training.launcher.json_socket import LIMIT, ConnectionLost, JsonSocket
 from training.launcher.local_ranks import free_port, listen
 from training.launcher.peer_link import LostPeer, is_order
@@ -65,6 +66,27 @@ def over_tcp() -> tuple[JsonSocket, socket.socket]:
     with listen(LOOPBACK, 0, 1) as store:
         ours = socket.create_connection(store.getsockname())
         return JsonSocket(ours), store.accept()[0]
+
+
+def test_a_second_machine_with_the_number_of_one_that_answers_is_refused() -> None:
+    with coordinator.Coordinator(plan(0, free_port(LOOPBACK))) as line:
+
+        def joins(host: str) -> tuple[JsonSocket, socket.socket]:
+            ours, theirs = over_tcp()
+            hello = {"duet": PROTOCOL, "want": "join", "node": 1, "launch": "abc", "host": host}
+            if not line._answer(ours, LOOPBACK, hello):
+                (text,) = JsonSocket(theirs).receive(5)["refused"]
+                assert f"({LOOPBACK}, host-a)" in text and f"({LOOPBACK}, {host})" in text
+            return ours, theirs
+
+        first, there = joins("host-a")
+        joins("host-b")
+        assert line.wires == {1: first}
+        restarted, there = joins("host-a")
+        assert line.wires == {1: restarted}
+        there.close()  # its process has ended, and another machine takes its place
+        replaced, _ = joins("host-b")
+        assert line.wires == {1: replaced}
 
 
 def test_the_kernel_probes_a_connection_too() -> None:

@@ -51,6 +51,25 @@ def test_secrets_of_a_script_are_compared_but_not_shown() -> None:
     assert "hunter2x" not in str(same_settings.differences({}, head, 1))
 
 
+def test_folders_of_a_script_may_differ() -> None:
+    args = ["--data=/tmp/job1/data", "--out", "~/runs", "--width=8"]
+    moved = ["--data=/tmp/job2/data", "--out", "/scratch/runs", "--width=8"]
+    head, other, wider = (
+        same_settings.facts(plan(0, 1) | {"script": {"args": words}})
+        for words in (args, moved, [*moved[:-1], "--width=9"])
+    )
+    assert same_settings.differences(other, head, 1) == []
+    assert len(same_settings.differences(wider, head, 1)) == 1
+
+
+def test_all_machines_have_the_same_files_of_duet(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = same_settings.facts(plan(0, 1))
+    assert same_settings.differences(same_settings.facts(plan(1, 1)), head, 1) == []
+    monkeypatch.setattr(same_settings, "own_files", lambda: "ab" * 32)
+    (text,) = same_settings.differences(same_settings.facts(plan(1, 1)), head, 1)
+    assert text.startswith("Duet is '0.1.0 (abababab)' on node 1, but '0.1.0 (")
+
+
 def test_options_of_a_task_are_settings() -> None:
     """A plan without a task is of an earlier version."""
     options = {"width": 8, "dataroot_gt": "/a"}

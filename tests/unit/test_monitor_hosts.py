@@ -13,6 +13,7 @@ from training.core import rundir, standing
 from training.core.heartbeat import Heartbeat
 from training.core.rundir import RunDir
 from training.monitor import run_status
+from training.monitor.rank_states import RankStates
 from training.monitor.run_list import RunTable
 from training.monitor.runs import facts
 
@@ -66,6 +67,23 @@ def test_a_run_of_another_machine_without_a_supervisor(srun: Made) -> None:
     assert both(srun)[0] == "running"
     seen = look(srun.run)
     assert [(r["alive"], r["late"], r["step"]) for r in seen["ranks"]] == [(None, False, 101)] * 2
+
+
+def test_ranks_of_another_launcher_on_several_machines(tmp_path: Path) -> None:
+    """Rank 0 on this machine, rank 1 on another one with a PID that does not exist here."""
+    place = {"kind": "rank", "local_world_size": 1, "world_size": 2}
+    here = {"pid": os.getpid(), "host": HERE}
+    made = Made(tmp_path / "experiments/srun", starter=here, place=place).steps()
+    ranks = RankStates(made.run)
+    beats = [Heartbeat(made.run.heartbeat(0), 0), Heartbeat(made.run.heartbeat(1), 1, pid=GONE)]
+    for beat in beats:
+        beat.beat("forward")
+    assert [r["alive"] for r in ranks.read(made.plan, {}, made.at)] == [True, None]
+    file = made.run.heartbeat(0)
+    content = file.read_bytes()
+    file.unlink()
+    file.write_bytes(content)
+    assert [r["alive"] for r in ranks.read(made.plan, {}, made.at)] == [True, None], "seen here"
 
 
 def test_a_resume_on_another_machine_before_its_first_step(srun: Made) -> None:

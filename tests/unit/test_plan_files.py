@@ -246,6 +246,26 @@ def test_a_run_that_is_running_on_another_machine_is_not_resumed(
         end.unlink()
 
 
+def test_a_clock_ahead_of_that_of_the_common_disk(
+    folders: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(written(*folders, "--run_name=mine"))
+    starter = {"pid": os.getpid(), "host": "b"}
+    write_json(run.plan, {**(read_json(run.plan) or {}), "starter": starter})
+    run.metrics.touch()
+
+    def writes(seconds: float) -> None:
+        os.utime(run.metrics)
+
+    ahead = SimpleNamespace(time=lambda: time.time() + 3600, monotonic=time.monotonic, sleep=writes)
+    monkeypatch.setattr(startup_checks, "time", ahead)
+    (problem,) = lacking("--device=cpu", *folders, "--resume=mine", script=ENHANCED)
+    assert problem.what == "mine is still running on b"
+    past = time.time() - 2 * startup_checks.WRITTEN_S
+    os.utime(run.metrics, (past, past))
+    make("--device=cpu", *folders, "--resume=mine", script=ENHANCED)
+
+
 def test_the_whole_plan_for_people(home: Path) -> None:
     _, plan, checks = make(
         "--device=cpu",

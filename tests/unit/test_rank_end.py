@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tests.unit import verdicts
+from training.cli import draft
 from training.core import log
 from training.core.contracts.plan import Plan
 from training.core.errors import Exit
@@ -81,6 +82,24 @@ def test_causes_of_a_rank_alone(
     assert (code, record["cause"], record["rank"]) == (Exit.TRAINING, cause, guilty)
     assert record["victim"] == (type(error) is RuntimeError and cause == "peer_died")
     assert record["advice"]
+
+
+def gpu(name: str) -> dict[str, Any]:
+    uuid = f"GPU-{name}-0000-4000-8000-000000000000"
+    return {"index": 0, "uuid": uuid, "name": "Card", "total_bytes": 32 << 30, "free_bytes": 1}
+
+
+def test_the_gpus_of_a_rank_are_those_that_it_sees(
+    run: RunDir, plan: Plan, fake_driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0, which has written the plan, sees others: on another machine, or one per rank."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver))
+    cuda: Any = {**plan, "device": {"value": "cuda"}}
+    write_json(run.plan, cuda | {"schema_version": 1, "gpus": [gpu("0000000b")]})
+    own = draft._planned(run, cuda | {"gpus": [gpu("000000a0")]})
+    error = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    code, record = fail(run, own, 1, error)
+    assert (code, record["cause"], record["rank"]) == (Exit.TRAINING, "gpu_oom", 1)
 
 
 def test_a_rejected_input_is_recorded_without_a_card(

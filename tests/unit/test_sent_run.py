@@ -18,10 +18,14 @@ from training.config.schema import Config
 from training.core import manifest
 from training.core.errors import Exit, Problem, UserError
 from training.core.rundir import RunDir, is_name, read_json, write_json
-from training.host.placement import Topology
+from training.host import hosts
+from training.host.placement import LOCAL, NODE, RANK, Topology
 from training.launcher import coordinator, peer, rendezvous, resumed_run
 from training.launcher.local_ranks import free_port
-from training.plan import sent_run
+from training.plan import request, sent_run
+from training.plan.cli_args import QUICKSTART
+
+SECOND = Topology(NODE, "flags", "", nnodes=2, node_rank=1, master_addr="a")
 
 
 def saved(run: RunDir, step: int) -> None:
@@ -126,15 +130,41 @@ def test_only_a_machine_other_than_the_first_asks(
 ) -> None:
     asked: list[Topology] = []
     monkeypatch.setattr(rendezvous, "ask_resumed", lambda place, seconds: asked.append(place) or {})
-    for options in ({}, {"nnodes": 2, "master_addr": "a"}, {"hosts": "a,b"}):
-        assert resumed_run.Received({})(Config(resume="a_run", **options), tmp_path) is None  # type: ignore[arg-type]
+    config = Config(resume="a_run")
+    for first in (
+        Topology(LOCAL, "", ""),
+        Topology(NODE, "flags", "", nnodes=2),
+        Topology(NODE, hosts.HEAD, "", nnodes=2, node_rank=1),
+        Topology(RANK, "mpi", "", rank=1, world_size=2),
+    ):
+        assert resumed_run.Received()(first, config, tmp_path) is None
     assert not asked
-    second = Config(resume="a_run", nnodes=2, master_addr="a", node_rank=1)
-    received = resumed_run.Received({})
-    assert received(second, tmp_path) is None and received(second, tmp_path) is None
-    assert [place.node_rank for place in asked] == [1], "once"
+    received = resumed_run.Received()
+    assert not any(received(SECOND, config, tmp_path) for _ in range(2))
+    assert asked == [SECOND], "once"
     with pytest.raises(resumed_run.NotInstalled):
-        resumed_run.Received({}, installed=False)(second, tmp_path)
+        resumed_run.Received(installed=False)(SECOND, config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "gpus", "kind"),
+    [("train.py", 1, RANK), ("train.py", 2, NODE), ("train_dual_gpu.sh", 0, NODE)],
+)
+def test_a_resumed_run_is_asked_for_in_the_role_of_the_start(
+    script: str, gpus: int, kind: str, tmp_path: Path
+) -> None:
+    """train.py is a node only where it starts several ranks."""
+    roles = []
+
+    def received(place: Topology, config: Config, experiments: Path) -> None:
+        roles.append(place.kind)
+
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    mpi = {f"OMPI_COMM_WORLD_{n}": v for n, v in zip(names, "1201", strict=True)}
+    args = [QUICKSTART, "--resume=a_run", f"--out_dir={tmp_path}"]
+    with pytest.raises(UserError):  # there is no such run
+        request.read(script, args, mpi | {"MASTER_ADDR": "a"}, gpus=gpus, received=received)
+    assert set(roles) == {kind}
 
 
 def test_a_finished_run_on_this_disk_limits_the_wait(
@@ -148,12 +178,12 @@ def test_a_finished_run_on_this_disk_limits_the_wait(
         raise UserError(Problem("nodes.no_answer", ""), Exit.RESOURCES)
 
     monkeypatch.setattr(rendezvous, "ask_resumed", ask)
-    config = Config(resume="a_run", nnodes=2, master_addr="a", node_rank=1)
+    config = Config(resume="a_run")
     with pytest.raises(UserError):
-        resumed_run.Received({})(config, tmp_path)
+        resumed_run.Received()(SECOND, config, tmp_path)
     (tmp_path / "a_run").mkdir()
     write_json(RunDir(tmp_path / "a_run").summary, {"status": "done", "steps": 12})
-    assert resumed_run.Received({})(config, tmp_path) is None
+    assert resumed_run.Received()(SECOND, config, tmp_path) is None
     assert waits == [config.rendezvous_timeout, resumed_run.DONE_S]
 
 
@@ -166,9 +196,8 @@ def test_a_full_disk_is_reported_and_nothing_is_left(
     sent = {"run": "a_run", "plan": {"config": {}}, "manifest": {"step": 5}}
     monkeypatch.setattr(rendezvous, "ask_resumed", lambda place, seconds: sent)
     monkeypatch.setattr(sent_run.rundir, "write_json", full)
-    config = Config(resume="a_run", nnodes=2, master_addr="a", node_rank=1)
     with pytest.raises(UserError) as caught:
-        resumed_run.Received({})(config, tmp_path)
+        resumed_run.Received()(SECOND, Config(resume="a_run"), tmp_path)
     assert (caught.value.code, caught.value.problems[0].code) == (
         Exit.RESOURCES,
         "output.unwritable",

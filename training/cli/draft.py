@@ -7,7 +7,7 @@ import os
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
-from training.cli import joining
+from training.cli import joining, restarted
 from training.cli import plan as plan_command
 from training.config import flags
 from training.core import log, rundir
@@ -35,7 +35,9 @@ def draft(
     """Every rank makes the same plan, only rank 0 writes it. Returns the exit code for
     --dry_run."""
     # DUET_SCRIPT: a launch script in a rank has become this process, with its own arguments.
-    script, received = environ.pop("DUET_SCRIPT", ENTRYPOINT), resumed_run.Received(environ)
+    script, received = environ.pop("DUET_SCRIPT", ENTRYPOINT), resumed_run.Received()
+    if agent := restarted.agent(environ, parent):
+        restarted.resume(script, args, environ, agent)
     try:
         request, plan, checks = planner.make(script, args, environ, received)
         place = request.place
@@ -59,15 +61,17 @@ def draft(
         | {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
     )
     world = joining.join(plan, place, environ)
+    if agent:
+        plan["agents"] = restarted.agents(agent, place)
     own = None
     if world.rank == 0:
         own = writer.write(plan, checks, request, rendezvous.ask, os.getpid())
         spawn.remove_stale(own, lambda rank: True)
-    run = _common_run(own)
+    run = _common_run(own, world)
     spawn.remove_stale(run, lambda rank: rank == world.rank)  # without a disk in common
     worker.begin(run, plan, world.rank)
     worker.open_to_watchers(run, world.rank)
-    plan = worker.planned(run)
+    plan = _planned(run, plan)
     if world.rank == 0:
         log.open_log(plan["log_file"])
         planner.announce(plan)
@@ -75,18 +79,28 @@ def draft(
     return run, plan, world
 
 
-def _common_run(own: rundir.RunDir | None) -> rundir.RunDir:
+def _common_run(own: rundir.RunDir | None, world: World) -> rundir.RunDir:
     """Rank 0's run directory on every rank; without a shared disk a folder of the same name with
-    the same plan."""
+    the same plan, made by the first rank of the machine."""
     from training.inspector import distributed
 
-    shared = distributed.from_main(
-        "run",
-        json.dumps({"path": str(own.path), "plan": rundir.read_json(own.plan)}) if own else None,
-    )
-    run, plan = rundir.RunDir(json.loads(shared)["path"]), json.loads(shared)["plan"]
-    seen = rundir.read_json(run.plan)
-    if seen is None or seen["created"] != plan["created"]:
+    told = ""
+    if own:
+        plan = worker.planned(own)
+        told = json.dumps({"path": str(own.path), "plan": plan})
+        own.token(plan["launch"]).touch()
+    known = json.loads(distributed.from_main("run", told))
+    run, plan = rundir.RunDir(known["path"]), known["plan"]
+    if world.local_rank == 0 and not run.token(plan["launch"]).exists():
         run.create()
-        rundir.write_json(run.plan, plan)
+        run.data.unlink(missing_ok=True)  # of an earlier start
+        rundir.write_json(run.plan, {**plan, "shared": False})
+    distributed.barrier("run directory")
+    if own:
+        own.remove_tokens(plan["launch"])
     return run
+
+
+def _planned(run: rundir.RunDir, own: Plan) -> Plan:
+    """Rank 0's plan with the GPUs that this rank sees, on another machine or alone."""
+    return {**worker.planned(run), "gpus": own["gpus"]}

@@ -18,7 +18,8 @@ from training.launcher.hosts.conductor import Conductor
 from training.launcher.hosts.node import Node
 from training.launcher.hosts.probe import Machine
 from training.plan import script_request, script_words
-from training.plan.request import launcher_options, read
+from training.plan.request import read
+from training.plan.roles import launcher_options
 
 
 def main(argv: list[str]) -> int:

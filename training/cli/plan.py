@@ -41,7 +41,8 @@ from training.plan import preflight, script_plan, script_words, writer
 from training.plan import script_request as own_script
 from training.plan.option_help import option_lines
 from training.plan.preflight import torch_wheels
-from training.plan.request import LaunchRequest, launcher_options, read
+from training.plan.request import LaunchRequest, read
+from training.plan.roles import launcher_options
 from training.plan.training_plan import build, describe
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def main() -> int:
 
         print(fault_spec.overview())
         return 0
-    received = resumed_run.Received(os.environ, installed=installed)
+    received = resumed_run.Received(installed=installed)
     try:
         command.require_folder()
         if script_words.asked_for(sys.argv[2:]):

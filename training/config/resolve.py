@@ -29,7 +29,7 @@ PREFIX = "DUET_"
 INTERNAL = {
     *("DUET_ROOT", "DUET_PYTHON", "DUET_RUN_DIR", "DUET_LOG_FILE", "DUET_STORE_FD"),
     *("DUET_SCRIPT", "DUET_SUPERVISED", "DUET_TOKEN", "DUET_ATTEMPT", "DUET_NODE", "DUET_JOINS"),
-    *("DUET_ACTIVE", DOCTOR, PROBLEMS, STARTED_AS),
+    *("DUET_DATA_FOLDER", "DUET_ACTIVE", DOCTOR, PROBLEMS, STARTED_AS),
 }
 
 # Kubernetes sets these in every pod for each Service of the namespace, as for one named duet-…:

@@ -45,8 +45,12 @@ def own_address(name: str) -> str:
     address, own = resolve(name), own_addresses()
     if address in own and not _is_loopback(address):
         return address
-    known = [address] if address else [one for one in own if not _is_loopback(one)]
-    return BOTH if known and all(":" in one for one in known) else IPV4
+    if address and (":" in address or not _is_loopback(address)):
+        return BOTH if ":" in address else IPV4
+    # unknown, or in /etc/hosts, as Debian writes it: the others have another address
+    families = {":" in one for one in own if not _is_loopback(one)}
+    ipv4, ipv6 = map(_source, ELSEWHERE)
+    return BOTH if families == {True} or (ipv6 and not ipv4) else IPV4
 
 
 def from_here(listening: str) -> str:

@@ -16,7 +16,7 @@ from training.core.errors import Exit
 from training.core.messages import msg
 from training.host import process
 from training.host.cgroups import oom_kills
-from training.launcher import kernel_evidence, local_ranks, spawn, timeouts
+from training.launcher import kernel_evidence, local_ranks, orphans, spawn, timeouts
 from training.launcher.adopted_ranks import AdoptedRanks
 from training.launcher.asked_processes import AskedProcesses, targets
 from training.launcher.attempt_state import AttemptState
@@ -254,6 +254,7 @@ class ChildProcesses:
             killed = adopted and self._killed_at is not None
             if pid not in blocked | self._killed and not killed:
                 self._warn_of_left(pid, command)
+        orphans.reap()
 
     def _warn_of_left(self, pid: int, command: str) -> None:
         shown = redact.running(command, 100)

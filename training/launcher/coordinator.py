@@ -5,7 +5,6 @@ has taken over (training.launcher.succession)."""
 from __future__ import annotations
 
 import contextlib
-import secrets
 import select
 import socket
 import time
@@ -16,22 +15,15 @@ from training.core import cause_ids, log
 from training.core.errors import Exit, Problem, UserError
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
-from training.core.plain_text import one_line
 from training.host import network, ports
-from training.launcher import admission, leadership, local_ranks, seats, stop_signals
+from training.launcher import leadership, local_ranks, seats, stop_signals
 from training.launcher.admission import PROTOCOL
 from training.launcher.invitation import CONTINUED, Invitations
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
-from training.launcher.listener import ANSWER_S, Listener
+from training.launcher.listener import Listener
 from training.launcher.local_ranks import LocalRanks, is_script
-from training.launcher.peer_link import (
-    LATE_S,
-    PING_S,
-    LostPeer,
-    PeerLink,
-    Waiting,
-    replica_port,
-)
+from training.launcher.peer_link import PING_S, LostPeer, PeerLink, Waiting
+from training.launcher.reception import Reception
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -40,37 +32,23 @@ RETRY_S = 0.25
 # A script starts this many seconds after the machines for `min_ranks` have connected, as under
 # torchrun (last_call_timeout of its rendezvous). Duet's own training waits --rendezvous_timeout.
 LAST_CALL_S = 30.0
-SHOWN = 1000  # characters of what an unknown program has sent
 FIREWALL = msg("launcher.nodes.firewall")
 
 
-class Coordinator(PeerLink):
-    """With `--min_ranks` it keeps listening while ranks run: a machine that was lost joins, waits
-    until the run takes it back (`waiting`, `ready_again`), and gets the order for the restart like
-    the others. The ranks then meet at another port. `listener`, `expected`: of a machine that takes
-    over, with the other machines of the run."""
+class Coordinator(Reception):
+    """With `--min_ranks` it keeps listening while ranks run, and they meet at another port after a
+    restart. `listener`, `expected`: of a machine that takes over, with the other machines of the
+    run."""
 
     def __init__(
         self, plan: Plan, listener: Listener | None = None, expected: Collection[int] = ()
     ) -> None:
         super().__init__(plan)
-        self._own = self.place.node_rank
-        self._elastic, self.secret = "elastic" in plan, secrets.token_hex(32)
         # the other machines of the run
         self._expected = set(expected) or set(range(self.place.nnodes)) - {self._own}
         # the machines that all were ready for the last start, with this one
         self.confirmed = {self._own, *self._expected}
-        self.absent: list[int] = []  # machines that the first start does not wait for
-        self.waiting: dict[int, JsonSocket] = {}  # machines that may join, by node
-        self._ready_again: set[int] = set()
-        self.apart: dict[int, set[int]] = {}  # by machine that was left out, those it did not reach
-        self._listening: dict[int, int] = {}  # port at which another machine listens, by node
-        self.shares: dict[int, bool] = {}  # has a machine the same disk? By node
-        self._ready: set[int] = set()
-        # a machine that sees this token in the run directory has the same disk
-        self.token = plan["launch"]
         self._begun = listener is not None
-        self._invitations: Invitations | None = None  # where node 0 is lost
         self._stack.callback(self._close)
         if listener:
             self._listener, (self._bound, self.port) = listener, listener.at
@@ -86,11 +64,6 @@ class Coordinator(PeerLink):
         store = local_ranks.listen(self._bound, self.port, 8 * self.place.nnodes)
         self.port = store.getsockname()[1]
         return store
-
-    @property
-    def store(self) -> socket.socket:
-        """The listening socket."""
-        return self._listener.store
 
     def _close(self) -> None:
         self._listener.close()
@@ -116,14 +89,6 @@ class Coordinator(PeerLink):
             for node in nodes
             if node in self._listening
             and leadership.ask((self.addresses[node], self._listening[node]), hello)[0] == "dead"
-        }
-
-    @property
-    def machines(self) -> dict[int, tuple[str, int]]:
-        return {
-            node: (self.addresses[node], self._listening.get(node, self.port))
-            for node in sorted(self.wires)
-            if node in self._listening or not self._elastic
         }
 
     def gather(self, seconds: float) -> None:
@@ -158,11 +123,6 @@ class Coordinator(PeerLink):
                 self.unless_asked()
                 if lost:
                     log.warning(msg("launcher.nodes.may_reconnect", why=lost.text))
-
-    @property
-    def _closed(self) -> bool:
-        """Are the machines of the first start settled? Others may join later."""
-        return self._begun or bool(self.absent)
 
     def _enough(self) -> bool:
         """May the run start with the machines that are connected?"""
@@ -213,104 +173,9 @@ class Coordinator(PeerLink):
             self.note_stop(node, message)
         return None
 
-    def _ports(self, node: int, message: Message) -> None:
-        """Where another machine listens. It comes from a network."""
-        self.replica_ports[node] = replica_port(message)
-        if isinstance(port := message.get("listener"), int) and 0 < port < 65536:
-            self._listening[node] = port
-
-    def _greet(self, wire: JsonSocket, peer: str) -> None:
-        """Answer a new connection: a question, or a node that joins."""
-        # a port scanner, or a node that timed out and may reconnect
-        with contextlib.suppress(ConnectionLost, TimeoutError):
-            if self._answer(wire, peer, wire.receive(ANSWER_S)):
-                return
-        wire.close()
-
-    def _answer(self, wire: JsonSocket, peer: str, message: Message) -> bool:
-        """Has a node joined? Otherwise the connection is to be closed. Raises ConnectionLost."""
-        if message.get("want") == CONTINUED:  # another run, which has lost its node 0
-            return False
-        node = message.get("node")
-        refused = admission.refusals(message, self.plan, self._own, self.facts)
-        asks = message.get("want") == "leader"  # whether this machine still coordinates
-        if self._closed and isinstance(node, int) and not refused and not asks:
-            present = self.wires.get(node)
-            if present and present.quiet_s > LATE_S:  # it may be lost: asked again until then
-                return False
-            if present or node in self.waiting:
-                refused = [msg("launcher.nodes.connected")]
-        if refused:
-            log.warning(
-                msg(
-                    "launcher.nodes.refused_peer",
-                    peer=peer,
-                    node=one_line(str(node))[:SHOWN],
-                    refused=one_line("; ".join(refused))[:SHOWN],
-                )
-            )
-            wire.send({"refused": refused})
-        elif message.get("want") == "join" and isinstance(node, int):
-            self.shares[node] = bool(message.get("shared", True))
-            self.addresses[node] = peer
-            welcome = {"joined": True, "host": socket.gethostname(), "running": self._closed}
-            apart = {n: at for n, at in self.machines.items() if n in self.apart.get(node, ())}
-            wire.send(welcome | {"secret": self.secret, "apart": apart})
-            if self._closed:
-                self._ready_again.discard(node)
-                self.waiting[node] = wire
-            else:
-                if node in self.wires:
-                    self.lost(node)  # it has been restarted
-                self._ready.discard(node)
-                self.met(node, wire, peer, message.get("host"))
-            self._places[node] = self.shown(peer, message.get("host"))
-            own = "" if message.get("shared", True) else msg("launcher.nodes.own_disk")
-            log.info(msg("launcher.nodes.joined", node=node, place=self.place_of(node)) + own)
-            return True
-        elif message.get("want") == "resumed":
-            wire.send(self.resumed)
-        elif asks:
-            wire.send({"launch": self.plan["launch"], "leader": self._own})
-        else:
-            run, launch = self.plan["run_name"], self.plan["launch"]
-            wire.send({"run": run, "launch": launch, "token": self.token})
-        return False
-
-    def greet_late(self) -> None:
-        """While ranks run: machines that join again. Never blocks."""
-        if self.store.fileno() < 0:
-            return
-        for node, wire in list(self.waiting.items()):
-            try:
-                for message in wire.arrived():
-                    if "ready" in message:
-                        self._ready_again.add(node)
-                        self._ports(node, message)
-                    if message.get("cut") == []:  # it reaches all again
-                        self.apart.pop(node, None)
-            except ConnectionLost as broken:
-                log.warning(msg("launcher.nodes.lost_because", name=self.name(node), broken=broken))
-                self.waiting.pop(node).close()
-                self._ready_again.discard(node)
-        if self._invitations and 0 not in self.wires and 0 not in self.waiting:
-            self._invitations.look()
-        for wire, address, message in self._listener.arrived():
-            with contextlib.suppress(ConnectionLost, TimeoutError):
-                if self._answer(wire, address, message):
-                    continue
-            wire.close()
-
     @property
     def members(self) -> Collection[int]:
         return self._expected
-
-    @property
-    def ready_again(self) -> tuple[int, ...]:
-        """Machines that were lost and have joined again, with their data prepared, and that reach
-        all others."""
-        unreached = {node for node, others in self.apart.items() if others & self.wires.keys()}
-        return tuple(sorted(self._ready_again - unreached))
 
     def go(self) -> LocalRanks | None:
         waiting = Waiting()

@@ -31,8 +31,9 @@ def note(
     if record["cause"] == cause_ids.CUDA_DEVICE_ASSERT and causes.suspects_gpu(own, line):
         record["suspect_gpu"] = True
     # a watched command and a process of mp.spawn select their GPU themselves
-    of_plan = plan["gpus"] and not outcome.watched and "process" not in record
+    of_plan = not outcome.watched and "process" not in record
     if record["cause"] == cause_ids.GPU_OOM and rank is not None and of_plan:
-        gpu = causes.gpu_of(plan, rank - seats.ranks(plan).start, record["summary"])
+        place = seats.place_of_gpu(plan, rank)
+        gpu = None if place is None else causes.gpu_of(plan, place, record["summary"])
         if gpu is not None:
             record["gpu"] = gpu

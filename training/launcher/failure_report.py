@@ -242,13 +242,13 @@ def _add_memory(
     where the driver does not answer."""
     if own and "memory" in own:
         record["memory"] = own["memory"]
-    planned = plan and plan["gpus"] and "process" not in record  # mp.spawn's select their own
-    here = seats.ranks(plan) if plan and planned else range(0)
-    rank = record["rank"]
-    if plan is None or record["cause"] != cause_ids.GPU_OOM or rank is None or rank not in here:
+    rank, of_spawn = record["rank"], "process" in record  # mp.spawn's select their own
+    if plan is None or record["cause"] != cause_ids.GPU_OOM or rank is None or of_spawn:
+        return
+    if (place := seats.place_of_gpu(plan, rank)) is None:
         return
     ours = {beat.pid for beat in heartbeat.read_all(run.heartbeats)}
-    held = exhausted_gpu.occupants(plan, here.index(rank), record.get("memory"), ours)
+    held = exhausted_gpu.occupants(plan, place, record.get("memory"), ours)
     if held:
         record["occupied"] = held
 

@@ -23,6 +23,7 @@ from training.core.messages import msg
 
 LIMIT = 1 << 18  # bytes of a line
 SEND_S = 2.0  # for a message; the peer's kernel accepts it even when its process is frozen
+POLL_S = 0.01
 SILENT_S = 10.0  # without any answer: the peer, or the network to it, is down
 UNREACHABLE = {
     errno.ETIMEDOUT,
@@ -83,7 +84,7 @@ class JsonSocket:
         by the next read."""
         if self._broken:
             return
-        if not int.from_bytes(fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)), sys.byteorder):
+        if not self._unacknowledged():
             self._acknowledged = time.monotonic()
         self._unsent = self._unsent or PING
         self.socket.settimeout(0.0)
@@ -93,6 +94,22 @@ class JsonSocket:
             pass
         except OSError as error:
             self._end(error)
+
+    def answers(self, seconds: float) -> bool:
+        """Whether the peer's kernel acknowledges a ping within `seconds`. It resets the connection
+        of a process that has ended."""
+        end = time.monotonic() + seconds
+        self.ping()
+        while not self._broken and self._unacknowledged() and time.monotonic() < end:
+            time.sleep(POLL_S)
+        acknowledged = not self._unacknowledged()
+        self.ping()
+        return acknowledged and not self._broken
+
+    def _unacknowledged(self) -> int:
+        """Bytes."""
+        queued = fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4))
+        return int.from_bytes(queued, sys.byteorder)
 
     @property
     def unreachable(self) -> bool:

@@ -17,7 +17,7 @@ from training.core.messages import msg
 from training.core.plain_text import one_line
 from training.launcher import rendezvous
 from training.launcher.admission import PROTOCOL
-from training.launcher.coordinator import RETRY_S, SHOWN
+from training.launcher.coordinator import RETRY_S
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
 from training.launcher.listener import Listener
 from training.launcher.local_ranks import LocalRanks, is_script, listen, of_node
@@ -30,6 +30,7 @@ from training.launcher.peer_link import (
     stop_request,
 )
 from training.launcher.reach import Reach
+from training.launcher.reception import SHOWN
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan

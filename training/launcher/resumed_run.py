@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from training.config.schema import Config
@@ -11,11 +10,10 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import LATEST
 from training.core.messages import msg
 from training.core.rundir import RunDir
-from training.host import hosts, process, topology
-from training.host.placement import NODE
+from training.host import hosts, process
+from training.host.placement import NODE, Topology
 from training.launcher import continued_run, rendezvous
 from training.plan import sent_run
-from training.plan.request import launcher_options
 
 # Where this machine sees a finished run: node 0 does not start either if the disk is shared.
 DONE_S = 30.0
@@ -26,26 +24,22 @@ class NotInstalled(Exception):
 
 
 class Received:
-    """Called with the configuration, possibly more than once: returns the run as node 0 has sent
-    it, or None on the first machine, on a single one, and where node 0 begins a new run. Raises
-    UserError when node 0 does not answer, and NotInstalled."""
+    """Called with role and configuration, possibly more than once: returns the run as node 0 has
+    sent it, or None for a rank, on the first machine, on a single one, and where node 0 begins a
+    new run. Raises UserError when node 0 does not answer, and NotInstalled."""
 
-    def __init__(self, environ: Mapping[str, str], *, installed: bool = True) -> None:
-        self._environ, self._installed = environ, installed
+    def __init__(self, *, installed: bool = True) -> None:
+        self._installed = installed
         self._asked = False
         self._run: RunDir | None = None
 
-    def __call__(self, config: Config, experiments: Path) -> RunDir | None:
+    def __call__(self, place: Topology, config: Config, experiments: Path) -> RunDir | None:
         if not self._asked:
             self._asked = True
-            self._run = self._ask(config, experiments)
+            self._run = self._ask(place, config, experiments)
         return self._run
 
-    def _ask(self, config: Config, experiments: Path) -> RunDir | None:
-        try:
-            place = topology.find(self._environ, launcher_options(config), starts_ranks=True)
-        except UserError:  # reported with all other problems
-            return None
+    def _ask(self, place: Topology, config: Config, experiments: Path) -> RunDir | None:
         if place.kind != NODE or place.leads or place.source == hosts.HEAD:
             return None
         if not self._installed:

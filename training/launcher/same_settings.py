@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config.schema import FIELDS, of_the_run
 from training.core import redact
 from training.core.messages import msg
+from training.launcher.hosts.ssh import own_files
 from training.launcher.json_socket import Message
 from training.launcher.local_ranks import is_script
 
@@ -16,20 +18,24 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 MACHINES, RANKS, SCRIPT = "number of machines", "ranks per machine", "script"  # of a message
+_FOLDER = re.compile(r"(^|=)[/~].*", re.DOTALL)  # or file: a machine may have it elsewhere
 
 
 def facts(plan: Plan) -> Message:
-    """Settings that must be the same on every machine."""
+    """Settings that must be the same on every machine, and its code."""
     own = {
         name: value
         for name, value in plan["config"].items()
         if name in FIELDS and of_the_run(name) and name != "run_name"
     }
-    script = {SCRIPT: plan["script"]["args"]} if is_script(plan) else {}
+    script = {}
+    if is_script(plan):
+        script = {SCRIPT: [_FOLDER.sub(r"\1…", word) for word in plan["script"]["args"]]}
     counts = {MACHINES: plan["place"]["nnodes"], RANKS: plan["local_ranks"]}
     if "precision" in plan:  # decisions that depend on the machine's GPUs; a script makes its own
         own |= {"precision": plan["precision"]["value"], "device": plan["device"]["value"]}
-    return _task_options(plan) | own | script | counts | {"torch": plan["torch"]}
+    code = {"torch": plan["torch"], "Duet": f"{plan['duet_version']} ({own_files()[:8]})"}
+    return _task_options(plan) | own | script | counts | code
 
 
 def _task_options(plan: Plan) -> Message:

@@ -67,3 +67,11 @@ def machine_of(plan: Plan, rank: int | None) -> int:
     if "elastic" not in plan:
         return rank // plan["local_ranks"]
     return node_of(plan["elastic"], plan["elastic"]["seats"][rank])
+
+
+def place_of_gpu(plan: Plan, rank: int) -> int | None:
+    """The position in the plan of the GPU of this rank; None if it is not on this machine."""
+    if not plan["gpus"] or rank not in (own := ranks(plan)):
+        return None
+    # each rank of another launcher may see its own GPU alone
+    return 0 if len(plan["gpus"]) == 1 else own.index(rank)

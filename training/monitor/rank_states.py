@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from training.core import heartbeat, rundir, standing
 from training.core.jsonl import Record, dig, items, mtime, whole
+from training.host.placement import RANK
 from training.monitor import host_stats
+from training.watchdog import discovery
 
 if TYPE_CHECKING:
     from training.core.contracts.state import RankState
@@ -38,6 +40,7 @@ class RankStates:
     def __init__(self, run: rundir.RunDir) -> None:
         self.run = run
         self._beats: dict[int, heartbeat.HeartbeatRecord] = {}
+        self._here: dict[int, int] = {}  # PIDs on this machine, if the ranks are on several
 
     def read(self, plan: Record | None, supervisor: Record, since: float) -> list[RankState]:
         """One entry for each rank, with or without a heartbeat. Those of an earlier start are
@@ -57,7 +60,9 @@ class RankStates:
         elsewhere = standing.other_host(plan, supervisor) is not None
         out: list[RankState] = []
         for rank in sorted(numbers):
-            beat, known = beats.get(rank), listed.get(rank) or Listed({}, None, elsewhere)
+            beat = beats.get(rank)
+            away = elsewhere or self._may_be_elsewhere(plan, beat)
+            known = listed.get(rank) or Listed({}, None, away)
             if beat and known.pid is None:
                 seen = known.seen or beat.wall_time
                 known = Listed({"pid": beat.pid}, seen, known.elsewhere)
@@ -89,6 +94,18 @@ class RankStates:
                 }
             )
         return out
+
+    def _may_be_elsewhere(
+        self, plan: Record | None, beat: heartbeat.HeartbeatRecord | None
+    ) -> bool:
+        """Whether this rank of another launcher, which no supervisor lists, may be on another
+        machine: it has not been seen here."""
+        place = dig(plan, "place", "kind"), dig(plan, "place", "local_world_size")
+        if place[0] != RANK or place[1] == dig(plan, "place", "world_size") or beat is None:
+            return False
+        if discovery.holds(beat.pid, self.run.heartbeat(beat.rank)):
+            self._here[beat.rank] = beat.pid
+        return self._here.get(beat.rank) != beat.pid
 
     def _listed(self, plan: Record, supervisor: Record) -> dict[int, Listed]:
         """The ranks that the supervisors have started. The newest file counts: after the loss of a

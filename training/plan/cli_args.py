@@ -34,7 +34,6 @@ SCRIPTS: dict[str, int | None] = {
     ENTRYPOINT: 1,
 }
 # configuration, folder of the runs → the run to resume as node 0 has sent it; None: it is here
-# (training.launcher.resumed_run)
 Received = Callable[[Config, Path], rundir.RunDir | None]
 MAX_RANKS = 1024
 # Words that may be typed for N.

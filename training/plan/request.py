@@ -4,9 +4,8 @@ facts, so typos are reported before anything is installed."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from dataclasses import fields as fields_of
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -18,13 +17,14 @@ from training.core import log, rundir, standing
 from training.core.errors import NothingToDo, Problem, UserError
 from training.core.find_run import path_of
 from training.core.messages import msg
-from training.core.project import ENTRYPOINT, LAUNCH_SCRIPT
+from training.core.project import LAUNCH_SCRIPT
 from training.data import corpus
-from training.host import decisions, hosts, numa, packages, topology
-from training.host.placement import NODE, RANK, LauncherOptions, Topology
+from training.host import hosts, packages
+from training.host.placement import RANK, Topology
 from training.plan import cli_args as reading
 from training.plan import elastic, field_checks, finished, init_from, resume_checks, run_name
 from training.plan.cli_args import command, folder
+from training.plan.roles import count, launcher_options, not_bindable, place_of, role
 from training.tasks.spec import TaskSpec
 from training.tasks.weights import Weights
 
@@ -163,13 +163,22 @@ class Request(LaunchRequest):
         return command(LAUNCH_SCRIPT, [str(ranks), *args], **changes)
 
 
+# role, configuration, folder of the runs → the run to resume as node 0 has sent it; None: it is
+# here (training.launcher.resumed_run)
+Received = Callable[[Topology, Config, Path], rundir.RunDir | None]
+
+
+def nothing(place: Topology, config: Config, experiments: Path) -> None:
+    """A Received without other machines."""
+
+
 def read(
     script: str,
     args: list[str],
     environ: Mapping[str, str],
     installed: bool = True,
     gpus: int = 0,
-    received: reading.Received = reading.nothing,
+    received: Received = nothing,
     *,
     here: bool = True,
 ) -> Request:
@@ -179,7 +188,15 @@ def read(
 
     Raises UserError with all problems at once.
     """
-    asked = reading.parse_args(script, args, environ, received)
+
+    def of_node_0(config: Config, experiments: Path) -> rundir.RunDir | None:
+        try:
+            place = role(script, config, environ, gpus)
+        except UserError:  # reported with all other problems
+            return None
+        return received(place, config, experiments)
+
+    asked = reading.parse_args(script, args, environ, of_node_0)
     problems, resolved, kind = asked.problems, asked.resolved, asked.kind
     config, origins, resume_from, notes = (
         resolved.config,
@@ -336,54 +353,3 @@ def common(
         "experiments": folder("out_dir", resolved),
         "logs": folder("log_dir", resolved),
     }
-
-
-def launcher_options(config: Config) -> LauncherOptions:
-    return LauncherOptions(**{f.name: getattr(config, f.name) for f in fields_of(LauncherOptions)})
-
-
-def place_of(
-    script: str,
-    config: Config,
-    environ: Mapping[str, str],
-    problems: list[Problem],
-    gpus: int,
-    typed: int,
-) -> Topology | None:
-    asked = launcher_options(config)
-    if hosts.given(asked):
-        problems += hosts.too_few_slots(asked, typed)
-    try:
-        return topology.find(
-            environ, asked, starts_ranks=script != ENTRYPOINT, several_gpus=gpus > 1
-        )
-    except UserError as error:
-        problems += error.problems
-        return None
-
-
-def not_bindable(
-    script: str, config: Config, origins: Mapping[str, str], place: Topology, ranks: int
-) -> list[Problem]:
-    """A --numa that this machine does not have, where it has ranks."""
-    if place.source == hosts.HEAD and not hosts.include_this(launcher_options(config)):
-        return []
-    launcher = decisions.launcher(config, place, script, ranks)
-    return numa.problems(config.numa, launcher.value, origins["numa"])
-
-
-def count(place: Topology, typed: int, script: str, gpus: int) -> tuple[int, int, list[str]]:
-    """(total ranks, ranks on this machine, notes). The launcher's numbers override the typed
-    one."""
-    if place.kind == RANK:
-        local = place.local_world_size or min(place.world_size, max(place.local_rank + 1, gpus))
-        differs = script != ENTRYPOINT and typed not in (0, place.world_size, local)
-        return (
-            place.world_size,
-            local,
-            [msg("plan.ranks.already_running", typed=typed, running=place.world_size)]
-            if differs
-            else [],
-        )
-    here = max(1, gpus) if place.kind == NODE and script == ENTRYPOINT else typed
-    return here * place.nnodes, here, []

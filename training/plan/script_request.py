@@ -33,7 +33,8 @@ from training.plan import (
     script_program,
 )
 from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
-from training.plan.request import LaunchRequest, common, count, not_bindable, place_of
+from training.plan.request import LaunchRequest, common
+from training.plan.roles import count, not_bindable, place_of
 from training.plan.script_words import RUN, SEPARATOR, USED, split
 
 

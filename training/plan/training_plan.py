@@ -25,8 +25,7 @@ from training.plan import (
     preflight,
     resume_checks,
 )
-from training.plan.cli_args import Received, nothing
-from training.plan.request import Request, read
+from training.plan.request import Received, Request, nothing, read
 from training.tasks.memory import StepNeeds
 from training.tasks.planning import Decided, Situation
 

@@ -1,5 +1,5 @@
-"""Prepared data of a run: made by one process (supervisor or rank 0) and published in data.json for
-the others."""
+"""Prepared data of a run: made by one process of each machine (supervisor or rank) and published in
+data.json for the others."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import shlex
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.config import flags, origin, resolve
 from training.config.batch import Batch
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 CACHE = WORK / "data"
+# Variable: the folder on a machine whose data.json names that of the machine that coordinates.
+FOLDER = "DUET_DATA_FOLDER"
 SAY_EVERY_S = 5.0
 
 
@@ -74,7 +77,7 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
         position = resume_checks.position(saved, data, config, batch)
         steps = duration.of_text(config, batch, data, **position)
     except OSError as error:
-        rundir.write_json(run.data, {"failed": int(Exit.RESOURCES)})
+        _publish(run, plan, {"failed": int(Exit.RESOURCES)})
         what = msg("trainer.data.unwritable", cache=cache, strerror=error.strerror)
         own = msg(
             "trainer.data.own_copy", project=shlex.quote(str(ROOT)), name=shlex.quote(ROOT.name)
@@ -85,13 +88,23 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
             Exit.RESOURCES,
         ) from None
     except UserError as error:
-        rundir.write_json(run.data, {"failed": int(error.code)})
+        _publish(run, plan, {"failed": int(error.code)})
         by, problems = plan["command"], error.problems
         error.problems = corrections.later(by["script"], by["args"], FIELDS, problems)
         raise
     facts = {name: count for name, count in steps.record().items() if count}
-    rundir.write_json(run.data, asdict(data) | facts)
+    _publish(run, plan, asdict(data) | facts)
     return data
+
+
+def _publish(run: rundir.RunDir, plan: Plan, facts: Mapping[str, object]) -> None:
+    """Write data.json, if the machine that coordinates does not write the same one."""
+    place = plan["place"]
+    if plan.get("shared", True) and place["node_rank"] != place.get("leader", 0):
+        os.environ[FOLDER] = str(facts.get("folder", ""))
+    else:
+        os.environ.pop(FOLDER, None)
+        rundir.write_json(run.data, facts)
 
 
 def _of_node_0(run: rundir.RunDir, plan: Plan) -> rundir.RunDir:
@@ -116,7 +129,13 @@ def published(run: rundir.RunDir) -> PreparedCorpus | None:
         return None
     if "failed" in facts:
         raise UserError([], Exit(facts["failed"]))
-    return PreparedCorpus(**{name: facts[name] for name in PreparedCorpus.__dataclass_fields__})
+    return _corpus(facts)
+
+
+def _corpus(facts: Mapping[str, Any]) -> PreparedCorpus:
+    names = PreparedCorpus.__dataclass_fields__
+    data = PreparedCorpus(**{name: facts[name] for name in names})
+    return replace(data, folder=os.environ.get(FOLDER) or data.folder)
 
 
 def changed(run: rundir.RunDir) -> str:
@@ -125,7 +144,7 @@ def changed(run: rundir.RunDir) -> str:
     facts = rundir.read_json(run.data) or {}
     if any(name not in facts for name in PreparedCorpus.__dataclass_fields__):
         return ""
-    data = PreparedCorpus(**{name: facts[name] for name in PreparedCorpus.__dataclass_fields__})
+    data = _corpus(facts)
     for part, paths in (("train", data.train), ("val", data.val)):
         for path, tokens in zip(paths, data.sizes(part), strict=True):
             size = path.stat().st_size if path.exists() else 0

@@ -156,16 +156,18 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
 
 
 def _data(run: rundir.RunDir, plan: Plan, world: World) -> PreparedCorpus | None:
-    """Data prepared by the supervisor or, without one, by rank 0; the others wait for its file,
-    without a collective that could time out. None: the task needs no preparation."""
+    """Data prepared by the supervisor or, without one, by rank 0, and by the first rank of each
+    machine with its own disk; the others wait for the file, without a collective that could time
+    out. None: the task needs no preparation."""
     from training import tasks
     from training.trainer import prepared_cache
 
     if not tasks.spec_of(plan).reads_text:
         return None
-    if world.rank == 0 and SUPERVISED not in os.environ:
+    first = world.rank == 0 or (world.local_rank == 0 and not plan.get("shared", True))
+    if first and SUPERVISED not in os.environ:
         heartbeat.current.beat("preparing data")
-        return _prepare_alone(run, plan)
+        return _prepare_alone(run, plan, world.rank)
     heartbeat.current.beat("waiting for data")
     while (data := prepared_cache.published(run)) is None:
         _prove_rank_0_lives()
@@ -184,7 +186,7 @@ def _prove_rank_0_lives() -> None:
         raise RankEnded(msg("trainer.worker.rank_0_ended")) from error
 
 
-def _prepare_alone(run: rundir.RunDir, plan: Plan) -> PreparedCorpus:
+def _prepare_alone(run: rundir.RunDir, plan: Plan, rank: int) -> PreparedCorpus:
     """Prepare data as the supervisor would. If new data of a resumed run is rejected, the run is
     restored."""
     from training.plan import writer
@@ -192,9 +194,13 @@ def _prepare_alone(run: rundir.RunDir, plan: Plan) -> PreparedCorpus:
 
     try:
         return prepared_cache.prepare(run, plan)
-    except UserError:
+    except UserError as error:
         writer.give_back(run)
-        raise
+        if rank == 0:
+            raise
+        # what a rank other than 0 raises counts as reported by that one
+        log.report(error, msg("cli.train.ended"))
+        raise UserError([], error.code) from error
 
 
 def planned(run: rundir.RunDir) -> Plan:

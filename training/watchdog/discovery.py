@@ -62,7 +62,7 @@ def of_run(path: Path) -> dict[int, int]:
             process
             and process.state not in "ZX"
             and beat.phase != heartbeat.FINISHED
-            and _holds(beat.pid, run.heartbeat(beat.rank))
+            and holds(beat.pid, run.heartbeat(beat.rank))
         ):
             found[beat.rank] = beat.pid
     if len(found) == 1:
@@ -303,6 +303,6 @@ def _top(pid: int) -> int | None:
     return found
 
 
-def _holds(pid: int, file: Path) -> bool:
+def holds(pid: int, file: Path) -> bool:
     """Is this the process that writes the heartbeat, rather than one that reuses its PID?"""
     return procfs.maps(pid, f"{file.resolve()}\n")

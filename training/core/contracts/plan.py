@@ -301,6 +301,8 @@ class PlanStart(RanksPlan):
     run_dir: NotRequired[str]
     log_file: NotRequired[str]
     starter: NotRequired[StarterRecord]  # missing in older plans, and in that of a queued job
+    # of ranks that torchrun has started: its process on each machine (training.cli.restarted)
+    agents: NotRequired[list[StarterRecord]]
     elastic: NotRequired[ElasticRecord]  # only of a run that may lose ranks
     script: NotRequired[ScriptRecord]  # only in the plan of a script
     communication: NotRequired[CommunicationRecord]  # of several GPUs, if it is known

@@ -4,7 +4,6 @@ Duet. All at the same time, all problems at once."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shlex
@@ -221,19 +220,10 @@ def _differences(one: Machine, facts: dict[str, object], over: str, ssh_args: st
         what = msg("launcher.hosts.no_torch", host=one.name, python=one.python)
         fix = f"{over} {shlex.quote(one.python)} -m pip install torch"
         found.append(Problem("hosts.no_torch", what, "", [fix], "hosts"))
-    if facts.get("files") != _own_files():
+    if facts.get("files") != ssh.own_files():
         what = msg("launcher.hosts.other_duet", host=one.name, folder=ROOT)
         found.append(Problem("hosts.other_duet", what, "", [_duet(one.name, ssh_args)], "hosts"))
     return found
-
-
-@functools.cache
-def _own_files() -> str:
-    """The digest of this machine, by the same program."""
-    done = subprocess.run(
-        [sys.executable, ssh.AGENT, "probe"], capture_output=True, text=True, check=True
-    )
-    return str(json.loads(done.stdout)["files"])
 
 
 def _wanted() -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import runpy
 import shlex
 import sys
 
@@ -30,6 +32,12 @@ def agent(python: str) -> str:
     """The remote command line that starts the agent. The launch command and its variables follow on
     standard input, since any user of the machine can read command lines."""
     return f"exec {shlex.quote(python)} -I -S {shlex.quote(AGENT)}"
+
+
+@functools.cache
+def own_files() -> str:
+    """The digest of Duet's files on this machine, as the agent of another one computes it."""
+    return str(runpy.run_path(AGENT)["digest"]())
 
 
 def local_agent(*words: str) -> list[str]:

@@ -46,6 +46,8 @@ def _not_elsewhere(run: rundir.RunDir, host: str, *, waits: bool) -> list[Check]
         return []
     written = _written(run)
     since = max(0.0, time.time() - written)  # the clocks may differ
+    if since > WRITTEN_S and written:
+        since = max(0.0, _disk_time(run) - written)
     if since > WRITTEN_S:
         return []
     text = msg("plan.run.written_elsewhere", name=run.name, seconds=since, host=host)
@@ -63,6 +65,15 @@ def _not_elsewhere(run: rundir.RunDir, host: str, *, waits: bool) -> list[Check]
             "run", ERROR, msg("plan.run.runs_on", name=run.name, host=host), [running.monitor(run)]
         )
     ]
+
+
+def _disk_time(run: rundir.RunDir) -> float:
+    """The time by the clock of the run's disk, as of a server (NFS); else of this machine."""
+    try:
+        with tempfile.TemporaryFile(dir=run.path) as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()
 
 
 def _written(run: rundir.RunDir) -> float:
