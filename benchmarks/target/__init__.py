@@ -1,7 +1,8 @@
 """Time to a target validation loss: Duet's default training against a plain GPT-2 of equal size
 with tuned AdamW, or against nanochat's model and optimizer.
 
-    python -m benchmarks.target [--baseline=gpt2|nanochat|nanochat_windows] [--steps=300,1000,3000] [--seeds=1,2,3]
+    python -m benchmarks.target [--baseline=gpt2|nanochat|nanochat_windows]
+                                [--steps=300,1000,3000] [--seeds=1,2,3]
                                 [--device=cpu|cuda] [--parallel=1]
     python -m benchmarks.target [--baseline=…] --timing
     python -m benchmarks.target --table
