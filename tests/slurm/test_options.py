@@ -285,6 +285,7 @@ def test_code_without_version_control(tmp_path: Path) -> None:
     for name in (
         "train.py",
         "lib/init.sh",
+        "training/data/corpus.py",
         ".venv/bin/python",
         "experiments/a/plan.json",
         "lib/__pycache__/x.pyc",
@@ -297,11 +298,12 @@ def test_code_without_version_control(tmp_path: Path) -> None:
     assert sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()) == [
         "lib/init.sh",
         "train.py",
+        "training/data/corpus.py",
     ]
     assert (code.revision, code.changed, code.sentence()) == (
         None,
         None,
-        "2 files, not under version control",
+        "3 files, not under version control",
     )
 
 
