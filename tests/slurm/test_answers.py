@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.conftest import CONFIG, CPU, FLAGS
+from training.core.rundir import read_json
 
 Submit = Callable[..., "subprocess.Popen[str]"]
 
@@ -101,3 +102,36 @@ def test_a_job_on_another_cluster(submit: Submit, tmp_path: Path) -> None:
     assert (tmp_path / "scontrol").read_text() == "-M gpu show job 7\n"
     assert "squeue -M gpu -j 7;" in errors and "scancel -M gpu 7\n" in errors
     assert "loading modules" in errors, "of a profile"
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_job_needs_no_answer_of_scontrol_to_run_its_frozen_code(
+    submit: Submit, project: Path, tmp_path: Path, deleted: bool
+) -> None:
+    """Otherwise it would train the defaults with the live project, which is beside it."""
+    assert submit("echo 7").wait() == 0
+    frozen = project / "experiments/one/code"
+    words = frozen.with_name("code.argv").read_text().split("\0")[:-1]
+    script, *args = words[words.index(f"{frozen}/submit_job.sh") :]
+    spool = tmp_path / "slurm_script"  # SLURM runs a copy
+    shutil.copy(script, spool)
+    for name, status in (("scontrol", 1), ("srun", 0)):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    if deleted:
+        shutil.rmtree(frozen)
+    done = subprocess.run(
+        ["bash", str(spool), *args],
+        cwd=project,
+        env=os.environ
+        | {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "2"}
+        | {"SLURM_SUBMIT_DIR": str(project), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == (2 if deleted else 0), done.stderr
+    assert [run.name for run in (project / "experiments").iterdir()] == ["one"]
+    starts = (read_json(frozen.with_name("code.json")) or {})["starts"]
+    assert len(starts) == (0 if deleted else 1)

@@ -242,4 +242,6 @@ def sbatch(
     given = [f"--{name}={value}" for name, value in defaults.items() if line.option(name) is None]
     if elastic(request, nodes, ranks):
         given.append(options.NO_KILL)  # before the user's options, which may switch it off
-    return ["sbatch", "--parsable", *given, *line.sbatch, str(frozen.code / options.SCRIPT)]
+    # SLURM runs a copy of the script, which cannot know where the code is.
+    script = [str(frozen.code / options.SCRIPT), f"--frozen={frozen.code}"]
+    return ["sbatch", "--parsable", *given, *line.sbatch, *script]
