@@ -156,6 +156,20 @@ def test_a_job_array_is_refused() -> None:
     assert "its own --run_name" in problem.allowed and problem.code == "slurm.array"
 
 
+def test_a_flag_of_the_submission_comes_before_a_variable_in_each_start_of_the_job() -> None:
+    """A start is a resume without the flag, and has the variables of the submission."""
+    environ = {"DUET_DEPTH": "2", "DUET_SEED": "3", "DUET_RETRIES": "1", "WANDB_MODE": "offline"}
+    args = ["--depth=4", "--retries=0", "--wandb_mode=online", "--num_iterations=8"]
+    given = ["--ranks_per_node=2", "--device=cpu", "configs/dual_gpu/quickstart.py", *args]
+    request, line, _, _ = job_request.typed(given, environ)
+    found = submission._flags(request, line, None, environ)
+    assert found == ["--depth=4", "--retries=0", "--wandb_mode=online"]
+    copy = Path("code/mine/line.py")
+    variable = {"DUET_TASK": "mine/line.py"}
+    assert submission._flags(request, line, copy, variable) == [f"--task={copy}"]
+    assert submission._flags(request, line, copy, {}) == []
+
+
 def test_there_is_a_folder_for_the_log() -> None:
     tracked = subprocess.run(
         ["git", "-C", str(ROOT), "check-ignore", "-q", "logs/.gitkeep"], check=False

@@ -167,6 +167,13 @@ def test_later_edits_do_not_affect_the_job(user: User) -> None:
     assert "edited later" not in user.log(job) and "training finished" in user.log(job)
 
 
+@pytest.mark.soak
+def test_a_flag_comes_before_a_variable(user: User) -> None:
+    user.end(user.submit("--depth=1", DUET_DEPTH="2"))
+    plan = read_json(user.run().plan) or {}
+    assert plan["config"]["depth"] == 1
+
+
 def test_later_edits_of_a_task_do_not_affect_the_job(user: User) -> None:
     file, module = user.project / "mine/line.py", user.project / "mine/beside.py"
     file.parent.mkdir()

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from training.config import flags
+from training.config import flags, resolve
 from training.config.schema import FIELDS, of_the_run
 from training.core import manifest, rundir
 from training.core.errors import Problem, UserError
@@ -132,7 +132,7 @@ def _write(
         "nodes": nodes,
         "ranks_per_node": ranks,
         "elastic": elastic(request, nodes, ranks, job is None and options.KILL not in line.sbatch),
-        "flags": _flags(request, line, task),
+        "flags": _flags(request, line, task, environ),
         "linked": linked,
         "live_task": str(request.kind.file) if request.kind.file and task is None else None,
         "out_dir": str(request.experiments),
@@ -184,23 +184,26 @@ def _plan(
     }
 
 
-def _flags(request: Request, line: options.SplitArgs, task: Path | None) -> list[str]:
+def _flags(
+    request: Request, line: options.SplitArgs, task: Path | None, environ: Mapping[str, str]
+) -> list[str]:
     """Flags of each start of the job beside --resume: those that a resumed run does not keep, or is
     to change."""
-    if request.resume_from:
-        given = flags.parse(line.training, request.kind.fields).flags
-        chosen = {
-            n: text
-            for n, (text, _) in given.items()
-            if n in request.kind.fields and n not in ("resume", "run_name", "out_dir", "log_dir")
-        }
-        chosen |= {"task": str(task)} if task else {}
-    else:
+    fields = request.kind.fields
+    chosen: dict[str, object] = {
+        n: text
+        for n, (text, _) in flags.parse(line.training, fields).flags.items()
+        if n in fields and n not in ("resume", "run_name", "out_dir", "log_dir")
+    }
+    chosen |= {"task": task} if task else {}
+    if not request.resume_from:
+        # The job has the variables of the submission, which come before what a resumed run keeps.
+        chosen = {n: v for n, v in chosen.items() if resolve.variable_of(n, fields, environ)}
         config = request.config
         launch = [
             n for n in FIELDS if FIELDS[n].metadata["group"] == "launch" and not of_the_run(n)
         ]
-        chosen = {n: getattr(config, n) for n in launch if getattr(config, n) != FIELDS[n].default}
+        chosen |= {n: getattr(config, n) for n in launch if getattr(config, n) != FIELDS[n].default}
     return [
         f"--{name}={value}"
         for name, value in chosen.items()
