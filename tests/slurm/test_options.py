@@ -188,8 +188,12 @@ def start(nodes: int = 1) -> dict[str, Any]:
     return {"time": time.time() - 1, "nodes": nodes}
 
 
+def failed(code: int, cause: str = "unknown", age_s: float = 0) -> dict[str, Any]:
+    return {"time": time.time() - age_s, "exit_code": code, "cause": cause}
+
+
 def record(code: int, cause: str = "unknown", age_s: float = 0) -> str:
-    return json.dumps({"time": time.time() - age_s, "exit_code": code, "cause": cause})
+    return json.dumps(failed(code, cause, age_s))
 
 
 @pytest.mark.parametrize("code", sorted(EXIT_MEANING))
@@ -292,6 +296,45 @@ def test_slurmctld_is_asked_again_while_it_is_away(
 )
 def test_signals_before_there_is_a_supervisor(run: RunDir, status: int, code: Exit) -> None:
     assert job.run_exit_code(run, start(), status) == code
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "steps", "requeued"),
+    [
+        ("silent", "Requeue=1", [0], True),
+        ("silent", "Requeue=0", [0], False),
+        ("silent", "Requeue=1", [0, 0], False),
+        ("silent", "Requeue=1", [5, 0], True),
+        ("gone", "Requeue=1", [0], False),
+    ],
+)
+def test_a_silent_node_requeues_the_job(
+    run: RunDir,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    answer: str,
+    steps: list[int],
+    requeued: bool,
+) -> None:
+    """SLURM notices the node after minutes, when the job has ended."""
+    run.failure.write_text(json.dumps({**failed(4), "kind": kind, "summary": "node 1 is lost"}))
+    assert end(run, monkeypatch, steps, 4, f"JobState=RUNNING {answer}") == (4, requeued)
+    assert ("not requeued: node 1 is lost" in capsys.readouterr().err) == (
+        not requeued and answer == "Requeue=1"
+    )
+
+
+def end(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, steps: list[int], status: int, answer: str
+) -> tuple[int, bool]:
+    """(exit code of a job after starts at these steps, was it requeued)"""
+    frozen, calls = submission.FrozenJob(run.path / "code"), list[str]()
+    facts = {"typed": [], "name": "one", "starts": [start(2) | {"step": step} for step in steps]}
+    frozen.record.write_text(json.dumps(facts))
+    monkeypatch.setattr(controller, "ask", lambda *_: controller.Answer(0, answer, ""))
+    monkeypatch.setattr(job, "requeue", lambda *_: calls.append("requeue") or "")
+    return job.end(frozen, status, False, {"SLURM_JOB_ID": "7"}), bool(calls)
 
 
 def test_code_without_version_control(tmp_path: Path) -> None:

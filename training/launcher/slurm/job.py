@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from training.core import cause_ids, log, manifest, rundir
 from training.core.errors import EXIT_MEANING, Exit
+from training.core.failure_kinds import GONE, SILENT
+from training.core.jsonl import Record
 from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT, ROOT
 from training.core.units import plural
@@ -119,20 +121,21 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
     facts, job, run = frozen.facts(), environ["SLURM_JOB_ID"], frozen.run
     again = command(options.SCRIPT, [*facts["typed"], f"--resume={facts['name']}"])
     resume = msg("launcher.slurm.resume", command=again)
-    elastic = facts.get("elastic") is not None
-    code = run_exit_code(run, facts["starts"][-1], status, elastic=elastic)
+    start, elastic = facts["starts"][-1], facts.get("elastic") is not None
+    code = run_exit_code(run, start, status, elastic=elastic)
     if code == Exit.DONE:
         return code
-    if code != Exit.PREEMPTED:
-        log.error(
-            msg(
-                "launcher.slurm.not_requeued",
-                job=job,
-                meaning=EXIT_MEANING[code],
-                code=int(code),
-                resume=resume,
-            )
-        )
+    record = failure_of_start(run, start, elastic=elastic)
+    meaning = EXIT_MEANING[code]
+    if record and record.get("kind") in (SILENT, GONE):
+        meaning = str(record["summary"])  # names the node
+    ends = msg(
+        "launcher.slurm.not_requeued", job=job, meaning=meaning, code=int(code), resume=resume
+    )
+    # SLURM itself requeues only after SlurmdTimeout, when the job has ended.
+    silent = record is not None and record.get("kind") == SILENT
+    if code != Exit.PREEMPTED and not silent:
+        log.error(ends)
         return code
     state, may = state_of(job)
     if stopped or state not in (RUNNING, UNKNOWN):
@@ -140,7 +143,8 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
         return code
     step = saved_step(run)
     if [start["step"] for start in facts["starts"][-2:]] == [step, step]:
-        log.error(msg("launcher.slurm.no_progress", job=job, step=step, resume=resume))
+        without = msg("launcher.slurm.no_progress", job=job, step=step, resume=resume)
+        log.error(ends if silent else without)
         return code
     problem = msg("launcher.slurm.no_requeue") if not may else requeue(run, job, step)
     if problem:
@@ -156,14 +160,10 @@ def run_exit_code(
     ending the run, and the status is that of the run (training.launcher.slurm.node_steps)."""
     if status == 0:
         return Exit.DONE
-    others = sorted(run.path.glob(f"node*/{run.failure.name}"))
-    records = [rundir.read_json(path) or {} for path in (run.failure, *(() if elastic else others))]
-    if recorded := [record for record in records if record.get("time", 0) >= start["time"]]:
+    if record := failure_of_start(run, start, elastic=elastic):
         # Ranks that were too slow to save after a stop request: the last checkpoint can be resumed.
         return (
-            Exit.PREEMPTED
-            if recorded[0]["cause"] == cause_ids.PREEMPTED
-            else Exit(recorded[0]["exit_code"])
+            Exit.PREEMPTED if record["cause"] == cause_ids.PREEMPTED else Exit(record["exit_code"])
         )
     if status in EXIT_MEANING:
         return Exit(status)
@@ -178,6 +178,15 @@ def run_exit_code(
         and start["nodes"] == 1
     )
     return Exit.PREEMPTED if early else Exit.TRAINING
+
+
+def failure_of_start(
+    run: rundir.RunDir, start: JobStart, *, elastic: bool = False
+) -> Record | None:
+    """The failure that this start has recorded, on the first node if it has one."""
+    others = sorted(run.path.glob(f"node*/{run.failure.name}"))
+    records = [rundir.read_json(path) or {} for path in (run.failure, *(() if elastic else others))]
+    return next((record for record in records if record.get("time", 0) >= start["time"]), None)
 
 
 def saved_step(run: rundir.RunDir) -> int:
