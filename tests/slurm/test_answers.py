@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -24,8 +25,9 @@ def submit(project: Path, tmp_path: Path) -> Iterator[Submit]:
     shutil.rmtree(project / "experiments", ignore_errors=True)
     started = []
 
-    def start(sbatch: str, *args: str, **env: str) -> subprocess.Popen[str]:
-        for name, text in (("sbatch", sbatch), ("scontrol", f"echo \"$@\" >'{tmp_path}/scontrol'")):
+    def start(sbatch: str, *args: str, squeue: str = "", **env: str) -> subprocess.Popen[str]:
+        scontrol = f"echo \"$@\" >'{tmp_path}/scontrol'"
+        for name, text in (("sbatch", sbatch), ("scontrol", scontrol), ("squeue", squeue)):
             program = tmp_path / "bin" / name
             program.parent.mkdir(exist_ok=True)
             program.write_text(f"#!/bin/sh\n{text}\n")
@@ -88,6 +90,32 @@ def test_a_refused_job_leaves_nothing(submit: Submit, project: Path) -> None:
     assert (out, done.returncode) == ("", 3)
     assert "invalid partition" in errors and "sbatch refused the job" in errors
     assert not (project / "experiments/one").exists()
+
+
+soak = functools.partial(pytest.param, marks=pytest.mark.soak)
+TIMED_OUT = "echo 'Socket timed out on send/recv operation' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "squeue", "status", "number", "kept"),
+    [
+        (TIMED_OUT, "echo 6 other.sh; echo 7 '{script}' --frozen=x", 0, "7\n", True),
+        (TIMED_OUT, TIMED_OUT, 3, "", True),
+        soak("echo Submitted batch job 7", "echo 7 '{script}'", 0, "7\n", True),
+        soak(TIMED_OUT, "echo CLUSTER: gpu; echo 7 '{script}'", 0, "7\n", True),
+        soak(TIMED_OUT, "echo 6 other.sh", 3, "", False),
+    ],
+)
+def test_a_job_that_was_accepted_without_an_answer_keeps_its_run(
+    submit: Submit, project: Path, sbatch: str, squeue: str, status: int, number: str, kept: bool
+) -> None:
+    script = str(project / "experiments/one/code/submit_job.sh").replace("'", "'\\''")
+    done = submit(sbatch, squeue=squeue.replace("{script}", script))
+    out, errors = done.communicate()
+    assert (done.returncode, out) == (status, number), errors
+    assert (project / "experiments/one/code.json").is_file() == kept
+    assert ("scancel -M gpu 7" in errors) == ("gpu" in squeue)
+    assert ("refused" in errors) != kept
 
 
 def test_a_job_on_another_cluster(submit: Submit, tmp_path: Path) -> None:

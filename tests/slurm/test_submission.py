@@ -104,6 +104,20 @@ def test_what_sbatch_refuses_leaves_nothing(user: User) -> None:
     assert user.runs == []
 
 
+def test_a_job_is_found_in_the_queue_when_sbatch_has_not_answered(
+    user: User, tmp_path: Path
+) -> None:
+    program = tmp_path / "bin/sbatch"
+    program.parent.mkdir()
+    real = shutil.which("sbatch", path=user.slurm.environment["PATH"])
+    program.write_text(f'#!/bin/sh\n{real} "$@" >/dev/null\nexit 1\n')
+    program.chmod(0o755)
+    path = f"{program.parent}:{user.slurm.environment['PATH']}"
+    job = user.job(user.call("./submit_job.sh", *CPU, "--hold", CONFIG, *FLAGS, PATH=path))
+    assert user.slurm.facts(job)["JobName"] == user.run().name
+    assert user.code(user.run())["nodes"] == 1
+
+
 def test_cpu_needs_a_number_of_ranks(user: User) -> None:
     done = user.call("./submit_job.sh", CONFIG, "--device=cpu")
     assert done.returncode == 2
