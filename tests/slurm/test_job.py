@@ -193,6 +193,8 @@ def test_a_failure_is_not_requeued_and_the_job_has_the_exit_code_of_the_run(
     facts = user.end(job, "FAILED")
     assert facts["ExitCode"] == "4:0" and facts["Restarts"] == "0"
     assert (read_json(user.run().failure) or {})["rank"] == 1
+    assert (read_json(user.run().plan) or {})["submission"] == "code"
+    assert "./launch_train.sh" not in user.log(job)
     assert f"SLURM job {job} is not requeued: a rank failed" in user.log(job)
     assert (
         f"resume: ./submit_job.sh --gres=none --ranks_per_node=2 --resume={user.run().name}"

@@ -301,6 +301,7 @@ class PlanStart(RanksPlan):
     run_dir: NotRequired[str]
     log_file: NotRequired[str]
     starter: NotRequired[StarterRecord]  # missing in older plans, and in that of a queued job
+    submission: NotRequired[str]  # of a SLURM job: its folder of frozen code, such as code_2
     elastic: NotRequired[ElasticRecord]  # only of a run that may lose ranks
     script: NotRequired[ScriptRecord]  # only in the plan of a script
     communication: NotRequired[CommunicationRecord]  # of several GPUs, if it is known
@@ -370,6 +371,7 @@ class FrozenPlan(TypedDict):
     ranks: int
     run_name: str
     run_dir: str
+    submission: str
 
 
 class CheckRecord(TypedDict):

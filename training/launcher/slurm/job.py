@@ -14,12 +14,12 @@ from training.core.errors import EXIT_MEANING, Exit
 from training.core.failure_kinds import GONE, SILENT
 from training.core.jsonl import Record
 from training.core.messages import msg
+from training.core.next_command import submit_command
 from training.core.project import LAUNCH_SCRIPT, ROOT
 from training.core.units import plural
 from training.launcher.hosts.conductor import TOGETHER_S
 from training.launcher.slurm import controller, options
 from training.launcher.slurm.submission import FrozenJob
-from training.plan.cli_args import command
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import JobStart
@@ -119,8 +119,7 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
     `stopped`: SLURM has signalled the batch script, so the job was cancelled, or SLURM requeues it
     itself (preemption, `scontrol requeue`)."""
     facts, job, run = frozen.facts(), environ["SLURM_JOB_ID"], frozen.run
-    again = command(options.SCRIPT, [*facts["typed"], f"--resume={facts['name']}"])
-    resume = msg("launcher.slurm.resume", command=again)
+    resume = msg("launcher.slurm.resume", command=submit_command(facts))
     start, elastic = facts["starts"][-1], facts.get("elastic") is not None
     code = run_exit_code(run, start, status, elastic=elastic)
     if code == Exit.DONE:

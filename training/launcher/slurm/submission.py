@@ -125,8 +125,9 @@ def _write(
     rundir.write_words(frozen.argv, sbatch(frozen, request, line, nodes, ranks))
     facts: JobRecord = {
         "created": time.time(),
-        "name": run.name if request.origins["out_dir"] == "default" else str(run.path),
+        "name": run.name if _in_default_folder(request, run) else str(run.path),
         "typed": line.typed if job is None else requested.of_this_job(nodes, ranks, environ),
+        "again": [] if request.origins["log_dir"] == "default" else [f"--log_dir={request.logs}"],
         "code": code.record(),
         "new_run": not request.resume_from,
         "nodes": nodes,
@@ -141,6 +142,12 @@ def _write(
         "starts": [],
     }
     rundir.write_json(frozen.record, facts)  # written last: it marks the submission as complete
+
+
+def _in_default_folder(request: Request, run: rundir.RunDir) -> bool:
+    """A run that is resumed by its path may be elsewhere."""
+    inside = run.path.parent.resolve() == request.experiments.resolve()
+    return inside and request.origins["out_dir"] == "default"
 
 
 def _frozen_task(frozen: FrozenJob, file: Path | None) -> Path | None:
@@ -181,6 +188,7 @@ def _plan(
         "ranks": ranks,
         "run_name": frozen.run.name,
         "run_dir": str(frozen.run.path),
+        "submission": frozen.code.name,
     }
 
 
