@@ -387,10 +387,12 @@ def test_the_command_line_is_checked_before_anything_is_installed() -> None:
     )
 
 
-def test_a_conda_environment_that_is_active_but_not_used_is_not_the_job_s() -> None:
-    """It may come first on PATH, and the job would take it (python::active)."""
-    assert "CONDA_PREFIX" not in submission._environment({})
-    assert "CONDA_PREFIX" not in submission._environment({"CONDA_PREFIX": sys.prefix})
+def test_a_conda_environment_that_is_not_used_is_not_the_job_s() -> None:
+    """It may come first on PATH, and the job would take it (python::active): also one that is
+    active on the node alone, with --export=NONE."""
+    used = {"CONDA_PREFIX": sys.prefix}
+    assert submission._environment(used)["CONDA_PREFIX"] == sys.prefix
+    assert submission._environment({})["CONDA_PREFIX"] == ""
     found = submission._environment({"CONDA_PREFIX": "/opt/conda"})
     assert (found["VIRTUAL_ENV"], found["CONDA_PREFIX"]) == (sys.prefix, "")
     assert found["PYTHON"] == sys.executable and "DUET_PYTHON" not in found

@@ -226,8 +226,8 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     found = {"VIRTUAL_ENV": sys.prefix, "PYTHON": sys.executable}
     if environ.get("DUET_PYTHON"):
         found["DUET_PYTHON"] = sys.executable  # also with --export=NONE
-    if environ.get("CONDA_PREFIX", sys.prefix) != sys.prefix:
-        found["CONDA_PREFIX"] = ""  # an active one that is not used: it may come first on PATH
+    # One that is not used may come first on PATH; with --export=NONE that of the user's profile.
+    found["CONDA_PREFIX"] = sys.prefix if environ.get("CONDA_PREFIX") == sys.prefix else ""
     if environ.get("TORCH_LOCAL_PATH"):
         found["TORCH_LOCAL_PATH"] = ""
         found |= {
