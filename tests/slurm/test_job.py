@@ -70,8 +70,7 @@ def test_a_missing_project_is_reported(user: User, tmp_path: Path) -> None:
     job = user.sbatch("--gres=none", "--output=out.txt", script="job.sh", args=(CONFIG,), cwd=copy)
     assert user.end(job, "FAILED")["ExitCode"] == "2:0"
     assert (
-        f"the code of the job is not at {copy}/job.sh or {copy}: "
-        in (copy / "out.txt").read_text()
+        f"the code of the job is not at {copy}/job.sh or {copy}: " in (copy / "out.txt").read_text()
     )
 
 

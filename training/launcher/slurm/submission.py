@@ -27,7 +27,7 @@ from training.core import manifest, rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.project import ROOT, WORK
-from training.launcher.slurm import code_snapshot, options, requested
+from training.launcher.slurm import code_snapshot, log_files, options, requested
 from training.plan.request import Request
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ def _write(
     code = code_snapshot.take(ROOT, frozen.code, without=results)
     (WORK / "data").mkdir(exist_ok=True)
     (frozen.code / "data").symlink_to(WORK / "data")  # texts that are already prepared
-    # SLURM does not create the folder of its log: the job would fail without a message
     request.logs.mkdir(parents=True, exist_ok=True)
+    log_files.make_folders(line)
     task, linked = _frozen_task(frozen, request.kind.file), list[str]()
     if task and task.is_relative_to(frozen.code):
         folder = task.parent.relative_to(frozen.code)
