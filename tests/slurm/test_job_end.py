@@ -81,12 +81,12 @@ def test_slurmctld_is_asked_again_while_it_is_away(
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(controller, "RETRY_S", 0.01)
-    assert job.state_of("7") == (job.RUNNING, True)
+    assert job.state_of("7") == (job.RUNNING, True, False)
     answer = controller.ask("requeue", "7")
     assert (answer.status, answer.error) == (1, "Requested operation is presently disabled")
     (tmp_path / "was").unlink()
     monkeypatch.setattr(controller, "AWAY_S", 0.0)
-    assert job.state_of("7") == (job.UNKNOWN, True)
+    assert job.state_of("7") == (job.UNKNOWN, True, False)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,20 @@ def test_a_silent_node_requeues_the_job(
     assert ("not requeued: node 1 is lost" in capsys.readouterr().err) == (
         not requeued and answer == "Requeue=1"
     )
+
+
+@pytest.mark.parametrize(
+    ("preempted", "requeued"),
+    [("None", False), ("2026-11-30T05:00:00", False), ("2026-11-30T06:30:00", True)],
+)
+def test_two_early_preemptions_are_not_a_lack_of_progress(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, preempted: str, requeued: bool
+) -> None:
+    """With a GraceTime SLURM signals the steps alone, and the job is still running. The time may
+    be that of an earlier start."""
+    times = f"StartTime=2026-11-30T06:00:00 PreemptEligibleTime=N/A PreemptTime={preempted}"
+    answer = f"JobState=RUNNING Requeue=1 {times}"
+    assert end(run, monkeypatch, [0, 0], 75, answer) == (75, requeued)
 
 
 def end(

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from training.core import cause_ids, log, manifest, rundir
 from training.core.errors import EXIT_MEANING, Exit
@@ -136,16 +136,17 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
     if code != Exit.PREEMPTED and not silent:
         log.error(ends)
         return code
-    state, may = state_of(job)
-    if stopped or state not in (RUNNING, UNKNOWN):
-        log.warning(msg("launcher.slurm.ends_job", job=job, state=state, resume=resume))
+    state = state_of(job)
+    if stopped or state.name not in (RUNNING, UNKNOWN):
+        log.warning(msg("launcher.slurm.ends_job", job=job, state=state.name, resume=resume))
         return code
     step = saved_step(run)
-    if [start["step"] for start in facts["starts"][-2:]] == [step, step]:
+    stuck = [start["step"] for start in facts["starts"][-2:]] == [step, step]
+    if stuck and not state.preempted:
         without = msg("launcher.slurm.no_progress", job=job, step=step, resume=resume)
         log.error(ends if silent else without)
         return code
-    problem = msg("launcher.slurm.no_requeue") if not may else requeue(run, job, step)
+    problem = msg("launcher.slurm.no_requeue") if not state.requeues else requeue(run, job, step)
     if problem:
         log.warning(msg("launcher.slurm.cannot_requeue", job=job, problem=problem, resume=resume))
     return code
@@ -193,10 +194,25 @@ def saved_step(run: rundir.RunDir) -> int:
     return int(newest["step"]) if newest else 0
 
 
-def state_of(job: str) -> tuple[str, bool]:
-    """(state of the job, may it be requeued). Waits for a slurmctld that is away."""
+class State(NamedTuple):
+    """State of a job."""
+
+    name: str  # RUNNING, …
+    requeues: bool  # it may be requeued
+    preempted: bool  # since its start: with a GraceTime it is still RUNNING
+
+
+def state_of(job: str) -> State:
+    """Waits for a slurmctld that is away."""
     text = controller.ask("show", "job", "-o", job).out
-    return _state(text), "Requeue=0" not in text.split()
+    begun, preempted = (_time(text, name) for name in ("StartTime", "PreemptTime"))
+    return State(_state(text), "Requeue=0" not in text.split(), "" < begun <= preempted)
+
+
+def _time(text: str, name: str) -> str:
+    """Such as 2026-11-30T05:45:22, "": none."""
+    found = re.search(rf"\b{name}=(\d{{4}}-\S+)", text)
+    return found[1] if found else ""
 
 
 def state_elsewhere(job: str, cluster: str) -> str:
