@@ -25,15 +25,15 @@
 #SBATCH --signal=USR1@120
 # shellcheck disable=SC2128,SC3028 # the first element is intended; sh parses this line too, then lib/init.sh starts bash
 home=$(dirname -- "$(readlink -f -- "${BASH_SOURCE:-$0}")")
-if test ! -f "$home/lib/slurm.sh"; then # SLURM runs a copy of this file; the job knows its source
+if test "${1-}" != "${1#--frozen=}"; then # from ./submit_job.sh: never another version, nor its default configuration
+  home=${1#*=} places=$home
+elif test ! -f "$home/lib/slurm.sh"; then # SLURM runs a copy of this file; the job knows its source
   command=$( (env -u SLURM_CLUSTERS scontrol show job "${SLURM_JOB_ID:?}" 2>/dev/null || echo "Command=$0 $*") | sed -n '/^ *Command=/{s///p;q;}')
   home=$(dirname -- "$(readlink -f -- "${command%" $*"}")")
   test -f "$home/lib/slurm.sh" || home=${SLURM_SUBMIT_DIR:-$PWD}
+  places="${command%" $*"} or $home"
 fi
-test -f "$home/lib/slurm.sh" || {
-  printf '[ERROR] the project is neither at %s nor in %s: submit from its folder\n' "${command%" $*"}" "$home" >&2
-  exit 2
-}
+test -f "$home/lib/slurm.sh" || { printf '[ERROR] the code of the job is not at %s: submit it again from the project\n' "$places" >&2 && exit 2; }
 . "$home/lib/init.sh" || return 2>/dev/null || exit
 source "$home/lib/slurm.sh" || exit
 help::answer "$0" "$@"

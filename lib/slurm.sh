@@ -33,21 +33,29 @@ slurm::submit() {
   sbatch=$!
   while IFS= read -r line; do
     if [[ -z $job && $line =~ ^[0-9]+(\;.*)?$ ]]; then # 'number;cluster'
-      job=${line%%;*}
-      printf '%s\n' "$job"
-      slurm::_ask submitted "$code" "$line"
+      job=$line
+      slurm::_submitted "$code" "$job"
     else
       printf '%s\n' "$line" >&2
     fi
   done <&"$answers"
   wait "$sbatch" || status=$?
   [[ -z $job ]] || return "$status"
-  slurm::_ask withdraw "$code"
-  if ((status)); then
+  job=$(slurm::_ask withdraw "$code") || return
+  if [[ -n $job ]]; then # only the answer was lost
+    slurm::_submitted "$code" "$job"
+  elif ((status)); then
     messages::error slurm.refused 'sbatch refused the job, see its message above; nothing was submitted (exit %d)' "$EXIT_RESOURCES"
     return "$EXIT_RESOURCES"
+  else # --test-only, --version
+    messages::info slurm.no_job 'sbatch has submitted no job, see its output above'
   fi
-  messages::info slurm.no_job 'sbatch has submitted no job, see its output above' # --test-only, --version
+}
+
+# Print the number of the job, and how to watch it. Usage: slurm::_submitted CODE 'number;cluster'
+slurm::_submitted() {
+  printf '%s\n' "${2%%;*}"
+  slurm::_ask submitted "$@"
 }
 
 # In a job of plain sbatch: freeze the code at its first start, then run the frozen copy. Usage: slurm::freeze ARGS…

@@ -151,6 +151,13 @@ class Cluster:
                     with suppress(psutil.NoSuchProcess):
                         act(one)
 
+    def freeze_node(self, number: int) -> None:
+        """The processes of its jobs do not answer any more; its slurmd does."""
+        for one in self._of_node(f"n{number}"):
+            with suppress(psutil.NoSuchProcess):
+                if _name(one) != "slurmstepd":
+                    one.suspend()
+
     def _of_node(self, name: str) -> set[psutil.Process]:
         """The processes of jobs on a node, and their slurmstepd."""
         found = set()

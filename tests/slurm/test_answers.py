@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.conftest import CONFIG, CPU, FLAGS
+from training.core.rundir import read_json
 
 Submit = Callable[..., "subprocess.Popen[str]"]
 
@@ -23,8 +25,9 @@ def submit(project: Path, tmp_path: Path) -> Iterator[Submit]:
     shutil.rmtree(project / "experiments", ignore_errors=True)
     started = []
 
-    def start(sbatch: str, *args: str, **env: str) -> subprocess.Popen[str]:
-        for name, text in (("sbatch", sbatch), ("scontrol", f"echo \"$@\" >'{tmp_path}/scontrol'")):
+    def start(sbatch: str, *args: str, squeue: str = "", **env: str) -> subprocess.Popen[str]:
+        scontrol = f"echo \"$@\" >'{tmp_path}/scontrol'"
+        for name, text in (("sbatch", sbatch), ("scontrol", scontrol), ("squeue", squeue)):
             program = tmp_path / "bin" / name
             program.parent.mkdir(exist_ok=True)
             program.write_text(f"#!/bin/sh\n{text}\n")
@@ -89,6 +92,32 @@ def test_a_refused_job_leaves_nothing(submit: Submit, project: Path) -> None:
     assert not (project / "experiments/one").exists()
 
 
+soak = functools.partial(pytest.param, marks=pytest.mark.soak)
+TIMED_OUT = "echo 'Socket timed out on send/recv operation' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "squeue", "status", "number", "kept"),
+    [
+        (TIMED_OUT, "echo 6 other.sh; echo 7 '{script}' --frozen=x", 0, "7\n", True),
+        (TIMED_OUT, TIMED_OUT, 3, "", True),
+        soak("echo Submitted batch job 7", "echo 7 '{script}'", 0, "7\n", True),
+        soak(TIMED_OUT, "echo CLUSTER: gpu; echo 7 '{script}'", 0, "7\n", True),
+        soak(TIMED_OUT, "echo 6 other.sh", 3, "", False),
+    ],
+)
+def test_a_job_that_was_accepted_without_an_answer_keeps_its_run(
+    submit: Submit, project: Path, sbatch: str, squeue: str, status: int, number: str, kept: bool
+) -> None:
+    script = str(project / "experiments/one/code/submit_job.sh").replace("'", "'\\''")
+    done = submit(sbatch, squeue=squeue.replace("{script}", script))
+    out, errors = done.communicate()
+    assert (done.returncode, out) == (status, number), errors
+    assert (project / "experiments/one/code.json").is_file() == kept
+    assert ("scancel -M gpu 7" in errors) == ("gpu" in squeue)
+    assert ("refused" in errors) != kept
+
+
 def test_a_job_on_another_cluster(submit: Submit, tmp_path: Path) -> None:
     """The variables that choose it and log in there are kept; those of a job are not."""
     kept = {"SLURM_CLUSTERS": "gpu", "SLURM_JWT": "secret", "SLURM_CONF": "/etc/slurm.conf"}
@@ -101,3 +130,36 @@ def test_a_job_on_another_cluster(submit: Submit, tmp_path: Path) -> None:
     assert (tmp_path / "scontrol").read_text() == "-M gpu show job 7\n"
     assert "squeue -M gpu -j 7;" in errors and "scancel -M gpu 7\n" in errors
     assert "loading modules" in errors, "of a profile"
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_job_needs_no_answer_of_scontrol_to_run_its_frozen_code(
+    submit: Submit, project: Path, tmp_path: Path, deleted: bool
+) -> None:
+    """Otherwise it would train the defaults with the live project, which is beside it."""
+    assert submit("echo 7").wait() == 0
+    frozen = project / "experiments/one/code"
+    words = frozen.with_name("code.argv").read_text().split("\0")[:-1]
+    script, *args = words[words.index(f"{frozen}/submit_job.sh") :]
+    spool = tmp_path / "slurm_script"  # SLURM runs a copy
+    shutil.copy(script, spool)
+    for name, status in (("scontrol", 1), ("srun", 0)):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    if deleted:
+        shutil.rmtree(frozen)
+    done = subprocess.run(
+        ["bash", str(spool), *args],
+        cwd=project,
+        env=os.environ
+        | {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "2"}
+        | {"SLURM_SUBMIT_DIR": str(project), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == (2 if deleted else 0), done.stderr
+    assert [run.name for run in (project / "experiments").iterdir()] == ["one"]
+    starts = (read_json(frozen.with_name("code.json")) or {})["starts"]
+    assert len(starts) == (0 if deleted else 1)

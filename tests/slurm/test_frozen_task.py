@@ -59,8 +59,8 @@ def test_a_resumed_run_starts_with_the_new_copy(project: Path) -> None:
     request: Any = SimpleNamespace(resume_from=True, kind=SimpleNamespace(fields=FIELDS))
     line = options.split(["--resume=run", "--task=mine/line.py", "--seed=3"])
     copy = project / "experiments/run/code_2/mine/line.py"
-    assert sorted(submission._flags(request, line, copy)) == ["--seed=3", f"--task={copy}"]
-    assert "--task=mine/line.py" in submission._flags(request, line, None)
+    assert sorted(submission._flags(request, line, copy, {})) == ["--seed=3", f"--task={copy}"]
+    assert "--task=mine/line.py" in submission._flags(request, line, None, {})
 
 
 def links(project: Path, folder: str, *without: Path) -> list[str]:

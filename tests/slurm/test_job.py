@@ -70,8 +70,7 @@ def test_a_missing_project_is_reported(user: User, tmp_path: Path) -> None:
     job = user.sbatch("--gres=none", "--output=out.txt", script="job.sh", args=(CONFIG,), cwd=copy)
     assert user.end(job, "FAILED")["ExitCode"] == "2:0"
     assert (
-        f"the project is neither at {copy}/job.sh nor in {copy}: submit from its folder"
-        in (copy / "out.txt").read_text()
+        f"the code of the job is not at {copy}/job.sh or {copy}: " in (copy / "out.txt").read_text()
     )
 
 
@@ -193,6 +192,8 @@ def test_a_failure_is_not_requeued_and_the_job_has_the_exit_code_of_the_run(
     facts = user.end(job, "FAILED")
     assert facts["ExitCode"] == "4:0" and facts["Restarts"] == "0"
     assert (read_json(user.run().failure) or {})["rank"] == 1
+    assert (read_json(user.run().plan) or {})["submission"] == "code"
+    assert "./launch_train.sh" not in user.log(job)
     assert f"SLURM job {job} is not requeued: a rank failed" in user.log(job)
     assert (
         f"resume: ./submit_job.sh --gres=none --ranks_per_node=2 --resume={user.run().name}"

@@ -232,7 +232,8 @@ def test_the_batch_script_ends_a_node_that_does_not_reach_it(
     states = iter([job.RUNNING] * 5)
     monkeypatch.setattr(node_steps, "_answers", lambda _: False)
     monkeypatch.setattr(node_steps, "nodes_of", lambda _: ["a", "b"])
-    monkeypatch.setattr(job, "state_of", lambda _: (next(states, "COMPLETED"), ""))
+    answer = lambda _: job.State(next(states, "COMPLETED"), True, False)  # noqa: E731
+    monkeypatch.setattr(job, "state_of", answer)
     monkeypatch.setattr(node_steps, "LOOK_S", 1.0)
     environ = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "b"}
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()

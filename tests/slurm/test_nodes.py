@@ -11,8 +11,10 @@ import pytest
 
 from tests.conftest import processes, wait_until
 from tests.e2e.hooks import in_forward
+from tests.slurm.cluster import ASK_EVERY_S
 from tests.slurm.conftest import CONFIG, FLAGS, LONG, User, flags, losses
 from training.core.rundir import RunDir, read_json
+from training.launcher.slurm.job import LAST_NODE_S
 
 pytestmark = pytest.mark.slow
 TWO = "--nodes=2"
@@ -89,6 +91,22 @@ def test_a_killed_launcher_on_one_node_ends_the_other(user: User, token: str) ->
     user.end(job, "FAILED")
     wait_until(lambda: not processes(token), 20, "every process of the job has ended")
     assert "is not requeued" in user.log(job)
+
+
+@pytest.mark.soak
+def test_a_silent_node_requeues_the_job(user: User, token: str) -> None:
+    job = user.submit(TWO, ranks=1, flags=flags(num_iterations=1000000, save_every=20))
+    user.wait_log(job, "Iter: 25,")
+    user.slurm.freeze_node(1)
+    wait_until(lambda: "start 2:" in user.log(job), 2 * LAST_NODE_S, "a requeue", ASK_EVERY_S)
+    failure = read_json(user.run().failure) or {}
+    assert (failure["kind"], failure["node"], failure["exit_code"]) == ("silent", 1, 4)
+    user.wait_log(job, "Iter: 45,")
+    assert user.slurm.facts(job)["Restarts"] == "1"
+    assert user.code(user.run())["starts"][1]["step"] >= 20
+    user.slurm.ask("scancel", job)
+    user.end(job, "CANCELLED")
+    wait_until(lambda: not processes(token), 40, "every process of the job has ended")
 
 
 @pytest.mark.soak

@@ -1,16 +1,12 @@
-"""Command line of submit_job.sh: options of sbatch and of the training; exit code after a step. No
-SLURM needed."""
+"""Command line of submit_job.sh: options of sbatch and of the training; what is frozen. No SLURM
+needed."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,13 +15,11 @@ from tests.conftest import ROOT
 from training.cli import option_list
 from training.config.flags import ACTIONS
 from training.config.schema import FIELDS
-from training.core.errors import EXIT_MEANING, Exit, UserError
-from training.core.rundir import RunDir
+from training.core.errors import UserError
 from training.launcher.slurm import (
     code_snapshot,
-    controller,
-    job,
     job_request,
+    log_files,
     options,
     requested,
     submission,
@@ -156,6 +150,20 @@ def test_a_job_array_is_refused() -> None:
     assert "its own --run_name" in problem.allowed and problem.code == "slurm.array"
 
 
+def test_a_flag_of_the_submission_comes_before_a_variable_in_each_start_of_the_job() -> None:
+    """A start is a resume without the flag, and has the variables of the submission."""
+    environ = {"DUET_DEPTH": "2", "DUET_SEED": "3", "DUET_RETRIES": "1", "WANDB_MODE": "offline"}
+    args = ["--depth=4", "--retries=0", "--wandb_mode=online", "--num_iterations=8"]
+    given = ["--ranks_per_node=2", "--device=cpu", "configs/dual_gpu/quickstart.py", *args]
+    request, line, _, _ = job_request.typed(given, environ)
+    found = submission._flags(request, line, None, environ)
+    assert found == ["--depth=4", "--retries=0", "--wandb_mode=online"]
+    copy = Path("code/mine/line.py")
+    variable = {"DUET_TASK": "mine/line.py"}
+    assert submission._flags(request, line, copy, variable) == [f"--task={copy}"]
+    assert submission._flags(request, line, copy, {}) == []
+
+
 def test_there_is_a_folder_for_the_log() -> None:
     tracked = subprocess.run(
         ["git", "-C", str(ROOT), "check-ignore", "-q", "logs/.gitkeep"], check=False
@@ -165,53 +173,28 @@ def test_there_is_a_folder_for_the_log() -> None:
     )
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    return RunDir(tmp_path)
+def test_the_folder_of_a_chosen_log_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOGNAME", "me")
+    line = options.split(["--output=a/%u/10%%/%x_%j.log", "--sbatch=--error=b/%j.err"])
+    assert log_files.problems(line) == []
+    log_files.make_folders(line)
+    assert (tmp_path / "a/me/10%").is_dir() and (tmp_path / "b").is_dir()
+    line = options.split(["--output=d/out.log", "--sbatch=--error=/dev/null/x --chdir=c"])
+    log_files.make_folders(line)  # on this machine, the other one cannot be made
+    assert (tmp_path / "c/d").is_dir()
 
 
-def start(nodes: int = 1) -> dict[str, Any]:
-    return {"time": time.time() - 1, "nodes": nodes}
-
-
-def record(code: int, cause: str = "unknown", age_s: float = 0) -> str:
-    return json.dumps({"time": time.time() - age_s, "exit_code": code, "cause": cause})
-
-
-@pytest.mark.parametrize("code", sorted(EXIT_MEANING))
-def test_the_job_has_the_exit_code_of_the_launcher(run: RunDir, code: Exit) -> None:
-    assert job.run_exit_code(run, start(), int(code)) == code
-
-
-def test_killed_because_another_node_failed(run: RunDir) -> None:
-    run.failure.write_text(record(5))
-    assert job.run_exit_code(run, start(2), 143) == Exit.HANG, "srun reports the highest status"
-    run.failure.write_text(record(5, age_s=60))
-    assert job.run_exit_code(run, start(2), 143) == Exit.TRAINING, "of an earlier start"
-    (run.path / "node1").mkdir()
-    (run.path / "node1/failure.json").write_text(record(5))
-    assert job.run_exit_code(run, start(2), 143) == Exit.HANG, "the first node has no record"
-    assert job.run_exit_code(run, start(2), 75, elastic=True) == Exit.PREEMPTED, (
-        "the run has continued without that node"
-    )
-
-
-def test_ranks_that_did_not_save_in_time_resume_from_the_last_checkpoint(run: RunDir) -> None:
-    run.failure.write_text(record(4, "preempted"))
-    assert job.run_exit_code(run, start(), 4) == Exit.PREEMPTED
-
-
-def test_one_node_ended_before_the_other(run: RunDir) -> None:
-    run.summary.write_text(json.dumps({"status": "stopped"}))
-    assert job.run_exit_code(run, start(2), 143) == Exit.PREEMPTED
-    assert job.run_exit_code(run, {"time": time.time() + 60, "nodes": 2}, 143) == Exit.TRAINING, (
-        "of an earlier start"
-    )
-
-
-def test_a_finished_run_is_finished_with_any_status_of_srun(run: RunDir) -> None:
-    run.summary.write_text(json.dumps({"status": "done"}))
-    assert job.run_exit_code(run, start(2), 137) == Exit.DONE, "a slow report was killed"
+def test_a_folder_that_is_known_only_in_the_job_is_refused() -> None:
+    line = options.split(["--output=logs/%x/%j/out.log", "--sbatch=--error=%j/err"])
+    found = log_files.problems(line)
+    assert {problem.code for problem in found} == {"slurm.log_folder"}
+    assert [problem.fixes for problem in found] == [
+        ["--output=logs/%x_%j_out.log"],
+        ["--sbatch=--error=%j_err"],
+    ]
 
 
 @pytest.mark.parametrize("word", ["--signal=B:USR1@600", "--sbatch=--signal=b:USR1@600"])
@@ -251,40 +234,12 @@ def test_a_signal_before_the_time_limit_is_one_that_saves(text: str, fixes: list
         assert line.sbatch == ([] if fixes else [f"--signal={text}"])
 
 
-def test_slurmctld_is_asked_again_while_it_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    away = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)'"
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text(
-        f"#!/bin/sh\n[ -e {tmp_path}/was ] || {{ touch {tmp_path}/was; {away}; exit 1; }}\n"
-        "[ $1 = requeue ] && { echo 'Requested operation is presently disabled'; exit 1; }\n"
-        "echo JobState=RUNNING\n"
-    )
-    scontrol.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(controller, "RETRY_S", 0.01)
-    assert job.state_of("7") == (job.RUNNING, True)
-    answer = controller.ask("requeue", "7")
-    assert (answer.status, answer.error) == (1, "Requested operation is presently disabled")
-    (tmp_path / "was").unlink()
-    monkeypatch.setattr(controller, "AWAY_S", 0.0)
-    assert job.state_of("7") == (job.UNKNOWN, True)
-
-
-@pytest.mark.parametrize(
-    ("status", "code"),
-    [(138, Exit.PREEMPTED), (143, Exit.PREEMPTED), (137, Exit.TRAINING), (1, Exit.TRAINING)],
-)
-def test_signals_before_there_is_a_supervisor(run: RunDir, status: int, code: Exit) -> None:
-    assert job.run_exit_code(run, start(), status) == code
-
-
 def test_code_without_version_control(tmp_path: Path) -> None:
     root, target = tmp_path / "project", tmp_path / "copy"
     for name in (
         "train.py",
         "lib/init.sh",
+        "training/data/corpus.py",
         ".venv/bin/python",
         "experiments/a/plan.json",
         "lib/__pycache__/x.pyc",
@@ -297,11 +252,12 @@ def test_code_without_version_control(tmp_path: Path) -> None:
     assert sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()) == [
         "lib/init.sh",
         "train.py",
+        "training/data/corpus.py",
     ]
     assert (code.revision, code.changed, code.sentence()) == (
         None,
         None,
-        "2 files, not under version control",
+        "3 files, not under version control",
     )
 
 
@@ -328,10 +284,12 @@ def test_the_command_line_is_checked_before_anything_is_installed() -> None:
     )
 
 
-def test_a_conda_environment_that_is_active_but_not_used_is_not_the_job_s() -> None:
-    """It may come first on PATH, and the job would take it (python::active)."""
-    assert "CONDA_PREFIX" not in submission._environment({})
-    assert "CONDA_PREFIX" not in submission._environment({"CONDA_PREFIX": sys.prefix})
+def test_a_conda_environment_that_is_not_used_is_not_the_job_s() -> None:
+    """It may come first on PATH, and the job would take it (python::active): also one that is
+    active on the node alone, with --export=NONE."""
+    used = {"CONDA_PREFIX": sys.prefix}
+    assert submission._environment(used)["CONDA_PREFIX"] == sys.prefix
+    assert submission._environment({})["CONDA_PREFIX"] == ""
     found = submission._environment({"CONDA_PREFIX": "/opt/conda"})
     assert (found["VIRTUAL_ENV"], found["CONDA_PREFIX"]) == (sys.prefix, "")
     assert found["PYTHON"] == sys.executable and "DUET_PYTHON" not in found

@@ -104,6 +104,20 @@ def test_what_sbatch_refuses_leaves_nothing(user: User) -> None:
     assert user.runs == []
 
 
+def test_a_job_is_found_in_the_queue_when_sbatch_has_not_answered(
+    user: User, tmp_path: Path
+) -> None:
+    program = tmp_path / "bin/sbatch"
+    program.parent.mkdir()
+    real = shutil.which("sbatch", path=user.slurm.environment["PATH"])
+    program.write_text(f'#!/bin/sh\n{real} "$@" >/dev/null\nexit 1\n')
+    program.chmod(0o755)
+    path = f"{program.parent}:{user.slurm.environment['PATH']}"
+    job = user.job(user.call("./submit_job.sh", *CPU, "--hold", CONFIG, *FLAGS, PATH=path))
+    assert user.slurm.facts(job)["JobName"] == user.run().name
+    assert user.code(user.run())["nodes"] == 1
+
+
 def test_cpu_needs_a_number_of_ranks(user: User) -> None:
     done = user.call("./submit_job.sh", CONFIG, "--device=cpu")
     assert done.returncode == 2
@@ -165,6 +179,13 @@ def test_later_edits_do_not_affect_the_job(user: User) -> None:
     plan = read_json(run.plan) or {}
     assert plan["config"]["seed"] == 4 and plan["config"]["num_iterations"] == 12
     assert "edited later" not in user.log(job) and "training finished" in user.log(job)
+
+
+@pytest.mark.soak
+def test_a_flag_comes_before_a_variable(user: User) -> None:
+    user.end(user.submit("--depth=1", DUET_DEPTH="2"))
+    plan = read_json(user.run().plan) or {}
+    assert plan["config"]["depth"] == 1
 
 
 def test_later_edits_of_a_task_do_not_affect_the_job(user: User) -> None:

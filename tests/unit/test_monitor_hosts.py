@@ -12,7 +12,8 @@ from tests.unit.monitor_runs import Made, look, old
 from training.core import rundir, standing
 from training.core.heartbeat import Heartbeat
 from training.core.rundir import RunDir
-from training.monitor import run_status
+from training.launcher.slurm import controller
+from training.monitor import run_status, slurm_job
 from training.monitor.rank_states import RankStates
 from training.monitor.run_list import RunTable
 from training.monitor.runs import facts
@@ -106,6 +107,38 @@ def test_a_silent_run_of_another_machine_is_never_final(made: Made) -> None:
     assert [r["run"]["state"] for r in every.read()["runs"]] == ["running"]
     made.summary()
     assert [r["run"]["state"] for r in every.read()["runs"]] == ["finished"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "quiet_s", "state"),
+    [
+        ("echo JobState=TIMEOUT", 90, "died"),
+        ("echo JobState=TIMEOUT", 30, "running"),
+        ("echo JobState=RUNNING", 90, "running"),
+        ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", 90, "died"),
+        ("exit 1", 90, "running"),
+    ],
+)
+def test_a_run_whose_slurm_job_has_ended_has_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, quiet_s: float, state: str
+) -> None:
+    """SLURM has killed it: it leaves no record, and its processes cannot be checked."""
+    made = there(Made(tmp_path / "experiments/killed", age_s=200, submission="code_2"))
+    rundir.write_json(made.run.path / "code_2.json", {"job": "7", "cluster": "home"})
+    for file in made.run.path.rglob("*"):
+        old(file, quiet_s)
+    scontrol, calls = tmp_path / "bin/scontrol", tmp_path / "calls"
+    scontrol.parent.mkdir()
+    name = '[ "$2" = config ] && { echo "ClusterName = home"; exit; }'
+    scontrol.write_text(f"#!/bin/sh\n{name}\necho $* >>{calls}\n{answer}\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(controller, "_away", set())
+    controller.local_cluster.cache_clear()
+    found, reason = both(made)
+    assert found == state and ("job 7" in str(reason)) == (state == "died")
+    asked = calls.read_text() if calls.exists() else ""
+    assert asked == ("show job -o 7\n" if quiet_s > slurm_job.QUIET_S else ""), "once"
 
 
 def test_processes_of_another_machine_are_not_those_of_this_one(made: Made) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tests.cases import each
 from tests.unit.conftest import LAUNCH, TRAIN
 from tests.unit.test_summary import plan
 from training.core.next_command import next_command
-from training.core.rundir import RunDir
+from training.core.rundir import RunDir, write_json
 
 STEP = {"kind": "node", "source": "slurm", "nnodes": 2}
 SRUN = {"kind": "rank", "source": "slurm", "nnodes": 1, "world_size": 8, "local_world_size": 4}
@@ -39,3 +40,17 @@ def test_the_ranks_before_some_were_lost(nnodes: int) -> None:
     made: Any = plan(LAUNCH, 6) | {"place": STEP | {"nnodes": nnodes}, "local_ranks": 3}
     command = next_command(made | {"elastic": elastic}, RunDir("experiments/run1"))
     assert command == f"./launch_train.sh {4 if nnodes == 2 else 8} --resume=run1"
+
+
+@pytest.mark.parametrize("name", ["run1", "/elsewhere/run1"])
+def test_a_run_of_a_slurm_job_is_submitted_again(tmp_path: Path, name: str) -> None:
+    run = RunDir(tmp_path / "run1")
+    run.path.mkdir()
+    job = {"name": name, "typed": ["--nodes=2", "--comment=a b"], "again": ["--log_dir=/logs"]}
+    write_json(run.path / "code_2.json", job)
+    made: Any = plan(LAUNCH, 8, out_dir="/x") | {"place": STEP, "submission": "code_2"}
+    selected = "run1" if name == "run1" else run.path
+    flags = f"--nodes=2 '--comment=a b' --log_dir=/logs --resume={selected}"
+    assert next_command(made, run, depth=3) == f"./submit_job.sh {flags} --depth=3"
+    run.path.joinpath("code_2.json").unlink()
+    assert next_command(made | {"local_ranks": 4}, run).startswith("./launch_train.sh 4 ")

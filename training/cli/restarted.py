@@ -8,7 +8,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import log, rundir, standing
+from training.core import find_run, log, rundir, standing
 from training.core.errors import UserError
 from training.core.jsonl import dig, items
 from training.core.messages import msg
@@ -44,7 +44,7 @@ def resume(
 
 def _begun(experiments: Path, args: list[str], agent: StarterRecord) -> rundir.RunDir | None:
     """The newest run of the same command that this torchrun has begun and that is not complete."""
-    for _, path in sorted(rundir.planned(experiments), reverse=True)[:NEWEST]:
+    for _, path in sorted(find_run.planned(experiments), reverse=True)[:NEWEST]:
         run = rundir.RunDir(path)
         plan = rundir.read_json(run.plan)
         if agent in items(dig(plan, "agents")) and dig(plan, "command", "args") == args:

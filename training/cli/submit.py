@@ -4,7 +4,7 @@
 check ARGS…              check the command line, with any Python; writes nothing
 submit ARGS…             check and freeze; prints the folder of the frozen code
 submitted CODE JOB       print how to watch and cancel the job, `NUMBER` or `NUMBER;CLUSTER`
-withdraw CODE            clean up after sbatch refused the job
+withdraw CODE            clean up if sbatch has submitted no job; prints the one it has submitted
 freeze ARGS…             in a job of plain sbatch: like submit
 begin CODE               in a job: write the command of its step to CODE.step
 nodes CODE               in a job with --min_ranks: that step, which runs one step for each node
@@ -151,6 +151,24 @@ def _submitted(frozen: FrozenJob, answer: str) -> None:
     )
 
 
+def _withdraw(frozen: FrozenJob) -> int:
+    """sbatch has not printed a number. slurmctld may have the job: sbatch waits only some seconds
+    for its answer, and the site's own sbatch may drop --parsable."""
+    words = frozen.argv.read_text(encoding="utf-8", errors="surrogateescape").split("\0")
+    on = [word for word in words if word.startswith("--cluster")]
+    job = controller.queued(frozen.code / options.SCRIPT, on)
+    if job is None:
+        console.error(
+            msg("cli.submit.maybe_submitted", path=frozen.run.path, code=int(Exit.RESOURCES))
+        )
+        return Exit.RESOURCES
+    if job:
+        print(job)
+    else:
+        frozen.withdraw()
+    return Exit.DONE
+
+
 def main(argv: list[str]) -> int:
     what, *rest = argv
     try:
@@ -163,7 +181,7 @@ def main(argv: list[str]) -> int:
         elif what == "submitted":
             _submitted(FrozenJob(Path(rest[0])), rest[1])
         elif what == "withdraw":
-            FrozenJob(Path(rest[0])).withdraw()
+            return _withdraw(FrozenJob(Path(rest[0])))
         elif what == "begin":
             frozen = FrozenJob(Path(rest[0]))
             rundir.write_words(frozen.step, job.begin(frozen, os.environ))

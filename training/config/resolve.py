@@ -146,18 +146,22 @@ def _lookup(
     if name in line.flags:
         text, typed = line.flags[name]
         return text, Origin(msg("config.origin.flag", typed=typed), FLAG, typed), True
-    for variable in (PREFIX + name.upper(), fields[name].metadata["env"]):
-        own = variable in INTERNAL or variable == messages.VARIABLE
-        if variable and not own and environ.get(variable) and not _is_of_service(variable, environ):
-            return (
-                environ[variable],
-                Origin(msg("config.origin.variable", variable=variable), VARIABLE, variable),
-                True,
-            )
+    if variable := variable_of(name, fields, environ):
+        shown_as = msg("config.origin.variable", variable=variable)
+        return environ[variable], Origin(shown_as, VARIABLE, variable), True
     for source in (resumed, file):
         if name in source:
             value, origin = source[name]
             return value, Origin(msg("config.origin.file", origin=origin), FILE, origin), False
+    return None
+
+
+def variable_of(name: str, fields: Known, environ: Mapping[str, str]) -> str | None:
+    """The variable that sets a field, unless a flag does."""
+    for variable in (PREFIX + name.upper(), fields[name].metadata["env"]):
+        own = variable in INTERNAL or variable == messages.VARIABLE
+        if variable and not own and environ.get(variable) and not _is_of_service(variable, environ):
+            return str(variable)
     return None
 
 

@@ -205,6 +205,7 @@ PROBLEMS = {
     "slurm.gpus_twice": "GPUs requested by --gres, and by --gpus-per-node in the header",
     "slurm.hostnames": "SLURM does not name the nodes of the job",
     "slurm.late_argument": "sbatch options after the script",
+    "slurm.log_folder": "the folder of a job's log is known only in the job",
     "slurm.no_ranks": "the number of ranks per node is not set",
     "slurm.no_sbatch": "sbatch is not installed",
     "slurm.sbatch_own": "an sbatch option that Duet sets itself",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from training.core import rundir
-from training.core.project import LAUNCH_SCRIPT, typed
+from training.core.project import LAUNCH_SCRIPT, SUBMIT_SCRIPT, typed
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
-    from training.core.contracts.plan import ElasticRecord, PlaceRecord, Plan
+    from training.core.contracts.plan import PlaceRecord, Plan
+    from training.core.contracts.run_files import JobRecord
 
 
 # Fields of a start on several machines, which is typed with the number of ranks of one machine.
@@ -23,6 +24,9 @@ BY_HAND = ("nnodes", "node_rank", "master_addr", "master_port")
 def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
     """The command that resumes `run`, with flags from `changes`. The run keeps its configuration,
     so the command is short."""
+    if job := submission_of(plan, run):
+        name = str(run.path.absolute()) if "/" in job["name"] else run.name
+        return submit_command({**job, "name": name}, **_all_ranks(plan) | changes)
     script, origins = plan["command"]["script"], plan["origins"]
     by_hand = BY_HAND if plan["config"].get("nnodes", 1) > 1 else ()
     machines = [n for n in (*HOSTS, *by_hand) if origins.get(n, "default") != "default"]
@@ -43,16 +47,26 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
         flags.pop("hostfile", None)
         flags["hosts"] = order
     flags["resume"] = known_as(plan, run)
-    if elastic and elastic["lost"]:
-        flags |= _all_ranks(plan["config"], elastic)
+    flags |= _all_ranks(plan)
     if by_hand and place.get("leader"):  # it has taken over the run
         flags |= {"node_rank": 0, "master_addr": place["master_addr"]}
-    flags |= changes
-    return typed(
-        " ".join(
-            [program, *(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())]
-        )
-    )
+    return typed(_with_flags(program, flags | changes))
+
+
+def submission_of(plan: Plan, run: rundir.RunDir) -> JobRecord | None:
+    """The SLURM job that trains by this plan; None without one, or if its record is gone."""
+    name = plan.get("submission")
+    return cast("JobRecord | None", rundir.read_json(run.path / f"{name}.json")) if name else None
+
+
+def submit_command(job: JobRecord, **changes: object) -> str:
+    """The command that submits another job, which resumes the run of this one."""
+    program = f"./{SUBMIT_SCRIPT} {shlex.join([*job['typed'], *job.get('again', [])])}".rstrip()
+    return typed(_with_flags(program, {"resume": job["name"]} | changes))
+
+
+def _with_flags(program: str, flags: Mapping[str, object]) -> str:
+    return " ".join([program, *(f"--{n}={shlex.quote(str(value))}" for n, value in flags.items())])
 
 
 def _of_ranks(ranks: int, place: PlaceRecord | Mapping[str, Any]) -> str:
@@ -74,9 +88,12 @@ def known_as(plan: Plan, run: rundir.RunDir) -> str:
     return str(run.path.absolute()) if elsewhere else run.name
 
 
-def _all_ranks(config: FieldValues, elastic: ElasticRecord) -> FieldValues:
-    """Flags of a start with all planned ranks, after some were lost: the smaller
-    device_batch_size of fewer ranks may not divide the batch of all of them."""
+def _all_ranks(plan: Plan) -> FieldValues:
+    """Flags of a start with all planned ranks, if some were lost: the smaller device_batch_size of
+    fewer ranks may not divide the batch of all of them."""
+    config, elastic = plan["config"], plan.get("elastic")
+    if not elastic or not elastic["lost"]:
+        return {}
     flags: FieldValues = {"min_ranks": elastic["min_ranks"]}
     size = elastic["device_batch_size"]
     if size is not None and size != config["device_batch_size"]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRYPOINT = "train.py"
-LAUNCH_SCRIPT = "launch_train.sh"
+LAUNCH_SCRIPT, SUBMIT_SCRIPT = "launch_train.sh", "submit_job.sh"
 # Installed by pip into site-packages (lib/site/_duet.py).
 INSTALLED = ROOT.name == "duet_home"
 # The folder of experiments/, logs/ and data/: the checkout, or the working directory of an
@@ -32,7 +32,7 @@ _BY_DUET = {
     "train_dual_gpu_enhanced.sh": "duet train-enhanced",
     "train_dual_gpu.sh": "duet train",
     LAUNCH_SCRIPT: "duet launch",
-    "submit_job.sh": "duet submit",
+    SUBMIT_SCRIPT: "duet submit",
     "monitor_training.sh": "duet monitor",
     "duet": "duet",
 }

@@ -16,7 +16,7 @@ from training import tasks
 from training.config.batch import smaller
 from training.core import cause_ids, phases, units
 from training.core.failure_kinds import GONE, SILENT
-from training.core.next_command import next_command
+from training.core.next_command import next_command, submission_of
 from training.core.rundir import RunDir
 from training.core.units import GIB
 from training.diagnose import full_disk, gpu_occupants, hang_advice, rooted, signatures
@@ -221,12 +221,15 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
     now, total = batch["device_sequences"], config["total_batch_size"]
     found: dict[str, object] = {
         "resume_command": command(),
-        "check_command": f"{command()} --check",
         "dry_run_command": f"{command()} --dry_run",
         "now": now,
         "total": total,
         "unit": tasks.task_of(plan)["unit"],
     }
+    if submission_of(plan, run):
+        found["submit_command"] = command()
+    else:
+        found["check_command"] = f"{command()} --check"
     if workers := config.get("num_workers"):
         fewer = workers // 2 if workers > 2 else 0
         found["fewer_workers_command"] = command(num_workers=fewer)

@@ -15,6 +15,7 @@ from training.core.next_command import next_command
 from training.core.run_reader import as_plan
 from training.core.standing import other_host, runs_here
 from training.core.units import duration, plural
+from training.monitor import slurm_job
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import RunStatus
@@ -113,6 +114,8 @@ def judge(seen: RunEvidence) -> tuple[RunStatus, str | None]:
     host = None if run.is_archived else other_host(plan, seen.supervisor)
     if host and (started or stepped):
         quiet = quiet_s(run)
+        if quiet > slurm_job.QUIET_S and (ended := slurm_job.end_of(run, plan)):
+            return DIED, ended + (_resume_hint(seen) if seen.resumable else "")
         return (
             (active, msg("monitor.reason.elsewhere", host=host))
             if quiet < ELSEWHERE_S

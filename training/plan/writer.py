@@ -63,6 +63,8 @@ def write(
                 raise UserError(wrong, Exit.RESOURCES)
             _keep_before(run)
         plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(_new_log(request))}
+        if ROOT.parent == run.path.resolve():  # frozen for a SLURM job
+            plan["submission"] = ROOT.name
         plan["starter"] = standing.identity(starter)
         _write_files(run, plan, place, checks)
     if run.own == run.path and request.place.nnodes > 1:

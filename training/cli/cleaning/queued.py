@@ -14,11 +14,6 @@ from training.monitor.run_status import DIED, ELSEWHERE_S, STOPPED
 from training.monitor.runs.facts import RunFacts
 
 QUEUED = ("submitted", "requeue")
-# states of a job that does not start again
-OVER = (
-    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
-    *("PREEMPTED", "REVOKED", "TIMEOUT"),
-)
 
 
 def reason(run: RunFacts) -> str:
@@ -38,8 +33,8 @@ def reason(run: RunFacts) -> str:
 
     cluster = text({**record, **newest}.get("cluster")) or ""
     state = slurm_job.state_elsewhere(job, cluster)
-    if state != slurm_job.UNKNOWN:
-        return "" if state in OVER else msg("cli.clean.queued", job=job, state=state)
+    if state not in (slurm_job.UNKNOWN, slurm_job.FORGOTTEN):
+        return "" if state in slurm_job.OVER else msg("cli.clean.queued", job=job, state=state)
     # this machine has no SLURM, for example
     return (
         msg("cli.clean.queued_unknown", job=job) if waits and time.time() - at < ELSEWHERE_S else ""

@@ -294,8 +294,9 @@ class JobRecord(TypedDict):
     """code.json of a SLURM job."""
 
     created: float  # unix s
-    name: str
+    name: str  # what selects the run without --out_dir: its name or path
     typed: list[str]
+    again: NotRequired[list[str]]  # flags that a resume does not keep
     code: CodeRecord
     new_run: bool
     nodes: int

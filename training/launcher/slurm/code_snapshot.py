@@ -119,10 +119,11 @@ def _has_login(file: Path) -> bool:
 
 def _walk(root: Path) -> Iterator[str]:
     for folder, folders, files in os.walk(root):
+        left_out = NO_CODE if Path(folder) == root else set()  # training/data is code
         folders[:] = sorted(
             name
             for name in folders
-            if name not in NO_CODE and name != "__pycache__" and not name.startswith(".")
+            if name not in left_out and name != "__pycache__" and not name.startswith(".")
         )
         yield from (os.path.relpath(os.path.join(folder, name), root) for name in files)
 

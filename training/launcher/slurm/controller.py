@@ -1,11 +1,13 @@
-"""Questions and requests to slurmctld, by scontrol."""
+"""Questions and requests to slurmctld, by scontrol and squeue."""
 
 from __future__ import annotations
 
 import functools
+import os
 import re
 import subprocess
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 LIMIT_S = 60  # for an answer of slurmctld, which may be busy
@@ -42,10 +44,10 @@ def ask(*words: str) -> Answer:
         time.sleep(RETRY_S)
 
 
-def ask_once(*words: str) -> Answer:
+def ask_once(*words: str, by: str = "scontrol") -> Answer:
     try:
         done = subprocess.run(
-            ["scontrol", *words], capture_output=True, text=True, timeout=LIMIT_S, check=False
+            [by, *words], capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Answer(1, "", str(error))
@@ -61,6 +63,20 @@ def ask_if_there(*words: str, on: tuple[str, ...] = ()) -> Answer:
     if answer.status and AWAY.search(answer.error):
         _away.add(on)
     return answer
+
+
+def queued(script: Path, on: list[str]) -> str | None:
+    """`NUMBER` or `NUMBER;CLUSTER` of this user's job with this script, "" if there is none; None
+    without an answer. `on`: options of another cluster."""
+    answer = ask_once(*on, "-h", "-u", str(os.getuid()), "-o", "%A %o", by="squeue")
+    cluster = ""
+    for line in answer.out.splitlines():
+        number, _, command = line.partition(" ")
+        if number == "CLUSTER:":
+            cluster = f";{command.strip()}"
+        elif command.startswith(str(script)):
+            return number + cluster
+    return None if answer.status else ""
 
 
 @functools.cache

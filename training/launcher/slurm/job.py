@@ -7,17 +7,19 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from training.core import cause_ids, log, manifest, rundir
 from training.core.errors import EXIT_MEANING, Exit
+from training.core.failure_kinds import GONE, SILENT
+from training.core.jsonl import Record
 from training.core.messages import msg
+from training.core.next_command import submit_command
 from training.core.project import LAUNCH_SCRIPT, ROOT
 from training.core.units import plural
 from training.launcher.hosts.conductor import TOGETHER_S
 from training.launcher.slurm import controller, options
 from training.launcher.slurm.submission import FrozenJob
-from training.plan.cli_args import command
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import JobStart
@@ -26,6 +28,12 @@ LAST_NODE_S = int(TOGETHER_S)  # between the end of the first supervisor and the
 # of srun; the one task starts all ranks: it must not be bound to the core of one task
 STEP = ("--cpu-bind=none", "--export=ALL")
 RUNNING, UNKNOWN = "RUNNING", "unknown"  # states of a job; the second one without an answer
+FORGOTTEN = "forgotten"  # ended longer than MinJobAge ago (300 s by default)
+# states of a job that does not start again
+OVER = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "TIMEOUT"),
+)
 FROM_SIGNAL = 128  # added by a shell, and srun, to the number of the signal that ended a process
 
 
@@ -117,32 +125,34 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
     `stopped`: SLURM has signalled the batch script, so the job was cancelled, or SLURM requeues it
     itself (preemption, `scontrol requeue`)."""
     facts, job, run = frozen.facts(), environ["SLURM_JOB_ID"], frozen.run
-    again = command(options.SCRIPT, [*facts["typed"], f"--resume={facts['name']}"])
-    resume = msg("launcher.slurm.resume", command=again)
-    elastic = facts.get("elastic") is not None
-    code = run_exit_code(run, facts["starts"][-1], status, elastic=elastic)
+    resume = msg("launcher.slurm.resume", command=submit_command(facts))
+    start, elastic = facts["starts"][-1], facts.get("elastic") is not None
+    code = run_exit_code(run, start, status, elastic=elastic)
     if code == Exit.DONE:
         return code
-    if code != Exit.PREEMPTED:
-        log.error(
-            msg(
-                "launcher.slurm.not_requeued",
-                job=job,
-                meaning=EXIT_MEANING[code],
-                code=int(code),
-                resume=resume,
-            )
-        )
+    record = failure_of_start(run, start, elastic=elastic)
+    meaning = EXIT_MEANING[code]
+    if record and record.get("kind") in (SILENT, GONE):
+        meaning = str(record["summary"])  # names the node
+    ends = msg(
+        "launcher.slurm.not_requeued", job=job, meaning=meaning, code=int(code), resume=resume
+    )
+    # SLURM itself requeues only after SlurmdTimeout, when the job has ended.
+    silent = record is not None and record.get("kind") == SILENT
+    if code != Exit.PREEMPTED and not silent:
+        log.error(ends)
         return code
-    state, may = state_of(job)
-    if stopped or state not in (RUNNING, UNKNOWN):
-        log.warning(msg("launcher.slurm.ends_job", job=job, state=state, resume=resume))
+    state = state_of(job)
+    if stopped or state.name not in (RUNNING, UNKNOWN):
+        log.warning(msg("launcher.slurm.ends_job", job=job, state=state.name, resume=resume))
         return code
     step = saved_step(run)
-    if [start["step"] for start in facts["starts"][-2:]] == [step, step]:
-        log.error(msg("launcher.slurm.no_progress", job=job, step=step, resume=resume))
+    stuck = [start["step"] for start in facts["starts"][-2:]] == [step, step]
+    if stuck and not state.preempted:
+        without = msg("launcher.slurm.no_progress", job=job, step=step, resume=resume)
+        log.error(ends if silent else without)
         return code
-    problem = msg("launcher.slurm.no_requeue") if not may else requeue(run, job, step)
+    problem = msg("launcher.slurm.no_requeue") if not state.requeues else requeue(run, job, step)
     if problem:
         log.warning(msg("launcher.slurm.cannot_requeue", job=job, problem=problem, resume=resume))
     return code
@@ -156,14 +166,10 @@ def run_exit_code(
     ending the run, and the status is that of the run (training.launcher.slurm.node_steps)."""
     if status == 0:
         return Exit.DONE
-    others = sorted(run.path.glob(f"node*/{run.failure.name}"))
-    records = [rundir.read_json(path) or {} for path in (run.failure, *(() if elastic else others))]
-    if recorded := [record for record in records if record.get("time", 0) >= start["time"]]:
+    if record := failure_of_start(run, start, elastic=elastic):
         # Ranks that were too slow to save after a stop request: the last checkpoint can be resumed.
         return (
-            Exit.PREEMPTED
-            if recorded[0]["cause"] == cause_ids.PREEMPTED
-            else Exit(recorded[0]["exit_code"])
+            Exit.PREEMPTED if record["cause"] == cause_ids.PREEMPTED else Exit(record["exit_code"])
         )
     if status in EXIT_MEANING:
         return Exit(status)
@@ -180,21 +186,45 @@ def run_exit_code(
     return Exit.PREEMPTED if early else Exit.TRAINING
 
 
+def failure_of_start(
+    run: rundir.RunDir, start: JobStart, *, elastic: bool = False
+) -> Record | None:
+    """The failure that this start has recorded, on the first node if it has one."""
+    others = sorted(run.path.glob(f"node*/{run.failure.name}"))
+    records = [rundir.read_json(path) or {} for path in (run.failure, *(() if elastic else others))]
+    return next((record for record in records if record.get("time", 0) >= start["time"]), None)
+
+
 def saved_step(run: rundir.RunDir) -> int:
     newest = manifest.newest(run.checkpoints)
     return int(newest["step"]) if newest else 0
 
 
-def state_of(job: str) -> tuple[str, bool]:
-    """(state of the job, may it be requeued). Waits for a slurmctld that is away."""
+class State(NamedTuple):
+    """State of a job."""
+
+    name: str  # RUNNING, …
+    requeues: bool  # it may be requeued
+    preempted: bool  # since its start: with a GraceTime it is still RUNNING
+
+
+def state_of(job: str) -> State:
+    """Waits for a slurmctld that is away."""
     text = controller.ask("show", "job", "-o", job).out
-    return _state(text), "Requeue=0" not in text.split()
+    begun, preempted = (_time(text, name) for name in ("StartTime", "PreemptTime"))
+    return State(_state(text), "Requeue=0" not in text.split(), "" < begun <= preempted)
+
+
+def _time(text: str, name: str) -> str:
+    """Such as 2026-11-30T05:45:22, "": none."""
+    found = re.search(rf"\b{name}=(\d{{4}}-\S+)", text)
+    return found[1] if found else ""
 
 
 def state_elsewhere(job: str, cluster: str) -> str:
     """The state of a job of any cluster, "": that of this machine, as far as it is known now."""
-    on = controller.on_cluster(cluster)
-    return _state(controller.ask_if_there("show", "job", "-o", job, on=on).out)
+    answer = controller.ask_if_there("show", "job", "-o", job, on=controller.on_cluster(cluster))
+    return FORGOTTEN if "Invalid job id" in answer.error else _state(answer.out)
 
 
 def _state(text: str) -> str:

@@ -10,7 +10,7 @@ from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT, ROOT
 from training.core.units import plural
 from training.host import topology
-from training.launcher.slurm import options, requested
+from training.launcher.slurm import log_files, options, requested
 from training.plan.cli_args import QUICKSTART, command
 from training.plan.request import Request, read
 
@@ -64,7 +64,7 @@ def typed(
 ) -> tuple[Request, options.SplitArgs, int, int]:
     """(request, command line, nodes, ranks on each) as typed by hand, checked. Raises UserError."""
     line, script = options.split(args), ROOT / options.SCRIPT
-    line.problems += requested.refused_variables(environ)
+    line.problems += [*requested.refused_variables(environ), *log_files.problems(line)]
     nodes, ranks = requested.nodes(line, script), requested.ranks(line, script, environ)
     if not ranks:
         line.problems.append(_no_ranks(line, msg("launcher.slurm.gres_no_gpus")))

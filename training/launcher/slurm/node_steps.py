@@ -261,7 +261,7 @@ def _launched(launch: list[str]) -> int:
 
 def _may_be_lost(address: tuple[str, int], number: str) -> bool:
     """Has the running job perhaps no batch script?"""
-    return not _answers(address) and job.state_of(number)[0] in (job.RUNNING, job.UNKNOWN)
+    return not _answers(address) and job.state_of(number).name in (job.RUNNING, job.UNKNOWN)
 
 
 def _answers(address: tuple[str, int]) -> bool:

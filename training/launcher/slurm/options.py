@@ -12,10 +12,11 @@ from training.config.schema import FIELDS, kind
 from training.config.translate import RANKS as NUMBER
 from training.core.errors import Problem
 from training.core.messages import msg
+from training.core.project import SUBMIT_SCRIPT
 from training.core.suggest import suggest
 from training.plan.cli_args import MAX_RANKS, QUICKSTART
 
-SCRIPT = "submit_job.sh"
+SCRIPT = SUBMIT_SCRIPT
 RANKS, MORE = "ranks-per-node", "sbatch"
 NO_GRES, NO_GPUS_PER_NODE = "--gres=none", "--gpus-per-node=0"
 NO_KILL, KILL = "--no-kill", "--no-kill=off"  # does a failed node end the job?

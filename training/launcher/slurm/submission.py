@@ -21,13 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from training.config import flags
+from training.config import flags, resolve
 from training.config.schema import FIELDS, of_the_run
 from training.core import manifest, rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.project import ROOT, WORK
-from training.launcher.slurm import code_snapshot, options, requested
+from training.launcher.slurm import code_snapshot, log_files, options, requested
 from training.plan.request import Request
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ def _write(
     code = code_snapshot.take(ROOT, frozen.code, without=results)
     (WORK / "data").mkdir(exist_ok=True)
     (frozen.code / "data").symlink_to(WORK / "data")  # texts that are already prepared
-    # SLURM does not create the folder of its log: the job would fail without a message
     request.logs.mkdir(parents=True, exist_ok=True)
+    log_files.make_folders(line)
     task, linked = _frozen_task(frozen, request.kind.file), list[str]()
     if task and task.is_relative_to(frozen.code):
         folder = task.parent.relative_to(frozen.code)
@@ -125,14 +125,15 @@ def _write(
     rundir.write_words(frozen.argv, sbatch(frozen, request, line, nodes, ranks))
     facts: JobRecord = {
         "created": time.time(),
-        "name": run.name if request.origins["out_dir"] == "default" else str(run.path),
+        "name": run.name if _in_default_folder(request, run) else str(run.path),
         "typed": line.typed if job is None else requested.of_this_job(nodes, ranks, environ),
+        "again": [] if request.origins["log_dir"] == "default" else [f"--log_dir={request.logs}"],
         "code": code.record(),
         "new_run": not request.resume_from,
         "nodes": nodes,
         "ranks_per_node": ranks,
         "elastic": elastic(request, nodes, ranks, job is None and options.KILL not in line.sbatch),
-        "flags": _flags(request, line, task),
+        "flags": _flags(request, line, task, environ),
         "linked": linked,
         "live_task": str(request.kind.file) if request.kind.file and task is None else None,
         "out_dir": str(request.experiments),
@@ -141,6 +142,12 @@ def _write(
         "starts": [],
     }
     rundir.write_json(frozen.record, facts)  # written last: it marks the submission as complete
+
+
+def _in_default_folder(request: Request, run: rundir.RunDir) -> bool:
+    """A run that is resumed by its path may be elsewhere."""
+    inside = run.path.parent.resolve() == request.experiments.resolve()
+    return inside and request.origins["out_dir"] == "default"
 
 
 def _frozen_task(frozen: FrozenJob, file: Path | None) -> Path | None:
@@ -181,26 +188,30 @@ def _plan(
         "ranks": ranks,
         "run_name": frozen.run.name,
         "run_dir": str(frozen.run.path),
+        "submission": frozen.code.name,
     }
 
 
-def _flags(request: Request, line: options.SplitArgs, task: Path | None) -> list[str]:
+def _flags(
+    request: Request, line: options.SplitArgs, task: Path | None, environ: Mapping[str, str]
+) -> list[str]:
     """Flags of each start of the job beside --resume: those that a resumed run does not keep, or is
     to change."""
-    if request.resume_from:
-        given = flags.parse(line.training, request.kind.fields).flags
-        chosen = {
-            n: text
-            for n, (text, _) in given.items()
-            if n in request.kind.fields and n not in ("resume", "run_name", "out_dir", "log_dir")
-        }
-        chosen |= {"task": str(task)} if task else {}
-    else:
+    fields = request.kind.fields
+    chosen: dict[str, object] = {
+        n: text
+        for n, (text, _) in flags.parse(line.training, fields).flags.items()
+        if n in fields and n not in ("resume", "run_name", "out_dir", "log_dir")
+    }
+    chosen |= {"task": task} if task else {}
+    if not request.resume_from:
+        # The job has the variables of the submission, which come before what a resumed run keeps.
+        chosen = {n: v for n, v in chosen.items() if resolve.variable_of(n, fields, environ)}
         config = request.config
         launch = [
             n for n in FIELDS if FIELDS[n].metadata["group"] == "launch" and not of_the_run(n)
         ]
-        chosen = {n: getattr(config, n) for n in launch if getattr(config, n) != FIELDS[n].default}
+        chosen |= {n: getattr(config, n) for n in launch if getattr(config, n) != FIELDS[n].default}
     return [
         f"--{name}={value}"
         for name, value in chosen.items()
@@ -215,8 +226,8 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     found = {"VIRTUAL_ENV": sys.prefix, "PYTHON": sys.executable}
     if environ.get("DUET_PYTHON"):
         found["DUET_PYTHON"] = sys.executable  # also with --export=NONE
-    if environ.get("CONDA_PREFIX", sys.prefix) != sys.prefix:
-        found["CONDA_PREFIX"] = ""  # an active one that is not used: it may come first on PATH
+    # One that is not used may come first on PATH; with --export=NONE that of the user's profile.
+    found["CONDA_PREFIX"] = sys.prefix if environ.get("CONDA_PREFIX") == sys.prefix else ""
     if environ.get("TORCH_LOCAL_PATH"):
         found["TORCH_LOCAL_PATH"] = ""
         found |= {
@@ -242,4 +253,6 @@ def sbatch(
     given = [f"--{name}={value}" for name, value in defaults.items() if line.option(name) is None]
     if elastic(request, nodes, ranks):
         given.append(options.NO_KILL)  # before the user's options, which may switch it off
-    return ["sbatch", "--parsable", *given, *line.sbatch, str(frozen.code / options.SCRIPT)]
+    # SLURM runs a copy of the script, which cannot know where the code is.
+    script = [str(frozen.code / options.SCRIPT), f"--frozen={frozen.code}"]
+    return ["sbatch", "--parsable", *given, *line.sbatch, *script]
