@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from training.core import manifest, umask
+from training.core.matching import matching
 from training.core.messages import msg
 from training.core.work_folder import sync
 
@@ -31,9 +32,9 @@ def new_work(folder: Path, step: int) -> Path:
 def cut_saves(folder: Path) -> list[int]:
     """Steps whose checkpoint a killed process had begun to write. A complete one of the same step
     has replaced an older one, whose removal was cut."""
-    found = [WRITTEN.fullmatch(path.name) for path in folder.glob(f"{manifest.TEMPORARY}*")]
+    found = [WRITTEN.fullmatch(path.name) for path in matching(folder, f"{manifest.TEMPORARY}*")]
     return sorted(
-        {int(cut["step"]) for cut in found if cut and not (folder / cut["name"]).exists()}
+        {int(cut["step"]) for cut in found if cut and not os.path.exists(folder / cut["name"])}
     )
 
 

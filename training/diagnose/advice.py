@@ -16,6 +16,7 @@ from training import tasks
 from training.config.batch import smaller
 from training.core import cause_ids, phases, units
 from training.core.failure_kinds import GONE, SILENT
+from training.core.matching import matching
 from training.core.next_command import next_command
 from training.core.rundir import RunDir
 from training.core.units import GIB
@@ -188,7 +189,7 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
             "run": shlex.quote(str(run.path)),
             "ranks_folder": shlex.quote(str(run.ranks)),
         }
-    if crashed := [shlex.quote(str(p)) for p in sorted(run.ranks.glob("rank*.stacks")) if _size(p)]:
+    if crashed := [shlex.quote(str(p)) for p in matching(run.ranks, "rank*.stacks") if _size(p)]:
         found[CRASH_STACKS] = " ".join(crashed[:STACKS])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found["nofile"] = soft

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from training.core import jsonl, run_reader, rundir
 from training.core.errors import RunStopped
+from training.core.matching import matching
 from training.core.plain_text import shortened
 from training.diagnose import traceback
 from training.diagnose.exception_cause import EXITED, LEFT
@@ -53,8 +54,9 @@ def original(error: RankErrorRecord) -> RankErrorRecord:
 
 def of_all(run: rundir.RunDir, printed: Mapping[int, str] = NONE) -> list[RankErrorRecord]:
     """`printed`: rank → `TYPE: MESSAGE at FILE:LINE` of ranks that could not write their file."""
-    files = (*run.ranks.glob("rank*.error.json"), *run.ranks.glob("rank*.torchelastic.json"))
-    ranks = {int(number) for p in files if (number := p.name[4:].partition(".")[0]).isdecimal()}
+    names = [p.name for p in matching(run.ranks, "rank*.json")]
+    reports = (n for n in names if n.endswith((".error.json", ".torchelastic.json")))
+    ranks = {int(number) for n in reports if (number := n[4:].partition(".")[0]).isdecimal()}
     written = [error for rank in sorted(ranks) if (error := of_rank(run, rank))]
     known = {error["rank"] for error in written}
     return written + [_printed(rank, text) for rank, text in printed.items() if rank not in known]

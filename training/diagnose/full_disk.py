@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import cause_ids
+from training.core import cause_ids, find_run
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import EndRecord, RankErrorRecord
@@ -19,7 +19,7 @@ _SAVES = re.compile(r"torch[./]save\b|/torch/serialization\.py|safetensors|save_
 def folder(error: RankErrorRecord) -> Path | None:
     """The innermost existing folder of the file; None where the error names no file."""
     file = error.get("file")
-    return next((p for p in Path(file).parents if p.is_dir()), None) if file else None
+    return next((p for p in Path(file).parents if find_run.is_folder(p)), None) if file else None
 
 
 def elsewhere(error: RankErrorRecord, run: RunDir) -> bool:

@@ -7,7 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from training.core import cause_ids, exit_status, heartbeat, rundir
+from training.core import cause_ids, exit_status, find_run, heartbeat, rundir
 from training.core.errors import RANK_DISK_FULL, Exit
 from training.core.messages import msg
 from training.core.plain_text import one_line, plain
@@ -149,7 +149,9 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "evidence": found.evidence()
         if found
         else rank_log.last_lines(log, outcome.log_from.get(log, 0)),
-        "log": plan.get("log_file") or str(log) if lost or not log.exists() else str(log),
+        "log": plan.get("log_file") or str(log)
+        if lost or not find_run.exists(log)
+        else str(log),
         "torn_down": outcome.torn_down,
         "launch": plan["launch"],
         "time": time.time(),

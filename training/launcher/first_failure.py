@@ -6,7 +6,7 @@ import functools
 import signal
 import time
 
-from training.core import exit_status, log
+from training.core import exit_status, find_run, log
 from training.core.errors import Exit
 from training.core.failure_kinds import SILENT
 from training.core.messages import msg
@@ -88,7 +88,7 @@ class FirstFailure:
     def _at_exit(self, child: Child, status: int) -> bool:
         """Has its script ended, and then threads or libraries have crashed?"""
         ended = self._state.run.ranks / f"rank{child.rank}.ended"
-        return -status in (signal.SIGABRT, signal.SIGSEGV) and ended.exists()
+        return -status in (signal.SIGABRT, signal.SIGSEGV) and find_run.exists(ended)
 
     def of_stop_exit(self, child: Child, status: int) -> None:
         """A rank of a script has exited with the status of a stop request, without one."""
