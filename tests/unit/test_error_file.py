@@ -130,6 +130,18 @@ def test_an_error_is_written_without_the_memory_that_cannot_be_kept(
     assert "CUDA out of memory" in run.rank_log(1).read_text()
 
 
+def test_the_traceback_is_logged_before_anything_that_takes_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL may abort the rank meanwhile."""
+    run, logged = RunDir(tmp_path), []
+    run.create()
+    keep = lambda *_: logged.append(run.rank_log(1).read_text())  # noqa: E731
+    monkeypatch.setattr(memory_snapshot, "keep", keep)
+    error_file.record(run, 1, RuntimeError("planted"))
+    assert logged == ["RuntimeError: planted\n"] == [run.rank_log(1).read_text()]
+
+
 def block(size: int, state: str) -> dict[str, object]:
     return {"size": size, "state": state, "address": 0, "frames": []}
 

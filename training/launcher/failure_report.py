@@ -149,9 +149,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "evidence": found.evidence()
         if found
         else rank_log.last_lines(log, outcome.log_from.get(log, 0)),
-        "log": plan.get("log_file") or str(log)
-        if lost or not find_run.exists(log)
-        else str(log),
+        "log": plan.get("log_file") or str(log) if lost or not find_run.exists(log) else str(log),
         "torn_down": outcome.torn_down,
         "launch": plan["launch"],
         "time": time.time(),

@@ -38,21 +38,32 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
     facts = _facts(run, rank, error)
     status = RANK_DISK_FULL if facts["disk_full"] else RANK_FAILED
     text = "".join(facts["traceback"])
+    logged = _log(run, rank, text)
     if memory := _memory(run, rank, error):
         facts["memory"] = memory
     if call := flight_recorder_server.last_call():
         facts["collective"] = call
     try:
         rundir.write_json(run.rank_error(rank), facts)
-        with run.rank_log(rank).open("a") as log:
-            log.write(text)
-        return status
-    except OSError:  # the disk is full, probably the cause itself: use the console
-        if facts["disk_full"]:
-            text = f"{error}\n"
-    sys.stderr.write(text)
+        if logged:
+            return status
+    except OSError:
+        pass
+    # the disk is full, probably the cause itself: use the console
+    sys.stderr.write(f"{error}\n" if facts["disk_full"] else text)
     sys.stderr.flush()
     return status
+
+
+def _log(run: rundir.RunDir, rank: int, text: str) -> bool:
+    """First, and without waiting for the disk: after an error of CUDA, NCCL may abort this process
+    before its report is written."""
+    try:
+        with run.rank_log(rank).open("a") as log:
+            log.write(text)
+        return True
+    except OSError:
+        return False
 
 
 def _memory(run: rundir.RunDir, rank: int, error: BaseException) -> ExhaustedMemoryRecord | None:
