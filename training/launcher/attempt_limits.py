@@ -33,7 +33,7 @@ class AttemptLimits:
         stop: StopRequests,
     ) -> None:
         self._state, self._children, self._failure, self._stop = state, children, failure, stop
-        self._raised = RaisedRanks(state.run)
+        self._raised = RaisedRanks(state.run, ours=state.outcome.ours)
         self._gone = timeouts.Gone(float(state.plan["config"]["hang_timeout"]))
 
     def check(self) -> None:
@@ -44,7 +44,7 @@ class AttemptLimits:
             return
         if exited := self._overdue_stop_exit(now):
             self._failure.of_rank(*exited)
-        if outcome.guilty is None and self._stop.asked_at is None and not outcome.ours:
+        if outcome.guilty is None and self._stop.asked_at is None:
             self._end_after_exception()
         if outcome.failed_at is not None and now - outcome.failed_at > timeouts.grace_s(
             outcome.guilty
@@ -116,8 +116,7 @@ class AttemptLimits:
         return (child, status) if now - at > timeouts.PEER_GRACE_S and others_run else None
 
     def _end_after_exception(self) -> None:
-        """The process of a script that has raised may stay, and the other ranks need not wait for
-        it."""
+        """The process of a rank that has raised may stay, and the others need not wait for it."""
         elsewhere = bool(self._state.others.running())
         for rank in self._raised.overdue(self._children.pids(), elsewhere=elsewhere):
             if self._failure.of_raised(rank):
