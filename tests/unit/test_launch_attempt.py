@@ -357,8 +357,7 @@ def test_a_rank_that_has_reported_its_error_but_cannot_exit(
     monkeypatch.setattr(timeouts, "RAISED_OWN_S", 3600.0 if by_hang else 0.1)
     monkeypatch.setattr(timeouts, "PEER_GRACE_S", 0.1)
     tried = start(
-        f"beat('forward'); Path({str(run.rank_error(0))!r}).write_text({report!r})\n"
-        "time.sleep(600)"
+        f"beat('forward'); Path({str(run.rank_error(0))!r}).write_text({report!r})\ntime.sleep(600)"
     )
     found = HangFinding("hang", None, None, "all ranks wait for each other", {}, {}, 75.0)
 

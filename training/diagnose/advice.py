@@ -45,6 +45,8 @@ CRASH_STACKS = "crash_stacks"  # value: their files
 RANK_STACKS = "stacks"  # value: their folder; only of runs of Duet
 # Whether the card has the kernel's messages: empty values, one of which is known.
 KERNEL_READ, KERNEL_UNREAD = "kernel_read", "kernel_unread"
+# An empty value: only the general advice is about restoring a GPU.
+GPU_RESET, RESTORES = "gpu_reset", re.compile(r"\b(reset|reboot)\b")
 FORMAT = string.Formatter()
 
 
@@ -61,10 +63,20 @@ def advice(
     signatures without any."""
     known = signatures.causes().get(cause) or signatures.causes()[cause_ids.UNKNOWN]
     special = filled(signature.advice, groups) if signature and _is_of(signature, cause) else []
-    if run_values and (own := filled(known.ours, {**groups, **run_values})):
+    restores = _restores(signature, cause)
+    general = {} if restores else {GPU_RESET: ""}
+    if run_values and (own := filled(known.ours, {**general, **groups, **run_values})):
         special = [s for s in special if not _repeats(s, own, known.same)]
-        return _first_ones([*special, *own] if cause in GENERAL else [*own, *special])
+        first = cause in GENERAL or restores
+        return _first_ones([*special, *own] if first else [*own, *special])
     return _first_ones(special or filled(known.advice, groups))
+
+
+def _restores(signature: Signature | None, cause: str) -> bool:
+    """Does the signature have its own advice on how a failed GPU is restored?"""
+    if signature is None or not signature.cause == cause == cause_ids.GPU_HARDWARE:
+        return False
+    return any(map(RESTORES.search, signature.advice.en))
 
 
 def _is_of(signature: Signature, cause: str) -> bool:
