@@ -26,6 +26,8 @@ from training.diagnose import result, signatures
 from training.host import kernel_log
 from training.host.kernel_log import KernelLog
 from training.host.xid_events import XidEvent
+from training.launcher import failure_report
+from training.watchdog.rank_exit import RankExit
 
 # as an NVSwitch machine reports the end of rank 1 within a collective by NVLS
 NVLS = "\n".join(
@@ -145,6 +147,27 @@ def test_an_error_of_a_gpu_after_a_reported_exception_is_of_its_end(run: RunDir)
     assert verdict(failed(run, "", 1, xids=told)) == ("exception", "error", 1)
     told.events = [replace(one, time=4.0) for one in told.events]
     assert verdict(failed(run, "", 1, xids=told))[0] == "gpu_hardware"
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_the_rank_of_a_lost_gpu_is_blamed_not_its_peer_which_failed_first(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, reported: bool
+) -> None:
+    gone = "GPU 1 is no longer visible"
+    monkeypatch.setattr(failure_report, "_lost_gpus", lambda *_: (gone, (1,)))
+    report_error(run, 0, "AcceleratorError", "CUDA error: unknown error", time=1.0)
+    if reported:
+        report_error(run, 1, "AcceleratorError", "CUDA error: unspecified launch failure", time=2.0)
+    for rank in (0, 1):
+        run.rank_log(rank).write_text(f"of rank {rank}\n")
+    death = RankExit("error", 0, "model.py:0", "CUDA error: unknown error")
+    record = failed(run, "", 1, guilty=(0, 1), here=(0, 1), death=death)
+    assert verdict(record) == ("gpu_hardware", "error" if reported else "died", 1)
+    assert record["where"] == ("model.py:1" if reported else None)
+    assert (record["summary"], record["evidence"]) == (gone, ["of rank 1"])
+    assert record["log"] == str(run.rank_log(1))
+    report_error(run, 0, "OSError", "[Errno 28] No space left on device", disk_full=True)
+    assert verdict(failed(run, "", 1, guilty=(0, 1), here=(0, 1)))[0::2] == ("disk_full", 0)
 
 
 @pytest.mark.parametrize(
