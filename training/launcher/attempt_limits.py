@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 
-from training.core import heartbeat, log, phases
+from training.core import checkpoint_folder, heartbeat, log, phases
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.launcher import timeouts
@@ -46,9 +46,7 @@ class AttemptLimits:
             self._failure.of_rank(*exited)
         if outcome.guilty is None and self._stop.asked_at is None:
             self._end_after_exception()
-        if outcome.failed_at is not None and now - outcome.failed_at > timeouts.grace_s(
-            outcome.guilty
-        ):
+        if outcome.failed_at is not None and now - outcome.failed_at > self._grace_s():
             asked_at = self._stop.asked_at
             if asked_at is not None and outcome.failed_at < asked_at:
                 self._children.kill_finished()  # the failure came before the request to stop
@@ -79,6 +77,14 @@ class AttemptLimits:
             else:
                 outcome.stalled, outcome.phases = found, state.phases()
                 self._stop.after_hang(found.sentence())
+
+    def _grace_s(self) -> float:
+        """The grace of the other ranks after a failure, with time for a checkpoint of rank 0."""
+        outcome, usual = self._state.outcome, timeouts.grace_s(self._state.outcome.guilty)
+        if not outcome.ours or 0 not in self._children.pids():
+            return usual
+        saves = checkpoint_folder.cut_saves(self._state.run.checkpoints)
+        return max(usual, checkpoint_folder.LEAVE_S) if saves else usual
 
     def _keep_stalled(self, beats: Beats) -> None:
         """What ranks do that are killed because they ignore a stop request: perhaps the user has

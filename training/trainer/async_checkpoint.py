@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 PHASE = "checkpoint"  # heartbeat phase
 POLL_S = 0.1
 SAY_AFTER_S = 2.0
-LEAVE_S = 10.0  # time limit after a failure for a checkpoint already being written
 
 
 class AsyncCheckpointer:
@@ -78,7 +77,7 @@ class AsyncCheckpointer:
         if kind is None:
             self._finish()
         elif self._thread is not None:
-            self._thread.join(LEAVE_S)
+            self._thread.join(checkpoint_folder.LEAVE_S)
 
     def save(
         self, position: TrainProgress, state: TensorTree, facts: ManifestRecord, *, required: bool
