@@ -215,6 +215,20 @@ def test_a_run_that_stops_on_a_full_disk_is_not_a_rejected_input(
     assert failure_report.failure(rejected, run, PLAN)["cause"] == "config_error"
 
 
+class CompilerFailed(RuntimeError):
+    """As InductorError of torch, which is raised from None."""
+
+    def __init__(self, inner: Exception) -> None:
+        super().__init__(f"{type(inner).__name__}: {inner}")
+        self.inner_exception = inner
+
+
+def raised_from(cause: Exception) -> Exception:
+    error = RuntimeError("of torch")
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "file"),
     [
@@ -223,6 +237,9 @@ def test_a_run_that_stops_on_a_full_disk_is_not_a_rejected_input(
         (OSError(errno.ENOSPC, "full"), None),
         (OSError(errno.EBADF, "bad", 3), None),
         (ValueError("x"), None),
+        (CompilerFailed(OSError(errno.ENOSPC, "full", "/tmp/x")), "/tmp/x"),
+        (CompilerFailed(OSError(errno.ENOENT, "missing", "/tmp/x")), None),
+        (raised_from(OSError(errno.EDQUOT, "full", "/tmp/x")), "/tmp/x"),
     ],
 )
 def test_the_file_of_an_error(tmp_path: Path, error: Exception, file: str | None) -> None:

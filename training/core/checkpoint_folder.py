@@ -31,8 +31,8 @@ def new_work(folder: Path, step: int) -> Path:
 
 
 def cut_saves(folder: Path) -> list[int]:
-    """Steps whose checkpoint is being written, or was when its process was killed. A complete one of
-    the same step has replaced an older one, whose removal was cut."""
+    """Steps whose checkpoint is being written, or was when its process was killed. A complete one
+    of the same step has replaced an older one, whose removal was cut."""
     found = [WRITTEN.fullmatch(path.name) for path in matching(folder, f"{manifest.TEMPORARY}*")]
     return sorted(
         {int(cut["step"]) for cut in found if cut and not os.path.exists(folder / cut["name"])}

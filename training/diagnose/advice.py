@@ -138,7 +138,7 @@ def of_end(
     if cause == cause_ids.HANG:
         run_values = hang_advice.values(end, run_values)
     judged = _beyond_estimate(run_values, end.get("memory"))
-    known = {**_in_phase(judged, end.get("phase")), **full_disk.values(end)}
+    known = full_disk.with_folder(end, _in_phase(judged, end.get("phase")))
     if kind == "error" and (where := end.get("where")):
         known["raised_at"] = where
     sentences = advice(cause, signature, groups, known)

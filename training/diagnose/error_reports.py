@@ -3,14 +3,13 @@ torch.distributed.elastic writes where that is missing or no more than an exit s
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from training.core import jsonl, run_reader, rundir
-from training.core.errors import RunStopped
+from training.core.errors import DISK_FULL, RunStopped
 from training.core.matching import matching
 from training.core.plain_text import shortened
 from training.diagnose import traceback
@@ -19,7 +18,6 @@ from training.diagnose.exception_cause import EXITED, LEFT
 if TYPE_CHECKING:
     from training.core.contracts.verdict import FailureRecord, RankErrorRecord
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
 SPAWNED_END = re.compile(
     r"process (?P<process>\d+) terminated with (?:exit code (?P<status>\d+)|signal )"
 )
@@ -102,7 +100,7 @@ def _printed(rank: int, text: str) -> RankErrorRecord:
         "where": where,
         "code": None,
         "phase": None,
-        "disk_full": any(f"[Errno {number}]" in message for number in FULL),
+        "disk_full": any(f"[Errno {number}]" in message for number in DISK_FULL),
         "traceback": [],
     }
     if kind == RunStopped.__name__:

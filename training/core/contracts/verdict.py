@@ -108,7 +108,7 @@ class EndRecord(TypedDict):
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU of `rank` had none left
     occupied: NotRequired[OccupiedRecord]  # the GPU of `rank`, by others: the reason of a gpu_oom
     kernel: NotRequired[KernelRecord]  # if it may explain the cause
-    full_folder: NotRequired[str]  # on the full disk, if that may not be the run directory's
+    full_folder: NotRequired[str]  # on the full disk, if not the run directory's; "": unknown
     advice: NotRequired[list[str]]  # derived from the other fields, and the kernel's messages
 
 
