@@ -280,6 +280,14 @@ def test_a_compiler_fills_the_disk_of_temporary_files(
     assert any(f"free space in {folder}," in sentence for sentence in record["advice"]) == file
 
 
+def test_a_disk_that_has_become_read_only(run: RunDir) -> None:
+    report_error(run, 1, "OSError", "[Errno 30] Read-only file system: '/runs/x'")
+    record = failed(run)
+    assert verdict(record) == ("exception", "error", 1)
+    assert any("dmesg" in sentence for sentence in record["advice"])
+    assert not any("chmod" in sentence for sentence in record["advice"])
+
+
 def test_duets_training_names_another_disk(
     run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
