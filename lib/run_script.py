@@ -41,6 +41,7 @@ _NOTHING_TO_CLOSE = (
 # code without a file, as of exec(): the line that executes it counts
 _NO_FILE = ("<frozen ", "<string>", "<stdin>")
 CHAIN = 10  # most exceptions of a recorded chain
+FULL = (28, 122)  # ENOSPC, EDQUOT
 
 
 def main() -> None:
@@ -274,7 +275,7 @@ def _keep(path: str, rank: int, script: str, error: BaseException) -> None:
         "code": frame.line if frame else None,
         "before": [{"type": type(one).__name__, "message": _message(one)} for one in before],
         "phase": None,
-        "disk_full": isinstance(error, OSError) and error.errno in (28, 122),  # ENOSPC, EDQUOT
+        "disk_full": isinstance(error, OSError) and error.errno in FULL,
         "traceback": traceback.format_exception(type(error), error, error.__traceback__),
     }
     if file := _file(error):
@@ -286,10 +287,20 @@ def _keep(path: str, rank: int, script: str, error: BaseException) -> None:
 
 def _file(error: BaseException) -> str:
     """The file of an operating system's error; of a copy the target. '' unknown."""
-    if not isinstance(error, OSError):
-        return ""
-    named = error.filename2 or error.filename
+    found = error if isinstance(error, OSError) else _full_disk(error)
+    named = (found.filename2 or found.filename) if found else None
     return os.path.abspath(named) if isinstance(named, str) else ""
+
+
+def _full_disk(error: BaseException) -> "OSError | None":
+    """The full disk from which another error was raised, such as one of torch.compile."""
+    before: BaseException | None = error
+    for _ in range(CHAIN):
+        if before is None or (isinstance(before, OSError) and before.errno in FULL):
+            return before
+        inner = getattr(before, "inner_exception", None)
+        before = inner or before.__cause__ or before.__context__
+    return None
 
 
 def _write(path: str, facts: "dict[str, object]") -> None:

@@ -150,7 +150,9 @@ def test_two_equal_failures_at_one_step_are_not_restarted(launch: Launch) -> Non
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        pytest.param("raise@rank=1,step=3", "a code error recurs", marks=pytest.mark.slow),
+        pytest.param(
+            "raise@rank=1,step=3", "the same exception would recur", marks=pytest.mark.slow
+        ),
         pytest.param(
             "nan@rank=1,step=3",
             "the same data would give the same loss",

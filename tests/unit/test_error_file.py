@@ -130,6 +130,18 @@ def test_an_error_is_written_without_the_memory_that_cannot_be_kept(
     assert "CUDA out of memory" in run.rank_log(1).read_text()
 
 
+def test_the_traceback_is_logged_before_anything_that_takes_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL may abort the rank meanwhile."""
+    run, logged = RunDir(tmp_path), []
+    run.create()
+    keep = lambda *_: logged.append(run.rank_log(1).read_text())  # noqa: E731
+    monkeypatch.setattr(memory_snapshot, "keep", keep)
+    error_file.record(run, 1, RuntimeError("planted"))
+    assert logged == ["RuntimeError: planted\n"] == [run.rank_log(1).read_text()]
+
+
 def block(size: int, state: str) -> dict[str, object]:
     return {"size": size, "state": state, "address": 0, "frames": []}
 
@@ -203,6 +215,20 @@ def test_a_run_that_stops_on_a_full_disk_is_not_a_rejected_input(
     assert failure_report.failure(rejected, run, PLAN)["cause"] == "config_error"
 
 
+class CompilerFailed(RuntimeError):
+    """As InductorError of torch, which is raised from None."""
+
+    def __init__(self, inner: Exception) -> None:
+        super().__init__(f"{type(inner).__name__}: {inner}")
+        self.inner_exception = inner
+
+
+def raised_from(cause: Exception) -> Exception:
+    error = RuntimeError("of torch")
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "file"),
     [
@@ -211,6 +237,9 @@ def test_a_run_that_stops_on_a_full_disk_is_not_a_rejected_input(
         (OSError(errno.ENOSPC, "full"), None),
         (OSError(errno.EBADF, "bad", 3), None),
         (ValueError("x"), None),
+        (CompilerFailed(OSError(errno.ENOSPC, "full", "/tmp/x")), "/tmp/x"),
+        (CompilerFailed(OSError(errno.ENOENT, "missing", "/tmp/x")), None),
+        (raised_from(OSError(errno.EDQUOT, "full", "/tmp/x")), "/tmp/x"),
     ],
 )
 def test_the_file_of_an_error(tmp_path: Path, error: Exception, file: str | None) -> None:

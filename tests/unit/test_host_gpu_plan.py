@@ -79,6 +79,22 @@ def test_auto_takes_two_gpus_and_falls_back_to_the_cpu_with_the_reason(nvidia: N
     assert "device cpu: 1 GPU for 2 ranks (1 of 2 by CUDA_VISIBLE_DEVICES='0')" in hidden
 
 
+def test_a_resumed_run_stays_on_gpus(nvidia: Nvidia, tmp_path: Path) -> None:
+    made = ["-m", "training.cli.plan", SIMPLE, f"--out_dir={tmp_path}", f"--log_dir={tmp_path}"]
+
+    def planned(*words: str, **driver: object) -> tuple[int, bool]:
+        done = python(*made, *words, cwd=ROOT, **nvidia(**driver))
+        return done.returncode, "Driver Not Loaded" in done.stderr
+
+    assert planned(QUICKSTART, COUNT=2) == (0, False)
+    for words in (["--resume=latest"], [QUICKSTART, "--resume=latest"]):
+        assert planned(*words, INIT=9) == (3, True)
+        assert planned(*words, COUNT=1) == (3, False)
+    for device in ("cpu", "auto"):
+        dry = ("--resume=latest", f"--device={device}", "--dry_run")
+        assert planned(*dry, INIT=9) == (0, False)
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.unit.verdicts import report_error
-from training.core.errors import Exit
+from training.core.errors import RANK_FAILED, Exit
 from training.core.heartbeat import Heartbeat, read_all
 from training.core.project import ROOT
 from training.core.rundir import RunDir, write_json
@@ -345,6 +345,32 @@ def test_no_restart_while_a_rank_cannot_be_killed(run: RunDir) -> None:
     tried = Recovery(run, plan)
     assert tried.choose(facts, outcome) is None
     assert tried.given_up.startswith("not restarted: rank 1 (pid 7) cannot be killed")
+
+
+@pytest.mark.parametrize("by_hang", [False, True])
+def test_a_rank_that_has_reported_its_error_but_cannot_exit(
+    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch, by_hang: bool
+) -> None:
+    """The driver of its GPU blocks its exit."""
+    report_error(run, 0, "AcceleratorError", "CUDA error: unspecified launch failure")
+    report = run.rank_error(0).read_text()  # the attempt removes it
+    monkeypatch.setattr(timeouts, "RAISED_OWN_S", 3600.0 if by_hang else 0.1)
+    monkeypatch.setattr(timeouts, "PEER_GRACE_S", 0.1)
+    tried = start(
+        f"beat('forward'); Path({str(run.rank_error(0))!r}).write_text({report!r})\ntime.sleep(600)"
+    )
+    found = HangFinding("hang", None, None, "all ranks wait for each other", {}, {}, 75.0)
+
+    def hang() -> None:
+        if by_hang and run.rank_error(0).exists() and tried.outcome.guilty is None:
+            tried.failure.of_hang(found)
+
+    tried.each_pass = hang
+    outcome = tried.go()
+    record = failure_report.failure(outcome, run, PLAN)
+    assert (outcome.guilty, outcome.finding) == ((0, RANK_FAILED), None)
+    assert (record["kind"], record["where"]) == ("error", "model.py:0")
+    assert record["exit_code"] == Exit.TRAINING
 
 
 @pytest.mark.parametrize("may_end", [True, False])

@@ -13,6 +13,7 @@ import pytest
 
 from tests.unit.test_launch_attempt import PLAN, RANK
 from tests.unit.test_launch_late_exits import ERROR as RAISED
+from training.core import checkpoint_folder
 from training.core.errors import Exit
 from training.core.rundir import RunDir, write_json
 from training.launcher import failure_report, local_ranks, timeouts
@@ -80,6 +81,29 @@ def test_rank_0_still_writes_its_results(
     assert outcome.ended == [(1, -signal.SIGKILL), (0, int(code))] and outcome.guilty is None
     assert failure_report.exit_code(outcome) == code
     assert "rank 1 was killed by SIGKILL" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_checkpoint_that_is_being_written_is_completed_after_a_failure(
+    run: RunDir, result: Run, monkeypatch: pytest.MonkeyPatch, in_time: bool
+) -> None:
+    monkeypatch.setattr(checkpoint_folder, "LEAVE_S", 60.0 if in_time else 0.2)
+    outcome = result(
+        f"""
+        if rank:
+            wait("saves")
+            killed()
+        work = folder / "checkpoints" / ".writing-step_00000007-a"
+        work.mkdir()
+        (folder / "saves").touch()
+        wait({"go" if in_time else "never"!r})
+        work.rename(folder / "checkpoints" / "step_00000007")
+        time.sleep(3600)
+        """
+    )
+    assert outcome.guilty == (1, -signal.SIGKILL)
+    assert dict(outcome.ended)[0] == -signal.SIGKILL
+    assert (run.checkpoints / "step_00000007").exists() == in_time
 
 
 AFTER_THE_SUMMARY = """

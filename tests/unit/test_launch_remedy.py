@@ -61,7 +61,7 @@ def hang(
 
 
 FIRST = Restart(1)
-CODE = "a code error recurs"
+CODE, RAISED = "a code error recurs", "the same exception would recur"
 
 
 @each(
@@ -80,9 +80,13 @@ CODE = "a code error recurs"
             for cause in ("peer_died", "port_in_use", "rendezvous_timeout", "collective_timeout")
         ),
         (error("dataloader_worker_died"), FIRST),
-        (error("unknown"), GiveUp(CODE)),
+        (error("unknown"), GiveUp(RAISED)),
+        *(
+            (error(cause), GiveUp(msg("launcher.retry.never.no_gpu")))
+            for cause in ("no_gpu", "cuda_driver_too_old")
+        ),
         (error("config_error"), GiveUp(recovery_policy.NEVER["config_error"])),
-        (error("too_many_open_files"), GiveUp(CODE)),
+        (error("too_many_open_files"), GiveUp(RAISED)),
         (Failure("preempted", "asked", None, 0, 3, 0, "", "stopped at once"), GiveUp("")),
         (error("nan_loss"), GiveUp(recovery_policy.NEVER["nan_loss"])),
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.cases import each
 from tests.unit.verdicts import failed, finding, new_run, plan, report_error, verdict
 from training.core.errors import Exit
 from training.core.rundir import RunDir
-from training.diagnose import card, full_disk
+from training.diagnose import card, full_disk, signatures
 from training.diagnose.advice import of_end, of_kind, values
 from training.launcher import failure_report
 from training.launcher.outcome import Outcome
@@ -259,6 +259,33 @@ def test_a_full_disk_without_a_file(run: RunDir) -> None:
     assert record["summary"] == "OSError: [Errno 28] No space left on device"
     assert "full_folder" not in record and str(run.path) not in record["summary"]
     assert str(run.path) in failed(run)["summary"]  # Duet's training writes only there
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_a_compiler_fills_the_disk_of_temporary_files(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: bool
+) -> None:
+    """In a training of Duet, whose own disk is another one."""
+    monkeypatch.setattr(full_disk, "elsewhere", lambda *_: True)
+    (folder := tmp_path / "torchinductor_u").mkdir()
+    named: dict[str, Any] = {"file": f"{folder}/x"} if file else {}
+    text = "OSError: [Errno 28] No space left on device: '/tmp/torchinductor_u/x'"
+    report_error(run, 1, "InductorError", text, **named)
+    record = failed(run)
+    assert verdict(record) == ("disk_full", "error", 1)
+    assert not any(f"free space in {tmp_path} " in sentence for sentence in record["advice"])
+    assert record["full_folder"] == (str(folder) if file else "")
+    general = signatures.causes()["disk_full"].advice.sentences()[0]
+    assert (general in record["advice"]) != file
+    assert any(f"free space in {folder}," in sentence for sentence in record["advice"]) == file
+
+
+def test_a_disk_that_has_become_read_only(run: RunDir) -> None:
+    report_error(run, 1, "OSError", "[Errno 30] Read-only file system: '/runs/x'")
+    record = failed(run)
+    assert verdict(record) == ("exception", "error", 1)
+    assert any("dmesg" in sentence for sentence in record["advice"])
+    assert not any("chmod" in sentence for sentence in record["advice"])
 
 
 def test_duets_training_names_another_disk(

@@ -127,6 +127,38 @@ def test_the_place_of_a_crash_is_that_of_the_thread_that_crashed(
     assert rank_exit.explain(run, 1, -signal.SIGSEGV, [], {}).where == where
 
 
+ABORTED = """\
+Traceback (most recent call last):
+  File "/data/model.py", line 12, in forward
+    return self.table[tokens]
+RuntimeError: CUDA error: an illegal memory access was encountered
+
+[rank1]:[E1004 03:11:47 ProcessGroupNCCL.cpp:2093] [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group \
+watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered
+
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 Rank 1] Process group watchdog thread terminated with exception: CUDA error: an \
+illegal memory access was encountered
+"""
+
+
+@pytest.mark.parametrize(
+    "frame",
+    ['error_file.py", line 46 in record', 'async_checkpoint.py", line 81 in __exit__'],
+)
+def test_nccl_aborts_a_rank_that_has_raised(run: RunDir, frame: str) -> None:
+    """Its place is that of the exception, not that of its report or its wait for a checkpoint."""
+    dump = DUMP.format(first="Thread", second="Thread").partition("  File")[0]
+    here = f'  File "{ROOT}/training/trainer/{frame}\n  File "{ROOT}/training/cli/train.py", line 9 in main\n'
+    (run.ranks / "rank1.stacks").write_text(dump + here)
+    death = rank_exit.explain(run, 1, ABORT, [], {})
+    assert death.where is None
+    run.rank_log(1).write_text(ABORTED)
+    record = failed(run, ABORT, death=death)
+    assert (record["cause"], record["rank"]) == ("cuda_device_assert", 1)
+    assert record["where"] == "/data/model.py:12"
+
+
 def test_the_stacks_of_a_crash_may_be_in_the_log(run: RunDir) -> None:
     """A script that enables faulthandler itself."""
     dump = DUMP.format(first="Thread", second="Current thread")

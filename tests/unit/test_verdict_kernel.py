@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +16,6 @@ from training.diagnose import card, signatures
 from training.diagnose.advice import filled
 from training.host import cgroups, gpus, kernel_log
 from training.host.kernel_log import KernelLog
-from training.host.xid_events import XidEvent
 from training.launcher import failure_report, recovery_policy
 from training.launcher.outcome import Outcome
 from training.launcher.restart import Failure, GiveUp
@@ -53,24 +50,17 @@ MMU = (
 )
 BUS_ERROR = "nvidia 0000:{bus}:00.0: PCIe Bus Error: severity={severity}, type=Transaction Layer"
 XID = "NVRM: Xid (PCI:0000:{bus}:00): {text}"
-# as an NVSwitch machine reports the end of rank 1 within a collective by NVLS
-NVLS = "\n".join(
-    XID.format(bus=bus, text=f"137, pid={pid}, name=python, NVLink: TLC RX PRIV Error on link 3")
-    for bus, pid in (("3b", PIDS[0]), ("5e", PIDS[1]))
-)
-CONTAINED = XID.format(bus="3b", text="94, pid=4100, Contained: SM (0x1). RST: No, D-RST: No")
-ROW = XID.format(bus="3b", text="63, pid='<unknown>', Row Remapper: New row marked for remapping")
-LINK = XID.format(bus="3b", text="74, pid='<unknown>', NVLink: fatal error detected on link 4")
-NONFATAL = XID.format(bus="3b", text="145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2)")
-CORRECTED = XID.format(bus="3b", text="121, pid='<unknown>', C2C Link corrected error")
-PEER = "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error"
 ABORT, KILL, SEGV = -signal.SIGABRT, -signal.SIGKILL, -signal.SIGSEGV
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setattr(kernel_log, "KMSG", tmp_path / "kmsg")
-    made = new_run(tmp_path)
+    return run_with_pids(tmp_path)
+
+
+def run_with_pids(folder: Path) -> RunDir:
+    made = new_run(folder)
     ranks = [{"rank": rank, "pid": pid, "ticks": 1} for rank, pid in PIDS.items()]
     write_json(made.supervisor, {"pid": 1, "ranks": ranks})
     return made
@@ -302,104 +292,3 @@ def test_secrets_and_control_characters_do_not_reach_the_record(run: RunDir) -> 
     line = SEGFAULT.format(pid=PIDS[1]) + " token=abcdef0123456789\\x1b[31m"
     (shown,) = quoted(failed(run, line, SEGV))
     assert "abcdef" not in shown and "\x1b" not in shown
-
-
-class Reported:
-    """Errors that the driver has reported meanwhile."""
-
-    def __init__(self, *numbers: int, gpu: int = 1) -> None:
-        self.events = [XidEvent(f"GPU-{gpu}", number, 0.0) for number in numbers]
-        self.closed = False
-
-    def read(self) -> list[XidEvent]:
-        return self.events
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@pytest.mark.parametrize(
-    ("numbers", "cause", "shown"),
-    [((45, 79), "gpu_hardware", 1), ((31,), "unknown", 1), ((45,), "unknown", 0)],
-)
-def test_errors_that_the_driver_reports(
-    run: RunDir,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    numbers: tuple[int, ...],
-    cause: str,
-    shown: int,
-) -> None:
-    """In a container, which may not read the kernel's log."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    told = Reported(*numbers)
-    record = failed(run, "", ABORT, kernel=KernelLog(), xids=told)
-    assert verdict(record) == (cause, "died", 1) and told.closed
-    assert [f"Xid {numbers[-1]}: GPU 1 (0000:5e:00.0)" in line for line in quoted(record)] == [
-        True
-    ] * shown
-    assert record["kernel"]["source"] == ("NVML" if shown else "")
-    assert quoted(failed(run, "", ABORT, xids=Reported(79, gpu=7))) == [], "not the run's"
-
-
-def test_the_same_error_is_shown_once(run: RunDir) -> None:
-    line = LOST.format(bus="5e")
-    assert quoted(failed(run, line, ABORT, xids=Reported(79))) == [line]
-
-
-@pytest.mark.parametrize(
-    ("kind", "message", "status", "cause"),
-    [
-        ("KeyError", "'planted'", 1, "exception"),
-        ("", "", KILL, "killed"),
-        ("AssertionError", "CUDA error: device-side assert triggered", 1, "cuda_device_assert"),
-        ("DistBackendError", "Watchdog caught collective operation timeout", 1, None),
-    ],
-)
-def test_the_end_of_a_rank_within_nvls_is_not_a_failure_of_the_link(
-    run: RunDir, kind: str, message: str, status: int, cause: str | None
-) -> None:
-    if kind:
-        report_error(run, 1, kind, message)
-    lines = f"{NVLS}\n{CONTAINED}\n{NONFATAL}\n{CORRECTED}"
-    without, record = failed(run, "", status), failed(run, lines, status)
-    assert verdict(record) == verdict(without) and quoted(record) == lines.splitlines()
-    assert record["cause"] == (cause or record["cause"]) != "gpu_hardware"
-
-
-def test_the_victim_of_nvls_is_seen_first(run: RunDir) -> None:
-    report_error(run, 1, "KeyError", "'planted'", time=1.0)
-    report_error(run, 0, "AcceleratorError", PEER, time=2.0)
-    record = failed(run, f"{NVLS}\n{CONTAINED}", 1, guilty=(0, 1), here=(0, 1))
-    assert verdict(record) == ("exception", "error", 1)
-    run.rank_error(1).unlink()
-    assert failed(run, LINK, 1, guilty=(0, 1), here=(0, 1))["cause"] == "gpu_hardware"
-
-
-@pytest.mark.parametrize("lines", [CONTAINED, f"{ROW}\n{NVLS}\n{CONTAINED}"])
-def test_a_contained_error_of_the_memory_itself(run: RunDir, lines: str) -> None:
-    assert verdict(failed(run, lines, ABORT)) == ("gpu_hardware", "died", 0)
-
-
-def test_a_link_breaks_with_the_gpu_at_its_end(run: RunDir) -> None:
-    record = failed(run, f"{LINK}\n{LOST.format(bus='5e')}", ABORT)
-    assert verdict(record) == ("gpu_hardware", "died", 1)
-    assert verdict(failed(run, LINK, ABORT)) == ("gpu_hardware", "died", 0)
-
-
-def test_what_follows_the_first_failure_does_not_count(run: RunDir) -> None:
-    kernel_log.KMSG.touch()
-    log, told = KernelLog(), Reported(79)
-    log.hold()
-    told.events = [replace(one, time=time.time() + 1) for one in told.events]
-    record = failed(run, LOST.format(bus="5e"), ABORT, kernel=log, xids=told)
-    assert verdict(record) == ("unknown", "died", 1) and quoted(record) == []
-
-
-def test_an_error_of_a_gpu_after_a_reported_exception_is_of_its_end(run: RunDir) -> None:
-    report_error(run, 1, "KeyError", "'planted'", time=5.0)
-    told = Reported(79)
-    told.events = [replace(one, time=6.0) for one in told.events]
-    assert verdict(failed(run, "", 1, xids=told)) == ("exception", "error", 1)
-    told.events = [replace(one, time=4.0) for one in told.events]
-    assert verdict(failed(run, "", 1, xids=told))[0] == "gpu_hardware"

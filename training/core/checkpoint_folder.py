@@ -11,12 +11,14 @@ import shutil
 from pathlib import Path
 
 from training.core import manifest, umask
+from training.core.matching import matching
 from training.core.messages import msg
 from training.core.work_folder import sync
 
 # As named by new_work(); a folder that is being removed has no suffix.
 WRITTEN = re.compile(rf"{re.escape(manifest.TEMPORARY)}(?P<name>step_(?P<step>\d{{8,}}))-.+")
 UNREADABLE = "unreadable-"  # prefix of a checkpoint that could not be read at a resume
+LEAVE_S = 10.0  # time limit after a failure for a checkpoint already being written
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
@@ -29,11 +31,11 @@ def new_work(folder: Path, step: int) -> Path:
 
 
 def cut_saves(folder: Path) -> list[int]:
-    """Steps whose checkpoint a killed process had begun to write. A complete one of the same step
-    has replaced an older one, whose removal was cut."""
-    found = [WRITTEN.fullmatch(path.name) for path in folder.glob(f"{manifest.TEMPORARY}*")]
+    """Steps whose checkpoint is being written, or was when its process was killed. A complete one
+    of the same step has replaced an older one, whose removal was cut."""
+    found = [WRITTEN.fullmatch(path.name) for path in matching(folder, f"{manifest.TEMPORARY}*")]
     return sorted(
-        {int(cut["step"]) for cut in found if cut and not (folder / cut["name"]).exists()}
+        {int(cut["step"]) for cut in found if cut and not os.path.exists(folder / cut["name"])}
     )
 
 

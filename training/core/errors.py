@@ -7,6 +7,7 @@ Imports no other module of the project but the messages, so that every module ca
 from __future__ import annotations
 
 import dataclasses
+import errno
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -29,6 +30,7 @@ class Exit(IntEnum):
 # Exit statuses of a rank after an exception; the supervisor reads the cause from the rank's error
 # file. A full disk has no room for that file, hence a separate status (EX_IOERR of sysexits.h).
 RANK_FAILED, RANK_DISK_FULL = 1, 74
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 EXIT_MEANING = {
     Exit.DONE: msg("core.exit.done"),

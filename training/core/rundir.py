@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, overload
 
 from training.core import json_text, log, umask
+from training.core.matching import matching
 from training.core.messages import msg
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class RunDir:
 
     def remove_tokens(self, launch: str = "") -> None:
         """Of this launch; without one, of all. The token goes before its claims."""
-        for old in sorted(self.path.glob(f"{self.token(launch).name}*")):
+        for old in matching(self.path, f"{self.token(launch).name}*"):
             discard(old)
 
     def is_gone(self) -> bool:

@@ -16,6 +16,7 @@ from training import tasks
 from training.config.batch import smaller
 from training.core import cause_ids, phases, units
 from training.core.failure_kinds import GONE, SILENT
+from training.core.matching import matching
 from training.core.next_command import next_command, submission_of
 from training.core.rundir import RunDir
 from training.core.units import GIB
@@ -44,6 +45,8 @@ CRASH_STACKS = "crash_stacks"  # value: their files
 RANK_STACKS = "stacks"  # value: their folder; only of runs of Duet
 # Whether the card has the kernel's messages: empty values, one of which is known.
 KERNEL_READ, KERNEL_UNREAD = "kernel_read", "kernel_unread"
+# An empty value: only the general advice is about restoring a GPU.
+GPU_RESET, RESTORES = "gpu_reset", re.compile(r"\b(reset|reboot)\b")
 FORMAT = string.Formatter()
 
 
@@ -60,10 +63,20 @@ def advice(
     signatures without any."""
     known = signatures.causes().get(cause) or signatures.causes()[cause_ids.UNKNOWN]
     special = filled(signature.advice, groups) if signature and _is_of(signature, cause) else []
-    if run_values and (own := filled(known.ours, {**groups, **run_values})):
+    restores = _restores(signature, cause)
+    general = {} if restores else {GPU_RESET: ""}
+    if run_values and (own := filled(known.ours, {**general, **groups, **run_values})):
         special = [s for s in special if not _repeats(s, own, known.same)]
-        return _first_ones([*special, *own] if cause in GENERAL else [*own, *special])
+        first = cause in GENERAL or restores
+        return _first_ones([*special, *own] if first else [*own, *special])
     return _first_ones(special or filled(known.advice, groups))
+
+
+def _restores(signature: Signature | None, cause: str) -> bool:
+    """Does the signature have its own advice on how a failed GPU is restored?"""
+    if signature is None or not signature.cause == cause == cause_ids.GPU_HARDWARE:
+        return False
+    return any(map(RESTORES.search, signature.advice.en))
 
 
 def _is_of(signature: Signature, cause: str) -> bool:
@@ -127,7 +140,7 @@ def of_end(
     if cause == cause_ids.HANG:
         run_values = hang_advice.values(end, run_values)
     judged = _beyond_estimate(run_values, end.get("memory"))
-    known = {**_in_phase(judged, end.get("phase")), **full_disk.values(end)}
+    known = full_disk.with_folder(end, _in_phase(judged, end.get("phase")))
     if kind == "error" and (where := end.get("where")):
         known["raised_at"] = where
     sentences = advice(cause, signature, groups, known)
@@ -190,7 +203,7 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
             "run": shlex.quote(str(run.path)),
             "ranks_folder": shlex.quote(str(run.ranks)),
         }
-    if crashed := [shlex.quote(str(p)) for p in sorted(run.ranks.glob("rank*.stacks")) if _size(p)]:
+    if crashed := [shlex.quote(str(p)) for p in matching(run.ranks, "rank*.stacks") if _size(p)]:
         found[CRASH_STACKS] = " ".join(crashed[:STACKS])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found["nofile"] = soft

@@ -3,14 +3,14 @@ torch.distributed.elastic writes where that is missing or no more than an exit s
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from training.core import jsonl, run_reader, rundir
-from training.core.errors import RunStopped
+from training.core.errors import DISK_FULL, RunStopped
+from training.core.matching import matching
 from training.core.plain_text import shortened
 from training.diagnose import traceback
 from training.diagnose.exception_cause import EXITED, LEFT
@@ -18,7 +18,6 @@ from training.diagnose.exception_cause import EXITED, LEFT
 if TYPE_CHECKING:
     from training.core.contracts.verdict import FailureRecord, RankErrorRecord
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
 SPAWNED_END = re.compile(
     r"process (?P<process>\d+) terminated with (?:exit code (?P<status>\d+)|signal )"
 )
@@ -53,8 +52,9 @@ def original(error: RankErrorRecord) -> RankErrorRecord:
 
 def of_all(run: rundir.RunDir, printed: Mapping[int, str] = NONE) -> list[RankErrorRecord]:
     """`printed`: rank → `TYPE: MESSAGE at FILE:LINE` of ranks that could not write their file."""
-    files = (*run.ranks.glob("rank*.error.json"), *run.ranks.glob("rank*.torchelastic.json"))
-    ranks = {int(number) for p in files if (number := p.name[4:].partition(".")[0]).isdecimal()}
+    names = [p.name for p in matching(run.ranks, "rank*.json")]
+    reports = (n for n in names if n.endswith((".error.json", ".torchelastic.json")))
+    ranks = {int(number) for n in reports if (number := n[4:].partition(".")[0]).isdecimal()}
     written = [error for rank in sorted(ranks) if (error := of_rank(run, rank))]
     known = {error["rank"] for error in written}
     return written + [_printed(rank, text) for rank, text in printed.items() if rank not in known]
@@ -104,7 +104,7 @@ def _printed(rank: int, text: str) -> RankErrorRecord:
         "where": where,
         "code": None,
         "phase": None,
-        "disk_full": any(f"[Errno {number}]" in message for number in FULL),
+        "disk_full": any(f"[Errno {number}]" in message for number in DISK_FULL),
         "traceback": [],
     }
     if kind == RunStopped.__name__:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,7 +120,7 @@ def _of_run(end: EndRecord, run: RunDir, plan: Plan | None) -> DiagnosisRecord:
         "evidence": end["summary"] if cause != NONE else "",
         "confidence": "high",
         "summary": end["summary"],
-        "advice": [] if cause == NONE else of_end(end, None, {}, known),
+        "advice": _advice(end, known),
         "also": [],
         "title": _title(cause),
         "file": str(run.failure if "exit_code" in end else run.summary),
@@ -141,6 +141,14 @@ def _of_run(end: EndRecord, run: RunDir, plan: Plan | None) -> DiagnosisRecord:
     if "occupied" in end:
         record["occupied"] = end["occupied"]
     return record
+
+
+def _advice(end: EndRecord, known: Mapping[str, str]) -> list[str]:
+    """As on the failure card where a message of the kernel has decided it."""
+    if end["cause"] == NONE:
+        return []
+    by_kernel = "kernel" in end and end["kernel"]["lines"]
+    return (by_kernel and end.get("advice")) or of_end(end, None, {}, known)
 
 
 def _record(found: RootCause, run: RunDir | None, plan: Plan | None) -> DiagnosisRecord:

@@ -52,11 +52,15 @@ def device(
     torch: TorchBuild | None,
     *,
     asked: bool = True,
+    resumed: bool = False,
 ) -> Decision:
-    """`asked`: the user has set the value, else it is the default."""
+    """`asked`: the user has set the value, else it is the default. `resumed`: the run that is
+    continued has used GPUs, so that a lost driver or GPU is refused."""
     gpus = len(machine.gpus)
     if config.device != "auto":
         return Decision(config.device, AS_ASKED if asked else msg("host.decision.by_default"))
+    if resumed and (gpus < ranks or (torch and torch.cuda is None)):
+        return Decision("cuda", msg("host.decision.resumed"))
     if gpus >= ranks and torch and torch.cuda is None:
         return Decision(
             "cpu",

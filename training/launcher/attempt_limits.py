@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 
-from training.core import heartbeat, log, phases
+from training.core import checkpoint_folder, heartbeat, log, phases
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.launcher import timeouts
@@ -33,7 +33,7 @@ class AttemptLimits:
         stop: StopRequests,
     ) -> None:
         self._state, self._children, self._failure, self._stop = state, children, failure, stop
-        self._raised = RaisedRanks(state.run)
+        self._raised = RaisedRanks(state.run, ours=state.outcome.ours)
         self._gone = timeouts.Gone(float(state.plan["config"]["hang_timeout"]))
 
     def check(self) -> None:
@@ -44,11 +44,9 @@ class AttemptLimits:
             return
         if exited := self._overdue_stop_exit(now):
             self._failure.of_rank(*exited)
-        if outcome.guilty is None and self._stop.asked_at is None and not outcome.ours:
+        if outcome.guilty is None and self._stop.asked_at is None:
             self._end_after_exception()
-        if outcome.failed_at is not None and now - outcome.failed_at > timeouts.grace_s(
-            outcome.guilty
-        ):
+        if outcome.failed_at is not None and now - outcome.failed_at > self._grace_s():
             asked_at = self._stop.asked_at
             if asked_at is not None and outcome.failed_at < asked_at:
                 self._children.kill_finished()  # the failure came before the request to stop
@@ -79,6 +77,14 @@ class AttemptLimits:
             else:
                 outcome.stalled, outcome.phases = found, state.phases()
                 self._stop.after_hang(found.sentence())
+
+    def _grace_s(self) -> float:
+        """The grace of the other ranks after a failure, with time for a checkpoint of rank 0."""
+        outcome, usual = self._state.outcome, timeouts.grace_s(self._state.outcome.guilty)
+        if not outcome.ours or 0 not in self._children.pids():
+            return usual
+        saves = checkpoint_folder.cut_saves(self._state.run.checkpoints)
+        return max(usual, checkpoint_folder.LEAVE_S) if saves else usual
 
     def _keep_stalled(self, beats: Beats) -> None:
         """What ranks do that are killed because they ignore a stop request: perhaps the user has
@@ -116,8 +122,7 @@ class AttemptLimits:
         return (child, status) if now - at > timeouts.PEER_GRACE_S and others_run else None
 
     def _end_after_exception(self) -> None:
-        """The process of a script that has raised may stay, and the other ranks need not wait for
-        it."""
+        """The process of a rank that has raised may stay, and the others need not wait for it."""
         elsewhere = bool(self._state.others.running())
         for rank in self._raised.overdue(self._children.pids(), elsewhere=elsewhere):
             if self._failure.of_raised(rank):

@@ -7,7 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from training.core import cause_ids, exit_status, heartbeat, rundir
+from training.core import cause_ids, exit_status, find_run, heartbeat, rundir
 from training.core.errors import RANK_DISK_FULL, Exit
 from training.core.messages import msg
 from training.core.plain_text import one_line, plain
@@ -89,10 +89,10 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     found = outcome.finding
     errors = error_reports.of_all(run, outcome.unwritten)
     rank, source, status, own = _first_failed(outcome, run, errors)
-    log = rank_log.file(outcome, run, source, rank)
     gone, places = _lost_gpus(outcome, plan, own)
-    if found and len(places) == 1:
-        rank = seats.ranks(plan).start + places[0]
+    if blamed := _with_lost_gpu(outcome, plan, errors, places, rank, own):
+        rank, source, own = blamed[0], *blamed
+    log = rank_log.file(outcome, run, source, rank)
     cause, kind, summary = _what(outcome, run, rank, status, own, gone if places else "")
     # the rank that died of a request to stop has not failed
     rank, own = (None, None) if kind == rundir.ASKED else (rank, own)
@@ -108,7 +108,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     kernel = kernel_evidence.consult(outcome, run, plan, cause, kind, own)
     ended = rank_log.status(logged, own, status)
     told = kernel.explanation(cause, kind, rank, ended, summary) if kernel else None
-    elsewhere = told is not None and told.rank != rank
+    elsewhere = told.rank != rank if told else bool(blamed) and not own
     if told:
         cause, rank, summary = told.cause, told.rank, told.summary
     if elsewhere:
@@ -149,7 +149,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "status": status,
         "exit_code": int(exit_code(outcome)),
         "evidence": _evidence(outcome, found, log),
-        "log": plan.get("log_file") or str(log) if lost or not log.exists() else str(log),
+        "log": plan.get("log_file") or str(log) if lost or not find_run.exists(log) else str(log),
         "torn_down": outcome.torn_down,
         "launch": plan["launch"],
         "time": time.time(),
@@ -280,6 +280,24 @@ def _lost_gpus(
         return "", ()
     hurry = _in_a_hurry(outcome, plan, own)
     return causes.lost_gpus(plan, causes.DRIVER_S if hurry else causes.PATIENT_S)
+
+
+def _with_lost_gpu(
+    outcome: Outcome,
+    plan: Plan,
+    errors: Sequence[RankErrorRecord],
+    places: Sequence[int],
+    rank: int | None,
+    own: RankErrorRecord | None,
+) -> tuple[int, RankErrorRecord | None] | None:
+    """(rank of the only lost GPU, its report), if another one has failed first, such as its NVLink
+    peer."""
+    full = own is not None and own["disk_full"]
+    if len(places) != 1 or full or outcome.watched or (own and "process" in own):
+        return None
+    lost = seats.ranks(plan).start + places[0]
+    reports = () if outcome.finding else errors
+    return None if lost == rank else (lost, next((e for e in reports if e["rank"] == lost), None))
 
 
 def _in_a_hurry(outcome: Outcome, plan: Plan, own: RankErrorRecord | None) -> bool:

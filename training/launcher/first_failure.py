@@ -6,8 +6,8 @@ import functools
 import signal
 import time
 
-from training.core import exit_status, log
-from training.core.errors import Exit
+from training.core import exit_status, find_run, log
+from training.core.errors import RANK_FAILED, Exit
 from training.core.failure_kinds import SILENT
 from training.core.messages import msg
 from training.diagnose import error_reports
@@ -88,7 +88,7 @@ class FirstFailure:
     def _at_exit(self, child: Child, status: int) -> bool:
         """Has its script ended, and then threads or libraries have crashed?"""
         ended = self._state.run.ranks / f"rank{child.rank}.ended"
-        return -status in (signal.SIGABRT, signal.SIGSEGV) and ended.exists()
+        return -status in (signal.SIGABRT, signal.SIGSEGV) and find_run.exists(ended)
 
     def of_stop_exit(self, child: Child, status: int) -> None:
         """A rank of a script has exited with the status of a stop request, without one."""
@@ -125,7 +125,8 @@ class FirstFailure:
     def of_hang(self, found: HangFinding) -> None:
         """Logged while the ranks are still alive; then they are killed."""
         outcome = self._state.outcome
-        if found.rank is not None and self.of_raised(found.rank):
+        rank = self._reported_first() if outcome.ours else found.rank
+        if rank is not None and self.of_raised(rank):
             return
         if found.death is not None:
             self._of_death(found.death)
@@ -141,20 +142,27 @@ class FirstFailure:
         self._children.kill()
 
     def of_raised(self, rank: int) -> bool:
-        """Has this rank of a script reported an exception? It has failed then, although a thread or
-        an atexit function keeps its process. Duet's own ranks exit at once."""
+        """Has this rank reported an exception? It has failed then, although something keeps its
+        process: a thread or an atexit function of a script, the driver of a failed GPU."""
         outcome = self._state.outcome
-        error = None if outcome.ours else error_reports.of_rank(self._state.run, rank)
+        error = error_reports.of_rank(self._state.run, rank)
         if error is None:
             return False
         left = error["type"] == LEFT and error["message"].isdecimal()
-        outcome.guilty = outcome.here = (rank, int(error["message"]) & 0xFF if left else 1)
+        status = int(error["message"]) & 0xFF if left else RANK_FAILED
+        outcome.guilty = outcome.here = (rank, Exit.RESOURCES if "stopped" in error else status)
         outcome.phases = self._state.phases()
         self._state.best_effort(
             msg("launcher.effort.report"), functools.partial(self._explain, *outcome.guilty)
         )
         self._record()
         return True
+
+    def _reported_first(self) -> int | None:
+        """The rank of this machine with the first report, which the others may wait for."""
+        errors = error_reports.of_all(self._state.run)
+        here = [error for error in errors if error["rank"] in self._state.team.ranks]
+        return min(here, key=lambda error: error["time"])["rank"] if here else None
 
     def _of_death(self, known: RankExit) -> None:
         """A rank of a watched command has failed, and its launcher lets the others wait."""

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from training.core import cause_ids, evaluations, manifest, run_reader, rundir
+from training.core import cause_ids, evaluations, find_run, manifest, run_reader, rundir
 from training.core.errors import EXIT_MEANING, Exit
 from training.core.jsonl import Record, read_figures
 from training.core.messages import msg
@@ -84,7 +84,7 @@ def payload(
         "seconds": round(seconds, 1),
         "restarts": restarts,
         "host": socket.gethostname(),
-        "run_dir": str(run.path) if run.plan.exists() else None,
+        "run_dir": str(run.path) if find_run.exists(run.plan) else None,
         "report": str(run.report)
         if begun and rundir.written_since(run.report, plan["created"])
         else None,

@@ -1,5 +1,5 @@
-"""Ranks of a script that have raised an exception but not exited: a thread or an atexit function
-keeps their processes."""
+"""Ranks that have raised an exception but not exited: a thread or an atexit function of a script
+keeps their processes, or the driver of a failed GPU."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ IDLE_SHARE, IDLE_BYTES = 0.01, 4096  # of a core; a second
 class RaisedRanks:
     """For one attempt, asked a few times a second."""
 
-    def __init__(self, run: RunDir) -> None:
-        self._run = run
+    def __init__(self, run: RunDir, *, ours: bool) -> None:
+        self._run, self._ours = run, ours
         self._since: dict[int, float] = {}  # rank → when its exception was first seen
         self._work = _Work()
 
@@ -33,9 +33,9 @@ class RaisedRanks:
             # unlike Path.exists, not an error for a disk that does not answer
             if rank is not None and find_run.exists(self._run.rank_error(rank)):
                 self._since.setdefault(rank, now)
-        limit_s = timeouts.RAISED_S
+        limit_s = timeouts.RAISED_OWN_S if self._ours else timeouts.RAISED_S
         alone = bool(ranks) and ranks.keys() <= self._since.keys() and not elsewhere
-        if alone and self._work.idle_s(ranks.values()) <= timeouts.RAISED_S:
+        if alone and not self._ours and self._work.idle_s(ranks.values()) <= timeouts.RAISED_S:
             limit_s = timeouts.RAISED_ALONE_S
         return [r for r, since in self._since.items() if r in ranks and now - since > limit_s]
 

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import cause_ids, rundir
+from training.core import cause_ids, find_run, rundir
 from training.core.messages import msg
 from training.core.tail import tail
 from training.diagnose import exception_cause as causes
@@ -38,7 +38,7 @@ def file(outcome: Outcome, run: rundir.RunDir, *ranks: int | None) -> Path:
     own = (run.rank_log(rank) for rank in ranks if rank is not None)
     # ranks that the only rank has started itself print to its log
     rest = next(iter(outcome.log_from)) if len(outcome.log_from) == 1 else of_all
-    return next((file for file in own if file.exists()), rest)
+    return next((file for file in own if find_run.exists(file)), rest)
 
 
 def last_lines(log: Path, since: int) -> list[str]:

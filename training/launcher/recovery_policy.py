@@ -23,7 +23,7 @@ from training.core.units import plural
 from training.launcher import fewer_ranks
 from training.launcher.restart import Failure, GiveUp, Restart, killed
 from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, UNEVEN
-from training.watchdog.rank_exit import DIED
+from training.watchdog.rank_exit import DIED, ERROR
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -75,9 +75,7 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return GiveUp(msg("launcher.retry.exits_by_itself", summary=failure.summary))
     passing = killed(failure) or may_pass(failure) or suspect or failure.occupied
     if not (passing or _of_loader(failure)):
-        full = failure.cause == cause_ids.SHM_TOO_SMALL
-        never = msg("launcher.retry.never.shm") if full else msg("launcher.retry.never.code_error")
-        return GiveUp(never)
+        return GiveUp(_recurs(failure))
     same_plan = row[max((i + 1 for i, f in enumerate(row) if f.changed), default=0) :]
     passes = failure.occupied or failure.cause in PASSING
     if not passes and any(failure.same(earlier) for earlier in same_plan):
@@ -93,6 +91,18 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
             )
         )
     return Restart(number, pause_s=pause_before(failure, row))
+
+
+def _recurs(failure: Failure) -> str:
+    """Why a restart of Duet's training would fail as well."""
+    if failure.cause == cause_ids.SHM_TOO_SMALL:
+        return msg("launcher.retry.never.shm")
+    if failure.cause in (cause_ids.CUDA_DRIVER_TOO_OLD, cause_ids.NO_GPU):
+        return msg("launcher.retry.never.no_gpu")
+    # not every exception is an error of the code: a disk may fail
+    if failure.kind == ERROR:
+        return msg("launcher.retry.never.raised")
+    return msg("launcher.retry.never.code_error")
 
 
 def lasts(failure: Failure) -> bool:

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from training.config.fault_spec import ATTEMPT
-from training.core import exit_status, manifest, rundir
+from training.core import exit_status, find_run, manifest, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.host.process import STOP_SIGNALS
@@ -83,5 +83,5 @@ def add_stalled(record: FailureRecord, stalled: HangFinding, run: rundir.RunDir)
     record["waiting"] = {str(rank): place for rank, place in sorted(stalled.waiting.items())}
     record["stacks"] = stalled.folder
     record["evidence"] = stalled.evidence() or record["evidence"]
-    if stalled.rank is not None and (log := run.rank_log(stalled.rank)).exists():
+    if stalled.rank is not None and find_run.exists(log := run.rank_log(stalled.rank)):
         record["log"] = str(log)

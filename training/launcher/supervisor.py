@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -112,6 +113,10 @@ def _run(
             saved = manifest.newest_step(ending.run.checkpoints)
             end_record.write(ending.run, plan, error.code, saved, str(error))
         return error.code, str(error)
+    except OSError as error:  # a failing disk, where it is not expected: the end is still notified
+        console.error(msg("launcher.end.refused", error=error, code=int(Exit.TRAINING)))
+        console.to_log(traceback.format_exc())
+        return Exit.TRAINING, str(error)
     except (KeyboardInterrupt, Stopped) as asked:
         terminal.hurry()
         process.ignore_stop_signals()  # another machine may have got the same one

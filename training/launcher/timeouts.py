@@ -43,6 +43,8 @@ CLOSING_S = 30.0  # between the last rank's regular end and the exit of its proc
 # Between the exception that ends a rank's script and the exit of its process: while another rank
 # may wait for it or nothing happens, and while none does (an atexit function may upload results).
 RAISED_S, RAISED_ALONE_S = 30.0, 600.0
+# The same of a rank of Duet, which closes its trackers and exits, unless the driver blocks it.
+RAISED_OWN_S = 15.0
 UNKILLABLE_S = 20.0  # after SIGKILL; a process with much GPU memory needs some seconds
 GONE_S = 5.0  # torchrun reports a failed rank within a second
 

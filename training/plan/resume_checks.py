@@ -109,6 +109,13 @@ def problems(
     return _other_model(run, then, now, resolved.origins)
 
 
+def stays_on_gpus(request: Request) -> bool:
+    """Has the resumed run used GPUs, and does this command not name the device?"""
+    before = standing.plan_of_start(request.resume_from)
+    on_gpus = before is not None and before["device"]["value"] == "cuda"
+    return on_gpus and not origin.asked_for(request.origins["device"])
+
+
 def notes(request: Request) -> list[str]:
     """Notes for the plan of a resumed run."""
     run = request.resume_from

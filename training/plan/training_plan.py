@@ -49,6 +49,7 @@ def build(
     device = decisions.device(
         *(config, request.gpu_ranks, machine, torch),
         asked=request.origins["device"] != origin.DEFAULT,
+        resumed=resume_checks.stays_on_gpus(request),
     )
     precision = decisions.precision(config, device.value, request.gpu_ranks, machine)
     used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()

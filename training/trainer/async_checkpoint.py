@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from training.core import checkpoint_folder, heartbeat, log, manifest, units
-from training.core.errors import Problem, RunStopped
+from training.core.errors import DISK_FULL, Problem, RunStopped
 from training.core.messages import msg
 from training.host import env_vars
 from training.trainer import checkpoint, host_copy
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 PHASE = "checkpoint"  # heartbeat phase
 POLL_S = 0.1
 SAY_AFTER_S = 2.0
-LEAVE_S = 10.0  # time limit after a failure for a checkpoint already being written
 
 
 class AsyncCheckpointer:
@@ -78,7 +77,7 @@ class AsyncCheckpointer:
         if kind is None:
             self._finish()
         elif self._thread is not None:
-            self._thread.join(LEAVE_S)
+            self._thread.join(checkpoint_folder.LEAVE_S)
 
     def save(
         self, position: TrainProgress, state: TensorTree, facts: ManifestRecord, *, required: bool
@@ -141,24 +140,26 @@ class AsyncCheckpointer:
             elif required:
                 self._error = error
             else:
-                checks = "; ".join(self._checks())
+                checks = "; ".join(self._checks(error))
                 text = msg(
                     "trainer.checkpoint.not_saved",
                     step=position.step,
                     error=error,
-                    room=self._room(),
+                    room=self._room(error),
                     checks=checks,
                 )
                 self._on_warning("warning.checkpoint_not_saved", text)
         except BaseException as error:  # raised on the training thread
             self._error = error
 
-    def _room(self) -> str:
-        """Space needed for a checkpoint and space available."""
+    def _room(self, error: OSError) -> str:
+        """On a full disk, space needed for a checkpoint and space available."""
+        if error.errno not in DISK_FULL:
+            return ""
         try:
             free = units.size(shutil.disk_usage(self.folder).free)
-        except OSError as error:
-            free = error.strerror or msg("trainer.checkpoint.unknown_amount")
+        except OSError as unknown:
+            free = unknown.strerror or msg("trainer.checkpoint.unknown_amount")
         return msg(
             "trainer.checkpoint.room",
             folder=self.folder,
@@ -166,7 +167,9 @@ class AsyncCheckpointer:
             free=free,
         )
 
-    def _checks(self) -> list[str]:
+    def _checks(self, error: OSError) -> list[str]:
+        if error.errno not in DISK_FULL:
+            return [f"findmnt -T {shlex.quote(str(self.folder))}", "sudo dmesg -T | tail -50"]
         folder, runs = (shlex.quote(str(path)) for path in (self.folder, self.folder.parent.parent))
         return [f"df -h {folder}", f"du -sh {runs}/* | sort -h"]
 
@@ -178,17 +181,9 @@ class AsyncCheckpointer:
             before=before,
             step=step,
             error=error,
-            room=self._room(),
+            room=self._room(error),
         )
-        room = msg(
-            "trainer.checkpoint.room_wanted",
-            checkpoints=units.plural(self.keep + self.keep_best + 1, "checkpoint"),
-        )
-        again = (
-            msg("trainer.checkpoint.again_fewer", resume=self.resume, keep=self.keep - 1)
-            if self.keep > 1
-            else msg("trainer.checkpoint.again", resume=self.resume)
-        )
+        wanted, again = self._wanted() if error.errno in DISK_FULL else ("", self.resume)
         stopped = (
             msg("trainer.checkpoint.stopped", step=step, saved=newest["step"])
             if newest
@@ -198,12 +193,22 @@ class AsyncCheckpointer:
             Problem(
                 "checkpoint.unwritable",
                 what,
-                room,
-                [*self._checks(), *([again] if self.resume else [])],
+                wanted,
+                [*self._checks(error), *([again] if self.resume else [])],
             ),
             stopped,
             error,
         )
+
+    def _wanted(self) -> tuple[str, str]:
+        """The room that the run needs, and the command that resumes it then."""
+        checkpoints = units.plural(self.keep + self.keep_best + 1, "checkpoint")
+        again = (
+            msg("trainer.checkpoint.again_fewer", resume=self.resume, keep=self.keep - 1)
+            if self.keep > 1
+            else msg("trainer.checkpoint.again", resume=self.resume)
+        )
+        return msg("trainer.checkpoint.room_wanted", checkpoints=checkpoints), again
 
     def _moved(self) -> None:
         self._pieces += 1

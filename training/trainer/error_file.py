@@ -3,7 +3,6 @@ parsed."""
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -12,12 +11,13 @@ import traceback
 from typing import TYPE_CHECKING
 
 from training.core import heartbeat, rundir
-from training.core.errors import RANK_DISK_FULL, RANK_FAILED, RunStopped
+from training.core.errors import DISK_FULL, RANK_DISK_FULL, RANK_FAILED, RunStopped
 from training.trainer import flight_recorder_server, memory_snapshot
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import ExhaustedMemoryRecord, RankErrorRecord
 
+CHAIN = 8  # of exceptions: an error raised from itself has no end
 _reserved: list[int] = []
 SIGCHLD_S = 0.2
 
@@ -38,21 +38,32 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
     facts = _facts(run, rank, error)
     status = RANK_DISK_FULL if facts["disk_full"] else RANK_FAILED
     text = "".join(facts["traceback"])
+    logged = _log(run, rank, text)
     if memory := _memory(run, rank, error):
         facts["memory"] = memory
     if call := flight_recorder_server.last_call():
         facts["collective"] = call
     try:
         rundir.write_json(run.rank_error(rank), facts)
-        with run.rank_log(rank).open("a") as log:
-            log.write(text)
-        return status
-    except OSError:  # the disk is full, probably the cause itself: use the console
-        if facts["disk_full"]:
-            text = f"{error}\n"
-    sys.stderr.write(text)
+        if logged:
+            return status
+    except OSError:
+        pass
+    # the disk is full, probably the cause itself: use the console
+    sys.stderr.write(f"{error}\n" if facts["disk_full"] else text)
     sys.stderr.flush()
     return status
+
+
+def _log(run: rundir.RunDir, rank: int, text: str) -> bool:
+    """First, and without waiting for the disk: after an error of CUDA, NCCL may abort this process
+    before its report is written."""
+    try:
+        with run.rank_log(rank).open("a") as log:
+            log.write(text)
+        return True
+    except OSError:
+        return False
 
 
 def _memory(run: rundir.RunDir, rank: int, error: BaseException) -> ExhaustedMemoryRecord | None:
@@ -102,7 +113,7 @@ def _of_library(file: str) -> bool:
 
 
 def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> RankErrorRecord:
-    disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    disk_full = isinstance(error, OSError) and error.errno in DISK_FULL
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not _of_library(f.filename)] or list(frames)
     if not getattr(error, "of_code", True):
@@ -121,8 +132,20 @@ def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> RankErrorReco
         "disk_full": disk_full,
         "traceback": traceback.format_exception(type(error), error, error.__traceback__),
     }
+    of_system = error if isinstance(error, OSError) else _full_disk(error)
     # shutil names both files of a copy, the source first
-    named = (error.filename2 or error.filename) if isinstance(error, OSError) else None
+    named = (of_system.filename2 or of_system.filename) if of_system else None
     if isinstance(named, str):
         facts["file"] = os.path.abspath(named)
     return facts
+
+
+def _full_disk(error: BaseException) -> OSError | None:
+    """The full disk from which another error was raised, such as one of torch.compile."""
+    before: BaseException | None = error
+    for _ in range(CHAIN):
+        if before is None or (isinstance(before, OSError) and before.errno in DISK_FULL):
+            return before
+        inner = getattr(before, "inner_exception", None)
+        before = inner or before.__cause__ or before.__context__
+    return None

@@ -114,7 +114,9 @@ def explain(
             error_reports.named(error, shortened(_said(error["message"]), 200)),
         )
     stack = _at_crash(run, rank, status, log_from)
-    frame = stacks.own(stack.crashed.frames) if stack and stack.crashed else None
+    frames = stack.crashed.frames if stack and stack.crashed else ()
+    # NCCL aborts a rank that reports an error of CUDA: the place is in its log
+    frame = None if stacks.after_exception(frames) else stacks.own(frames)
     where = f"{frame.file}:{frame.line}" if frame else None
     if status in QUIET and (left := rundir.read_json(run.ranks / f"rank{rank}.ended")):
         where = left["where"] or None

@@ -108,7 +108,8 @@ class EndRecord(TypedDict):
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU of `rank` had none left
     occupied: NotRequired[OccupiedRecord]  # the GPU of `rank`, by others: the reason of a gpu_oom
     kernel: NotRequired[KernelRecord]  # if it may explain the cause
-    full_folder: NotRequired[str]  # on the full disk, if that may not be the run directory's
+    full_folder: NotRequired[str]  # on the full disk, if not the run directory's; "": unknown
+    advice: NotRequired[list[str]]  # derived from the other fields, and the kernel's messages
 
 
 class FailureRecord(EndRecord):
@@ -139,7 +140,6 @@ class FailureRecord(EndRecord):
     blocked: NotRequired[str]  # ranks that even SIGKILL does not end, on one of several machines
     worker: NotRequired[bool]  # a data-loader worker of `rank` lacked memory, not the rank itself
     oom_kill: NotRequired[bool]  # the kernel killed the rank, or a process below it, for memory
-    advice: NotRequired[list[str]]  # derived from the other fields
 
 
 class DiagnosisRecord(TypedDict):

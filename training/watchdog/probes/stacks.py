@@ -39,6 +39,9 @@ _STARTERS = tuple(
     str(_HERE / "lib" / name) for name in ("run_script.py", "main_program.py", "run_module.py")
 )
 _PLUMBING = (BARRIERS, *_STARTERS)
+# What a rank does between an exception and its exit: its report, and a wait for its checkpoint.
+_REPORTS = str(_HERE / "training/trainer/error_file.py")
+_WAITS = (str(_HERE / "training/trainer/async_checkpoint.py"), "__exit__")
 # also a torch that was built locally, outside the environment's packages
 NOT_OURS = re.compile(
     r"^<|/(site|dist)-packages/|/lib/python\d+(\.\d+)?/|/python\d+\.zip/"
@@ -302,6 +305,12 @@ def own(frames: Iterable[Frame]) -> Frame | None:
     """The innermost frame of the user's code; the innermost of all without one."""
     listed = list(frames)
     return next(filter(is_own, listed), listed[0] if listed else None)
+
+
+def after_exception(frames: Iterable[Frame]) -> bool:
+    """Has this thread of a rank raised before, so that its frames are not the place of the
+    failure?"""
+    return any(one.file == _REPORTS or (one.file, one.name) == _WAITS for one in frames)
 
 
 def is_own(frame: Frame) -> bool:
