@@ -16,7 +16,7 @@ from training.diagnose import card, signatures
 from training.diagnose.advice import filled
 from training.host import cgroups, gpus, kernel_log
 from training.host.kernel_log import KernelLog
-from training.launcher import failure_report, recovery_policy
+from training.launcher import failed_gpus, failure_report, recovery_policy
 from training.launcher.outcome import Outcome
 from training.launcher.restart import Failure, GiveUp
 
@@ -275,7 +275,7 @@ def test_a_hang_of_the_rank_whose_gpu_has_failed(run: RunDir, named: int | None)
 def test_a_hang_without_the_gpu_of_a_rank(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver lists one less, wherever the stacks show the ranks."""
     gone = "the driver no longer lists GPU 0"
-    monkeypatch.setattr(failure_report, "_lost_gpus", lambda *_: (gone, (0,)))
+    monkeypatch.setattr(failed_gpus, "lost", lambda *_: (gone, (0,)))
     record = failed(run, "", 0, guilty=None, here=None, finding=finding())
     assert verdict(record) == ("gpu_hardware", "hang", 0)
     assert record["lost_ranks"] == [0] and record["where"] is None

@@ -26,7 +26,7 @@ from training.diagnose import result, signatures
 from training.host import kernel_log
 from training.host.kernel_log import KernelLog
 from training.host.xid_events import XidEvent
-from training.launcher import failure_report
+from training.launcher import failed_gpus
 from training.watchdog.rank_exit import RankExit
 
 # as an NVSwitch machine reports the end of rank 1 within a collective by NVLS
@@ -154,7 +154,7 @@ def test_the_rank_of_a_lost_gpu_is_blamed_not_its_peer_which_failed_first(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, reported: bool
 ) -> None:
     gone = "GPU 1 is no longer visible"
-    monkeypatch.setattr(failure_report, "_lost_gpus", lambda *_: (gone, (1,)))
+    monkeypatch.setattr(failed_gpus, "lost", lambda *_: (gone, (1,)))
     report_error(run, 0, "AcceleratorError", "CUDA error: unknown error", time=1.0)
     if reported:
         report_error(run, 1, "AcceleratorError", "CUDA error: unspecified launch failure", time=2.0)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from training.core import cause_ids
+from training.core.errors import Exit
 from training.diagnose import exception_cause as causes
 from training.launcher import seats
 from training.launcher.outcome import Outcome
+from training.launcher.stop_report import stopped_early
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -37,3 +39,39 @@ def note(
         gpu = None if place is None else causes.gpu_of(plan, place, record["summary"])
         if gpu is not None:
             record["gpu"] = gpu
+
+
+def lost(outcome: Outcome, plan: Plan, own: RankErrorRecord | None) -> tuple[str, tuple[int, ...]]:
+    """Message and positions of GPUs that the driver no longer lists. It is not asked about ends
+    that have another explanation."""
+    status = outcome.guilty[1] if outcome.guilty else 0
+    explained = outcome.killed or stopped_early(outcome) or outcome.torn_down
+    rejected = outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES)
+    if explained or rejected or (outcome.elsewhere and outcome.here is None):
+        return "", ()
+    hurry = in_a_hurry(outcome, plan, own)
+    return causes.lost_gpus(plan, causes.DRIVER_S if hurry else causes.PATIENT_S)
+
+
+def with_lost(
+    outcome: Outcome,
+    plan: Plan,
+    errors: Sequence[RankErrorRecord],
+    places: Sequence[int],
+    rank: int | None,
+    own: RankErrorRecord | None,
+) -> tuple[int, RankErrorRecord | None] | None:
+    """(rank of the only lost GPU, its report), if another one has failed first, such as its NVLink
+    peer."""
+    full = own is not None and own["disk_full"]
+    if len(places) != 1 or full or outcome.watched or (own and "process" in own):
+        return None
+    gone = seats.ranks(plan).start + places[0]
+    reports = () if outcome.finding else errors
+    return None if gone == rank else (gone, next((e for e in reports if e["rank"] == gone), None))
+
+
+def in_a_hurry(outcome: Outcome, plan: Plan, own: RankErrorRecord | None) -> bool:
+    """A slow driver delays neither the card of a clear failure nor answers to other machines."""
+    clear = own is not None and causes.of_error(own) not in causes.VAGUE
+    return clear or outcome.finding is not None or plan["place"]["nnodes"] > 1

@@ -89,8 +89,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     found = outcome.finding
     errors = error_reports.of_all(run, outcome.unwritten)
     rank, source, status, own = _first_failed(outcome, run, errors)
-    gone, places = _lost_gpus(outcome, plan, own)
-    if blamed := _with_lost_gpu(outcome, plan, errors, places, rank, own):
+    gone, places = failed_gpus.lost(outcome, plan, own)
+    if blamed := failed_gpus.with_lost(outcome, plan, errors, places, rank, own):
         rank, source, own = blamed[0], *blamed
     log = rank_log.file(outcome, run, source, rank)
     cause, kind, summary = _what(outcome, run, rank, status, own, gone if places else "")
@@ -102,7 +102,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     if logged:
         cause, kind, summary = rank_log.explain(outcome, logged, own, cause, kind, summary)
     # a driver that is not kept loaded may need longer
-    hasty = not places and _in_a_hurry(outcome, plan, own)
+    hasty = not places and failed_gpus.in_a_hurry(outcome, plan, own)
     if gone and kind in (DIED, ERROR) and cause in UNCLEAR and not hasty:
         cause, summary = cause_ids.GPU_HARDWARE, gone  # its driver does not answer
     kernel = kernel_evidence.consult(outcome, run, plan, cause, kind, own)
@@ -266,44 +266,6 @@ def of_node(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         record["log"] = f"{host}:{record['log']}"
         record["stacks"] = f"{host}:{record['stacks']}" if record["stacks"] else None
     return record
-
-
-def _lost_gpus(
-    outcome: Outcome, plan: Plan, own: RankErrorRecord | None
-) -> tuple[str, tuple[int, ...]]:
-    """Message and positions of GPUs that the driver no longer lists. It is not asked about ends
-    that have another explanation."""
-    status = outcome.guilty[1] if outcome.guilty else 0
-    explained = outcome.killed or stopped_early(outcome) or outcome.torn_down
-    rejected = outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES)
-    if explained or rejected or (outcome.elsewhere and outcome.here is None):
-        return "", ()
-    hurry = _in_a_hurry(outcome, plan, own)
-    return causes.lost_gpus(plan, causes.DRIVER_S if hurry else causes.PATIENT_S)
-
-
-def _with_lost_gpu(
-    outcome: Outcome,
-    plan: Plan,
-    errors: Sequence[RankErrorRecord],
-    places: Sequence[int],
-    rank: int | None,
-    own: RankErrorRecord | None,
-) -> tuple[int, RankErrorRecord | None] | None:
-    """(rank of the only lost GPU, its report), if another one has failed first, such as its NVLink
-    peer."""
-    full = own is not None and own["disk_full"]
-    if len(places) != 1 or full or outcome.watched or (own and "process" in own):
-        return None
-    lost = seats.ranks(plan).start + places[0]
-    reports = () if outcome.finding else errors
-    return None if lost == rank else (lost, next((e for e in reports if e["rank"] == lost), None))
-
-
-def _in_a_hurry(outcome: Outcome, plan: Plan, own: RankErrorRecord | None) -> bool:
-    """A slow driver delays neither the card of a clear failure nor answers to other machines."""
-    clear = own is not None and causes.of_error(own) not in causes.VAGUE
-    return clear or outcome.finding is not None or plan["place"]["nnodes"] > 1
 
 
 def _what(
