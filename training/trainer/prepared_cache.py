@@ -115,7 +115,7 @@ def published(run: rundir.RunDir) -> PreparedCorpus | None:
     if facts is None:
         return None
     if "failed" in facts:
-        raise UserError([], Exit(facts["failed"]))
+        raise UserError([], Exit(facts["failed"]), said_by_another=True)
     return PreparedCorpus(**{name: facts[name] for name in PreparedCorpus.__dataclass_fields__})
 
 

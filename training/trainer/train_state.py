@@ -160,7 +160,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     drawn = randomness.state()  # every rank draws its data from here, as ./duet evaluate does
     raw = raw.to(world.device)
     optimizer = task.optimizers(raw)
-    weights = optimizer.trained(raw, said_by_another=world.rank != 0)
+    weights = optimizer.trained(raw)
     scale = LossScale(world.device) if precision == "fp16" else None
     if scale:
         optimizer.skip_on_device()
