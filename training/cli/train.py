@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from collections.abc import MutableMapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from training.launcher.post_run import PostRun
 
 
+STORE_S = 0.5  # before rank 0, which may serve the store, ends: others may read the same problem
 ENDED = msg("cli.train.ended")
 
 
@@ -79,9 +81,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
             _end_alone(run, plan, code, ending, begins)
         if ending:
             ending.close(code, str(error))
-        flight_recorder_server.stop(run.ranks, _rank())
-        # Other ranks notice the end by their connections: the launcher must see this exit first.
-        _exit_at_once(code)
+        _leave(run, code)
     except KeyboardInterrupt as asked:  # before StopRequest.listen()
         if run is None or watched:
             raise
@@ -162,6 +162,15 @@ def _leave_trackers(run: rundir.RunDir, code: int) -> None:
     if metrics_writer.exits_cleanly():
         return
     flight_recorder_server.stop(run.ranks, 0)  # only rank 0 has trackers
+    _exit_at_once(code)
+
+
+def _leave(run: rundir.RunDir, code: int) -> NoReturn:
+    """End a rank that has reported a problem. Others notice the end by their connections: the
+    launcher must see this exit first."""
+    flight_recorder_server.stop(run.ranks, _rank())
+    if _rank() == 0:
+        time.sleep(STORE_S)
     _exit_at_once(code)
 
 
