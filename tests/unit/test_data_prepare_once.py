@@ -18,6 +18,7 @@ from tests.conftest import wait_until
 from tests.unit.conftest import clean_environment
 from tests.unit.corpora import documents, made, shard, source
 from training.core import file_lock
+from training.core.errors import Exit
 from training.data import prepare
 from training.data.prepare import ensure
 
@@ -231,6 +232,38 @@ def test_a_killed_preparation_leaves_no_partial_folder_and_is_repeated(
     assert data.documents == 5
     # Files of the killed process are removed too: otherwise a large corpus would slowly fill the disk.
     assert [p for p in cache.iterdir() if p.is_dir()] == [Path(data.folder)]
+
+
+LEARNING = """
+import sys
+from pathlib import Path
+from training.data.corpus import find
+from training.data.prepare import LEARNING, ensure
+from training.host import program
+def shown(what, done, total):
+    if what == LEARNING:
+        print(done, flush=True)
+def main(arguments):
+    ensure(find("a.txt")[0], "text", Path(arguments[0]), shown, chosen="bpe", vocab_size=2000)
+program.leave(program.run(main, None))
+"""
+
+
+def test_ctrl_c_while_a_vocabulary_is_learned(write: Write, cache: Path) -> None:
+    """The library calls Python in a thread while the interpreter ends."""
+    pytest.importorskip("tokenizers")
+    write("a.txt", "".join(f"{n * n:x} " for n in range(1_000_000)))
+    for _ in range(5):
+        with subprocess.Popen(
+            [sys.executable, "-c", LEARNING, str(cache)],
+            stdout=subprocess.PIPE,
+            env=clean_environment(),
+        ) as process:
+            assert process.stdout and process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            process.communicate()
+        assert process.returncode == Exit.INTERRUPTED
+        assert not any(cache.iterdir())
 
 
 def waits_for_a_lock(process: subprocess.Popen[str]) -> bool:
