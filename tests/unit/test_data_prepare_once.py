@@ -325,6 +325,27 @@ def locks_of_one_machine(file: object, operation: int) -> None:
     """For two processes on different machines."""
 
 
+@pytest.mark.parametrize("call", ["flock", "fstat"])
+def test_a_lock_file_that_another_machine_has_removed(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS the open file is stale then."""
+    module = {"flock": file_lock.fcntl, "fstat": file_lock.os}[call]
+    real, failed = getattr(module, call), list[str]()
+
+    def stale(*given: int) -> object:
+        if not failed:
+            failed.append(call)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(*given)
+
+    monkeypatch.setattr(module, call, stale)
+    path = tmp_path / "lock"
+    with file_lock.alone(path) as locked:
+        assert locked and path.exists() and failed == [call]
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("flock", [no_locks, locks_of_one_machine])
 def test_two_runs_prepare_the_same_without_common_locks(
     flock: Callable[[object, int], None],
