@@ -18,7 +18,6 @@ from tests.conftest import wait_until
 from tests.unit.conftest import clean_environment
 from tests.unit.corpora import documents, made, shard, source
 from training.core import file_lock
-from training.core.errors import Exit
 from training.data import prepare
 from training.data.prepare import ensure
 
@@ -177,25 +176,6 @@ def test_shards_of_any_size_have_the_same_content(
     assert beside == {p.name for p in (*many.train, *many.val)}
 
 
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt, OSError(28, "No space left on device"), MemoryError]
-)
-def test_an_interrupted_preparation_leaves_nothing_and_is_repeated(
-    error: BaseException, write: Write, cache: Path
-) -> None:
-    for n in range(5):
-        write(f"corpus/{n}.txt", "x" * 100)
-
-    def stop(what: str, done: int, total: int) -> None:
-        if done >= 300:
-            raise error
-
-    with pytest.raises(type(error) if isinstance(error, BaseException) else error):
-        ensure(source("corpus"), "text", cache, stop)
-    assert not [p for p in cache.iterdir() if p.is_dir()]
-    assert made("corpus", cache).documents == 5
-
-
 WAITING = """
 import signal, sys
 from pathlib import Path
@@ -234,38 +214,6 @@ def test_a_killed_preparation_leaves_no_partial_folder_and_is_repeated(
     assert [p for p in cache.iterdir() if p.is_dir()] == [Path(data.folder)]
 
 
-LEARNING = """
-import sys
-from pathlib import Path
-from training.data.corpus import find
-from training.data.prepare import LEARNING, ensure
-from training.host import program
-def shown(what, done, total):
-    if what == LEARNING:
-        print(done, flush=True)
-def main(arguments):
-    ensure(find("a.txt")[0], "text", Path(arguments[0]), shown, chosen="bpe", vocab_size=2000)
-program.leave(program.run(main, None))
-"""
-
-
-def test_ctrl_c_while_a_vocabulary_is_learned(write: Write, cache: Path) -> None:
-    """The library calls Python in a thread while the interpreter ends."""
-    pytest.importorskip("tokenizers")
-    write("a.txt", "".join(f"{n * n:x} " for n in range(1_000_000)))
-    for _ in range(5):
-        with subprocess.Popen(
-            [sys.executable, "-c", LEARNING, str(cache)],
-            stdout=subprocess.PIPE,
-            env=clean_environment(),
-        ) as process:
-            assert process.stdout and process.stdout.readline()
-            process.send_signal(signal.SIGINT)
-            process.communicate()
-        assert process.returncode == Exit.INTERRUPTED
-        assert not any(cache.iterdir())
-
-
 def waits_for_a_lock(process: subprocess.Popen[str]) -> bool:
     """A waiting process appears in /proc/locks as '7: -> FLOCK ADVISORY WRITE <pid> …'."""
     return any(
@@ -297,20 +245,6 @@ def test_two_processes_prepare_one_folder(write: Write, cache: Path) -> None:
     assert [p.name for p in cache.iterdir()] == [Path(lines[1][0].removeprefix("made ")).name], (
         "and no lock file is left"
     )
-
-
-def test_a_full_disk_leaves_nothing(
-    on_small_disk: Callable[..., subprocess.CompletedProcess[str]], write: Write, home: Path
-) -> None:
-    name = write("a.txt", "x" * 3_000_000)
-    code = (
-        "import sys; from pathlib import Path; from training.data import corpus, prepare\n"
-        "try: prepare.ensure(corpus.find(sys.argv[1])[0], 'text', Path('cache'))\n"
-        "except OSError as error: print(error.strerror, [p.name for p in Path('cache').iterdir() "
-        "if p.is_dir()])"
-    )
-    done = on_small_disk("-c", code, str(home / name), options="size=2m")
-    assert done.stdout == "No space left on device []\n", done.stderr
 
 
 def test_the_validation_share() -> None:

@@ -14,8 +14,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
-import tempfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,10 +22,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from training.core import file_lock, log, rundir, umask, units
+from training.core import file_lock, log, rundir, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.data import corpus, shards, tokenizer, tokenizer_base
+from training.data import corpus, shards, tokenizer, tokenizer_base, work_folders
 from training.data.corpus import CorpusSource
 from training.data.readers import DocumentPart, documents
 from training.data.shards import Writer
@@ -147,6 +145,7 @@ def ensure(
 
     Raises UserError for unusable text or an unusable tokenizer, OSError for a full disk.
     """
+    work_folders.remove_abandoned(cache)
     before = corpus.states(source)
     folder = folder_of(source, text_field, cache, chosen, vocab_size)
     found, _ = _existing(folder, progress)
@@ -161,18 +160,11 @@ def ensure(
             return found
         if damage:
             log.warning(msg("data.prepare.again", folder=folder, damage=damage, name=source.name))
-        # Without locks another run may prepare it too, and with those that count on one machine
-        # only (BeeGFS, NFS with nolock) another machine: the first to finish counts. A fixed name
-        # for each machine, since leftovers of a killed run are removed.
-        if locked:
-            work = cache / f".{folder.name}.{socket.gethostname()}.work"
-            shutil.rmtree(work, ignore_errors=True)
-            work.mkdir()
-        else:
-            work = Path(tempfile.mkdtemp(dir=cache, prefix=f".{folder.name}.", suffix=".work"))
-            umask.use(work)
+        # the first to finish counts
+        work = work_folders.create(cache, folder.name, locked=locked)
         try:
-            made = _write(source, text_field, work, folder, progress, chosen, vocab_size)
+            shown = work_folders.touching(work, progress)
+            made = _write(source, text_field, work, folder, shown, chosen, vocab_size)
             if problems := corpus.changed(before, corpus.states(source)):
                 raise UserError(problems)
             return _published(work, folder, progress) or made
