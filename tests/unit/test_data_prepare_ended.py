@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.conftest import clean_environment
 from tests.unit.corpora import made, source
-from training.core.errors import Exit
-from training.data import work_folders
+from training.core.errors import Exit, UserError
+from training.data import prepare, work_folders
 from training.data.prepare import ensure
 
 Write = Callable[..., str]
@@ -56,6 +59,33 @@ def test_a_full_disk_leaves_nothing(
     )
     done = on_small_disk("-c", code, str(home / name), options="size=2m")
     assert done.stdout == "No space left on device []\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("index.json", errno.EACCES), ("index.json", errno.EIO), ("train_00000.bin", errno.EACCES)],
+)
+def test_a_folder_that_cannot_be_read_is_refused_before_any_work(
+    name: str, error: int, write: Write, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen = write("a.txt", "some text" * 100), set[str]()
+    folder = Path(made(path, cache).folder)
+    opened = io.open
+
+    def denied(file: Any, *mode: Any, **more: Any) -> Any:
+        if file == folder / name:
+            raise OSError(error, os.strerror(error), str(file))
+        return opened(file, *mode, **more)
+
+    monkeypatch.setattr(io, "open", denied)
+    monkeypatch.setattr("builtins.open", denied)
+    with pytest.raises(UserError) as caught:
+        ensure(source(path), "text", cache, lambda what, done, total: seen.add(what))
+    (problem,) = caught.value.problems
+    assert (problem.code, caught.value.code) == ("data.unreadable", Exit.RESOURCES)
+    assert str(folder) in problem.what and folder.owner() in problem.what
+    assert bool(problem.fixes) == (error == errno.EACCES)
+    assert prepare.TOKENIZING not in seen
 
 
 def test_work_folders_of_killed_preparations_are_removed(

@@ -13,6 +13,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import zlib
 from collections import deque
@@ -23,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from training.core import file_lock, log, rundir, units
-from training.core.errors import Problem, UserError
+from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.data import corpus, shards, tokenizer, tokenizer_base, work_folders
 from training.data.corpus import CorpusSource
@@ -189,10 +190,21 @@ def _published(work: Path, folder: Path, progress: Progress) -> PreparedCorpus |
 
 
 def _existing(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, str]:
-    """(the intact corpus, or None; what is damaged, or "")."""
+    """(the intact corpus, or None; what is damaged, or ""). Raises UserError if it may not be
+    read."""
     if not folder.exists():
         return None, ""
-    index = rundir.read_json(folder / "index.json")
+    try:
+        return _verified(folder, progress)
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+
+
+def _verified(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, str]:
+    try:
+        index = json.loads((folder / "index.json").read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        index = None
     try:
         if not index or index["format"] != FORMAT:
             return None, msg("data.prepare.index_damaged")
@@ -211,6 +223,22 @@ def _existing(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, 
     except (KeyError, TypeError, AttributeError):
         return None, msg("data.prepare.index_damaged")
     return (None, damage) if damage else (prepared, "")
+
+
+def _unreadable(folder: Path, error: OSError) -> UserError:
+    try:
+        owner = folder.owner()
+    except (KeyError, OSError):  # a user that this machine does not know
+        owner = "?"
+    what = msg("data.prepare.unreadable", folder=folder, owner=owner, strerror=error.strerror)
+    fixes = [f"chmod -R a+rX {shlex.quote(str(folder))}"]
+    problem = Problem(
+        "data.unreadable",
+        what,
+        msg("data.prepare.readable"),
+        fixes if isinstance(error, PermissionError) else [],
+    )
+    return UserError(problem, Exit.RESOURCES)
 
 
 def _shards(prepared: PreparedCorpus, part: str) -> Iterator[tuple[Path, int]]:
