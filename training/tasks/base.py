@@ -198,7 +198,7 @@ class Samples(BatchDataset):
 
     def __init__(self, data: Dataset[Any], seed: int, *, drawn: bool) -> None:
         self.data, self.seed, self.drawn = data, seed, drawn
-        self.fork_safe = getattr(data, "fork_safe", False)
+        self.most_readers = getattr(data, "most_readers", None)
 
     def __len__(self) -> int:
         return len(self.data)  # type: ignore[arg-type]
