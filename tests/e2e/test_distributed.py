@@ -65,6 +65,10 @@ assert all_reduce_mean(float(get_rank())) == 0.5
 given = torch.tensor([1.0, 2.0]) * (get_rank() + 1)
 assert torch.equal(all_reduce_mean(given), torch.tensor([1.5, 3.0]))
 assert given[0] == get_rank() + 1, "the input stays as it was"
+import torch.distributed as dist
+won = torch.tensor(float(distributed.is_first("question")))
+dist.all_reduce(won)
+assert won == 1
 barrier("end", 20)
 cleanup()
 cleanup()

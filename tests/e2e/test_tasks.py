@@ -139,6 +139,50 @@ def test_an_error_of_the_task_is_reported_with_its_line(
 
 
 @pytest.mark.slow
+def test_a_problem_of_another_rank_than_0_is_reported(
+    task: Callable[..., Launched], tmp_path: Path
+) -> None:
+    own = tmp_path / "my_task.py"
+    own.write_text(
+        EXAMPLE.read_text()
+        + """
+    def optimizer(self, model):
+        import os
+        more = [nn.Parameter(torch.zeros(3))] if os.environ["RANK"] == "1" else []
+        return torch.optim.SGD([*model.parameters(), *more], lr=0.1)
+"""
+    )
+    run = task(task=own, num_iterations=3)
+    assert run.wait() == 2
+    assert (run.failure["rank"], run.failure["cause"]) == (1, "config_error")
+    (problem,) = run.failure["rejected"]
+    assert problem.startswith("rank 1 on ") and problem in run.output
+
+
+@pytest.mark.parametrize(
+    ("method", "on_rank_1"),
+    [
+        ("val_data", "None"),
+        pytest.param("val_data", "spirals(999, 0.1, 2)", marks=pytest.mark.soak),
+        pytest.param("train_data", "spirals(0, 0.1, 1)", marks=pytest.mark.soak),
+    ],
+)
+@pytest.mark.slow
+def test_ranks_with_different_numbers_of_samples_are_refused(
+    task: Callable[..., Launched], tmp_path: Path, method: str, on_rank_1: str
+) -> None:
+    own = tmp_path / "my_task.py"
+    head = f"    def {method}(self):\n"
+    line = (
+        f"        if __import__('os').environ.get('RANK') == '1':\n            return {on_rank_1}\n"
+    )
+    own.write_text(EXAMPLE.read_text().replace(head, head + line))
+    run = task(task=own, num_iterations=3)
+    assert run.wait() == 2
+    assert f"{method}()" in run.output and "rank 1 on " in run.output
+
+
+@pytest.mark.slow
 def test_an_operator_without_a_deterministic_variant_is_named(
     task: Callable[..., Launched], tmp_path: Path
 ) -> None:

@@ -109,6 +109,12 @@ def test_utf8_files_are_not_decoded(write: Write, tmp_path: Path) -> None:
 def test_a_wrong_encoding_and_a_damaged_file(write: Write) -> None:
     (problem,) = refused(write("a.txt", TEXTS["gbk"].encode("gbk")), "shift_jis")
     assert problem.what == "a.txt: neither UTF-8 nor shift_jis (--encoding)"
+    for name in ("utf-16", "punycode", "undefined"):  # their errors have no position
+        (problem,) = refused(write("u.txt", b"\xe9t\xe9\n" * 20), name)
+        assert (problem.code, problem.what) == (
+            "data.encoding",
+            f"u.txt: neither UTF-8 nor {name} (--encoding)",
+        )
     (problem,) = refused(write("b.txt", TEXTS["gbk"].encode() * 9 + b"\xff\n"))
     assert "damaged" in problem.what and problem.fixes[0].startswith(
         "iconv -c -f UTF-8 -t UTF-8 b.txt > b.txt.utf8 && mv "

@@ -176,25 +176,6 @@ def test_shards_of_any_size_have_the_same_content(
     assert beside == {p.name for p in (*many.train, *many.val)}
 
 
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt, OSError(28, "No space left on device"), MemoryError]
-)
-def test_an_interrupted_preparation_leaves_nothing_and_is_repeated(
-    error: BaseException, write: Write, cache: Path
-) -> None:
-    for n in range(5):
-        write(f"corpus/{n}.txt", "x" * 100)
-
-    def stop(what: str, done: int, total: int) -> None:
-        if done >= 300:
-            raise error
-
-    with pytest.raises(type(error) if isinstance(error, BaseException) else error):
-        ensure(source("corpus"), "text", cache, stop)
-    assert not [p for p in cache.iterdir() if p.is_dir()]
-    assert made("corpus", cache).documents == 5
-
-
 WAITING = """
 import signal, sys
 from pathlib import Path
@@ -266,20 +247,6 @@ def test_two_processes_prepare_one_folder(write: Write, cache: Path) -> None:
     )
 
 
-def test_a_full_disk_leaves_nothing(
-    on_small_disk: Callable[..., subprocess.CompletedProcess[str]], write: Write, home: Path
-) -> None:
-    name = write("a.txt", "x" * 3_000_000)
-    code = (
-        "import sys; from pathlib import Path; from training.data import corpus, prepare\n"
-        "try: prepare.ensure(corpus.find(sys.argv[1])[0], 'text', Path('cache'))\n"
-        "except OSError as error: print(error.strerror, [p.name for p in Path('cache').iterdir() "
-        "if p.is_dir()])"
-    )
-    done = on_small_disk("-c", code, str(home / name), options="size=2m")
-    assert done.stdout == "No space left on device []\n", done.stderr
-
-
 def test_the_validation_share() -> None:
     assert prepare.SENSIBLE_SHARE[0] < 1 / prepare.VALIDATION_ONE_IN < prepare.SENSIBLE_SHARE[1]
 
@@ -290,6 +257,27 @@ def no_locks(file: object, operation: int) -> None:
 
 def locks_of_one_machine(file: object, operation: int) -> None:
     """For two processes on different machines."""
+
+
+@pytest.mark.parametrize("call", ["flock", "fstat"])
+def test_a_lock_file_that_another_machine_has_removed(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS the open file is stale then."""
+    module = {"flock": file_lock.fcntl, "fstat": file_lock.os}[call]
+    real, failed = getattr(module, call), list[str]()
+
+    def stale(*given: int) -> object:
+        if not failed:
+            failed.append(call)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(*given)
+
+    monkeypatch.setattr(module, call, stale)
+    path = tmp_path / "lock"
+    with file_lock.alone(path) as locked:
+        assert locked and path.exists() and failed == [call]
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("flock", [no_locks, locks_of_one_machine])

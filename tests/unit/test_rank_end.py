@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import errno
 import signal
+import socket
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from tests.unit import verdicts
-from training.cli import draft
+from training.cli import draft, train
 from training.core import log
 from training.core.contracts.plan import Plan
-from training.core.errors import Exit
+from training.core.errors import Exit, Problem, UserError
 from training.core.rundir import RunDir, read_json, read_records, write_json
 from training.host.process import StopAsked
-from training.launcher import rank_end
+from training.inspector import distributed
+from training.launcher import endings, rank_end
+from training.launcher.outcome import Outcome
 from training.trainer import error_file
 from training.trainer.sanity_checks import NotFinite
 from training.trainer.worker import RankEnded
@@ -111,6 +114,34 @@ def test_a_rejected_input_is_recorded_without_a_card(
     found = read_json(run.failure) or {}
     assert (found["cause"], found["rank"], found["exit_code"]) == ("config_error", 0, Exit.CONFIG)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("watched", "first", "shown"), [(False, True, True), (True, True, False), (False, False, False)]
+)
+def test_a_rank_that_alone_rejects_its_input_reports_it(
+    run: RunDir,
+    plan: Plan,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    watched: bool,
+    first: bool,
+    shown: bool,
+) -> None:
+    """Of several ranks with a problem the first one does. `shown`: by the rank itself."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(distributed, "is_first", lambda key: first)
+    error = UserError(Problem("data.too_short", "planted", "more", ["command"]))
+    assert train._report(error, run, watched=watched) == Exit.CONFIG
+    assert "planted" in run.rank_log(1).read_text()
+    assert ("planted" in capfd.readouterr().err) == shown
+    record = rank_end.report(run, plan, 1, Exit.CONFIG, 0)[1]
+    assert record and ("rejected" in record) == first
+    assert (record["cause"], record["rank"], record["where"]) == ("config_error", 1, None)
+    if watched:
+        endings.report_end(run, plan, Outcome(), record, "")
+        text = capfd.readouterr().err
+        assert all(word in text for word in ("rank 1", socket.gethostname(), "planted", "command"))
 
 
 def test_a_start_that_was_withdrawn_or_is_older_keeps_its_files(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ import torch
 from tests.cases import each
 from training.config.batch import Batch
 from training.config.schema import Config
-from training.core.errors import UserError
+from training.core.errors import Exit, UserError
 from training.inspector.distributed import World
 from training.trainer import same_data
 from training.trainer.checkpoint import TrainProgress
@@ -101,6 +101,26 @@ def test_machines_with_another_task_file_are_named(
         found = [p.code for p in error.problems]
         assert all(socket.gethostname() in p.what for p in error.problems)
     assert found == codes
+
+
+@each(
+    "others, named",
+    [([10, 10], []), ([10, 7], [2]), ([None, 10], [1]), ([None, None], [1, 2]), ([0, 10], [1])],
+)
+def test_ranks_with_another_number_of_samples_are_named(
+    others: list[int | None], named: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`others`: the samples of ranks 1 and 2; rank 0 has 10."""
+    texts = [json.dumps([f"host{i}", n]) for i, n in enumerate(others, 1)]
+    monkeypatch.setattr(same_data, "exchange_texts", lambda key, own, everybody: [own, *texts])
+    data: Any = range(10)
+    try:
+        assert same_data.counted(cast("Any", Task("a")), "val", data) is data and not named
+    except UserError as error:
+        (problem,) = error.problems
+        assert (problem.code, error.code) == ("data.differs", Exit.CONFIG)
+        assert "val_data()" in problem.what and socket.gethostname() in problem.what
+        assert [i for i in (1, 2) if f"rank {i} on host{i}" in problem.what] == named
 
 
 @each(

@@ -37,4 +37,6 @@ if __name__ == "__main__":
         early.insert(0, signal.Signals[f"SIG{sys.argv.pop().removeprefix(STOPPED)}"])
     from training.host import program
 
-    sys.exit(program.run(lambda argv: main(argv, early), __doc__, internal=True, pipe=attaches))
+    program.leave(
+        program.run(lambda argv: main(argv, early), __doc__, internal=True, pipe=attaches)
+    )

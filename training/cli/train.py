@@ -5,9 +5,13 @@ Imports torch late, so that invalid flags are reported at once and the heartbeat
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import sys
+import time
 from collections.abc import MutableMapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from training.core import heartbeat, log, messages, phase_timeouts, rundir
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from training.launcher.post_run import PostRun
 
 
+STORE_S = 0.5  # before rank 0, which may serve the store, ends: others may read the same problem
 ENDED = msg("cli.train.ended")
 
 
@@ -67,15 +72,16 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
             log.success(str(done))
         return int(Exit.DONE)
     except UserError as error:
-        code = _report(error, run, int(environ.get("RANK", 0)))
-        if run and not watched:
-            _end_alone(run, plan, code, ending, _log_end(run))
+        if run is None:
+            log.report(error)
+            return int(error.code)
+        begins = _log_end(run)
+        code = _report(error, run, watched=watched)
+        if not watched:
+            _end_alone(run, plan, code, ending, begins)
         if ending:
             ending.close(code, str(error))
-        if isinstance(error, RunStopped):
-            _exit_at_once(code)  # as below
-        _leave_trackers(run, code)
-        return code
+        _leave(run, code)
     except KeyboardInterrupt as asked:  # before StopRequest.listen()
         if run is None or watched:
             raise
@@ -148,16 +154,23 @@ def _end_alone(
     return code
 
 
-def _leave_trackers(run: rundir.RunDir | None, code: int) -> None:
+def _leave_trackers(run: rundir.RunDir, code: int) -> None:
     """End the process at once if a tracker failed or was abandoned: W&B's exit handler waits for
     its service without a limit, and prints a traceback if it is gone."""
-    if run is None:
-        return
     from training.trainer import metrics_writer
 
     if metrics_writer.exits_cleanly():
         return
     flight_recorder_server.stop(run.ranks, 0)  # only rank 0 has trackers
+    _exit_at_once(code)
+
+
+def _leave(run: rundir.RunDir, code: int) -> NoReturn:
+    """End a rank that has reported a problem. Others notice the end by their connections: the
+    launcher must see this exit first."""
+    flight_recorder_server.stop(run.ranks, _rank())
+    if _rank() == 0:
+        time.sleep(STORE_S)
     _exit_at_once(code)
 
 
@@ -167,20 +180,30 @@ def _exit_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _report(error: UserError, run: rundir.RunDir | None, rank: int) -> int:
-    """Report an error once for all ranks, and record it for this one. Returns the exit code."""
-    error.said_by_another |= run is not None and rank != 0
-    stopped = error if isinstance(error, RunStopped) else None
-    log.report(
-        error,
-        stopped.closing if stopped else msg("core.log.nothing_launched") if run is None else ENDED,
-    )
-    if run:
-        from training.trainer import error_file, metrics_writer
+def _report(error: UserError, run: rundir.RunDir, *, watched: bool) -> int:
+    """Report an error of this rank, unless another one has reported its own, and record it. Returns
+    the exit code. What other ranks than 0 print is not on the console of a supervisor, which
+    reports what they have recorded."""
+    from training.inspector import distributed
+    from training.trainer import error_file, metrics_writer
 
-        if stopped:
-            error_file.note(run, rank, stopped)
-        metrics_writer.failed(int(error.code))  # a task may raise one in the middle of training
+    rank = _rank()
+    first = not error.said_by_another and distributed.is_first("user_error")
+    if rank == 0:
+        error.said_by_another = not first
+    else:
+        host = socket.gethostname()
+        error.problems = [
+            replace(one, what=msg("cli.train.of_rank", rank=rank, host=host, what=one.what))
+            for one in error.problems
+        ]
+        with contextlib.suppress(OSError):
+            log.open_log(run.rank_log(rank))
+    closing = error.closing if isinstance(error, RunStopped) else ENDED
+    log.report(error, closing, shown=rank == 0 or (first and not watched))
+    if isinstance(error, RunStopped) or (rank and first):
+        error_file.note(run, rank, error)
+    metrics_writer.failed(int(error.code))  # a task may raise one in the middle of training
     return int(error.code)
 
 

@@ -41,7 +41,7 @@ PROBLEMS = {
     "config.workers_conflict": "persistent workers without workers",
     "data.changed": "a data file was written while it was read",
     "data.damaged": "a data file is damaged",
-    "data.differs": "the machines have different training data",
+    "data.differs": "machines or ranks have different data",
     "data.empty": "a data file is empty",
     "data.encoding": "a text file is not UTF-8",
     "data.encoding_damaged": "a text file has bytes that are invalid in its encoding",

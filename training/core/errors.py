@@ -74,6 +74,8 @@ class UserError(Exception):
     """Problems that the user can fix; reported together, without a traceback. `said_by_another`:
     every rank has the same problems and another rank reports them."""
 
+    of_code = False  # the line that raised it explains nothing
+
     def __init__(
         self,
         problems: Problem | list[Problem],

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+REMOVED = (errno.ENOENT, errno.ESTALE)  # ESTALE: on NFS, by another machine
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # as Lustre without the option flock
 
 
@@ -38,17 +39,20 @@ def alone(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[bool
     file cannot be created."""
     while True:
         with open(path, "w") as lock:
-            if not take(lock, waits):
-                path.unlink(missing_ok=True)
-                yield False
-                return
             try:
-                same = os.path.samestat(os.fstat(lock.fileno()), path.stat())
-            except FileNotFoundError:
-                same = False
+                locked = take(lock, waits)
+                same = not locked or os.path.samestat(os.fstat(lock.fileno()), path.stat())
+            except OSError as error:
+                if error.errno not in REMOVED:
+                    raise
+                continue
             # the previous holder removed the file: another process may hold a new one
             if not same:
                 continue
+            if not locked:
+                path.unlink(missing_ok=True)
+                yield False
+                return
             try:
                 yield True
             finally:

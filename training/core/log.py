@@ -169,13 +169,13 @@ def error(message: str, *, shown: bool = True) -> None:
     say("ERROR", message, shown=shown)
 
 
-def report(problem: UserError, closing: str = "") -> None:
+def report(problem: UserError, closing: str = "", *, shown: bool = True) -> None:
     """Log all problems of a UserError with their fixes, and one closing line (default: nothing was
-    launched)."""
+    launched). `shown`: False for the log file only."""
     if problem.said_by_another:
         return
     for one in problem.problems:
-        error(typed("\n".join(one.lines())))
+        error(typed("\n".join(one.lines())), shown=shown)
     count = len(problem.problems)
     error(
         msg(
@@ -183,5 +183,6 @@ def report(problem: UserError, closing: str = "") -> None:
             problems=plural(count, "problem"),
             closing=closing or msg("core.log.nothing_launched"),
             code=int(problem.code),
-        )
+        ),
+        shown=shown,
     )

@@ -12,8 +12,9 @@ from training.data.permutation import Ints
 class BatchDataset(ABC):
     """A sized dataset, read in the rank itself or in its data-loader workers."""
 
-    # Whether it can be read in processes that are forked after the first access.
-    fork_safe = False
+    # Maximum number of workers that read it outside of the epochs; None: that of --num_workers.
+    # Where it is 0 the rank reads, and later forks workers: no open file may have a position.
+    most_readers: int | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -27,6 +27,7 @@ from training.core.messages import msg
 from training.data import tokenizer_base
 from training.data.readers import DocumentPart
 from training.data.tokenizer_base import BOS_NAME, Tokenizer, bos_among, padded
+from training.host import program
 
 # GPT-4's split: contractions, words with one leading space, up to three digits, punctuation,
 # lines, spaces.
@@ -238,7 +239,7 @@ def save(inner: Any, file: Path) -> None:
 
 def _interruptible(work: Callable[[], None], waiting: Callable[[], None]) -> None:
     """Run `work` in a thread and call `waiting` a few times a second: the library ignores signals
-    for minutes, and Ctrl-C must end the program."""
+    for minutes, and Ctrl-C must end the program, by program.leave()."""
     failure: list[BaseException] = []
 
     def run() -> None:
@@ -247,7 +248,7 @@ def _interruptible(work: Callable[[], None], waiting: Callable[[], None]) -> Non
         except BaseException as error:
             failure.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=run, name=program.NATIVE, daemon=True)
     thread.start()
     while thread.is_alive():
         thread.join(0.2)

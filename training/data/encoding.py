@@ -278,7 +278,8 @@ class Decoded(io.RawIOBase):
     """A file in some encoding, read as UTF-8. Reading raises UnicodeDecodeError."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
-        self._file, self._decoder = file, codecs.getincrementaldecoder(name)()
+        self._file, self._name = file, name
+        self._decoder = codecs.getincrementaldecoder(name)()
         self._begun, self._ready = False, memoryview(b"")
 
     def readable(self) -> bool:
@@ -287,7 +288,10 @@ class Decoded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
             block = self._file.read(len(buffer))
-            text = self._decoder.decode(block, not block)
+            try:
+                text = self._decoder.decode(block, not block)
+            except UnicodeError as error:  # as of utf-16 without a byte-order mark
+                raise UnicodeDecodeError(self._name, block, 0, len(block), str(error)) from None
             if text and not self._begun:
                 self._begun, text = True, text.removeprefix("\ufeff")
             self._ready = memoryview(text.encode("utf-8", "replace"))

@@ -116,10 +116,12 @@ class Batches:
 
 @contextmanager
 def reading(dataset: BatchDataset, keys: Sequence[Key], *, workers: int) -> Iterator[Iterator[Any]]:
-    """The rows of these keys, outside of the epochs. In a run with workers one of them reads, which
-    ends with the context: a dataset may open a file at its first access. Workers forked from a rank
-    that has it open would share its position."""
-    if not workers or dataset.fork_safe:
+    """The rows of these keys, outside of the epochs. In a run with workers others than theirs read,
+    which end with the context: a dataset may open a file at its first access. Workers forked from a
+    rank that has it open would share its position."""
+    if dataset.most_readers is not None:
+        workers = min(workers, dataset.most_readers)
+    if not workers:
         yield _Plain(dataset, iter(keys))
         return
     rows: Any = iter(
@@ -127,8 +129,8 @@ def reading(dataset: BatchDataset, keys: Sequence[Key], *, workers: int) -> Iter
             _Rows(dataset),
             batch_size=None,
             sampler=keys,
-            num_workers=1,
-            prefetch_factor=1,  # it reads one batch while the model has the one before
+            num_workers=min(workers, len(keys)),
+            prefetch_factor=1,  # each reads one batch while the model has another
             worker_init_fn=functools.partial(start_worker, os.getpid()),
             # as above; what the dataset draws depends on the state of the rank
             generator=torch.Generator().manual_seed(torch.initial_seed() & (1 << 63) - 1),
@@ -138,7 +140,7 @@ def reading(dataset: BatchDataset, keys: Sequence[Key], *, workers: int) -> Iter
     try:
         yield rows
     finally:
-        rows.__del__()  # ends the worker; the traceback of its error would keep it alive
+        rows.__del__()  # ends the workers; the traceback of an error would keep them alive
 
 
 def _share(batch: Batch, rank: int, steps: int) -> Ints:

@@ -13,9 +13,8 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import shutil
-import socket
-import tempfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,10 +23,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from training.core import file_lock, log, rundir, umask, units
-from training.core.errors import Problem, UserError
+from training.core import file_lock, log, rundir, units
+from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.data import corpus, shards, tokenizer, tokenizer_base
+from training.data import corpus, shards, tokenizer, tokenizer_base, work_folders
 from training.data.corpus import CorpusSource
 from training.data.readers import DocumentPart, documents
 from training.data.shards import Writer
@@ -147,6 +146,7 @@ def ensure(
 
     Raises UserError for unusable text or an unusable tokenizer, OSError for a full disk.
     """
+    work_folders.remove_abandoned(cache)
     before = corpus.states(source)
     folder = folder_of(source, text_field, cache, chosen, vocab_size)
     found, _ = _existing(folder, progress)
@@ -161,18 +161,11 @@ def ensure(
             return found
         if damage:
             log.warning(msg("data.prepare.again", folder=folder, damage=damage, name=source.name))
-        # Without locks another run may prepare it too, and with those that count on one machine
-        # only (BeeGFS, NFS with nolock) another machine: the first to finish counts. A fixed name
-        # for each machine, since leftovers of a killed run are removed.
-        if locked:
-            work = cache / f".{folder.name}.{socket.gethostname()}.work"
-            shutil.rmtree(work, ignore_errors=True)
-            work.mkdir()
-        else:
-            work = Path(tempfile.mkdtemp(dir=cache, prefix=f".{folder.name}.", suffix=".work"))
-            umask.use(work)
+        # the first to finish counts
+        work = work_folders.create(cache, folder.name, locked=locked)
         try:
-            made = _write(source, text_field, work, folder, progress, chosen, vocab_size)
+            shown = work_folders.touching(work, progress)
+            made = _write(source, text_field, work, folder, shown, chosen, vocab_size)
             if problems := corpus.changed(before, corpus.states(source)):
                 raise UserError(problems)
             return _published(work, folder, progress) or made
@@ -197,10 +190,21 @@ def _published(work: Path, folder: Path, progress: Progress) -> PreparedCorpus |
 
 
 def _existing(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, str]:
-    """(the intact corpus, or None; what is damaged, or "")."""
+    """(the intact corpus, or None; what is damaged, or ""). Raises UserError if it may not be
+    read."""
     if not folder.exists():
         return None, ""
-    index = rundir.read_json(folder / "index.json")
+    try:
+        return _verified(folder, progress)
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+
+
+def _verified(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, str]:
+    try:
+        index = json.loads((folder / "index.json").read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        index = None
     try:
         if not index or index["format"] != FORMAT:
             return None, msg("data.prepare.index_damaged")
@@ -219,6 +223,22 @@ def _existing(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, 
     except (KeyError, TypeError, AttributeError):
         return None, msg("data.prepare.index_damaged")
     return (None, damage) if damage else (prepared, "")
+
+
+def _unreadable(folder: Path, error: OSError) -> UserError:
+    try:
+        owner = folder.owner()
+    except (KeyError, OSError):  # a user that this machine does not know
+        owner = "?"
+    what = msg("data.prepare.unreadable", folder=folder, owner=owner, strerror=error.strerror)
+    fixes = [f"chmod -R a+rX {shlex.quote(str(folder))}"]
+    problem = Problem(
+        "data.unreadable",
+        what,
+        msg("data.prepare.readable"),
+        fixes if isinstance(error, PermissionError) else [],
+    )
+    return UserError(problem, Exit.RESOURCES)
 
 
 def _shards(prepared: PreparedCorpus, part: str) -> Iterator[tuple[Path, int]]:

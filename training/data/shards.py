@@ -126,7 +126,7 @@ def damage(
     folder: Path, files: Mapping[str, Mapping[str, Any]], progress: Callable[[int, int], None]
 ) -> str:
     """Problem of the first file that differs from `files` (name → bytes, sha256); "" if all are
-    intact."""
+    intact. Raises PermissionError."""
     paths = [folder / name for name in files]
     try:
         for path, facts in zip(paths, files.values(), strict=True):
@@ -137,6 +137,8 @@ def damage(
                 return msg(
                     "data.shard.sum", name=path.name, found=found[:12], sha256=facts["sha256"][:12]
                 )
+    except PermissionError:
+        raise
     except OSError as error:
         return msg(
             "data.shard.unreadable",

@@ -30,7 +30,7 @@ class TokenDataset(BatchDataset, Dataset[Pair]):
     has another size.
     """
 
-    fork_safe = True  # mapped memory has no position
+    most_readers = 0  # reading mapped memory takes less time than passing it on
 
     def __init__(
         self,

@@ -74,10 +74,14 @@ def headline(error: RankErrorRecord, most: int) -> str:
     return named(error, shortened(first, most))
 
 
-def note_alike(
+def note_others(
     record: FailureRecord, own: RankErrorRecord | None, errors: Sequence[RankErrorRecord]
 ) -> None:
-    """Note the ranks that have reported the same error at the same line as the failed rank."""
+    """Note the problems of a rank that has rejected its input, and the ranks that have reported the
+    same error at the same line as the failed rank."""
+    for one in errors:
+        if "rejected" in one:
+            record["rejected"] = one["rejected"]
     if own is None or own["rank"] != record["rank"]:
         return
     raised = (e for e in errors if e["guilty_rank"] == e["rank"])  # the others only noticed it

@@ -3,17 +3,23 @@ packages."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 from training.core import log, project
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 
+# A thread in which a library calls Python: up to 3.13, Python ends it with the interpreter by an
+# exception that such a library turns into SIGABRT.
+NATIVE = "native"
 NO_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
@@ -56,6 +62,16 @@ def run(
         return int(Exit.DONE)
     except OSError as error:
         return unwritable(error)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process: at once while a thread of the name NATIVE runs."""
+    if any(thread.name == NATIVE for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError):  # it is closed
+                stream.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def replace_unknown() -> None:

@@ -253,6 +253,18 @@ def exchange_texts(key: str, text: str, *, everybody: bool = False) -> list[str]
     return [_store.get(f"texts/{key}/{rank}").decode() for rank in range(get_world_size())]
 
 
+def is_first(key: str) -> bool:
+    """Is this the first rank to call this with `key`? Without a store, rank 0 is. Not a
+    collective."""
+    if _store is None:
+        return is_main_process()
+    own = str(get_rank())
+    try:
+        return _store.compare_set(f"first/{key}", "", own).decode() == own
+    except RuntimeError:  # the rank that serves the store has ended
+        return False
+
+
 def all_reduce_mean(value: float | torch.Tensor) -> float | torch.Tensor:
     """The mean over all ranks, in the type of `value`. A collective: every rank must call it."""
     if get_world_size() == 1:

@@ -82,7 +82,10 @@ def report_end(
     if record["kind"] == rundir.ASKED:
         console.warning(msg("launcher.end.exit", text=record["summary"] + lost, code=code))
         return
-    if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has reported the problem
+    if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):
+        # rank 0 reports its own
+        if problems := [Problem("", text) for text in record.get("rejected", ())]:
+            console.report(UserError(problems, Exit(code)), msg("launcher.end.ended"))
         return
     console.error(
         msg("launcher.end.failed_given_up", given_up=given_up + lost, card=card.of_run(record))

@@ -164,7 +164,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         record["node"] = lost.node
     else:
         _add_memory(record, own, run, plan if not gone else None)
-        error_reports.note_alike(record, own, errors)
+        error_reports.note_others(record, own, errors)
     return _complete(record, event, kernel, values(run, plan))
 
 

@@ -200,7 +200,7 @@ class Samples(BatchDataset):
         self, data: Dataset[Any], seed: int, *, drawn: bool, task: type[Task] = Task
     ) -> None:
         self.data, self.seed, self.drawn, self.task = data, seed, drawn, task
-        self.fork_safe = getattr(data, "fork_safe", False)
+        self.most_readers = getattr(data, "most_readers", None)
 
     def __len__(self) -> int:
         return len(self.data)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ class Optimizers:
     def param_groups(self) -> list[Group]:
         return [group for part in self.parts for group in part.param_groups]
 
-    def trained(self, model: Module, *, said_by_another: bool = False) -> list[Parameter]:
+    def trained(self, model: Module) -> list[Parameter]:
         """The weights of `model` that the optimizers change, in its order. From now on, gradients
         of the others are discarded, which autograd would add up over the whole training. Raises
         UserError if the optimizers change anything else."""
@@ -67,10 +67,7 @@ class Optimizers:
                 parameters=plural(len(outside), "parameter"),
                 shapes=shapes + (", …" if len(outside) > SHOWN else ""),
             )
-            raise UserError(
-                Problem("task.optimizer", what, msg("tasks.optim.inside")),
-                said_by_another=said_by_another,
-            )
+            raise UserError(Problem("task.optimizer", what, msg("tasks.optim.inside")))
         self._untrained = [weight for weight in weights if id(weight) not in own]
         return [weight for weight in weights if id(weight) in own]
 

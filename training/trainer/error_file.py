@@ -11,7 +11,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from training.core import heartbeat, rundir
-from training.core.errors import DISK_FULL, RANK_DISK_FULL, RANK_FAILED, RunStopped
+from training.core.errors import DISK_FULL, RANK_DISK_FULL, RANK_FAILED, RunStopped, UserError
 from training.trainer import flight_recorder_server, memory_snapshot
 
 if TYPE_CHECKING:
@@ -93,12 +93,19 @@ def _final(error: BaseException) -> BaseException:
     return error
 
 
-def note(run: rundir.RunDir, rank: int, error: RunStopped) -> None:
-    """Write ranks/rank<r>.error.json of a run that stops itself and has reported why. Without room
-    for it, print the cause, which the supervisor finds (training.launcher.output)."""
-    file, facts = run.rank_error(rank), _facts(run, rank, error.cause)
+def note(run: rundir.RunDir, rank: int, error: UserError) -> None:
+    """Write ranks/rank<r>.error.json of a run that stops itself and has reported why, or of a rank
+    that rejects its input. Without room for it, print the cause, which the supervisor finds
+    (training.launcher.output)."""
+    file = run.rank_error(rank)
+    if isinstance(error, RunStopped):
+        facts = _facts(run, rank, error.cause)
+        facts["stopped"] = str(error)
+    else:
+        facts = _facts(run, rank, error)
+        facts["rejected"] = ["\n".join(problem.lines()) for problem in error.problems]
     try:
-        rundir.write_json(file, {**facts, "stopped": str(error)})
+        rundir.write_json(file, facts)
     except OSError as full:
         cause = " ".join(f"{type(error).__name__}: {facts['message']}".split())
         where = f" at {facts['where']}" if facts["where"] else ""

@@ -128,7 +128,7 @@ def published(run: rundir.RunDir) -> PreparedCorpus | None:
     if facts is None:
         return None
     if "failed" in facts:
-        raise UserError([], Exit(facts["failed"]))
+        raise UserError([], Exit(facts["failed"]), said_by_another=True)
     return _corpus(facts)
 
 

@@ -13,12 +13,15 @@ from training.core import log
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.data import duration
-from training.inspector.distributed import World, exchange_texts, from_main
+from training.data.batch_dataset import BatchDataset
+from training.inspector.distributed import World, exchange_texts, from_main, is_main_process
 from training.tasks.base import Task
 from training.trainer.checkpoint import TrainProgress
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ManifestRecord
+
+SHOWN = 4  # ranks in a message
 
 
 def same_order(
@@ -52,7 +55,8 @@ def same_order(
 
 def check(task: Task, facts: ManifestRecord) -> None:
     """Compare data, tokenizer and the user's task file of this rank with rank 0's; all ranks must
-    call it. Raises UserError on every rank, with the machines that differ."""
+    call it. Raises UserError on every rank, with the machines that differ. Before counted(): other
+    files are the reason of another number."""
     first = cast("ManifestRecord", json.loads(from_main("data", json.dumps(facts))))
     same = (
         task.same_data(first)
@@ -67,7 +71,31 @@ def check(task: Task, facts: ManifestRecord) -> None:
         what = msg("trainer.task.differs", hosts=hosts)
         problems.append(Problem("task.differs", what, msg("trainer.data.same_wanted")))
     if problems:
-        raise UserError(problems)
+        raise UserError(problems, said_by_another=not is_main_process())
+
+
+def counted(task: Task, part: str, data: BatchDataset | None) -> BatchDataset | None:
+    """The same data of "train" or "val", after a comparison of its number of samples: each rank
+    computes from its own which samples the others take. All ranks must call it; raises UserError on
+    every rank."""
+    own = json.dumps([socket.gethostname(), None if data is None else len(data)])
+    found = [json.loads(text) for text in exchange_texts(f"count/{part}", own, everybody=True)]
+    others = [rank for rank, (_, count) in enumerate(found) if count != found[0][1]]
+    if not others:
+        return data
+    counts = [
+        msg("trainer.data.rank_has_none", rank=rank, host=host)
+        if count is None
+        else msg("trainer.data.rank_has", rank=rank, host=host, count=count)
+        for rank in (0, *others[:SHOWN])
+        for host, count in found[rank : rank + 1]
+    ]
+    text = ", ".join(counts) + (", …" if len(others) > SHOWN else "")
+    what = msg("trainer.data.counts", part=part, unit=task.unit, counts=text)
+    raise UserError(
+        Problem("data.differs", what, msg("trainer.data.same_count")),
+        said_by_another=not is_main_process(),
+    )
 
 
 def _others(key: str, *, same: bool) -> str:

@@ -160,7 +160,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     drawn = randomness.state()  # every rank draws its data from here, as ./duet evaluate does
     raw = raw.to(world.device)
     optimizer = task.optimizers(raw)
-    weights = optimizer.trained(raw, said_by_another=world.rank != 0)
+    weights = optimizer.trained(raw)
     scale = LossScale(world.device) if precision == "fp16" else None
     if scale:
         optimizer.skip_on_device()
@@ -185,6 +185,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     one_machine = placement.on_one_machine(plan["place"])
     if not one_machine:
         same_data.check(task, facts)
+    same_data.counted(task, "train", train)
     loaded = checkpoint_transfer.load(run.checkpoints, world, one_machine=one_machine)
     start_weights.report_cut_saves(run, world, loaded.position.step if loaded else 0)
     if loaded:
@@ -205,18 +206,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         config, batch, len(train), step=position.step, epoch=position.epoch, used=position.used
     )
     if length is None:
-        what = msg(
-            "trainer.state.too_short",
-            count=len(train),
-            unit=task.unit,
-            total=batch.total_tokens,
-            batch=batch.sentence(task.unit),
-        )
-        fixes = ["--device_batch_size=1"] if len(train) else []
-        raise UserError(
-            Problem("data.too_short", what, msg("trainer.state.more_data"), fixes),
-            said_by_another=world.rank != 0,
-        )
+        raise _too_short(len(train), task, batch, world)
     batches = Batches(
         train,
         batch,
@@ -233,7 +223,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     if world.world_size > 2:
         ddp_model.settle_buckets(model, task, autocast, optimizer, train, batch, config.num_workers)
     randomness.restore(drawn)
-    validation = task.rows("val")
+    validation = same_data.counted(task, "val", task.rows("val"))
     return TrainState(
         config=config,
         run=run,
@@ -267,6 +257,19 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         else None,
         unevaluated=bool(loaded and loaded.manifest.get("unevaluated") and config.eval_every),
     )
+
+
+def _too_short(count: int, task: Task, batch: Batch, world: World) -> UserError:
+    what = msg(
+        "trainer.state.too_short",
+        count=count,
+        unit=task.unit,
+        total=batch.total_tokens,
+        batch=batch.sentence(task.unit),
+    )
+    fixes = ["--device_batch_size=1"] if count else []
+    problem = Problem("data.too_short", what, msg("trainer.state.more_data"), fixes)
+    return UserError(problem, said_by_another=world.rank != 0)
 
 
 def _repeatable() -> None:

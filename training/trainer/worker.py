@@ -167,7 +167,7 @@ def _data(run: rundir.RunDir, plan: Plan, world: World) -> PreparedCorpus | None
     first = world.rank == 0 or (world.local_rank == 0 and not plan.get("shared", True))
     if first and SUPERVISED not in os.environ:
         heartbeat.current.beat("preparing data")
-        return _prepare_alone(run, plan, world.rank)
+        return _prepare_alone(run, plan)
     heartbeat.current.beat("waiting for data")
     while (data := prepared_cache.published(run)) is None:
         _prove_rank_0_lives()
@@ -186,7 +186,7 @@ def _prove_rank_0_lives() -> None:
         raise RankEnded(msg("trainer.worker.rank_0_ended")) from error
 
 
-def _prepare_alone(run: rundir.RunDir, plan: Plan, rank: int) -> PreparedCorpus:
+def _prepare_alone(run: rundir.RunDir, plan: Plan) -> PreparedCorpus:
     """Prepare data as the supervisor would. If new data of a resumed run is rejected, the run is
     restored."""
     from training.plan import writer
@@ -194,13 +194,9 @@ def _prepare_alone(run: rundir.RunDir, plan: Plan, rank: int) -> PreparedCorpus:
 
     try:
         return prepared_cache.prepare(run, plan)
-    except UserError as error:
+    except UserError:
         writer.give_back(run)
-        if rank == 0:
-            raise
-        # what a rank other than 0 raises counts as reported by that one
-        log.report(error, msg("cli.train.ended"))
-        raise UserError([], error.code) from error
+        raise
 
 
 def planned(run: rundir.RunDir) -> Plan:

@@ -87,6 +87,7 @@ class RankErrorRecord(ReportedError):
     disk_full: bool
     file: NotRequired[str]  # absolute path, of an error of the operating system that has one
     stopped: NotRequired[str]  # message of a run that stopped itself
+    rejected: NotRequired[list[str]]  # problems of the input that this rank alone reports
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU had none left
     collective: NotRequired[dict[str, object]]  # the newest one: an entry of torch's recorder
     process: NotRequired[int]  # of mp.spawn in that rank, which raised it; not in the file
@@ -137,6 +138,7 @@ class FailureRecord(EndRecord):
     lost: NotRequired[list[LostRank]]  # before this failure, of a run with --min_ranks
     figures: NotRequired[PrintedFigures]  # of a user script, as in its summary
     suspect_gpu: NotRequired[bool]  # a defective GPU of `rank` may be the cause
+    rejected: NotRequired[list[str]]  # problems of the input that another rank than 0 has reported
     blocked: NotRequired[str]  # ranks that even SIGKILL does not end, on one of several machines
     worker: NotRequired[bool]  # a data-loader worker of `rank` lacked memory, not the rank itself
     oom_kill: NotRequired[bool]  # the kernel killed the rank, or a process below it, for memory

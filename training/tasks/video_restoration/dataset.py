@@ -90,8 +90,6 @@ class Training(Dataset[Sample]):
     """Every frame of every clip starts a sample, as in KAIR; a start too close to the end is
     replaced by a random one."""
 
-    fork_safe = True  # files are opened for each frame, databases in each process
-
     def __init__(self, options: Any) -> None:
         self.options, self.frames = options, Frames(options, "train")
         self.intervals = folders.intervals(options)
@@ -154,7 +152,7 @@ class Validation(Dataset[Sample]):
     """Whole clips, or their first test_num_frame frames. Clips differ in length and size: one per
     batch."""
 
-    fork_safe = True  # as above
+    most_readers = 1  # a clip may have gigabytes
 
     def __init__(self, options: Any) -> None:
         self.frames, self.limit = Frames(options, "val"), options.test_num_frame

@@ -1,0 +1,144 @@
+"""Preparations of data that end early, and what they leave."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.conftest import clean_environment
+from tests.unit.corpora import made, source
+from training.core.errors import Exit, UserError
+from training.data import prepare, work_folders
+from training.data.prepare import ensure
+
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, OSError(28, "No space left on device"), MemoryError]
+)
+def test_an_interrupted_preparation_leaves_nothing_and_is_repeated(
+    error: BaseException, write: Write, cache: Path
+) -> None:
+    for n in range(5):
+        write(f"corpus/{n}.txt", "x" * 100)
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done >= 300:
+            raise error
+
+    with pytest.raises(type(error) if isinstance(error, BaseException) else error):
+        ensure(source("corpus"), "text", cache, stop)
+    assert not [p for p in cache.iterdir() if p.is_dir()]
+    assert made("corpus", cache).documents == 5
+
+
+def test_a_full_disk_leaves_nothing(
+    on_small_disk: Callable[..., subprocess.CompletedProcess[str]], write: Write, home: Path
+) -> None:
+    name = write("a.txt", "x" * 3_000_000)
+    code = (
+        "import sys; from pathlib import Path; from training.data import corpus, prepare\n"
+        "try: prepare.ensure(corpus.find(sys.argv[1])[0], 'text', Path('cache'))\n"
+        "except OSError as error: print(error.strerror, [p.name for p in Path('cache').iterdir() "
+        "if p.is_dir()])"
+    )
+    done = on_small_disk("-c", code, str(home / name), options="size=2m")
+    assert done.stdout == "No space left on device []\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("index.json", errno.EACCES), ("index.json", errno.EIO), ("train_00000.bin", errno.EACCES)],
+)
+def test_a_folder_that_cannot_be_read_is_refused_before_any_work(
+    name: str, error: int, write: Write, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen = write("a.txt", "some text" * 100), set[str]()
+    folder = Path(made(path, cache).folder)
+    opened = io.open
+
+    def denied(file: Any, *mode: Any, **more: Any) -> Any:
+        if file == folder / name:
+            raise OSError(error, os.strerror(error), str(file))
+        return opened(file, *mode, **more)
+
+    monkeypatch.setattr(io, "open", denied)
+    monkeypatch.setattr("builtins.open", denied)
+    with pytest.raises(UserError) as caught:
+        ensure(source(path), "text", cache, lambda what, done, total: seen.add(what))
+    (problem,) = caught.value.problems
+    assert (problem.code, caught.value.code) == ("data.unreadable", Exit.RESOURCES)
+    assert str(folder) in problem.what and folder.owner() in problem.what
+    assert bool(problem.fixes) == (error == errno.EACCES)
+    assert prepare.TOKENIZING not in seen
+
+
+def test_work_folders_of_killed_preparations_are_removed(
+    write: Write, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of machines that are gone. One in use stays new, whatever takes long."""
+    monkeypatch.setattr(work_folders, "TOUCH_S", 0.0)
+    old, new = cache / ".a-0123.gone.work", cache / ".a-0123.other.work"
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        (folder / "train_00000.bin").touch()
+    os.utime(old, (1, 1))
+    ages = []
+
+    def shown(what: str, done: int, total: int) -> None:
+        for own in {*cache.glob(".*.work")} - {new}:
+            ages.append(own.stat().st_mtime)
+            os.utime(own, (1, 1))
+
+    for name in "bc":
+        write(f"corpus/{name}.txt", "some text" * 100)
+    data = ensure(source("corpus"), "text", cache, shown)
+    assert len(ages) > 1 and min(ages) > work_folders.ABANDONED_S
+    assert sorted(p.name for p in cache.iterdir()) == [new.name, Path(data.folder).name]
+
+
+LEARNING = """
+import sys
+from pathlib import Path
+from training.data.corpus import find
+from training.data.prepare import LEARNING, ensure
+from training.host import program
+def shown(what, done, total):
+    if what == LEARNING:
+        print(done, flush=True)
+def main(arguments):
+    ensure(find("a.txt")[0], "text", Path(arguments[0]), shown, chosen="bpe", vocab_size=2000)
+program.leave(program.run(main, None))
+"""
+
+
+def test_ctrl_c_while_a_vocabulary_is_learned(write: Write, cache: Path) -> None:
+    """The library calls Python in a thread while the interpreter ends."""
+    pytest.importorskip("tokenizers")
+    write("a.txt", "".join(f"{n * n:x} " for n in range(1_000_000)))
+    for _ in range(5):
+        with subprocess.Popen(
+            [sys.executable, "-c", LEARNING, str(cache)],
+            stdout=subprocess.PIPE,
+            env=clean_environment(),
+        ) as process:
+            assert process.stdout and process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            process.communicate()
+        assert process.returncode == Exit.INTERRUPTED
+        assert not any(cache.iterdir())

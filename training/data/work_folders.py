@@ -1,0 +1,56 @@
+"""The folders in which shards are prepared, before they get their name. Killed runs leave them,
+also on machines that are gone (containers): one that was not touched for a day is removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from training.core import umask
+
+END = ".work"  # of their names
+TOUCH_S, ABANDONED_S = 60.0, 86400.0
+
+
+def create(cache: Path, name: str, *, locked: bool) -> Path:
+    """A new one. Without locks another run may prepare the same, and with those that count on one
+    machine only (BeeGFS, NFS with nolock) another machine. A fixed name for each machine if
+    `locked`, since leftovers of a killed run are removed."""
+    if not locked:
+        work = Path(tempfile.mkdtemp(dir=cache, prefix=f".{name}.", suffix=END))
+        umask.use(work)
+        return work
+    work = cache / f".{name}.{socket.gethostname()}{END}"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    return work
+
+
+def remove_abandoned(cache: Path) -> None:
+    for work in cache.glob(f".*{END}"):
+        with suppress(OSError):
+            if time.time() - work.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(work)
+
+
+def touching(
+    work: Path, progress: Callable[[str, int, int], None]
+) -> Callable[[str, int, int], None]:
+    """`progress`, which also shows that the folder is in use."""
+    touched = time.time()
+
+    def shown(what: str, done: int, total: int) -> None:
+        nonlocal touched
+        if abs(time.time() - touched) >= TOUCH_S:  # the clock may be set back
+            touched = time.time()
+            with suppress(OSError):
+                os.utime(work)
+        progress(what, done, total)
+
+    return shown
