@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LIST = "list"
 ATTEMPT = "DUET_ATTEMPT"  # number of this start of the run, set by the supervisor
 ALWAYS = "any"
+MISSED = "warning.inject_missed"
 STEP = 5  # default
 # Key → (meaning, with the default in brackets; lowest integer, None: text or a fraction).
 KEYS: dict[str, tuple[str, int | None]] = {
