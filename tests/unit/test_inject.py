@@ -149,7 +149,18 @@ def test_errors(text: str, what: str, allowed: str, fixes: list[str]) -> None:
     assert problems(text) == [(what, allowed, fixes)]
 
 
+def test_the_list_has_the_place_of_each_fault() -> None:
+    lines = {line.split()[0]: line for line in fault_spec.overview().splitlines() if line.strip()}
+    assert lines["kill"].endswith(f"[step {fault_spec.STEP}, forward]")
+    assert lines["empty"].endswith(f"[step {fault_spec.STEP}, fetch]")
+    assert lines["enospc"].endswith("[rank 0 only; checkpoint]")
+    assert lines["worker_kill"].endswith("[first batch of worker 0]")
+
+
 def test_a_worker_needs_workers() -> None:
+    needs = "files needs data-loader worker 0, but num_workers is 0"
+    fix = f"{COMMAND} --inject=files --num_workers=1"
+    assert problems("files", "--num_workers=0") == [(needs, "", [fix])]
     needs = "worker_kill needs data-loader worker 1, but num_workers is 1"
     assert problems("worker_kill@worker=1", "--num_workers=1") == [
         (needs, "", [f"{COMMAND} --inject=worker_kill@worker=1 --num_workers=2"])
