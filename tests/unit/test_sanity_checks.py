@@ -16,7 +16,7 @@ from training.trainer.checkpoint import TrainProgress
 def test_a_rank_without_data_is_named_in_words(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    whole = SimpleNamespace(indices=lambda start, stop: np.arange(start, stop))
+    whole = SimpleNamespace(indices=np.arange)
     batches = SimpleNamespace(
         dataset=range(412),
         step_sequences=4,
