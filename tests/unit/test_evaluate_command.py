@@ -220,7 +220,13 @@ def test_an_exported_folder_without_an_average(tmp_path: Path) -> None:
 def test_problems(tmp_path: Path) -> None:
     run, empty = str(stored(tmp_path).path), tmp_path / "empty.txt"
     empty.write_text("")
-    assert codes(run) == ["flag.no_value"]
+    with pytest.raises(UserError) as raised:
+        evaluate.parse([run, "--device=cpu"])
+    (problem,) = raised.value.problems
+    assert (problem.code, shlex.split(problem.fixes[0])) == (
+        "flag.no_value",
+        ["./duet", "evaluate", run, "--device=cpu", "--data=stdlib"],
+    )
     assert codes(run, "nothing", "--data=/nowhere", "--encoding=xx", "--devise=cpu") == [
         "flag.unknown", "data.encoding_name", "data.missing", "run.missing"
     ]  # fmt: skip
