@@ -125,7 +125,7 @@ def _spelled(path: Path, known: list[Path]) -> list[Path]:
 
 
 def _beside(path: Path) -> list[Path]:
-    """The files that may be configs in its folder; none for a word alone, which may be no path."""
+    """The files in its folder that may be configs; none for a single word: it may be a number."""
     if not path.suffix and path.parent == Path():
         return []
     try:
