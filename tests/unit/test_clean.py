@@ -14,9 +14,9 @@ import pytest
 from tests.unit.monitor_runs import Made, old
 from tests.unit.test_runs_table import ended
 from training.cli import clean
-from training.cli.cleaning import deletion, options, selection
+from training.cli.cleaning import deletion, selection
 from training.core import manifest, rundir, standing
-from training.core.errors import Exit, UserError
+from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat
 from training.core.messages import msg
 from training.core.rundir import RunDir
@@ -192,35 +192,6 @@ def test_what_an_interrupted_cleaning_left_is_removed(folder: Path) -> None:
     (folder / ".trash-old-77" / "checkpoints").mkdir(parents=True)
     assert cleaned(folder, "--keep=last", "--yes", "nothing_matches") == Exit.DONE
     assert not (folder / ".trash-old-77").exists()
-
-
-@pytest.mark.parametrize(
-    "given",
-    ["", ",", "done,,live", "--state=,", "--filter=depth!=", "--filter=name!=", "--filter=,"],
-)
-def test_an_empty_variable_does_not_select_every_run(folder: Path, given: str) -> None:
-    for what in ("--keep=none", "--what=runs"):
-        with pytest.raises(UserError) as refused:
-            options.parse([f"--dir={folder}", what, "--older_than=1m", given])
-        assert [problem.code for problem in refused.value.problems] == ["clean.empty"]
-    options.parse([f"--dir={folder}", "--keep=none", "--filter=data=", "done"])
-
-
-def test_bad_input_is_answered_at_once(tmp_path: Path) -> None:
-    for argv, codes in (
-        ([], ["clean.what"]),
-        (["--what=runs"], ["clean.all_runs"]),
-        (["--what=run", "--state=running"], ["flag.value", "flag.value"]),
-        (["--keep=first", "--older_than=30"], ["flag.value", "flag.value"]),
-        (["--keep=none,last"], ["flag.value"]),
-        (["--keep=logs:last"], ["flag.value"]),
-    ):
-        with pytest.raises(UserError) as error:
-            options.parse([f"--dir={tmp_path}", *argv])
-        assert sorted(problem.code for problem in error.value.problems) == codes, argv
-    with pytest.raises(UserError) as error:
-        options.parse(["--keep=last", f"--dir={tmp_path / 'nowhere'}"])
-    assert [problem.code for problem in error.value.problems] == ["runs.no_folder"]
 
 
 def test_a_directory_without_a_plan_may_be_a_start(folder: Path) -> None:

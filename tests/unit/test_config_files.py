@@ -312,6 +312,19 @@ def test_provided_configs_are_suggested_for_a_missing_one(write: Write) -> None:
     assert "__init__" not in fix
 
 
+def test_a_file_beside_a_missing_one_is_suggested(write: Write) -> None:
+    for name in ("my configs/small.py", "my configs/other.py", "small.py"):
+        write(name, "depth = 1\n")
+    assert refused("my configs/smal.py").fixes == ["--config='my configs/small.py'"]
+    assert refused("smal.json").fixes == ["--config=small.py"]
+
+
+def test_a_suggested_config_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = [Path("/a b/quickstart.py")]
+    monkeypatch.setattr("training.config.loader._ready", lambda folder: ready)
+    assert refused("nothing_like_it.py").fixes == ["--config='/a b/quickstart.py'"]
+
+
 def test_reading_creates_no_compiled_file(write: Write, home: Path) -> None:
     values(write("c.py", "depth = 1\n"))
     assert os.listdir(home) == ["c.py"]

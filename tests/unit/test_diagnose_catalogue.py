@@ -265,6 +265,12 @@ def test_kinds_have_advice_in_both_languages() -> None:
     assert all(len(text.en) == len(text.zh) > 0 for text in signatures.kinds().values())
 
 
+def test_no_slash_follows_a_quoted_path() -> None:
+    files = Path(signatures.__file__).parent.glob("*.json")
+    after = re.compile(r"\{(run|parent|ranks_folder)\}/")
+    assert [file.name for file in files if after.search(file.read_text())] == []
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", [patterns.Fast, patterns.Slow], ids=["RE2", "re"])
 def test_no_text_makes_a_pattern_take_exponential_time(

@@ -220,7 +220,9 @@ def test_an_exported_folder_without_an_average(tmp_path: Path) -> None:
 def test_problems(tmp_path: Path) -> None:
     run, empty = str(stored(tmp_path).path), tmp_path / "empty.txt"
     empty.write_text("")
-    assert codes(run) == ["flag.no_value"]
+    with pytest.raises(UserError) as raised:
+        evaluate.parse([run, "--device=cpu"])
+    assert raised.value.problems[0].fixes[0].endswith(" --device=cpu --data=stdlib")
     assert codes(run, "nothing", "--data=/nowhere", "--encoding=xx", "--devise=cpu") == [
         "flag.unknown", "data.encoding_name", "data.missing", "run.missing"
     ]  # fmt: skip

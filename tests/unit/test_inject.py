@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from training.config import fault_spec
 from training.config.fault_spec import Spec, parse
 from training.core import heartbeat
 from training.core.rundir import RunDir, read_records
+from training.launcher import endings
 from training.trainer import faults, inject
 
 FAULTS = """
@@ -146,7 +149,18 @@ def test_errors(text: str, what: str, allowed: str, fixes: list[str]) -> None:
     assert problems(text) == [(what, allowed, fixes)]
 
 
+def test_the_list_has_the_place_of_each_fault() -> None:
+    lines = {line.split()[0]: line for line in fault_spec.overview().splitlines() if line.strip()}
+    assert lines["kill"].endswith(f"[step {fault_spec.STEP}, forward]")
+    assert lines["empty"].endswith(f"[step {fault_spec.STEP}, fetch]")
+    assert lines["enospc"].endswith("[rank 0 only; checkpoint]")
+    assert lines["worker_kill"].endswith("[first batch of worker 0]")
+
+
 def test_a_worker_needs_workers() -> None:
+    needs = "files needs data-loader worker 0, but num_workers is 0"
+    fix = f"{COMMAND} --inject=files --num_workers=1"
+    assert problems("files", "--num_workers=0") == [(needs, "", [fix])]
     needs = "worker_kill needs data-loader worker 1, but num_workers is 1"
     assert problems("worker_kill@worker=1", "--num_workers=1") == [
         (needs, "", [f"{COMMAND} --inject=worker_kill@worker=1 --num_workers=2"])
@@ -278,3 +292,14 @@ def test_missed_faults_are_reported_at_the_end(armed: Callable[..., RunDir]) -> 
     assert [e["text"] for e in read_records(run.events)] == [
         "inject: raise@step=400 did not happen: rank 1 did not reach it"
     ]
+    now: Any = {"config": {"inject": "raise@step=400"}, "created": 0.0}
+    assert endings.missed_faults(run, now) == [e["text"] for e in read_records(run.events)]
+    assert endings.missed_faults(run, now | {"created": time.time() + 1}) == [], "of an earlier run"
+
+
+def test_the_console_has_the_missed_faults_of_rank_0(armed: Callable[..., RunDir]) -> None:
+    run = armed("raise@rank=0,step=400", rank=0)
+    beats(heartbeat.FINISHED)
+    plan: Any = {"config": {"inject": "raise@rank=0,step=400"}, "created": 0.0}
+    assert [e["event"] for e in read_records(run.events)] == ["warning"]
+    assert endings.missed_faults(run, plan) == []

@@ -43,6 +43,11 @@ from training.plan.cli_args import command
             "./train_dual_gpu_enhanced.sh --dry_run c.py --depth=2",
         ),
         (
+            ["--task=own.py", "--width=a", "--width", "b", "c.py"],
+            {"width": 64},
+            "./train_dual_gpu_enhanced.sh --task=own.py c.py --width=64",
+        ),
+        (
             ["a b.py", "--data=it's"],
             {},
             "./train_dual_gpu_enhanced.sh 'a b.py' '--data=it'\"'\"'s'",

@@ -12,7 +12,18 @@ from typing import Any
 
 import pytest
 
-from tests.unit.conftest import ENHANCED, LAUNCH, SIMPLE, TRAIN, Shell, ask, only, wrong
+from tests.unit.conftest import (
+    ENHANCED,
+    LAUNCH,
+    ROOT,
+    SIMPLE,
+    TRAIN,
+    Shell,
+    ask,
+    only,
+    python,
+    wrong,
+)
 from tests.unit.monitor_runs import Made, old
 from training.core import manifest, rundir, standing
 from training.core.errors import NothingToDo, UserError
@@ -100,6 +111,16 @@ def test_a_finished_run_shows_the_command_to_train_longer(home: Path, shell: She
     assert shell.read(pasted(more)).config.num_iterations == 800, "the pasted command continues it"
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
     assert answer("--resume=demo run", "--num_iterations=300")[0] == first
+
+
+def test_that_command_is_the_one_of_the_current_folder(home: Path, tmp_path: Path) -> None:
+    run_of(home, "demo", steps=400, status="done")
+    words = [LAUNCH, "2", "--resume=demo", f"--out_dir={home}/experiments"]
+    ended = python(
+        "-m", "training.cli.plan", *words, cwd=tmp_path, DUET_STARTED_AS=str(ROOT / LAUNCH)
+    )
+    assert ended.returncode == 0
+    assert f" {ROOT}/{LAUNCH} 2 " in ended.stderr and f" ./{LAUNCH}" not in ended.stderr
 
 
 def test_an_impossible_change_of_a_finished_run_is_an_error(home: Path) -> None:

@@ -163,6 +163,18 @@ def test_problems_of_all_runs_are_reported_once_with_the_runs_concerned(tmp_path
     assert "(4 runs: " in found["depth"].what and "seed=2" in found["depth"].what
 
 
+def test_a_suggestion_keeps_the_options_of_the_sweep(tmp_path: Path) -> None:
+    own = ["--jobs=2", "--fail_fast", "--ascii", "--dry_run"]
+    with pytest.raises(UserError) as raised:
+        prepared(tmp_path, *own, "--seed=1,2", "--depth=999")
+    (fix,) = raised.value.problems[0].fixes
+    assert fix.startswith(f"./duet sweep {' '.join(own)} ")
+    with pytest.raises(UserError) as raised:
+        prepared(tmp_path, *own, "--depth=2")
+    (fix,) = raised.value.problems[0].fixes
+    assert fix.startswith("./launch_train.sh 1 ") and fix.endswith(" --dry_run")
+
+
 def test_a_fix_of_one_run_is_a_command_of_the_sweep() -> None:
     run = expanded("--depth=2,400", "--depht=1,2", "--seed=7")[2]
     assert (run.values, run.args[-2:]) == (["400", "1"], ["--depth=400", "--depht=1"])

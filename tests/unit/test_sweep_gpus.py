@@ -110,7 +110,7 @@ def test_a_full_gpu_is_left_out_before_its_process_is_killed(
     code, _, err = dry_run(tmp_path, environ, "--device=cuda", "--seed=1,2,3,4,5", "--jobs=4")
     assert code == Exit.RESOURCES
     first, kill = (
-        err.index("CUDA_VISIBLE_DEVICES=1,2,3 ./duet sweep --depth=1"),
+        err.index("CUDA_VISIBLE_DEVICES=1,2,3 ./duet sweep --dry_run --depth=1"),
         err.index("kill 1"),
     )
     assert first < kill and "--jobs" not in err[first:kill]

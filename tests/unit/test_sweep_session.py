@@ -268,6 +268,15 @@ def test_a_stop_signal_is_passed_on_each_time(acted: Callable[..., session.Sessi
 
 
 @pytest.mark.usefixtures("handlers")
+def test_a_stop_signal_during_the_end_of_the_last_run_stops_nothing(
+    acted: Callable[..., session.Session],
+) -> None:
+    ends = f"trap 'exit 0' TERM; kill -TERM {os.getpid()}; while :; do sleep 0.02; done"
+    todo = acted("true", ends, slots=[""])
+    assert (todo.go(), todo.states) == (Exit.DONE, ["finished", "finished"])
+
+
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("kind", ["asked", "rank_failed"])
 def test_the_end_of_an_earlier_start_is_not_that_of_this_one(
     acted: Callable[..., session.Session],

@@ -204,6 +204,27 @@ def test_a_script_s_vague_error_has_the_cause_that_it_was_raised_from(run: RunDi
     assert verdict(failed(run)) == ("shm_too_small", "error", 1)
 
 
+@each(
+    ("line", "cause"),
+    [
+        (
+            "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient "
+            "shared memory (shm).",
+            "shm_too_small",
+        ),
+        ("RuntimeError: Connection reset by peer", "dataloader_worker_died"),
+        ("epoch 1", "dataloader_worker_died"),
+    ],
+)
+def test_the_log_may_name_the_reason_of_a_vague_error(run: RunDir, line: str, cause: str) -> None:
+    """torch 2.13 loses the first exception where it comes during an import."""
+    report_error(run, 1, "RuntimeError", "DataLoader worker (pid(s) 9) exited unexpectedly")
+    run.rank_log(1).write_text(f"{line}\nstep 7\n")
+    record = failed(run)
+    assert verdict(record) == (cause, "error", 1)
+    assert "exited unexpectedly" in record["summary"]
+
+
 def test_a_long_exception_message_is_truncated(run: RunDir) -> None:
     report_error(run, 1, "OutOfMemoryError", "CUDA out of memory. " + "x" * 1000)
     assert (

@@ -290,13 +290,13 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert shown(capsys, f"--run={path}") == (
         2,
         "",
-        f"no rank of {path} (--run) runs on this machine\n    allowed: a run in progress\n"
+        f"no rank of {path} runs on this machine\n    allowed: a run in progress\n"
         f"    try:     ./monitor_training.sh --run={path} --once   # how it ended\n1 problem; "
         f"nothing was inspected (exit 2)\n",
     )
     run_directory(tmp_path, {0: 1}, host="far-away")
     assert shown(capsys, f"--run={path}")[2].startswith(
-        f"no rank of {path} (--run) runs on this machine; it was started on far-away\n    try:     "
+        f"no rank of {path} runs on this machine; it was started on far-away\n    try:     "
         f"ssh far-away\n"
     )
 

@@ -101,10 +101,9 @@ def parse(argv: list[str]) -> EvaluateOptions:
         if found and not any(p.field == "data" for p in problems):
             plan, wrong = tasks.spec_of(found.plan).aim(found.plan, given)
             problems += [p for p in wrong if p not in problems]
-            earlier = tuple(replace(one, plan=plan) for one in found.earlier)
-            newest = replace(found, plan=plan, earlier=earlier)
+            newest = found.planned(plan)
             if values.get("checkpoints") == "all":
-                chosen += [*earlier[::-1], replace(newest, earlier=())]
+                chosen += [*newest.earlier[::-1], replace(newest, earlier=())]
             else:
                 chosen.append(newest)
     # RUN and RUN/best may be the same checkpoint

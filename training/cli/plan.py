@@ -30,7 +30,7 @@ from training.config import flags
 from training.core import log, rundir
 from training.core.errors import Exit, NothingToDo, UserError
 from training.core.messages import msg
-from training.core.project import PROBLEMS
+from training.core.project import PROBLEMS, typed
 from training.host import hosts, process
 from training.host import program as command
 from training.host.placement import RANK
@@ -118,7 +118,7 @@ def main() -> int:
         test = StartTest(only_check=request.check)
         return _hand_out(request, *build(request, os.environ, _test(request, test)), test)
     except NothingToDo as done:
-        log.success(str(done))
+        log.success(typed(str(done)))
         return int(Exit.DONE)
     except resumed_run.NotInstalled:
         return 0

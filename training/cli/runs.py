@@ -87,8 +87,7 @@ def options(argv: list[str], root: Path = WORK) -> RunsOptions:
     chosen.terms, wrong = terms.read([values.get("filter") or ""], COMMAND, known)
     chosen.terms += [term for term in named if term.compare]
     problems += wrong
-    chosen.states, wrong = args.choices("state", values.get("state"), facts.STATES, COMMAND)
-    problems += wrong
+    chosen.states = line.choices("state", facts.STATES)
     if values.get("sort"):
         chosen.sort = values["sort"]
         problems += terms.wrong_column(chosen.sort, COMMAND, known)
@@ -103,7 +102,7 @@ def options(argv: list[str], root: Path = WORK) -> RunsOptions:
             )
         )
     if problems:
-        raise UserError(problems)
+        raise UserError(line.completed(problems, FLAGS))
     return chosen
 
 

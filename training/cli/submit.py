@@ -203,7 +203,7 @@ def main(argv: list[str]) -> int:
                 )
             )
     except NothingToDo as done:
-        console.success(str(done))
+        console.success(typed(str(done)))
     except UserError as error:
         console.report(
             error,

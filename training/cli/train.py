@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from training.core import heartbeat, log, messages, phase_timeouts, rundir
 from training.core.errors import EXIT_MEANING, Exit, NothingToDo, RunStopped, UserError
 from training.core.messages import msg
+from training.core.project import typed
 from training.host import process
 from training.trainer import flight_recorder_server, worker
 from training.trainer.worker import SUPERVISED
@@ -69,7 +70,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         return code
     except NothingToDo as done:
         if str(done):
-            log.success(str(done))
+            log.success(typed(str(done)))
         return int(Exit.DONE)
     except UserError as error:
         if run is None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LIST = "list"
 ATTEMPT = "DUET_ATTEMPT"  # number of this start of the run, set by the supervisor
 ALWAYS = "any"
+MISSED = "warning.inject_missed"
 STEP = 5  # default
 # Key → (meaning, with the default in brackets; lowest integer, None: text or a fraction).
 KEYS: dict[str, tuple[str, int | None]] = {
@@ -75,14 +76,14 @@ def overview() -> str:
         msg("config.inject.usage"),
         "",
         msg("config.inject.faults"),
-        faults.table(),
+        faults.table(STEP),
     ]
     lines += [
         "",
         msg("config.inject.keys"),
         *(f"  {name:<9}{text}" for name, (text, _) in KEYS.items()),
     ]
-    return "\n".join([*lines, "", msg("config.inject.default_step", step=STEP)])
+    return "\n".join([*lines, "", msg("config.inject.places")])
 
 
 def check(text: str, origin: str, ranks: int, workers: int) -> list[Problem]:
@@ -108,7 +109,7 @@ def check(text: str, origin: str, ranks: int, workers: int) -> list[Problem]:
                     [],
                 )
             )
-        if spec.fault.worker and spec.worker >= workers:
+        if (spec.fault.worker or spec.fault.with_workers) and spec.worker >= workers:
             what = msg(
                 "config.inject.needs_worker",
                 name=spec.fault.name,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from training.core.heartbeat import STEP_PHASES
 from training.core.messages import msg
 
 # Ranks on which a fault can happen: rank 0, which alone writes and logs; any.
@@ -19,13 +20,15 @@ CREATING, BUILDING, SAVING = "creating data iterator", "building the model", "ch
 
 @dataclass(frozen=True)
 class Fault:
-    """`keys`: its own keys with their defaults; `phase`: where it happens by default."""
+    """`keys`: its own keys with their defaults; `phase`: where it happens by default;
+    `with_workers`: it has no effect without data-loader workers."""
 
     name: str
     text: str
     phase: str = "forward"
     ranks: str = ANY
     worker: bool = False  # happens in a data-loader worker of the rank
+    with_workers: bool = False
     tells: bool = True  # recorded just before it happens; else it records itself
     keys: Mapping[str, Any] = field(default_factory=dict)
 
@@ -54,6 +57,7 @@ _FAULTS = (
         "files",
         msg("config.fault.files"),
         CREATING,
+        with_workers=True,
     ),
     Fault(
         "wandb_hang",
@@ -104,8 +108,9 @@ _FAULTS = (
 TABLE: dict[str, Fault] = {fault.name: fault for fault in _FAULTS}
 
 
-def table() -> str:
-    """All faults as a text table."""
+def table(step: int) -> str:
+    """All faults as a text table, with the place of each by default. `step`: of those that happen
+    in one."""
     width = max(map(len, TABLE))
     lines = []
     for name, one in TABLE.items():
@@ -113,8 +118,16 @@ def table() -> str:
             f"; {key} ({value:g})" if key != "above" else f"; {key}"
             for key, value in one.keys.items()
         )
-        where = (
-            msg("config.fault.rank_0_only") if one.ranks == MAIN else "worker" if one.worker else ""
-        )
-        lines.append(f"  {name:<{width}}  {one.text}{extra}" + (f" [{where}]" if where else ""))
+        where = _place(one, step)
+        if one.ranks == MAIN:
+            where = f"{msg('config.fault.rank_0_only')}; {where}"
+        lines.append(f"  {name:<{width}}  {one.text}{extra} [{where}]")
     return "\n".join(lines)
+
+
+def _place(one: Fault, step: int) -> str:
+    if one.worker:
+        return msg("config.fault.in_worker")
+    if one.phase in STEP_PHASES:
+        return msg("config.fault.in_step", step=step, phase=one.phase)
+    return one.phase

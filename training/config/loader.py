@@ -90,7 +90,8 @@ def _text(path: Path) -> tuple[str, list[Problem]]:
             )
         ]
     if not os.path.exists(path):
-        hint = hint or [f"--config={p}" for p in _ready("dual_gpu") if p.stem == QUICKSTART]
+        ready = [p for p in _ready("dual_gpu") if p.stem == QUICKSTART]
+        hint = hint or [f"--config={shlex.quote(str(p))}" for p in ready]
         return "", [
             Problem("config.missing", msg("config.loader.missing", path=path), allowed, hint)
         ]
@@ -110,17 +111,28 @@ def _text(path: Path) -> tuple[str, list[Problem]]:
 
 def near(path: Path) -> list[Path]:
     """Suggested config files for a path that is not one: a missing suffix, or the (misspelled) name
-    of a provided config."""
+    of a file beside it or of a provided config."""
     known = [Path(f"{path}{suffix}") for suffix in (".py", ".json")]
-    named = [p for p in _ready("*") if path.name in (p.name, p.stem)]
-    spelled = [
-        p
-        for n in suggest.suggest(path.stem, [p.stem for p in _ready("*")])
-        for p in _ready("*")
-        if p.stem == n
-    ]
     there = [p for p in known if os.path.isfile(p)]  # noqa: PTH113 – Path.is_file raises for names that the file system rejects
+    named = [p for p in _ready("*") if path.name in (p.name, p.stem)]
+    spelled = [*_spelled(path, _beside(path)), *_spelled(path, _ready("*"))]
     return list(dict.fromkeys(there or named[:1] or spelled[:1]))
+
+
+def _spelled(path: Path, known: list[Path]) -> list[Path]:
+    near = suggest.suggest(path.stem, [p.stem for p in known])
+    return [p for name in near for p in known if p.stem == name]
+
+
+def _beside(path: Path) -> list[Path]:
+    """The files in its folder that may be configs; none for a single word: it may be a number."""
+    if not path.suffix and path.parent == Path():
+        return []
+    try:
+        files = sorted(p for p in path.parent.iterdir() if p.suffix in (".py", ".json"))
+        return [p for p in files if p.is_file()]  # not the path itself, as a dangling link
+    except (OSError, ValueError):
+        return []
 
 
 def _ready(folder: str) -> list[Path]:

@@ -72,6 +72,7 @@ GROUPS = {
 }
 
 
+MOST_STEPS = 10**9 - 1  # the next number is that of a run that only the time ends
 AUTO = ("auto",)
 Known = Mapping[str, "Field[Any]"]  # fields by name: FIELDS, or those of another task
 
@@ -208,6 +209,7 @@ class Config:
         "parameter of the model",
         unit="steps",
         low=0,
+        high=MOST_STEPS,
         words=AUTO,  # replaced before the plan is made (training.plan.length)
     )
     tokens_per_param: float = option(
@@ -226,6 +228,7 @@ class Config:
         "stop after this many passes over the data; 0: no limit, or one pass without another limit",
         unit="epochs",
         low=0,
+        high=MOST_STEPS,
     )
     max_time: float = option(
         0.0,

@@ -97,24 +97,6 @@ def one_of(*choices: str) -> Flag:
     return Flag(read, msg("core.args.or").join(choices), near)
 
 
-def choices(
-    flag: str, text: str | None, allowed: tuple[str, ...], command: str
-) -> tuple[tuple[str, ...], list[Problem]]:
-    """Comma-separated words of a flag, and a problem for each that is not allowed."""
-    words = tuple(word.strip() for word in (text or "").split(",") if word.strip())
-    return words, [
-        Problem(
-            "flag.value",
-            msg("core.args.is", name=flag, text=word),
-            ", ".join(allowed),
-            [f"{command} --{flag}={near}" for near in suggest(word, list(allowed))[:1]],
-            flag,
-        )
-        for word in words
-        if word not in allowed
-    ]
-
-
 def is_whole(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER
 
@@ -140,6 +122,27 @@ class Args:
         """The whole command, with these flags changed."""
         parts = [self.command, shlex.join(self.words), self.flags(**changes)]
         return " ".join(filter(None, parts))
+
+    def choices(self, flag: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+        """Comma-separated words of a flag; a problem for each that is not allowed."""
+        text = self.values.get(flag) or ""
+        words = tuple(word.strip() for word in text.split(",") if word.strip())
+        wrong = [word for word in words if word not in allowed]
+        near = [suggest(word, list(allowed))[:1] if word in wrong else [word] for word in words]
+        right = ",".join(dict.fromkeys(word for found in near for word in found))
+        if wrong and right:
+            self.written[flag] = f"--{flag}={right}"
+        self.problems += [
+            Problem(
+                "flag.value",
+                msg("core.args.is", name=flag, text=word),
+                ", ".join(allowed),
+                [f"--{flag}={right}"] if right else [],
+                flag,
+            )
+            for word in wrong
+        ]
+        return words
 
     def completed(self, problems: Iterable[Problem], flags: Iterable[str]) -> list[Problem]:
         """Suggestions of these flags alone become the whole command with them."""

@@ -210,6 +210,11 @@ def left(error: ReportedError) -> str:
     )
 
 
+def is_weak(error: ReportedError) -> bool:
+    """May the rank's log name the reason, which this error does not?"""
+    return error["type"] not in BY_TYPE and _known(error)[1] == signatures.WEAK
+
+
 def is_victim(error: ReportedError) -> bool:
     if error["type"] == LEFT:  # after an exception that the script has caught
         return _raised_from_loss(error)

@@ -7,6 +7,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
+from training.config import fault_spec
 from training.core import exit_status, heartbeat, run_reader, rundir
 from training.core import log as console
 from training.core.check_names import check_title
@@ -119,6 +120,8 @@ def regular_end(
     if local_ranks.is_script(plan):
         return _script_end(run, plan, code, outcome, recovery, ending.seconds)
     recovered = recovery.finish()
+    for text in missed_faults(run, plan):
+        console.warning(text)
     ending.report(code)
     text = summary.render(run, plan)
     if code == Exit.DONE:
@@ -131,6 +134,20 @@ def regular_end(
         )
         console.warning(f"{msg('launcher.end.exit', text=why, code=int(code))}\n{text}".rstrip())
     return code
+
+
+def missed_faults(run: rundir.RunDir, plan: Plan) -> list[str]:
+    """The warnings of ranks of which the console shows nothing."""
+    if not plan["config"].get("inject"):
+        return []
+    return [
+        event["text"]
+        for event in run_reader.read_events(run.events)
+        if event["event"] == "warning"
+        and event["code"] == fault_spec.MISSED
+        and event.get("rank")
+        and event["time"] >= plan["created"]
+    ]
 
 
 def _script_end(

@@ -11,6 +11,7 @@ from training.core import cause_ids, find_run, rundir
 from training.core.messages import msg
 from training.core.tail import tail
 from training.diagnose import exception_cause as causes
+from training.diagnose import signatures
 from training.diagnose.log_line import shown
 from training.host.process import STOP_SIGNALS
 from training.launcher import kernel_evidence
@@ -61,16 +62,19 @@ def cause(
     status: int,
     own: RankErrorRecord | None,
 ) -> RootCause | None:
-    """The cause by its log, if the rank has ended by itself and its status and `known` are not
-    enough."""
+    """The cause by its log, if the rank has ended by itself and its status, `known` and its own
+    report are not enough."""
     by_itself = (
         kind in (DIED, ERROR)
         and not outcome.torn_down
         and -status not in (signal.SIGKILL, *STOP_SIGNALS)
     )
-    if not (known in causes.VAGUE and by_itself and status):
+    weak = known not in causes.VAGUE and own is not None and causes.is_weak(own)
+    if not ((known in causes.VAGUE or weak) and by_itself and status):
         return None
     logged = causes.of_log(log, source, outcome.log_from.get(log, 0))
+    if weak and not (logged and logged.event and logged.event.role == signatures.ROOT):
+        return None
     if logged and logged.cause == cause_ids.PEER_DIED and own and "process" in own:
         return None  # torch's lines about that process
     return logged

@@ -198,7 +198,9 @@ def command(script: str, args: list[str], /, **changes: Any) -> str:
     config that is given by its path alone; a value of None makes the flag a switch."""
     own, theirs = split(args) if asked_for(args) else (args, [])
     line = flags.parse(own, tasks.everything())
-    out = {i for name, start, stop in line.places if name in changes for i in range(start, stop)}
+    # options of a user's task are unknown here
+    places = [*line.places, *((one.name, one.start, one.stop) for one in line.unknown)]
+    out = {i for name, start, stop in places if name in changes for i in range(start, stop)}
     kept = {i: word for i, word in enumerate(own) if i not in out}
     at = line.positional_at[takes_ranks(script) :]
     if "config" in changes and "config" not in line.flags:

@@ -38,6 +38,7 @@ EVALUATED = 16  # samples per batch
 INNER = ("model", "model_state_dict", "state_dict", "net", "params", "params_ema", "module")
 AVERAGE = "ema"  # the moving average of the weights in a checkpoint, by name of the parameter
 EXTRA = "_extra_state"  # of get_extra_state(): the last part of its name in a state_dict()
+LISTINGS = 3  # of a run's checkpoints, while its training replaces them
 COMPILED = "_orig_mod."  # of torch.compile, anywhere in a name
 UNSAFE = re.compile(r"GLOBAL (\S+)")  # in the error of torch.load(weights_only=True)
 Progress = Callable[[int, int], None]  # done, of total
@@ -277,9 +278,12 @@ def using(
     return again, use(again)
 
 
-def read_state(weights: Weights) -> tuple[Weights, Mapping[str, torch.Tensor]]:
+def read_state(
+    weights: Weights, listings: int = LISTINGS
+) -> tuple[Weights, Mapping[str, torch.Tensor]]:
     """The tensors by name, on the CPU, and the weights that were intact: an earlier checkpoint is
-    used, with a warning, if the newest is damaged. Raises UserError."""
+    used, with a warning, if the newest is damaged, and a newer one where a training has replaced
+    those that were found. Raises UserError."""
     wrong: list[str] = []
     for one in (weights, *weights.earlier):
         # Both take about a second: the checksum of a large file, and the import of torch.
@@ -288,8 +292,15 @@ def read_state(weights: Weights) -> tuple[Weights, Mapping[str, torch.Tensor]]:
             import torch  # noqa: F401
 
             text = damage.result()
-        if not text:
-            return one, tensors(one.file, averaged=one.averaged)
+        try:
+            if not text:
+                return one, tensors(one.file, averaged=one.averaged)
+        except UserError:
+            if one.file.parent.exists():
+                raise
+            text = msg("core.manifest.damaged", file=one.file.name)
+        if weights.again and listings and not one.file.parent.exists():
+            return read_state(weights.again().planned(weights.plan), listings - 1)
         wrong.append(f"{one.file.parent.name}: {text}")
         log.warning(msg("tasks.trained.skipped", text=wrong[-1]))
     raise damaged(weights.file.parent.parent, wrong)

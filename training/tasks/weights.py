@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -46,7 +48,8 @@ BARE = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 @dataclass(frozen=True)
 class Weights:
     """`plan`: of the run, or as much of it as an exported folder has; `folders`: may contain the
-    tokenizer; `earlier`: checkpoints to use instead if this one is damaged."""
+    tokenizer; `earlier`: checkpoints to use instead if this one is damaged; `again`: finds those of
+    the run once more, since its training replaces them meanwhile."""
 
     file: Path
     name: str  # of the run
@@ -56,6 +59,7 @@ class Weights:
     run: RunDir | None = None  # None: exported
     earlier: tuple[Weights, ...] = ()
     averaged: bool = False  # read the moving average; where the file has one, if that is unknown
+    again: Callable[[], Weights] | None = field(default=None, compare=False)
 
     @property
     def kind(self) -> str:
@@ -78,6 +82,11 @@ class Weights:
         if "step" not in self.facts:
             return self.name
         return title(self.name, self.step, self.kind)
+
+    def planned(self, plan: Plan) -> Weights:
+        """The same with another plan, the earlier ones too."""
+        earlier = tuple(replace(one, plan=plan) for one in self.earlier)
+        return replace(self, plan=plan, earlier=earlier)
 
     def damage(self) -> str:
         """What is wrong with the file, or "". Reads all of it."""
@@ -110,16 +119,19 @@ def find(
     found = None
     if word is not None:
         found = _at(find_run.path_of(word)) or _at(experiments / word)
-    if found is None and word is not None and _asks_for_best(word, experiments):
-        name = os.path.dirname(word.rstrip("/"))
-        found = _best(find_run.find(None if name == find_run.LATEST else name, experiments, asker))
     if found is None:
-        found = _of_run(find_run.find(word, experiments, asker), experiments, asker)
+        best = word is not None and _asks_for_best(word, experiments)
+        name = os.path.dirname(word.rstrip("/")) if best and word else word
+        run = find_run.find(None if best and name == find_run.LATEST else name, experiments, asker)
+        found = _best(run) if best else _of_run(run, experiments, asker)
+        same = f"{run.path}/{BEST}" if best else str(run.path)
+        again = partial(find, same, experiments, asker, kind, flag, of_kind)
+        found = replace(found, again=again)
     of_kind = of_kind or asker
-    again = of_kind.newest if word is None else of_kind.command(word)
+    command = of_kind.newest if word is None else of_kind.command(word)
     # An exported folder is not its run, which may have both kinds.
     shown = found.title if found.run or word is None else word
-    return _of_kind(found, kind, f"{again} --{flag}=", shown)
+    return _of_kind(found, kind, f"{command} --{flag}=", shown)
 
 
 def bare(file: Path, kind: str | None = None) -> Weights:
@@ -293,7 +305,7 @@ def _of_run(run: RunDir, experiments: Path, asker: RunSelector) -> Weights:
         facts, wrong = manifest.read(folder)
         if facts:
             found.append(_from(run, folder, facts, plan))
-        else:
+        elif folder.exists():  # not replaced by the training since it was listed
             skipped.append(f"{folder.name}: {wrong}")
     if found:
         for text in skipped:

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from training.config.fault_spec import ATTEMPT, Spec, parse
+from training.config.fault_spec import ATTEMPT, MISSED, Spec, parse
 from training.config.fault_table import CREATING
 from training.core import heartbeat, log, rundir
 from training.core.messages import msg
@@ -59,7 +59,7 @@ class Armed(heartbeat.Heartbeat):
             for spec in self._waiting:
                 text = msg("trainer.inject.missed", text=spec.text, rank=self.rank)
                 log.warning(text)
-                self._run.event("warning", code="warning.inject_missed", text=text)
+                self._run.event("warning", code=MISSED, text=text, rank=self.rank)
 
     def _happen(self, spec: Spec) -> None:
         size = self._plan["config"].get("device_batch_size")

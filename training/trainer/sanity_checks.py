@@ -88,7 +88,14 @@ def prove_shards(session: TrainState, position: TrainProgress) -> None:
     total = sum(r["digest"] for r in reports) % (1 << 64)
     if wrong or total != digest(whole):
         first = wrong[0] if wrong else _first_wrong(session, position, steps, reports)
-        text = msg("trainer.sanity.shards", epoch=position.epoch + 1, first=first, reports=reports)
+        _log_reports(session, reports)
+        text = msg(
+            "trainer.sanity.shards",
+            epoch=position.epoch + 1,
+            first=first,
+            share=_shard(session, reports[first or 0]),
+            main=_shard(session, reports[0]),
+        )
         raise ShardsOverlap(text, first)
     pieces = session.task.pieces
     session.run.event(
@@ -117,18 +124,28 @@ def prove_shards(session: TrainState, position: TrainProgress) -> None:
             )
         )
     if session.config.debug_ddp:
-        for r in reports:
-            log.info(
-                msg(
-                    "trainer.sanity.rank_data",
-                    rank=r["rank"],
-                    world_size=r["world_size"],
-                    dataset_sequences=r["dataset_sequences"],
-                    pieces=metric_units.piece_word(pieces),
-                    batches=r["batches"],
-                    first_sequences=r["first_sequences"],
-                )
+        _log_reports(session, reports)
+
+
+def _log_reports(session: TrainState, reports: list[ShardReport]) -> None:
+    for r in reports:
+        log.info(
+            msg(
+                "trainer.sanity.rank_data",
+                rank=r["rank"],
+                world_size=r["world_size"],
+                dataset_sequences=r["dataset_sequences"],
+                pieces=metric_units.piece_word(session.task.pieces),
+                batches=r["batches"],
+                first_sequences=r["first_sequences"],
             )
+        )
+
+
+def _shard(session: TrainState, report: ShardReport) -> str:
+    size = report["dataset_sequences"]
+    pieces = metric_units.piece_word(session.task.pieces, size)
+    return msg("trainer.sanity.shard", count=report["count"], size=size, pieces=pieces)
 
 
 def _first_wrong(

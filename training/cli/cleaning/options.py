@@ -32,11 +32,11 @@ FLAGS = {
     "what": args.TEXT,
     "keep": args.TEXT,
     "state": args.TEXT,
-    "older-than": args.Flag(_age, msg("monitor.runs.duration"), lambda text: ["30d"]),
+    "older_than": args.Flag(_age, msg("monitor.runs.duration"), lambda text: ["30d"]),
     "filter": args.TEXT,
     "dir": args.TEXT,
     "yes": args.SWITCH,
-    "dry-run": args.SWITCH,
+    "dry_run": args.SWITCH,
     "json": args.SWITCH,
     "help": args.SWITCH,
 }
@@ -80,22 +80,20 @@ def parse(argv: list[str], root: Path = WORK) -> CleanOptions:
     options.terms, wrong = terms.read([values.get("filter") or ""], COMMAND, known)
     options.terms += [term for term in named if term.compare]
     problems += wrong
-    options.states, wrong = args.choices("state", values.get("state"), CLEANABLE, COMMAND)
-    problems += wrong
-    options.what, wrong = args.choices("what", values.get("what"), PARTS, COMMAND)
-    problems += wrong
+    options.states = line.choices("state", CLEANABLE)
+    options.what = line.choices("what", PARTS)
     if values.get("keep"):
         problems += _keep(options, values["keep"])
         options.what = tuple({**dict.fromkeys(options.what), CHECKPOINTS: None})
     given = [("", word) for word in line.words]
     given += [(flag, values[flag]) for flag in ("state", "filter") if flag in values]
     problems += [_empty(flag, text) for flag, text in given if _has_gap(text)]
-    problems += _incomplete(options, values)
+    problems += _incomplete(options, line)
     if values.get("dir") and not find_run.is_folder(options.dir):
         what = msg("cli.clean.no_folder", folder=options.dir)
         problems.append(Problem("runs.no_folder", what, msg("cli.runs.folder_allowed"), [], "dir"))
     if problems:
-        raise UserError(problems)
+        raise UserError(line.completed(problems, FLAGS))
     return options
 
 
@@ -132,7 +130,7 @@ def _keep(options: CleanOptions, text: str) -> list[Problem]:
                 "flag.value",
                 msg("core.args.is", name="keep", text=text),
                 msg("cli.clean.keep_allowed"),
-                [f"{COMMAND} --keep={LAST},{BEST}"],
+                [f"--keep={LAST},{BEST}"],
                 "keep",
             )
         ]
@@ -142,16 +140,18 @@ def _keep(options: CleanOptions, text: str) -> list[Problem]:
     return []
 
 
-def _incomplete(options: CleanOptions, values: dict[str, object]) -> list[Problem]:
+def _incomplete(options: CleanOptions, line: args.Args) -> list[Problem]:
     """What to delete must be given, and for whole runs a condition."""
-    if not options.what and not values.get("what"):
-        fixes = [f"{COMMAND} --keep=last,best", f"{COMMAND} --what=runs --state=failed"]
+    typed = line.words or {"state", "older_than", "filter"} & line.values.keys()
+    if not options.what and not line.values.get("what"):
+        fixes = ["--keep=last,best", f"--what={RUNS}" if typed else f"--what={RUNS} --state=failed"]
         return [
             Problem("clean.what", msg("cli.clean.no_what"), msg("cli.clean.what_allowed"), fixes)
         ]
     chosen = options.names or options.terms or options.states or options.older_s is not None
-    if RUNS in options.what and not chosen:
-        fixes = [f"{COMMAND} --what=runs --state={DAMAGED},{EMPTY}", f"{COMMAND} --what=runs NAME"]
+    wrong = typed and line.problems  # a condition that has a problem of its own
+    if RUNS in options.what and not chosen and not wrong:
+        fixes = [f"--state={DAMAGED},{EMPTY}", f"{line.again()} NAME"]
         return [
             Problem("clean.all_runs", msg("cli.clean.all_runs"), msg("cli.clean.select"), fixes)
         ]

@@ -111,8 +111,10 @@ def experiments(options: SweepOptions, environ: Mapping[str, str]) -> Path:
 
 
 def own_words(options: SweepOptions) -> list[str]:
-    """The sweep's own options as typed, without actions."""
+    """The sweep's own options as typed."""
     words = [f"--list={options.listed}"] if options.listed else []
     words += [f"--name={options.name}"] if options.name else []
     words += [f"--jobs={options.jobs}"] if options.jobs else []
-    return words + ([f"--gpus_per_run={options.gpus_per_run}"] if options.gpus_per_run != 1 else [])
+    words += [f"--gpus_per_run={options.gpus_per_run}"] if options.gpus_per_run != 1 else []
+    switches = ("fail_fast", "ascii", "yes", "dry_run")
+    return words + [f"--{name}" for name in switches if getattr(options, name)]

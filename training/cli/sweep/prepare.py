@@ -160,7 +160,8 @@ def _number(runs: Sequence[Combination], options: SweepOptions) -> list[Problem]
     if len(runs) == 1 and not flags.parse(runs[0].args).unknown:
         fix = f"{COMMAND} {QUICKSTART} --matrix_lr=0.01,0.02"
         if runs[0].args:
-            fix = f"./{LAUNCH_SCRIPT} {options.gpus_per_run} {shlex.join(runs[0].args)}"
+            words = [*runs[0].args, *(["--dry_run"] if options.dry_run else [])]
+            fix = f"./{LAUNCH_SCRIPT} {options.gpus_per_run} {shlex.join(words)}"
         what, allowed = msg("cli.sweep.one_run"), msg("cli.sweep.one_run_allowed")
         return [Problem("sweep.one_run", what, allowed, [fix])]
     if len(runs) > grid.ASKED and not (options.yes or options.dry_run):

@@ -256,13 +256,15 @@ class Session:
         )
 
     def _code(self) -> int:
+        if set(self.states) == {FINISHED}:  # also if a stop signal came during the last run
+            return int(Exit.DONE)
         if self._stopped:
             return int(code(self._stopped))
         if self._codes:
             return int(Exit.HANG if set(self._codes) == {Exit.HANG} else Exit.TRAINING)
         if WAITING in self.states and self._usable.fewer:
             return int(Exit.RESOURCES)
-        return int(Exit.DONE if set(self.states) == {FINISHED} else Exit.INTERRUPTED)
+        return int(Exit.INTERRUPTED)
 
 
 def _remove_remains(run: RunDir) -> None:

@@ -181,6 +181,7 @@ class EventRecord(TypedDict, total=False):
     time: float  # unix s
     event: str  # EventKind, or a kind of a later version
     text: str
+    code: str  # of a warning
     step: int
     rank: int | None
     cause: str

@@ -262,7 +262,8 @@ class GptSpec(TaskSpec):
     def aim(self, plan: Plan, given: Mapping[str, str]) -> tuple[Plan, list[Problem]]:
         if "data" not in given:
             missing = msg("tasks.gpt.evaluation.no_data")
-            return plan, [Problem("flag.no_value", missing, corpus.NAMED, field="data")]
+            fixes = [f"--data={corpus.STDLIB}"]
+            return plan, [Problem("flag.no_value", missing, corpus.NAMED, fixes, "data")]
         name = given.get("encoding", "")
         encoding_wrong = text_encoding.check(name, "--encoding") if name else []
         name = "" if encoding_wrong else name

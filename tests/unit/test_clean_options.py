@@ -1,0 +1,59 @@
+"""Command line of `./duet clean`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from training.cli.cleaning import options
+from training.core.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", ",", "done,,live", "--state=,", "--filter=depth!=", "--filter=name!=", "--filter=,"],
+)
+def test_an_empty_variable_does_not_select_every_run(tmp_path: Path, given: str) -> None:
+    for what in ("--keep=none", "--what=runs"):
+        with pytest.raises(UserError) as refused:
+            options.parse([f"--dir={tmp_path}", what, "--older_than=1m", given])
+        assert [problem.code for problem in refused.value.problems] == ["clean.empty"]
+    options.parse([f"--dir={tmp_path}", "--keep=none", "--filter=data=", "done"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "fixes"),
+    [
+        (["--what=runs", "--state=finishd,faild"], ["--what=runs --state=finished,failed"] * 2),
+        (
+            ["--what=rns", "--state=faild", "--yes"],
+            ["--what=runs --yes --state=failed", "--state=failed --yes --what=runs"],
+        ),
+        (["--what=runs", "--older_than=-1d", "--yes"], ["--what=runs --yes --older_than=30d"]),
+        (["--state=failed"], ["--state=failed --keep=last,best", "--state=failed --what=runs"]),
+        (["--what=runs"], ["--what=runs --state=damaged,empty", "--what=runs NAME"]),
+    ],
+)
+def test_a_suggestion_is_the_whole_command(argv: list[str], fixes: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        options.parse(argv)
+    found = [fix for problem in error.value.problems for fix in problem.fixes]
+    assert sorted(found) == sorted(f"./duet clean {fix}" for fix in fixes)
+
+
+def test_bad_input_is_answered_at_once(tmp_path: Path) -> None:
+    for argv, codes in (
+        ([], ["clean.what"]),
+        (["--what=runs"], ["clean.all_runs"]),
+        (["--what=run", "--state=running"], ["flag.value", "flag.value"]),
+        (["--keep=first", "--older_than=30"], ["flag.value", "flag.value"]),
+        (["--keep=none,last"], ["flag.value"]),
+        (["--keep=logs:last"], ["flag.value"]),
+    ):
+        with pytest.raises(UserError) as error:
+            options.parse([f"--dir={tmp_path}", *argv])
+        assert sorted(problem.code for problem in error.value.problems) == codes, argv
+    with pytest.raises(UserError) as error:
+        options.parse(["--keep=last", f"--dir={tmp_path / 'nowhere'}"])
+    assert [problem.code for problem in error.value.problems] == ["runs.no_folder"]
