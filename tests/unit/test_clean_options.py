@@ -25,9 +25,9 @@ def test_an_empty_variable_does_not_select_every_run(tmp_path: Path, given: str)
 @pytest.mark.parametrize(
     ("argv", "fixes"),
     [
-        (["--what=runs", "--state=finishd,faild"], ["--what=runs --state=finished,failed"] * 2),
+        (["--what=runs", "--state=finishedd,failedd"], ["--what=runs --state=finished,failed"] * 2),
         (
-            ["--what=rns", "--state=faild", "--yes"],
+            ["--what=rns", "--state=failedd", "--yes"],
             ["--what=runs --yes --state=failed", "--state=failed --yes --what=runs"],
         ),
         (["--what=runs", "--older_than=-1d", "--yes"], ["--what=runs --yes --older_than=30d"]),

@@ -315,8 +315,8 @@ def test_provided_configs_are_suggested_for_a_missing_one(write: Write) -> None:
 def test_a_file_beside_a_missing_one_is_suggested(write: Write) -> None:
     for name in ("my configs/small.py", "my configs/other.py", "small.py"):
         write(name, "depth = 1\n")
-    assert refused("my configs/smal.py").fixes == ["--config='my configs/small.py'"]
-    assert refused("smal.json").fixes == ["--config=small.py"]
+    assert refused("my configs/smalll.py").fixes == ["--config='my configs/small.py'"]
+    assert refused("smalll.json").fixes == ["--config=small.py"]
 
 
 def test_a_suggested_config_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_bad_input_is_answered_at_once(tmp_path: Path) -> None:
         "--filter=los<3,state=failing,loss<abc,name>x",
         "--sort=dpth",
         "--dir=nowhere",
-        "--state=faild",
+        "--state=failedd",
     ]
     with pytest.raises(UserError) as error:
         runs.options(argv, tmp_path)
