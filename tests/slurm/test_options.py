@@ -187,14 +187,37 @@ def test_the_folder_of_a_chosen_log_is_made(
     assert (tmp_path / "c/d").is_dir()
 
 
-def test_a_folder_that_is_known_only_in_the_job_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [("slurm-wlm 22.05.8", True), ("slurm 23.02.0", False), ("slurm 24.11.1", False), ("", False)],
+)
+def test_a_folder_that_is_known_only_in_the_job_is_refused_where_slurm_does_not_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, refused: bool
+) -> None:
+    sbatch = tmp_path / "bin/sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo {version}\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
     line = options.split(["--output=logs/%x/%j/out.log", "--sbatch=--error=%j/err"])
     found = log_files.problems(line)
-    assert {problem.code for problem in found} == {"slurm.log_folder"}
-    assert [problem.fixes for problem in found] == [
-        ["--output=logs/%x_%j_out.log"],
-        ["--sbatch=--error=%j_err"],
-    ]
+    assert {problem.code for problem in found} == ({"slurm.log_folder"} if refused else set())
+    assert [problem.fixes for problem in found] == (
+        [["--output=logs/%x_%j_out.log"], ["--sbatch=--error=%j_err"]] if refused else []
+    )
+    log_files.make_folders(line)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_the_name_of_the_user_is_read_only_for_a_log_that_contains_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user ID may have no name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(log_files.getpass, "getuser", lambda: {}["a name"])
+    log_files.make_folders(options.split(["--output=%u/out.log", "--sbatch=--error=b/err"]))
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
 @pytest.mark.parametrize("word", ["--signal=B:USR1@600", "--sbatch=--signal=b:USR1@600"])
