@@ -68,7 +68,8 @@ def ask_if_there(*words: str, on: tuple[str, ...] = ()) -> Answer:
 def queued(script: Path, on: list[str]) -> str | None:
     """`NUMBER` or `NUMBER;CLUSTER` of this user's job with this script, "" if there is none; None
     without an answer. `on`: options of another cluster."""
-    answer = ask_once(*on, "-h", "-u", str(os.getuid()), "-o", "%A %o", by="squeue")
+    # With the header: without it, squeue does not name the cluster.
+    answer = ask_once(*on, "-u", str(os.getuid()), "-o", "%A %o", by="squeue")
     cluster = ""
     for line in answer.out.splitlines():
         number, _, command = line.partition(" ")
