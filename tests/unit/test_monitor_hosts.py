@@ -141,17 +141,41 @@ def killed(folder: Path, quiet_s: float) -> Made:
     return made
 
 
-def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> Path:
+def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> Path:
     """A program that answers like this for a job; the file of its calls."""
-    program, calls = tmp_path / "bin/scontrol", tmp_path / "calls"
+    program, calls = folder / "bin/scontrol", folder / "calls"
     program.parent.mkdir(exist_ok=True)
     name = '[ "$2" = config ] && { echo "ClusterName = home"; exit; }'
-    program.write_text(f"#!/bin/sh\n{name}\necho $* >>{calls}\n{answer}\n")
+    away = f"[ -e {folder}/away ] && {{ echo Unable to contact slurm controller >&2; exit 1; }}"
+    program.write_text(f"#!/bin/sh\n{away}\n{name}\necho $* >>{calls}\n{answer}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(controller, "_away", set())
-    controller.local_cluster.cache_clear()
+    monkeypatch.setattr(controller, "_away", {})
+    monkeypatch.setattr(controller, "_local", [])
     return calls
+
+
+def test_a_slurmctld_that_was_away_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a monitor that has run since then."""
+    made, now, later = killed(tmp_path, 90), time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now() + later[0])
+    scontrol(tmp_path, monkeypatch, "echo JobState=TIMEOUT")
+    (tmp_path / "away").touch()
+    assert both(made)[0] == "running"
+    (tmp_path / "away").unlink()
+    later[0] = max(controller.PAUSE_S, slurm_job.ASK_EVERY_S) + 1
+    assert both(made)[0] == "died"
+
+
+def test_slurm_is_not_asked_for_a_run_that_counts_as_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be thousands of them."""
+    made = killed(tmp_path, run_status.ELSEWHERE_S + 90)
+    calls = scontrol(tmp_path, monkeypatch, "echo JobState=TIMEOUT")
+    assert both(made)[0] == "died" and not calls.exists()
 
 
 @pytest.mark.parametrize(
