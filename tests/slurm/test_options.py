@@ -7,17 +7,22 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.cases import each
 from tests.conftest import ROOT
+from tests.unit.test_clean import save
 from training.cli import option_list
 from training.config.flags import ACTIONS
-from training.config.schema import FIELDS
+from training.config.schema import FIELDS, Config
+from training.core import rundir
 from training.core.errors import UserError
 from training.launcher.slurm import (
     code_snapshot,
+    job,
     job_request,
     log_files,
     options,
@@ -162,6 +167,26 @@ def test_a_flag_of_the_submission_comes_before_a_variable_in_each_start_of_the_j
     variable = {"DUET_TASK": "mine/line.py"}
     assert submission._flags(request, line, copy, variable) == [f"--task={copy}"]
     assert submission._flags(request, line, copy, {}) == []
+
+
+def test_the_weights_of_the_first_start_are_not_asked_for_again(tmp_path: Path) -> None:
+    """A start with a checkpoint refuses them."""
+    variable = {"DUET_INIT_FROM": "/other"}
+    line = options.split(["--init_from=/weights", "c.py"])
+    kind = SimpleNamespace(fields=FIELDS)
+    new: Any = SimpleNamespace(resume_from=None, kind=kind, config=Config())
+    assert submission._flags(new, line, None, variable) == [], "the frozen plan has them"
+    assert submission._environment(variable)["DUET_INIT_FROM"] == ""
+    resumed: Any = SimpleNamespace(resume_from=True, kind=kind)
+    assert submission._flags(resumed, line, None, variable) == ["--init_from=/weights"]
+    flags = submission._flags(resumed, options.split(["--resume=r"]), None, variable)
+    assert flags == ["--init_from=/other"]
+    frozen = submission.FrozenJob(tmp_path / "code")
+    folders = {"out_dir": "o", "log_dir": "l"}
+    rundir.write_json(frozen.record, {"flags": flags, "ranks_per_node": 2, **folders})
+    assert job.launch(frozen)[-1] == flags[0]
+    save(frozen.run, 10)
+    assert flags[0] not in job.launch(frozen)
 
 
 def test_there_is_a_folder_for_the_log() -> None:
