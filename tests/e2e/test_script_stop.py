@@ -170,6 +170,25 @@ def test_the_trap_of_a_shell_script_is_kept(script: Script, tmp_path: Path, then
 
 
 @pytest.mark.slow
+def test_a_trap_cleans_up_with_a_python_program(script: Script, tmp_path: Path) -> None:
+    """Such as `aws s3 sync`, which runs longer than the launcher waits for the next program."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    program, copied = tmp_path / "train.sh", tmp_path / "copied"
+    python = shlex.quote(sys.executable)
+    sync = f"{python} -S -c 'import time; time.sleep(4)' && echo once >>'{copied}'"
+    train = f"{python} '{tmp_path / 'train.py'}' '{tmp_path}' 1"
+    trap = f'trap "kill \\$p; wait \\$p; {sync}; exit" TERM'
+    program.write_text(f"#!/bin/bash\n{trap}\n{train} & p=$!\nwait $p\n")
+    program.chmod(0o755)
+    run = script(program, ranks=1)
+    run.wait_for("ready")
+    run.process.send_signal(TERM)
+    assert run.wait() == 75
+    assert copied.read_text() == "once\n"
+    assert (tmp_path / "asked0").read_text() == f"{int(TERM)} of 1\n"
+
+
+@pytest.mark.slow
 def test_a_trap_that_waits_for_its_training_does_not_keep_a_signal_from_it(
     script: Script, tmp_path: Path
 ) -> None:

@@ -94,27 +94,45 @@ def test_a_refused_job_leaves_nothing(submit: Submit, project: Path) -> None:
 
 soak = functools.partial(pytest.param, marks=pytest.mark.soak)
 TIMED_OUT = "echo 'Socket timed out on send/recv operation' >&2; exit 1"
+# from SLURM 20.02 on: with -h it does not print the cluster
+THERE = "case \" $* \" in *' -h '*) ;; *) echo CLUSTER: gpu; echo JOBID COMMAND;; esac; echo 7 '{script}'"
 
 
 @pytest.mark.parametrize(
-    ("sbatch", "squeue", "status", "number", "kept"),
+    ("sbatch", "squeue", "env", "status", "number", "kept"),
     [
-        (TIMED_OUT, "echo 6 other.sh; echo 7 '{script}' --frozen=x", 0, "7\n", True),
-        (TIMED_OUT, TIMED_OUT, 3, "", True),
-        soak("echo Submitted batch job 7", "echo 7 '{script}'", 0, "7\n", True),
-        soak(TIMED_OUT, "echo CLUSTER: gpu; echo 7 '{script}'", 0, "7\n", True),
-        soak(TIMED_OUT, "echo 6 other.sh", 3, "", False),
+        (TIMED_OUT, "echo 6 other.sh; echo 7 '{script}' --frozen=x", {}, 0, "7\n", True),
+        (TIMED_OUT, TIMED_OUT, {}, 3, "", True),
+        soak("echo Submitted batch job 7", "echo 7 '{script}'", {}, 0, "7\n", True),
+        soak(TIMED_OUT, THERE, {"SLURM_CLUSTERS": "gpu"}, 0, "7\n", True),
+        # which squeue does not read
+        (
+            TIMED_OUT,
+            f"[ $1 != --clusters=gpu ] || {{ {THERE}; }}",
+            {"SBATCH_CLUSTERS": "gpu"},
+            0,
+            "7\n",
+            True,
+        ),
+        soak(TIMED_OUT, "echo 6 other.sh", {}, 3, "", False),
     ],
 )
 def test_a_job_that_was_accepted_without_an_answer_keeps_its_run(
-    submit: Submit, project: Path, sbatch: str, squeue: str, status: int, number: str, kept: bool
+    submit: Submit,
+    project: Path,
+    sbatch: str,
+    squeue: str,
+    env: dict[str, str],
+    status: int,
+    number: str,
+    kept: bool,
 ) -> None:
     script = str(project / "experiments/one/code/submit_job.sh").replace("'", "'\\''")
-    done = submit(sbatch, squeue=squeue.replace("{script}", script))
+    done = submit(sbatch, squeue=squeue.replace("{script}", script), **env)
     out, errors = done.communicate()
     assert (done.returncode, out) == (status, number), errors
     assert (project / "experiments/one/code.json").is_file() == kept
-    assert ("scancel -M gpu 7" in errors) == ("gpu" in squeue)
+    assert ("scancel -M gpu 7" in errors) == bool(env)
     assert ("refused" in errors) != kept
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from training.core.errors import EXIT_MEANING, Exit
 from training.core.rundir import RunDir
+from training.diagnose.advice import of_end
 from training.launcher.slurm import controller, job, submission
 
 
@@ -122,6 +123,17 @@ def test_a_silent_node_requeues_the_job(
     assert ("not requeued: node 1 is lost" in capsys.readouterr().err) == (
         not requeued and answer == "Requeue=1"
     )
+
+
+def test_only_the_advice_for_a_silent_node_is_to_wait_for_the_requeue() -> None:
+    commands = {"resume_command": "./launch", "submit_command": "./submit"}
+    ends: Any = [{"kind": kind, "cause": "peer_died"} for kind in ("silent", "gone")]
+    silent, gone = (of_end(end, None, {}, commands) for end in ends)
+    assert silent[0] == gone[0] and "requeued" in silent[1]
+    assert gone[1].endswith(": ./submit") and "requeued" not in gone[1]
+    del commands["submit_command"]
+    silent, gone = (of_end(end, None, {}, commands) for end in ends)
+    assert silent == gone and gone[1].endswith(": ./launch")
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,22 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.cases import each
 from tests.conftest import ROOT
+from tests.unit.test_clean import save
 from training.cli import option_list
 from training.config.flags import ACTIONS
-from training.config.schema import FIELDS
+from training.config.schema import FIELDS, Config
+from training.core import rundir
 from training.core.errors import UserError
 from training.launcher.slurm import (
     code_snapshot,
+    job,
     job_request,
     log_files,
     options,
@@ -164,6 +169,26 @@ def test_a_flag_of_the_submission_comes_before_a_variable_in_each_start_of_the_j
     assert submission._flags(request, line, copy, {}) == []
 
 
+def test_the_weights_of_the_first_start_are_not_asked_for_again(tmp_path: Path) -> None:
+    """A start with a checkpoint refuses them."""
+    variable = {"DUET_INIT_FROM": "/other"}
+    line = options.split(["--init_from=/weights", "c.py"])
+    kind = SimpleNamespace(fields=FIELDS)
+    new: Any = SimpleNamespace(resume_from=None, kind=kind, config=Config())
+    assert submission._flags(new, line, None, variable) == [], "the frozen plan has them"
+    assert submission._environment(variable)["DUET_INIT_FROM"] == ""
+    resumed: Any = SimpleNamespace(resume_from=True, kind=kind)
+    assert submission._flags(resumed, line, None, variable) == ["--init_from=/weights"]
+    flags = submission._flags(resumed, options.split(["--resume=r"]), None, variable)
+    assert flags == ["--init_from=/other"]
+    frozen = submission.FrozenJob(tmp_path / "code")
+    folders = {"out_dir": "o", "log_dir": "l"}
+    rundir.write_json(frozen.record, {"flags": flags, "ranks_per_node": 2, **folders})
+    assert job.launch(frozen)[-1] == flags[0]
+    save(frozen.run, 10)
+    assert flags[0] not in job.launch(frozen)
+
+
 def test_there_is_a_folder_for_the_log() -> None:
     tracked = subprocess.run(
         ["git", "-C", str(ROOT), "check-ignore", "-q", "logs/.gitkeep"], check=False
@@ -187,14 +212,37 @@ def test_the_folder_of_a_chosen_log_is_made(
     assert (tmp_path / "c/d").is_dir()
 
 
-def test_a_folder_that_is_known_only_in_the_job_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [("slurm-wlm 22.05.8", True), ("slurm 23.02.0", False), ("slurm 24.11.1", False), ("", False)],
+)
+def test_a_folder_that_is_known_only_in_the_job_is_refused_where_slurm_does_not_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, refused: bool
+) -> None:
+    sbatch = tmp_path / "bin/sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo {version}\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
     line = options.split(["--output=logs/%x/%j/out.log", "--sbatch=--error=%j/err"])
     found = log_files.problems(line)
-    assert {problem.code for problem in found} == {"slurm.log_folder"}
-    assert [problem.fixes for problem in found] == [
-        ["--output=logs/%x_%j_out.log"],
-        ["--sbatch=--error=%j_err"],
-    ]
+    assert {problem.code for problem in found} == ({"slurm.log_folder"} if refused else set())
+    assert [problem.fixes for problem in found] == (
+        [["--output=logs/%x_%j_out.log"], ["--sbatch=--error=%j_err"]] if refused else []
+    )
+    log_files.make_folders(line)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_the_name_of_the_user_is_read_only_for_a_log_that_contains_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user ID may have no name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(log_files.getpass, "getuser", lambda: {}["a name"])
+    log_files.make_folders(options.split(["--output=%u/out.log", "--sbatch=--error=b/err"]))
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
 @pytest.mark.parametrize("word", ["--signal=B:USR1@600", "--sbatch=--signal=b:USR1@600"])

@@ -53,8 +53,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _unknown_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "_away", set())
-    controller.local_cluster.cache_clear()
+    monkeypatch.setattr(controller, "_away", {})
+    monkeypatch.setattr(controller, "_local", [])
 
 
 def steps(folder: Path, name: str = "done") -> list[int]:

@@ -12,7 +12,7 @@ from tests.unit.verdicts import new_run
 from training.core.errors import Exit
 from training.core.rundir import read_records
 from training.launcher import other_ranks
-from training.launcher.other_ranks import MOST, WAITING, OtherRanks
+from training.launcher.other_ranks import KNOWN, MOST, RAISED, WAITING, OtherRanks
 from training.launcher.outcome import Outcome
 from training.launcher.outputs import Outputs
 
@@ -93,6 +93,31 @@ def test_exceptions_that_only_other_ranks_print() -> None:
     others.add(5, thrown("RuntimeError: z"), first=False)
     assert others.exceptions() == [(1, 3, b"ValueError: bad 18"), (5, 1, b"RuntimeError: z")]
     assert others.due(math.inf) == []
+
+
+@pytest.mark.parametrize("before", [b"", b"\r 50%|#####     |"])
+@pytest.mark.parametrize("silenced", [False, True])
+def test_an_exception_that_the_first_rank_has_printed_is_remembered(
+    before: bytes, silenced: bool
+) -> None:
+    """Whatever it prints then, and if the other ranks print no more lines."""
+    others = OtherRanks()
+    for number in range(2 * MOST * silenced):
+        others.add(1, b"line " + b"x" * number + b"\n", first=False)
+    others.due(math.inf)
+    assert bool(others.silenced) == silenced
+    for line in thrown("OSError: retry 1").splitlines(keepends=True):
+        others.add(0, before + line, first=True)
+        others.add(1, line, first=False)
+        before = b""
+    for number in range(2 * KNOWN):
+        others.add(0, b"shard " + b"x" * number + b"\n", first=True)
+    assert others.exceptions() == []
+    others.add(1, thrown("OSError: other"), first=False)
+    assert others.exceptions() == [(1, 2, b"OSError: other")]
+    for kind in range(2 * RAISED):
+        others.add(0, thrown(f"{'E' * kind}Error"), first=True)
+    assert len(others._raised) == RAISED
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from training.monitor.runs import facts
 
 GONE = 1 << 30  # no pid of this machine
 HERE = os.uname().nodename
+UNKNOWN_JOB = "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1"
 
 
 def there(made: Made, host: str = "gpu-box-2") -> Made:
@@ -115,7 +116,7 @@ def test_a_silent_run_of_another_machine_is_never_final(made: Made) -> None:
         ("echo JobState=TIMEOUT", 90, "died"),
         ("echo JobState=TIMEOUT", 30, "running"),
         ("echo JobState=RUNNING", 90, "running"),
-        ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", 90, "died"),
+        (UNKNOWN_JOB, 90, "died"),
         ("exit 1", 90, "running"),
     ],
 )
@@ -123,22 +124,73 @@ def test_a_run_whose_slurm_job_has_ended_has_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, quiet_s: float, state: str
 ) -> None:
     """SLURM has killed it: it leaves no record, and its processes cannot be checked."""
-    made = there(Made(tmp_path / "experiments/killed", age_s=200, submission="code_2"))
-    rundir.write_json(made.run.path / "code_2.json", {"job": "7", "cluster": "home"})
-    for file in made.run.path.rglob("*"):
-        old(file, quiet_s)
-    scontrol, calls = tmp_path / "bin/scontrol", tmp_path / "calls"
-    scontrol.parent.mkdir()
-    name = '[ "$2" = config ] && { echo "ClusterName = home"; exit; }'
-    scontrol.write_text(f"#!/bin/sh\n{name}\necho $* >>{calls}\n{answer}\n")
-    scontrol.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(controller, "_away", set())
-    controller.local_cluster.cache_clear()
+    made = killed(tmp_path, quiet_s)
+    calls = scontrol(tmp_path, monkeypatch, answer)
     found, reason = both(made)
     assert found == state and ("job 7" in str(reason)) == (state == "died")
     asked = calls.read_text() if calls.exists() else ""
     assert asked == ("show job -o 7\n" if quiet_s > slurm_job.QUIET_S else ""), "once"
+
+
+def killed(folder: Path, quiet_s: float) -> Made:
+    """A run of job 7 that has written nothing for this time."""
+    made = there(Made(folder / "experiments/killed", age_s=200, submission="code_2"))
+    rundir.write_json(made.run.path / "code_2.json", {"job": "7", "cluster": "home"})
+    for file in made.run.path.rglob("*"):
+        old(file, quiet_s)
+    return made
+
+
+def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> Path:
+    """A program that answers like this for a job; the file of its calls."""
+    program, calls = folder / "bin/scontrol", folder / "calls"
+    program.parent.mkdir(exist_ok=True)
+    name = '[ "$2" = config ] && { echo "ClusterName = home"; exit; }'
+    away = f"[ -e {folder}/away ] && {{ echo Unable to contact slurm controller >&2; exit 1; }}"
+    program.write_text(f"#!/bin/sh\n{away}\n{name}\necho $* >>{calls}\n{answer}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(controller, "_away", {})
+    monkeypatch.setattr(controller, "_local", [])
+    return calls
+
+
+def test_a_slurmctld_that_was_away_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a monitor that has run since then."""
+    made, now, later = killed(tmp_path, 90), time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now() + later[0])
+    scontrol(tmp_path, monkeypatch, "echo JobState=TIMEOUT")
+    (tmp_path / "away").touch()
+    assert both(made)[0] == "running"
+    (tmp_path / "away").unlink()
+    later[0] = max(controller.PAUSE_S, slurm_job.ASK_EVERY_S) + 1
+    assert both(made)[0] == "died"
+
+
+def test_slurm_is_not_asked_for_a_run_that_counts_as_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be thousands of them."""
+    made = killed(tmp_path, run_status.ELSEWHERE_S + 90)
+    calls = scontrol(tmp_path, monkeypatch, "echo JobState=TIMEOUT")
+    assert both(made)[0] == "died" and not calls.exists()
+
+
+@pytest.mark.parametrize(
+    ("user", "state"), [("owner", "died"), ("root", "died"), ("other", "running")]
+)
+def test_a_job_that_slurm_does_not_show_may_be_that_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str, state: str
+) -> None:
+    """With PrivateData=jobs the answer is that for a job that SLURM has forgotten."""
+    made = killed(tmp_path, 90)
+    scontrol(tmp_path, monkeypatch, UNKNOWN_JOB)
+    owner = made.run.path.stat().st_uid
+    uid = {"owner": owner, "root": 0, "other": owner + 1}[user]
+    monkeypatch.setattr(os, "getuid", lambda: uid)
+    assert both(made)[0] == state
 
 
 def test_processes_of_another_machine_are_not_those_of_this_one(made: Made) -> None:

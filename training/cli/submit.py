@@ -36,6 +36,7 @@ from training.launcher.slurm import (
     job_request,
     node_steps,
     options,
+    requested,
     submission,
 )
 from training.launcher.slurm.submission import FrozenJob
@@ -154,9 +155,7 @@ def _submitted(frozen: FrozenJob, answer: str) -> None:
 def _withdraw(frozen: FrozenJob) -> int:
     """sbatch has not printed a number. slurmctld may have the job: sbatch waits only some seconds
     for its answer, and the site's own sbatch may drop --parsable."""
-    words = frozen.argv.read_text(encoding="utf-8", errors="surrogateescape").split("\0")
-    on = [word for word in words if word.startswith("--cluster")]
-    job = controller.queued(frozen.code / options.SCRIPT, on)
+    job = controller.queued(frozen.code / options.SCRIPT, _cluster_options(frozen))
     if job is None:
         console.error(
             msg("cli.submit.maybe_submitted", path=frozen.run.path, code=int(Exit.RESOURCES))
@@ -167,6 +166,17 @@ def _withdraw(frozen: FrozenJob) -> int:
     else:
         frozen.withdraw()
     return Exit.DONE
+
+
+def _cluster_options(frozen: FrozenJob) -> list[str]:
+    """For squeue, which reads only SLURM_CLUSTERS itself, sbatch the other places too."""
+    words = frozen.argv.read_text(encoding="utf-8", errors="surrogateescape").split("\0")
+    on = [word for word in words if word.partition("=")[0] in ("--clusters", "--cluster")]
+    if on or "SLURM_CLUSTERS" in os.environ:
+        return on
+    header = requested.header(frozen.code / options.SCRIPT)
+    name = os.environ.get("SBATCH_CLUSTERS") or header.get("clusters") or header.get("cluster")
+    return [f"--clusters={name}"] if name else []
 
 
 def main(argv: list[str]) -> int:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from training import tasks
 from training.config.batch import smaller
 from training.core import cause_ids, phases, units
-from training.core.failure_kinds import GONE, SILENT
 from training.core.matching import matching
 from training.core.next_command import next_command, submission_of
 from training.core.rundir import RunDir
@@ -113,8 +112,6 @@ def of_end(
     if end.get("may_end"):
         place = {"where": end["where"]} if end["where"] else dict[str, str]()
         return of_kind("may_end", {**run_values, **place})
-    if kind in (SILENT, GONE):
-        return of_kind(SILENT, run_values)
     if kind == "uneven" and hang_advice.some_left(end):
         return of_kind("left", run_values)
     if kind == "uneven" and end["rank"] is None:  # all ranks wait, in different places

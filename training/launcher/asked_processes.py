@@ -60,6 +60,7 @@ class Below:
 
     asked: set[int] = field(default_factory=set)  # have got the signal
     spared: set[int] = field(default_factory=set)  # do not get it, see AskedProcesses.new
+    by_trap: bool = False  # the trap of the script alone has got it: it signals the others
     # at the first signal: those that trained, whether with torch, and all that ran Python
     trainings: set[int] = field(default_factory=set)
     with_torch: bool = False
@@ -89,14 +90,17 @@ class AskedProcesses:
     def new(self, found: Mapping[int, set[int]]) -> dict[int, set[int]]:
         """Those among `found` (see targets) that have not got it. A shell script that starts
         another program, such as the next seed, gets it with that one. Alone, it does what comes
-        after the training, such as a copy of its files."""
+        after the training, such as a copy of its files; its trap may do that with a Python program,
+        and would start again at each signal."""
         new = dict[int, set[int]]()
         for pid, processes in found.items():
             below, shell = self._ranks[pid], not procfs.is_python(pid)
             if pid not in self:
                 further = processes
                 if shell and processes == {pid}:
-                    below.spared |= below.before  # its trap signals them
+                    below.by_trap = bool(below.before)
+            elif below.by_trap:
+                further = set()
             else:
                 further = {one for one in processes if not self._is_known(one, pid)}
                 if shell and further - below.before:

@@ -14,11 +14,12 @@ HOLD_S = 2.0  # the first rank may print the same line later
 MOST = 20  # lines of one attempt; the rest is in the log of the rank
 WAITING = 10_000  # lines within HOLD_S
 KNOWN = 1000  # lines of the first rank that are remembered
+RAISED = 100  # the same of its exceptions, however many lines follow
 LARGE_BYTES = 1 << 17  # at the end of a piece; more is not examined
 _NUMBER = re.compile(rb"0x[0-9a-fA-F]+|\d+")
 _ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = re.compile(rb"\[rank\d+\]: ?")  # before each line of torch's tracebacks
-_TRACEBACK = b"Traceback (most recent call last)"
+_TRACEBACK = b"Traceback (most recent call last):"
 _THREAD = b"Exception in thread "  # the line before it
 _LINKS = (  # the line between the tracebacks of one exception
     b"During handling of the above exception",
@@ -45,7 +46,8 @@ class _Tracebacks:
         if text.startswith(_THREAD):
             self._in_thread = True
             return True
-        if text.startswith(_TRACEBACK):
+        # perhaps behind a progress bar; one of an exception group is indented
+        if text.rstrip().endswith(_TRACEBACK) and not text.startswith(b" "):
             self.inside = True
             return True
         if text.startswith(_LINKS):
@@ -64,15 +66,18 @@ class OtherRanks:
 
     def __init__(self) -> None:
         self._known: dict[bytes, None] = {}
+        self._raised: dict[bytes, None] = {}  # by the first rank
         self._waiting: deque[tuple[float, int, bytes]] = deque()
         self._tracebacks: defaultdict[int, _Tracebacks] = defaultdict(_Tracebacks)
+        self._of_first: defaultdict[int, _Tracebacks] = defaultdict(_Tracebacks)
         self._symptoms: defaultdict[int, SymptomLines] = defaultdict(SymptomLines)
         self._rest: dict[int, bytes] = {}  # unfinished lines
         self.shown = 0
         self.silenced = 0  # lines beyond MOST
 
     def add(self, rank: int, chunk: bytes, *, first: bool) -> None:
-        if self.silenced and not (_TRACEBACK in chunk or self._tracebacks[rank].inside):
+        printed = (self._of_first if first else self._tracebacks)[rank]
+        if self.silenced and not (_TRACEBACK in chunk or printed.inside):
             return
         if len(chunk) > LARGE_BYTES:
             lines = chunk[-LARGE_BYTES:].split(b"\n")[1:] or [b""]
@@ -81,19 +86,17 @@ class OtherRanks:
         self._rest[rank] = lines.pop()[-4096:]
         if first:
             for line in lines[-KNOWN:]:
-                self._know(shape(line))
+                _remember(shape(line), self._known, KNOWN)
+            for line in lines:
+                if printed.takes(line) and not printed.inside:
+                    _remember(shape(printed.last), self._raised, RAISED)
             return
         now = time.monotonic()
         for line in lines:
-            if self._tracebacks[rank].takes(line) or self._symptoms[rank].rest(line) is not None:
+            if printed.takes(line) or self._symptoms[rank].rest(line) is not None:
                 continue
             if len(self._waiting) < WAITING:
                 self._waiting.append((now, rank, line))
-
-    def _know(self, seen: bytes) -> None:
-        self._known[seen] = None
-        if len(self._known) > KNOWN:
-            self._known.pop(next(iter(self._known)))
 
     def drop_after(self, failure: float, failed: int | None) -> None:
         """Forget what the victims of a failure printed after it; not the `failed` rank."""
@@ -111,7 +114,7 @@ class OtherRanks:
             seen = shape(line)
             if not seen or b"\r" in line or seen in self._known:
                 continue
-            self._know(seen)
+            _remember(seen, self._known, KNOWN)
             if self.shown < MOST:
                 self.shown += 1
                 found.append((rank, line))
@@ -125,7 +128,15 @@ class OtherRanks:
         found = []
         for rank, printed in sorted(self._tracebacks.items()):
             seen = shape(printed.last)
-            if printed.count and seen not in self._known:
-                self._know(seen)
+            if printed.count and not (seen in self._known or seen in self._raised):
+                _remember(seen, self._known, KNOWN)
                 found.append((rank, printed.count, printed.last))
         return found
+
+
+def _remember(seen: bytes, known: dict[bytes, None], most: int) -> None:
+    """The newest `most`."""
+    known.pop(seen, None)
+    known[seen] = None
+    if len(known) > most:
+        known.pop(next(iter(known)))

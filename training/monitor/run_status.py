@@ -114,7 +114,8 @@ def judge(seen: RunEvidence) -> tuple[RunStatus, str | None]:
     host = None if run.is_archived else other_host(plan, seen.supervisor)
     if host and (started or stepped):
         quiet = quiet_s(run)
-        if quiet > slurm_job.QUIET_S and (ended := slurm_job.end_of(run, plan)):
+        asks = slurm_job.QUIET_S < quiet < ELSEWHERE_S  # there may be thousands of older runs
+        if asks and (ended := slurm_job.end_of(run, plan)):
             return DIED, ended + (_resume_hint(seen) if seen.resumable else "")
         return (
             (active, msg("monitor.reason.elsewhere", host=host))

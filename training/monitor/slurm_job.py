@@ -3,6 +3,7 @@ limit or for its memory, or a node fails."""
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -23,18 +24,28 @@ def end_of(run: rundir.RunDir, plan: Record | None) -> str:
         return ""
     asked_at, answer = _answers.get(run.path, (0.0, ""))
     if not asked_at or time.monotonic() - asked_at > ASK_EVERY_S:
-        answer = _ask(rundir.read_json(run.path / f"{name}.json") or {})
+        answer = _ask(run, rundir.read_json(run.path / f"{name}.json") or {})
         _answers[run.path] = time.monotonic(), answer
     return answer
 
 
-def _ask(record: Record) -> str:
+def _ask(run: rundir.RunDir, record: Record) -> str:
     job, cluster = text(record.get("job")), text(record.get("cluster"))
     if job is None:
         return ""
     from training.launcher.slurm import job as slurm_job
 
     state = slurm_job.state_elsewhere(job, cluster or "")
-    if state == slurm_job.FORGOTTEN and cluster:  # else it may be one of another cluster
-        return msg("monitor.reason.job_forgotten", job=job)
+    if state == slurm_job.FORGOTTEN:
+        # Without the name it may be one of another cluster.
+        sure = cluster and _is_shown(run)
+        return msg("monitor.reason.job_forgotten", job=job) if sure else ""
     return msg("monitor.reason.job_over", job=job, state=state) if state in slurm_job.OVER else ""
+
+
+def _is_shown(run: rundir.RunDir) -> bool:
+    """Does SLURM show the job to this user, also with PrivateData=jobs?"""
+    try:
+        return os.getuid() in (0, run.path.stat().st_uid)
+    except OSError:
+        return False

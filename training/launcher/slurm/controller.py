@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import subprocess
@@ -14,8 +13,11 @@ LIMIT_S = 60  # for an answer of slurmctld, which may be busy
 # slurmctld is restarted, or its backup takes over
 AWAY = re.compile(r"contact|timed out|connect|Zero Bytes|standby", re.IGNORECASE)
 AWAY_S, RETRY_S = 120.0, 5.0
+PAUSE_S = 60.0  # of ask_if_there(): an attempt may take 10 s
 
-_away: set[tuple[str, ...]] = set()  # options of clusters that ask_if_there() could not reach
+# When ask_if_there() could not reach a cluster, by its options.
+_away: dict[tuple[str, ...], float] = {}
+_local: list[str] = []  # the answer of local_cluster(), once known
 
 
 def hostnames(nodes: str) -> tuple[list[str], str]:
@@ -55,20 +57,21 @@ def ask_once(*words: str, by: str = "scontrol") -> Answer:
 
 
 def ask_if_there(*words: str, on: tuple[str, ...] = ()) -> Answer:
-    """Asks once; in this process not again after slurmctld could not be reached. `on`: options of
+    """Asks once, and not within PAUSE_S after slurmctld could not be reached. `on`: options of
     another cluster."""
-    if on in _away:
+    if time.monotonic() - _away.get(on, -PAUSE_S) < PAUSE_S:
         return Answer(1, "", "")
     answer = ask_once(*on, *words)
     if answer.status and AWAY.search(answer.error):
-        _away.add(on)
+        _away[on] = time.monotonic()
     return answer
 
 
 def queued(script: Path, on: list[str]) -> str | None:
     """`NUMBER` or `NUMBER;CLUSTER` of this user's job with this script, "" if there is none; None
     without an answer. `on`: options of another cluster."""
-    answer = ask_once(*on, "-h", "-u", str(os.getuid()), "-o", "%A %o", by="squeue")
+    # With the header: without it, squeue does not name the cluster.
+    answer = ask_once(*on, "-u", str(os.getuid()), "-o", "%A %o", by="squeue")
     cluster = ""
     for line in answer.out.splitlines():
         number, _, command = line.partition(" ")
@@ -79,11 +82,12 @@ def queued(script: Path, on: list[str]) -> str | None:
     return None if answer.status else ""
 
 
-@functools.cache
 def local_cluster() -> str:
-    """Name of the cluster that commands use by default; "": unknown."""
-    found = re.search(r"^ClusterName *= *(\S+)", ask_if_there("show", "config").out, re.MULTILINE)
-    return found[1] if found else ""
+    """Name of the cluster that commands use by default; "": unknown so far."""
+    if not _local:
+        text = ask_if_there("show", "config").out
+        _local[:] = re.findall(r"^ClusterName *= *(\S+)", text, re.MULTILINE)
+    return _local[0] if _local else ""
 
 
 def on_cluster(name: str) -> tuple[str, ...]:

@@ -107,11 +107,13 @@ def begin(frozen: FrozenJob, environ: Mapping[str, str]) -> list[str]:
 def launch(frozen: FrozenJob) -> list[str]:
     """The launch command of a node."""
     facts = frozen.facts()
+    begun = manifest.newest(frozen.run.checkpoints)  # then it continues from that one
+    flags = [one for one in facts["flags"] if not (begun and one.startswith("--init_from="))]
     return [
         *(str(frozen.code / LAUNCH_SCRIPT), str(facts["ranks_per_node"])),
         f"--resume={frozen.run.path}",
         *(f"--{name}={facts[name]}" for name in ("out_dir", "log_dir")),
-        *facts["flags"],
+        *flags,
     ]
 
 

@@ -203,10 +203,13 @@ def _flags(
         for n, (text, _) in flags.parse(line.training, fields).flags.items()
         if n in fields and n not in ("resume", "run_name", "out_dir", "log_dir")
     }
+    if request.resume_from and (name := resolve.variable_of("init_from", fields, environ)):
+        chosen.setdefault("init_from", environ[name])  # _environment() clears it
     chosen |= {"task": task} if task else {}
     if not request.resume_from:
         # The job has the variables of the submission, which come before what a resumed run keeps.
         chosen = {n: v for n, v in chosen.items() if resolve.variable_of(n, fields, environ)}
+        chosen.pop("init_from", None)
         config = request.config
         launch = [
             n for n in FIELDS if FIELDS[n].metadata["group"] == "launch" and not of_the_run(n)
@@ -220,10 +223,10 @@ def _flags(
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the Python environment, which the job uses too; a local build of PyTorch is on
-    its path already."""
+    """Variables of the job: the Python environment of the submission; a local build of PyTorch is
+    on its path already. A resume from a checkpoint would refuse other weights."""
     # A Python that is in no environment may not be called "python".
-    found = {"VIRTUAL_ENV": sys.prefix, "PYTHON": sys.executable}
+    found = {"VIRTUAL_ENV": sys.prefix, "PYTHON": sys.executable, "DUET_INIT_FROM": ""}
     if environ.get("DUET_PYTHON"):
         found["DUET_PYTHON"] = sys.executable  # also with --export=NONE
     # One that is not used may come first on PATH; with --export=NONE that of the user's profile.
