@@ -6,18 +6,23 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from tests.unit.conftest import ROOT, only
 from training.config.schema import FIELDS, Config
 from training.core import manifest
+from training.core.contracts.plan import Plan
 from training.core.errors import Exit, UserError
 from training.core.rundir import RunDir
 from training.data import tokenizer
 from training.data.prepare import PreparedCorpus, content
-from training.trainer import prepared_cache
+from training.inspector.distributed import World
+from training.trainer import prepared_cache, worker
 
 Write = Callable[..., str]
 
@@ -55,7 +60,7 @@ def test_a_machine_with_the_same_disk_reads_its_own_copy_of_the_text(
     write: Write, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of another folder, since the file's time is different."""
-    monkeypatch.setenv(prepared_cache.FOLDER, "")
+    monkeypatch.setenv(prepared_cache.OWN, "")
     text = write("a.txt", "some text" * 100)
     first = prepared_cache.prepare(run, plan(text), tmp_path / "cache")
     os.utime(text, (1, 1))
@@ -66,7 +71,51 @@ def test_a_machine_with_the_same_disk_reads_its_own_copy_of_the_text(
     Path(second.train[0]).write_bytes(b"")
     assert str(second.train[0]) in prepared_cache.changed(run)
     prepared_cache.prepare(run, other | {"shared": False}, tmp_path / "cache")
-    assert prepared_cache.FOLDER not in os.environ, "data.json of its own disk has it"
+    assert prepared_cache.OWN not in os.environ, "data.json of its own disk has it"
+
+
+def test_a_machine_with_another_text_has_its_own_numbers_of_tokens(
+    write: Write, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks compare them and name the machine."""
+    monkeypatch.setenv(prepared_cache.OWN, "")
+    prepared_cache.prepare(run, plan(write("a.txt", "some text" * 100)), tmp_path / "cache")
+    other = plan(write("a.txt", "some text" * 90)) | {"place": {"node_rank": 1}}
+    second = prepared_cache.prepare(run, other, tmp_path / "cache1")
+    assert prepared_cache.published(run) == second and prepared_cache.changed(run) == ""
+    with pytest.raises(UserError):
+        prepared_cache.prepare(run, plan("no.txt") | {"place": {"node_rank": 1}})
+    with pytest.raises(UserError) as caught:
+        prepared_cache.published(run)
+    assert caught.value.said_by_another
+
+
+def test_a_machine_without_the_folder_of_rank_0_prepares_the_text_itself(
+    write: Write, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run directory is on a common disk, clones and prepared data are not."""
+    monkeypatch.setenv(prepared_cache.OWN, "")
+    monkeypatch.delenv(worker.SUPERVISED, raising=False)
+    asked = plan(write("a.txt", "some text" * 100)) | {
+        "task": {"name": "gpt", "file": None},
+        "place": {"kind": "rank", "node_rank": 0, "local_world_size": 2, "world_size": 4},
+    }
+    first = prepared_cache.prepare(run, asked, tmp_path / "cache")
+    Path(first.folder).rename(tmp_path / "of rank 0")
+    published = run.data.read_bytes()
+    store = dist.HashStore()
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(worker.heartbeat, "current", SimpleNamespace(beat=lambda _: None))
+    prepare = prepared_cache.prepare
+    monkeypatch.setattr(prepared_cache, "prepare", lambda *of: prepare(*of, tmp_path / "cache1"))
+    found = []
+    for rank in (2, 3):
+        os.environ[prepared_cache.OWN] = ""
+        world = World(rank, rank - 2, 4, torch.device("cpu"), "gloo", "-")
+        found.append(worker._data(run, cast(Plan, asked), world))
+    assert found[0] == found[1] and found[0]
+    assert Path(found[0].folder).parent == tmp_path / "cache1"
+    assert run.data.read_bytes() == published
 
 
 def test_the_configured_text_field_is_used(write: Write, run: RunDir, tmp_path: Path) -> None:

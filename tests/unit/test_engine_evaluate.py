@@ -21,8 +21,12 @@ from torch.utils.data import Dataset, TensorDataset
 from tests.cases import each
 from training.config.batch import Batch
 from training.config.schema import Config
+from training.data.token_dataset import TokenDataset
 from training.inspector.distributed import World
+from training.tasks import BUILT_IN
 from training.tasks.base import Samples, Task
+from training.tasks.sample_spec import SampleSpec
+from training.tasks.video_restoration.dataset import Validation
 from training.trainer import evaluate as evaluation
 from training.trainer.evaluate import Scores, evaluate, why_not
 
@@ -181,6 +185,15 @@ def test_a_rank_with_workers_reads_no_sample_itself() -> None:
     evaluate(made)
     assert torch.equal(torch.get_rng_state(), drawn), "as without workers"
     assert not multiprocessing.active_children()
+
+
+def test_workers_that_preflight_counts_for_a_validation() -> None:
+    """Text and clips are read in the rank: clips do not fit into shared memory."""
+    readers = {"gpt": TokenDataset.most_readers, "video_restoration": Validation.most_readers}
+    assert readers.keys() == BUILT_IN.keys()
+    for name, spec in BUILT_IN.items():
+        assert readers[name] == 0 and not spec.validation_workers
+    assert SampleSpec.validation_workers
 
 
 def test_the_worker_of_a_failed_validation_ends() -> None:

@@ -13,6 +13,7 @@ import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -75,6 +76,7 @@ def test_a_disk_without_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 CODE = """
 import sys
 from pathlib import Path
+from typing import Any, cast
 from training.plan.preflight import folder
 found = folder("run", Path(sys.argv[1]), 4096, "default", [])
 print(found.status, found.text)
@@ -117,6 +119,15 @@ def test_shared_memory_is_checked_with_workers_or_nccl(monkeypatch: pytest.Monke
     assert tight.text.endswith(" free for 6 workers")
     monkeypatch.setattr(os.path, "isdir", lambda path: False)
     assert preflight.shared_memory(3, 2) is None
+
+
+def test_workers_of_a_validation_are_beside_those_of_the_epoch(line: str) -> None:
+    """Those of the epoch keep the batches that they have read ahead."""
+    words = ("2", "--device=cpu", "--num_workers=3")
+    for task, most in (((), 3), ((f"--task={line}",), 6)):
+        request = ask(*words, *task, script=LAUNCH)
+        facts = preflight.PreflightContext(request, cast(Any, None), None, "cpu")
+        assert (facts.workers, facts.most_workers) == (3, most)
 
 
 def test_a_container_s_shared_memory_is_too_small_for_nccl(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, cast
 
@@ -163,3 +164,29 @@ def test_ranks_of_several_agents_meet_although_one_has_counted_another_restart(
     second = opened(agent, 1)
     first.set("main/run", "found")
     assert second.get("main/run").decode() == "found"
+
+
+def test_ranks_of_several_agents_agree_on_a_name_of_each_attempt(
+    agent: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They meet in a store with the keys of the attempt before."""
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    for attempt in ("0", "1", "2"):
+        stores = [opened(agent, number, waits=False) for number in (0, 1, 2)]
+        ways = [Joining("127.0.0.1", agent.port, number, 3, 30.0, True) for number in (0, 1, 2)]
+        with ThreadPoolExecutor(3) as pool:
+            # rank 0 last
+            calls = [pool.submit(ways[n].wait_for_all, stores[n]) for n in (2, 1, 0)]
+            third, second, first = (call.result() for call in calls)
+        assert not third.check(["main/run"])
+        first.set("main/run", attempt)
+        assert second.get("main/run").decode() == third.get("main/run").decode() == attempt
+
+
+def test_rank_0_that_does_not_name_the_attempt(
+    clock: Clock, warnings: list[tuple[float, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "restarts_differ", lambda: True)
+    found, text, _ = code(rank(1).wait_for_all, cast("Any", Store()))
+    assert found == "ranks.missing" and "rank 0 of 4" in text
+    assert [at for at, _ in warnings] == [FIRST_S, FIRST_S + EVERY_S]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.unit.verdicts import report_error
-from training.core.errors import RANK_FAILED, Exit
+from training.core.errors import RANK_FAILED, Exit, Problem, UserError
 from training.core.heartbeat import Heartbeat, read_all
 from training.core.project import ROOT
 from training.core.rundir import RunDir, write_json
@@ -28,6 +28,7 @@ from training.launcher.child import Child
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.outcome import Outcome
 from training.launcher.recovery import Recovery
+from training.trainer import error_file
 from training.watchdog import rank_exit
 from training.watchdog.hang_report import HangFinding
 from training.watchdog.probes import procfs
@@ -371,6 +372,21 @@ def test_a_rank_that_has_reported_its_error_but_cannot_exit(
     assert (outcome.guilty, outcome.finding) == ((0, RANK_FAILED), None)
     assert (record["kind"], record["where"]) == ("error", "model.py:0")
     assert record["exit_code"] == Exit.TRAINING
+
+
+def test_a_rank_that_has_rejected_its_input_but_cannot_exit(
+    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    error_file.note(run, 0, UserError(Problem("data.differs", "planted", "the same data")))
+    report = run.rank_error(0).read_text()  # the attempt removes it
+    monkeypatch.setattr(timeouts, "RAISED_OWN_S", 0.1)
+    outcome = start(
+        f"beat('forward'); Path({str(run.rank_error(0))!r}).write_text({report!r})\ntime.sleep(600)"
+    ).go()
+    assert outcome.guilty == outcome.here == (0, Exit.CONFIG)
+    record = failure_report.failure(outcome, run, PLAN)
+    assert (record["cause"], record["exit_code"]) == ("config_error", Exit.CONFIG)
+    assert "planted" in record["rejected"][0] and "planted" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("may_end", [True, False])

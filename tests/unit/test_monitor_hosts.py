@@ -13,10 +13,11 @@ from training.core import rundir, standing
 from training.core.heartbeat import Heartbeat
 from training.core.rundir import RunDir
 from training.launcher.slurm import controller
-from training.monitor import run_status, slurm_job
+from training.monitor import rank_states, run_status, slurm_job
 from training.monitor.rank_states import RankStates
 from training.monitor.run_list import RunTable
 from training.monitor.runs import facts
+from training.watchdog import discovery
 
 GONE = 1 << 30  # no pid of this machine
 HERE = os.uname().nodename
@@ -71,7 +72,9 @@ def test_a_run_of_another_machine_without_a_supervisor(srun: Made) -> None:
     assert [(r["alive"], r["late"], r["step"]) for r in seen["ranks"]] == [(None, False, 101)] * 2
 
 
-def test_ranks_of_another_launcher_on_several_machines(tmp_path: Path) -> None:
+def test_ranks_of_another_launcher_on_several_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rank 0 on this machine, rank 1 on another one with a PID that does not exist here."""
     place = {"kind": "rank", "local_world_size": 1, "world_size": 2}
     here = {"pid": os.getpid(), "host": HERE}
@@ -80,12 +83,20 @@ def test_ranks_of_another_launcher_on_several_machines(tmp_path: Path) -> None:
     beats = [Heartbeat(made.run.heartbeat(0), 0), Heartbeat(made.run.heartbeat(1), 1, pid=GONE)]
     for beat in beats:
         beat.beat("forward")
+    looked, holds = [], discovery.holds
+    monkeypatch.setattr(
+        discovery, "holds", lambda pid, file: looked.append(pid) or holds(pid, file)
+    )
     assert [r["alive"] for r in ranks.read(made.plan, {}, made.at)] == [True, None]
     file = made.run.heartbeat(0)
     content = file.read_bytes()
     file.unlink()
     file.write_bytes(content)
     assert [r["alive"] for r in ranks.read(made.plan, {}, made.at)] == [True, None], "seen here"
+    assert looked == [os.getpid(), GONE], "once for each process"
+    monkeypatch.setattr(rank_states, "LOOK_S", 0.0)
+    ranks.read(made.plan, {}, made.at)
+    assert looked[2:] == [GONE]
 
 
 def test_a_resume_on_another_machine_before_its_first_step(srun: Made) -> None:

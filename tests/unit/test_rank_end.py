@@ -132,7 +132,7 @@ def test_a_rank_that_alone_rejects_its_input_reports_it(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(distributed, "is_first", lambda key: first)
     error = UserError(Problem("data.too_short", "planted", "more", ["command"]))
-    assert train._report(error, run, watched=watched) == Exit.CONFIG
+    assert train._report(error, run, plan, watched=watched) == Exit.CONFIG
     assert "planted" in run.rank_log(1).read_text()
     assert ("planted" in capfd.readouterr().err) == shown
     record = rank_end.report(run, plan, 1, Exit.CONFIG, 0)[1]
@@ -142,6 +142,27 @@ def test_a_rank_that_alone_rejects_its_input_reports_it(
         endings.report_end(run, plan, Outcome(), record, "")
         text = capfd.readouterr().err
         assert all(word in text for word in ("rank 1", socket.gethostname(), "planted", "command"))
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "reported", "shown"), [(1, False, False), (2, False, True), (2, True, False)]
+)
+def test_rank_0_reports_its_problem_although_a_rank_of_another_machine_was_first(
+    run: RunDir,
+    plan: Plan,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    nnodes: int,
+    reported: bool,
+    shown: bool,
+) -> None:
+    """The report of that one may not reach the console of rank 0."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(distributed, "is_first", lambda key: False)
+    plan["place"]["nnodes"] = nnodes
+    error = UserError(Problem("data.differs", "planted"), said_by_another=reported)
+    assert train._report(error, run, plan, watched=True) == Exit.CONFIG
+    assert ("planted" in capfd.readouterr().err) == shown
 
 
 def test_a_start_that_was_withdrawn_or_is_older_keeps_its_files(

@@ -291,6 +291,9 @@ def test_an_error_after_the_loss_of_a_peer_is_not_its_cause(run: RunDir) -> None
         ("SystemExit", "1", [LOST], 0),
         ("SystemExit", "143", [], 0),
         ("KeyboardInterrupt", "", [], 0),
+        ("SignalException", "Process 41 got signal: 15", [], 0),
+        ("RuntimeError", "DataLoader worker (pid 41) is killed by signal: Terminated. ", [], 0),
+        ("RuntimeError", "DataLoader worker (pid 41) is killed by signal: Killed. ", [], 1),
     ],
 )
 def test_the_cause_may_be_reported_after_the_loss_that_it_causes(

@@ -6,6 +6,7 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -21,12 +22,15 @@ from tests.unit.test_verdict_kernel import (
     run_with_pids,
 )
 from tests.unit.verdicts import plan, report_error, verdict
+from training.cli import draft
+from training.core.contracts.plan import Plan
 from training.core.rundir import RunDir, write_json
 from training.diagnose import result, signatures
 from training.host import kernel_log
 from training.host.kernel_log import KernelLog
 from training.host.xid_events import XidEvent
-from training.launcher import failed_gpus
+from training.launcher import failed_gpus, failure_report
+from training.launcher.outcome import Outcome
 from training.watchdog.rank_exit import RankExit
 
 # as an NVSwitch machine reports the end of rank 1 within a collective by NVLS
@@ -168,6 +172,32 @@ def test_the_rank_of_a_lost_gpu_is_blamed_not_its_peer_which_failed_first(
     assert record["log"] == str(run.rank_log(1))
     report_error(run, 0, "OSError", "[Errno 28] No space left on device", disk_full=True)
     assert verdict(failed(run, "", 1, guilty=(0, 1), here=(0, 1)))[0::2] == ("disk_full", 0)
+
+
+@pytest.mark.parametrize(
+    ("rank", "own", "lost", "lost_ranks"),
+    [(5, 1, 0, [5]), (1, 1, 0, [1]), (1, 4, 1, [1]), (5, 4, 1, None)],
+    ids=["own GPU", "own GPU, machine of rank 0", "all", "all of another machine"],
+)
+def test_a_rank_of_another_launcher_with_a_lost_gpu_is_blamed_itself(
+    run: RunDir,
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int,
+    own: int,
+    lost: int,
+    lost_ranks: list[int] | None,
+) -> None:
+    """8 ranks on two machines. `own`: number of GPUs that it sees."""
+    monkeypatch.setattr(failed_gpus, "lost", lambda *_: ("GPU is gone", (lost,)))
+    place = {"kind": "rank", "node_rank": 0, "nnodes": 1}
+    cards = [{"index": n, "uuid": f"GPU-{n}", "name": "Card"} for n in range(own)]
+    made = plan("cuda", place=place, ranks=8, local_ranks=4)
+    write_json(run.plan, made | {"schema_version": 1})
+    used = draft._planned(run, cast(Plan, made | {"gpus": cards}))
+    report_error(run, rank, "AcceleratorError", "CUDA error: unspecified launch failure")
+    record = failure_report.failure(Outcome(guilty=(rank, 1), here=(rank, 1)), run, used)
+    assert verdict(record) == ("gpu_hardware", "error", rank)
+    assert record.get("lost_ranks") == lost_ranks
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,33 @@ def test_a_rank_that_has_finished_early_is_reported_with_both_steps(tmp_path: Pa
 WARNED = "[W1128 19:42:14.052472738 ProcessGroupNCCL.cpp:1496] Warning: it was not destroyed\n"
 
 
+# further lines of torch's messages
+CUDA = """\
+Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/ for more information.
+CUDA kernel errors might be asynchronously reported at some other API call.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+
+Exception raised from c10_cuda_check_implementation at CUDAException.cpp:43 (first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x98 (0x7f in /env/libc10.so)
+"""
+NCCL = """\
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed.
+It can be also caused by unexpected exit of a remote peer.
+Last error:
+socketStartConnect: Connect to 10.0.0.2<41> failed : Software caused connection abort
+"""
+
+
 @pytest.mark.parametrize(
     ("printed", "found"),
     [
         (TRACEBACK, True),
         (TRACEBACK + WARNED + "\n", True),
+        (TRACEBACK + CUDA + NCCL, True),
+        (TRACEBACK + "".join(f"[rank1]: {line}\n" for line in CUDA.splitlines()), True),
         (TRACEBACK + "step 24 loss 0.4\n", False),
+        (TRACEBACK + NCCL + "step 24 loss 0.4\n", False),
         ("ValueError: planted\n", False),
         ("", False),
     ],

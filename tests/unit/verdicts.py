@@ -49,7 +49,7 @@ def plan(device: str = "cpu", **more: Any) -> dict[str, Any]:
         "launch": "0123456789abcdef",
         "ranks": 2,
         "local_ranks": 2,
-        "place": {"node_rank": 0, "nnodes": 1},
+        "place": {"kind": "local", "node_rank": 0, "nnodes": 1},
         "batch": {"device_sequences": 8, "seq_len": 32, "world_size": 2, "accumulation": 1},
         "device": {"value": device, "reason": ""},
         "gpus": [],

@@ -91,14 +91,23 @@ def _common_run(own: rundir.RunDir | None, world: World) -> rundir.RunDir:
         own.token(plan["launch"]).touch()
     known = json.loads(distributed.from_main("run", told))
     run, plan = rundir.RunDir(known["path"]), known["plan"]
-    if world.local_rank == 0 and not run.token(plan["launch"]).exists():
-        run.create()
+    if world.local_rank == 0 and not _is_common(run, plan):
         run.data.unlink(missing_ok=True)  # of an earlier start
         rundir.write_json(run.plan, {**plan, "shared": False})
     distributed.barrier("run directory")
     if own:
         own.remove_tokens(plan["launch"])
     return run
+
+
+def _is_common(run: rundir.RunDir, plan: Plan) -> bool:
+    """Does this machine see rank 0's run directory? Creates it if it does not."""
+    token = run.token(plan["launch"])
+    if token.exists():
+        return True
+    # An NFS client may remember that there was no such folder until it makes one.
+    run.create()
+    return token.exists()
 
 
 def _planned(run: rundir.RunDir, own: Plan) -> Plan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ RESOLVE_AFTER_S, FIRST_S, EVERY_S = 5.0, 25.0, 60.0  # to the first report of ea
 POLL_S, RETRY_S, CONNECT_S = 0.1, 0.5, 5.0
 SHOWN, MANY = 16, 64  # ranks
 GIVEN_UP, REPORTED, PRESENT = "joining/given_up", "joining/reported", "joining/present"
+ASKED, ANSWER = "joining/asked", "joining/answer"
 
 
 @dataclass
@@ -91,13 +93,24 @@ class Joining:
             log.warning(msg("launcher.nodes.waiting_why", what=what, waited=waited, why=why))
         time.sleep(min(RETRY_S, self.seconds - waited))
 
-    def wait_for_all(self, store: dist.Store) -> None:
-        """Wait until all ranks have entered themselves into the store. The first rank whose time is
-        over reports the others. Raises UserError, and
-        DistNetworkError if the store is gone."""
+    def wait_for_all(self, store: dist.Store) -> dist.Store:
+        """Wait until all ranks have entered themselves into the store, and return the part of it
+        that belongs to this attempt. The first rank whose time is over reports the others. Raises
+        UserError, and DistNetworkError if the store is gone."""
+        from torch.distributed import PrefixStore
+
+        from training.inspector import distributed
+
+        naming = None
+        if distributed.restarts_differ():
+            if self.rank == 0:
+                naming = Naming(store, self.size)
+            store = PrefixStore(naming.name if naming else self._name(store), store)
         keys = [f"{PRESENT}/{rank}" for rank in range(self.size)]
         store.set(keys[self.rank], "")
         while not store.check(keys):
+            if naming:
+                naming.answer()
             if store.check([GIVEN_UP]):
                 raise self._missing(store, keys, said_by_another=True)
             waited = time.monotonic() - self._began
@@ -109,6 +122,18 @@ class Joining:
             if waited >= self._next_s:
                 self._report(store, keys, waited)
             time.sleep(POLL_S * max(1.0, self.size / MANY))  # rank 0 answers all of them
+        return store
+
+    def _name(self, store: dist.Store) -> str:
+        """The name of this attempt from rank 0 (Naming). Raises UserError."""
+        word = uuid.uuid4().hex
+        store.set(f"{ASKED}/{self.rank}", word)
+        what = msg("cli.join.ranks", ranks="0", size=self.size)
+        text = msg("cli.join.absent", ranks="0", size=self.size, at=self.at, seconds=self.seconds)
+        over = Problem("ranks.missing", text, msg("cli.join.all_start"))
+        while not store.check([f"{ANSWER}/{word}"]):
+            self._wait(what, msg("cli.join.not_connected", at=self.at), over)
+        return store.get(f"{ANSWER}/{word}").decode()
 
     def _report(self, store: dist.Store, keys: list[str], waited: float) -> None:
         """Once for all ranks."""
@@ -130,6 +155,25 @@ class Joining:
         text = msg("cli.join.absent", ranks=ranks, size=self.size, at=self.at, seconds=self.seconds)
         problem = Problem("ranks.missing", text, msg("cli.join.all_start"))
         return UserError(problem, Exit.RESOURCES, said_by_another=said_by_another)
+
+
+class Naming:
+    """Rank 0's name of this attempt, in a store with the keys of earlier ones. It answers under a
+    word that only a rank of this attempt waits for."""
+
+    def __init__(self, store: dist.Store, size: int) -> None:
+        self.name = f"attempt/{uuid.uuid4().hex}"
+        self._store, self._size = store, size
+        self._answered: dict[int, str] = {}
+
+    def answer(self) -> None:
+        """Answer the ranks that have asked since the last call."""
+        for rank in range(1, self._size):
+            key = f"{ASKED}/{rank}"
+            word = self._store.get(key).decode() if self._store.check([key]) else ""
+            if word and word != self._answered.get(rank):
+                self._answered[rank] = word
+                self._store.set(f"{ANSWER}/{word}", self.name)
 
 
 def join(plan: Plan, place: Topology, environ: Mapping[str, str]) -> World:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.config.resolve import RESTARTED
 from training.core import find_run, log, rundir, standing
 from training.core.errors import UserError
 from training.core.jsonl import dig, items
@@ -30,14 +31,14 @@ def agent(environ: Mapping[str, str], parent: int) -> StarterRecord | None:
 def resume(
     script: str, args: list[str], environ: MutableMapping[str, str], agent: StarterRecord
 ) -> None:
-    """Set the variable for the run of the attempt before, unless the user names one."""
+    """Set the variables for the run of the attempt before, unless the user names one."""
     try:
         asked = cli_args.parse_args(script, args, environ)
     except UserError:  # reported with all other problems
         return
     run = None if asked.resolved.config.resume else _begun(asked.experiments, args, agent)
     if run:
-        environ[RESUME] = str(run.path)
+        environ.update({RESUME: str(run.path), RESTARTED: "1"})
         if environ.get("RANK") == "0":
             log.warning(msg("cli.restarted.resumes", name=run.name))
 

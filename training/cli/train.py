@@ -18,7 +18,7 @@ from training.core import heartbeat, log, messages, phase_timeouts, rundir
 from training.core.errors import EXIT_MEANING, Exit, NothingToDo, RunStopped, UserError
 from training.core.messages import msg
 from training.core.project import typed
-from training.host import process
+from training.host import placement, process
 from training.trainer import flight_recorder_server, worker
 from training.trainer.worker import SUPERVISED
 
@@ -77,7 +77,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
             log.report(error)
             return int(error.code)
         begins = _log_end(run)
-        code = _report(error, run, watched=watched)
+        code = _report(error, run, plan, watched=watched)
         if not watched:
             _end_alone(run, plan, code, ending, begins)
         if ending:
@@ -181,17 +181,18 @@ def _exit_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _report(error: UserError, run: rundir.RunDir, *, watched: bool) -> int:
+def _report(error: UserError, run: rundir.RunDir, plan: Plan, *, watched: bool) -> int:
     """Report an error of this rank, unless another one has reported its own, and record it. Returns
     the exit code. What other ranks than 0 print is not on the console of a supervisor, which
-    reports what they have recorded."""
+    reports what they have recorded. What those of another machine print and record may not reach
+    the one of rank 0, which reports its own error then."""
     from training.inspector import distributed
     from training.trainer import error_file, metrics_writer
 
     rank = _rank()
     first = not error.said_by_another and distributed.is_first("user_error")
     if rank == 0:
-        error.said_by_another = not first
+        error.said_by_another |= not first and placement.on_one_machine(plan["place"])
     else:
         host = socket.gethostname()
         error.problems = [

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
 
 PREFIX = "DUET_"
+RESTARTED = "DUET_RESTARTED"  # torchrun has started this rank again: DUET_RESUME is not the user's
 # Variables with the prefix that are not fields: internal communication and tests.
 INTERNAL = {
     *("DUET_ROOT", "DUET_PYTHON", "DUET_RUN_DIR", "DUET_LOG_FILE", "DUET_STORE_FD"),
     *("DUET_SCRIPT", "DUET_SUPERVISED", "DUET_TOKEN", "DUET_ATTEMPT", "DUET_NODE", "DUET_JOINS"),
-    *("DUET_DATA_FOLDER", "DUET_ACTIVE", DOCTOR, PROBLEMS, STARTED_AS),
+    *("DUET_OWN_DATA", "DUET_ACTIVE", RESTARTED, DOCTOR, PROBLEMS, STARTED_AS),
 }
 
 # Kubernetes sets these in every pod for each Service of the namespace, as for one named duet-…:

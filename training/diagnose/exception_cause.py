@@ -48,11 +48,13 @@ CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 # the rank's log may be more specific
 VAGUE = {cause_ids.UNKNOWN, cause_ids.RAISED, cause_ids.EXIT_STATUS}
 LEFT = "SystemExit"  # type in the error file of a script that called sys.exit
+BY_ELASTIC = "SignalException"  # of torchrun's handler
 # A process of mp.spawn has ended without an exception: it belongs to the rank, and is not its peer.
 EXITED = "ProcessExitedException"
 BY_SIGNAL = re.compile(r"terminated with signal (SIG\w+)")
 BUFFER = 16 << 10  # bytes that a process may still print after the traceback that ended it
 WORKER = "DataLoader worker"  # in torch's messages
+STOPPED_WORKER = re.compile(rf"{WORKER}.*(?:by signal: Terminated|exited unexpectedly)")
 OF_SOCKETS = (
     *("ConnectionRefusedError", "ConnectionResetError", "ConnectionAbortedError"),
     *("BrokenPipeError", "TimeoutError"),
@@ -299,7 +301,10 @@ def root(errors: Sequence[RankErrorRecord], rank: int | None) -> RankErrorRecord
 
 
 def _ended_by_request(error: ReportedError) -> bool:
-    """May a signal have ended it? torchrun sends SIGTERM to the ranks that are left."""
+    """May a signal have ended it, or its data-loader worker? torchrun sends SIGTERM to the ranks
+    that are left."""
+    if error["type"] == BY_ELASTIC or STOPPED_WORKER.search(error["message"]):
+        return True
     return error["type"] in (LEFT, KeyboardInterrupt.__name__) and not error.get("before")
 
 

@@ -68,10 +68,11 @@ def is_main_process() -> bool:
 def setup(
     device: str = "auto",
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    wait_for_all: Callable[[dist.Store], None] | None = None,
+    wait_for_all: Callable[[dist.Store], dist.Store] | None = None,
 ) -> World:
     """Join the process group. device: auto, cuda or cpu; timeout_s: limit of the rendezvous and of
-    each collective; wait_for_all: waits for the other ranks, by their store, instead of torch.
+    each collective; wait_for_all: waits for the other ranks, by their store, instead of torch, and
+    returns the part of it that belongs to this attempt.
 
     Raises torch.distributed.DistError if the rendezvous fails.
     """
@@ -93,7 +94,7 @@ def setup(
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     _store = _open_store(address, port, rank, size, limit, waits=wait_for_all is None)
     if wait_for_all:
-        wait_for_all(_store)
+        _store = wait_for_all(_store)
     backend = "nccl" if device == "cuda" else "gloo"
     prefixed = dist.PrefixStore("group", _store)
     dist.init_process_group(
@@ -123,10 +124,16 @@ def _agent_serves() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
+def restarts_differ() -> bool:
+    """Whether the store may have keys of earlier attempts, which each machine's agent has counted
+    for itself."""
+    return _agent_serves() and os.environ.get("GROUP_WORLD_SIZE") != "1"
+
+
 def _attempt() -> str | None:
-    """A name of this attempt that all ranks know; None: the store is of this attempt alone, or each
-    machine's agent has counted its own restarts, which may differ."""
-    common = _agent_serves() and os.environ.get("GROUP_WORLD_SIZE") == "1"
+    """A name of this attempt that all ranks know; None: the store is of this attempt alone, or
+    there is no common count."""
+    common = _agent_serves() and not restarts_differ()
     return f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if common else None
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from training.core import cause_ids
 from training.core.errors import Exit
 from training.diagnose import exception_cause as causes
+from training.host.placement import RANK
 from training.launcher import seats
 from training.launcher.outcome import Outcome
 from training.launcher.stop_report import stopped_early
@@ -27,8 +28,7 @@ def note(
 ) -> None:
     """Add them to the record. `lost`: positions in the plan; `line`: of the log, with the error."""
     rank = record["rank"]
-    if lost:
-        first = seats.ranks(plan).start
+    if lost and (first := _first_rank(plan, rank)) is not None:
         record["lost_ranks"] = [first + place for place in lost]
     if record["cause"] == cause_ids.CUDA_DEVICE_ASSERT and causes.suspects_gpu(own, line):
         record["suspect_gpu"] = True
@@ -66,9 +66,23 @@ def with_lost(
     full = own is not None and own["disk_full"]
     if len(places) != 1 or full or outcome.watched or (own and "process" in own):
         return None
-    gone = seats.ranks(plan).start + places[0]
+    first = _first_rank(plan, rank)
+    if first is None:
+        return None
+    gone = first + places[0]
     reports = () if outcome.finding else errors
     return None if gone == rank else (gone, next((e for e in reports if e["rank"] == gone), None))
+
+
+def _first_rank(plan: Plan, rank: int | None) -> int | None:
+    """The rank of the first planned GPU; None where it is unknown. `rank` of another launcher has
+    the plan of rank 0 with the GPUs that it sees itself: its own, or all of its machine."""
+    here = seats.ranks(plan)
+    if rank is None or plan["place"]["kind"] != RANK:
+        return here.start
+    if len(plan["gpus"]) == 1:
+        return rank
+    return here.start if rank in here else None
 
 
 def in_a_hurry(outcome: Outcome, plan: Plan, own: RankErrorRecord | None) -> bool:

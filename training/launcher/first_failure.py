@@ -150,11 +150,12 @@ class FirstFailure:
             return False
         left = error["type"] == LEFT and error["message"].isdecimal()
         status = int(error["message"]) & 0xFF if left else RANK_FAILED
-        outcome.guilty = outcome.here = (rank, Exit.RESOURCES if "stopped" in error else status)
+        outcome.guilty = outcome.here = (rank, error.get("exit_code", status))
         outcome.phases = self._state.phases()
-        self._state.best_effort(
-            msg("launcher.effort.report"), functools.partial(self._explain, *outcome.guilty)
-        )
+        if "rejected" not in error:  # that report is all
+            self._state.best_effort(
+                msg("launcher.effort.report"), functools.partial(self._explain, *outcome.guilty)
+            )
         self._record()
         return True
 

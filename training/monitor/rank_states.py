@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from training.monitor.history import History
 
 LATE_S = 30.0  # a rank whose heartbeat is older is marked late
+LOOK_S = 60.0  # between looks for the process of a rank, which reads all its mappings
 MOST_RANKS = 4096  # that a plan may list
 
 
@@ -41,6 +42,9 @@ class RankStates:
         self.run = run
         self._beats: dict[int, heartbeat.HeartbeatRecord] = {}
         self._here: dict[int, int] = {}  # PIDs on this machine, if the ranks are on several
+        # (PID, monotonic s) of the last look for one that has not been seen here: with thousands of
+        # ranks, most are elsewhere
+        self._looked: dict[int, tuple[int, float]] = {}
 
     def read(self, plan: Record | None, supervisor: Record, since: float) -> list[RankState]:
         """One entry for each rank, with or without a heartbeat. Those of an earlier start are
@@ -103,9 +107,16 @@ class RankStates:
         place = dig(plan, "place", "kind"), dig(plan, "place", "local_world_size")
         if place[0] != RANK or place[1] == dig(plan, "place", "world_size") or beat is None:
             return False
-        if discovery.holds(beat.pid, self.run.heartbeat(beat.rank)):
-            self._here[beat.rank] = beat.pid
-        return self._here.get(beat.rank) != beat.pid
+        if self._here.get(beat.rank) == beat.pid:
+            return False
+        now, (pid, at) = time.monotonic(), self._looked.get(beat.rank, (0, 0.0))
+        if pid == beat.pid and now - at < LOOK_S:
+            return True
+        self._looked[beat.rank] = beat.pid, now
+        if not discovery.holds(beat.pid, self.run.heartbeat(beat.rank)):
+            return True
+        self._here[beat.rank] = beat.pid
+        return False
 
     def _listed(self, plan: Record, supervisor: Record) -> dict[int, Listed]:
         """The ranks that the supervisors have started. The newest file counts: after the loss of a

@@ -170,7 +170,8 @@ def _look(
         )
         found = resume_run.find(wish, problems)
         resolved = found.resolved or resolved
-    start = init_from.find(resolved, experiments, found.run, problems)
+    again = resolve.RESTARTED in environ
+    start = init_from.find(resolved, experiments, found.run, problems, restarted=again)
     if start:
         given = (*file.values, *line.flags)
         below = {n: v for n, v in init_from.values(start, given).items() if n in fields}

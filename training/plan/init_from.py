@@ -31,14 +31,17 @@ def find(
     experiments: Path,
     resumed: rundir.RunDir | None,
     problems: list[Problem],
+    *,
+    restarted: bool,
 ) -> Weights | None:
     """The weights; None without --init_from, with a problem, or if a run with a checkpoint is
-    resumed. One without a checkpoint starts from the same file as before."""
+    resumed. One without a checkpoint starts from the same file as before. `restarted`: by torchrun,
+    with the flags of the first start."""
     config, origins = resolved.config, resolved.origins
     if not config.init_from:
         return None
     begun = bool(resumed and manifest.newest(resumed.checkpoints))
-    asked = origin.asked_for(origins["init_from"])
+    asked = origin.asked_for(origins["init_from"]) and not (restarted and resumed)
     if config.resume and asked and (begun or not resumed):
         problems.append(
             Problem(

@@ -44,6 +44,8 @@ class TaskSpec(ABC):
     unit: ClassVar[str] = "samples"  # unit of batch size and speed
     sizes: ClassVar[tuple[str, ...]]  # fields that determine its batch
     reads_text: ClassVar[bool] = False  # whether text must be prepared before the ranks train
+    # whether workers read the validation data, beside those of the epoch: no most_readers = 0
+    validation_workers: ClassVar[bool] = True
     total_follows: ClassVar[bool]  # total_batch_size follows from the ranks if not set
     fp8: ClassVar[bool] = False  # whether its model computes in fp8 if asked
     writes_text: ClassVar[bool] = False  # whether its model continues a prompt

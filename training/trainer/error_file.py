@@ -104,6 +104,7 @@ def note(run: rundir.RunDir, rank: int, error: UserError) -> None:
     else:
         facts = _facts(run, rank, error)
         facts["rejected"] = ["\n".join(problem.lines()) for problem in error.problems]
+    facts["exit_code"] = int(error.code)
     try:
         rundir.write_json(file, facts)
     except OSError as full:

@@ -3,12 +3,13 @@ data.json for the others."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 CACHE = WORK / "data"
-# Variable: the folder on a machine whose data.json names that of the machine that coordinates.
-FOLDER = "DUET_DATA_FOLDER"
+# Variable: the contents of data.json on a machine whose run directory has that of the machine that
+# coordinates.
+OWN = "DUET_OWN_DATA"
 SAY_EVERY_S = 5.0
 
 
@@ -101,9 +103,9 @@ def _publish(run: rundir.RunDir, plan: Plan, facts: Mapping[str, object]) -> Non
     """Write data.json, if the machine that coordinates does not write the same one."""
     place = plan["place"]
     if plan.get("shared", True) and place["node_rank"] != place.get("leader", 0):
-        os.environ[FOLDER] = str(facts.get("folder", ""))
+        os.environ[OWN] = json.dumps(facts)
     else:
-        os.environ.pop(FOLDER, None)
+        os.environ.pop(OWN, None)
         rundir.write_json(run.data, facts)
 
 
@@ -124,7 +126,7 @@ def _learned(run: rundir.RunDir, saved: rundir.RunDir, chosen: str) -> Path | No
 def published(run: rundir.RunDir) -> PreparedCorpus | None:
     """What prepare() published, or None while it is running. Raises UserError (already reported) if
     it failed."""
-    facts = rundir.read_json(run.data)
+    facts = _facts(run)
     if facts is None:
         return None
     if "failed" in facts:
@@ -132,16 +134,19 @@ def published(run: rundir.RunDir) -> PreparedCorpus | None:
     return _corpus(facts)
 
 
+def _facts(run: rundir.RunDir) -> dict[str, Any] | None:
+    own = os.environ.get(OWN)
+    return json.loads(own) if own else rundir.read_json(run.data)
+
+
 def _corpus(facts: Mapping[str, Any]) -> PreparedCorpus:
-    names = PreparedCorpus.__dataclass_fields__
-    data = PreparedCorpus(**{name: facts[name] for name in names})
-    return replace(data, folder=os.environ.get(FOLDER) or data.folder)
+    return PreparedCorpus(**{name: facts[name] for name in PreparedCorpus.__dataclass_fields__})
 
 
 def changed(run: rundir.RunDir) -> str:
     """The first shard of the run whose size changed: if truncated while ranks have it mapped, it
     kills them with SIGBUS."""
-    facts = rundir.read_json(run.data) or {}
+    facts = _facts(run) or {}
     if any(name not in facts for name in PreparedCorpus.__dataclass_fields__):
         return ""
     data = _corpus(facts)

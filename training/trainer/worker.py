@@ -8,19 +8,21 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import socket
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from training.core import crash_stacks, heartbeat, log, run_reader, rundir
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
-from training.host import allocator, gpus, process
+from training.host import allocator, gpus, placement, process
 from training.trainer import flight_recorder_server, memory_snapshot, power
 
 if TYPE_CHECKING:
     from training.core.contracts.events import StartLength
-    from training.core.contracts.plan import Plan
+    from training.core.contracts.plan import PlaceRecord, Plan
     from training.data.prepare import PreparedCorpus
     from training.inspector.distributed import World
 
@@ -172,7 +174,33 @@ def _data(run: rundir.RunDir, plan: Plan, world: World) -> PreparedCorpus | None
     while (data := prepared_cache.published(run)) is None:
         _prove_rank_0_lives()
         time.sleep(POLL_S)
-    return data
+    is_here = SUPERVISED in os.environ or placement.on_one_machine(plan["place"])
+    if is_here or Path(data.folder).exists():
+        return data
+    return _of_this_machine(run, plan, world)
+
+
+def _of_this_machine(run: rundir.RunDir, plan: Plan, world: World) -> PreparedCorpus | None:
+    """Data of a machine that has the run directory of rank 0, but not its prepared data: its first
+    rank prepares them for the others there."""
+    import torch.distributed as dist
+
+    from training.trainer import prepared_cache
+
+    store, key = dist.distributed_c10d._get_default_store(), f"data/{socket.gethostname()}"
+    if world.local_rank == 0:
+        heartbeat.current.beat("preparing data")
+        place = cast("PlaceRecord", {**plan["place"], "node_rank": -1})  # data.json is rank 0's
+        try:
+            return prepared_cache.prepare(run, {**plan, "place": place})
+        finally:
+            if prepared_cache.OWN in os.environ:
+                store.set(key, os.environ[prepared_cache.OWN])
+    while not store.check([key]):
+        _prove_rank_0_lives()
+        time.sleep(POLL_S)
+    os.environ[prepared_cache.OWN] = store.get(key).decode()
+    return prepared_cache.published(run)
 
 
 def _prove_rank_0_lives() -> None:

@@ -16,8 +16,13 @@ from training.watchdog.probes.stacks import Stack
 from training.watchdog.rank_exit import ERROR, RankExit
 
 READ_BYTES = 1 << 14  # from the last line of the traceback on
-# messages of torch at the exit of a process
-_OF_TORCH = re.compile(rb"(?:\[rank\d+\]:)?\[[WE][\d :.]*\w+\.cpp:\d+\]")
+_LAST_ERROR = b"Last error:"  # of NCCL, with the error on the next line
+# empty, torch's messages at the exit of a process, or further lines of its exceptions
+_OF_TORCH = re.compile(
+    rb"(?:\[rank\d+\]:)?\s*(?:$|\[[WE][\d :.]*\w+\.cpp:\d+\]|CUDA kernel errors might |Search for `"
+    rb"|For debugging consider |Compile with `TORCH_USE_CUDA_DSA|Device-side assert|nccl\w+: "
+    rb"|It can be also caused by |Exception raised from |frame #\d+: |" + _LAST_ERROR + rb")"
+)
 
 
 def is_over(found: HangFinding, ended: Collection[int]) -> bool:
@@ -46,4 +51,7 @@ def _is_end(log: Path, thrown: Traceback) -> bool:
             _, *after = file.read(READ_BYTES).splitlines() or [b""]
     except OSError:
         return False
-    return not any(line.strip() and not _OF_TORCH.match(line) for line in after)
+    return all(
+        _OF_TORCH.match(line) or _LAST_ERROR in before
+        for before, line in zip([b"", *after], after, strict=False)
+    )

@@ -88,6 +88,7 @@ class RankErrorRecord(ReportedError):
     file: NotRequired[str]  # absolute path, of an error of the operating system that has one
     stopped: NotRequired[str]  # message of a run that stopped itself
     rejected: NotRequired[list[str]]  # problems of the input that this rank alone reports
+    exit_code: NotRequired[int]  # of a rank that has stopped or rejected its input
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU had none left
     collective: NotRequired[dict[str, object]]  # the newest one: an entry of torch's recorder
     process: NotRequired[int]  # of mp.spawn in that rank, which raised it; not in the file

@@ -90,6 +90,12 @@ class PreflightContext:
     def workers(self) -> int:
         return self.request.config.num_workers if isinstance(self.request, Request) else 0
 
+    @property
+    def most_workers(self) -> int:
+        """Per rank, during a validation: those of the epoch keep their batches."""
+        more = isinstance(self.request, Request) and self.request.kind.validation_workers
+        return self.workers * (2 if more else 1)
+
 
 def at_every_start(facts: PreflightContext) -> list[Check]:
     """The checks of every start; milliseconds in total."""
@@ -125,9 +131,9 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
         checks.append(host_memory(room, estimate, request, smaller))
     cores = env_vars.cores_of_ranks(request.place, os.environ)
     checks.append(cpu(facts.workers, ranks, cores, request.command_with))
-    shm = shared_memory(facts.workers, ranks, nccl=facts.device == "cuda")
+    shm = shared_memory(facts.most_workers, ranks, nccl=facts.device == "cuda")
     checks += [shm] if shm else []
-    checks.append(open_files(facts.workers, ranks))
+    checks.append(open_files(facts.most_workers, ranks))
     checks.append(run_folder(request, step))
     another = ["--log_dir=/another/folder"]
     checks.append(folder("log", request.logs, 1 << 20, request.origins["log_dir"], another))

@@ -63,6 +63,7 @@ class GptSpec(TaskSpec):
     unit: ClassVar[str] = "tokens"
     sizes: ClassVar[tuple[str, ...]] = validation.SIZES
     reads_text: ClassVar[bool] = True
+    validation_workers: ClassVar[bool] = False
     total_follows: ClassVar[bool] = False
     fp8: ClassVar[bool] = True
     writes_text: ClassVar[bool] = True

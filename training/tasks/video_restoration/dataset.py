@@ -152,7 +152,7 @@ class Validation(Dataset[Sample]):
     """Whole clips, or their first test_num_frame frames. Clips differ in length and size: one per
     batch."""
 
-    most_readers = 1  # a clip may have gigabytes
+    most_readers = 0  # a clip may have gigabytes, which shared memory may not hold
 
     def __init__(self, options: Any) -> None:
         self.frames, self.limit = Frames(options, "val"), options.test_num_frame

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.config.loader import ConfigFile
 from training.config.schema import Config
@@ -48,6 +48,8 @@ def _by_data(fixes: Iterable[str]) -> list[str]:
 @dataclass(frozen=True)
 class VideoSpec(SampleSpec):
     """Frames in, frames out. Also accepts KAIR's option files as configs."""
+
+    validation_workers: ClassVar[bool] = False
 
     def check(
         self,
