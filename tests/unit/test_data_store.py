@@ -16,7 +16,7 @@ from training.core import manifest
 from training.core.errors import Exit, UserError
 from training.core.rundir import RunDir
 from training.data import tokenizer
-from training.data.prepare import PreparedCorpus, content
+from training.data.prepared_corpus import PreparedCorpus, content
 from training.trainer import prepared_cache
 
 Write = Callable[..., str]

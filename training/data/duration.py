@@ -10,7 +10,7 @@ from training.config.batch import Batch
 from training.config.schema import ENDLESS, FIELDS, Config
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.data.prepare import PreparedCorpus
+from training.data.prepared_corpus import PreparedCorpus
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ManifestRecord
