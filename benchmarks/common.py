@@ -14,7 +14,8 @@ from training.core.errors import UserError
 from training.core.messages import msg
 from training.data import corpus
 from training.data.corpus import CorpusSource
-from training.data.prepare import PreparedCorpus, ensure
+from training.data.prepare import ensure
+from training.data.prepared_corpus import PreparedCorpus
 from training.host import decisions
 from training.trainer.prepared_cache import CACHE
 

@@ -9,7 +9,8 @@ import pytest
 
 from training.core.errors import Exit, Problem, UserError
 from training.data.corpus import CorpusSource, find
-from training.data.prepare import PreparedCorpus, ensure
+from training.data.prepare import ensure
+from training.data.prepared_corpus import PreparedCorpus
 from training.data.tokenizer_base import BOS
 
 

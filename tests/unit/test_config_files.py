@@ -319,6 +319,19 @@ def test_a_file_beside_a_missing_one_is_suggested(write: Write) -> None:
     assert refused("smalll.json").fixes == ["--config=small.py"]
 
 
+def test_a_program_is_not_suggested(write: Write) -> None:
+    write("train.py", "import torch\n")
+    assert "--config=train.py" not in refused("trainn.py").fixes
+
+
+def test_a_valid_config_is_read_alone(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(path: Path) -> list[Path]:
+        raise AssertionError(path)
+
+    monkeypatch.setattr("training.config.loader._beside", listed)
+    assert values(write("c.py", "depth = 1\n")) == {"depth": 1}
+
+
 def test_a_suggested_config_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = [Path("/a b/quickstart.py")]
     monkeypatch.setattr("training.config.loader._ready", lambda folder: ready)

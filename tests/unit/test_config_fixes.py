@@ -33,8 +33,8 @@ def test_zero_is_suggested_with_its_meaning() -> None:
 @each(
     ("name", "text", "fixes"),
     [
-        ("num_iterations", "1e99", ["999999999"]),
-        ("num_epochs", "1000000000", ["999999999"]),
+        ("num_iterations", "1e99", ["1000000000"]),
+        ("num_epochs", "1000000001", ["1000000000"]),
         ("gradient_compression", "fp8", ["none"]),
         ("gradient_compression", "bf61", ["bf16"]),
         ("deterministic", "maybe", ["false"]),

@@ -165,7 +165,7 @@ def test_every_group_is_used() -> None:
     ("name", "text"),
     [
         ("depth", "a whole number from 1 to 256 (blocks)"),
-        ("num_iterations", "a whole number from 0 to 999999999, or auto (steps)"),
+        ("num_iterations", "a whole number from 0 to 1000000000, or auto (steps)"),
         ("weight_decay", "a number from 0 to 1"),
         ("persistent_workers", "true or false"),
         ("device", "one of auto, cuda, cpu (all ranks)"),

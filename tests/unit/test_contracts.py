@@ -16,7 +16,7 @@ from training.core import codes, manifest, run_reader, rundir, standing
 from training.core.contracts import events, kinds, plan, run_files, state
 from training.core.errors import Exit, UserError
 from training.data.duration import TrainingLength
-from training.data.prepare import PreparedCorpus
+from training.data.prepared_corpus import PreparedCorpus
 from training.host import gpus
 from training.host.env_vars import Variable
 from training.host.placement import Topology

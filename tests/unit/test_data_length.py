@@ -15,7 +15,7 @@ from training.config.batch import Batch, split
 from training.config.schema import Config
 from training.core.errors import Exit, UserError
 from training.data.duration import UNLIMITED, TrainingLength, of_text, plan_length
-from training.data.prepare import PreparedCorpus
+from training.data.prepared_corpus import PreparedCorpus
 
 
 def data(tokens: int) -> PreparedCorpus:

@@ -22,7 +22,7 @@ from training.config.batch import Batch
 from training.core.errors import Exit, UserError
 from training.data.loader import Batches
 from training.data.permutation import EpochPermutation, digest
-from training.data.prepare import PreparedCorpus
+from training.data.prepared_corpus import PreparedCorpus
 from training.data.token_dataset import TokenDataset, arrive, dataset, pair
 
 SEQ = 8

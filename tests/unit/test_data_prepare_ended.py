@@ -19,6 +19,7 @@ from tests.unit.corpora import made, source
 from training.core.errors import Exit, UserError
 from training.data import prepare, work_folders
 from training.data.prepare import ensure
+from training.data.prepared_corpus import own_copy
 
 Write = Callable[..., str]
 
@@ -84,7 +85,8 @@ def test_a_folder_that_cannot_be_read_is_refused_before_any_work(
     (problem,) = caught.value.problems
     assert (problem.code, caught.value.code) == ("data.unreadable", Exit.RESOURCES)
     assert str(folder) in problem.what and folder.owner() in problem.what
-    assert bool(problem.fixes) == (error == errno.EACCES)
+    commands = [f"chmod -R a+rX {folder}   # as {folder.owner()}", own_copy()]
+    assert problem.fixes == (commands if error == errno.EACCES else [])
     assert prepare.TOKENIZING not in seen
 
 

@@ -20,6 +20,7 @@ from tests.unit.corpora import documents, made, shard, source
 from training.core import file_lock
 from training.data import prepare
 from training.data.prepare import ensure
+from training.data.prepared_corpus import PreparedCorpus
 
 Write = Callable[..., str]
 
@@ -302,7 +303,7 @@ def test_two_runs_prepare_the_same_without_common_locks(
     def first_shards() -> list[Path]:
         return [path for path in cache.glob("*/*_00000.bin") if path.parent.name[0] != "."]
 
-    finished: list[prepare.PreparedCorpus | None] = []
+    finished: list[PreparedCorpus | None] = []
     inodes: list[int] = []
     monkeypatch.setattr(file_lock.fcntl, "flock", flock)
     first = ensure(source("corpus"), "text", cache, other)

@@ -20,7 +20,7 @@ from training.core.contracts.plan import Plan
 from training.core.errors import Exit, UserError
 from training.core.rundir import RunDir
 from training.data import tokenizer
-from training.data.prepare import PreparedCorpus, content
+from training.data.prepared_corpus import PreparedCorpus, content
 from training.inspector.distributed import World
 from training.trainer import prepared_cache, worker
 

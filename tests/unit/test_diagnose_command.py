@@ -118,6 +118,22 @@ def test_all_unreadable_paths_are_reported_at_once(
     )
 
 
+def test_a_missing_log_is_answered_with_a_similar_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "EXPERIMENTS", tmp_path / "experiments")
+    (tmp_path / "train.log").write_text("step 1")
+    assert command.main([str(tmp_path / "tarin.log")]) == 2
+    error = capsys.readouterr().err
+    assert f"./duet diagnose {tmp_path / 'train.log'}\n" in error
+    assert "./duet diagnose --help\n" in error
+    (tmp_path / "experiments/run1").mkdir(parents=True)
+    (tmp_path / "experiments/run1/plan.json").write_text("{}")
+    assert command.main(["rnu1"]) == 2
+    error = capsys.readouterr().err
+    assert "./duet diagnose run1\n" in error and "--help" not in error
+
+
 @pytest.mark.parametrize(("words", "part"), [(["--jsn"], "./duet diagnose --json\n")])
 def test_a_wrong_option_is_reported(
     words: list[str], part: str, capsys: pytest.CaptureFixture[str]

@@ -18,7 +18,7 @@ from training.config.batch import Batch
 from training.config.schema import Config
 from training.core import heartbeat
 from training.core.rundir import write_json
-from training.data.prepare import PreparedCorpus
+from training.data.prepared_corpus import PreparedCorpus
 from training.data.tokenizer_base import BOS
 from training.inspector.distributed import World
 from training.tasks.gpt.model import GPT, MemorySavings

@@ -44,6 +44,14 @@ def test_the_note_names_only_values_that_stay(home: Path, write: Write) -> None:
     assert found.config.num_iterations > 100 and "num_iterations" not in found.notes[0]
 
 
+def test_a_run_without_an_end_is_resumed(home: Path) -> None:
+    """Earlier versions had no limit."""
+    make_run(home / "experiments", "r1", num_iterations=10**45, num_epochs=10**10)
+    config = ask("--resume=r1").config
+    assert (config.num_iterations, config.num_epochs) == (10**9, 10**9)
+    assert only(wrong("--resume=r1", "--num_iterations=1000000001")).field == "num_iterations"
+
+
 def test_ways_to_name_the_run_to_resume(home: Path, tmp_path: Path) -> None:
     experiments = home / "experiments"
     make_run(experiments, "old", depth=3)

@@ -15,7 +15,8 @@ from training.config.schema import FIELDS, Config
 from training.core import manifest, rundir
 from training.core.errors import Problem, UserError
 from training.data.corpus import CorpusSource
-from training.data.prepare import PreparedCorpus, content, ensure
+from training.data.prepare import ensure
+from training.data.prepared_corpus import PreparedCorpus, content
 from training.data.tokenizer import identity
 from training.plan import resume_checks
 from training.tasks.custom import CustomSpec

@@ -273,6 +273,12 @@ def test_a_run_that_another_process_trains_is_refused(tmp_path: Path) -> None:
     assert raised.value.problems[0].code == "sweep.running"
 
 
+def test_without_any_sweep_the_help_is_suggested(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        sweep_dir.find("absent", tmp_path, str)
+    assert raised.value.problems[0].fixes == ["./duet sweep --help"]
+
+
 @each(
     "words, code",
     [

@@ -22,6 +22,7 @@ Exit codes: 0 diagnosed, with any result; 2 unreadable log or invalid option;
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -33,6 +34,7 @@ from training.core import args, find_run, log, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import WORK, typed
+from training.core.suggest import suggest
 from training.diagnose import bundle, card, source
 from training.diagnose.result import diagnose
 from training.host import program
@@ -135,9 +137,22 @@ def _logs(wanted: DiagnoseOptions) -> list[Path | None]:
             )
         return [newest.path]
     paths = [None if word == "-" else Path(word) for word in words]
-    if problem := source.missing([path for path in paths if path]):
+    if problem := source.missing([path for path in paths if path], _near):
         raise problem
     return paths
+
+
+def _near(path: Path) -> list[str]:
+    """The commands for the run or the file beside it with a similar name, and for the newest run,
+    instead of a path that does not exist."""
+    runs = [folder.name for _, folder in sorted(find_run.planned(EXPERIMENTS), reverse=True)]
+    there = list[str]()
+    with contextlib.suppress(OSError):
+        there = os.listdir(path.parent)
+    similar = suggest(path.name, runs)[:1]
+    similar += [str(path.with_name(name)) for name in suggest(path.name, there)[:1]]
+    other = msg("core.find_run.newest", newest=COMMAND) if runs else f"{COMMAND} --help"
+    return [*map(ASKER.command, similar), other]
 
 
 def _run(word: str) -> str:

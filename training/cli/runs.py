@@ -77,27 +77,19 @@ def options(argv: list[str], root: Path = WORK) -> RunsOptions:
     )
     if chosen.help:
         return chosen
-    chosen.archives = [Path(word) for word in line.words if find_run.is_archive(Path(word))]
+    archives = [word for word in line.words if find_run.is_archive(Path(word))]
+    chosen.archives = [Path(word) for word in archives]
     known = functools.cache(lambda: _option_names(chosen))
-    words = [word for word in line.words if Path(word) not in chosen.archives]
-    named, wrong = terms.read(words, COMMAND, known)
-    problems += wrong
-    # conditions may be typed without --filter
-    chosen.names = [term for term in named if not term.compare]
-    chosen.terms, wrong = terms.read([values.get("filter") or ""], COMMAND, known)
-    chosen.terms += [term for term in named if term.compare]
-    problems += wrong
     chosen.states = line.choices("state", facts.STATES)
-    if values.get("sort"):
-        chosen.sort = values["sort"]
-        problems += terms.wrong_column(chosen.sort, COMMAND, known)
+    chosen.sort = terms.read_sort(line, known)
+    chosen.names, chosen.terms = terms.read(line, known, archives)
     if values.get("dir") and not find_run.is_folder(chosen.dir):
         problems.append(
             Problem(
                 "runs.no_folder",
                 msg("cli.runs.no_folder", folder=chosen.dir),
                 msg("cli.runs.folder_allowed"),
-                [COMMAND],
+                [line.again(dir=None)],
                 "dir",
             )
         )

@@ -8,8 +8,9 @@ import json
 import operator
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from training.core import suggest
 from training.core.errors import Problem
 from training.core.jsonl import Record
 from training.core.messages import msg
+from training.core.project import ENTRYPOINT
 
 # Allowed arithmetic, as in `total_batch_size = 2 * device_batch_size * max_seq_len`. Without power
 # and shift, which can produce a number that fills the memory.
@@ -74,28 +76,25 @@ def load(path: Path) -> tuple[Values, list[Problem]]:
 
 def _text(path: Path) -> tuple[str, list[Problem]]:
     allowed = msg("config.loader.allowed_file") + ", ".join(map(str, _ready("dual_gpu")))
-    hint = [f"--config={shlex.quote(str(p))}" for p in near(path)]
     # os.path, since Path raises for names that the file system rejects.
     if os.path.isdir(path):
-        inside = [
-            f"--config={shlex.quote(str(p))}"
-            for p in sorted([*path.glob("[a-z]*.py"), *path.glob("*.json")])[:4]
-        ]
+        inside = sorted([*path.glob("[a-z]*.py"), *path.glob("*.json")])[:4]
         return "", [
             Problem(
                 "config.is_folder",
                 msg("config.loader.is_folder", path=path),
                 allowed,
-                inside or hint,
+                _as_flags(inside or near(path)),
             )
         ]
     if not os.path.exists(path):
         ready = [p for p in _ready("dual_gpu") if p.stem == QUICKSTART]
-        hint = hint or [f"--config={shlex.quote(str(p))}" for p in ready]
+        hint = _as_flags(near(path) or ready)
         return "", [
             Problem("config.missing", msg("config.loader.missing", path=path), allowed, hint)
         ]
     if path.suffix not in (".py", ".json"):
+        hint = _as_flags(near(path))
         return "", [Problem("config.suffix", msg("config.loader.suffix", path=path), allowed, hint)]
     try:
         return path.read_text(encoding="utf-8-sig"), []
@@ -109,14 +108,23 @@ def _text(path: Path) -> tuple[str, list[Problem]]:
         ]
 
 
+def _as_flags(paths: Iterable[Path]) -> list[str]:
+    return [f"--config={shlex.quote(str(path))}" for path in paths]
+
+
 def near(path: Path) -> list[Path]:
     """Suggested config files for a path that is not one: a missing suffix, or the (misspelled) name
     of a file beside it or of a provided config."""
     known = [Path(f"{path}{suffix}") for suffix in (".py", ".json")]
     there = [p for p in known if os.path.isfile(p)]  # noqa: PTH113 – Path.is_file raises for names that the file system rejects
-    named = [p for p in _ready("*") if path.name in (p.name, p.stem)]
-    spelled = [*_spelled(path, _beside(path)), *_spelled(path, _ready("*"))]
-    return list(dict.fromkeys(there or named[:1] or spelled[:1]))
+    if there:
+        return there
+    ready = _ready("*")
+    if named := [p for p in ready if path.name in (p.name, p.stem)]:
+        return named[:1]
+    # a file, not the path itself, as a dangling link
+    beside = (p for p in _spelled(path, _beside(path)) if p.is_file())
+    return list(islice(chain(beside, _spelled(path, ready)), 1))
 
 
 def _spelled(path: Path, known: list[Path]) -> list[Path]:
@@ -125,14 +133,14 @@ def _spelled(path: Path, known: list[Path]) -> list[Path]:
 
 
 def _beside(path: Path) -> list[Path]:
-    """The files in its folder that may be configs; none for a single word: it may be a number."""
+    """What is in its folder and may be a config; nothing for a single word: it may be a number."""
     if not path.suffix and path.parent == Path():
         return []
     try:
-        files = sorted(p for p in path.parent.iterdir() if p.suffix in (".py", ".json"))
-        return [p for p in files if p.is_file()]  # not the path itself, as a dangling link
+        there = sorted(path.parent.iterdir())
     except (OSError, ValueError):
         return []
+    return [p for p in there if p.suffix in (".py", ".json") and p.name != ENTRYPOINT]
 
 
 def _ready(folder: str) -> list[Path]:

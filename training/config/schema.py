@@ -72,7 +72,9 @@ GROUPS = {
 }
 
 
-MOST_STEPS = 10**9 - 1  # the next number is that of a run that only the time ends
+# Steps of a run that only the time ends: a number, so that the schedule needs no other case. Users
+# write it too.
+ENDLESS = 10**9
 AUTO = ("auto",)
 Known = Mapping[str, "Field[Any]"]  # fields by name: FIELDS, or those of another task
 
@@ -209,7 +211,7 @@ class Config:
         "parameter of the model",
         unit="steps",
         low=0,
-        high=MOST_STEPS,
+        high=ENDLESS,
         words=AUTO,  # replaced before the plan is made (training.plan.length)
     )
     tokens_per_param: float = option(
@@ -228,7 +230,7 @@ class Config:
         "stop after this many passes over the data; 0: no limit, or one pass without another limit",
         unit="epochs",
         low=0,
-        high=MOST_STEPS,
+        high=ENDLESS,
     )
     max_time: float = option(
         0.0,

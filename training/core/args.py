@@ -26,7 +26,7 @@ class Flag:
     """`read` converts text to a value and raises ValueError; None: a switch. `allowed`: valid
     values, as shown in errors; `near`: suggested replacements for an invalid value; `fixes`: other
     commands that help; `bare`: the value of a flag without one (None: a value is required);
-    `empty`: whether an empty text is a value."""
+    `empty`: whether an empty text is a value; `repeated`: whether suggestions keep the flag."""
 
     read: Callable[[str], Any] | None = None
     allowed: str = ""
@@ -34,6 +34,7 @@ class Flag:
     bare: Any = None
     fixes: tuple[str, ...] = ()
     empty: bool = False
+    repeated: bool = True
 
 
 SWITCH, TEXT = Flag(), Flag(str)
@@ -104,7 +105,8 @@ def is_whole(text: str) -> bool:
 @dataclass
 class Args:
     """`values`: flag name with underscores → value; `words`: positional arguments; `written`: flag
-    → as typed into a shell, without invalid values that have no suggestion."""
+    → as typed into a shell, without invalid values that have no suggestion and without flags that
+    are not repeated."""
 
     values: dict[str, Any] = field(default_factory=dict)
     words: list[str] = field(default_factory=list)
@@ -123,6 +125,10 @@ class Args:
         parts = [self.command, shlex.join(self.words), self.flags(**changes)]
         return " ".join(filter(None, parts))
 
+    def correct(self, flag: str, text: str) -> None:
+        """Suggestions have this value of the flag."""
+        self.written[flag] = f"--{flag}={shlex.quote(text)}"
+
     def choices(self, flag: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
         """Comma-separated words of a flag; a problem for each that is not allowed."""
         text = self.values.get(flag) or ""
@@ -131,7 +137,7 @@ class Args:
         near = [suggest(word, list(allowed))[:1] if word in wrong else [word] for word in words]
         right = ",".join(dict.fromkeys(word for found in near for word in found))
         if wrong and right:
-            self.written[flag] = f"--{flag}={right}"
+            self.correct(flag, right)
         self.problems += [
             Problem(
                 "flag.value",
@@ -193,7 +199,7 @@ def parse(
             equals, value = "=", rest.pop(0)
         typed.append((start, name, meant, value if equals else None))
     for start, name, _, text in typed:
-        right = _right(flags[name], text) if name else None
+        right = _right(flags[name], text) if name and flags[name].repeated else None
         if right is not None:
             args.written[name.replace("-", "_")] = start + right
     given = dict[str, str | None]()

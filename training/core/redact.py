@@ -32,7 +32,10 @@ API_KEY = re.compile(r"(^|[_-])(api[_-]?key|auth)([_-]|$)", re.IGNORECASE)
 SETTING = re.compile(
     r"true|false|auto|default|[+-]?\d{1,5}(\.\d{1,4})?(e[+-]?\d{1,2})?", re.IGNORECASE
 )
-WORD = re.compile(r"[^\W\d]*\d{0,4}[^\W\d]?")  # imagenet21k, camera2, 2024
+# imagenet21k, camera2, 2024, 336px, conv2d, 1x1, 512x512
+WORD = re.compile(r"[^\W\d]*\d{0,5}(?:[^\W\d]|px|bit|d[^\W\d]*|x\d{1,4}|x[a-z]+)?")
+NAME = re.compile(r"[A-Z]?[a-z]{2,}")
+COMPOUND = re.compile(r"\d{0,4}[^\W\d]{0,8}\d{0,4}[^\W\d]{0,8}")  # 4xRGB16bit, x4plus
 SECRET_VALUE = re.compile(
     r"""^[0-9a-f]{40}$                                        # a W&B key of the older form
     | ^(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_]{32,}$            # long, letters and digits, no path
@@ -90,9 +93,15 @@ def _has_form(value: str) -> bool:
 
 def _is_random(value: str) -> bool:
     """Long, and neither a path nor made of words and numbers, as `<extra_id_99>` is."""
-    parts = re.split(r"[\W_]+", value)
-    words = value.startswith(("/", "~", "./", "../")) or all(map(WORD.fullmatch, parts))
-    return len(value) >= 12 and not words
+    parts = [part for part in re.split(r"[\W_]+", value) if part]
+    path = value.startswith(("/", "~", "./", "../")) or ("/" in value and _are_names(parts))
+    return len(value) >= 12 and not path and not all(map(WORD.fullmatch, parts))
+
+
+def _are_names(parts: list[str]) -> bool:
+    """Whether half of the parts are plain words and the others short, as in `data/4xRGB16bit`."""
+    known = all(WORD.fullmatch(part) or COMPOUND.fullmatch(part) for part in parts)
+    return known and 2 * sum(map(bool, map(NAME.fullmatch, parts))) >= len(parts)
 
 
 def shown(name: str, value: str) -> str:

@@ -118,6 +118,6 @@ def find(
             "sweep.missing",
             msg("core.sweep.missing", wanted=wanted, folder=experiments / SWEEPS),
             ", ".join(there[:6]),
-            list(map(again, near)),
+            [again(name) for name in near] or [f"{COMMAND} --help"],
         )
     )

@@ -7,16 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from training.config.batch import Batch
-from training.config.schema import FIELDS, MOST_STEPS, Config
+from training.config.schema import ENDLESS, FIELDS, Config
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.data.prepare import PreparedCorpus
+from training.data.prepared_corpus import PreparedCorpus
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ManifestRecord
 
-# Steps of a run that only the time ends: a number, so that the schedule needs no other case.
-UNLIMITED = MOST_STEPS + 1
+UNLIMITED = ENDLESS
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def plan_length(
     if config.num_epochs or not limits:
         more = max(1, config.num_epochs) - epoch  # this one and those not started
         limits.append(step + (left + (more - 1) * steps if more > 0 else 0))
-    total = min(*limits, MOST_STEPS)  # a greater number would need a limit of time
+    total = min(*limits, UNLIMITED - 1)  # a greater number would need a limit of time
     return TrainingLength(total, steps, epoch + 1 + -(-max(0, total - step - left) // steps))
 
 

@@ -11,29 +11,26 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
-import shlex
 import shutil
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from training.core import file_lock, log, rundir, units
-from training.core.errors import Exit, Problem, UserError
+from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.data import corpus, shards, tokenizer, tokenizer_base, work_folders
 from training.data.corpus import CorpusSource
+from training.data.prepared_corpus import FORMAT, SHARD_TOKENS, PreparedCorpus, existing
 from training.data.readers import DocumentPart, documents
 from training.data.shards import Writer
-from training.data.tokenizer_base import BOS, BYTES, PADDED_VOCAB, Tokenizer
+from training.data.tokenizer_base import BYTES, Tokenizer
 
-FORMAT = 3
-SHARD_TOKENS = 1 << 27
 # One document in twenty is for validation; if that share is out of range (few documents or a huge
 # one), the last twentieth of all tokens.
 VALIDATION_ONE_IN = 20
@@ -51,54 +48,6 @@ TOKENIZING, CHECKING, LEARNING, MERGING = "tokenizing", "checking", "learning", 
 
 def silent(what: str, done: int, total: int) -> None:
     """Progress callback that ignores its arguments."""
-
-
-@dataclass(frozen=True)
-class PreparedCorpus:
-    """A corpus on disk, in tokens. `vocab`: embedding rows of the model, the tokenizer's ids and
-    padding."""
-
-    folder: str
-    name: str
-    documents: int
-    train_tokens: int
-    val_tokens: int
-    tokenizer: str = (
-        BYTES  # a description; training.data.tokenizer.for_corpus() loads the tokenizer
-    )
-    vocab: int = PADDED_VOCAB
-    token_bytes: int = 2
-    bos: int = BOS
-    shard_tokens: int = SHARD_TOKENS
-    # of text, without separators; converts a loss in nats per token to bits per byte
-    bytes_per_token: float = 1.0
-
-    @property
-    def train(self) -> list[Path]:
-        return self._paths("train")
-
-    @property
-    def val(self) -> list[Path]:
-        return self._paths("val")
-
-    def sizes(self, part: str) -> list[int]:
-        """Tokens of each shard of "train" or "val"."""
-        return shards.sizes(
-            self.train_tokens if part == "train" else self.val_tokens, self.shard_tokens
-        )
-
-    def _paths(self, part: str) -> list[Path]:
-        return [Path(self.folder, name) for name in shards.names(part, len(self.sizes(part)))]
-
-
-def content(data: PreparedCorpus) -> str:
-    """One checksum of all tokens, independent of folder and source files."""
-    files = (rundir.read_json(Path(data.folder, "index.json")) or {"files": {}})["files"]
-    return hashlib.sha256(
-        json.dumps(
-            {n: f["sha256"] for n, f in files.items() if n.endswith(".bin")}, sort_keys=True
-        ).encode()
-    ).hexdigest()
 
 
 def fingerprint(
@@ -149,14 +98,14 @@ def ensure(
     work_folders.remove_abandoned(cache)
     before = corpus.states(source)
     folder = folder_of(source, text_field, cache, chosen, vocab_size)
-    found, _ = _existing(folder, progress)
+    found, _ = existing(folder, partial(progress, CHECKING))
     if found:
         return found
     cache.mkdir(parents=True, exist_ok=True)
     # of two runs at once, the second waits and finds the corpus prepared
     waits = partial(log.info, msg("data.prepare.waits", name=source.name))
     with file_lock.alone(cache / f".{folder.name}.lock", waits) as locked:
-        found, damage = _existing(folder, progress)
+        found, damage = existing(folder, partial(progress, CHECKING))
         if found:
             return found
         if damage:
@@ -183,68 +132,10 @@ def _published(work: Path, folder: Path, progress: Progress) -> PreparedCorpus |
         except OSError as error:
             if error.errno not in TAKEN:
                 raise
-        if found := _existing(folder, progress)[0]:
+        if found := existing(folder, partial(progress, CHECKING))[0]:
             return found
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)  # a damaged one
-
-
-def _existing(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, str]:
-    """(the intact corpus, or None; what is damaged, or ""). Raises UserError if it may not be
-    read."""
-    if not folder.exists():
-        return None, ""
-    try:
-        return _verified(folder, progress)
-    except OSError as error:
-        raise _unreadable(folder, error) from None
-
-
-def _verified(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, str]:
-    try:
-        index = json.loads((folder / "index.json").read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
-        index = None
-    try:
-        if not index or index["format"] != FORMAT:
-            return None, msg("data.prepare.index_damaged")
-        facts = {name: index[name] for name in PreparedCorpus.__dataclass_fields__}
-        prepared = PreparedCorpus(**facts | {"folder": str(folder)})
-        expected = {
-            path.name: size * prepared.token_bytes
-            for part in ("train", "val")
-            for path, size in _shards(prepared, part)
-        }
-        if any(index["files"][name]["bytes"] != size for name, size in expected.items()):
-            return None, msg("data.prepare.index_inconsistent")
-        damage = shards.damage(
-            folder, index["files"], lambda done, total: progress(CHECKING, done, total)
-        )
-    except (KeyError, TypeError, AttributeError):
-        return None, msg("data.prepare.index_damaged")
-    return (None, damage) if damage else (prepared, "")
-
-
-def _unreadable(folder: Path, error: OSError) -> UserError:
-    try:
-        owner = folder.owner()
-    except (KeyError, OSError):  # a user that this machine does not know
-        owner = "?"
-    what = msg("data.prepare.unreadable", folder=folder, owner=owner, strerror=error.strerror)
-    fixes = [f"chmod -R a+rX {shlex.quote(str(folder))}"]
-    problem = Problem(
-        "data.unreadable",
-        what,
-        msg("data.prepare.readable"),
-        fixes if isinstance(error, PermissionError) else [],
-    )
-    return UserError(problem, Exit.RESOURCES)
-
-
-def _shards(prepared: PreparedCorpus, part: str) -> Iterator[tuple[Path, int]]:
-    yield from zip(
-        prepared.train if part == "train" else prepared.val, prepared.sizes(part), strict=True
-    )
 
 
 def _write(

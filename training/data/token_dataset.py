@@ -17,7 +17,7 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.data.batch_dataset import BatchDataset
 from training.data.permutation import Ints
-from training.data.prepare import PreparedCorpus
+from training.data.prepared_corpus import PreparedCorpus
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # inputs and targets, int64
 

@@ -34,7 +34,7 @@ from training.data.tokenizer_base import (
 )
 
 if TYPE_CHECKING:
-    from training.data.prepare import PreparedCorpus
+    from training.data.prepared_corpus import PreparedCorpus
 
 _TIKTOKEN_LINES = re.compile(
     rb"(?:[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n)*(?:[A-Za-z0-9+/]+={0,2} [0-9]+)?"

@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -250,8 +250,9 @@ def _is_text(path: Path) -> bool:
     )
 
 
-def missing(paths: list[Path]) -> UserError | None:
-    """All unreadable paths in one error; None if there are none."""
+def missing(paths: list[Path], near: Callable[[Path], list[str]]) -> UserError | None:
+    """All unreadable paths in one error; None if there are none. `near`: commands for a missing
+    one."""
     problems = []
     for path in paths:
         if not path.exists():
@@ -260,6 +261,7 @@ def missing(paths: list[Path]) -> UserError | None:
                     "log.missing",
                     msg("diagnose.source.missing", path=path),
                     msg("diagnose.source.allowed"),
+                    near(path),
                 )
             )
         elif not os.access(path, os.R_OK):

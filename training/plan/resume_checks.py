@@ -17,7 +17,7 @@ from training.core import manifest, rundir, standing
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.data import duration, tokenizer, tokenizer_base
-from training.data.prepare import PreparedCorpus, content
+from training.data.prepared_corpus import PreparedCorpus, content
 from training.plan import exchange
 from training.tasks.spec import TaskSpec
 

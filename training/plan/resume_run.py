@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import tasks
 from training.config import flags, loader, resolve
-from training.config.schema import FIELDS, Known, of_the_run
+from training.config.schema import ENDLESS, FIELDS, Known, of_the_run
 from training.core import find_run, manifest, run_reader, rundir, standing, suggest, units
 from training.core.errors import Problem, UserError
 from training.core.find_run import LATEST
@@ -209,9 +209,16 @@ def _known_plan(run: rundir.RunDir) -> Plan | None:
 
 def _merge(wish: ResumeRequest, run: rundir.RunDir, plan: Plan) -> Found:
     origin = msg("plan.resume.origin", name=run.name)
-    known = {n: (v, origin) for n, v in plan["config"].items() if n in FIELDS and of_the_run(n)}
+    config = {**plan["config"], **_length(plan["config"])}
+    known = {n: (v, origin) for n, v in config.items() if n in FIELDS and of_the_run(n)}
     known |= {n: (v, origin) for n, v in tasks.task_of(plan)["options"].items()}
     return Found(known, run, wish.merged(known, wish.fields, run))
+
+
+def _length(config: Mapping[str, Any]) -> dict[str, int]:
+    """The length of a run, which had no limit in earlier versions."""
+    found = {name: config.get(name) for name in ("num_iterations", "num_epochs")}
+    return {name: min(n, ENDLESS) for name, n in found.items() if isinstance(n, int)}
 
 
 def _finished(wish: ResumeRequest, found: Found) -> finished.Finished | None:

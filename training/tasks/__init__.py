@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.core.contracts.plan import Plan, TaskRecord
-    from training.data.prepare import PreparedCorpus
+    from training.data.prepared_corpus import PreparedCorpus
     from training.tasks.base import Task
     from training.tasks.trained import Trained
 

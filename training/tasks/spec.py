@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import Plan, TaskFields, TaskRecord
     from training.core.contracts.run_files import ManifestRecord
-    from training.data.prepare import PreparedCorpus
+    from training.data.prepared_corpus import PreparedCorpus
     from training.tasks.base import Task
     from training.tasks.trained import Trained
     from training.tasks.weights import Weights

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -19,17 +18,17 @@ from training.config.schema import FIELDS, Config
 from training.core import log, manifest, rundir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.core.project import ROOT, WORK
+from training.core.project import WORK
 from training.data import corpus, duration, optional_deps, tokenizer, tokenizer_base
 from training.data.prepare import (
     CHECKING,
     LEARNING,
     MERGING,
     TOKENIZING,
-    PreparedCorpus,
     ensure,
     folder_of,
 )
+from training.data.prepared_corpus import PreparedCorpus, own_copy
 from training.plan import corrections, resume_checks
 
 if TYPE_CHECKING:
@@ -81,10 +80,7 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
     except OSError as error:
         _publish(run, plan, {"failed": int(Exit.RESOURCES)})
         what = msg("trainer.data.unwritable", cache=cache, strerror=error.strerror)
-        own = msg(
-            "trainer.data.own_copy", project=shlex.quote(str(ROOT)), name=shlex.quote(ROOT.name)
-        )
-        fixes = [own] if isinstance(error, PermissionError) else []
+        fixes = [own_copy()] if isinstance(error, PermissionError) else []
         raise UserError(
             Problem("data.unwritable", what, msg("trainer.data.folder_wanted"), fixes),
             Exit.RESOURCES,

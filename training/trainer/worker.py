@@ -23,7 +23,7 @@ from training.trainer import flight_recorder_server, memory_snapshot, power
 if TYPE_CHECKING:
     from training.core.contracts.events import StartLength
     from training.core.contracts.plan import PlaceRecord, Plan
-    from training.data.prepare import PreparedCorpus
+    from training.data.prepared_corpus import PreparedCorpus
     from training.inspector.distributed import World
 
 

@@ -35,7 +35,8 @@ FLAGS = {
     "older_than": args.Flag(_age, msg("monitor.runs.duration"), lambda text: ["30d"]),
     "filter": args.TEXT,
     "dir": args.TEXT,
-    "yes": args.SWITCH,
+    # what a suggestion selects is listed first
+    "yes": args.Flag(repeated=False),
     "dry_run": args.SWITCH,
     "json": args.SWITCH,
     "help": args.SWITCH,
@@ -74,19 +75,14 @@ def parse(argv: list[str], root: Path = WORK) -> CleanOptions:
     if options.help:
         return options
     known = functools.cache(lambda: facts.option_names(options.dir))
-    named, wrong = terms.read(line.words, COMMAND, known)
-    options.names = [term for term in named if not term.compare]
-    problems += wrong
-    options.terms, wrong = terms.read([values.get("filter") or ""], COMMAND, known)
-    options.terms += [term for term in named if term.compare]
-    problems += wrong
+    given = [("", word) for word in line.words]
+    given += [(flag, values[flag]) for flag in ("state", "filter") if flag in values]
     options.states = line.choices("state", CLEANABLE)
     options.what = line.choices("what", PARTS)
+    options.names, options.terms = terms.read(line, known)
     if values.get("keep"):
         problems += _keep(options, values["keep"])
         options.what = tuple({**dict.fromkeys(options.what), CHECKPOINTS: None})
-    given = [("", word) for word in line.words]
-    given += [(flag, values[flag]) for flag in ("state", "filter") if flag in values]
     problems += [_empty(flag, text) for flag, text in given if _has_gap(text)]
     problems += _incomplete(options, line)
     if values.get("dir") and not find_run.is_folder(options.dir):
@@ -101,7 +97,7 @@ def _has_gap(text: str) -> bool:
     """Whether a name or condition between commas is empty, as from a variable that is not set. It
     would select every run."""
     parts = [part.strip() for part in text.split(",")]
-    empty = {term.key for term in terms.read(parts, COMMAND, list)[0] if term.value == ""}
+    empty = {term.key for term in terms.parsed(text) if term.value == ""}
     return not all(parts) or any(not _is_text(key) for key in empty)
 
 
@@ -149,7 +145,8 @@ def _incomplete(options: CleanOptions, line: args.Args) -> list[Problem]:
             Problem("clean.what", msg("cli.clean.no_what"), msg("cli.clean.what_allowed"), fixes)
         ]
     chosen = options.names or options.terms or options.states or options.older_s is not None
-    wrong = typed and line.problems  # a condition that has a problem of its own
+    # a condition, or what may be one, has a problem of its own
+    wrong = (typed and line.problems) or any(p.code == "flag.unknown" for p in line.problems)
     if RUNS in options.what and not chosen and not wrong:
         fixes = [f"--state={DAMAGED},{EMPTY}", f"{line.again()} NAME"]
         return [

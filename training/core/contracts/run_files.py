@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class DataRecord(TypedDict, total=False):
-    """data.json: the prepared text (training.data.prepare.PreparedCorpus) and the resulting length
-    of the training."""
+    """data.json: the prepared text (training.data.prepared_corpus.PreparedCorpus) and the resulting
+    length of the training."""
 
     failed: int  # exit code of a failed preparation; the other fields are missing
     folder: str

@@ -7,10 +7,10 @@ import fnmatch
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
-from training.core import units
+from training.core import args, units
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.core.suggest import suggest
@@ -39,6 +39,7 @@ COLUMNS: dict[str, Callable[[RunFacts], object]] = {
     "size": lambda run: run.bytes,
 }
 WORDS = ("name", "state", "task")
+FILTER = "filter"  # the flag
 # Names of the options that the runs have, such as those of a user's task file. Called only for a
 # name that is neither a column nor a field, since all plans are read for it.
 Options = Callable[[], Collection[str]]
@@ -81,27 +82,76 @@ def number(text: str, key: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def read(texts: Sequence[str], again: str, options: Options) -> tuple[list[Term], list[Problem]]:
-    """The conditions of `texts`, each of which may hold several, separated by commas. `again`: the
-    command, for suggestions."""
-    terms, problems = list[Term](), list[Problem]()
-    for text in (part.strip() for whole in texts for part in whole.split(",")):
-        if not text:
-            continue
-        found = re.fullmatch(_TERM, text)
-        term = Term(*found.groups()) if found else Term("name", "", text)
-        terms.append(term)
-        problems += _wrong(term, text, again, options)
-    return terms, problems
+def parsed(text: str) -> list[Term]:
+    """The names and conditions of a text, separated by commas."""
+    return [_term(part) for part in _parts(text)]
 
 
-def _wrong(term: Term, text: str, again: str, options: Options) -> list[Problem]:
+def read(
+    line: args.Args, options: Options, others: Collection[str] = ()
+) -> tuple[list[Term], list[Term]]:
+    """The names and the conditions of a command line; these need no --filter. `others`: words that
+    are neither. Adds the problems to the line, and corrects its words for suggestions."""
+    texts: dict[int | str, str] = {n: w for n, w in enumerate(line.words) if w not in others}
+    names = [term for text in texts.values() for term in parsed(text)]
+    conditions = [term for term in names if term.compare]
+    texts[FILTER] = line.values.get(FILTER) or ""
+    wrong = list[tuple[int | str, Problem]]()
+    for place, text in texts.items():
+        problems, right = _problems(text, options)
+        wrong += [(place, problem) for problem in problems]
+        if problems:
+            _put(line, place, right)
+    for place, problem in wrong:  # each suggestion has the corrections of all others
+        fixes = [_again(line, place, text) for text in problem.fixes]
+        line.problems.append(replace(problem, fixes=fixes))
+    return [term for term in names if not term.compare], [*parsed(texts[FILTER]), *conditions]
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _term(text: str) -> Term:
+    found = re.fullmatch(_TERM, text)
+    return Term(*found.groups()) if found else Term("name", "", text)
+
+
+def _problems(text: str, options: Options) -> tuple[list[Problem], str]:
+    """The problems of a text, with corrected texts as fixes; the text with the first of each."""
+    parts = _parts(text)
+    wrong = [(n, one) for n, part in enumerate(parts) for one in _wrong(part, options)]
+    for n, problem in wrong:
+        parts[n] = next(iter(problem.fixes), parts[n])
+    whole = [
+        replace(one, fixes=[",".join([*parts[:n], fix, *parts[n + 1 :]]) for fix in one.fixes])
+        for n, one in wrong
+    ]
+    return whole, ",".join(parts)
+
+
+def _put(line: args.Args, place: int | str, text: str) -> None:
+    """Replace a positional word or the value of a flag."""
+    if isinstance(place, int):
+        line.words[place] = text
+    else:
+        line.correct(place, text)
+
+
+def _again(line: args.Args, place: int | str, text: str) -> str:
+    changed = replace(line, words=[*line.words], written={**line.written})
+    _put(changed, place, text)
+    return changed.again()
+
+
+def _wrong(text: str, options: Options) -> list[Problem]:
+    """The problem of one condition; the fixes are other conditions."""
+    term = _term(text)
     if not term.compare:
         return []
     key, compare, value = term.key, term.compare, term.value
     if not _is_known(key, options):
-        near = suggest(key, _known(options))
-        fixes = [f"{again} --filter='{one}{compare}{value}'" for one in near]
+        fixes = [f"{one}{compare}{value}" for one in suggest(key, _known(options))]
         allowed = msg("monitor.runs.keys", columns=", ".join(COLUMNS))
         return [
             Problem(
@@ -109,12 +159,12 @@ def _wrong(term: Term, text: str, again: str, options: Options) -> list[Problem]
             )
         ]
     if key == "state" and compare in _TEXT and not any(map(_glob(value), STATES)):
-        fixes = [f"{again} --filter=state={s}" for s in suggest(value, list(STATES))[:1]]
+        fixes = [f"state{compare}{s}" for s in suggest(value, list(STATES))[:1]]
         what = msg("monitor.runs.no_state", value=value, text=text)
         return [Problem("runs.filter", what, ", ".join(STATES), fixes)]
     if key in WORDS and compare not in _TEXT:
         what = msg("monitor.runs.no_order", key=key, text=text)
-        return [Problem("runs.filter", what, "=, !=", [f"{again} --filter='{key}={value}'"])]
+        return [Problem("runs.filter", what, "=, !=", [f"{key}={value}"])]
     is_number = key in COLUMNS and key not in WORDS
     if (is_number or compare not in _TEXT) and number(value, key) is None:
         what = msg("monitor.runs.no_number", value=value, text=text)
@@ -165,18 +215,22 @@ def _order(value: object) -> tuple[int, float, str]:
     return (0, value, "") if isinstance(value, (int, float)) else (1, 0.0, str(value))
 
 
-def wrong_column(column: str, again: str, options: Options) -> list[Problem]:
-    """The problem with an unknown --sort."""
+def read_sort(line: args.Args, options: Options) -> str:
+    """The column of --sort. Adds a problem with an unknown one to the line, and corrects it for
+    other suggestions."""
+    column = line.values.get("sort") or ""
     key = column.removeprefix("-")
-    if _is_known(key, options):
-        return []
-    near = suggest(key, _known(options)) or ["age"]
-    return [
+    if not column or _is_known(key, options):
+        return column
+    near = [column[: -len(key)] + one for one in suggest(key, _known(options)) or ["age"]]
+    line.correct("sort", near[0])
+    line.problems.append(
         Problem(
             "flag.value",
             msg("core.args.is", name="sort", text=column),
             msg("monitor.runs.columns", columns=", ".join(COLUMNS)),
-            [f"{again} --sort={column[: -len(key)]}{one}" for one in near],
+            [f"--sort={one}" for one in near],
             "sort",
         )
-    ]
+    )
+    return column

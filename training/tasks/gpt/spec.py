@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import Plan, TaskFields
     from training.core.contracts.run_files import ManifestRecord
-    from training.data.prepare import PreparedCorpus
+    from training.data.prepared_corpus import PreparedCorpus
     from training.tasks.base import Task
     from training.tasks.gpt.trained import TrainedGpt
     from training.tasks.memory import StepNeeds

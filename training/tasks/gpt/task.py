@@ -17,7 +17,7 @@ from training.config.schema import Config
 from training.core import heartbeat, metric_units, units
 from training.core.messages import msg
 from training.data import token_dataset
-from training.data.prepare import PreparedCorpus, content
+from training.data.prepared_corpus import PreparedCorpus, content
 from training.data.token_dataset import Pair, TokenDataset
 from training.data.tokenizer import for_corpus as tokenizer_of
 from training.data.tokenizer import identity
