@@ -86,9 +86,9 @@ def planned(asked: argparse.Namespace) -> plan.Plan:
     )
 
 
-def published() -> list[str]:
-    """The table of docs/performance.md."""
-    words = ["--baseline=nanochat", "--precision=bf16", "--table", f"--results={PUBLISHED}"]
+def published(baseline: str) -> list[str]:
+    """A table of docs/performance.md."""
+    words = [f"--baseline={baseline}", "--precision=bf16", "--table", f"--results={PUBLISHED}"]
     asked = arguments(words)
     return table.lines(asked.results, planned(asked))
 

@@ -38,6 +38,7 @@ OF_SAMPLES = {"samples", "samples_per_s"}
 OF_A_LOG = {"scope", "told_every_s", "tokens_per_s_of"}
 OF_FEWER = {"elastic", "lost", "planned_ranks"}  # of --min_ranks
 OF_ANOTHER_MACHINE = {"shared"}
+OF_A_LAUNCHER = {"agents", "submission"}  # torchrun, SLURM
 OF_FEWER_RESTARTS = {"ranks", "lost", "back", "expected_slowdown"}
 OF_A_SCRIPT = {"output_age_s", "last_line", "cpu_percent", "rss_bytes", "gpu_bytes"}
 OF_TIME = {"used_s"}  # of --max_time
@@ -65,6 +66,7 @@ def test_the_files_of_a_recovered_run_match_the_contracts(once: Callable[..., La
     run = once("./train_dual_gpu_enhanced.sh", CONFIG, **settings).run
     made = rundir.read_json(run.plan) or {}
     rare = {"script", "init_from"} | OF_GPUS | OF_A_CONFIG | OF_FEWER | OF_ANOTHER_MACHINE
+    rare |= OF_A_LAUNCHER
     assert differs(made, plan.Plan, rare) == set()
     assert {
         name: found

@@ -156,7 +156,7 @@ def test_a_problem_of_another_rank_than_0_is_reported(
     assert run.wait() == 2
     assert (run.failure["rank"], run.failure["cause"]) == (1, "config_error")
     (problem,) = run.failure["rejected"]
-    assert problem.startswith("rank 1 on ") and problem in run.output
+    assert problem["text"].startswith("rank 1 on ") and problem["text"] in run.output
 
 
 @pytest.mark.parametrize(

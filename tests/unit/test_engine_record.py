@@ -284,7 +284,16 @@ def test_a_user_error_in_the_middle_of_training_closes_the_trackers(
     monkeypatch.setattr(worker, "planned", lambda _: {})
     monkeypatch.setattr(train, "_meet", lambda *_: None)
     monkeypatch.setattr(worker, "live", live)
-    assert train.main([], {VARIABLE: str(run.path), worker.SUPERVISED: "1"}) == Exit.CONFIG
+    left = list[int]()
+
+    def leave(_: RunDir, code: int) -> None:
+        left.append(code)
+        raise SystemExit(code)
+
+    monkeypatch.setattr(train, "_leave", leave)
+    with pytest.raises(SystemExit):
+        train.main([], {VARIABLE: str(run.path), worker.SUPERVISED: "1"})
+    assert left == [Exit.CONFIG]
     assert sink.end == End(Exit.CONFIG)
 
 

@@ -386,7 +386,7 @@ def test_a_rank_that_has_rejected_its_input_but_cannot_exit(
     assert outcome.guilty == outcome.here == (0, Exit.CONFIG)
     record = failure_report.failure(outcome, run, PLAN)
     assert (record["cause"], record["exit_code"]) == ("config_error", Exit.CONFIG)
-    assert "planted" in record["rejected"][0] and "planted" not in capfd.readouterr().err
+    assert "planted" in record["rejected"][0]["text"] and "planted" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("may_end", [True, False])

@@ -85,7 +85,7 @@ def report_end(
         return
     if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):
         # rank 0 reports its own
-        if problems := [Problem("", text) for text in record.get("rejected", ())]:
+        if problems := [Problem(one["code"], one["text"]) for one in record.get("rejected", ())]:
             console.report(UserError(problems, Exit(code)), msg("launcher.end.ended"))
         return
     console.error(

@@ -103,7 +103,9 @@ def note(run: rundir.RunDir, rank: int, error: UserError) -> None:
         facts["stopped"] = str(error)
     else:
         facts = _facts(run, rank, error)
-        facts["rejected"] = ["\n".join(problem.lines()) for problem in error.problems]
+        facts["rejected"] = [
+            {"code": one.code, "text": "\n".join(one.lines())} for one in error.problems
+        ]
     facts["exit_code"] = int(error.code)
     try:
         rundir.write_json(file, facts)

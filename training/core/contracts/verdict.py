@@ -73,6 +73,13 @@ class KernelRecord(TypedDict):
     reason: NotRequired[str]
 
 
+class RejectedRecord(TypedDict):
+    """A problem of the input."""
+
+    code: str  # training.core.codes
+    text: str  # its lines, as printed
+
+
 class RankErrorRecord(ReportedError):
     """ranks/rank<r>.error.json: the exception that ended a rank, written by the rank itself
     (training.trainer.error_file, lib/run_script.py). `type` is SystemExit if a script called
@@ -87,7 +94,7 @@ class RankErrorRecord(ReportedError):
     disk_full: bool
     file: NotRequired[str]  # absolute path, of an error of the operating system that has one
     stopped: NotRequired[str]  # message of a run that stopped itself
-    rejected: NotRequired[list[str]]  # problems of the input that this rank alone reports
+    rejected: NotRequired[list[RejectedRecord]]  # what this rank alone reports
     exit_code: NotRequired[int]  # of a rank that has stopped or rejected its input
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU had none left
     collective: NotRequired[dict[str, object]]  # the newest one: an entry of torch's recorder
@@ -139,7 +146,7 @@ class FailureRecord(EndRecord):
     lost: NotRequired[list[LostRank]]  # before this failure, of a run with --min_ranks
     figures: NotRequired[PrintedFigures]  # of a user script, as in its summary
     suspect_gpu: NotRequired[bool]  # a defective GPU of `rank` may be the cause
-    rejected: NotRequired[list[str]]  # problems of the input that another rank than 0 has reported
+    rejected: NotRequired[list[RejectedRecord]]  # reported by another rank than 0
     blocked: NotRequired[str]  # ranks that even SIGKILL does not end, on one of several machines
     worker: NotRequired[bool]  # a data-loader worker of `rank` lacked memory, not the rank itself
     oom_kill: NotRequired[bool]  # the kernel killed the rank, or a process below it, for memory
