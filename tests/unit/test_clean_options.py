@@ -33,6 +33,10 @@ def test_an_empty_variable_does_not_select_every_run(tmp_path: Path, given: str)
         (["--what=runs", "--older_than=-1d", "--yes"], ["--what=runs --older_than=30d"]),
         (["--what=runs", "--yes"], ["--what=runs --state=damaged,empty", "--what=runs NAME"]),
         (["--what=runs", "--stat=failed", "--yes"], ["--what=runs --state=failed"]),
+        (
+            ["--what=runs", "--older_then=30d", "los<2"],
+            ["'los<2' --what=runs --older_than=30d", "'loss<2' --what=runs --older_than=30d"],
+        ),
         (["exp_*", "--yes"], ["'exp_*' --keep=last,best", "'exp_*' --what=runs"]),
         (["--keep=first", "--yes"], ["--keep=last,best"]),
         (["--what=logs", "--yes=1"], ["--what=logs --yes"]),

@@ -6,12 +6,14 @@ import errno
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
 import pytest
 import torch.distributed as dist
 
+from tests.conftest import wait_until
 from training.cli import joining
 from training.cli.joining import EVERY_S, FIRST_S, RESOLVE_AFTER_S, Joining
 from training.core.errors import Exit, UserError
@@ -183,10 +185,42 @@ def test_ranks_of_several_agents_agree_on_a_name_of_each_attempt(
         assert second.get("main/run").decode() == third.get("main/run").decode() == attempt
 
 
-def test_rank_0_that_does_not_name_the_attempt(
-    clock: Clock, warnings: list[tuple[float, str]], monkeypatch: pytest.MonkeyPatch
+def test_a_rank_that_waits_follows_rank_0_into_its_next_attempt(
+    agent: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With a static rendezvous, other machines do not start their ranks again."""
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    monkeypatch.setattr(joining, "ASK_S", 0.1)
+
+    def waits(number: int) -> dist.Store:
+        way = Joining("127.0.0.1", agent.port, number, 2, 30.0, True)
+        return way.wait_for_all(opened(agent, number, waits=False))
+
+    dead, store = joining.Naming(agent, 2), opened(agent, 0, waits=False)
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(waits, 1)
+        wait_until(lambda: store.check([f"{joining.ASKED}/1"]), 10, "rank 1 has asked")
+        dead.answer()
+        key = f"{dead.name}/{joining.PRESENT}/1"
+        wait_until(lambda: store.check([key]), 10, "rank 1 waits in an attempt that has ended")
+        first, second = pool.submit(waits, 0).result(), other.result()
+    first.set("main/run", "found")
+    assert second.get("main/run").decode() == "found"
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_rank_0_that_does_not_name_the_attempt(
+    clock: Clock,
+    warnings: list[tuple[float, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    reports: bool,
+) -> None:
+    """One rank of each machine reports it."""
     monkeypatch.setattr(distributed, "restarts_differ", lambda: True)
-    found, text, _ = code(rank(1).wait_for_all, cast("Any", Store()))
-    assert found == "ranks.missing" and "rank 0 of 4" in text
-    assert [at for at, _ in warnings] == [FIRST_S, FIRST_S + EVERY_S]
+    way = replace(rank(1), reports=reports)
+    with pytest.raises(UserError) as raised:
+        way.wait_for_all(cast("Any", Store()))
+    assert raised.value.said_by_another != reports
+    (problem,) = raised.value.problems
+    assert problem.code == "ranks.missing" and "rank 0 of 4" in problem.what
+    assert [at for at, _ in warnings] == ([FIRST_S, FIRST_S + EVERY_S] if reports else [])

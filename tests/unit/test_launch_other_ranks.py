@@ -142,3 +142,20 @@ def test_caught_exceptions_of_another_rank_are_one_warning(
     assert [(e["code"], e["rank"]) for e in events] == [("warning.exception_caught", 1)] * warned
     shown = capsys.readouterr().err
     assert shown.count("ValueError: bad sample 17") == shown.count(str(run.rank_log(1))) == warned
+
+
+def test_an_exception_of_a_data_loader_worker_is_counted_once() -> None:
+    """In torch's words."""
+    others = OtherRanks()
+    caught = "ValueError: Caught ValueError in DataLoader worker process 0."
+    original = "Original Traceback (most recent call last):\n  File\nValueError: planted\n"
+    others.add(1, thrown(caught) + original.encode(), first=False)
+    assert others.exceptions() == [(1, 1, caught.encode())]
+
+
+def test_a_traceback_with_a_prefix_on_each_line_is_shown_as_it_is() -> None:
+    others = OtherRanks()
+    prefix = b"W1130 12:00:00.000000 7 convert_frame.py:900] [0/0] "
+    lines = thrown("OSError: read").splitlines(keepends=True)
+    others.add(1, b"".join(prefix + line for line in lines), first=False)
+    assert others.exceptions() == []

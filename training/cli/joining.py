@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 RESOLVE_AFTER_S, FIRST_S, EVERY_S = 5.0, 25.0, 60.0  # to the first report of each kind, and others
 POLL_S, RETRY_S, CONNECT_S = 0.1, 0.5, 5.0
+ASK_S = 2.0  # between two questions for the name of the attempt
 SHOWN, MANY = 16, 64  # ranks
 GIVEN_UP, REPORTED, PRESENT = "joining/given_up", "joining/reported", "joining/present"
 ASKED, ANSWER = "joining/asked", "joining/answer"
@@ -83,11 +84,11 @@ class Joining:
             return msg("launcher.nodes.cannot_reach", why=why)
         return ""
 
-    def _wait(self, what: str, why: str, over: Problem) -> None:
-        """`over`: the error when the time is over."""
+    def _wait(self, what: str, why: str, over: Problem, *, once: bool = False) -> None:
+        """`over`: the error when the time is over; `once`: on each machine."""
         waited = time.monotonic() - self._began
         if waited >= self.seconds:
-            raise UserError(over, Exit.RESOURCES)
+            raise UserError(over, Exit.RESOURCES, said_by_another=once and not self.reports)
         if self.reports and waited >= self._next_s:
             self._next_s = waited + EVERY_S
             log.warning(msg("launcher.nodes.waiting_why", what=what, waited=waited, why=why))
@@ -101,16 +102,23 @@ class Joining:
 
         from training.inspector import distributed
 
-        naming = None
+        naming, asking = None, None
         if distributed.restarts_differ():
             if self.rank == 0:
                 naming = Naming(store, self.size)
-            store = PrefixStore(naming.name if naming else self._name(store), store)
+                name = naming.name
+            else:
+                asking = Asking(store, self.rank)
+                name = self._name(asking)
+            store = PrefixStore(name, store)
         keys = [f"{PRESENT}/{rank}" for rank in range(self.size)]
         store.set(keys[self.rank], "")
         while not store.check(keys):
             if naming:
                 naming.answer()
+            elif asking and (name := asking.renamed()):  # only rank 0's machine starts again
+                store = PrefixStore(name, asking.store)
+                store.set(keys[self.rank], "")
             if store.check([GIVEN_UP]):
                 raise self._missing(store, keys, said_by_another=True)
             waited = time.monotonic() - self._began
@@ -124,16 +132,14 @@ class Joining:
             time.sleep(POLL_S * max(1.0, self.size / MANY))  # rank 0 answers all of them
         return store
 
-    def _name(self, store: dist.Store) -> str:
-        """The name of this attempt from rank 0 (Naming). Raises UserError."""
-        word = uuid.uuid4().hex
-        store.set(f"{ASKED}/{self.rank}", word)
+    def _name(self, asking: Asking) -> str:
+        """The name of this attempt from rank 0. Raises UserError."""
         what = msg("cli.join.ranks", ranks="0", size=self.size)
         text = msg("cli.join.absent", ranks="0", size=self.size, at=self.at, seconds=self.seconds)
         over = Problem("ranks.missing", text, msg("cli.join.all_start"))
-        while not store.check([f"{ANSWER}/{word}"]):
-            self._wait(what, msg("cli.join.not_connected", at=self.at), over)
-        return store.get(f"{ANSWER}/{word}").decode()
+        while not (name := asking.renamed()):
+            self._wait(what, msg("cli.join.not_connected", at=self.at), over, once=True)
+        return name
 
     def _report(self, store: dist.Store, keys: list[str], waited: float) -> None:
         """Once for all ranks."""
@@ -155,6 +161,29 @@ class Joining:
         text = msg("cli.join.absent", ranks=ranks, size=self.size, at=self.at, seconds=self.seconds)
         problem = Problem("ranks.missing", text, msg("cli.join.all_start"))
         return UserError(problem, Exit.RESOURCES, said_by_another=said_by_another)
+
+
+class Asking:
+    """A rank's questions for the name of the attempt. It asks again: the machine of rank 0 alone
+    may start its ranks again, and they have another name."""
+
+    def __init__(self, store: dist.Store, rank: int) -> None:
+        self.store, self._rank = store, rank
+        self._name = self._word = ""
+        self._next = 0.0
+
+    def renamed(self) -> str:
+        """The name, if it is a new one; otherwise empty."""
+        if self._word and self.store.check([f"{ANSWER}/{self._word}"]):
+            name, before = self.store.get(f"{ANSWER}/{self._word}").decode(), self._name
+            self._name, self._word = name, ""
+            self._next = time.monotonic() + ASK_S
+            if name != before:
+                return name
+        if not self._word and time.monotonic() >= self._next:
+            self._word = uuid.uuid4().hex
+            self.store.set(f"{ASKED}/{self._rank}", self._word)
+        return ""
 
 
 class Naming:

@@ -198,10 +198,10 @@ def parse(
         ):
             equals, value = "=", rest.pop(0)
         typed.append((start, name, meant, value if equals else None))
-    for start, name, _, text in typed:
-        right = _right(flags[name], text) if name and flags[name].repeated else None
-        if right is not None:
-            args.written[name.replace("-", "_")] = start + right
+    for start, name, meant, text in typed:
+        right = _right(flags[meant], text) if meant and flags[meant].repeated else None
+        if right is not None and (name or meant.replace("-", "_") not in args.written):
+            args.written[meant.replace("-", "_")] = (start if name else f"--{meant}") + right
     given = dict[str, str | None]()
     for start, name, meant, text in typed:
         key = (name or meant).replace("-", "_")

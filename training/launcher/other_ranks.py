@@ -47,7 +47,8 @@ class _Tracebacks:
             self._in_thread = True
             return True
         # perhaps behind a progress bar; one of an exception group is indented
-        if text.rstrip().endswith(_TRACEBACK) and not text.startswith(b" "):
+        _, bar, rest = text.rpartition(b"\r")
+        if text.startswith(_TRACEBACK) or (bar and rest.rstrip().endswith(_TRACEBACK)):
             self.inside = True
             return True
         if text.startswith(_LINKS):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import socket
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +20,8 @@ from training.host import allocator, gpus, placement, process
 from training.trainer import flight_recorder_server, memory_snapshot, power
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+
     from training.core.contracts.events import StartLength
     from training.core.contracts.plan import PlaceRecord, Plan
     from training.data.prepared_corpus import PreparedCorpus
@@ -166,50 +167,79 @@ def _data(run: rundir.RunDir, plan: Plan, world: World) -> PreparedCorpus | None
 
     if not tasks.spec_of(plan).reads_text:
         return None
-    first = world.rank == 0 or (world.local_rank == 0 and not plan.get("shared", True))
-    if first and SUPERVISED not in os.environ:
+    alone = SUPERVISED not in os.environ
+    several = alone and not placement.on_one_machine(plan["place"])
+    shared = plan.get("shared", True)
+    if alone and (world.rank == 0 or (world.local_rank == 0 and not shared)):
         heartbeat.current.beat("preparing data")
-        return _prepare_alone(run, plan)
-    heartbeat.current.beat("waiting for data")
-    while (data := prepared_cache.published(run)) is None:
-        _prove_rank_0_lives()
-        time.sleep(POLL_S)
-    is_here = SUPERVISED in os.environ or placement.on_one_machine(plan["place"])
-    if is_here or Path(data.folder).exists():
-        return data
-    return _of_this_machine(run, plan, world)
+        data: PreparedCorpus | None = _prepare_alone(run, plan)
+        if several and world.rank == 0:
+            _store().set(_machines_key(world), "")
+    else:
+        heartbeat.current.beat("waiting for data")
+        while (data := prepared_cache.published(run)) is None:
+            _prove_rank_0_lives()
+            time.sleep(POLL_S)
+        if several and shared:
+            data = _of_this_machine(run, plan, world, data)
+    if several:
+        _await_everybody(world)
+    return data
 
 
-def _of_this_machine(run: rundir.RunDir, plan: Plan, world: World) -> PreparedCorpus | None:
-    """Data of a machine that has the run directory of rank 0, but not its prepared data: its first
-    rank prepares them for the others there."""
-    import torch.distributed as dist
-
+def _of_this_machine(
+    run: rundir.RunDir, plan: Plan, world: World, published: PreparedCorpus
+) -> PreparedCorpus | None:
+    """Data of a machine that has the run directory of rank 0, and perhaps not its prepared data:
+    then its first rank prepares them for the others there."""
     from training.trainer import prepared_cache
 
-    store, key = dist.distributed_c10d._get_default_store(), f"data/{socket.gethostname()}"
     if world.local_rank == 0:
+        if Path(published.folder).exists():
+            _store().set(_machines_key(world), "")
+            return published
         heartbeat.current.beat("preparing data")
         place = cast("PlaceRecord", {**plan["place"], "node_rank": -1})  # data.json is rank 0's
         try:
             return prepared_cache.prepare(run, {**plan, "place": place})
         finally:
-            if prepared_cache.OWN in os.environ:
-                store.set(key, os.environ[prepared_cache.OWN])
-    while not store.check([key]):
+            _store().set(_machines_key(world), os.environ.get(prepared_cache.OWN, ""))
+    _await_keys([_machines_key(world)])
+    if own := _store().get(_machines_key(world)).decode():
+        os.environ[prepared_cache.OWN] = own
+    return prepared_cache.published(run)
+
+
+def _await_everybody(world: World) -> None:
+    """A machine may prepare its data for longer than a collective may take."""
+    heartbeat.current.beat("waiting for data")
+    keys = [f"data/ready/{rank}" for rank in range(world.world_size)]
+    _store().set(keys[world.rank], "")
+    _await_keys(keys)
+
+
+def _await_keys(keys: list[str]) -> None:
+    while not _store().check(keys):
         _prove_rank_0_lives()
         time.sleep(POLL_S)
-    os.environ[prepared_cache.OWN] = store.get(key).decode()
-    return prepared_cache.published(run)
+
+
+def _machines_key(world: World) -> str:
+    """The ranks of a machine follow each other."""
+    return f"data/{world.rank - world.local_rank}"
+
+
+def _store() -> dist.Store:
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
 
 
 def _prove_rank_0_lives() -> None:
     """Check the ranks' store, which ends with rank 0 or with the launcher. Raises RankEnded if
     it is gone."""
-    import torch.distributed as dist
-
     try:
-        dist.distributed_c10d._get_default_store().check(["data"])
+        _store().check(["data"])
     except RuntimeError as error:
         raise RankEnded(msg("trainer.worker.rank_0_ended")) from error
 
