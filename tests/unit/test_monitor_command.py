@@ -53,7 +53,7 @@ def test_unknown_flags_get_the_nearest_match(
     )
     assert (
         "--intervall is not a known flag" in text
-        and "try:     ./monitor_training.sh --once --interval=5\n" in text
+        and "try:     ./monitor_training.sh --json --once --interval=5\n" in text
     )
     assert (
         "./monitor_training.sh --interval=0.2 --once --json\n" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -120,7 +121,10 @@ def test_that_command_is_the_one_of_the_current_folder(home: Path, tmp_path: Pat
         "-m", "training.cli.plan", *words, cwd=tmp_path, DUET_STARTED_AS=str(ROOT / LAUNCH)
     )
     assert ended.returncode == 0
-    assert f" {ROOT}/{LAUNCH} 2 " in ended.stderr and f" ./{LAUNCH}" not in ended.stderr
+    assert (
+        f" {shlex.quote(f'{ROOT}/{LAUNCH}')} 2 " in ended.stderr
+        and f" ./{LAUNCH}" not in ended.stderr
+    )
 
 
 def test_an_impossible_change_of_a_finished_run_is_an_error(home: Path) -> None:

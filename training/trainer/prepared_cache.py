@@ -130,7 +130,7 @@ def published(run: rundir.RunDir) -> PreparedCorpus | None:
     return _corpus(facts)
 
 
-def _facts(run: rundir.RunDir) -> dict[str, Any] | None:
+def _facts(run: rundir.RunDir) -> Mapping[str, Any] | None:
     own = os.environ.get(OWN)
     return json.loads(own) if own else rundir.read_json(run.data)
 
