@@ -24,14 +24,11 @@ from training.core.rundir import RunDir, write_json
 from training.diagnose import advice, signatures
 from training.launcher import child_processes, failure_report, local_ranks, spawn, timeouts
 from training.launcher.attempt import Attempt
-from training.launcher.child import Child
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.outcome import Outcome
-from training.launcher.recovery import Recovery
 from training.trainer import error_file
 from training.watchdog import rank_exit
 from training.watchdog.hang_report import HangFinding
-from training.watchdog.probes import procfs
 
 PLAN: dict[str, Any] = {
     "config": {"hang_timeout": 60, "num_workers": 0},
@@ -291,61 +288,6 @@ def test_a_process_left_behind_is_shown_without_secrets(
     children(run, LocalRanks(range(1), 1), shared=False).sweep()
     shown = capfd.readouterr().err
     assert "pid 4711" in shown and "--db_password …" in shown and "hunter2x" not in shown
-
-
-class Unkillable:
-    """Stand-in for a process blocked in the kernel, which cannot be made on demand."""
-
-    pid = os.getpid()
-
-    def wait(self, timeout: float) -> int:
-        raise subprocess.TimeoutExpired("rank", timeout)
-
-
-class FakeChild(Child):
-    def signal_group(self, number: signal.Signals) -> None:
-        assert number == signal.SIGKILL
-
-
-def test_a_rank_that_sigkill_does_not_end_is_left_behind(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    tried = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex)
-    child = FakeChild(0, Unkillable(), -1, -1)  # type: ignore[arg-type]
-    monkeypatch.setattr(tried.children, "start", lambda: tried.children.alive.update({-1: child}))
-    monkeypatch.setattr(timeouts, "UNKILLABLE_S", 0.0)
-    monkeypatch.setattr(
-        procfs,
-        "read_process",
-        lambda pid: type("Process", (), {"waits_in": "nfs_wait_bit_killable"}),
-    )
-    tried.each_pass = tried.children.kill
-    outcome = tried.go()
-    text = (
-        f"rank 0 (pid {os.getpid()}) cannot be killed: blocked in the kernel "
-        f"(nfs_wait_bit_killable)"
-    )
-    assert outcome.blocked == text and text in capfd.readouterr().err
-
-
-def test_no_restart_while_a_rank_cannot_be_killed(run: RunDir) -> None:
-    plan = PLAN | {"retries": {"value": 2, "reason": ""}}
-    facts = {
-        "cause": "unknown",
-        "kind": "died",
-        "rank": 0,
-        "status": -9,
-        "step": 3,
-        "phase": "",
-        "summary": "killed",
-        "time": 0.0,
-    }
-    outcome = Outcome(
-        guilty=(0, -9), blocked="rank 1 (pid 7) cannot be killed: blocked in the kernel"
-    )
-    tried = Recovery(run, plan)
-    assert tried.choose(facts, outcome) is None
-    assert tried.given_up.startswith("not restarted: rank 1 (pid 7) cannot be killed")
 
 
 @pytest.mark.parametrize("by_hang", [False, True])

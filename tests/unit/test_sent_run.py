@@ -162,7 +162,7 @@ def test_a_resumed_run_is_asked_for_in_the_role_of_the_start(
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     mpi = {f"OMPI_COMM_WORLD_{n}": v for n, v in zip(names, "1201", strict=True)}
     args = [QUICKSTART, "--resume=a_run", f"--out_dir={tmp_path}"]
-    with pytest.raises(UserError):  # there is no such run
+    with pytest.raises(UserError):  # the run does not exist
         request.read(script, args, mpi | {"MASTER_ADDR": "a"}, gpus=gpus, received=received)
     assert set(roles) == {kind}
 

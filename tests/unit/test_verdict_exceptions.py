@@ -257,65 +257,11 @@ def test_an_exception_without_a_message_that_was_only_printed(run: RunDir) -> No
     assert (record["summary"], record["where"]) == ("ValueError", "a.py:3")
 
 
-def test_a_rank_that_lost_a_peer_is_the_victim_of_that_peer(run: RunDir) -> None:
-    """The supervisor may see both exits at once, the victim's first."""
-    report_error(run, 0, "RuntimeError", "Connection closed by peer [127.0.0.1]:5006", time=2.0)
-    report_error(run, 1, "ValueError", "planted", time=1.0)
-    record = failed(run, rank=0)
-    assert verdict(record) == ("exception", "error", 1) and not record["victim"]
-
-
 def test_an_exception_on_another_machine_is_read_from_the_common_disk(run: RunDir) -> None:
     """No rank of this machine has ended with an error: rank 0 has ended with 0."""
     report_error(run, 1, "ValueError", "planted")
     record = failed(run, elsewhere=True, here=None)
     assert verdict(record) == ("exception", "error", 1) and "ValueError" in record["summary"]
-
-
-LOST = {"type": "RuntimeError", "message": "Connection reset by peer"}
-BAD = {"type": "ValueError", "message": "bad sample"}
-
-
-def test_an_error_after_the_loss_of_a_peer_is_not_its_cause(run: RunDir) -> None:
-    report_error(run, 0, *LOST.values(), time=1.0)
-    report_error(run, 1, "ValueError", "in a clean-up", time=2.0, before=[LOST])
-    record = failed(run, rank=0)
-    assert (record["cause"], record["rank"], record["victim"]) == ("peer_died", 0, True)
-
-
-@each(
-    ("kind", "message", "before", "rank"),
-    [
-        ("ValueError", "bad sample", [], 1),
-        ("SystemExit", "1", [BAD], 1),
-        ("SystemExit", "1", [LOST], 0),
-        ("SystemExit", "143", [], 0),
-        ("KeyboardInterrupt", "", [], 0),
-        ("SignalException", "Process 41 got signal: 15", [], 0),
-        ("RuntimeError", "DataLoader worker (pid 41) is killed by signal: Terminated. ", [], 0),
-        ("RuntimeError", "DataLoader worker (pid 41) is killed by signal: Killed. ", [], 1),
-    ],
-)
-def test_the_cause_may_be_reported_after_the_loss_that_it_causes(
-    run: RunDir, kind: str, message: str, before: list[dict[str, str]], rank: int
-) -> None:
-    """`finally: destroy_process_group(); wandb.finish()`."""
-    report_error(run, 0, *LOST.values(), time=1.0)
-    report_error(run, 1, kind, message, time=2.0, before=before)
-    assert failed(run, rank=0)["rank"] == rank
-
-
-def test_an_exit_after_the_loss_of_a_peer_is_that_of_a_victim(run: RunDir) -> None:
-    """Each rank catches its exception, prints it and calls sys.exit(1)."""
-    report_error(run, 0, "SystemExit", "1", time=1.0, before=[LOST], where="main.py:9")
-    alone = failed(run, rank=0)
-    assert alone["victim"] and alone["rank"] == 0
-    report_error(run, 1, "SystemExit", "1", time=1.0, before=[BAD], where="main.py:9")
-    run.rank_log(1).write_text(TRACEBACK)
-    record = failed(run, rank=0)
-    assert verdict(record) == ("exception", "error", 1)
-    assert not record["victim"] and "ranks" not in record
-    assert record["where"] == "/prog:3", "not the line of sys.exit"
 
 
 def test_a_rank_can_report_another_rank_as_guilty(run: RunDir) -> None:
@@ -366,16 +312,6 @@ def test_a_traceback_at_the_end_of_a_log_is_the_cause(run: RunDir, after: str, f
     assert verdict(record) == (("exception", "error", 1) if found else ("exit_status", "died", 1))
     assert record["where"] == ("/prog:3" if found else None)
     assert ("ValueError: planted" in record["summary"]) == found
-
-
-def test_a_program_that_lost_a_peer_is_a_victim(run: RunDir) -> None:
-    run.rank_log(1).write_text(
-        TRACEBACK.replace(
-            "ValueError: planted", "RuntimeError: Connection closed by peer [127.0.0.1]:5006"
-        )
-    )
-    record = failed(run)
-    assert record["cause"] == "peer_died" and record["victim"]
 
 
 def test_what_record_of_torchelastic_has_written_is_used_where_nothing_better_is_known(
