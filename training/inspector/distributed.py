@@ -132,7 +132,7 @@ def restarts_differ() -> bool:
 
 def _attempt() -> str | None:
     """A name of this attempt that all ranks know; None: the store is of this attempt alone, or
-    the machines count for themselves."""
+    each machine has its own count."""
     common = _agent_serves() and not restarts_differ()
     return f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if common else None
 
