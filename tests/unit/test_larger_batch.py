@@ -31,13 +31,18 @@ SIZES = ("--device_batch_size=4", "--vocab_size=32768")
 
 
 def grow(
-    rate: float | None, most: int, *more: str, room: int | None = None, batch: int = BATCH
+    rate: float | None,
+    most: int,
+    *more: str,
+    room: int | None = None,
+    batch: int = BATCH,
+    name: str = CARD,
 ) -> tuple[Request, Decided, list[str]]:
     sizes = (*SIZES, f"--total_batch_size={batch}", f"--max_total_batch_size={most}")
     request = ask(*RUN, *sizes, "--tokenizer=bpe", *more)
     machine = Situation("cuda", Decision("bf16", ""), Decision(True, ""), room)
     decided = request.kind.decide(request, machine)
-    return request, *larger_batch.grow(request, begun(rate), decided, machine)
+    return request, *larger_batch.grow(request, begun(rate, name=name), decided, machine)
 
 
 @each(
@@ -89,6 +94,30 @@ def test_the_next_smaller_batch_would_not_do() -> None:
 def test_compressed_gradients_need_a_smaller_batch() -> None:
     found = grow(6.0, 64 * BATCH, "--gradient_compression=bf16")[1].batch.total_tokens
     assert BATCH < found < 8 * BATCH
+
+
+@each(
+    ("name", "rate", "wish"),
+    [
+        *[(CARD, rate, wish) for rate in (3.0, 6.0) for wish in ("none", "auto", "bf16")],
+        *[("NVIDIA H100 80GB HBM3", rate, "auto") for rate in (6.0, 20.0, 30.0)],
+    ],
+)
+def test_a_larger_batch_is_chosen_by_the_exchange_that_the_plan_predicts(
+    name: str, rate: float, wish: str
+) -> None:
+    def plan(most: int) -> tuple[gradients.GradientPlan, Decided, list[str]]:
+        compression = f"--gradient_compression={wish}"
+        request, decided, text = grow(rate, most, compression, name=name)
+        how = Decision("bf16", ""), Decision(True, "")
+        found = gradients.decide(request, [], begun(rate, name=name), decided, *how)
+        return found, decided, text
+
+    before, (after, decided, (text,)) = plan(0)[0], plan(256 * BATCH)
+    assert before.notes and decided.batch.total_tokens > BATCH
+    for found in (before, after):
+        assert f"{gradients.times(found.fields['exchange']['speed_up'])} ×" in text
+    assert not after.notes, "enough"
 
 
 def test_a_batch_that_does_not_fit_is_not_chosen() -> None:

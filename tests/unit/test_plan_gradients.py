@@ -17,7 +17,7 @@ from training.core.rundir import RunDir
 from training.host import placement
 from training.host.decisions import Decision
 from training.host.gpus import Gpu
-from training.plan import exchange, gradients
+from training.plan import exchange, gradients, tuning
 from training.plan.exchange import Exchange
 from training.plan.preflight import gpu_state
 from training.plan.preflight.gpu_state import Pair
@@ -90,7 +90,7 @@ def test_unknown_arithmetic() -> None:
     one = replace(ONE, compute_s=None)
     assert (one.share, one.speed_up, one.exposed_s) == (None, None, one.total_s)
     assert exchange.saved(one, one) is None
-    assert exchange.enough_accumulation(one) is None
+    assert tuning.enough_accumulation(one, lambda one: tuning.choose("auto", one, None)) is None
 
 
 @pytest.mark.parametrize(

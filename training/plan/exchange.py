@@ -120,18 +120,6 @@ def saved(plain: Exchange, other: Exchange) -> float | None:
     return (plain.exposed_s - other.exposed_s) / (plain.compute_s + plain.exposed_s)
 
 
-def enough_accumulation(one: Exchange, most: int = 16) -> int | None:
-    """The smallest factor of accumulation, a power of two up to `most`, with which the GPUs wait
-    little; None: even the largest is not enough."""
-    factor = 2
-    while factor <= most:
-        speed = one.accumulated(factor).speed_up
-        if speed is not None and speed >= LITTLE * one.ranks:
-            return factor
-        factor *= 2
-    return None
-
-
 def largest_factor(most: int) -> int | None:
     """The largest power of two up to `most`; None if that is less than 2."""
     return 1 << (most.bit_length() - 1) if most >= 2 else None

@@ -1,10 +1,11 @@
 """Decisions about the exchange of gradients: compression, bucket size and the size of compiled
-graphs, by the predicted step (training.plan.exchange)."""
+graphs, by the predicted step (training.plan.tuning), and their text in the plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from training.core import standing, units
@@ -13,10 +14,10 @@ from training.host import flops, p2p_cache
 from training.host.decisions import AS_ASKED, Decision
 from training.host.gpus import Gpu
 from training.host.placement import on_one_machine
-from training.plan import exchange
+from training.plan import exchange, tuning
 from training.plan.exchange import Exchange
 from training.plan.request import Request
-from training.tasks.memory import CompiledBlocks
+from training.plan.tuning import AUTO, NONE, Choice
 from training.tasks.planning import Decided
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     )
 
 LEAST_SHOWN = 0.1  # of a speed-up
-BF16, NONE, AUTO = "bf16", "none", "auto"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,6 @@ def decide(
 ) -> GradientPlan:
     """`gpus`: those of the ranks."""
     wish = request.config.gradient_compression
-    given = Decision(wish, AS_ASKED)
     if begun["ranks"] == 1:
         return GradientPlan(_fields(Decision(NONE, msg("plan.gradients.one_rank"))))
     one = predicted(begun, decided, precision, compiled)
@@ -56,7 +55,9 @@ def decide(
     blocks = decided.step.compiled_blocks if decided.step else None
     kept_graphs = _kept(request, begun, "blocks_per_graph") if blocks else None
     if one is None:
-        compression = Decision(NONE, unknown(begun, precision)) if wish == AUTO else given
+        compression = (
+            Decision(NONE, unknown(begun, precision)) if wish == AUTO else Decision(wish, AS_ASKED)
+        )
         text = msg(
             "plan.gradients.alone",
             compression=compression.value,
@@ -64,48 +65,15 @@ def decide(
         )
         fields = _fields(compression, kept, kept_graphs)
         return GradientPlan(fields, [*([] if wish == NONE else [text]), *_together(kept_graphs)])
-    plain, half = (
-        _tuned(replace(one, compressed=compressed), blocks, kept, kept_graphs)
-        for compressed in (False, True)
-    )
-    saved = exchange.saved(plain.exchange, half.exchange)
-    if wish != AUTO:
-        compression = given
-    elif saved is None:
-        compression = Decision(NONE, unknown(begun, precision))
-    elif saved >= exchange.PAYS:
-        compression = Decision(BF16, msg("plan.gradients.pays", saved=100 * saved))
-    else:
-        least = 100 * exchange.PAYS
-        little = msg("plan.gradients.little", saved=units.percent(100 * saved), least=least)
-        compression = Decision(NONE, little)
-    tuned = half if compression.value == BF16 else plain
+    choice_for = partial(tuning.choose, wish, blocks=blocks, bucket=kept, graphs=kept_graphs)
+    choice = choice_for(one)
+    tuned, found = choice.tuned, choice.exchange
+    compression = choice.compression or Decision(NONE, unknown(begun, precision))
     fields = _fields(compression, tuned.bucket, tuned.graphs)
-    fields["exchange"] = _record(tuned.exchange)
-    text = _sentence(tuned.exchange, compression, tuned.bucket, _mfu(compiled))
-    notes = _little_gain(gpus, begun, decided, tuned.exchange, half.exchange)
+    fields["exchange"] = _record(found)
+    text = _sentence(found, compression, tuned.bucket, _mfu(compiled))
+    notes = _little_gain(gpus, begun, decided, choice, choice_for)
     return GradientPlan(fields, [text, *_together(tuned.graphs)], notes)
-
-
-@dataclass(frozen=True)
-class _Tuned:
-    """An exchange with the best buckets and graphs for it, or those of the run to resume."""
-
-    exchange: Exchange
-    bucket: Decision
-    graphs: Decision | None  # None: nothing is compiled in blocks
-
-
-def _tuned(
-    one: Exchange, blocks: CompiledBlocks | None, bucket: Decision | None, graphs: Decision | None
-) -> _Tuned:
-    bucket = bucket or _best_bucket(one)
-    one = replace(one, bucket_mib=bucket.value)
-    if blocks is None:
-        return _Tuned(one, bucket, None)
-    graphs = graphs or _best_graphs(one, blocks)
-    one = exchange.in_graphs(one, blocks.count, blocks.gradient_bytes, graphs.value)
-    return _Tuned(one, bucket, graphs)
 
 
 def _fields(
@@ -124,38 +92,6 @@ def _together(graphs: Decision | None) -> list[str]:
     if graphs is None or graphs.value == 1:
         return []
     return [msg("plan.gradients.graphs", count=graphs.value, reason=graphs.reason)]
-
-
-def _best_bucket(one: Exchange) -> Decision:
-    size, optimum = exchange.best_bucket(one)
-    if size == exchange.BUCKET_MIB:
-        return Decision(size, msg("plan.gradients.default_buckets", optimum=optimum))
-    return Decision(size, msg("plan.gradients.buckets", optimum=optimum))
-
-
-def _best_graphs(one: Exchange, blocks: CompiledBlocks) -> Decision:
-    """Blocks per compiled graph: several where a slow host could not keep up with the GPUs, and the
-    later exchange of their gradients costs less."""
-    single, several = (
-        exchange.in_graphs(one, blocks.count, blocks.gradient_bytes, count)
-        for count in (1, blocks.together)
-    )
-    if one.compute_s is None:
-        return Decision(1, msg("plan.gradients.graphs_unknown"))
-    later = several.exposed_s - single.exposed_s
-    # of the launches that the arithmetic does not hide
-    saved = single.launches_s - max(several.launches_s, one.compute_s)
-    if saved <= 0:
-        return Decision(1, msg("plan.gradients.graphs_hidden"))
-    return Decision(
-        blocks.together if saved > later else 1,
-        msg(
-            "plan.gradients.graphs_cost",
-            count=blocks.together,
-            saved=saved * 1e3,
-            later=later * 1e3,
-        ),
-    )
 
 
 def _kept(
@@ -271,22 +207,27 @@ def times(speed: float | None) -> str:
 
 
 def _little_gain(
-    gpus: Sequence[Gpu], begun: PlanStart, decided: Decided, one: Exchange, half: Exchange
+    gpus: Sequence[Gpu],
+    begun: PlanStart,
+    decided: Decided,
+    choice: Choice,
+    choice_for: Callable[[Exchange], Choice],
 ) -> list[str]:
-    """A note where communication takes most of what the further GPUs bring: why, and what helps.
-    `half`: the same compressed."""
+    """A note where communication takes most of what the further GPUs bring: why, and what helps."""
+    one, half = choice.exchange, choice.half
     if one.share is None or one.speed_up is None or one.speed_up >= exchange.LITTLE * one.ranks:
         return []
     helps = []
-    factor = exchange.enough_accumulation(one)
-    if factor:
+    enough = tuning.enough_accumulation(one, choice_for)
+    if enough:
+        factor, then = enough
         helps.append(
             msg(
                 "plan.gradients.help_more",
                 name="total_batch_size",
                 value=decided.batch.total_tokens * factor,
                 factor=factor,
-                speed=times(one.accumulated(factor).speed_up),
+                speed=times(then.speed_up),
             )
         )
     if not one.compressed and (exchange.saved(one, half) or 0.0) >= exchange.PAYS:

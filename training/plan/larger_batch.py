@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 from training.core import standing
 from training.core.contracts.plan import PlanStart
 from training.core.messages import msg
 from training.core.units import plural
-from training.plan import exchange, gradients
+from training.plan import exchange, gradients, tuning
 from training.plan.exchange import Exchange
 from training.plan.request import Request
+from training.plan.tuning import Choice
 from training.tasks.planning import Decided, Situation
 
 
@@ -25,8 +27,8 @@ def grow(
     most = config.max_total_batch_size // total
     if not config.max_total_batch_size or standing.plan_of_start(request.resume_from):
         return decided, []
-    one = _predicted(request, begun, decided, situation)
-    now = one.speed_up if one else None
+    one = gradients.predicted(begun, decided, situation.precision, situation.compiled)
+    now = _choice(request, decided, one).exchange.speed_up if one else None
     if one is None or now is None:
         reason = (
             msg("plan.gradients.one_rank")
@@ -36,7 +38,8 @@ def grow(
         return decided, [msg("plan.larger_batch.unknown", total=total, reason=reason)]
     if now >= exchange.LITTLE * begun["ranks"]:
         return decided, [msg("plan.larger_batch.enough", total=total, speed=gradients.times(now))]
-    factor = exchange.enough_accumulation(one, most) or exchange.largest_factor(most)
+    enough = tuning.enough_accumulation(one, partial(_choice, request, decided), most)
+    factor = enough[0] if enough else exchange.largest_factor(most)
     if not factor:
         return decided, [msg("plan.larger_batch.no_room", total=total, least=2 * total)]
     steps = int(config.num_iterations)
@@ -55,12 +58,12 @@ def grow(
         return decided, [msg("plan.larger_batch.no_memory", total=total, larger=factor * total)]
     request.config = larger.config
     request.origins.update(larger.origins)  # the plan has the same
-    other = _predicted(request, begun, then, situation)
+    other = gradients.predicted(begun, then, situation.precision, situation.compiled)
     text = msg(
         "plan.larger_batch.grown",
         larger=factor * total,
         total=total,
-        speed=gradients.times(other.speed_up if other else None),
+        speed=gradients.times(_choice(request, then, other).exchange.speed_up if other else None),
         before=gradients.times(now),
         ranks=begun["ranks"],
     )
@@ -78,10 +81,7 @@ def _origins(total: int, steps: int, factor: int) -> dict[str, str]:
     }
 
 
-def _predicted(
-    request: Request, begun: PlanStart, decided: Decided, situation: Situation
-) -> Exchange | None:
-    """With compressed gradients only if these are asked for: `auto` is decided for the batch."""
-    one = gradients.predicted(begun, decided, situation.precision, situation.compiled)
-    compressed = request.config.gradient_compression == gradients.BF16
-    return one and replace(one, compressed=compressed)
+def _choice(request: Request, decided: Decided, one: Exchange) -> Choice:
+    """That of the plan for this exchange (gradients.decide). A new run has none to keep."""
+    blocks = decided.step.compiled_blocks if decided.step else None
+    return tuning.choose(request.config.gradient_compression, one, blocks)

@@ -20,7 +20,7 @@ from training.data.batch_dataset import BatchDataset
 from training.inspector.checksum import excluded
 from training.inspector.distributed import World
 from training.plan.exchange import BUCKET_MIB
-from training.plan.gradients import BF16
+from training.plan.tuning import BF16
 from training.tasks import optim
 from training.tasks.base import Task
 from training.trainer import compression
