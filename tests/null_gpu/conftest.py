@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,9 +63,7 @@ class NullGpus:
 
     def occupy(self, device: int, gib: float) -> None:
         """This process takes so much memory of the device."""
-        self.state.touch()
-        os.truncate(self.state, max(self.state.stat().st_size, 16 * _STATE_SIZE))
-        with self.state.open("r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
+        with self._shared() as shared:
             last = device * _STATE_SIZE + _STATE.size + 31 * _USE.size
             _USE.pack_into(shared, last, os.getpid() if gib else 0, 0, int(gib * GIB))
 
@@ -78,8 +77,16 @@ class NullGpus:
         table = self.state.read_bytes()[start : start + 32 * _USE.size]
         return {pid for pid, _, _ in _USE.iter_unpack(table) if pid}
 
-    def _write(self, device: int, field: int, value: int) -> None:
+    @contextmanager
+    def _shared(self) -> Iterator[mmap.mmap]:
+        """The state, also before a process has made it."""
+        self.state.touch()
+        os.truncate(self.state, max(self.state.stat().st_size, 16 * _STATE_SIZE))
         with self.state.open("r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
+            yield shared
+
+    def _write(self, device: int, field: int, value: int) -> None:
+        with self._shared() as shared:
             struct.pack_into("<i", shared, device * _STATE_SIZE + 4 * field, value)
 
 

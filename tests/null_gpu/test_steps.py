@@ -18,6 +18,7 @@ DDP_LOGS = 11  # … as it does the first ten, for which it has no setting
 # CPU time for an optimizer step, in launches of empty kernels: 430 to 600 in Duet at depth 12, 1,130
 # on two ranks, 930 to 1,090 compiled; with torch's Muon, of 2,858 launches, 5,200, on two ranks 6,300.
 HOST_LIMIT = 18.0 * host_time.LAUNCHES
+KERNEL_US = 300  # longer than the host needs for a launch
 LIMIT_S = 600  # two imports of the CUDA build take minutes on busy cores
 FLAGS = {
     "depth": 2,
@@ -50,19 +51,30 @@ FLAGS = {
 def test_a_step_waits_for_nothing(
     gpus: NullGpus, tmp_path: Path, token: str, ranks: int, flags: dict[str, object]
 ) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"line {i} of the text\n" for i in range(4000)))
-    own = {"data": text, "out_dir": tmp_path / "experiments", "log_dir": tmp_path}
-    every = FLAGS | own | flags
-    steps = programs.counted(gpus.environ | {TOKEN: token}, tmp_path, ranks, every, LIMIT_S)
+    steps = counted(gpus.environ | {TOKEN: token}, tmp_path, ranks, **flags)
     assert len(steps) == STEPS
     steps = steps[1 if ranks == 1 else DDP_LOGS : -1]
-    assert_no_waits(steps, ranks)
+    # One rank's device has always ended the step before. That of two may wait for the other rank.
+    assert_no_waits(steps, late=ranks == 2)
     for step in steps:
         # Two shapes of matrices with two and eight of them: batches, not matrices, are launched.
         # Those of fp16 may do nothing.
         limit = 120 if flags["precision"] == "bf16" else 140
         assert counters.launches(step["optimizer"]) <= limit
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_slow_gpu_is_waited_for_once_in_a_step(
+    gpus: NullGpus, tmp_path: Path, token: str, ranks: int
+) -> None:
+    for device in range(ranks):
+        gpus.slow_down(device, KERNEL_US)
+    environ = gpus.environ | {TOKEN: token}
+    steps = counted(environ, tmp_path, ranks, precision="bf16", num_iterations=2 * DDP_LOGS)
+    steps = steps[DDP_LOGS:-1]
+    assert_no_waits(steps, late=True)
+    assert any(counters.waits(step["report"]) for step in steps), "the GPU is slower than the host"
 
 
 @pytest.mark.timeout(4 * LIMIT_S)
@@ -84,20 +96,29 @@ def test_a_large_model_needs_as_few_launches_as_a_bare_loop(
 
     steps = duet(gpus.environ, depth, ranks, compiled)
     others = bare(gpus.environ, "same", depth, ranks, compiled)
-    assert_no_waits(steps, ranks)
+    assert_no_waits(steps, late=ranks == 2)
     assert median(steps, "other") <= 1.15 * median(others, "other")
     assert median(steps, "optimizer") <= 120 < median(others, "optimizer")
     assert host_launches(steps) <= HOST_LIMIT < host_launches(others)
 
 
-def assert_no_waits(steps: list[dict[str, Any]], ranks: int) -> None:
+def counted(
+    environ: dict[str, str], folder: Path, ranks: int, **flags: object
+) -> list[dict[str, Any]]:
+    text = folder / "text.txt"
+    text.write_text("".join(f"line {i} of the text\n" for i in range(4000)))
+    own = {"data": text, "out_dir": folder / "experiments", "log_dir": folder}
+    return programs.counted(environ, folder, ranks, FLAGS | own | flags, LIMIT_S)
+
+
+def assert_no_waits(steps: list[dict[str, Any]], *, late: bool) -> None:
+    """`late`: the device may not have ended the step before. Then the host waits for that, once,
+    while the GPU has this one to do."""
     for step in steps:
         assert not counters.waits(step["other"])
         assert not counters.waits(step["optimizer"])
-        # One rank's device has always ended the step before. That of two may wait for the other
-        # rank: then the host waits for the step before, while the GPU has this one to do.
         waits = counters.waits(step["report"])
-        assert not waits or (ranks == 2 and waits == {"SYNC event": 1})
+        assert not waits or (late and waits == {"SYNC event": 1})
 
 
 def host_launches(steps: list[dict[str, Any]]) -> float:
