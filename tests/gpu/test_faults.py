@@ -1,4 +1,4 @@
-"""Faults of the matrix (tests/faults) on two GPUs: one for each way in which a rank is lost. Root
+"""Faults of the matrix (tests/faults) on two GPUs: one for each way in which a rank fails. Root
 cause, rank and exit code are those of the CPU; times and places of the other rank may differ."""
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from tests.faults.conftest import SECONDS, Ended
 from tests.faults.test_matrix import TABLE
 from tests.gpu.conftest import need_gpus
 
-NAMES = ("lock", "SIGSTOP", "SIGKILL", "SIGSEGV", "exit 0", "exception", "NaN", "GPU out of memory")
+NAMES = (
+    *("lock", "SIGSTOP", "SIGKILL", "SIGSEGV", "exit 0", "exception", "NaN"),
+    *("another collective", "GPU out of memory", "GPU memory error"),
+)
 SLACK_S = 5.0  # a GPU's process group ends more slowly than one of the CPU
 
 
