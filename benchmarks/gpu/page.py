@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import draw
-from benchmarks.gpu.speed import CONFIGS
+from benchmarks.gpu.speed import BARE_IS, CONFIGS
 from training.tasks.memory import gib
 
 CSS = Path(__file__).with_name("page.css")
@@ -82,10 +82,7 @@ def _overview(stages: Mapping[str, Any]) -> Iterator[str]:
         yield "<h2>Share of the GPU's arithmetic (MFU)</h2>"
         shares = {c: {n: loop["mfu"] for n, loop in group.items()} for c, group in loops.items()}
         yield draw.bars(shares, lambda share: f"{100 * share:.1f} %")
-        yield (
-            '<p class="muted">bare loop: the same model in a loop without Duet, with '
-            "torch.optim.Muon, which updates one matrix at a time.</p>"
-        )
+        yield f'<p class="muted">{BARE_IS}</p>'
     else:
         yield "<h2>Tokens per second</h2>"
         speeds = {c: {n: loop["tokens_per_s"] for n, loop in g.items()} for c, g in loops.items()}

@@ -15,6 +15,10 @@ from training.tasks.gpt.model_dims import ModelDims, flops_per_token
 
 CONFIGS = ("conservative", "balanced", "aggressive")
 DUET, BARE, NANOCHAT = "Duet", "bare loop", "nanochat"
+BARE_IS = (
+    "Bare loop: Duet's model in a loop without Duet, with torch.optim.Muon, which updates one "
+    "matrix at a time."
+)
 LARGE = "Duet, device_batch_size=auto"
 SLOWER = 1.02  # Duet's goal: at most this much of the bare loop's time
 SAFE = 1.2  # a further round needs at most this much of the time of the first

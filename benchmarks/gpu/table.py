@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.speed import BARE, CONFIGS, DUET, NANOCHAT
+from benchmarks.gpu.speed import BARE, BARE_IS, CONFIGS, DUET, NANOCHAT
 from training.tasks.memory import gib
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -42,9 +42,10 @@ def lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
         times = ", ".join(f"{name} {record['seconds']:.0f}" for name, record in stages.items())
         own = (result["name"], driver, machine["torch"], f"`{result['commit']}`", times)
         out.append(f"| {' | '.join(own)} |")
-    heads = ("machine", "config", "tokens/s", "step", "MFU", "bare loop", "nanochat", "memory")
-    out += ["", f"| {' | '.join((*heads, 'estimate'))} |"]
-    out += ["|" + "---|" * 9, *_speeds(found)]
+    loops = ("tokens/s", "step", "rounds", "MFU", "bare loop", "nanochat")
+    heads = ("machine", "config", *loops, "memory", "estimate")
+    out += ["", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *_speeds(found)]
+    out += ["", BARE_IS]
     out += ["", "| machine | checked | result | |", "|---|---|---|---|", *_checks(found)]
     return out
 
@@ -55,14 +56,16 @@ def _speeds(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             record = result["stages"].get(f"mfu_{config}")
             if not record or not record["figures"]:
                 why = record["reason"].splitlines()[0] if record else "not measured"
-                yield f"| {result['name']} | {config} | {why} | | | | | | |"
+                yield f"| {result['name']} | {config} | {why} | | | | | | | |"
                 continue
             loops, memory = record["figures"]["loops"], record["figures"]["memory"]
             shares = (_mfu(loops.get(name)) for name in (DUET, BARE, NANOCHAT))
             sizes = (gib(memory["peak_bytes"]), gib(memory["estimate_bytes"]))
             speed = f"{loops[DUET]['tokens_per_s']:,.0f}"
             step = f"{loops[DUET]['step_ms']:.1f} ms"
-            yield f"| {' | '.join((result['name'], config, speed, step, *shares, *sizes))} |"
+            rounds = str(len(loops[DUET]["rounds_ms"]))
+            cells = (result["name"], config, speed, step, rounds, *shares, *sizes)
+            yield f"| {' | '.join(cells)} |"
 
 
 def _mfu(loop: Mapping[str, Any] | None) -> str:
