@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from benchmarks.common import ROOT
 from training.config import loader
 from training.config.schema import Config
 from training.core.units import GIB
 from training.host import flops
+from training.plan.exchange import LAUNCHES_LEFT
 from training.tasks.gpt import memory_fit
 from training.tasks.gpt.memory import StepWorkload, estimate
 from training.tasks.gpt.model_dims import ModelDims, flops_per_token
@@ -41,8 +43,24 @@ RECOMPUTED = 2 * (2 + 2 + 8 / 3) + 2 * (2 + 1 + 2 + 2 * 8 / 3)
 # the host's time in the calls that launch, for the launches of a step of conservative.
 GAP_US = 1.3
 CALL_US = 8000 / (1229 + 70)
+# The host's time for a step of conservative there, with one block in each graph, and the GPU's for
+# a step of each configuration.
+HOST_MS, HOST_DEPTH = 60.0, 12
+GPU_MS = {"conservative": 40.6, "balanced": 165.8, "aggressive": 522.6}
 # Counted (benchmarks.launches): torch's Muon for each matrix, and Duet's for all.
 TORCH_MUON, DUET_MUON = 34, 68
+
+
+class Launches(NamedTuple):
+    """Kernels of the forward and backward pass: of two micro-batches with separate and with joined
+    products, and of one micro-batch of twice the size."""
+
+    separate: int
+    joined: int
+    one_micro_batch: int
+
+
+LAUNCHES = {"conservative": Launches(1675, 1219, 625)}  # of docs/gpus.md too; others not counted
 
 
 @dataclass(frozen=True)
@@ -57,6 +75,7 @@ class Machine:
 class Step:
     """A step of one of the configurations."""
 
+    name: str
     dims: ModelDims
     tokens: int
     config: Config
@@ -70,13 +89,18 @@ class Step:
     def matrices(self) -> int:
         return 7 * self.dims.depth  # four of attention, three of the MLP
 
+    @property
+    def host_ms(self) -> float:
+        """With one block in each graph."""
+        return HOST_MS * self.dims.depth / HOST_DEPTH
+
 
 def step_of(name: str) -> Step:
     values, _ = loader.load(ROOT / f"configs/dual_gpu/{name}.py")
     config = Config(**{key: value for key, (value, _) in values.items()})
     assert isinstance(config.total_batch_size, int)
     dims = ModelDims(config.depth, VOCABULARY, config.max_seq_len)
-    return Step(dims, config.total_batch_size, config)
+    return Step(name, dims, config.total_batch_size, config)
 
 
 def at_peak_ms(step: Step, gpu: Machine) -> float:
@@ -129,6 +153,28 @@ def wait_ms(_: Step, __: Machine) -> float:
     return CALL_US / 1e3
 
 
+def longest_wait_ms(step: Step, _: Machine) -> float:
+    """The most that a wait costs: nothing of the host's time and the GPU's overlaps any more."""
+    return min(LAUNCHES_LEFT * step.host_ms, GPU_MS[step.name])
+
+
+def joined_ms(step: Step, _: Machine) -> float | None:
+    """Gaps between the kernels that joined products save. None: not counted."""
+    found = LAUNCHES.get(step.name)
+    return None if found is None else (found.separate - found.joined) * GAP_US / 1e3
+
+
+def one_micro_batch_ms(step: Step, _: Machine) -> float | None:
+    """Gaps between the kernels of the second micro-batch. None: not counted."""
+    found = LAUNCHES.get(step.name)
+    return None if found is None else (found.joined - found.one_micro_batch) * GAP_US / 1e3
+
+
+def graphs_ms(step: Step, _: Machine) -> float:
+    """What four blocks in a graph save of the host's time, as far as the GPU waits for it."""
+    return max(0.0, step.host_ms - max(LAUNCHES_LEFT * step.host_ms, GPU_MS[step.name]))
+
+
 def recomputation(step: Step) -> tuple[float, float]:
     """Share of a step for recomputation that fits two GPUs of 32 GB: as the plan chooses it, and
     with whole blocks only."""
@@ -159,16 +205,24 @@ def recomputation(step: Step) -> tuple[float, float]:
     return chosen, least
 
 
-ESTIMATES: dict[str, Callable[[Step, Machine], float]] = {
+ESTIMATES: dict[str, Callable[[Step, Machine], float | None]] = {
     "all operations at the peak": at_peak_ms,
     "bf16 residual stream": stream_ms,
     "batched Muon, GPU": muon_gpu_ms,
     "batched Muon, host": muon_host_ms,
     "half of Muon's symmetric products": symmetric_ms,
     "Muon's shared Gram matrices": shared_gram_ms,
+    "joined products": joined_ms,
+    "four blocks as one graph, on a slow host": graphs_ms,
+    "one micro-batch of twice the size": one_micro_batch_ms,
     "a wait, at least": wait_ms,
+    "a wait, at most": longest_wait_ms,
     "selective recomputation of all blocks (cost)": selective_ms,
 }
+
+
+def _shown(ms: float | None) -> str:
+    return "–" if ms is None else f"{ms:.3g}"
 
 
 def main() -> None:
@@ -180,7 +234,7 @@ def main() -> None:
     gpu, steps = Machine(peak, BANDWIDTH[name]), [step_of(one) for one in CONFIGS]
     print(f"| {name}, ms of a step | {' | '.join(CONFIGS)} |\n|---|---|---|---|")
     for label, compute in ESTIMATES.items():
-        print(f"| {label} | {' | '.join(f'{compute(one, gpu):.3g}' for one in steps)} |")
+        print(f"| {label} | {' | '.join(_shown(compute(one, gpu)) for one in steps)} |")
     shares = [recomputation(one) for one in steps]
     print("| recomputation on 2 × 32 GB: the plan's / whole blocks only |", end="")
     print(f" {' | '.join(f'{100 * a:.0f} % / {100 * b:.0f} %' for a, b in shares)} |")

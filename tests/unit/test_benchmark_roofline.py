@@ -26,6 +26,17 @@ def test_the_estimates_follow_from_the_sizes_of_the_model() -> None:
     assert roofline.selective_ms(step, GPU) == pytest.approx(34 * 768 * 24_576 * 12 / 1e9)
 
 
+def test_estimates_from_measured_launches_and_times() -> None:
+    one, *others = map(roofline.step_of, roofline.CONFIGS)
+    assert roofline.joined_ms(one, GPU) == pytest.approx(456 * 1.3e-3)
+    assert roofline.one_micro_batch_ms(one, GPU) == pytest.approx(594 * 1.3e-3)
+    assert {roofline.joined_ms(step, GPU) for step in others} == {None}, "not counted"
+    assert roofline.graphs_ms(one, GPU) == pytest.approx(60 - 40.6)
+    assert [roofline.graphs_ms(step, GPU) for step in others] == [0.0, 0.0]
+    waits = [roofline.longest_wait_ms(step, GPU) for step in (one, *others)]
+    assert waits == pytest.approx([36.0, 48.0, 60.0])
+
+
 def test_selective_recomputation_costs_less_than_whole_blocks() -> None:
     assert roofline.recomputation(roofline.step_of("balanced")) == (0.0, 0.0)
     chosen, whole = roofline.recomputation(roofline.step_of("aggressive"))
