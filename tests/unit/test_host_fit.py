@@ -88,7 +88,8 @@ def test_the_reason_has_amounts() -> None:
     assert 0 < blocks < 20 and selective == 20 - blocks and chunks > 1
     cost = round(100 * found.load.extra_time)
     assert found.sentence() == (
-        f"activation checkpointing: {blocks} of 20 blocks, {selective} of 20 blocks selectively, "
+        f"activation checkpointing: {blocks} of 20 blocks, {selective} of 20 blocks selectively "
+        "(matrix products and attention are kept), "
         f"loss in {chunks} parts: needed to fit 14 sequences in 20.0 GiB free; "
         f"costs about {cost} % time"
     )
