@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.bench import Bench, check
-from benchmarks.gpu.trainings import launch
+from benchmarks.gpu.trainings import Run, launch
+from training.tasks.memory import gib
+from training.trainer import memory_snapshot
 
 MODEL = {"depth": 4, "max_seq_len": 256, "device_batch_size": 8, "total_batch_size": 4096}
 
@@ -20,16 +23,28 @@ def run(bench: Bench) -> dict[str, Any]:
     restarts = [e for e in one.events if e["event"] == "restart"]
     recovered = [e["seconds"] for e in one.events if e["event"] == "recovered"]
     changes = [e["changes"].get("device_batch_size") for e in restarts]
+    reserved = _reserved(one)
+    kept = f"{gib(reserved)} reserved" if reserved else "no snapshot"
     return {
         "restarts": len(restarts),
         "changes": changes,
         "steps_lost": [e["steps_lost"] for e in restarts],
         "seconds_to_next_step": recovered,
+        "reserved_bytes": reserved,
         "checks": [
             check("smaller batch", changes == [[8, 4]], f"device_batch_size {sizes(changes)}"),
             check("all steps are done", len(one.steps) == 20, f"{len(one.steps)} of 20 steps"),
+            check("memory of the failure is kept", reserved > 0, kept),
         ],
     }
+
+
+def _reserved(one: Run) -> int:
+    """Bytes that torch's allocator had when it failed; 0 without a snapshot of it."""
+    kept = one.folder.memory_snapshot(0)
+    if not kept.exists():
+        return 0
+    return memory_snapshot.digest(pickle.loads(kept.read_bytes()), device=0)["reserved_bytes"]
 
 
 def sizes(changes: Sequence[Sequence[int] | None]) -> str:
