@@ -40,7 +40,7 @@ def _ask(run: rundir.RunDir, record: Record) -> str:
         # Without the name it may be one of another cluster.
         sure = cluster and _is_shown(run)
         return msg("monitor.reason.job_forgotten", job=job) if sure else ""
-    return msg("monitor.reason.job_over", job=job, state=state) if state in slurm_job.OVER else ""
+    return msg("monitor.reason.job_over", job=job, state=state) if slurm_job.is_over(state) else ""
 
 
 def _is_shown(run: rundir.RunDir) -> bool:

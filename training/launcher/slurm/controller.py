@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,12 @@ LIMIT_S = 60  # for an answer of slurmctld, which may be busy
 AWAY = re.compile(r"contact|timed out|connect|Zero Bytes|standby", re.IGNORECASE)
 AWAY_S, RETRY_S = 120.0, 5.0
 PAUSE_S = 60.0  # of ask_if_there(): an attempt may take 10 s
+
+# states of a job that does not start again
+OVER = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "TIMEOUT"),
+)
 
 # When ask_if_there() could not reach a cluster, by its options.
 _away: dict[tuple[str, ...], float] = {}
@@ -46,10 +53,11 @@ def ask(*words: str) -> Answer:
         time.sleep(RETRY_S)
 
 
-def ask_once(*words: str, by: str = "scontrol") -> Answer:
+def ask_once(*words: str, by: str = "scontrol", environ: Mapping[str, str] | None = None) -> Answer:
+    """`environ`: None for that of this process."""
     try:
         done = subprocess.run(
-            [by, *words], capture_output=True, text=True, timeout=LIMIT_S, check=False
+            [by, *words], capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environ
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Answer(1, "", str(error))
@@ -68,16 +76,19 @@ def ask_if_there(*words: str, on: tuple[str, ...] = ()) -> Answer:
 
 
 def queued(script: Path, on: list[str]) -> str | None:
-    """`NUMBER` or `NUMBER;CLUSTER` of this user's job with this script, "" if there is none; None
-    without an answer. `on`: options of another cluster."""
-    # With the header: without it, squeue does not name the cluster.
-    answer = ask_once(*on, "-u", str(os.getuid()), "-o", "%A %o", by="squeue")
+    """`NUMBER` or `NUMBER;CLUSTER` of this user's job with this script that has not ended, "" if
+    there is none; None without an answer. `on`: options of another cluster."""
+    # Without the header squeue does not name the cluster; -a: hidden partitions too.
+    words = ("-a", "-t", "all", "-u", str(os.getuid()), "-o", "%A %T %o")
+    # without the user's own filters and columns
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("SQUEUE_")}
+    answer = ask_once(*on, *words, by="squeue", environ=environ)
     cluster = ""
     for line in answer.out.splitlines():
-        number, _, command = line.partition(" ")
+        number, state, command = [*line.split(None, 2), "", "", ""][:3]
         if number == "CLUSTER:":
-            cluster = f";{command.strip()}"
-        elif command.startswith(str(script)):
+            cluster = f";{state}"
+        elif command.startswith(str(script)) and state not in OVER:
             return number + cluster
     return None if answer.status else ""
 
