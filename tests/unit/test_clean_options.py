@@ -61,6 +61,8 @@ def test_bad_input_is_answered_at_once(tmp_path: Path) -> None:
     for argv, codes in (
         ([], ["clean.what"]),
         (["--what=runs"], ["clean.all_runs"]),
+        (["--what=runs", "--state="], ["flag.no_value"]),
+        (["--what=runs", "--filter"], ["flag.no_value"]),
         (["--what=run", "--state=running"], ["flag.value", "flag.value"]),
         (["--keep=first", "--older_than=30"], ["flag.value", "flag.value"]),
         (["--keep=none,last"], ["flag.value"]),
