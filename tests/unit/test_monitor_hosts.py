@@ -198,6 +198,18 @@ def test_a_slurmctld_that_was_away_is_asked_again(
     assert both(made)[0] == "died"
 
 
+def test_a_slurmctld_that_does_not_answer_holds_the_screen_back_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = scontrol(tmp_path, monkeypatch, "")
+    (tmp_path / "bin/scontrol").write_text(f"#!/bin/sh\necho $* >>{calls}\nexec sleep 60\n")
+    begun = time.monotonic()
+    for name in ("one", "two"):
+        assert both(killed(tmp_path / name, 90))[0] == "running"
+    assert calls.read_text() == "show config\n"
+    assert time.monotonic() - begun < 2 * slurm_job.LIMIT_S
+
+
 def test_slurm_is_not_asked_for_a_run_that_counts_as_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from training.core.messages import msg
 
 QUIET_S = 60.0  # a job of a run that writes is not asked for
 ASK_EVERY_S = 60.0
+LIMIT_S = 3.0  # for an answer: the screen and the exporter wait for it
 
 _answers: dict[Path, tuple[float, str]] = {}  # by run: when it was asked for, sentence
 
@@ -35,7 +36,7 @@ def _ask(run: rundir.RunDir, record: Record) -> str:
         return ""
     from training.launcher.slurm import job as slurm_job
 
-    state = slurm_job.state_elsewhere(job, cluster or "")
+    state = slurm_job.state_elsewhere(job, cluster or "", LIMIT_S)
     if state == slurm_job.FORGOTTEN:
         # Without the name it may be one of another cluster.
         sure = cluster and _is_shown(run)

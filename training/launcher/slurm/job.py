@@ -218,9 +218,9 @@ def _time(text: str, name: str) -> str:
     return found[1] if found else ""
 
 
-def state_elsewhere(job: str, cluster: str) -> str:
+def state_elsewhere(job: str, cluster: str, limit_s: float = controller.LIMIT_S) -> str:
     """The state of a job of any cluster, "": that of this machine, as far as it is known now."""
-    answer = controller.ask_if_there("show", "job", "-o", job, on=controller.on_cluster(cluster))
+    answer = controller.ask_if_there("show", "job", "-o", job, cluster=cluster, limit_s=limit_s)
     return FORGOTTEN if "Invalid job id" in answer.error else _state(answer.out)
 
 
