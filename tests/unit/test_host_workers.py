@@ -35,8 +35,9 @@ def test_shared_memory_is_checked_with_workers_or_nccl(monkeypatch: pytest.Monke
 def test_workers_of_a_validation_are_beside_those_of_the_epoch(line: str) -> None:
     """Those of the epoch keep the batches that they have read ahead."""
     words = ("2", "--device=cpu", "--num_workers=3")
-    for task, most in (((), 3), ((f"--task={line}",), 6)):
-        request = ask(*words, *task, script=LAUNCH)
+    own = f"--task={line}"
+    for more, most in (((), 3), ((own,), 6), ((own, "--eval_every=0"), 3)):
+        request = ask(*words, *more, script=LAUNCH)
         facts = preflight.PreflightContext(request, cast(Any, None), None, "cpu")
         assert (facts.workers, facts.most_workers) == (3, most)
 
