@@ -95,15 +95,27 @@ def test_a_refused_job_leaves_nothing(submit: Submit, project: Path) -> None:
 soak = functools.partial(pytest.param, marks=pytest.mark.soak)
 TIMED_OUT = "echo 'Socket timed out on send/recv operation' >&2; exit 1"
 # from SLURM 20.02 on: with -h it does not print the cluster
-THERE = "case \" $* \" in *' -h '*) ;; *) echo CLUSTER: gpu; echo JOBID COMMAND;; esac; echo 7 '{script}'"
+THERE = "case \" $* \" in *' -h '*) ;; *) echo CLUSTER: gpu; echo JOBID STATE COMMAND;; esac; echo 7 PENDING '{script}'"
+# which squeue shows only if asked to
+SUSPENDED = (
+    "case \"$SQUEUE_STATES $*\" in ' '*' -t all '*) echo 7 SUSPENDED '{script}' --frozen=x;; esac"
+)
+BEGUN = """sed -i 's/"job": null/"job": "7"/' "$(dirname '{script}').json\""""
 
 
 @pytest.mark.parametrize(
     ("sbatch", "squeue", "env", "status", "number", "kept"),
     [
-        (TIMED_OUT, "echo 6 other.sh; echo 7 '{script}' --frozen=x", {}, 0, "7\n", True),
+        (
+            TIMED_OUT,
+            "echo 6 RUNNING other.sh; echo 7 PENDING '{script}' --frozen=x",
+            {},
+            0,
+            "7\n",
+            True,
+        ),
         (TIMED_OUT, TIMED_OUT, {}, 3, "", True),
-        soak("echo Submitted batch job 7", "echo 7 '{script}'", {}, 0, "7\n", True),
+        soak("echo Submitted batch job 7", "echo 7 RUNNING '{script}'", {}, 0, "7\n", True),
         soak(TIMED_OUT, THERE, {"SLURM_CLUSTERS": "gpu"}, 0, "7\n", True),
         # which squeue does not read
         (
@@ -114,7 +126,12 @@ THERE = "case \" $* \" in *' -h '*) ;; *) echo CLUSTER: gpu; echo JOBID COMMAND;
             "7\n",
             True,
         ),
-        soak(TIMED_OUT, "echo 6 other.sh", {}, 3, "", False),
+        (TIMED_OUT, SUSPENDED, {"SQUEUE_STATES": "R"}, 0, "7\n", True),
+        soak(TIMED_OUT, "echo 6 RUNNING other.sh", {}, 3, "", False),
+        # of an earlier run with this name
+        soak(TIMED_OUT, "echo 5 CANCELLED '{script}'", {}, 3, "", False),
+        # it has ended by now, and squeue has forgotten it
+        soak(TIMED_OUT, BEGUN, {}, 0, "7\n", True),
     ],
 )
 def test_a_job_that_was_accepted_without_an_answer_keeps_its_run(
@@ -132,7 +149,7 @@ def test_a_job_that_was_accepted_without_an_answer_keeps_its_run(
     out, errors = done.communicate()
     assert (done.returncode, out) == (status, number), errors
     assert (project / "experiments/one/code.json").is_file() == kept
-    assert ("scancel -M gpu 7" in errors) == bool(env)
+    assert ("scancel -M gpu 7" in errors) == any("CLUSTERS" in name for name in env)
     assert ("refused" in errors) != kept
 
 

@@ -39,7 +39,9 @@ def test_an_empty_variable_does_not_select_every_run(tmp_path: Path, given: str)
         ),
         (["exp_*", "--yes"], ["'exp_*' --keep=last,best", "'exp_*' --what=runs"]),
         (["--keep=first", "--yes"], ["--keep=last,best"]),
-        (["--what=logs", "--yes=1"], ["--what=logs --yes"]),
+        (["--what=logs", "--yes=1"], ["--what=logs"]),
+        (["--yess", "--what=runs", "--older_than=3x"], ["--what=runs --older_than=30d"] * 2),
+        (["--yes=true", "--what=runs", "--stat=failed"], ["--what=runs --state=failed"] * 2),
         (["--what=runs", "--filter=los<3"], ["--what=runs --filter='loss<3'"]),
         (["--what=runs", "exp_*,los<3", "done"], ["'exp_*,loss<3' done --what=runs"]),
         (
@@ -61,6 +63,8 @@ def test_bad_input_is_answered_at_once(tmp_path: Path) -> None:
     for argv, codes in (
         ([], ["clean.what"]),
         (["--what=runs"], ["clean.all_runs"]),
+        (["--what=runs", "--state="], ["flag.no_value"]),
+        (["--what=runs", "--filter"], ["flag.no_value"]),
         (["--what=run", "--state=running"], ["flag.value", "flag.value"]),
         (["--keep=first", "--older_than=30"], ["flag.value", "flag.value"]),
         (["--keep=none,last"], ["flag.value"]),

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
 from tests.cases import each
 from training.config.batch import Batch
@@ -150,6 +150,7 @@ class Opened(Dataset[Any]):
     """The number of a sample, and the process that read it."""
 
     broken = False
+    most_readers: int | None = None
 
     def __len__(self) -> int:
         return 10
@@ -185,6 +186,23 @@ def test_a_rank_with_workers_reads_no_sample_itself() -> None:
     evaluate(made)
     assert torch.equal(torch.get_rng_state(), drawn), "as without workers"
     assert not multiprocessing.active_children()
+
+
+def test_the_readers_of_a_part_of_a_data_set_are_limited_as_its_own() -> None:
+    """Of several data sets, by the smallest limit."""
+
+    def limited(most: int | None) -> Opened:
+        data = Opened()
+        data.most_readers = most
+        return data
+
+    half, rest = random_split(limited(0), [5, 5])
+    joined = ConcatDataset([limited(3), Subset(limited(2), [1]), limited(None)])
+    preferred = Subset(limited(0), [1, 2])
+    preferred.most_readers = 1  # type: ignore[attr-defined]
+    for data, most in ((half, 0), (rest, 0), (joined, 2), (preferred, 1), (Subset(joined, [0]), 2)):
+        assert Samples(data, 1, drawn=False).most_readers == most
+    assert Samples(Subset(limited(None), [0]), 1, drawn=False).most_readers is None
 
 
 def test_workers_that_preflight_counts_for_a_validation() -> None:

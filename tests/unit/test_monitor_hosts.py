@@ -18,6 +18,7 @@ from training.monitor.rank_states import RankStates
 from training.monitor.run_list import RunTable
 from training.monitor.runs import facts
 from training.watchdog import discovery
+from training.watchdog.probes import procfs
 
 GONE = 1 << 30  # no pid of this machine
 HERE = os.uname().nodename
@@ -99,6 +100,23 @@ def test_ranks_of_another_launcher_on_several_machines(
     assert looked[2:] == [GONE]
 
 
+def test_ranks_of_another_user_are_on_this_machine_if_they_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their mappings cannot be read. A process younger than a beat has reused its PID."""
+    place = {"kind": "rank", "local_world_size": 1, "world_size": 3}
+    made, now = Made(tmp_path / "experiments/srun", ranks=3, place=place).steps(), time.time()
+    for rank, pid, at in ((0, os.getpid(), now), (1, os.getpid(), now - 1e7), (2, GONE, now)):
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time", lambda at=at: at)
+            Heartbeat(made.run.heartbeat(rank), rank, pid=pid).beat("forward")
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("environ"))
+    monkeypatch.setattr(procfs, "_memory", lambda pid, name: b"")
+    ranks = RankStates(made.run)
+    for _ in range(2):
+        assert [r["alive"] for r in ranks.read(made.plan, {}, 0.0)] == [True, None, None]
+
+
 def test_a_resume_on_another_machine_before_its_first_step(srun: Made) -> None:
     """It is not taken for a resume that has ended, which restores the plan before it."""
     srun.summary()
@@ -178,6 +196,18 @@ def test_a_slurmctld_that_was_away_is_asked_again(
     (tmp_path / "away").unlink()
     later[0] = max(controller.PAUSE_S, slurm_job.ASK_EVERY_S) + 1
     assert both(made)[0] == "died"
+
+
+def test_a_slurmctld_that_does_not_answer_holds_the_screen_back_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = scontrol(tmp_path, monkeypatch, "")
+    (tmp_path / "bin/scontrol").write_text(f"#!/bin/sh\necho $* >>{calls}\nexec sleep 60\n")
+    begun = time.monotonic()
+    for name in ("one", "two"):
+        assert both(killed(tmp_path / name, 90))[0] == "running"
+    assert calls.read_text() == "show config\n"
+    assert time.monotonic() - begun < 2 * slurm_job.LIMIT_S
 
 
 def test_slurm_is_not_asked_for_a_run_that_counts_as_dead(

@@ -161,7 +161,7 @@ def _withdraw(frozen: FrozenJob) -> int:
             msg("cli.submit.maybe_submitted", path=frozen.run.path, code=int(Exit.RESOURCES))
         )
         return Exit.RESOURCES
-    if job:
+    if job := job or frozen.facts()["job"]:  # one that has begun, and ended by now
         print(job)
     else:
         frozen.withdraw()

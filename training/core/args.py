@@ -252,7 +252,7 @@ def _value(name: str, flag: Flag, text: str | None, again: str) -> tuple[Problem
             "flag.unexpected_value",
             msg("core.args.unexpected_value", name=name, text=text),
             msg("core.args.takes_none"),
-            [f"{again} --{name}"],
+            [_corrected(again, name, flag)],
             key,
         )
         return wrong if text is not None else None, True
@@ -269,10 +269,16 @@ def _value(name: str, flag: Flag, text: str | None, again: str) -> tuple[Problem
     try:
         return None, flag.read(text)
     except ValueError:
-        fixes = [*(f"{again} --{name}={value}" for value in flag.near(text)), *flag.fixes]
+        near = [_corrected(again, name, flag, f"={value}") for value in flag.near(text)]
+        fixes = [*near, *flag.fixes]
         return Problem(
             "flag.value", msg("core.args.is", name=name, text=text), flag.allowed, fixes, key
         ), None
+
+
+def _corrected(again: str, name: str, flag: Flag, value: str = "") -> str:
+    """`again` with the flag, written correctly."""
+    return f"{again} --{name}{value}" if flag.repeated else again
 
 
 def nearest(word: str, flags: Mapping[str, Flag]) -> str:
@@ -285,7 +291,7 @@ def _unknown(
     # Suggesting a flag without its value would only cause the next error.
     fits = near and (text or not flags[near].read)
     value = f"={shlex.quote(text or '')}" if near and flags[near].read else ""
-    fix = f"{again} --{near}{value}" if fits else f"{command} --help"
+    fix = _corrected(again, near, flags[near], value) if fits else f"{command} --help"
     return Problem(
         "flag.unknown",
         msg("core.args.unknown", word=word),

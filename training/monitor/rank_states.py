@@ -10,6 +10,7 @@ from training.core.jsonl import Record, dig, items, mtime, whole
 from training.host.placement import RANK
 from training.monitor import host_stats
 from training.watchdog import discovery
+from training.watchdog.probes import procfs
 
 if TYPE_CHECKING:
     from training.core.contracts.state import RankState
@@ -109,6 +110,8 @@ class RankStates:
             return False
         if self._here.get(beat.rank) == beat.pid:
             return False
+        if procfs.is_closed(beat.pid):  # another user's: it is the rank if it is old enough
+            return not host_stats.alive({"pid": beat.pid}, beat.wall_time)
         now, (pid, at) = time.monotonic(), self._looked.get(beat.rank, (0, 0.0))
         if pid == beat.pid and now - at < LOOK_S:
             return True

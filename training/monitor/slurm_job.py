@@ -13,6 +13,7 @@ from training.core.messages import msg
 
 QUIET_S = 60.0  # a job of a run that writes is not asked for
 ASK_EVERY_S = 60.0
+LIMIT_S = 3.0  # for an answer: the screen and the exporter wait for it
 
 _answers: dict[Path, tuple[float, str]] = {}  # by run: when it was asked for, sentence
 
@@ -35,12 +36,12 @@ def _ask(run: rundir.RunDir, record: Record) -> str:
         return ""
     from training.launcher.slurm import job as slurm_job
 
-    state = slurm_job.state_elsewhere(job, cluster or "")
+    state = slurm_job.state_elsewhere(job, cluster or "", LIMIT_S)
     if state == slurm_job.FORGOTTEN:
         # Without the name it may be one of another cluster.
         sure = cluster and _is_shown(run)
         return msg("monitor.reason.job_forgotten", job=job) if sure else ""
-    return msg("monitor.reason.job_over", job=job, state=state) if state in slurm_job.OVER else ""
+    return msg("monitor.reason.job_over", job=job, state=state) if slurm_job.is_over(state) else ""
 
 
 def _is_shown(run: rundir.RunDir) -> bool:

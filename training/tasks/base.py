@@ -200,7 +200,7 @@ class Samples(BatchDataset):
         self, data: Dataset[Any], seed: int, *, drawn: bool, task: type[Task] = Task
     ) -> None:
         self.data, self.seed, self.drawn, self.task = data, seed, drawn, task
-        self.most_readers = getattr(data, "most_readers", None)
+        self.most_readers = _most_readers(data)
 
     def __len__(self) -> int:
         return len(self.data)  # type: ignore[arg-type]
@@ -237,6 +237,18 @@ def _innermost(data: Any, index: Any) -> tuple[Any, Any]:
         else:
             break
     return data, index
+
+
+def _most_readers(data: Any) -> int | None:
+    """`most_readers` of the dataset, or of those that torch's Subset and ConcatDataset read."""
+    own: int | None = getattr(data, "most_readers", None)
+    if own is not None:
+        return own
+    if isinstance(data, Subset):
+        return _most_readers(data.dataset)
+    parts = data.datasets if isinstance(data, ConcatDataset) else []
+    limits = (_most_readers(part) for part in parts)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def moved(batch: Any, device: torch.device) -> Any:

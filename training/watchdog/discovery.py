@@ -3,7 +3,6 @@ training."""
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import NamedTuple
@@ -107,7 +106,7 @@ def of_process(pid: int) -> dict[int, int]:
                 [msg("core.args.list_pythons")],
             )
         )
-    if process.parent != 0 and not os.access(f"/proc/{pid}/environ", os.R_OK):
+    if process.parent != 0 and procfs.is_closed(pid):
         text = msg("watchdog.find.not_allowed", pid=pid)
         raise UserError(
             Problem(

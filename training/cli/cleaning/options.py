@@ -76,7 +76,7 @@ def parse(argv: list[str], root: Path = WORK) -> CleanOptions:
         return options
     known = functools.cache(lambda: facts.option_names(options.dir))
     given = [("", word) for word in line.words]
-    given += [(flag, values[flag]) for flag in ("state", "filter") if flag in values]
+    given += [(flag, values[flag]) for flag in ("state", "filter") if values.get(flag)]
     options.states = line.choices("state", CLEANABLE)
     options.what = line.choices("what", PARTS)
     options.names, options.terms = terms.read(line, known)

@@ -34,7 +34,7 @@ def reason(run: RunFacts) -> str:
     cluster = text({**record, **newest}.get("cluster")) or ""
     state = slurm_job.state_elsewhere(job, cluster)
     if state not in (slurm_job.UNKNOWN, slurm_job.FORGOTTEN):
-        return "" if state in slurm_job.OVER else msg("cli.clean.queued", job=job, state=state)
+        return "" if slurm_job.is_over(state) else msg("cli.clean.queued", job=job, state=state)
     # this machine has no SLURM, for example
     return (
         msg("cli.clean.queued_unknown", job=job) if waits and time.time() - at < ELSEWHERE_S else ""

@@ -29,11 +29,6 @@ LAST_NODE_S = int(TOGETHER_S)  # between the end of the first supervisor and the
 STEP = ("--cpu-bind=none", "--export=ALL")
 RUNNING, UNKNOWN = "RUNNING", "unknown"  # states of a job; the second one without an answer
 FORGOTTEN = "forgotten"  # ended longer than MinJobAge ago (300 s by default)
-# states of a job that does not start again
-OVER = (
-    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
-    *("PREEMPTED", "REVOKED", "TIMEOUT"),
-)
 FROM_SIGNAL = 128  # added by a shell, and srun, to the number of the signal that ended a process
 
 
@@ -223,10 +218,15 @@ def _time(text: str, name: str) -> str:
     return found[1] if found else ""
 
 
-def state_elsewhere(job: str, cluster: str) -> str:
+def state_elsewhere(job: str, cluster: str, limit_s: float = controller.LIMIT_S) -> str:
     """The state of a job of any cluster, "": that of this machine, as far as it is known now."""
-    answer = controller.ask_if_there("show", "job", "-o", job, on=controller.on_cluster(cluster))
+    answer = controller.ask_if_there("show", "job", "-o", job, cluster=cluster, limit_s=limit_s)
     return FORGOTTEN if "Invalid job id" in answer.error else _state(answer.out)
+
+
+def is_over(state: str) -> bool:
+    """Whether a job in this state does not start again."""
+    return state in controller.OVER
 
 
 def _state(text: str) -> str:

@@ -93,7 +93,11 @@ class PreflightContext:
     @property
     def most_workers(self) -> int:
         """Per rank, during a validation: those of the epoch keep their batches."""
-        more = isinstance(self.request, Request) and self.request.kind.validation_workers
+        more = (
+            isinstance(self.request, Request)
+            and self.request.config.eval_every > 0
+            and self.request.kind.validation_workers
+        )
         return self.workers * (2 if more else 1)
 
 

@@ -206,6 +206,12 @@ def lock_holders() -> dict[int, int]:
     return found
 
 
+def is_closed(pid: int) -> bool:
+    """Does it exist, but is it another user's, whose memory and environment cannot be read?"""
+    # not by maps, whose mode allows everyone to read
+    return os.path.exists(f"/proc/{pid}") and not os.access(f"/proc/{pid}/environ", os.R_OK)
+
+
 def environment(pid: int) -> dict[str, str]:
     """Environment of a process at its start; {} without permission."""
     words = _memory(pid, "environ").split(b"\0")
