@@ -21,8 +21,8 @@ from training.inspector import distributed
 from training.launcher import endings, rank_end
 from training.launcher.outcome import Outcome
 from training.trainer import error_file
+from training.trainer.rank_data import RankEnded
 from training.trainer.sanity_checks import NotFinite
-from training.trainer.worker import RankEnded
 
 
 @pytest.fixture
