@@ -75,7 +75,7 @@ def test_the_first_failure_is_the_card_and_others_are_one_line(
         (NotFinite("loss is nan on rank 1 at step 5", 1), "nan_loss", 1),
         (OSError(errno.ENOSPC, "No space left on device"), "disk_full", 1),
         (RuntimeError("Connection closed by peer [10.0.0.2]:4"), "peer_died", 1),
-        (RankEnded("rank 0 has ended"), "peer_died", 0),
+        (RankEnded("rank 0 has ended", 0), "peer_died", 0),
     ],
 )
 def test_causes_of_a_rank_alone(

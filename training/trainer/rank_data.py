@@ -3,14 +3,17 @@ machine that has not its files, while the others wait."""
 
 from __future__ import annotations
 
+import json
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from training.core import heartbeat, rundir, standing
-from training.core.errors import UserError
+from training.core import heartbeat, phase_timeouts, rundir, standing
+from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host import placement
 
@@ -22,16 +25,24 @@ if TYPE_CHECKING:
     from training.inspector.distributed import World
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-POLL_S = 0.05
-FIRST, TOLD, READY = "data/first", "data/told", "data/ready"
+POLL_S, MANY = 0.05, 64  # the store answers all ranks
+ALIVE_S = 10.0  # between two additions to ALIVE
+REPORT_S = 0.5  # a rank that has failed reports it before the others end
+SHOWN = 16  # ranks
+FIRST, PUBLISHED, READY = "data/first", "data/published", "data/ready"
+ALIVE, COUNT, FAILED = "data/alive", "data/count", "data/failed"
 
 Found = TypeVar("Found")
 
 
 class RankEnded(RuntimeError):
-    """Rank 0 has ended while this one waited for it."""
+    """Another rank has ended while this one waited for its data. `rank`: None if unknown."""
 
-    rank, of_code = 0, False  # the guilty one; the line that raised it is that of the check
+    of_code = False  # the line that raised it is that of the check
+
+    def __init__(self, text: str, rank: int | None) -> None:
+        super().__init__(text)
+        self.rank = rank
 
 
 def prepared(
@@ -46,13 +57,14 @@ def prepared(
         return None
     several = not supervised and not placement.on_one_machine(plan["place"])
     shared = plan.get("shared", True)
-    peers = Peers(world)
+    limit_s = phase_timeouts.backstop_s(plan["config"]["hang_timeout"], supervised=supervised)
+    peers = Peers(world, limit_s)
     first = peers.first_here() if several and not shared else 0
     if world.rank == first and not supervised:
-        heartbeat.current.beat("preparing data")
-        data: PreparedCorpus | None = _prepare_alone(run, plan)
+        with peers.preparing():
+            data: PreparedCorpus | None = _prepare_alone(run, plan)
     else:
-        data = peers.wait_for(lambda: prepared_cache.published(run))
+        data = peers.wait_for(lambda: prepared_cache.published(run), lambda: [first])
         if several and shared:
             data = _of_this_machine(run, plan, peers, data)
     if several:
@@ -69,17 +81,15 @@ def _of_this_machine(
 
     first = peers.first_here()
     if first != peers.rank:
-        if own := peers.wait_for(lambda: peers.told_by(first)):
+        if own := peers.wait_for(lambda: peers.published_by(first), lambda: [first]):
             os.environ[prepared_cache.OWN] = own
     elif Path(published.folder).exists():
-        peers.tell("")
+        peers.publish("")
     else:
-        heartbeat.current.beat("preparing data")
         place = cast("PlaceRecord", {**plan["place"], "node_rank": -1})  # data.json is rank 0's
-        try:
+        with peers.preparing():
             prepared_cache.prepare(run, {**plan, "place": place})
-        finally:
-            peers.tell(os.environ.get(prepared_cache.OWN, ""))
+        peers.publish(os.environ.get(prepared_cache.OWN, ""))
     return prepared_cache.published(run)
 
 
@@ -97,37 +107,112 @@ def _prepare_alone(run: rundir.RunDir, plan: Plan) -> PreparedCorpus:
 
 
 class Peers:
-    """The other ranks, as far as their data are concerned, by the ranks' store."""
+    """The other ranks, as far as their data are concerned, by the ranks' store. All methods raise
+    RankEnded if it is gone: it ends with rank 0 or with the launcher. `limit_s`: of a wait in which
+    no rank prepares data."""
 
-    def __init__(self, world: World) -> None:
-        self.rank, self._size = world.rank, world.world_size
+    def __init__(self, world: World, limit_s: float) -> None:
+        self.rank, self._size, self._limit_s = world.rank, world.world_size, limit_s
 
     def first_here(self) -> int:
         """The first rank of this machine that has asked."""
-        key = f"{FIRST}/{machine()}"
-        return int(_store().compare_set(key, "", str(self.rank)).decode())
+        with _store() as store:
+            first = store.compare_set(f"{FIRST}/{machine()}", "", str(self.rank))
+        return int(first.decode())
 
-    def tell(self, text: str) -> None:
-        """Tell the other ranks of this machine where their data are; '': those of rank 0."""
-        _store().set(f"{TOLD}/{self.rank}", text)
+    def publish(self, text: str) -> None:
+        """The data of this machine, for its other ranks; '': those of rank 0."""
+        with _store() as store:
+            store.set(f"{PUBLISHED}/{self.rank}", text)
 
-    def told_by(self, rank: int) -> str | None:
-        key = f"{TOLD}/{rank}"
-        return _store().get(key).decode() if _store().check([key]) else None
+    def published_by(self, rank: int) -> str | None:
+        with _store() as store:
+            key = f"{PUBLISHED}/{rank}"
+            return store.get(key).decode() if store.check([key]) else None
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """While entered, the others wait as long as this process lives. If it fails, they end."""
+        heartbeat.current.beat("preparing data")
+        if self._size == 1:
+            yield
+            return
+        ended = threading.Event()
+        threading.Thread(target=self._show_life, args=(ended,), daemon=True).start()
+        try:
+            yield
+        except Exception as error:
+            with suppress(RankEnded), _store() as store:
+                store.set(FAILED, json.dumps(self._failure(error)))
+            raise
+        finally:
+            ended.set()
+
+    def _show_life(self, ended: threading.Event) -> None:
+        with suppress(RankEnded):
+            while not ended.is_set():
+                with _store() as store:
+                    store.add(ALIVE, 1)
+                ended.wait(ALIVE_S)
+
+    def _failure(self, error: Exception) -> dict[str, object]:
+        if not isinstance(error, UserError):
+            return {"rank": self.rank}
+        rank, host = self.rank, os.uname().nodename
+        found = []
+        for one in error.problems:
+            what = "\n".join(one.lines())
+            text = msg("cli.train.of_rank", rank=rank, host=host, what=what)
+            found.append({"code": one.code, "text": text})
+        return {"rank": rank, "code": int(error.code), "problems": found}
 
     def wait_for_all(self) -> None:
         """A machine may prepare its data for longer than a collective may take."""
         keys = [f"{READY}/{rank}" for rank in range(self._size)]
-        _store().set(keys[self.rank], "")
-        self.wait_for(lambda: _store().check(keys) or None)
+        with _store() as store:
+            store.set(keys[self.rank], "")
+            store.add(COUNT, 1)
 
-    def wait_for(self, look: Callable[[], Found | None]) -> Found:
-        """What `look` finds. Raises RankEnded."""
+        def all_ready() -> bool | None:
+            with _store() as store:
+                return store.add(COUNT, 0) == self._size or None
+
+        def missing() -> list[int]:
+            with _store() as store:
+                return [rank for rank, key in enumerate(keys) if not store.check([key])]
+
+        self.wait_for(all_ready, missing)
+
+    def wait_for(self, look: Callable[[], Found | None], missing: Callable[[], list[int]]) -> Found:
+        """What `look` finds. `missing`: the ranks that this one waits for. Raises RankEnded, and
+        UserError if another rank has rejected its data."""
         heartbeat.current.beat("waiting for data")
+        before, since = -1, time.monotonic()
         while (found := look()) is None:
-            _prove_rank_0_lives()
-            time.sleep(POLL_S)
+            now = self._progress()
+            if now != before:
+                before, since = now, time.monotonic()
+            elif time.monotonic() - since > self._limit_s:
+                ranks = missing()
+                shown = ", ".join(map(str, ranks[:SHOWN])) + (" …" if len(ranks) > SHOWN else "")
+                text = msg("trainer.data.silent", ranks=shown, limit_s=self._limit_s)
+                raise RankEnded(text, ranks[0] if len(ranks) == 1 else None)
+            time.sleep(POLL_S * max(1.0, self._size / MANY))
         return found
+
+    def _progress(self) -> int:
+        """A number that grows while a rank prepares data. Raises the failure of another rank."""
+        with _store() as store:
+            if not store.check([FAILED]):
+                return store.add(ALIVE, 0) + store.add(COUNT, 0)
+            failed = json.loads(store.get(FAILED))
+        time.sleep(REPORT_S)
+        if "code" not in failed:
+            raise _ended(failed["rank"])
+        # the console of rank 0 may be another one
+        own = self.rank == 0
+        problems = [Problem(one["code"], one["text"]) for one in failed["problems"] if own]
+        raise UserError(problems, Exit(failed["code"]), said_by_another=not own)
 
 
 def machine() -> str:
@@ -139,16 +224,15 @@ def machine() -> str:
     return f"{os.uname().nodename} {boot} {standing.pid_namespace()}"
 
 
-def _store() -> dist.Store:
+@contextmanager
+def _store() -> Iterator[dist.Store]:
     from torch.distributed import distributed_c10d
 
-    return distributed_c10d._get_default_store()
-
-
-def _prove_rank_0_lives() -> None:
-    """Check the ranks' store, which ends with rank 0 or with the launcher. Raises RankEnded if
-    it is gone."""
     try:
-        _store().check([FIRST])
+        yield distributed_c10d._get_default_store()
     except RuntimeError as error:
-        raise RankEnded(msg("trainer.data.rank_ended")) from error
+        raise _ended(0) from error
+
+
+def _ended(rank: int) -> RankEnded:
+    return RankEnded(msg("trainer.data.rank_ended", rank=rank), rank)
