@@ -17,6 +17,7 @@ from training.cli import draft, restarted
 from training.core import standing
 from training.core.errors import Exit
 from training.core.rundir import ASKED, RunDir, read_json, write_json
+from training.plan.preflight import startup_checks
 
 AGENT = standing.identity(1)
 
@@ -94,3 +95,20 @@ def test_a_rank_with_nothing_to_resume_exits(
     monkeypatch.setattr(restarted, "resume", lambda *of: 75)
     environ = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1"}
     assert draft.draft([f"--out_dir={tmp_path}"], environ, 1) == 75
+
+
+def test_restarted_ranks_do_not_wait_for_silence_of_the_attempt_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun has ended it, on all machines."""
+    run = begun_by([AGENT], tmp_path, [])
+    starter = {**AGENT, "host": "another"}
+    write_json(run.plan, {**(read_json(run.plan) or {}), "starter": starter})
+    run.event("resume", step=0)
+    (check,) = startup_checks.not_running(run, waits=False)
+    assert check.status == "warning"
+    monkeypatch.setenv("DUET_RESTARTED", "1")
+    assert startup_checks.not_running(run, waits=False) == []
+    monkeypatch.setattr(startup_checks.running, "pid_of", lambda run: 7)
+    (check,) = startup_checks.not_running(run, waits=True)
+    assert check.status == "error"
