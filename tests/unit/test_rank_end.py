@@ -18,7 +18,7 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.rundir import RunDir, read_json, read_records, write_json
 from training.host.process import StopAsked
 from training.inspector import distributed
-from training.launcher import endings, rank_end
+from training.launcher import endings, failure_report, rank_end
 from training.launcher.outcome import Outcome
 from training.trainer import error_file
 from training.trainer.rank_data import RankEnded
@@ -162,6 +162,28 @@ def test_rank_0_reports_its_problem_although_a_rank_of_another_machine_was_first
     plan["place"]["nnodes"] = nnodes
     error = UserError(Problem("data.differs", "planted"), said_by_another=reported)
     assert train._report(error, run, plan, watched=True) == Exit.CONFIG
+    assert ("planted" in capfd.readouterr().err) == shown
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "ended", "shown"),
+    [(1, [(1, 2), (0, 2)], True), (2, [(1, 2), (0, 2)], False), (2, [(1, 2), (0, 1)], True)],
+)
+def test_what_rank_0_has_reported_too_is_not_repeated(
+    run: RunDir,
+    plan: Plan,
+    capfd: pytest.CaptureFixture[str],
+    nnodes: int,
+    ended: list[tuple[int | None, int]],
+    shown: bool,
+) -> None:
+    """On one machine it reports nothing if another rank was first."""
+    rejected = {"code": "data.differs", "text": "planted"}
+    verdicts.report_error(run, 1, "UserError", "planted", rejected=[rejected], exit_code=2)
+    plan["place"]["nnodes"] = nnodes
+    outcome = Outcome(ended=ended, guilty=(1, 2), here=(1, 2))
+    record = failure_report.failure(outcome, run, plan)
+    endings.report_end(run, plan, outcome, record, "")
     assert ("planted" in capfd.readouterr().err) == shown
 
 
