@@ -144,6 +144,22 @@ def test_a_rank_that_alone_rejects_its_input_reports_it(
         assert all(word in text for word in ("rank 1", socket.gethostname(), "planted", "command"))
 
 
+def test_a_rejected_input_is_reported_on_a_full_disk(
+    run: RunDir, plan: Plan, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*of: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(error_file.rundir, "write_json", full)
+    error_file.note(run, 1, UserError(Problem("data.differs", "planted: at least")))
+    printed = capfd.readouterr().err.partition("; ")[2]
+    outcome = Outcome(guilty=(1, 2), here=(1, 2), unwritten={1: printed.strip()})
+    record = failure_report.failure(outcome, run, plan)
+    assert [one["text"] for one in record["rejected"]] == ["planted: at least"]
+    endings.report_end(run, plan, outcome, record, "")
+    assert "planted: at least" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("nnodes", "reported", "shown"), [(1, False, False), (2, False, True), (2, True, False)]
 )
