@@ -15,7 +15,7 @@ from training.cli import draft, train
 from training.core import log
 from training.core.contracts.plan import Plan
 from training.core.errors import Exit, Problem, UserError
-from training.core.rundir import RunDir, read_json, read_records, write_json
+from training.core.rundir import VARIABLE, RunDir, read_json, read_records, write_json
 from training.host.process import StopAsked
 from training.inspector import distributed
 from training.launcher import endings, failure_report, rank_end
@@ -114,6 +114,15 @@ def test_a_rejected_input_is_recorded_without_a_card(
     found = read_json(run.failure) or {}
     assert (found["cause"], found["rank"], found["exit_code"]) == ("config_error", 0, Exit.CONFIG)
     assert capfd.readouterr().err == ""
+
+
+def test_a_plan_of_a_later_version_is_reported(
+    run: RunDir, plan: Plan, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_json(run.plan, {**plan, "schema_version": 99})
+    environ = {VARIABLE: str(run.path), train.SUPERVISED: "1"}
+    assert train.main([], environ) == Exit.CONFIG
+    assert "99" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
