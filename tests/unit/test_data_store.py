@@ -5,26 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from tests.conftest import wait_until
 from tests.unit.conftest import ROOT, only
 from training.config.schema import FIELDS, Config
 from training.core import manifest
-from training.core.contracts.plan import Plan
 from training.core.errors import Exit, UserError
 from training.core.rundir import RunDir
 from training.data import tokenizer
 from training.data.prepared_corpus import PreparedCorpus, content
-from training.inspector.distributed import World
-from training.trainer import prepared_cache, worker
+from training.trainer import prepared_cache
 
 Write = Callable[..., str]
 
@@ -90,59 +83,6 @@ def test_a_machine_with_another_text_has_its_own_numbers_of_tokens(
     with pytest.raises(UserError) as caught:
         prepared_cache.published(run)
     assert caught.value.said_by_another
-
-
-def test_a_machine_without_the_folder_of_rank_0_prepares_the_text_itself(
-    write: Write, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run directory is on a common disk, clones and prepared data are not."""
-    monkeypatch.setenv(prepared_cache.OWN, "")
-    monkeypatch.delenv(worker.SUPERVISED, raising=False)
-    asked = plan(write("a.txt", "some text" * 100)) | {
-        "task": {"name": "gpt", "file": None},
-        "place": {"kind": "rank", "node_rank": 0, "local_world_size": 2, "world_size": 4},
-    }
-    first = prepared_cache.prepare(run, asked, tmp_path / "cache")
-    Path(first.folder).rename(tmp_path / "of rank 0")
-    published = run.data.read_bytes()
-    store = dist.HashStore()
-    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
-    monkeypatch.setattr(worker.heartbeat, "current", SimpleNamespace(beat=lambda _: None))
-    prepare = prepared_cache.prepare
-    monkeypatch.setattr(prepared_cache, "prepare", lambda *of: prepare(*of, tmp_path / "cache1"))
-    for rank in range(4):
-        store.set(f"data/ready/{rank}", "")
-    found = []
-    for rank in (2, 3):
-        os.environ[prepared_cache.OWN] = ""
-        world = World(rank, rank - 2, 4, torch.device("cpu"), "gloo", "-")
-        found.append(worker._data(run, cast(Plan, asked), world))
-    assert found[0] == found[1] and found[0]
-    assert Path(found[0].folder).parent == tmp_path / "cache1"
-    assert run.data.read_bytes() == published
-
-
-def test_rank_0_waits_for_data_of_other_machines_without_a_limit(
-    write: Write, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A collective would end with an error while another machine prepares its text."""
-    monkeypatch.delenv(worker.SUPERVISED, raising=False)
-    asked = plan(write("a.txt", "some text" * 100)) | {
-        "task": {"name": "gpt", "file": None},
-        "place": {"kind": "rank", "node_rank": 0, "local_world_size": 1, "world_size": 2},
-    }
-    store = dist.HashStore()
-    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
-    monkeypatch.setattr(worker.heartbeat, "current", SimpleNamespace(beat=lambda _: None))
-    prepare = prepared_cache.prepare
-    monkeypatch.setattr(prepared_cache, "prepare", lambda *of: prepare(*of, tmp_path / "cache"))
-    world = World(0, 0, 2, torch.device("cpu"), "gloo", "-")
-    with ThreadPoolExecutor(1) as pool:
-        data = pool.submit(worker._data, run, cast(Plan, asked), world)
-        wait_until(lambda: store.check(["data/ready/0"]), 30, "rank 0 has its data")
-        assert not data.done()
-        store.set("data/ready/1", "")
-        assert data.result() == prepared_cache.published(run)
 
 
 def test_the_configured_text_field_is_used(write: Write, run: RunDir, tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from training.cli import draft, train
 from training.core import log
 from training.core.contracts.plan import Plan
 from training.core.errors import Exit, Problem, UserError
-from training.core.rundir import RunDir, read_json, read_records, write_json
+from training.core.rundir import VARIABLE, RunDir, read_json, read_records, write_json
 from training.host.process import StopAsked
 from training.inspector import distributed
-from training.launcher import endings, rank_end
+from training.launcher import endings, failure_report, rank_end
 from training.launcher.outcome import Outcome
 from training.trainer import error_file
+from training.trainer.rank_data import RankEnded
 from training.trainer.sanity_checks import NotFinite
-from training.trainer.worker import RankEnded
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_the_first_failure_is_the_card_and_others_are_one_line(
         (NotFinite("loss is nan on rank 1 at step 5", 1), "nan_loss", 1),
         (OSError(errno.ENOSPC, "No space left on device"), "disk_full", 1),
         (RuntimeError("Connection closed by peer [10.0.0.2]:4"), "peer_died", 1),
-        (RankEnded("rank 0 has ended"), "peer_died", 0),
+        (RankEnded("rank 0 has ended", 0), "peer_died", 0),
     ],
 )
 def test_causes_of_a_rank_alone(
@@ -116,6 +116,15 @@ def test_a_rejected_input_is_recorded_without_a_card(
     assert capfd.readouterr().err == ""
 
 
+def test_a_plan_of_a_later_version_is_reported(
+    run: RunDir, plan: Plan, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_json(run.plan, {**plan, "schema_version": 99})
+    environ = {VARIABLE: str(run.path), train.SUPERVISED: "1"}
+    assert train.main([], environ) == Exit.CONFIG
+    assert "99" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("watched", "first", "shown"), [(False, True, True), (True, True, False), (False, False, False)]
 )
@@ -144,6 +153,22 @@ def test_a_rank_that_alone_rejects_its_input_reports_it(
         assert all(word in text for word in ("rank 1", socket.gethostname(), "planted", "command"))
 
 
+def test_a_rejected_input_is_reported_on_a_full_disk(
+    run: RunDir, plan: Plan, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*of: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(error_file.rundir, "write_json", full)
+    error_file.note(run, 1, UserError(Problem("data.differs", "planted: at least")))
+    printed = capfd.readouterr().err.partition("; ")[2]
+    outcome = Outcome(guilty=(1, 2), here=(1, 2), unwritten={1: printed.strip()})
+    record = failure_report.failure(outcome, run, plan)
+    assert [one["text"] for one in record["rejected"]] == ["planted: at least"]
+    endings.report_end(run, plan, outcome, record, "")
+    assert "planted: at least" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("nnodes", "reported", "shown"), [(1, False, False), (2, False, True), (2, True, False)]
 )
@@ -162,6 +187,28 @@ def test_rank_0_reports_its_problem_although_a_rank_of_another_machine_was_first
     plan["place"]["nnodes"] = nnodes
     error = UserError(Problem("data.differs", "planted"), said_by_another=reported)
     assert train._report(error, run, plan, watched=True) == Exit.CONFIG
+    assert ("planted" in capfd.readouterr().err) == shown
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "ended", "shown"),
+    [(1, [(1, 2), (0, 2)], True), (2, [(1, 2), (0, 2)], False), (2, [(1, 2), (0, 1)], True)],
+)
+def test_what_rank_0_has_reported_too_is_not_repeated(
+    run: RunDir,
+    plan: Plan,
+    capfd: pytest.CaptureFixture[str],
+    nnodes: int,
+    ended: list[tuple[int | None, int]],
+    shown: bool,
+) -> None:
+    """On one machine it reports nothing if another rank was first."""
+    rejected = {"code": "data.differs", "text": "planted"}
+    verdicts.report_error(run, 1, "UserError", "planted", rejected=[rejected], exit_code=2)
+    plan["place"]["nnodes"] = nnodes
+    outcome = Outcome(ended=ended, guilty=(1, 2), here=(1, 2))
+    record = failure_report.failure(outcome, run, plan)
+    endings.report_end(run, plan, outcome, record, "")
     assert ("planted" in capfd.readouterr().err) == shown
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from training.core import rundir
 from training.core.rundir import RunDir, write_json
 from training.diagnose import card, exception_cause
 from training.diagnose.result import diagnose
-from training.launcher import failure_report
+from training.launcher import endings, failure_report
+from training.launcher.outcome import Outcome
 from training.watchdog import rank_exit
 
 
@@ -262,6 +264,30 @@ def test_an_exception_on_another_machine_is_read_from_the_common_disk(run: RunDi
     report_error(run, 1, "ValueError", "planted")
     record = failed(run, elsewhere=True, here=None)
     assert verdict(record) == ("exception", "error", 1) and "ValueError" in record["summary"]
+
+
+@each(
+    ("rank", "outcome"),
+    [
+        (1, {"guilty": (1, 2)}),
+        (0, {}),  # whose exit is seen first
+        (None, {}),  # under torchrun
+        (None, {"here": (0, 1), "elsewhere": True}),
+    ],
+)
+def test_what_one_rank_rejects_has_its_exit_code(
+    rank: int | None, outcome: dict[str, Any], run: RunDir
+) -> None:
+    """The others have lost it."""
+    trace = ['File "/x/torch/distributed/c10d.py", line 3\n']
+    lost = "[…/pair.cc:534] Connection closed by peer [127.0.0.1]:5"
+    report_error(run, 0, "RuntimeError", lost, time=2.0, traceback=trace)
+    rejected = {"code": "data.differs", "text": "planted"}
+    report_error(run, 1, "UserError", "planted", where="", rejected=[rejected], exit_code=2)
+    record = failed(run, 1, rank, **outcome)
+    assert verdict(record) == ("config_error", "error", 1)
+    assert (record["exit_code"], record["status"], record["rejected"]) == (2, 2, [rejected])
+    assert not endings.may_help(run, Outcome(), record)
 
 
 def test_a_rank_can_report_another_rank_as_guilty(run: RunDir) -> None:

@@ -32,12 +32,14 @@ __all__ = ["PostRun", "draft"]
 def draft(
     args: list[str], environ: MutableMapping[str, str], parent: int
 ) -> tuple[rundir.RunDir, Plan, World] | int:
-    """Every rank makes the same plan, only rank 0 writes it. Returns the exit code for
-    --dry_run."""
+    """Every rank makes the same plan, only rank 0 writes it. Returns the exit code for --dry_run,
+    and where torchrun has restarted ranks that have nothing left to do."""
     # DUET_SCRIPT: a launch script in a rank has become this process, with its own arguments.
     script, received = environ.pop("DUET_SCRIPT", ENTRYPOINT), resumed_run.Received()
     if agent := restarted.agent(environ, parent):
-        restarted.resume(script, args, environ, agent)
+        ended = restarted.resume(script, args, environ, agent)
+        if ended is not None:
+            return ended
     try:
         request, plan, checks = planner.make(script, args, environ, received)
         place = request.place

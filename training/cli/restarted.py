@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from training.config.resolve import RESTARTED
 from training.core import find_run, log, rundir, standing
-from training.core.errors import UserError
+from training.core.errors import Exit, UserError
 from training.core.jsonl import dig, items
 from training.core.messages import msg
 from training.host.placement import Topology
@@ -30,28 +30,50 @@ def agent(environ: Mapping[str, str], parent: int) -> StarterRecord | None:
 
 def resume(
     script: str, args: list[str], environ: MutableMapping[str, str], agent: StarterRecord
-) -> None:
-    """Set the variables for the run of the attempt before, unless the user names one."""
+) -> int | None:
+    """Set the variables for the run of the attempt before, unless the user names one. Returns the
+    exit code where that run is not to be continued."""
     try:
         asked = cli_args.parse_args(script, args, environ)
     except UserError:  # reported with all other problems
-        return
+        return None
     run = None if asked.resolved.config.resume else _begun(asked.experiments, args, agent)
-    if run:
+    if run is None:
+        return None
+    code, first = _ended(run, environ), environ.get("RANK") == "0"
+    if code is None:
         environ.update({RESUME: str(run.path), RESTARTED: "1"})
-        if environ.get("RANK") == "0":
+        if first:
             log.warning(msg("cli.restarted.resumes", name=run.name))
+    elif first and code == Exit.DONE:
+        log.success(msg("cli.restarted.complete", name=run.name))
+    elif first:
+        log.warning(msg("cli.restarted.stopped", name=run.name, code=code))
+    return code
 
 
 def _begun(experiments: Path, args: list[str], agent: StarterRecord) -> rundir.RunDir | None:
-    """The newest run of the same command that this torchrun has begun and that is not complete."""
+    """The newest run of the same command that this torchrun has begun."""
     for _, path in sorted(find_run.planned(experiments), reverse=True)[:NEWEST]:
         run = rundir.RunDir(path)
         plan = rundir.read_json(run.plan)
         if agent in items(dig(plan, "agents")) and dig(plan, "command", "args") == args:
-            summary, _ = standing.ends(run)
-            return None if summary and summary["status"] == "done" else run
+            return run
     return None
+
+
+def _ended(run: rundir.RunDir, environ: Mapping[str, str]) -> int | None:
+    """The exit code of a run that is complete or was asked to stop. None: it has failed, or
+    torchrun has stopped its ranks because machines come or go."""
+    summary, failure = standing.ends(run)
+    asked = failure if failure and failure["kind"] == rundir.ASKED else None
+    if (end := summary or asked) is None:
+        return None
+    several = environ.get("GROUP_WORLD_SIZE") != "1"
+    plan = rundir.read_json(run.plan)
+    if end["exit_code"] == Exit.PREEMPTED and (several or len(items(dig(plan, "agents"))) > 1):
+        return None
+    return end["exit_code"]
 
 
 def agents(agent: StarterRecord, place: Topology) -> list[StarterRecord]:

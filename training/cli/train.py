@@ -51,8 +51,9 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
     watched = rundir.VARIABLE in environ and SUPERVISED in environ
     try:
         if watched:
-            run = rundir.RunDir(environ[rundir.VARIABLE])
-            plan = worker.planned(run)
+            known = rundir.RunDir(environ[rundir.VARIABLE])
+            plan = worker.planned(known)
+            run = known  # not before: without a plan an error is only reported
             world = _meet(run, plan, int(environ.get("RANK", 0)))
         else:
             from training.cli import draft as without_launcher

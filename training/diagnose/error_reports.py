@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from training.core import jsonl, run_reader, rundir
-from training.core.errors import DISK_FULL, RunStopped
+from training.core.errors import DISK_FULL, RunStopped, UserError
 from training.core.matching import matching
 from training.core.plain_text import shortened
 from training.diagnose import traceback
@@ -96,7 +96,8 @@ def _what(error: RankErrorRecord) -> tuple[object, ...]:
 
 
 def _printed(rank: int, text: str) -> RankErrorRecord:
-    said, at, where = text.rpartition(" at ")
+    rejects = text.startswith(f"{UserError.__name__}:")  # without a place
+    said, at, where = ("", "", "") if rejects else text.rpartition(" at ")
     kind, _, message = (said if at else text).partition(":")  # no space after it: no message
     message = message.lstrip()
     report: RankErrorRecord = {
@@ -105,7 +106,7 @@ def _printed(rank: int, text: str) -> RankErrorRecord:
         "time": 0.0,  # unknown
         "type": kind,
         "message": message,
-        "where": where,
+        "where": where if at else "",
         "code": None,
         "phase": None,
         "disk_full": any(f"[Errno {number}]" in message for number in DISK_FULL),
@@ -113,6 +114,8 @@ def _printed(rank: int, text: str) -> RankErrorRecord:
     }
     if kind == RunStopped.__name__:
         report["stopped"] = message
+    if rejects:
+        report["rejected"] = [{"code": "", "text": message}]
     return report
 
 

@@ -16,6 +16,7 @@ from training.core.messages import msg
 from training.core.tail import tail
 from training.core.units import plural
 from training.diagnose import card
+from training.host import placement
 from training.launcher import (
     failure_report,
     fewer_ranks,
@@ -84,8 +85,10 @@ def report_end(
         console.warning(msg("launcher.end.exit", text=record["summary"] + lost, code=code))
         return
     if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):
-        # rank 0 reports its own
-        if problems := [Problem(one["code"], one["text"]) for one in record.get("rejected", ())]:
+        # rank 0 reports its own, and on several machines also that which another rank has reported
+        spoken = (0, code) in outcome.ended and not placement.on_one_machine(plan["place"])
+        rejected = () if spoken else record.get("rejected", ())
+        if problems := [Problem(one["code"], one["text"]) for one in rejected]:
             console.report(UserError(problems, Exit(code)), msg("launcher.end.ended"))
         return
     console.error(

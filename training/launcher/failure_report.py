@@ -171,7 +171,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
 def _first_failed(
     outcome: Outcome, run: rundir.RunDir, errors: Sequence[RankErrorRecord]
 ) -> tuple[int | None, int | None, int, RankErrorRecord | None]:
-    """(guilty rank, rank whose log is most informative, status, error report)"""
+    """(guilty rank, rank whose log is most informative, status, error report). A rank that has
+    reported its exit code is the one that failed, also in `outcome`."""
     found = outcome.finding
     rank, status = (outcome.here if outcome.elsewhere else outcome.guilty) or (None, 0)
     reported = rank is None and errors and not found  # torchrun only fails as well
@@ -181,6 +182,9 @@ def _first_failed(
     if reported and own and causes.may_follow(own) and rank_log.names_another(outcome, run, own):
         return None, None, status, None
     if own:
+        if "exit_code" in own:  # whichever exit was seen first
+            status = own["exit_code"]
+            outcome.guilty = outcome.here = own["rank"], status
         return own["guilty_rank"], own["rank"], status, own
     together = outcome.death is not None and outcome.death.kind == DESYNC
     return None if together else rank, rank, status, None

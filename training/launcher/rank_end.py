@@ -40,7 +40,7 @@ def report(
                 log.open_log(plan["log_file"])
         if endings.may_help(run, outcome, record):
             endings.report_end(run, plan, outcome, record, "")
-    return code, record
+    return int(record["exit_code"]), record
 
 
 def stopped(run: rundir.RunDir, plan: Plan, asked: KeyboardInterrupt) -> int:

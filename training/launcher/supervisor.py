@@ -221,7 +221,7 @@ def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str],
                 endings.report_end(
                     run, plan, outcome, record, recovery.given_up, analyse="--analyse" in stages
                 )
-                return int(code)
+                return int(record["exit_code"])
             if prepared_cache.changed(run):
                 signals.unless_asked(lambda: prepared_cache.prepare(run, plan))
             if recovery.asked_to_stop():

@@ -10,21 +10,17 @@ import os
 import signal
 import time
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from training.core import crash_stacks, heartbeat, log, run_reader, rundir
-from training.core.errors import Exit, UserError
+from training.core.errors import Exit
 from training.core.messages import msg
-from training.host import allocator, gpus, placement, process
+from training.host import allocator, gpus, process
 from training.trainer import flight_recorder_server, memory_snapshot, power
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
-
     from training.core.contracts.events import StartLength
-    from training.core.contracts.plan import PlaceRecord, Plan
-    from training.data.prepared_corpus import PreparedCorpus
+    from training.core.contracts.plan import Plan
     from training.inspector.distributed import World
 
 
@@ -36,13 +32,6 @@ class PostRunHook(Protocol):
     def report(self, code: int) -> bool: ...
 
 
-class RankEnded(RuntimeError):
-    """Rank 0 has ended while this one waited for it."""
-
-    rank, of_code = 0, False  # the guilty one; the line that raised it is that of the check
-
-
-POLL_S = 0.05
 END_S = 3600.0  # maximum wait for rank 0's last checkpoint
 SUPERVISED = "DUET_SUPERVISED"
 
@@ -89,6 +78,7 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
         forecast,
         loop,
         metrics_writer,
+        rank_data,
         summary,
         train_state,
     )
@@ -102,7 +92,7 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
     else:
         memory_snapshot.watch(stacks=bool(plan["config"].get("debug")))
     error_file.reserve()
-    data = _data(run, plan, world)
+    data = rank_data.prepared(run, plan, world, supervised=SUPERVISED in os.environ)
     if ending:
         ending.begun = True
     stop.listen()  # before this there is nothing to save, and a signal ends the rank
@@ -156,105 +146,6 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
             log.raw(summary.render(run, plan))
         heartbeat.current.beat(heartbeat.FINISHED)
     return code
-
-
-def _data(run: rundir.RunDir, plan: Plan, world: World) -> PreparedCorpus | None:
-    """Data prepared by the supervisor or, without one, by rank 0, and by the first rank of each
-    machine with its own disk; the others wait for the file, without a collective that could time
-    out. None: the task needs no preparation."""
-    from training import tasks
-    from training.trainer import prepared_cache
-
-    if not tasks.spec_of(plan).reads_text:
-        return None
-    alone = SUPERVISED not in os.environ
-    several = alone and not placement.on_one_machine(plan["place"])
-    shared = plan.get("shared", True)
-    if alone and (world.rank == 0 or (world.local_rank == 0 and not shared)):
-        heartbeat.current.beat("preparing data")
-        data: PreparedCorpus | None = _prepare_alone(run, plan)
-        if several and world.rank == 0:
-            _store().set(_machines_key(world), "")
-    else:
-        heartbeat.current.beat("waiting for data")
-        while (data := prepared_cache.published(run)) is None:
-            _prove_rank_0_lives()
-            time.sleep(POLL_S)
-        if several and shared:
-            data = _of_this_machine(run, plan, world, data)
-    if several:
-        _await_everybody(world)
-    return data
-
-
-def _of_this_machine(
-    run: rundir.RunDir, plan: Plan, world: World, published: PreparedCorpus
-) -> PreparedCorpus | None:
-    """Data of a machine that has the run directory of rank 0, and perhaps not its prepared data:
-    then its first rank prepares them for the others there."""
-    from training.trainer import prepared_cache
-
-    if world.local_rank == 0:
-        if Path(published.folder).exists():
-            _store().set(_machines_key(world), "")
-            return published
-        heartbeat.current.beat("preparing data")
-        place = cast("PlaceRecord", {**plan["place"], "node_rank": -1})  # data.json is rank 0's
-        try:
-            return prepared_cache.prepare(run, {**plan, "place": place})
-        finally:
-            _store().set(_machines_key(world), os.environ.get(prepared_cache.OWN, ""))
-    _await_keys([_machines_key(world)])
-    if own := _store().get(_machines_key(world)).decode():
-        os.environ[prepared_cache.OWN] = own
-    return prepared_cache.published(run)
-
-
-def _await_everybody(world: World) -> None:
-    """A machine may prepare its data for longer than a collective may take."""
-    heartbeat.current.beat("waiting for data")
-    keys = [f"data/ready/{rank}" for rank in range(world.world_size)]
-    _store().set(keys[world.rank], "")
-    _await_keys(keys)
-
-
-def _await_keys(keys: list[str]) -> None:
-    while not _store().check(keys):
-        _prove_rank_0_lives()
-        time.sleep(POLL_S)
-
-
-def _machines_key(world: World) -> str:
-    """The ranks of a machine follow each other."""
-    return f"data/{world.rank - world.local_rank}"
-
-
-def _store() -> dist.Store:
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._get_default_store()
-
-
-def _prove_rank_0_lives() -> None:
-    """Check the ranks' store, which ends with rank 0 or with the launcher. Raises RankEnded if
-    it is gone."""
-    try:
-        _store().check(["data"])
-    except RuntimeError as error:
-        raise RankEnded(msg("trainer.worker.rank_0_ended")) from error
-
-
-def _prepare_alone(run: rundir.RunDir, plan: Plan) -> PreparedCorpus:
-    """Prepare data as the supervisor would. If new data of a resumed run is rejected, the run is
-    restored."""
-    from training.plan import writer
-    from training.trainer import prepared_cache
-
-    try:
-        return prepared_cache.prepare(run, plan)
-    except UserError:
-        writer.give_back(run)
-        raise
 
 
 def planned(run: rundir.RunDir) -> Plan:

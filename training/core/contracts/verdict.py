@@ -76,7 +76,7 @@ class KernelRecord(TypedDict):
 class RejectedRecord(TypedDict):
     """A problem of the input."""
 
-    code: str  # training.core.codes
+    code: str  # training.core.codes; '' where it could only be printed
     text: str  # its lines, as printed
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from training.config import resolve
 from training.core import log, manifest, rundir, standing, units
 from training.core.messages import msg
 from training.host import cgroups, decisions, ports, process
@@ -33,6 +34,8 @@ def not_running(run: rundir.RunDir, *, waits: bool) -> list[Check]:
     if pid := running.pid_of(run):
         text = msg("plan.run.still_running", name=run.name, pid=pid)
         return [Check("run", ERROR, text, running.fixes(run, pid))]
+    if resolve.RESTARTED in os.environ:  # torchrun has ended its ranks, on all machines
+        return []
     plan = rundir.read_json(run.plan) or {}
     # under torchrun or srun there is no supervisor
     host = standing.other_host(plan, standing.supervisor_of(run, plan))
