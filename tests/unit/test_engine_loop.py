@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from tests.cases import each
 from training.config.batch import Batch
 from training.config.schema import Config
-from training.core import rundir
+from training.core import heartbeat, rundir
 from training.core.errors import Exit
 from training.data.duration import TrainingLength
 from training.data.loader import Batches
@@ -214,3 +214,15 @@ def test_an_evaluation_that_a_stop_prevents_is_the_first_work_of_the_resume(
     assert seen == ["validation", "validation", "profile", "validation", "checkpoint"]
     assert [record["step"] for record in records] == [2, 3, 4]
     assert facts == {"score": None}
+
+
+def test_the_first_evaluation_of_a_process_is_a_phase_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compiles, also after a resume."""
+    phases: list[str] = []
+    pulse = SimpleNamespace(step=0, epoch=0, beat=phases.append)
+    monkeypatch.setattr(heartbeat, "current", pulse)
+    trained(tmp_path, monkeypatch, every=2, position=TrainProgress(1, 0, 1, 1), unevaluated=True)
+    found = [phase for phase in phases if "evaluation" in phase]
+    assert found == ["first evaluation", "evaluation", "evaluation"]

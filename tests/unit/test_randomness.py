@@ -139,6 +139,7 @@ def test_an_optimizer_that_draws_keeps_the_ranks_equal(monkeypatch: pytest.Monke
             loss_scale=None,
             average=None,
             averaged=torch.enable_grad,
+            evaluated=False,
             time_limit=None,
             best=None,
         )

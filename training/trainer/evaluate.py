@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from training.tasks.base import Task
     from training.trainer.train_state import TrainState
 
-PHASE = "evaluation"  # heartbeat phase
 Scores = dict[str, float]  # over all ranks, by name
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.core import heartbeat
+from training.core import heartbeat, phases
 from training.core.errors import Exit
 from training.data.permutation import mix
 from training.inspector.checksum import checksum as checksum_of
@@ -26,7 +26,7 @@ from training.tasks import randomness
 from training.trainer import gradients, profiler, sanity_checks
 from training.trainer.best_score import score_of
 from training.trainer.checkpoint import TrainProgress
-from training.trainer.evaluate import PHASE, evaluate
+from training.trainer.evaluate import evaluate
 from training.trainer.metrics_writer import MetricsWriter
 from training.trainer.prefetch import ahead
 from training.trainer.progress import Progress, Stopwatch
@@ -252,7 +252,9 @@ def validate(
 ) -> tuple[ScoreRecord | None, bool]:
     """Evaluate, with the averaged weights if there are any, and record it; all ranks take part.
     Returns the score and whether --keep_best saves it."""
-    heartbeat.current.beat(PHASE)
+    phase = phases.EVALUATION if session.evaluated else phases.FIRST_EVALUATION
+    heartbeat.current.beat(phase)
+    session.evaluated = True
     started = time.perf_counter()
     draw_anew(session, position.step, session.world.rank)
     with session.averaged():
