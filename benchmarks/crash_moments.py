@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import heartbeat
+from training.core import heartbeat, phases
 from training.core.rundir import RunDir, read_json
 
 LAUNCHER, SUPERVISOR, GUARDIAN, WORKER, EVERYTHING = (
@@ -78,9 +78,15 @@ ROUND = (
 )
 
 
+def kind_of(beat: heartbeat.HeartbeatRecord) -> str:
+    """The kind of its phase; all evaluations are one kind."""
+    kind = heartbeat.kind(beat.phase)
+    return phases.EVALUATION if kind in phases.EVALUATIONS else kind
+
+
 @dataclass(frozen=True)
 class Moment:
-    """`delay_s` after `phase` (of heartbeat.kind, or WRITING) was seen on `rank`; with TIME, after
+    """`delay_s` after `phase` (of kind_of, or WRITING) was seen on `rank`; with TIME, after
     the start."""
 
     victim: str
@@ -226,7 +232,7 @@ class Watched:
                 arrived = time.monotonic() - self.started >= moment.delay_s
             else:
                 beat = self.beat(moment.rank)
-                now, step = (heartbeat.kind(beat.phase), beat.step) if beat else ("", -1)
+                now, step = (kind_of(beat), beat.step) if beat else ("", -1)
                 arrived, soon = (
                     moment.now(now, step, first, self._seen(moment.phase)),
                     moment.soon(now, step, first),

@@ -48,6 +48,7 @@ from benchmarks.crash_moments import (
     below,
     described,
     kill,
+    kind_of,
     reap,
     wait,
 )
@@ -222,13 +223,7 @@ def strike(
 def note(
     case: Case, moment: Moment, beat: heartbeat.HeartbeatRecord | None, dealer: Dealer, tally: Tally
 ) -> None:
-    hit = (
-        "planning"
-        if moment.victim == LAUNCHER
-        else heartbeat.kind(beat.phase)
-        if beat
-        else "before the ranks"
-    )
+    hit = "planning" if moment.victim == LAUNCHER else kind_of(beat) if beat else "before the ranks"
     dealer.hit[hit] += 1
     tally.kills[moment.victim, hit] += 1
     tally.aimed[moment.phase] += 1

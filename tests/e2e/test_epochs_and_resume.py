@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from tests.conftest import ROOT, wait_until
 from tests.e2e.conftest import Launched
 from tests.e2e.hooks import at_rank, slow_progress_bar
-from training.core import heartbeat
+from training.core import heartbeat, manifest
 from training.core.rundir import RunDir, read_records
 from training.launcher.local_ranks import free_port
 from training.monitor.state import RunWatch
@@ -112,6 +113,60 @@ def test_an_evaluation_is_not_lost_between_it_and_the_checkpoint(launch: Launch)
     assert (cut.run.checkpoints / "step_00000008").is_dir()
     resumed = launch("./launch_train.sh", "2", tiny=False, resume="cut").ok()
     assert {r["step"] for r in read_records(resumed.run.metrics) if "val_bpb" in r} == {8, 12}
+
+
+SLOW_METRICS = """
+import time
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from training.tasks.base import Task
+
+OPTIONS = {"each_s": 0.2}
+
+class Slow(Task):
+    eval_batch = 1
+
+    def model(self):
+        return nn.Linear(1, 1)
+
+    def train_data(self):
+        return TensorDataset(torch.linspace(0, 1, 800)[:, None])
+
+    def val_data(self):
+        return TensorDataset(torch.linspace(0, 1, 400)[:, None])
+
+    def loss(self, model, batch):
+        return model(batch[0]).square().mean()
+
+    def metrics(self, model, batch):
+        print("measured", flush=True)
+        time.sleep(self.options.each_s)
+        return {"square": model(batch[0])[:, 0] ** 2}
+"""
+
+
+@pytest.mark.slow
+def test_a_stop_during_an_evaluation_saves_and_the_resume_begins_with_it(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """The whole evaluation would take 40 s."""
+    (tmp_path / "slow.py").write_text(SLOW_METRICS)
+    flags = {"device": "cpu", "use_dummy_wandb": True, "tensorboard": False, "report": False}
+    flags |= {"device_batch_size": 4, "num_iterations": 6, "eval_every": 4, "save_every": 0}
+    task = f"--task={tmp_path / 'slow.py'}"
+    cut = launch("./launch_train.sh", "2", task, tiny=False, name="cut", **flags)
+    cut.wait_for("measured")
+    asked = time.monotonic()
+    cut.process.send_signal(signal.SIGTERM)
+    assert cut.wait() == 75
+    assert time.monotonic() - asked < 20
+    assert max(cut.steps) == 4 and cut.output.count("measured") < 50
+    saved = manifest.newest(cut.run.checkpoints)
+    assert saved and (saved["step"], saved["unevaluated"]) == (4, True)
+    resumed = launch("./launch_train.sh", "2", tiny=False, resume="cut", each_s=0.0).ok()
+    scored = [r["step"] for r in read_records(resumed.run.metrics) if "val_square" in r]
+    assert scored == [4, 6] and max(resumed.steps) == 6
 
 
 @pytest.mark.soak

@@ -21,6 +21,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, rand
 from tests.cases import each
 from training.config.batch import Batch
 from training.config.schema import Config
+from training.core.errors import Exit
 from training.data.token_dataset import TokenDataset
 from training.inspector.distributed import World
 from training.tasks import BUILT_IN
@@ -28,7 +29,8 @@ from training.tasks.base import Samples, Task
 from training.tasks.sample_spec import SampleSpec
 from training.tasks.video_restoration.dataset import Validation
 from training.trainer import evaluate as evaluation
-from training.trainer.evaluate import Scores, evaluate, why_not
+from training.trainer.evaluate import Scores, StopChecks, Stopped, evaluate, why_not
+from training.trainer.step_stats import StopRequest
 
 CPU = torch.device("cpu")
 
@@ -333,3 +335,44 @@ def test_ranks_add_figures_of_the_same_name_and_model(tmp_path: Path) -> None:
         for (_, wanted), answer in zip(NAMES, answers[:-1], strict=True):
             assert answer == wanted[rank] or wanted[rank] in answer
         assert answers[-1] == [{"scaled": 4.5}, [1.0, rank + 1.0, rank + 1.0]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stop_ends_an_evaluation_before_a_batch_that_all_ranks_have(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request comes to the other rank, during its third batch of half a second."""
+    clock, checked, batches = [0.0], list[int](), list[float]()
+    monkeypatch.setattr(evaluation.time, "monotonic", lambda: clock[0])
+    made, request = session(40, 1, 0, ranks), StopRequest()
+
+    def agree(facts: torch.Tensor, op: Any) -> None:
+        checked.append(len(batches))
+        facts[0] = max(float(facts[0]), Exit.PREEMPTED * (len(batches) > 2))
+
+    def metrics(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        clock[0] += 0.5
+        batches.append(float(batch[0]))
+        if ranks == 1 and len(batches) == 3:
+            request.code = Exit.PREEMPTED
+        return {"plain": batch[0]}
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", agree)
+    made.task.metrics = metrics
+    with pytest.raises(Stopped) as ended:
+        evaluate(made, request)
+    assert ended.value.code == Exit.PREEMPTED and made.raw.training
+    assert len(batches) == 3 and checked == ([0, 1, 3] if ranks == 2 else [])
+
+
+def test_checks_for_a_stop_are_seconds_apart_and_end_with_the_fewest_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, checked = [0.0], list[int]()
+    monkeypatch.setattr(evaluation.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda facts, op: checked.append(batch))
+    checks = StopChecks(StopRequest(), World(0, 0, 2, CPU, "none", "-"), 60)
+    for batch in range(99):
+        checks.before(batch)
+        clock[0] += 0.125 if batch < 40 else 8.0
+    assert checked == [0, 1, 3, 7, 15, 31, 47, *range(48, 60)]

@@ -3,6 +3,7 @@ evaluation and checkpoint."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 from tests.cases import each
 from training.config.batch import Batch
 from training.config.schema import Config
-from training.core import rundir
+from training.core import heartbeat, rundir
 from training.core.errors import Exit
 from training.data.duration import TrainingLength
 from training.data.loader import Batches
@@ -24,6 +25,7 @@ from training.inspector.distributed import World
 from training.tasks.base import Task
 from training.trainer import gradients, loop
 from training.trainer.checkpoint import TrainProgress
+from training.trainer.evaluate import Stopped
 from training.trainer.loss_scale import LossScale
 from training.trainer.step_queue import StepQueue
 from training.trainer.step_stats import StopRequest
@@ -83,16 +85,18 @@ def trained(
     *,
     every: int = STEPS,
     facts: dict[str, Any] | None = None,
+    evaluate: Callable[..., None] | None = None,
     **state: Any,
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """What happened in order, and the records of the steps. `every`: steps per evaluation; `facts`:
-    receives those of the last checkpoint; `state`: further fields of the train state."""
+    receives those of the last checkpoint; `evaluate`: instead of a validation that is only noted;
+    `state`: further fields of the train state."""
     clock, seen, records = Clock(), list[str](), list[dict[str, Any]]()
     monkeypatch.setattr(step_timer, "time", clock)
     monkeypatch.setattr(loop, "StepQueue", Lagging)
     monkeypatch.setattr(loop.gc, "freeze", lambda: None)  # objects of other tests
     monkeypatch.setattr(loop.profiler, "planned", lambda session: Profiled(clock, seen))
-    monkeypatch.setattr(loop, "evaluate", lambda session: seen.append("validation"))
+    monkeypatch.setattr(loop, "evaluate", evaluate or (lambda *_: seen.append("validation")))
     run = rundir.RunDir(folder)
     run.create()
     config = Config(eval_every=every, save_every=STEPS, num_workers=0)
@@ -214,3 +218,45 @@ def test_an_evaluation_that_a_stop_prevents_is_the_first_work_of_the_resume(
     assert seen == ["validation", "validation", "profile", "validation", "checkpoint"]
     assert [record["step"] for record in records] == [2, 3, 4]
     assert facts == {"score": None}
+
+
+def test_the_first_evaluation_of_a_process_is_a_phase_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compiles, also after a resume."""
+    phases: list[str] = []
+    pulse = SimpleNamespace(step=0, epoch=0, beat=phases.append)
+    monkeypatch.setattr(heartbeat, "current", pulse)
+    trained(tmp_path, monkeypatch, every=2, position=TrainProgress(1, 0, 1, 1), unevaluated=True)
+    found = [phase for phase in phases if "evaluation" in phase]
+    assert found == ["first evaluation", "evaluation", "evaluation"]
+
+
+@each("unevaluated", [False, True])
+def test_a_stop_during_an_evaluation_saves_and_leaves_it_to_the_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unevaluated: bool
+) -> None:
+    def stopped(session: TrainState, stop: StopRequest) -> None:
+        raise Stopped(Exit.PREEMPTED)
+
+    facts: dict[str, Any] = {}
+    begun = TrainProgress(1, 0, 1, 1)
+    seen, records = trained(
+        *(tmp_path, monkeypatch),
+        every=2,
+        facts=facts,
+        evaluate=stopped,
+        position=begun,
+        unevaluated=unevaluated,
+    )
+    assert seen == ["checkpoint", "profile"]
+    assert facts == {"score": None, "unevaluated": True}
+    assert [record["step"] for record in records] == ([] if unevaluated else [2])
+
+
+def test_the_last_evaluation_is_not_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[StopRequest | None] = []
+    trained(tmp_path, monkeypatch, every=3, evaluate=lambda _, stop: given.append(stop))
+    assert [stop is not None for stop in given] == [True, False]

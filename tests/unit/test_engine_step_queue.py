@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from training.core import heartbeat
 from training.core.errors import Exit
 from training.trainer import step_stats
 from training.trainer.checkpoint import TrainProgress
@@ -71,6 +72,19 @@ def test_a_gpu_is_read_one_step_later_and_a_stop_reads_everything() -> None:
     seen.clear()
     assert queue("cpu", 1).read(seen, everything=False) == Exit.DONE  # type: ignore[arg-type]
     assert [step for step, _ in seen] == [1]
+
+
+def test_the_wait_for_the_newest_step_is_in_the_phase_of_such_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In 'record', which usually takes a millisecond, a long step would count as silence."""
+    phases, waited = ["optimizer"], list[str]()  # that of the loop
+    monkeypatch.setattr(heartbeat, "current", SimpleNamespace(beat=phases.append))
+    real = Report.read
+    monkeypatch.setattr(Report, "read", lambda self: waited.append(phases[-1]) or real(self))
+    queue("cuda", 1, 2, stops=1).read(Recorded(), everything=False)  # type: ignore[arg-type]
+    assert waited == ["optimizer", "optimizer"]
+    assert phases == ["optimizer", "record", "optimizer", "record"]
 
 
 @dataclass

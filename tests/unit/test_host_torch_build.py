@@ -72,7 +72,12 @@ def test_compiled_code_needs_a_folder_whose_programs_may_run(
     assert lacks() == lacks(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "new/folder")) == []
     (tmp_path / "file").touch()
     other = "export TORCHINDUCTOR_CACHE_DIR=~/.cache/torchinductor"
-    assert lacks(TMPDIR=str(tmp_path / "file")) == [other]
+    # those that do not exist are passed over, as in tempfile
+    nowhere = {"TMPDIR": str(tmp_path / "file"), "TEMP": str(tmp_path / "gone"), "TMP": ""}
+    monkeypatch.setattr(toolchain, "TEMPORARY", (str(tmp_path / "none"), str(tmp_path)))
+    assert lacks(**nowhere) == lacks(TMPDIR="", TMP=str(tmp_path)) == []
+    monkeypatch.setattr(toolchain, "TEMPORARY", (str(tmp_path / "none"),))
+    assert lacks(**nowhere) == [other] and lacks(**nowhere | {"TMP": str(tmp_path)}) == []
     assert lacks(TRITON_CACHE_DIR=str(tmp_path / "file")) == ["unset TRITON_CACHE_DIR"]
     flags = SimpleNamespace(f_flag=os.ST_NOEXEC)
     monkeypatch.setattr(toolchain.os, "statvfs", lambda folder: flags)

@@ -344,6 +344,7 @@ def test_the_grace_of_the_other_ranks_is_short_where_they_can_explain_nothing(
     ("phase", "step", "asked", "seconds"),
     [
         ("evaluation", 9, Exit.PREEMPTED, 300.0),  # the whole budget
+        ("first evaluation", 9, Exit.PREEMPTED, 300.0),
         ("forward", 1, Exit.PREEMPTED, 300.0),  # the first step
         ("forward", 9, Exit.PREEMPTED, 30.0),  # less than the scheduler waits
         ("evaluation", 9, Exit.INTERRUPTED, 5.0),

@@ -240,12 +240,13 @@ def test_out_of_memory_where_the_batch_does_not_matter_is_not_cured_by_a_smaller
         for made in (plan(), fixed, of_task("video_restoration")):
             assert tried(phase, made) == begin.format(phase, smaller_model)
     pieces = "restoring each clip in smaller pieces: --num_frame_testing (frames), "
-    assert tried("evaluation", of_task("video_restoration")) == begin.format(
-        "evaluation", f"{pieces}--size_patch_testing (pixels)"
-    )
-    assert tried("evaluation", fixed) == begin.format(
-        "evaluation", f"a smaller eval_batch in {file}, or smaller samples"
-    )
+    for phase in ("first evaluation", "evaluation"):
+        assert tried(phase, of_task("video_restoration")) == begin.format(
+            phase, f"{pieces}--size_patch_testing (pixels)"
+        )
+        assert tried(phase, fixed) == begin.format(
+            phase, f"a smaller eval_batch in {file}, or smaller samples"
+        )
     assert tried("step 23: forward", fixed) is None
     file.write_text("class Mine(Task):\n    pass\n")
     assert tried("evaluation", fixed) is None, "it uses the micro-batch"

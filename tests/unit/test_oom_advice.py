@@ -1,8 +1,9 @@
-"""Advice after a GPU of a training has run out of memory."""
+"""Advice after a GPU of a training has run out of memory, and the plan of a resume after it."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -10,19 +11,25 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from tests.unit import test_launch_recovery
+from tests.unit.conftest import ask
 from tests.unit.test_launch_remedy import error
 from tests.unit.verdicts import new_run
-from training.core.rundir import RunDir
+from training.core.rundir import RunDir, write_json
 from training.diagnose.advice import of_end, values
+from training.host.decisions import AS_ASKED, Decision
 from training.launcher.recovery_policy import remedy
+from training.launcher.replan import changed_plan
 from training.launcher.restart import GiveUp
 from training.tasks.gpt import memory_fit
 from training.tasks.gpt.memory import StepWorkload, estimate
 from training.tasks.gpt.spec import GptSpec
+from training.tasks.memory import SAVINGS
+from training.tasks.planning import Decided, Situation
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
     from training.core.contracts.verdict import EndRecord
+    from training.plan.request import Request
 
 SMALL = StepWorkload(2, 2, 64, 320, bf16=True, compiled=False)
 LARGE = StepWorkload(24, 8, 4096, 65536, bf16=True, compiled=False)
@@ -104,3 +111,75 @@ def test_savings_that_keep_the_model_come_before_a_smaller_one(run: RunDir) -> N
     for load, first in ((one, known["lighter"]), (saved, GptSpec.lighter)):
         given_up = remedy(error("gpu_oom"), cast(Any, plan(load)), [])
         assert isinstance(given_up, GiveUp) and given_up.reason.endswith(first)
+
+
+# ── the resume after it
+
+
+FAILED = {"launch": "a1b2", "cause": "gpu_oom"}
+Begin = Callable[[float], "tuple[RunDir, Plan]"]
+SIZES = ("--depth=20", "--max_seq_len=2048", "--total_batch_size=524288", "--device_batch_size=4")
+
+
+def decided(request: Request, gib: float) -> Decided:
+    machine = Situation("cuda", Decision("bf16", ""), Decision(True, ""), int(gib * (1 << 30)))
+    return request.kind.decide(request, machine)
+
+
+def planned(request: Request, found: Decided) -> Plan:
+    made = test_launch_recovery.plan(size=found.batch.device_sequences)
+    made |= found.fields | {"batch": found.batch.record(), "config": request.values()}
+    made["origins"] = dict.fromkeys(made["config"], "default")
+    made |= {"command": {"script": "train_dual_gpu.sh", "args": []}, "gpus": [{"total_bytes": 0}]}
+    return cast("Plan", made | {"device": {"value": "cuda", "reason": ""}})
+
+
+def of(found: Decided) -> list[int]:
+    return [found.fields[name]["value"] for name in SAVINGS]
+
+
+@pytest.fixture
+def begin(home: Path) -> Begin:
+    """A run that was planned for so many GiB."""
+
+    def made(gib: float) -> tuple[RunDir, Plan]:
+        request = ask("configs/dual_gpu/quickstart.py", *SIZES)
+        run, then = RunDir(home / "experiments" / "night"), planned(request, decided(request, gib))
+        run.create()
+        write_json(run.plan, then)
+        return run, then
+
+    return made
+
+
+@pytest.mark.parametrize("gib", [16, 14, 11])  # some blocks, all, and some of them as a whole
+def test_the_suggested_command_needs_the_memory_of_the_card(gib: int, begin: Begin) -> None:
+    run, then = begin(gib)
+    known = values(run, then)
+    args = shlex.split(known["smaller_command"])[1:]
+    free = decided(ask(*args), gib)
+    assert of(free) != [then[name]["value"] for name in SAVINGS], "without a failure"
+    write_json(run.failure, FAILED | {"occupied": {}})
+    assert of(decided(ask(*args), gib)) == of(free)
+    write_json(run.failure, FAILED)
+    kept = decided(ask(*args), gib)
+    assert kept.step and f"{kept.step.estimate.total / (1 << 30):.1f}" == known["fits_gib"]
+    assert of(kept) == [then[name]["value"] for name in SAVINGS]
+    asked = ask(*args, "--activation_checkpointing=auto", "--loss_chunks=auto")
+    assert of(decided(asked, gib)) == of(free), "on request"
+    explicit = decided(ask(*args, "--activation_checkpointing=3"), gib).fields
+    assert explicit["activation_checkpointing"] == {"value": 3, "reason": AS_ASKED}
+
+
+def test_later_resumes_keep_the_savings_of_a_recovery(begin: Begin) -> None:
+    run, then = begin(14)
+    now = changed_plan(then, {"device_batch_size": 2}, "a rank was out of memory")
+    for _ in range(2):
+        write_json(run.plan, now)
+        request = ask("--resume=night")
+        found = decided(request, 14)
+        assert found.batch.device_sequences == 2
+        assert of(found) == [then[name]["value"] for name in SAVINGS]
+        now = planned(request, found)
+    less = decided(ask("--resume=night"), 7)  # of another GPU
+    assert less.fields["activation_checkpointing"]["value"] > 0

@@ -125,7 +125,7 @@ def test_a_step_draws_by_seed_step_and_rank() -> None:
 def test_an_optimizer_that_draws_keeps_the_ranks_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured after it differs by rank again, and depends on the step alone."""
     measured: list[tuple[float, float, float]] = []
-    monkeypatch.setattr(loop, "evaluate", lambda session: measured.append(draws()))
+    monkeypatch.setattr(loop, "evaluate", lambda *_: measured.append(draws()))
 
     def drawn(step: int, rank: int) -> list[float]:
         found: list[float] = []
@@ -139,6 +139,7 @@ def test_an_optimizer_that_draws_keeps_the_ranks_equal(monkeypatch: pytest.Monke
             loss_scale=None,
             average=None,
             averaged=torch.enable_grad,
+            evaluated=False,
             time_limit=None,
             best=None,
         )

@@ -298,6 +298,7 @@ ORDER = [
     beat(0, "forward", 1, 2),
     beat(0, "fetch", 1, 4),
     beat(0, "record", 1, 9),
+    beat(0, "first evaluation", 1, 9),
     beat(0, "evaluation", 1, 10),
     beat(0, "gather state", 1, 11),
     beat(0, "checkpoint", 1, 12),
@@ -360,10 +361,15 @@ def test_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_compilation_has_its_own_budget_in_every_phase(tmp_path: Path) -> None:
     path = tmp_path / "rank0.bin"
-    Heartbeat(path, 0).beat("first pass")
+    writer = Heartbeat(path, 0)
+    writer.beat("first pass")
     compiled = PhaseTimeouts(3.0, compiled=True)
     assert compiled.seconds(beat(0, "first pass", 0, first_step=0), path) == COMPILE_S
-    assert compiled.seconds(beat(0, "evaluation", 10), path) == COMPILE_S, "the first one"
+    writer.beat("first evaluation")
+    for _ in range(3):  # with data, before the first batch is compiled
+        writer.again()
+    assert compiled.seconds(beat(0, "first evaluation", 10), path) == COMPILE_S
+    assert compiled.seconds(beat(0, "evaluation", 10), path) == OWN["evaluation"]
     assert (
         PhaseTimeouts(3.0, compiled=False).seconds(beat(0, "first pass", 0, first_step=0), path)
         == FIRST_STEP_S

@@ -19,7 +19,7 @@ START_S = 300.0  # imports from a slow disk, a large model
 FIRST_STEPS = 2  # warm-up steps of a process: compilers, allocators, caches
 FIRST_STEP_S, COMPILE_S = 300.0, 1800.0
 OWN = {
-    "evaluation": 300.0,
+    **dict.fromkeys(phases.EVALUATIONS, 300.0),
     "gather state": 600.0,
     "checkpoint": 600.0,
     "summary": 600.0,  # reads the metrics of all steps
@@ -50,8 +50,7 @@ class PhaseTimeouts:
     def seconds(self, beat: HeartbeatRecord, path: Path) -> float:
         """The limit of the current phase in `beat`, which was read from `path`."""
         name = heartbeat.kind(beat.phase)
-        usual_s = self.usual_s(beat, path)
-        if name == "first pass" or (name == "evaluation" and not usual_s):  # these compile too
+        if name in ("first pass", phases.FIRST_EVALUATION):  # these compile too
             own = max(self._first_s, OWN.get(name, 0.0))
         elif beat.first_step == 0 and name in SLOW_STARTS:
             own = START_S
@@ -61,7 +60,7 @@ class PhaseTimeouts:
             own = self._first_s
         else:
             own = 0.0
-        return max(self.floor_s, own, TIMES * usual_s)
+        return max(self.floor_s, own, TIMES * self.usual_s(beat, path))
 
     def usual_s(self, beat: HeartbeatRecord, path: Path) -> float:
         """The recent 99th percentile of the current phase in seconds; 0 without data."""

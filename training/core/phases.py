@@ -12,10 +12,12 @@ STARTING = (
     "building the model",
     "first pass",
 )
-EVALUATION = "evaluation"
+# The first one of a process may compile, which counts as no usual duration.
+FIRST_EVALUATION, EVALUATION = "first evaluation", "evaluation"
+EVALUATIONS = (FIRST_EVALUATION, EVALUATION)
 # Phases between two series of steps, in order; numbers are replaced by '#' (heartbeat.kind).
 BETWEEN = (
-    EVALUATION,
+    *EVALUATIONS,
     "gather state",
     "checkpoint",
     "barrier: epoch #: synchronise",
@@ -35,7 +37,7 @@ _WAITING = (
     "reduce",
     "optimizer",
     "record",
-    EVALUATION,
+    *EVALUATIONS,
     "gather state",
     "waiting for data",
     "rendezvous with the other ranks",
@@ -47,7 +49,7 @@ WITHOUT_BATCH = ("building the model", "gather state", "checkpoint", "sample")
 DATA = ("fetch", "creating data iterator")
 # Phases longer than a step.
 LONG = (
-    EVALUATION,
+    *EVALUATIONS,
     "checkpoint",
     "gather state",
     "summary",

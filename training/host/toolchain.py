@@ -24,6 +24,7 @@ TRITON_CAPABILITY = (7, 0)  # the oldest that Inductor accepts (torch/_inductor/
 # a Python for which an older torch refuses to compile (torch.compile in torch/__init__.py)
 NEW_PYTHON, TORCH_FOR_IT = (3, 14), (2, 10)
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # of tempfile, after those of the environment
 
 
 def missing(
@@ -75,13 +76,24 @@ def _cache(variable: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
     asked = environ.get(variable)
     if not asked and variable != CACHES[0]:
         return None  # below the other one
-    there = Path(asked or environ.get("TMPDIR") or "/tmp").absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not (os.access(there, os.W_OK | os.X_OK) and there.is_dir()):
+    there = Path(asked).absolute() if asked else _temporary(environ)
+    while asked and not os.path.exists(there) and there != there.parent:
+        there = there.parent  # torch creates it
+    if not _writable(there):
         text = msg("host.toolchain.not_writable", folder=there)
     elif os.statvfs(there).f_flag & os.ST_NOEXEC:
         text = msg("host.toolchain.noexec", folder=there)
     else:
         return None
     return text, f"unset {variable}" if asked else f"export {variable}=~/.cache/torchinductor"
+
+
+def _temporary(environ: Mapping[str, str]) -> Path:
+    """The folder that tempfile chooses for torch; without a usable one the first."""
+    named = [folder for name in ("TMPDIR", "TEMP", "TMP") if (folder := environ.get(name))]
+    folders = [Path(folder).absolute() for folder in (*named, *TEMPORARY)]
+    return next(filter(_writable, folders), folders[0])
+
+
+def _writable(folder: Path) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK) and folder.is_dir()

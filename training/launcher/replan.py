@@ -36,6 +36,8 @@ def changed_plan(plan: Plan, changes: FieldValues, why: str) -> Plan:
     if "device_batch_size" in changes:
         size = changes["device_batch_size"]
         changed = _with_batch(plan, changed, size, plan["batch"]["world_size"], why)
+        if any(name in plan for name in SAVINGS):
+            changed |= {"keeps_savings": True}
         if "elastic" in plan:  # an upper limit for any number of ranks
             changed |= {"elastic": {**plan["elastic"], "device_batch_size": size}}
     return changed

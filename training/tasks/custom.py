@@ -24,7 +24,7 @@ from training.config.schema import FIELDS, Config, option, shared
 from training.core import log, manifest
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.core.phases import EVALUATION
+from training.core.phases import EVALUATIONS
 from training.core.suggest import suggest
 from training.core.units import unknown
 from training.tasks import own_modules
@@ -63,7 +63,7 @@ class CustomSpec(SampleSpec):
         return super().trained(weights, state, device)
 
     def lighter_in(self, phase: str) -> str | None:
-        if phase == EVALUATION and self.file and _evaluates_alone(self.file):
+        if phase in EVALUATIONS and self.file and _evaluates_alone(self.file):
             return msg("tasks.custom.lighter_evaluation", file=self.file)
         return super().lighter_in(phase)
 

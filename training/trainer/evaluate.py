@@ -4,22 +4,58 @@ over all ranks."""
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from training.core import heartbeat
+from training.core.errors import Exit
 from training.data import loader
 from training.trainer import ddp_model
 
 if TYPE_CHECKING:
     from training.inspector.distributed import World
     from training.tasks.base import Task
+    from training.trainer.step_stats import StopRequest
     from training.trainer.train_state import TrainState
 
-PHASE = "evaluation"  # heartbeat phase
 Scores = dict[str, float]  # over all ranks, by name
+STOP_CHECKS_S = 2.0  # apart: in each the ranks wait for the slowest one
+
+
+class Stopped(Exception):
+    """An evaluation has ended early, on all ranks."""
+
+    def __init__(self, code: Exit) -> None:
+        self.code = code
+
+
+class StopChecks:
+    """Stop requests to any rank during an evaluation: all ranks end it before the same batch.
+    `batches`: as many as every rank has."""
+
+    def __init__(self, request: StopRequest, world: World, batches: int) -> None:
+        self._request, self._world, self._batches = request, world, batches
+        self._next = self._gap = 0  # batches
+        self._since = time.monotonic()
+
+    def before(self, batch: int) -> None:
+        """Raises Stopped. If a check is due, a collective: the ranks agree on when the next one
+        is."""
+        if batch != self._next or batch >= self._batches:
+            return
+        code, took_s = int(self._request.code), time.monotonic() - self._since
+        if self._world.world_size > 1:
+            facts = torch.tensor([code, took_s], dtype=torch.float64, device=self._world.device)
+            dist.all_reduce(facts, op=dist.ReduceOp.MAX)
+            code, took_s = int(facts[0]), float(facts[1])
+        if code:
+            raise Stopped(Exit(code))
+        fitting = int(self._gap * STOP_CHECKS_S / max(took_s, 1e-6))
+        self._gap = max(1, min(2 * self._gap, fitting))
+        self._next, self._since = batch + self._gap, time.monotonic()
 
 
 def why_not(session: TrainState) -> str:
@@ -30,8 +66,9 @@ def why_not(session: TrainState) -> str:
 
 
 @torch.no_grad()
-def evaluate(session: TrainState) -> Scores | None:
-    """Scores; None without validation data. A collective."""
+def evaluate(session: TrainState, stop: StopRequest | None = None) -> Scores | None:
+    """Scores; None without validation data. `stop`: ends it. Raises Stopped on all ranks. A
+    collective."""
     data, world, task = session.validation, session.world, session.task
     if data is None or not task.share(len(data), 0, world.world_size):
         return None
@@ -45,17 +82,23 @@ def evaluate(session: TrainState) -> Scores | None:
     # A rank without samples measures the first one with weight zero, so that all ranks sum the same
     # figures.
     keys = [(0, mine[start : start + size]) for start in range(0, len(mine), size)]
-    with loader.reading(data, keys or [(0, range(1))], workers=session.config.num_workers) as read:
-        for rows in read:
-            heartbeat.current.again()  # the phase begins in loop.validate()
-            found = _measured(session, rows, size)
-            task.check_names(found, sums or found, "the batches before")
-            for name, value in found.items():
-                sums[name] = sums.get(
-                    name, torch.zeros((), dtype=torch.float64, device=world.device)
-                ) + value * bool(mine)
-    for module, trains in modes:  # a task may have frozen some
-        module.training = trains
+    keys = keys or [(0, range(1))]
+    checks = StopChecks(stop, world, _fewest(session, len(data), size)) if stop else None
+    try:
+        with loader.reading(data, keys, workers=session.config.num_workers) as read:
+            for number, rows in enumerate(read):
+                heartbeat.current.again()  # the phase begins in loop.validate()
+                if checks:
+                    checks.before(number)
+                found = _measured(session, rows, size)
+                task.check_names(found, sums or found, "the batches before")
+                for name, value in found.items():
+                    sums[name] = sums.get(
+                        name, torch.zeros((), dtype=torch.float64, device=world.device)
+                    ) + value * bool(mine)
+    finally:
+        for module, trains in modes:  # a task may have frozen some
+            module.training = trains
     names = sorted(sums)  # ranks may have them in another order
     total = torch.stack([sums[name] for name in names])
     if world.world_size > 1:
@@ -63,6 +106,13 @@ def evaluate(session: TrainState) -> Scores | None:
         dist.all_reduce(total)
     totals = dict(zip(names, total.tolist(), strict=True))
     return task.scores({name: totals[name] for name in sums})
+
+
+def _fewest(session: TrainState, count: int, size: int) -> int:
+    """Batches of the rank with the fewest."""
+    ranks = session.world.world_size
+    samples = min(len(session.task.share(count, rank, ranks)) for rank in range(ranks))
+    return max(1, -(-samples // size))
 
 
 def _measured(session: TrainState, rows: Any, size: int) -> dict[str, torch.Tensor]:

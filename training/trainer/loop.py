@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.core import heartbeat
+from training.core import heartbeat, phases
 from training.core.errors import Exit
 from training.data.permutation import mix
 from training.inspector.checksum import checksum as checksum_of
@@ -26,7 +26,7 @@ from training.tasks import randomness
 from training.trainer import gradients, profiler, sanity_checks
 from training.trainer.best_score import score_of
 from training.trainer.checkpoint import TrainProgress
-from training.trainer.evaluate import PHASE, evaluate
+from training.trainer.evaluate import Stopped, evaluate
 from training.trainer.metrics_writer import MetricsWriter
 from training.trainer.prefetch import ahead
 from training.trainer.progress import Progress, Stopwatch
@@ -65,7 +65,7 @@ def train(
         pulse.beat("progress bar")
         with Progress(session, recorder, position) as progress:
             if session.unevaluated:
-                catch_up(session, progress)
+                code = catch_up(session, progress, stop)
                 watch.restart(watch.now())
             while (
                 position.step < session.length.total_steps
@@ -99,14 +99,16 @@ def train(
                     code = Exit.DONE
                     if profiled:  # its last step has neither validation nor checkpoint
                         profiled.close()
-                if evaluate_and_save(
-                    session,
-                    progress,
-                    position,
-                    stopped=code != Exit.DONE,
-                    evaluates=evaluates,
-                    saves=saves,
-                ):
+                if evaluates or saves or code != Exit.DONE:
+                    code = evaluate_and_save(
+                        session,
+                        progress,
+                        position,
+                        stop,
+                        code,
+                        evaluates=evaluates,
+                        saves=saves,
+                    )
                     watch.restart(watch.now())
         if not session.steps_left(position):
             position = replace(position, epoch=position.epoch + 1, used=0)
@@ -223,40 +225,50 @@ def evaluate_and_save(
     session: TrainState,
     progress: Progress,
     position: TrainProgress,
+    stop: StopRequest,
+    code: Exit,
     *,
-    stopped: bool,
     evaluates: bool,
     saves: bool,
-) -> bool:
-    """What follows a step; after a stop request only the checkpoint. Returns whether there was
-    anything."""
+) -> Exit:
+    """What follows a step; after a stop request, with its `code`, only the checkpoint. Returns the
+    code, maybe of a request during the evaluation."""
+    done = position.step == session.length.total_steps
     # Before the checkpoint: after a kill between the two, a resumed run would skip this validation.
     score, better = None, False
-    if evaluates and not stopped:
-        score, better = validate(session, progress, position)
-    saves = saves or better or stopped
-    if saves:
+    if evaluates and code == Exit.DONE:
+        try:
+            # a run that has trained its last step is not stopped
+            score, better = validate(session, progress, position, None if done else stop)
+        except Stopped as stopped:
+            code = stopped.code
+    if saves or better or code != Exit.DONE:
         progress.checkpoint()
         heartbeat.current.beat("gather state")
         session.save(
             position,
             score,
-            required=stopped or position.step == session.length.total_steps,
-            unevaluated=evaluates and stopped and session.validation is not None,
+            required=done or code != Exit.DONE,
+            unevaluated=evaluates and code != Exit.DONE and session.validation is not None,
         )
-    return evaluates or saves
+    return code
 
 
 def validate(
-    session: TrainState, progress: Progress, position: TrainProgress
+    session: TrainState,
+    progress: Progress,
+    position: TrainProgress,
+    stop: StopRequest | None = None,
 ) -> tuple[ScoreRecord | None, bool]:
     """Evaluate, with the averaged weights if there are any, and record it; all ranks take part.
-    Returns the score and whether --keep_best saves it."""
-    heartbeat.current.beat(PHASE)
+    Returns the score and whether --keep_best saves it. Raises Stopped."""
+    phase = phases.EVALUATION if session.evaluated else phases.FIRST_EVALUATION
+    heartbeat.current.beat(phase)
+    session.evaluated = True
     started = time.perf_counter()
     draw_anew(session, position.step, session.world.rank)
     with session.averaged():
-        scores = evaluate(session)
+        scores = evaluate(session, stop)
     if session.time_limit:
         session.time_limit.evaluated()
     progress.evaluation(position, (scores, time.perf_counter() - started))
@@ -265,9 +277,9 @@ def validate(
     return score, better
 
 
-def catch_up(session: TrainState, progress: Progress) -> None:
+def catch_up(session: TrainState, progress: Progress, stop: StopRequest) -> Exit:
     """The evaluation that a stop request prevented at the step of the loaded checkpoint."""
     session.unevaluated = False
-    evaluate_and_save(
-        session, progress, session.position, stopped=False, evaluates=True, saves=False
+    return evaluate_and_save(
+        session, progress, session.position, stop, Exit.DONE, evaluates=True, saves=False
     )

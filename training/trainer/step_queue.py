@@ -47,11 +47,14 @@ class StepQueue:
         """Check and record the steps that are due; `everything`: the newest too, which waits for
         it. Returns the code of a stop request (then everything is read). Raises SanityCheckError on
         all ranks."""
-        code = Exit.DONE
+        code, recorded = Exit.DONE, False
         while len(self._steps) > (0 if everything or code != Exit.DONE else self._lag):
             step = self._steps.popleft()
+            if recorded:  # a GPU may need a whole step, "record" never does
+                heartbeat.current.beat("optimizer")
             report = step.report.read()
             heartbeat.current.beat("record")
+            recorded = True
             if self._session.loss_scale:
                 self._session.loss_scale.count(report)
             if self._session.time_limit:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from training.core.phase_timeouts import FIRST_STEPS
 from training.core.read_backwards import backwards
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ class TimeLimit:
         self.start()
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._read = 0  # steps of this start
-        self._first_s = 0.0  # duration of the first one, which may compile the model
+        # Duration of the first two, which may compile. The clock is read before the optimizer's
+        # step, so the time of its first one is in the second.
+        self._first_s = 0.0
         self._evaluation_s = 0.0  # duration of the latest evaluation
         self._evaluated = False  # since the last step that was read
 
@@ -53,8 +56,8 @@ class TimeLimit:
         """Take the time of a step that has been read."""
         self._read += 1
         step_s = used_s - self.used_s
-        if self._read == 1:
-            self._first_s = step_s
+        if self._read <= FIRST_STEPS:
+            self._first_s += step_s
         elif not self._evaluated:
             self._recent.append(step_s)
         if self._evaluated:
@@ -69,7 +72,7 @@ class TimeLimit:
     @property
     def share(self) -> float:
         """The progress of the schedule, 0 to 1: the part of the limit that is used, without this
-        start's first step, whose compilation would end the warm-up."""
+        start's first steps, whose compilation would end the warm-up."""
         left_s = self.limit_s - self._first_s
         return min(1.0, (self.used_s - self._first_s) / left_s) if left_s > 0 else 1.0
 

@@ -74,6 +74,7 @@ class TrainState:
     time_limit: TimeLimit | None = None  # of --max_time
     average: WeightAverage | None = None  # of --ema
     best: BestScore | None = None  # of --keep_best
+    evaluated: bool = False  # by this process
     unevaluated: bool = False  # the evaluation at `position` is still to be made
 
     @property

@@ -327,6 +327,8 @@ class PlanStart(RanksPlan):
     activation_checkpointing: NotRequired[NumberDecision]  # whole blocks
     selective_checkpointing: NotRequired[NumberDecision]  # further blocks; not in earlier versions
     loss_chunks: NotRequired[NumberDecision]  # parts
+    # of a run that was out of memory: a resume has at least these savings
+    keeps_savings: NotRequired[bool]
     reported_memory: NotRequired[str]  # for this config, by its original authors
     memory: NotRequired[PlannedMemory]
     data: NotRequired[CorpusRecord]
@@ -346,6 +348,7 @@ class TaskFields(TypedDict, total=False):
     activation_checkpointing: NumberDecision
     selective_checkpointing: NumberDecision
     loss_chunks: NumberDecision
+    keeps_savings: bool
     memory: PlannedMemory
     reported_memory: str
     data: CorpusRecord

@@ -64,23 +64,26 @@ class MemoryPlan:
 
 
 def choose(load: StepWorkload, config: Config, ranks: int, room: int | None) -> MemoryPlan | None:
-    """Choose the values of `auto`. `room`: free bytes for one rank, None if unknown. None if no
-    micro-batch divides the batch."""
+    """Choose the values of `auto`. The savings of `load` are the least that it gets. `room`: free
+    bytes for one rank, None if unknown. None if no micro-batch divides the batch."""
     size = _sequences(load, config, ranks, room)
     if size is None:
         return None
     found, saves, idle = _frugal(replace(load, sequences=size.value), config, room)
 
-    def decided(asked: int | str, value: int, unused: int) -> Decision:
-        reason = saves if value != unused else idle
-        return Decision(value, reason if asked == AUTO else AS_ASKED)
+    def decided(asked: int | str, value: int, unused: int, least: int) -> Decision:
+        if asked != AUTO:
+            return Decision(value, AS_ASKED)
+        if value == unused:
+            return Decision(value, idle)
+        return Decision(value, msg("tasks.gpt.fit.kept") if value == least else saves)
 
     return MemoryPlan(
         found,
         size,
-        decided(config.activation_checkpointing, found.blocks, 0),
-        decided(config.activation_checkpointing, found.selective, 0),
-        decided(config.loss_chunks, found.chunks, 1),
+        decided(config.activation_checkpointing, found.blocks, 0, load.blocks),
+        decided(config.activation_checkpointing, found.selective, 0, load.selective),
+        decided(config.loss_chunks, found.chunks, 1, load.chunks),
     )
 
 
@@ -118,7 +121,7 @@ def larger(
     less recomputation.)"""
     if room is None or config.device_batch_size == AUTO or estimate(load).needed > room:
         return None
-    best = choose(load, replace(config, device_batch_size=AUTO), ranks, room)
+    best = choose(_plain(load), replace(config, device_batch_size=AUTO), ranks, room)
     found = best.load if best else load
     if found.sequences <= load.sequences or estimate(found).needed > room:
         return None
@@ -168,7 +171,7 @@ def lightest(load: StepWorkload) -> FieldValues:
     it; {} if nothing is left to save."""
     forced = (
         one
-        for one in _candidates(load, Config(), everything=True)
+        for one in _candidates(_plain(load), Config(), everything=True)
         if AUTO not in settings(one).values()
     )
     found, now = min(forced, key=lambda one: estimate(one).total), settings(load)
@@ -180,7 +183,8 @@ def lightest(load: StepWorkload) -> FieldValues:
 def cheapest(
     load: StepWorkload, config: Config, room: int, limit: Limit = lambda one: one.needed
 ) -> StepWorkload | None:
-    """The least recomputation that fits; explicit values are not changed."""
+    """The least recomputation that fits, from that of `load` on; explicit values are not
+    changed."""
 
     def fits(one: StepWorkload) -> bool:
         return limit(estimate(one)) <= room
@@ -192,7 +196,7 @@ def cheapest(
             continue
         # Memory decreases with each stage up to the last but one; the last is a special case
         # (memory.estimate).
-        low, high = 0, 2 * load.depth
+        low, high = _number(plain), 2 * load.depth
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if fits(_stage(plain, middle)) else (middle + 1, high)
@@ -208,23 +212,33 @@ def _stage(load: StepWorkload, number: int) -> StepWorkload:
     return replace(load, blocks=whole, selective=min(number, load.depth) - whole)
 
 
+def _number(load: StepWorkload) -> int:
+    """The stage of a load with savings of `auto`."""
+    return min(2 * load.blocks + load.selective, 2 * load.depth)
+
+
+def _plain(load: StepWorkload) -> StepWorkload:
+    return replace(load, blocks=0, selective=0, chunks=1)
+
+
 def _candidates(
     load: StepWorkload, config: Config, everything: bool = False
 ) -> Iterator[StepWorkload]:
-    """Loads with every allowed number of parts, ascending; with `everything`, all blocks are
-    checkpointed too."""
+    """Loads with every allowed number of parts, ascending, from the savings of `load` on; with
+    `everything`, all blocks are checkpointed too."""
     asked = config.activation_checkpointing
     if asked == AUTO:
-        stages = (2 * load.depth - 1, 2 * load.depth) if everything else (0,)
+        stages = (2 * load.depth - 1, 2 * load.depth) if everything else (_number(load),)
         blocks = [_stage(load, number) for number in stages]
     elif asked == SELECTIVE:
         blocks = [_stage(load, load.depth)]
     else:
         blocks = [replace(load, blocks=asked if isinstance(asked, int) else 0, selective=0)]
+    possible = [n for n in CHUNKS if n <= load.tokens]
     chunks = (
-        (config.loss_chunks,)
+        [config.loss_chunks]
         if isinstance(config.loss_chunks, int)
-        else tuple(n for n in CHUNKS if n <= load.tokens)
+        else [n for n in possible if n >= load.chunks] or possible[-1:]
     )
     for number in chunks:
         for one in blocks:
@@ -233,6 +247,7 @@ def _candidates(
 
 def suggestions(load: StepWorkload, config: Config, ranks: int, room: int) -> list[FieldValues]:
     """Configuration changes estimated to fit, the smallest change of each kind."""
+    load = _plain(load)
     free = replace(config, activation_checkpointing=AUTO, loss_chunks=AUTO)
     out = []
     if free != config and (found := cheapest(load, free, room)):

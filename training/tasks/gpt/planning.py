@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.config import batch
 from training.config.origin import DEFAULT, asked_for
-from training.core import manifest, standing
+from training.core import cause_ids, manifest, standing
 from training.core.messages import msg
 from training.core.metric_units import memory_word
 from training.data.tokenizer_base import BPE
@@ -19,6 +20,7 @@ from training.tasks.planning import Decided, PlanRequest, Situation
 
 if TYPE_CHECKING:
     from training.config.schema import Config
+    from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import Plan, TaskFields
 
 
@@ -77,6 +79,26 @@ def memory_text(plan: Plan | TaskFields) -> list[str]:
     ]
 
 
+def _kept_savings(request: PlanRequest) -> FieldValues:
+    """The savings of a run that was out of memory, as fields of StepWorkload: with fewer, its
+    smaller micro-batch would need as much as the one before. {}: the plan decides again."""
+    run, before = request.resume_from, standing.plan_of_start(request.resume_from)
+    if run is None or before is None or "loss_chunks" not in before:
+        return {}
+    failure = standing.ends(run)[1]
+    exhausted = failure and failure.get("cause") == cause_ids.GPU_OOM and "occupied" not in failure
+    if not (exhausted or before.get("keeps_savings")):
+        return {}
+    found: FieldValues = {}
+    if not asked_for(request.origins["activation_checkpointing"]):
+        found["blocks"] = before["activation_checkpointing"]["value"]
+        # plans of earlier versions have no selective ones
+        found["selective"] = before.get("selective_checkpointing", {"value": 0})["value"]
+    if not asked_for(request.origins["loss_chunks"]):
+        found["chunks"] = before["loss_chunks"]["value"]
+    return found
+
+
 def decide(request: PlanRequest, machine: Situation) -> Decided:
     config, ranks = request.config, request.ranks
     fp8 = machine.precision.value == "fp8"
@@ -99,7 +121,8 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         ema=config.ema > 0,
         copy=machine.device == "cpu" or machine.shared,
     )
-    fitting = memory_fit.choose(asked, config, ranks, machine.room)
+    kept = _kept_savings(request) if asked.cuda else {}
+    fitting = memory_fit.choose(replace(asked, **kept), config, ranks, machine.room)
     split = (
         batch.split(fitting.load.sequences, config.max_seq_len, ranks, config.total_batch_size)
         if fitting
@@ -120,6 +143,8 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
             "bytes": request.source.total_bytes,
         },
     }
+    if kept:
+        fields["keeps_savings"] = True
     if promise:
         fields["reported_memory"] = promise
     text = memory_text(fields)

@@ -12,7 +12,7 @@ from training.config.loader import ConfigFile
 from training.config.schema import Config
 from training.core.errors import Problem
 from training.core.messages import msg
-from training.core.phases import EVALUATION
+from training.core.phases import EVALUATIONS
 from training.data.corpus import CorpusSource
 from training.host import packages
 from training.tasks.sample_spec import SampleSpec
@@ -130,7 +130,7 @@ class VideoSpec(SampleSpec):
 
     def lighter_in(self, phase: str) -> str | None:
         lighter = msg("tasks.video.lighter_evaluation")
-        return lighter if phase == EVALUATION else super().lighter_in(phase)
+        return lighter if phase in EVALUATIONS else super().lighter_in(phase)
 
     def trained(
         self, weights: Weights, state: Mapping[str, torch.Tensor], device: torch.device
