@@ -46,6 +46,8 @@ class StopChecks:
         is."""
         if batch != self._next or batch >= self._batches:
             return
+        if self._world.device.type == "cuda":  # the host has only queued the batches
+            torch.cuda.synchronize(self._world.device)
         code, took_s = int(self._request.code), time.monotonic() - self._since
         if self._world.world_size > 1:
             facts = torch.tensor([code, took_s], dtype=torch.float64, device=self._world.device)
