@@ -27,6 +27,7 @@ KNOWN = (
     *("joules_per_unit", "power_w", "used_s"),
     *("val_loss", "val_bpb"),
 )  # metrics with a title
+EXACT = ("lr", "loss_scale", "skipped_steps")  # a running median has values that never were
 FORMS = {"tokens_per_s": "~s", "lr": "~g"}
 LOG = ("grad_norm", "step_ms", "loss_scale")
 CALM = (*LOG, "joules_per_unit")  # whose first steps, or spikes, are far above all others
@@ -177,7 +178,7 @@ def small(run: Run) -> list[Chart | None]:
         title, unit = titled(key, run.counted)
         series = (
             [Series(title, 1, LINE, curve.points)]
-            if key in ("lr", "loss_scale", "skipped_steps")
+            if key in EXACT
             else charts.raw_and_smooth(title, curve, ends=False)
         )
         form = FORMS.get(key, "")
