@@ -101,7 +101,7 @@ def _table(rows: Sequence[SweepRow], seen: Sequence[SweepRow]) -> Html:
         cells: list[object] = [join([mark, place])]
         cells += [code(shown(row.values[name])) if name in row.values else "-" for name in names]
         cells.append(tag("span", sweep_runs.word(row.state), class_=row.state))
-        star = "*" if row.starred and row.loss is not None else ""
+        star = "*" if row.starred else ""
         step = row.found.best_step if row.found else None
         figures = [
             f"{score_text(row.loss)}{star}",
@@ -114,6 +114,6 @@ def _table(rows: Sequence[SweepRow], seen: Sequence[SweepRow]) -> Html:
             marked = "n best" if row is best and not number else "n"
             cells.append({"": text, "class_": marked})
         out.append([*cells, {"": row.name, "style": "white-space:nowrap"}])
-    starred = any(row.starred and row.loss is not None for row in rows)
+    starred = any(row.starred for row in rows)
     note = tag("p", msg("monitor.sweep.star"), class_="hint") if starred else None
     return join([table(head, out), note])
