@@ -28,7 +28,8 @@ from benchmarks.gpu import (
     suites,
     trainings,
 )
-from tests.unit.test_benchmark_gpu import GPU, laboratory, made, result, session, stage
+from tests.unit.test_benchmark_gpu import GPU, laboratory, made, session, stage
+from tests.unit.test_benchmark_gpu_page import result
 from training.core.rundir import RunDir
 
 
