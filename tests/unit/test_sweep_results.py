@@ -6,12 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_sweep import ended, prepared
-from training.cli.sweep import board
+from tests.cases import each
+from tests.unit.test_sweep import TINY, ended, prepared
+from training.cli.sweep import board, results
 from training.cli.sweep.board import Event
+from training.core import rundir
 from training.core.messages import msg
+from training.core.project import LAUNCH_SCRIPT
+from training.core.rundir import RunDir
+from training.monitor.report import sweep_page
+from training.monitor.runs import facts
 from training.monitor.runs import sweep as sweep_runs
 from training.monitor.runs.sweep import SweepRow
+from training.plan import training_plan
 
 
 def titles(rows: list[SweepRow]) -> list[str]:
@@ -32,3 +39,28 @@ def test_a_score_is_not_called_a_loss(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert ", psnr 27.5000: " in said and ", loss 2.0000: " in said
     assert msg("monitor.column.evaluation") in titles(rows)
     assert msg("monitor.column.loss") in titles(rows[1:])
+
+
+@each("state, told", [("finished", 1), ("stopped", 1), ("running", 0), ("starting", 0)])
+def test_a_run_that_is_being_trained_has_no_command(
+    state: str,
+    told: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sweep = prepared(tmp_path, "--depth=1,2")
+    sweep.folder.create(sweep.record)
+    name = sweep.record["runs"][1]["name"]
+    run = RunDir(tmp_path / name)
+    run.create()
+    planned = training_plan.make(LAUNCH_SCRIPT, ["1", *TINY, f"--out_dir={tmp_path}"], {})[1]
+    rundir.write_json(run.plan, planned)
+    run.event("eval", step=4, val_bpb=1.5)
+    monkeypatch.setattr(facts, "_state", lambda *args: (state, None, None))
+    results.show(sweep.folder, sweep.record, ascii_only=True)
+    said = capsys.readouterr().out.splitlines()
+    commands = [line for line in said if "--resume=" in line]
+    assert len(commands) == told
+    assert any("--num_iterations=" in line for line in commands) == (state == "finished")
+    assert (f"--resume={name}" in sweep_page.of(sweep.folder, sweep.record).html()) == bool(told)

@@ -15,6 +15,7 @@ from training.monitor.report.curve import score_text
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import ReportPage, code
 from training.monitor.report.run import Run, read_run
+from training.monitor.run_status import FINISHED
 from training.monitor.runs import sweep as sweep_runs
 from training.monitor.runs.facts import RunFacts
 from training.monitor.runs.sweep import SweepRow
@@ -38,7 +39,7 @@ def of(folder: SweepDir, record: SweepRecord) -> ReportPage:
 
 def page(name: str, rows: Sequence[SweepRow], seen: Seen, command: str) -> ReportPage:
     """`rows`: all runs, the best first; `seen`: those whose curves are shown, in the same order;
-    `command`: trains the best one longer."""
+    `command`: trains the best one longer, or continues it; '' if there is none."""
     runs = [run for _, run in seen]
     titles = [row.title or row.name for row, _ in seen]
     out = ReportPage(
@@ -61,7 +62,12 @@ def _head(name: str, rows: Sequence[SweepRow], command: str) -> Html:
         text = msg("monitor.sweep.best", title=best.title or best.name, loss=_loss(best))
         lines.append(tag("p", text))
         if command:
-            lines.append(tag("p", msg("monitor.sweep.longer"), " ", code(command)))
+            told = (
+                msg("monitor.sweep.longer")
+                if best.state == FINISHED
+                else msg("monitor.sweep.longer_unfinished")
+            )
+            lines.append(tag("p", told, " ", code(command)))
     waiting = sum(row.found is None for row in rows)
     if waiting:
         lines.append(tag("p", msg("monitor.sweep.not_started", count=waiting), class_="notice"))

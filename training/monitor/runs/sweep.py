@@ -104,7 +104,10 @@ def best(rows: Sequence[SweepRow]) -> SweepRow | None:
 
 
 def longer(folder: SweepDir, best: SweepRow) -> str:
-    """The command that trains the best run for twice as long, or continues it."""
+    """The command that trains the best run for twice as long, or continues it; '' while it
+    trains."""
+    if best.state in facts.LIVE:
+        return ""
     run = RunDir(folder.experiments / best.name)
     try:
         plan = standing.read_plan(run)
