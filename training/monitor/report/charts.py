@@ -73,9 +73,9 @@ def lines(
         return None
     rows: list[tuple[int, int, float, int | None, float | None]] = []
     for number, one in enumerate(series):
-        gaps = (
-            [(place, None) for place, _ in marks] if one.style == THIN or len(series) == 1 else []
-        )
+        without = [*marks] if one.style == THIN or len(series) == 1 else []
+        without += one.marks if one.style == DOTS else []
+        gaps = [(place, None) for place, _ in without]
         points: list[tuple[PointPosition, float | None]] = (
             sorted([*one.points, *gaps], key=lambda p: p[0].step) if gaps else list(one.points)
         )

@@ -180,9 +180,10 @@ def _small(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
     for key in compare_figures.scores_of(runs):
         title, unit = run_charts.titled(key)
         note = run_charts.direction(key)
+        curves = [run.metrics.evaluation(key) for run in runs]
         points = [
-            Series(n, i + 1, DOTS, r.metrics.evaluation(key).points)
-            for i, (r, n) in enumerate(zip(runs, names, strict=True))
+            Series(n, i + 1, DOTS, c.points, c.marks)
+            for i, (c, n) in enumerate(zip(curves, names, strict=True))
         ]
         out.append(charts.lines(key, title, points, unit=unit, note=note, named=False))
     keys = dict.fromkeys(key for run in runs for key in run.metrics.curves if key != "loss")
