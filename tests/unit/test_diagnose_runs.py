@@ -91,6 +91,14 @@ def test_the_verdict_of_the_run_precedes_its_logs(run: RunDir) -> None:
     assert any("--resume=run" in line for line in record["advice"])
 
 
+def test_all_ranks_with_the_same_error_are_named(run: RunDir) -> None:
+    failure = {"cause": "exception", "rank": 1, "ranks": [0, 1], "summary": "KeyError: 'labels'"}
+    write_json(run.failure, failure | {"where": "main.py:12", "evidence": []})
+    record = result.diagnose([run.path])
+    assert (record["rank"], record.get("ranks")) == (1, [0, 1])
+    assert msg("diagnose.card.ranks", ranks="0, 1") in card.draw(record)
+
+
 @pytest.mark.parametrize("inside", ["", "ranks", "ranks/rank0.log"])
 def test_a_verdict_without_a_known_cause_precedes_the_logs_too(run: RunDir, inside: str) -> None:
     """A killed rank logs nothing, and the others log only its loss."""
