@@ -64,3 +64,24 @@ def test_a_run_that_is_being_trained_has_no_command(
     assert len(commands) == told
     assert any("--num_iterations=" in line for line in commands) == (state == "finished")
     assert (f"--resume={name}" in sweep_page.of(sweep.folder, sweep.record).html()) == bool(told)
+
+
+@each("data, best", [("a", 1), ("b", 0)])
+def test_scores_on_different_data_have_no_best(
+    data: str, best: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = prepared(tmp_path, "--depth=1,2")
+    sweep.folder.create(sweep.record)
+    for index, (name, score) in enumerate((("a", 2.0), (data, 1.0))):
+        run = ended(sweep, index, "done")
+        run.event("eval", step=4, val_bpb=score)
+        plan = rundir.read_json(run.plan) or {}
+        rundir.write_json(run.plan, plan | {"data": {"name": name, "files": 1, "bytes": 9}})
+    rows = sweep_runs.ranked(sweep_runs.read(sweep.folder, sweep.record))
+    assert [row.loss for row in rows] == [1.0, 2.0]
+    assert (sweep_runs.best(rows) is not None) == bool(best)
+    results.show(sweep.folder, sweep.record, ascii_only=True)
+    other = msg("monitor.sweep.other_data")
+    assert (other in capsys.readouterr().out) != bool(best)
+    html = sweep_page.of(sweep.folder, sweep.record).html()
+    assert (html.count('class="n best"'), other in html) == (best, not best)

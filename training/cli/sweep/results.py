@@ -32,6 +32,8 @@ def show(folder: SweepDir, record: SweepRecord, *, ascii_only: bool) -> None:
                 else msg("cli.sweep.longer_unfinished", command=command)
             )
             print(f"  {told}")
+    elif sweep_runs.mixed_data(rows):
+        print(msg("monitor.sweep.other_data"))
     sys.stdout.flush()
     if any(row.step for row in rows):
         _write(folder, record)

@@ -48,7 +48,12 @@ def page(name: str, rows: Sequence[SweepRow], seen: Seen, command: str) -> Repor
         pauses=any(run.pauses for run in runs),
     )
     out.counted = compare_page.common_unit(runs)
-    out.add("runs", msg("monitor.sweep.runs"), _table(rows, [row for row, _ in seen]))
+    title = (
+        msg("monitor.sweep.runs_in_order")
+        if sweep_runs.mixed_data(rows)
+        else msg("monitor.sweep.runs")
+    )
+    out.add("runs", title, _table(rows, [row for row, _ in seen]))
     compare_page.add_curves(out, runs, titles)
     compare_page.add_machines(out, runs, titles)
     compare_page.add_failures(out, runs, titles)
@@ -68,6 +73,8 @@ def _head(name: str, rows: Sequence[SweepRow], command: str) -> Html:
                 else msg("monitor.sweep.longer_unfinished")
             )
             lines.append(tag("p", told, " ", code(command)))
+    elif sweep_runs.mixed_data(rows):
+        lines.append(tag("p", msg("monitor.sweep.other_data"), class_="notice"))
     waiting = sum(row.found is None for row in rows)
     if waiting:
         lines.append(tag("p", msg("monitor.sweep.not_started", count=waiting), class_="notice"))

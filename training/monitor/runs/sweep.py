@@ -98,9 +98,16 @@ def ranked(rows: Sequence[SweepRow]) -> list[SweepRow]:
 
 
 def best(rows: Sequence[SweepRow]) -> SweepRow | None:
-    """The run with the best loss; None: no run has one."""
+    """The run with the best loss; None: no run has one, or they cannot be compared."""
     first = next(iter(ranked(rows)), None)
-    return first if first and first.loss is not None and math.isfinite(first.loss) else None
+    if first is None or first.loss is None or not math.isfinite(first.loss) or mixed_data(rows):
+        return None
+    return first
+
+
+def mixed_data(rows: Sequence[SweepRow]) -> bool:
+    """Whether the losses are those of different data."""
+    return len({row.found.data for row in rows if row.found and row.loss is not None}) > 1
 
 
 def longer(folder: SweepDir, best: SweepRow) -> str:
