@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from training.core import units
 from training.core.messages import msg
 from training.monitor.report.chart_types import (
     COLOURS,
@@ -174,8 +175,8 @@ def lines(
         }
     if values:  # an empty chart cannot be zoomed
         layers[0]["params"] = [zoom()]
-    if any(shape == "triangle-up" for shape, _ in own.values()):
-        note = joined([note, msg("monitor.report.charts.above", top=top)])
+    if top is not None and any(shape == "triangle-up" for shape, _ in own.values()):
+        note = joined([note, msg("monitor.report.charts.above", top=units.significant(top))])
     return Chart(
         id,
         title,
