@@ -1,4 +1,4 @@
-"""What a sweep says about its runs: titles, the best one, what to do next."""
+"""The results of a sweep: titles, the best run, the command that continues it."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_a_score_is_not_called_a_loss(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert msg("monitor.column.loss") in titles(rows[1:])
 
 
-@each("state, told", [("finished", 1), ("stopped", 1), ("running", 0), ("starting", 0)])
+@each("state, shown", [("finished", 1), ("stopped", 1), ("running", 0), ("starting", 0)])
 def test_a_run_that_is_being_trained_has_no_command(
     state: str,
-    told: int,
+    shown: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -61,9 +61,9 @@ def test_a_run_that_is_being_trained_has_no_command(
     results.show(sweep.folder, sweep.record, ascii_only=True)
     said = capsys.readouterr().out.splitlines()
     commands = [line for line in said if "--resume=" in line]
-    assert len(commands) == told
+    assert len(commands) == shown
     assert any("--num_iterations=" in line for line in commands) == (state == "finished")
-    assert (f"--resume={name}" in sweep_page.of(sweep.folder, sweep.record).html()) == bool(told)
+    assert (f"--resume={name}" in sweep_page.of(sweep.folder, sweep.record).html()) == bool(shown)
 
 
 @each("data, best", [("a", 1), ("b", 0)])

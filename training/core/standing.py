@@ -149,7 +149,7 @@ def lives(supervisor: SupervisorRecord) -> bool:
 
 
 def is_active(run: rundir.RunDir, supervisor: SupervisorRecord) -> bool:
-    """Whether a run without a recorded end is still running, as far as this machine can tell."""
+    """Whether a run without a recorded end is still running, as far as this machine can know."""
     if run.is_archived:
         return False
     return quiet_s(run) < ELSEWHERE_S if elsewhere(supervisor) else lives(supervisor)

@@ -26,12 +26,12 @@ def show(folder: SweepDir, record: SweepRecord, *, ascii_only: bool) -> None:
     if best:
         print(msg("cli.sweep.best", name=best.name))
         if command := sweep_runs.longer(folder, best):
-            told = (
+            advice = (
                 msg("cli.sweep.longer", command=command)
                 if best.state == FINISHED
                 else msg("cli.sweep.longer_unfinished", command=command)
             )
-            print(f"  {told}")
+            print(f"  {advice}")
     elif sweep_runs.mixed_data(rows):
         print(msg("monitor.sweep.other_data"))
     sys.stdout.flush()

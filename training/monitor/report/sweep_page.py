@@ -67,12 +67,12 @@ def _head(name: str, rows: Sequence[SweepRow], command: str) -> Html:
         text = msg("monitor.sweep.best", title=best.title or best.name, loss=_loss(best))
         lines.append(tag("p", text))
         if command:
-            told = (
+            advice = (
                 msg("monitor.sweep.longer")
                 if best.state == FINISHED
                 else msg("monitor.sweep.longer_unfinished")
             )
-            lines.append(tag("p", told, " ", code(command)))
+            lines.append(tag("p", advice, " ", code(command)))
     elif sweep_runs.mixed_data(rows):
         lines.append(tag("p", msg("monitor.sweep.other_data"), class_="notice"))
     waiting = sum(row.found is None for row in rows)
