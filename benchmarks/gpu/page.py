@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,9 @@ def _banners(result: Mapping[str, Any]) -> Iterator[str]:
 
 def _facts(result: Mapping[str, Any]) -> str:
     machine = result["machine"]
-    gpu = machine["gpus"][0]
-    own = f"{gib(gpu['memory_bytes'])}, compute capability {'.'.join(map(str, gpu['capability']))}"
+    kinds = Counter(map(_kind, machine["gpus"]))
     torch = f"{machine['torch']}, CUDA {machine['cuda']}, NCCL {machine['nccl']}"
     rows = {
-        "GPU": f"{len(machine['gpus'])} × {gpu['name']}, {own}",
         "Driver": machine["driver"] or "not reported",
         "torch": f"{torch}, Python {machine['python']}",
         "Host": f"{machine['cpu']}, {machine['cores']} cores, {gib(machine['memory_bytes'])}",
@@ -65,7 +64,12 @@ def _facts(result: Mapping[str, Any]) -> str:
         "Written": time.strftime("%Y-%m-%d %H:%M", time.localtime(result["created"])),
         "Not installed": ", ".join(machine["missing"]) or "nothing that Duet uses",
     }
-    return _table(rows)
+    return _table([*(("GPU", f"{count} × {kind}") for kind, count in kinds.items()), *rows.items()])
+
+
+def _kind(gpu: Mapping[str, Any]) -> str:
+    capability = ".".join(map(str, gpu["capability"]))
+    return f"{gpu['name']}, {gib(gpu['memory_bytes'])}, compute capability {capability}"
 
 
 def _overview(stages: Mapping[str, Any]) -> Iterator[str]:
@@ -117,7 +121,7 @@ def _stage(record: Mapping[str, Any]) -> Iterator[str]:
     figures = record["figures"]
     if figures.get("curves"):
         yield draw.lines(figures["curves"], "step")
-    yield _table(dict(_flat({k: v for k, v in figures.items() if k not in SHOWN_ELSEWHERE})))
+    yield _table(_flat({k: v for k, v in figures.items() if k not in SHOWN_ELSEWHERE}))
     yield _grid(figures.get("loops", {}))
     yield _grid(figures.get("rows", {}))
     yield _grid({test["name"]: _of_test(test) for test in figures.get("tests", [])})
@@ -169,12 +173,12 @@ def _text(name: str, value: Any) -> str:
     return f"{value:,.0f}{unit}" if abs(value) >= 1000 else f"{value:.4g}{unit}"
 
 
-def _table(rows: Mapping[str, str]) -> str:
-    cells = (
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    cells = "".join(
         f'<tr><td class="muted">{escape(name)}</td><td>{escape(text)}</td></tr>'
-        for name, text in rows.items()
+        for name, text in rows
     )
-    return f"<table>{''.join(cells)}</table>" if rows else ""
+    return f"<table>{cells}</table>" if cells else ""
 
 
 def _grid(rows: Mapping[str, Mapping[str, Any]]) -> str:

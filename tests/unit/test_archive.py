@@ -28,6 +28,7 @@ from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.project import ROOT
 from training.core.rundir import RunDir
+from training.diagnose import result
 from training.monitor import options, state
 from training.monitor.runs import facts
 from training.tasks import weights
@@ -155,6 +156,7 @@ def test_the_processes_of_an_archived_run_are_not_those_of_this_machine(tmp_path
     watched = state.RunWatch(opened).read()
     assert watched["run"]["state"] == "died"
     assert not any(rank["alive"] for rank in watched["ranks"])
+    assert result.diagnose([opened.path])["cause"] == "unknown"
 
 
 def test_a_damaged_archive_is_refused(run: RunDir, tmp_path: Path, cache: Path) -> None:

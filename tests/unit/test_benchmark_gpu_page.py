@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.gpu import bench, page, speed, table
-from tests.unit.test_benchmark_gpu import made
+from tests.unit.test_benchmark_gpu import GPU, made
 from training.tasks.memory import gib
 
 
@@ -59,3 +60,14 @@ def test_the_tables_of_the_documentation(tmp_path: Path) -> None:
         (tmp_path / "h100.json").write_text(json.dumps(result(**meaningless)))
         with pytest.raises(ValueError, match=r"h100\.json"):
             table.results(tmp_path)
+
+
+def test_the_page_lists_each_kind_of_gpu() -> None:
+    small = {"name": "NVIDIA A10", "memory_bytes": 24 << 30, "capability": [8, 6]}
+    html = page.html(result(machine=made().record() | {"gpus": [GPU, small, GPU]}))
+    rows = re.findall("<tr>(.+?)</tr>", html)
+    of = [re.findall("<td.*?>(.*?)</td>", row)[1] for row in rows if "×" in row]
+    assert of == [
+        f"2 × {GPU['name']}, {gib(80 << 30)}, compute capability 9.0",
+        f"1 × NVIDIA A10, {gib(24 << 30)}, compute capability 8.6",
+    ]

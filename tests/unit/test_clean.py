@@ -20,8 +20,8 @@ from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat
 from training.core.messages import msg
 from training.core.rundir import RunDir
+from training.core.standing import ELSEWHERE_S
 from training.launcher.slurm import controller
-from training.monitor.run_status import ELSEWHERE_S
 from training.monitor.runs import facts
 
 

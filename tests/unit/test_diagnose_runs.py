@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from tests.unit.diagnosed import OOM, new_run, plan
 from training.cli import diagnose as command
-from training.core import heartbeat
+from training.core import heartbeat, standing
 from training.core.messages import LANGUAGES, msg
 from training.core.rundir import RunDir, write_json
 from training.diagnose import card, result
@@ -88,6 +89,14 @@ def test_the_verdict_of_the_run_precedes_its_logs(run: RunDir) -> None:
     record = result.diagnose([run.path])
     assert (record["cause"], record["rank"], record["where"]) == ("hang", 1, "model.py:12")
     assert any("--resume=run" in line for line in record["advice"])
+
+
+def test_all_ranks_with_the_same_error_are_named(run: RunDir) -> None:
+    failure = {"cause": "exception", "rank": 1, "ranks": [0, 1], "summary": "KeyError: 'labels'"}
+    write_json(run.failure, failure | {"where": "main.py:12", "evidence": []})
+    record = result.diagnose([run.path])
+    assert (record["rank"], record.get("ranks")) == (1, [0, 1])
+    assert msg("diagnose.card.ranks", ranks="0, 1") in card.draw(record)
 
 
 @pytest.mark.parametrize("inside", ["", "ranks", "ranks/rank0.log"])
@@ -240,6 +249,26 @@ def test_a_vanished_run_is_described_by_its_heartbeats(run: RunDir) -> None:
     assert living["cause"] == "none" and "rank 1: step 12: backward" in living["summary"]
     run.heartbeat(1).unlink()  # a user script has none
     assert "()" not in result.diagnose([run.path])["summary"]
+
+
+def test_a_run_of_another_machine_runs_while_it_writes(run: RunDir) -> None:
+    """Its processes cannot be checked, and its monotonic clock is another one."""
+    write_json(run.supervisor, {"pid": os.getpid(), "host": "far", "started": time.time()})
+    writer = heartbeat.Heartbeat(run.heartbeat(1), 1)
+    with mock.patch.object(time, "monotonic_ns", lambda: 1):
+        writer.beat("forward")
+    record = result.diagnose([run.path])
+    ago = msg("diagnose.run.rank_ago", rank=1, phase="step 0: forward", age_s=0)
+    assert record["cause"] == "none" and ago in record["summary"]
+    assert " far" in record["summary"] and "attach" not in record["summary"]
+    long_ago = time.time() - standing.ELSEWHERE_S - 10
+    with mock.patch.object(time, "time", lambda: long_ago):
+        writer.beat("backward")
+    for file in run.path.rglob("*"):
+        os.utime(file, (long_ago, long_ago))
+    record = result.diagnose([run.path])
+    assert record["cause"] == "unknown" and " far" in record["summary"]
+    assert record["advice"][0].endswith(": ./launch_train.sh 2 --resume=run")
 
 
 def test_the_report_of_a_rank_precedes_the_logs_of_others(run: RunDir) -> None:

@@ -19,7 +19,7 @@ from training.core import manifest, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.data.tokenizer_base import BOS, Bytes
-from training.monitor.report import evaluation_page
+from training.monitor.report import charts, evaluation_page
 from training.tasks.evaluation import Evaluation, Part, Picture
 from training.tasks.gpt.passages import Passages
 from training.tasks.weights import RAW
@@ -144,3 +144,14 @@ def test_a_passage_without_a_valid_character_is_still_a_passage() -> None:
     seen.add(rows, {"nats": torch.ones(1, 70), "bytes": torch.ones(1, 70)})
     (part,) = seen.parts()
     assert part.text == "\ufffd" * 70
+
+
+def test_a_checkpoint_without_a_finite_score_is_marked_on_its_curve() -> None:
+    found = [
+        Evaluation("run", step, RAW, "/run", f"/run/{step}", {"loss": loss})
+        for step, loss in ((1, 3.0), (2, math.nan), (3, 2.0))
+    ]
+    (chart,) = evaluation_page._charts(found, ["", "", ""])
+    assert chart
+    rows = zip(*(chart.columns[key] for key in ("series", "step", "y")), strict=True)
+    assert list(rows) == [(0, 1, 3.0), (0, 2, None), (0, 3, 2.0), (charts.MARK, 2, None)]

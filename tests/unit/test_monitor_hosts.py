@@ -13,7 +13,7 @@ from training.core import rundir, standing
 from training.core.heartbeat import Heartbeat
 from training.core.rundir import RunDir
 from training.launcher.slurm import controller
-from training.monitor import rank_states, run_status, slurm_job
+from training.monitor import rank_states, slurm_job
 from training.monitor.rank_states import RankStates
 from training.monitor.run_list import RunTable
 from training.monitor.runs import facts
@@ -35,7 +35,7 @@ def there(made: Made, host: str = "gpu-box-2") -> Made:
 
 
 def silent(made: Made) -> None:
-    past = time.time() - run_status.ELSEWHERE_S - 10
+    past = time.time() - standing.ELSEWHERE_S - 10
     for file in made.run.path.rglob("*"):
         os.utime(file, (past, past))
 
@@ -214,7 +214,7 @@ def test_slurm_is_not_asked_for_a_run_that_counts_as_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There may be thousands of them."""
-    made = killed(tmp_path, run_status.ELSEWHERE_S + 90)
+    made = killed(tmp_path, standing.ELSEWHERE_S + 90)
     calls = scontrol(tmp_path, monkeypatch, "echo JobState=TIMEOUT")
     assert both(made)[0] == "died" and not calls.exists()
 

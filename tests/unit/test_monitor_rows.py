@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.unit.monitor_runs import GIB, PATIENCE_S, ROOT, Made, look, text_of
 from training.core import rundir
 from training.core.messages import msg
 from training.host import gpus
-from training.monitor import host_stats, screen, state
+from training.monitor import host_stats, screen, sections, state
 from training.monitor.screen import View
 
 
@@ -169,3 +170,15 @@ def test_the_loss_scale_has_all_digits(made: Made, scale: float, shown: str) -> 
     made.step(6, 2.0, loss_scale=scale)
     label = msg("monitor.screen.loss_scale")
     assert re.search(rf"{label}{shown}\s", text_of(made.run, 140, 40))
+
+
+@pytest.mark.parametrize("recorded", [{"loss": None}, {}])
+def test_numbers_are_shown_while_no_loss_is_finite(made: Made, recorded: dict[str, None]) -> None:
+    """fp16 skips such steps."""
+    assert sections.numbers(look(made.run), 80, 4) == []
+    for step in range(1, 4):
+        facts = {"time": time.time(), "step": step, "epoch": 1, "step_ms": 100.0, **recorded}
+        rundir.append_json(made.run.metrics, facts | {"loss_scale": 64.0, "skipped_steps": step})
+    shown = "".join(text for row in sections.numbers(look(made.run), 80, 4) for text, _ in row)
+    label, skipped = msg("monitor.screen.loss_scale"), msg("monitor.screen.skipped")
+    assert shown.startswith("loss -") and f"{label}64" in shown and f"3{skipped}" in shown

@@ -255,6 +255,14 @@ def test_spike_does_not_flatten_the_loss(whole: Made) -> None:
     assert "▲: above 5" in chart.note and 121 in marked(chart, charts.BEYOND)
 
 
+def test_the_top_of_a_scale_has_all_digits_before_the_point(tmp_path: Path) -> None:
+    made = planned(tmp_path / "experiments" / "fp16")
+    for step in range(1, 61):
+        made.step(step, 2.0, loss_scale=65536.0 if step == 1 else 16384.0)
+    (chart,) = [c for c in run_charts.small(run.read_run(made.run)) if c and c.id == "loss_scale"]
+    assert chart.note.split()[-1] == "22938"
+
+
 def test_tiny_and_huge_values_have_short_labels() -> None:
     """Those of gradients that vanish were cut to zeros."""
     for size, form, short in (

@@ -18,6 +18,7 @@ from training.cli.cleaning import options as clean_options
 from training.core import rundir, units
 from training.core.cells import cells
 from training.core.errors import Exit, UserError
+from training.core.messages import msg
 from training.monitor.runs import facts, table, terms
 
 
@@ -231,6 +232,11 @@ def test_a_score_that_is_not_a_loss_is_not_titled_loss(tmp_path: Path) -> None:
     assert "EVAL" in title and "LOSS" not in title
     foot = table.footer(found, 2)
     assert foot.endswith("  (EVAL: best accuracy)  (* training loss: no evaluation)")
+    for name in ("val_bpb", "val_loss"):
+        Made(tmp_path / name).steps(5).run.event("eval", step=5, **{name: 1.0})
+    mixed = sorted(facts.read_all(tmp_path), key=lambda run: run.name)
+    scores = msg("monitor.runs.scores_mixed", highest="accuracy", lowest="bpb, loss")
+    assert scores in table.footer(mixed, 4)
     title = table.lines([run for run in found if run.name == "other"], 100)[0][0][0]
     assert "LOSS" in title
 

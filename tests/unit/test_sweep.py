@@ -323,7 +323,7 @@ def test_suggestions_keep_the_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_evaluations_are_ranked_before_training_losses() -> None:
     rows = [
         SweepRow("none", {"depth": 1}, "waiting"),
-        SweepRow("training", {"depth": 2}, "failed", loss=0.5, starred=True),
+        SweepRow("training", {"depth": 2}, "failed", loss=0.5, loss_name="loss"),
         SweepRow("good", {"depth": 3}, "finished", loss=1.0, step=4, seconds=61.0),
         SweepRow("nan", {"depth": 4}, "failed", loss=float("nan")),
         SweepRow("better", {"depth": 5}, "finished", loss=0.9),

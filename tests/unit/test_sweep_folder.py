@@ -224,6 +224,7 @@ def two_runs(tmp_path: Path) -> SweepDir:
     for name, best in (("good", 1.5), ("better", 0.5)):
         made = trained(planned(experiments / name, origins=origins), 30)
         made.run.event("eval", step=30, val_bpb=best)
+        rundir.write_json(made.run.summary, {"status": "done", "steps": 30, "time": made.at + 9})
     return folder
 
 

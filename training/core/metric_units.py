@@ -191,6 +191,11 @@ def data(plan: Mapping[str, Any] | None) -> str | None:
     )
 
 
+def data_basis(plan: Mapping[str, Any] | None) -> tuple[str | None, float | None]:
+    """The same for runs whose scores can be compared, as far as the data decides."""
+    return data(plan), number(dig(plan, "data", "bytes"))
+
+
 def memory_word(on_gpu: bool) -> str:
     """What the memory of a step or rank is called, which in Chinese depends on the device."""
     return msg("core.memory.gpu") if on_gpu else msg("core.memory.host")

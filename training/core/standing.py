@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from training.core.contracts.verdict import FailureRecord
 
 STARTED_WITHIN_S = 60.0  # a supervisor writes its PID soon after its start
+# A run on another machine, whose processes cannot be checked, counts as active until it has written
+# nothing for this time.
+ELSEWHERE_S = 24 * 3600.0
 PID_NAMESPACE = Path("/proc/self/ns/pid")
 TICKS = 19  # starttime in proc_pid_stat(5), without the first two fields
 TAIL = 1 << 16  # bytes of metrics.jsonl
@@ -143,6 +146,23 @@ def pid_namespace() -> str:
 
 def lives(supervisor: SupervisorRecord) -> bool:
     return runs_here(supervisor, number(supervisor.get("started")) or 0.0)
+
+
+def is_active(run: rundir.RunDir, supervisor: SupervisorRecord) -> bool:
+    """Whether a run without a recorded end is still running, as far as this machine can know."""
+    if run.is_archived:
+        return False
+    return quiet_s(run) < ELSEWHERE_S if elsewhere(supervisor) else lives(supervisor)
+
+
+def quiet_s(run: rundir.RunDir) -> float:
+    """The time since a run has written anything."""
+    from training.core import heartbeat
+
+    files = (run.plan, run.metrics, run.events, run.supervisor, *run.ranks.glob("*.log"))
+    written = [mtime(file) or 0.0 for file in files]
+    written += [beat.wall_time for beat in heartbeat.read_all(run.heartbeats)]
+    return max(0.0, time.time() - max(written))
 
 
 def identity(pid: int) -> StarterRecord:

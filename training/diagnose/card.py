@@ -49,8 +49,7 @@ def in_logs(label: str) -> str:
 
 def of_run(record: FailureRecord) -> str:
     """Card of a failed run (failure.json)."""
-    same = record.get("ranks", [record["rank"]])
-    who = _rank(record["rank"]) if len(same) == 1 else msg("diagnose.card.ranks", ranks=_list(same))
+    who = _who(record)
     if record["kind"] in (SILENT, GONE):
         who = msg("diagnose.card.node", node=record["node"])
     elif "node" in record:
@@ -62,7 +61,8 @@ def of_run(record: FailureRecord) -> str:
     for rank, text in record.get("threads", {}).items():
         lines.append(row(msg("diagnose.card.thread"), f"rank {rank}: {cut(text)}"))
     places = record["waiting"] or record["phases"]
-    if others := [f"rank {r}: {p}" for r, p in places.items() if r not in map(str, same)]:
+    same = [str(rank) for rank in _same(record)]
+    if others := [f"rank {r}: {p}" for r, p in places.items() if r not in same]:
         lines.append(row(msg("diagnose.card.others"), "; ".join(others)))
     if record["evidence"]:
         of = "" if record["stacks"] else msg("diagnose.card.last_lines")
@@ -92,7 +92,7 @@ def draw(record: DiagnosisRecord) -> str:
     if summary:
         lines.append(row("", cut(summary)))
     lines += [row("", note) for note in jobs]
-    lines.append(row(msg("diagnose.card.who"), _rank(record["rank"]) + _doing(record)))
+    lines.append(row(msg("diagnose.card.who"), _who(record) + _doing(record)))
     if record["where"]:
         lines.append(row(msg("diagnose.card.where"), record["where"]))
     place = (record["file"] or "") + (
@@ -118,7 +118,15 @@ def _jobs(jobs: int, at_least: bool) -> str:
     return msg("diagnose.card.jobs", jobs=jobs)
 
 
-def _rank(rank: int | None) -> str:
+def _same(record: FailureRecord | DiagnosisRecord) -> Sequence[int | None]:
+    """The ranks with the error, one of which is the guilty one."""
+    return record.get("ranks", [record["rank"]])
+
+
+def _who(record: FailureRecord | DiagnosisRecord) -> str:
+    rank, same = record["rank"], _same(record)
+    if len(same) > 1:
+        return msg("diagnose.card.ranks", ranks=_list(same))
     return msg("diagnose.card.no_rank") if rank is None else f"rank {rank}"
 
 

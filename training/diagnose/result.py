@@ -130,6 +130,8 @@ def _of_run(end: EndRecord, run: RunDir, plan: Plan | None) -> DiagnosisRecord:
         "source": signatures.causes()[cause].source,
         "run": str(run.path),
     }
+    if isinstance(ranks := end.get("ranks"), list):
+        record["ranks"] = ranks
     if isinstance(phase := end.get("phase"), str):
         record["phase"] = phase
     if isinstance(gpu := end.get("gpu"), int):

@@ -17,7 +17,7 @@ from training.core.jsonl import Record
 from training.core.messages import msg
 from training.core.project import typed
 from training.core.rundir import ASKED, RunDir, read_json, read_records
-from training.core.units import plural
+from training.core.units import duration, plural
 from training.diagnose import scan, source, traceback
 from training.diagnose.events import OWN, UNLISTED, Event
 from training.diagnose.log_line import LogLine, shown
@@ -94,33 +94,48 @@ def reported(run: RunDir) -> list[Event]:
 def alive(run: RunDir) -> str:
     """Message with the phase of each rank of a running run; '' if it is not running."""
     supervisor = run_reader.read_supervisor(run.supervisor)
-    if not supervisor or not standing.lives(supervisor):
+    if not supervisor or not standing.is_active(run, supervisor):
         return ""
-    doing = "; ".join(
-        msg("diagnose.run.rank_ago", rank=b.rank, phase=b, age_s=b.age_s)
-        for b in heartbeat.read_all(run.heartbeats)
+    host = standing.elsewhere(supervisor)
+    beats = heartbeat.read_all(run.heartbeats)
+    phases = "; ".join(
+        msg("diagnose.run.rank_ago", rank=b.rank, phase=b, age_s=_since(b) if host else b.age_s)
+        for b in beats
     )
+    doing = msg("diagnose.run.doing", doing=phases) if phases else ""  # a script has none
+    if host:
+        ago = duration(standing.quiet_s(run))
+        return msg("diagnose.run.alive_elsewhere", host=host, time=ago, doing=doing)
     return msg(
         "diagnose.run.alive",
-        doing=msg("diagnose.run.doing", doing=doing) if doing else "",  # a script has none
+        doing=doing,
         attach=typed("./duet attach"),
         path=shlex.quote(str(run.path)),
     )
 
 
+def _since(beat: heartbeat.HeartbeatRecord) -> float:
+    """Age of a beat of another machine, whose monotonic clock cannot be compared."""
+    return max(0.0, time.time() - beat.wall_time)
+
+
 def _vanished(run: RunDir) -> list[Event]:
-    """A run without a recorded end whose processes are all gone: its last heartbeats."""
+    """A run without a recorded end that is no longer active: its last heartbeats."""
     supervisor = run_reader.read_supervisor(run.supervisor)
-    if not supervisor or standing.lives(supervisor):
+    if not supervisor or standing.is_active(run, supervisor):
         return []
     beats = heartbeat.read_all(run.heartbeats)
     last = "; ".join(
         f"rank {b.rank}: {b}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(b.wall_time))}"
         for b in beats
     )
-    text = msg("diagnose.run.vanished") + (
-        msg("diagnose.run.last_heartbeats", last=last) if last else ""
+    host = None if run.is_archived else standing.elsewhere(supervisor)
+    text = (
+        msg("diagnose.run.silent_elsewhere", host=host, time=duration(standing.quiet_s(run)))
+        if host
+        else msg("diagnose.run.vanished")
     )
+    text += msg("diagnose.run.last_heartbeats", last=last) if last else ""
     return [
         Event(
             UNKNOWN,

@@ -13,7 +13,7 @@ from training.core.jsonl import mtime, number, read_object
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.monitor import host_stats, rank_states, tables, term_text
-from training.monitor.run_status import DIED, ELSEWHERE_S, ENDED, quiet_s, state_word
+from training.monitor.run_status import DIED, ENDED, state_word
 from training.monitor.screen import View, finish
 from training.monitor.sections import BADGES, loss
 from training.monitor.state import GPU_PATIENCE_S, SCHEMA_VERSION, RunWatch
@@ -75,7 +75,7 @@ class RunTable:
         run = RunDir(path)
         plan, supervisor = read_object(run.plan) or {}, read_object(run.supervisor) or {}
         elsewhere = standing.other_host(plan, supervisor)
-        if elsewhere and quiet_s(run) < ELSEWHERE_S:
+        if elsewhere and standing.quiet_s(run) < standing.ELSEWHERE_S:
             ended = any(standing.ends_of(run, plan, number(plan.get("created")) or 0.0))
             lives = path in self._watches or not ended
         else:

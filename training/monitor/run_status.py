@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from training.core import heartbeat, rundir
+from training.core import rundir
 from training.core.errors import UserError
 from training.core.jsonl import Record, dig, mtime, number, text, whole
 from training.core.messages import msg
 from training.core.next_command import next_command
 from training.core.run_reader import as_plan
-from training.core.standing import other_host, runs_here
+from training.core.standing import ELSEWHERE_S, other_host, quiet_s, runs_here
 from training.core.units import duration, plural
 from training.monitor import slurm_job
 
@@ -29,9 +29,6 @@ FAILED: Final = "failed"
 DIED: Final = "died"
 ENDED = (FINISHED, STOPPED, FAILED, DIED)
 STARTING_S = 60.0  # a starting run without a process gets a reason after this time
-# A run on another machine, whose processes cannot be checked, counts as active until it has written
-# nothing for this time.
-ELSEWHERE_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -144,14 +141,6 @@ def judge(seen: RunEvidence) -> tuple[RunStatus, str | None]:
         STARTING,
         msg("monitor.reason.no_rank_yet") if time.time() - seen.since > STARTING_S else None,
     )
-
-
-def quiet_s(run: rundir.RunDir) -> float:
-    """The time since a run has written anything."""
-    files = (run.plan, run.metrics, run.events, run.supervisor, *run.ranks.glob("*.log"))
-    written = [mtime(file) or 0.0 for file in files]
-    written += [beat.wall_time for beat in heartbeat.read_all(run.heartbeats)]
-    return max(0.0, time.time() - max(written))
 
 
 def _resume_hint(seen: RunEvidence) -> str:

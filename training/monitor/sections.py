@@ -189,7 +189,9 @@ def evaluation(training: TrainingState) -> str:
 
 def numbers(state: RunState, width: int, rows: int) -> list[Line]:
     training = state["training"]
-    if training["loss"] is None and training["eval_last"] is None:  # no step yet
+    # fp16 may skip all steps so far for a loss that is not finite, which is recorded as null
+    stepped = training["last_step_unix_s"] is not None or training["step_ms_median"] is not None
+    if not stepped and training["loss"] is None and training["eval_last"] is None:
         return []
     style = "" if training["loss_is_finite"] in (True, None) else "bad"
     score, (value, unit_of_loss) = evaluation(training), loss(training)

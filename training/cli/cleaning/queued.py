@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from training.core import rundir
+from training.core import rundir, standing
 from training.core.jsonl import Record, mtime, number, text
 from training.core.messages import msg
 from training.core.read_backwards import backwards
 from training.core.rundir import RunDir
-from training.monitor.run_status import DIED, ELSEWHERE_S, STOPPED
+from training.monitor.run_status import DIED, STOPPED
 from training.monitor.runs.facts import RunFacts
 
 QUEUED = ("submitted", "requeue")
@@ -37,7 +37,9 @@ def reason(run: RunFacts) -> str:
         return "" if slurm_job.is_over(state) else msg("cli.clean.queued", job=job, state=state)
     # this machine has no SLURM, for example
     return (
-        msg("cli.clean.queued_unknown", job=job) if waits and time.time() - at < ELSEWHERE_S else ""
+        msg("cli.clean.queued_unknown", job=job)
+        if waits and time.time() - at < standing.ELSEWHERE_S
+        else ""
     )
 
 

@@ -15,7 +15,7 @@ from training.core.jsonl import number
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.core.units import duration
-from training.monitor.run_status import DIED, ELSEWHERE_S, quiet_s
+from training.monitor.run_status import DIED
 from training.monitor.runs import facts
 from training.monitor.runs.facts import DAMAGED, EMPTY, FOREIGN, LIVE, RunFacts, size_on_disk
 
@@ -99,10 +99,10 @@ def untouchable(run: RunFacts) -> str:
     # launcher started have none, and their processes may be those of another machine.
     began = number(supervisor.get("started")) or 0.0 if supervisor else 0.0
     here = here and began >= (run.started or 0.0)
-    quiet = quiet_s(run.run) if run.state == DIED else math.inf
+    quiet = standing.quiet_s(run.run) if run.state == DIED else math.inf
     if here and quiet < HIDDEN_S:
         return msg("cli.clean.hidden", age=duration(quiet))
-    if not here and quiet < ELSEWHERE_S:
+    if not here and quiet < standing.ELSEWHERE_S:
         return msg("cli.clean.elsewhere", age=duration(quiet))
     return queued.reason(run)
 

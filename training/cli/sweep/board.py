@@ -69,7 +69,7 @@ class _Watch:
             step=progress["step"],
             total=progress["total_steps"],
             loss=loss if best is None else best,
-            starred=best is None,
+            loss_name="loss" if best is None else training["eval_name"],
             speed=training["tokens_per_s"] or training["samples_per_s"],
             seconds=progress["eta_s"],
         )
@@ -123,7 +123,7 @@ class Board:
             name=run["name"],
             state=sweep_runs.word(states[index]),
             time=units.duration(took),
-            loss=units.unknown() if row.loss is None else units.decimal(row.loss),
+            score=row.score,
         )
         if why:
             console = self.sweep.folder.console(run["name"])

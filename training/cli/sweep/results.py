@@ -9,6 +9,7 @@ from training.core import log, rundir
 from training.core.messages import msg
 from training.core.sweep_dir import SweepDir
 from training.monitor import print_table
+from training.monitor.run_status import FINISHED
 from training.monitor.runs import sweep as sweep_runs
 
 if TYPE_CHECKING:
@@ -23,8 +24,16 @@ def show(folder: SweepDir, record: SweepRecord, *, ascii_only: bool) -> None:
     print_table.print_lines(lines, width, ascii_only=ascii_only)
     best = sweep_runs.best(rows)
     if best:
-        command = sweep_runs.longer(folder, best)
-        print(msg("cli.sweep.best", name=best.name, command=command))
+        print(msg("cli.sweep.best", name=best.name))
+        if command := sweep_runs.longer(folder, best):
+            advice = (
+                msg("cli.sweep.longer", command=command)
+                if best.state == FINISHED
+                else msg("cli.sweep.longer_unfinished", command=command)
+            )
+            print(f"  {advice}")
+    elif sweep_runs.mixed_data(rows):
+        print(msg("monitor.sweep.other_data"))
     sys.stdout.flush()
     if any(row.step for row in rows):
         _write(folder, record)

@@ -171,6 +171,7 @@ class DiagnosisRecord(TypedDict):
     signature: str | None  # signature ID
     source: str  # cited by the catalogue
     run: str | None  # run directory
+    ranks: NotRequired[list[int]]  # as in the run's own record
     phase: NotRequired[str]  # of the rank, by the run's own record
     gpu: NotRequired[int]  # the same
     process: NotRequired[int]  # the same

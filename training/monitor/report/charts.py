@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from training.core import units
 from training.core.messages import msg
 from training.monitor.report.chart_types import (
     COLOURS,
@@ -73,9 +74,9 @@ def lines(
         return None
     rows: list[tuple[int, int, float, int | None, float | None]] = []
     for number, one in enumerate(series):
-        gaps = (
-            [(place, None) for place, _ in marks] if one.style == THIN or len(series) == 1 else []
-        )
+        without = [*marks] if one.style == THIN or len(series) == 1 else []
+        without += one.marks if one.style == DOTS else []
+        gaps = [(place, None) for place, _ in without]
         points: list[tuple[PointPosition, float | None]] = (
             sorted([*one.points, *gaps], key=lambda p: p[0].step) if gaps else list(one.points)
         )
@@ -174,8 +175,8 @@ def lines(
         }
     if values:  # an empty chart cannot be zoomed
         layers[0]["params"] = [zoom()]
-    if any(shape == "triangle-up" for shape, _ in own.values()):
-        note = joined([note, msg("monitor.report.charts.above", top=top)])
+    if top is not None and any(shape == "triangle-up" for shape, _ in own.values()):
+        note = joined([note, msg("monitor.report.charts.above", top=units.significant(top))])
     return Chart(
         id,
         title,

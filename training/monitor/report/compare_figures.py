@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from training.core import metric_units
-from training.core.jsonl import dig, number
+from training.core.jsonl import number
 from training.core.messages import msg
 from training.core.units import MIB, count, decimal, milliseconds
 from training.monitor.report import chart_types, headline, run_charts
@@ -126,7 +126,7 @@ def _density(run: Run) -> float | None:
 
 
 def _data(run: Run) -> object:
-    return metric_units.data(run.plan), dig(run.plan, "data", "bytes")
+    return metric_units.data_basis(run.plan)
 
 
 def _basis_of(key: str) -> Callable[[Run], object]:

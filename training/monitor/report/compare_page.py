@@ -180,19 +180,21 @@ def _small(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
     for key in compare_figures.scores_of(runs):
         title, unit = run_charts.titled(key)
         note = run_charts.direction(key)
+        curves = [run.metrics.evaluation(key) for run in runs]
         points = [
-            Series(n, i + 1, DOTS, r.metrics.evaluation(key).points)
-            for i, (r, n) in enumerate(zip(runs, names, strict=True))
+            Series(n, i + 1, DOTS, c.points, c.marks)
+            for i, (c, n) in enumerate(zip(curves, names, strict=True))
         ]
         out.append(charts.lines(key, title, points, unit=unit, note=note, named=False))
     keys = dict.fromkeys(key for run in runs for key in run.metrics.curves if key != "loss")
     for key in sorted(keys, key=run_charts.order):
         title, unit = run_charts.titled(key)
-        series = _each(runs, names, partial(_curve, key), ends=key == "lr")
+        smooth = key not in run_charts.EXACT
+        series = _each(runs, names, partial(_curve, key), ends=False, smooth=smooth)
         form, log, note = (
             run_charts.FORMS.get(key, ""),
             key in run_charts.LOG,
-            "" if key == "lr" else msg("monitor.report.compare.running_median"),
+            msg("monitor.report.compare.running_median") if smooth else "",
         )
         out.append(
             charts.lines(
@@ -207,11 +209,16 @@ def _curve(key: str, run: Run) -> Curve | None:
 
 
 def _each(
-    runs: Sequence[Run], names: Sequence[str], of: Callable[[Run], Curve | None], *, ends: bool
+    runs: Sequence[Run],
+    names: Sequence[str],
+    of: Callable[[Run], Curve | None],
+    *,
+    ends: bool,
+    smooth: bool = True,
 ) -> list[Series]:
     curves = [of(run) or Curve() for run in runs]
     return [
-        Series(n, i + 1, LINE, c.smoothed(ends=ends) or c.points)
+        Series(n, i + 1, LINE, (smooth and c.smoothed(ends=ends)) or c.points)
         for i, (c, n) in enumerate(zip(curves, names, strict=True))
     ]
 

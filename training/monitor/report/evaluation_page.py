@@ -14,7 +14,7 @@ from training.core.messages import msg
 from training.core.units import count, plural
 from training.monitor.report import chart_types, charts
 from training.monitor.report.chart_types import DOTS, LINE, Chart, Series
-from training.monitor.report.curve import PointPosition, score_text
+from training.monitor.report.curve import PointPosition, not_finite_name, score_text
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import ReportPage, folded, tiles
 from training.tasks import weights
@@ -192,7 +192,7 @@ def _charts(found: Sequence[Evaluation], labels: Sequence[str]) -> list[Chart | 
     out = []
     for i, key in enumerate(keys):
         series = [
-            Series(name, n, DOTS, _points(each, key))
+            Series(name, n, DOTS, _points(each, key), _marks(each, key))
             for n, (name, each) in enumerate(runs.items(), 1)
         ]
         given = next((p for each in runs.values() if (p := _points(each, f"{key}_input"))), [])
@@ -207,6 +207,15 @@ def _charts(found: Sequence[Evaluation], labels: Sequence[str]) -> list[Chart | 
 def _points(each: Sequence[Evaluation], key: str) -> list[tuple[PointPosition, float]]:
     values = [(one.step, one.scores.get(key, math.nan)) for one in each]
     return [(PointPosition(step, 0.0, None), v) for step, v in values if math.isfinite(v)]
+
+
+def _marks(each: Sequence[Evaluation], key: str) -> list[tuple[PointPosition, str]]:
+    values = [(one.step, one.scores.get(key, 0.0)) for one in each]
+    return [
+        (PointPosition(step, 0.0, None), not_finite_name(v))
+        for step, v in values
+        if not math.isfinite(v)
+    ]
 
 
 def _bars(key: str, found: Sequence[Evaluation], labels: Sequence[str]) -> Chart | None:

@@ -27,6 +27,7 @@ KNOWN = (
     *("joules_per_unit", "power_w", "used_s"),
     *("val_loss", "val_bpb"),
 )  # metrics with a title
+EXACT = ("lr", "loss_scale", "skipped_steps")  # a running median has values that never were
 FORMS = {"tokens_per_s": "~s", "lr": "~g"}
 LOG = ("grad_norm", "step_ms", "loss_scale")
 CALM = (*LOG, "joules_per_unit")  # whose first steps, or spikes, are far above all others
@@ -117,7 +118,8 @@ def loss(run: Run) -> Chart | None:
     curve, unit = losses(run), display(run)[1]
     series = charts.raw_and_smooth("loss", curve)
     checked = metrics.evaluation("val_bpb" if unit == metric_units.BITS else "val_loss")
-    series.append(Series(msg("monitor.report.charts.validation"), 2, DOTS, checked.points))
+    name = msg("monitor.report.charts.validation")
+    series.append(Series(name, 2, DOTS, checked.points, checked.marks))
     notes = []
     if curve.window:
         notes.append(
@@ -177,7 +179,7 @@ def small(run: Run) -> list[Chart | None]:
         title, unit = titled(key, run.counted)
         series = (
             [Series(title, 1, LINE, curve.points)]
-            if key in ("lr", "loss_scale", "skipped_steps")
+            if key in EXACT
             else charts.raw_and_smooth(title, curve, ends=False)
         )
         form = FORMS.get(key, "")
@@ -200,21 +202,17 @@ def small(run: Run) -> list[Chart | None]:
 def _score(key: str, metrics: Metrics) -> Chart | None:
     """Chart of an evaluation metric, with that of the model's input, if recorded."""
     (title, unit), curve, best = titled(key), metrics.evaluation(key), metrics.best(key)
-    series, given = (
-        [Series(title, 2, DOTS, curve.points)],
-        metrics.evaluation(key + metric_units.INPUT).points,
-    )
+    given = metrics.evaluation(key + metric_units.INPUT).points
+    name = metric_units.plain(key) if given else title
+    series = [Series(name, 2, DOTS, curve.points, curve.marks)]
     if given:
-        series = [
-            Series(metric_units.plain(key), 2, DOTS, curve.points),
-            Series(msg("monitor.report.charts.input"), 0, LINE, given),
-        ]
+        series.append(Series(msg("monitor.report.charts.input"), 0, LINE, given))
     note = (
         msg("monitor.report.charts.best_at", value=decimal(best[1]), step=best[0]) if best else ""
     )
     if note and (good := direction(key)):
         note = msg("monitor.report.charts.best_direction", best=note, direction=good)
-    return charts.lines(key, title, series, unit=unit, note=note, marks=curve.marks)
+    return charts.lines(key, title, series, unit=unit, note=note)
 
 
 def memory(run: Run) -> Chart | None:

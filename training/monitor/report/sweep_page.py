@@ -15,6 +15,7 @@ from training.monitor.report.curve import score_text
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import ReportPage, code
 from training.monitor.report.run import Run, read_run
+from training.monitor.run_status import FINISHED
 from training.monitor.runs import sweep as sweep_runs
 from training.monitor.runs.facts import RunFacts
 from training.monitor.runs.sweep import SweepRow
@@ -38,7 +39,7 @@ def of(folder: SweepDir, record: SweepRecord) -> ReportPage:
 
 def page(name: str, rows: Sequence[SweepRow], seen: Seen, command: str) -> ReportPage:
     """`rows`: all runs, the best first; `seen`: those whose curves are shown, in the same order;
-    `command`: trains the best one longer."""
+    `command`: trains the best one longer, or continues it; '' if there is none."""
     runs = [run for _, run in seen]
     titles = [row.title or row.name for row, _ in seen]
     out = ReportPage(
@@ -47,7 +48,12 @@ def page(name: str, rows: Sequence[SweepRow], seen: Seen, command: str) -> Repor
         pauses=any(run.pauses for run in runs),
     )
     out.counted = compare_page.common_unit(runs)
-    out.add("runs", msg("monitor.sweep.runs"), _table(rows, [row for row, _ in seen]))
+    title = (
+        msg("monitor.sweep.runs_in_order")
+        if sweep_runs.mixed_data(rows)
+        else msg("monitor.sweep.runs")
+    )
+    out.add("runs", title, _table(rows, [row for row, _ in seen]))
     compare_page.add_curves(out, runs, titles)
     compare_page.add_machines(out, runs, titles)
     compare_page.add_failures(out, runs, titles)
@@ -61,7 +67,14 @@ def _head(name: str, rows: Sequence[SweepRow], command: str) -> Html:
         text = msg("monitor.sweep.best", title=best.title or best.name, loss=_loss(best))
         lines.append(tag("p", text))
         if command:
-            lines.append(tag("p", msg("monitor.sweep.longer"), " ", code(command)))
+            advice = (
+                msg("monitor.sweep.longer")
+                if best.state == FINISHED
+                else msg("monitor.sweep.longer_unfinished")
+            )
+            lines.append(tag("p", advice, " ", code(command)))
+    elif sweep_runs.mixed_data(rows):
+        lines.append(tag("p", msg("monitor.sweep.other_data"), class_="notice"))
     waiting = sum(row.found is None for row in rows)
     if waiting:
         lines.append(tag("p", msg("monitor.sweep.not_started", count=waiting), class_="notice"))
@@ -101,7 +114,7 @@ def _table(rows: Sequence[SweepRow], seen: Sequence[SweepRow]) -> Html:
         cells: list[object] = [join([mark, place])]
         cells += [code(shown(row.values[name])) if name in row.values else "-" for name in names]
         cells.append(tag("span", sweep_runs.word(row.state), class_=row.state))
-        star = "*" if row.starred and row.loss is not None else ""
+        star = "*" if row.starred else ""
         step = row.found.best_step if row.found else None
         figures = [
             f"{score_text(row.loss)}{star}",
@@ -114,6 +127,6 @@ def _table(rows: Sequence[SweepRow], seen: Sequence[SweepRow]) -> Html:
             marked = "n best" if row is best and not number else "n"
             cells.append({"": text, "class_": marked})
         out.append([*cells, {"": row.name, "style": "white-space:nowrap"}])
-    starred = any(row.starred and row.loss is not None for row in rows)
+    starred = any(row.starred for row in rows)
     note = tag("p", msg("monitor.sweep.star"), class_="hint") if starred else None
     return join([table(head, out), note])

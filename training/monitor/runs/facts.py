@@ -67,6 +67,7 @@ class RunFacts:
     loss_name: str | None = None  # val_bpb, …; 'loss': of the training
     loss_unit: str | None = None
     best_step: int | None = None  # of the best evaluation
+    data: tuple[str | None, float | None] = (None, None)  # metric_units.data_basis
     speed: float | None = None  # all ranks together
     unit: str | None = None  # of the speed: tokens, samples, …
     started: float | None = None  # unix s
@@ -158,6 +159,7 @@ def _of_plan(run: RunDir, plan: Record) -> RunFacts:
         loss_name=name,
         loss_unit=unit,
         best_step=best[3] if best else None,
+        data=metric_units.data_basis(plan),
         # a single step may take twice as long as the others
         speed=median(sorted(s for s in map(metric_units.speed, steps) if s is not None)),
         unit=metric_units.counted(last),

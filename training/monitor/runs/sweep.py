@@ -41,9 +41,20 @@ class SweepRow:
     step: int | None = None
     total: int | None = None
     loss: float | None = None
-    starred: bool = False  # a training loss, while others have evaluations
+    loss_name: str | None = None  # as of RunFacts
     speed: float | None = None
     seconds: float | None = None
+
+    @property
+    def starred(self) -> bool:
+        """Whether the loss is one of the training: there is no evaluation."""
+        return self.loss_name == "loss" and self.loss is not None
+
+    @property
+    def score(self) -> str:
+        """The loss in words: 'loss 2.0312', 'psnr 27.1250'."""
+        name = next(iter(table.scores([self.loss_name])), "loss")
+        return f"{name} {units.unknown() if self.loss is None else units.decimal(self.loss)}"
 
     @property
     def title(self) -> str:
@@ -68,7 +79,7 @@ def row(folder: SweepDir, name: str, values: FieldValues) -> SweepRow:
         found,
         step=found.step,
         loss=found.loss,
-        starred=found.loss_name == "loss",
+        loss_name=found.loss_name,
         speed=found.speed,
         seconds=found.seconds,
     )
@@ -78,23 +89,32 @@ def ranked(rows: Sequence[SweepRow]) -> list[SweepRow]:
     """The best first: evaluations before training losses, runs without a loss last."""
 
     def key(one: SweepRow) -> tuple[bool, bool, bool, float]:
-        loss, name = one.loss, one.found.loss_name if one.found else None
-        if loss is None or not math.isfinite(loss):
+        if one.loss is None or not math.isfinite(one.loss):
             return True, True, True, 0.0
-        sign = -1.0 if name and metric_units.higher_is_better(name) else 1.0
-        return False, one.starred, one.state == FAILED, sign * loss
+        value = metric_units.rank_of(one.loss_name or "", one.loss)
+        return False, one.starred, one.state == FAILED, value
 
     return sorted(rows, key=key)
 
 
 def best(rows: Sequence[SweepRow]) -> SweepRow | None:
-    """The run with the best loss; None: no run has one."""
+    """The run with the best loss; None: no run has one, or they cannot be compared."""
     first = next(iter(ranked(rows)), None)
-    return first if first and first.loss is not None and math.isfinite(first.loss) else None
+    if first is None or first.loss is None or not math.isfinite(first.loss) or mixed_data(rows):
+        return None
+    return first
+
+
+def mixed_data(rows: Sequence[SweepRow]) -> bool:
+    """Whether the losses are those of different data."""
+    return len({row.found.data for row in rows if row.found and row.loss is not None}) > 1
 
 
 def longer(folder: SweepDir, best: SweepRow) -> str:
-    """The command that trains the best run for twice as long, or continues it."""
+    """The command that trains the best run for twice as long, or continues it; '' while it
+    trains."""
+    if best.state in facts.LIVE:
+        return ""
     run = RunDir(folder.experiments / best.name)
     try:
         plan = standing.read_plan(run)
@@ -120,7 +140,7 @@ def lines(rows: Sequence[SweepRow], last: str, width: int | None = None) -> list
         *(name.upper() for name in names),
         msg("monitor.column.state"),
         msg("monitor.column.step"),
-        msg("monitor.column.loss"),
+        table.loss_title(one.loss_name for one in rows),
         msg("monitor.column.speed"),
         last,
     ]
@@ -152,7 +172,7 @@ def _figures(one: SweepRow) -> list[str]:
     return [
         word(one.state),
         f"{step}/{one.total:,}" if one.total and one.step is not None else step,
-        f"{units.decimal(one.loss)}{'*' if one.starred and one.loss is not None else ' '}",
+        f"{units.decimal(one.loss)}{'*' if one.starred else ' '}",
         units.count(one.speed),
         units.duration(one.seconds),
     ]

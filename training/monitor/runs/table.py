@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from training.core import metric_units, units
 from training.core.cells import cells, pad
@@ -77,7 +77,7 @@ def lines(runs: Sequence[RunFacts], width: int | None) -> list[Line]:
         msg("monitor.column.run"),
         msg("monitor.column.state"),
         msg("monitor.column.step"),
-        msg("monitor.column.evaluation") if _scores(runs) else msg("monitor.column.loss"),
+        loss_title(run.loss_name for run in runs),
         msg("monitor.column.speed"),
         msg("monitor.column.age"),
         msg("monitor.column.time"),
@@ -111,27 +111,47 @@ def lines(runs: Sequence[RunFacts], width: int | None) -> list[Line]:
     return out
 
 
-def _scores(runs: Sequence[RunFacts]) -> list[str]:
-    """Names of the evaluations that are not a loss, such as an accuracy."""
-    names = dict.fromkeys(run.loss_name for run in runs if run.loss_name)
-    return [
-        term_text.clean(name.removeprefix(metric_units.EVALUATION))
-        for name in names
-        if metric_units.higher_is_better(name)
-    ]
+def scores(names: Iterable[str | None]) -> list[str]:
+    """The evaluations that are not a loss, such as an accuracy, as they are shown."""
+    return _shown_names(n for n in names if n and metric_units.higher_is_better(n))
+
+
+def _shown_names(names: Iterable[str]) -> list[str]:
+    shown = (name.removeprefix(metric_units.EVALUATION) for name in dict.fromkeys(names))
+    return list(map(term_text.clean, shown))
+
+
+def loss_title(names: Iterable[str | None]) -> str:
+    """Title of a column with the best evaluations of these names, or training losses."""
+    return msg("monitor.column.evaluation") if scores(names) else msg("monitor.column.loss")
 
 
 def footer(runs: Sequence[RunFacts], there: int) -> str:
-    """How many runs, their size, and what the star means."""
+    """How many runs, their size, what the evaluations are, and what the star means."""
     size = units.size(sum(run.bytes for run in runs))
     words = msg("monitor.runs.total", runs=units.plural(len(runs), "run"), size=size)
     if there > len(runs):
         words += msg("monitor.runs.of", count=there)
-    if scores := _scores(runs):
-        words += msg("monitor.runs.scores", scores=", ".join(scores))
-    if any(run.loss_name == "loss" for run in runs):
+    names = dict.fromkeys(run.loss_name for run in runs if run.loss_name)
+    words += _evaluations(names)
+    if "loss" in names:
         words += msg("monitor.runs.star")
     return words
+
+
+def _evaluations(names: Collection[str]) -> str:
+    """The evaluations in the column, if one of them is not a loss; a training loss is starred."""
+    highest = scores(names)
+    losses = [n for n in names if n != "loss" and not metric_units.higher_is_better(n)]
+    if not highest:
+        return ""
+    if not losses:
+        return msg("monitor.runs.scores", scores=", ".join(highest))
+    return msg(
+        "monitor.runs.scores_mixed",
+        highest=", ".join(highest),
+        lowest=", ".join(_shown_names(losses)),
+    )
 
 
 def _cells(run: RunFacts) -> list[str]:

@@ -1,0 +1,60 @@
+"""Charts that compare several runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from tests.unit.monitor_runs import Made
+from tests.unit.report_runs import planned
+from training.monitor.report import charts, compare_page, run, run_charts
+from training.monitor.report.chart_types import Chart
+
+
+def small(*several: Made) -> dict[str, Chart]:
+    """The small charts by id."""
+    runs = [run.read_run(made.run) for made in several]
+    return {one.id: one for one in compare_page._small(runs, [r.name for r in runs]) if one}
+
+
+def curve(chart: Chart, of: int) -> list[tuple[int, float | None]]:
+    """(step, value) of the rows of one series, or of its marks."""
+    rows = zip(*(chart.columns[key] for key in ("series", "step", "y")), strict=True)
+    return [(step, y) for series, step, y in rows if series == of]
+
+
+def test_exact_values_are_not_smoothed(tmp_path: Path) -> None:
+    """A running median of a schedule, a counter or a loss scale has values that never were."""
+    made = [planned(tmp_path / "experiments" / name) for name in ("a", "b")]
+    for step in range(1, 61):
+        exact = {"lr": step / 60, "skipped_steps": step // 30, "loss_scale": 2.0 ** (step // 20)}
+        for one in made:
+            one.step(step, 2.0, **exact)
+    assert set(exact) == set(run_charts.EXACT)
+    drawn = small(*made)
+    for key in exact:
+        alone = run.read_run(made[0].run).metrics.curves[key].points
+        assert curve(drawn[key], 0) == [(place.step, value) for place, value in alone], key
+        assert drawn[key].note == "", key
+    assert drawn["grad_norm"].note != ""
+
+
+def test_evaluations_without_a_finite_value_are_marked_and_not_drawn_across(
+    tmp_path: Path,
+) -> None:
+    made = planned(tmp_path / "experiments" / "nan")
+    for step, value in ((10, 3.0), (20, math.nan), (30, 2.0)):
+        made.step(step, 2.5)
+        made.scores(step, val_loss=value, val_bpb=value, val_psnr=value, val_psnr_input=1.0)
+    seen = run.read_run(made.run)
+    drawn = {c.id: c for c in (run_charts.loss(seen), *run_charts.small(seen)) if c}
+    both = small(made, planned(tmp_path / "experiments" / "other"))
+    for chart, number in (
+        (drawn["loss"], 1),
+        (drawn["val_psnr"], 0),
+        (both["val_bpb"], 0),
+        (both["val_psnr"], 0),
+    ):
+        assert curve(chart, number) == [(10, 3.0), (20, None), (30, 2.0)], chart.id
+        assert curve(chart, charts.MARK - number) == [(20, None)], chart.id
+    assert None not in [y for _, y in curve(drawn["loss"], 0)]

@@ -1,0 +1,87 @@
+"""The results of a sweep: titles, the best run, the command that continues it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cases import each
+from tests.unit.test_sweep import TINY, ended, prepared
+from training.cli.sweep import board, results
+from training.cli.sweep.board import Event
+from training.core import rundir
+from training.core.messages import msg
+from training.core.project import LAUNCH_SCRIPT
+from training.core.rundir import RunDir
+from training.monitor.report import sweep_page
+from training.monitor.runs import facts
+from training.monitor.runs import sweep as sweep_runs
+from training.monitor.runs.sweep import SweepRow
+from training.plan import training_plan
+
+
+def titles(rows: list[SweepRow]) -> list[str]:
+    return "".join(text for text, _ in sweep_runs.lines(rows, "TIME")[0]).split()
+
+
+def test_a_score_is_not_called_a_loss(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sweep = prepared(tmp_path, "--depth=1,2")
+    sweep.folder.create(sweep.record)
+    ended(sweep, 0, "done").event("eval", step=4, val_psnr=27.5)
+    ended(sweep, 1, "done", loss_end=2.0)
+    shown, states = board.Board(sweep, ascii_only=True), ["finished", "finished"]
+    rows = sweep_runs.read(sweep.folder, sweep.record)
+    for index, row in enumerate(rows):
+        shown.event(Event.STARTED, index, states)
+        shown.event(Event.ENDED, index, states, row=row)
+    said = "".join(capfd.readouterr())
+    assert ", psnr 27.5000: " in said and ", loss 2.0000: " in said
+    assert msg("monitor.column.evaluation") in titles(rows)
+    assert msg("monitor.column.loss") in titles(rows[1:])
+
+
+@each("state, shown", [("finished", 1), ("stopped", 1), ("running", 0), ("starting", 0)])
+def test_a_run_that_is_being_trained_has_no_command(
+    state: str,
+    shown: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sweep = prepared(tmp_path, "--depth=1,2")
+    sweep.folder.create(sweep.record)
+    name = sweep.record["runs"][1]["name"]
+    run = RunDir(tmp_path / name)
+    run.create()
+    planned = training_plan.make(LAUNCH_SCRIPT, ["1", *TINY, f"--out_dir={tmp_path}"], {})[1]
+    rundir.write_json(run.plan, planned)
+    run.event("eval", step=4, val_bpb=1.5)
+    monkeypatch.setattr(facts, "_state", lambda *args: (state, None, None))
+    results.show(sweep.folder, sweep.record, ascii_only=True)
+    said = capsys.readouterr().out.splitlines()
+    commands = [line for line in said if "--resume=" in line]
+    assert len(commands) == shown
+    assert any("--num_iterations=" in line for line in commands) == (state == "finished")
+    assert (f"--resume={name}" in sweep_page.of(sweep.folder, sweep.record).html()) == bool(shown)
+
+
+@each("data, best", [("a", 1), ("b", 0)])
+def test_scores_on_different_data_have_no_best(
+    data: str, best: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = prepared(tmp_path, "--depth=1,2")
+    sweep.folder.create(sweep.record)
+    for index, (name, score) in enumerate((("a", 2.0), (data, 1.0))):
+        run = ended(sweep, index, "done")
+        run.event("eval", step=4, val_bpb=score)
+        plan = rundir.read_json(run.plan) or {}
+        rundir.write_json(run.plan, plan | {"data": {"name": name, "files": 1, "bytes": 9}})
+    rows = sweep_runs.ranked(sweep_runs.read(sweep.folder, sweep.record))
+    assert [row.loss for row in rows] == [1.0, 2.0]
+    assert (sweep_runs.best(rows) is not None) == bool(best)
+    results.show(sweep.folder, sweep.record, ascii_only=True)
+    other = msg("monitor.sweep.other_data")
+    assert (other in capsys.readouterr().out) != bool(best)
+    html = sweep_page.of(sweep.folder, sweep.record).html()
+    assert (html.count('class="n best"'), other in html) == (best, not best)
