@@ -253,6 +253,7 @@ PROBLEMS = {
     "torch_local.unusable": "TORCH_LOCAL_PATH has no usable torch",
     "tracker.not_installed": "the selected tracker is not installed",
     "video.clip_lengths": "clips are shorter than num_frame",
+    "video.clip_unreadable": "a folder of a clip cannot be read",
     "video.crop_size": "the crop is larger than a frame or does not fit the model",
     "video.folder_missing": "a folder of frames does not exist",
     "video.frame_sizes": "frames of a clip or pair differ in size",
