@@ -20,6 +20,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 from training.config.schema import Config
 from training.core import heartbeat, json_text, units
 from training.core.messages import msg
+from training.data import device_copy
 from training.data.batch_dataset import BatchDataset
 from training.data.permutation import Ints, mix
 from training.tasks import optim, returned
@@ -240,14 +241,8 @@ def _innermost(data: Any, index: Any) -> tuple[Any, Any]:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Move every tensor to the device; to a GPU from pinned memory, without waiting."""
-
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        if device.type == "cuda" and tensor.device.type == "cpu":
-            return tensor.pin_memory().to(device, non_blocking=True)
-        return tensor.to(device)
-
-    return mapped(batch, move)
+    """Move every tensor to the device."""
+    return mapped(batch, lambda tensor: device_copy.to_device(tensor, device))
 
 
 def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
