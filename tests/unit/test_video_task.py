@@ -278,6 +278,20 @@ def test_the_position_in_the_data_is_that_of_the_training_clips(clips: Path) -> 
         assert task(options).same_data(facts) == same
 
 
+def test_the_files_are_examined_once(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examined: list[str] = []
+    real = folders.content
+
+    def content(options: VideoOptions, *parts: str) -> str:
+        examined.extend(parts)
+        return real(options, *parts)
+
+    monkeypatch.setattr(folders, "content", content)
+    work = task(gopro(clips))
+    assert work.same_data(work.facts()) and work.facts() == work.facts()
+    assert sorted(examined) == ["train", "val"]
+
+
 def test_the_metrics_of_a_clip(clips: Path) -> None:
     work = task(gopro(clips, embed_dim=8, num_blocks=1, num_frame_testing=4, size_patch_testing=0))
     rows = work.rows("val")

@@ -1,4 +1,4 @@
-"""Folders and files of clips that cannot be read."""
+"""Folders and files of clips that cannot be read, or only slowly."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.video_data import pairs
+from training.core import heartbeat
 from training.core.errors import UserError
 from training.tasks.video_restoration import folders
 from training.tasks.video_restoration.options import VideoOptions
@@ -60,3 +61,14 @@ def test_a_link_to_itself(options: VideoOptions, tmp_path: Path) -> None:
     frame.symlink_to(frame.name)
     (problem,) = folders.check(options, {})
     assert problem.code == "video.frame_unreadable" and str(frame) in problem.what
+
+
+def test_every_clip_counts_as_progress(
+    options: VideoOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats: list[None] = []
+    monkeypatch.setattr(heartbeat.current, "again", lambda: beats.append(None), raising=False)
+    found = folders.clips(options, "train")
+    assert len(beats) == len(found)
+    folders.content(options, "train")
+    assert len(beats) == 3 * len(found)  # names, then sizes

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.core import heartbeat
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.data.frames import lmdb_folder, pictures
@@ -103,6 +104,7 @@ class Scan:
         uneven: dict[str, list[str]] = {"lq": [], "spike": []}
         same_name: list[str] = []
         for name in names:
+            heartbeat.current.again()  # a network file system may take minutes for all
             try:
                 found = {kind: clip_roots.frames(root, name, kind) for kind, root in roots.items()}
             except Unreadable as error:
