@@ -74,6 +74,15 @@ def test_higher_is_better_for_some_scores(tmp_path: Path) -> None:
     assert best.improves(score_of({"ssim": 0.1}), 10), "another score has no best yet"
 
 
+def test_a_name_without_a_direction_is_a_warning(tmp_path: Path) -> None:
+    warned: list[str] = []
+    best = BestScore(tmp_path, 0, ALONE, {}, lambda code, text: warned.append(code))
+    assert [best.improves(score_of({"iou": x}), 1) for x in (0.2, 0.8, 0.5)] == [True, True, False]
+    assert warned == []
+    found = [best.improves(score_of({"quality": value}), 2) for value in (0.8, 0.9, 0.7)]
+    assert found == [True, False, True] and warned == ["warning.score_direction"]
+
+
 @each(
     "before, now, compared",
     [

@@ -67,8 +67,8 @@ class Task(ABC):
         inside it: it is wrapped by DDP."""
 
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
-        """One value per sample of a validation batch, (B,) each, by name: higher is better for
-        psnr, ssim, acc and accuracy."""
+        """One value per sample of a validation batch, (B,) each, by name, which determines whether
+        higher values are better (docs/tasks.md)."""
         return {"loss": self.loss(model, batch).expand(self.count(batch))}
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -252,7 +253,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
             world,
         ),
         average=average,
-        best=BestScore(run.checkpoints, position.step, world, facts["data"])
+        best=BestScore(run.checkpoints, position.step, world, facts["data"], _warner(run))
         if config.keep_best
         else None,
         unevaluated=bool(loaded and loaded.manifest.get("unevaluated") and config.eval_every),
@@ -280,6 +281,14 @@ def _repeatable() -> None:
     torch.backends.cudnn.deterministic = True
 
 
+def _warner(run: rundir.RunDir) -> Callable[[str, str], None]:
+    def warned(code: str, text: str) -> None:
+        log.warning(text)
+        run.event("warning", code=code, text=text)
+
+    return warned
+
+
 def _saver(
     run: rundir.RunDir,
     config: Config,
@@ -292,16 +301,12 @@ def _saver(
     def saved(step: int, path: Path) -> None:
         run.event("checkpoint", step=step, path=str(path))
 
-    def warned(code: str, text: str) -> None:
-        log.warning(text)
-        run.event("warning", code=code, text=text)
-
     later = [path for path in manifest.all_in(run.checkpoints) if manifest.step_of(path) > step]
     return AsyncCheckpointer(
         run.checkpoints,
         config.keep_checkpoints,
         saved,
-        warned,
+        _warner(run),
         resume,
         keep_best=config.keep_best,
         discarded=later,
