@@ -292,6 +292,10 @@ def test_the_files_are_examined_once(clips: Path, monkeypatch: pytest.MonkeyPatc
     assert sorted(examined) == ["train", "val"]
 
 
+def test_a_score_is_of_the_first_frames_of_each_clip(clips: Path) -> None:
+    assert task(gopro(clips, test_num_frame=2)).measured(3) == {"samples": 3, "frames": 2}
+
+
 def test_the_metrics_of_a_clip(clips: Path) -> None:
     work = task(gopro(clips, embed_dim=8, num_blocks=1, num_frame_testing=4, size_patch_testing=0))
     rows = work.rows("val")

@@ -121,6 +121,11 @@ class Task(ABC):
         """The validation samples out of `count` that this rank measures."""
         return range(rank, count, ranks)
 
+    def measured(self, count: int) -> dict[str, int]:
+        """How much an evaluation measures of `count` validation samples: a resume compares scores
+        only if it is the same."""
+        return {"samples": len(self.share(count, 0, 1))}
+
     def measure(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
         """Sums over a validation batch, one number each; the trainer adds those of all batches and
         ranks."""

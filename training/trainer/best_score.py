@@ -13,7 +13,7 @@ from training.core import evaluations, manifest, metric_units
 from training.core.messages import msg
 
 if TYPE_CHECKING:
-    from training.core.contracts.run_files import ScoreRecord
+    from training.core.contracts.run_files import ManifestRecord, ScoreRecord
     from training.inspector.distributed import World
 
 
@@ -26,15 +26,15 @@ def score_of(scores: Mapping[str, float] | None) -> ScoreRecord | None:
 
 class BestScore:
     """Rank 0 knows the best score with a checkpoint, after a resume from the manifests of those
-    that exist, up to `step`, and have a score of `data`; its decision is the one of all ranks.
-    `warn(code, text)` is called on rank 0."""
+    that exist, up to `step`, and have a score of the data in `facts`; its decision is the one of
+    all ranks. `warn(code, text)` is called on rank 0."""
 
     def __init__(
         self,
         checkpoints: Path,
         step: int,
         world: World,
-        data: object,
+        facts: ManifestRecord,
         warn: Callable[[str, str], None] = lambda code, text: None,
     ) -> None:
         self.world, self._warn = world, warn
@@ -46,7 +46,7 @@ class BestScore:
             there = [
                 path for path in manifest.all_in(checkpoints) if manifest.step_of(path) <= step
             ]
-            if found := evaluations.best_checkpoint(there, data):
+            if found := evaluations.best_checkpoint(there, facts):
                 self.best = {"name": found.name, "value": found.value}
 
     def improves(self, score: ScoreRecord | None, step: int, lost: int | None = None) -> bool:

@@ -224,7 +224,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     if world.world_size > 2:
         ddp_model.settle_buckets(model, task, autocast, optimizer, train, batch, config.num_workers)
     randomness.restore(drawn)
-    validation = same_data.counted(task, "val", task.rows("val"))
+    validation = _validation(task, facts)
     return TrainState(
         config=config,
         run=run,
@@ -253,11 +253,19 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
             world,
         ),
         average=average,
-        best=BestScore(run.checkpoints, position.step, world, facts["data"], _warner(run))
+        best=BestScore(run.checkpoints, position.step, world, facts, _warner(run))
         if config.keep_best
         else None,
         unevaluated=bool(loaded and loaded.manifest.get("unevaluated") and config.eval_every),
     )
+
+
+def _validation(task: Task, facts: ManifestRecord) -> BatchDataset | None:
+    """The validation data; `facts` get how much of it is measured."""
+    data = same_data.counted(task, "val", task.rows("val"))
+    if data is not None:
+        facts["measured"] = task.measured(len(data))
+    return data
 
 
 def _too_short(count: int, task: Task, batch: Batch, world: World) -> UserError:

@@ -62,6 +62,9 @@ class VideoRestoration(Task):
     def val_data(self) -> dataset.Validation | None:
         return dataset.Validation(self.options) if self.options.test_dataroot_gt else None
 
+    def measured(self, count: int) -> dict[str, int]:
+        return super().measured(count) | {"frames": self.options.test_num_frame}
+
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         options = self.options
         return options.G_lossfn_weight * metrics.loss(
