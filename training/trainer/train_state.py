@@ -276,7 +276,8 @@ def _too_short(count: int, task: Task, batch: Batch, world: World) -> UserError:
         total=batch.total_tokens,
         batch=batch.sentence(task.unit),
     )
-    fixes = ["--device_batch_size=1"] if count else []
+    most = count // world.world_size * world.world_size
+    fixes = [f"--device_batch_size=1 --total_batch_size={most}"] if most else []
     problem = Problem("data.too_short", what, msg("trainer.state.more_data"), fixes)
     return UserError(problem, said_by_another=world.rank != 0)
 
