@@ -53,7 +53,7 @@ def evaluate(session: TrainState) -> Scores | None:
             for name, value in found.items():
                 sums[name] = sums.get(
                     name, torch.zeros((), dtype=torch.float64, device=world.device)
-                ) + value * bool(mine)
+                ) + (value if mine else torch.zeros_like(value))  # 0 × ∞ is NaN
     for module, trains in modes:  # a task may have frozen some
         module.training = trains
     names = sorted(sums)  # ranks may have them in another order
