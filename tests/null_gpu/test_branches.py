@@ -296,6 +296,26 @@ def test_a_checkpoint_has_what_was_queued_before_it(
         assert state["model"]["w"].tolist() == [step] * 4
 
 
+MOVED = """
+import torch
+from training.tasks.base import moved
+batch = {"small": torch.ones(1 << 10), "large": torch.full((1 << 20,), 2.0)}
+for _ in range(2):
+    found = moved(batch, torch.device("cuda", 1))
+    torch.cuda.synchronize(1)
+    assert all(value.device.index == 1 for value in found.values())
+    assert all(torch.equal(found[name].cpu(), batch[name]) for name in batch)
+"""
+
+
+def test_a_batch_arrives_where_little_memory_can_be_pinned(
+    gpus: NullGpus, tmp_path: Path, token: str
+) -> None:
+    gpus.environ["NULL_GPU_PINNED_MIB"] = "1"
+    with started(gpus, token, tmp_path, MOVED, 1) as (program,):
+        assert program.wait(LIMIT_S) == 0, (tmp_path / "0.txt").read_text()
+
+
 def reached(program: subprocess.Popen[bytes], folder: Path, name: str) -> None:
     wait_until(lambda: (folder / name).exists() or program.poll() is not None, LIMIT_S, name)
     assert program.poll() is None, (folder / "0.txt").read_text()

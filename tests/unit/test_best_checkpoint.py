@@ -74,6 +74,15 @@ def test_higher_is_better_for_some_scores(tmp_path: Path) -> None:
     assert best.improves(score_of({"ssim": 0.1}), 10), "another score has no best yet"
 
 
+def test_a_name_without_a_direction_is_a_warning(tmp_path: Path) -> None:
+    warned: list[str] = []
+    best = BestScore(tmp_path, 0, ALONE, {}, lambda code, text: warned.append(code))
+    assert [best.improves(score_of({"iou": x}), 1) for x in (0.2, 0.8, 0.5)] == [True, True, False]
+    assert warned == []
+    found = [best.improves(score_of({"quality": value}), 2) for value in (0.8, 0.9, 0.7)]
+    assert found == [True, False, True] and warned == ["warning.score_direction"]
+
+
 @each(
     "before, now, compared",
     [
@@ -92,11 +101,29 @@ def test_scores_of_other_data_are_not_compared(
 ) -> None:
     """After a resume with other data, of which all scores may be worse."""
     saved(tmp_path, 1, before, loss=0.9)
-    best = BestScore(tmp_path, 1, ALONE, now)
+    best = BestScore(tmp_path, 1, ALONE, {"data": now})
     assert best.improves(score_of({"loss": 1.3}), 2) != compared
     saved(tmp_path, 2, now, loss=1.3)
     checkpoint.prune(saved(tmp_path, 3, now), 1, keep_best=True)
     assert steps(tmp_path) == [1 if compared else 2, 3]
+
+
+@each(
+    "before, now, compared",
+    [
+        ({"samples": 4, "frames": -1}, {"samples": 4, "frames": -1}, True),
+        ({"samples": 4, "frames": -1}, {"samples": 4, "frames": 10}, False),
+        ({"samples": 4}, {"samples": 3}, False),
+        (None, {"samples": 3}, True),  # of early 0.1
+    ],
+)
+def test_scores_of_another_amount_of_data_are_not_compared(
+    before: Any, now: Any, compared: bool, tmp_path: Path
+) -> None:
+    facts = {**FACTS, "score": score_of({"loss": 0.9})} | ({"measured": before} if before else {})
+    checkpoint.save(tmp_path, TrainProgress(1), {}, facts)
+    best = BestScore(tmp_path, 1, ALONE, {"data": {}, "measured": now})
+    assert best.improves(score_of({"loss": 1.3}), 2) != compared
 
 
 def test_a_score_whose_save_failed_is_not_the_best(tmp_path: Path) -> None:
@@ -157,7 +184,7 @@ def test_scores_of_both_kinds_of_weights_are_compared_by_value(
         new |= {"ema": 0.9} if averaged else {}
         del new["own_sha256"]
         manifest.write(place, new)
-    assert BestScore(run.checkpoints, 300, ALONE, facts["data"]).best == {
+    assert BestScore(run.checkpoints, 300, ALONE, facts).best == {
         "name": "val_bpb",
         "value": 1.5,
     }
@@ -173,7 +200,7 @@ def test_scores_of_earlier_versions_are_in_the_events(tmp_path: Path) -> None:
     lines = [{"event": "eval", "step": n, "val_loss": abs(n - 2.0)} for n in (1, 2, 3)]
     run.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = evaluations.best_checkpoint(manifest.all_in(run.checkpoints))
-    assert found == (run.checkpoints / "step_00000002", "val_loss", 0.0, {})
+    assert found and found[:3] == (run.checkpoints / "step_00000002", "val_loss", 0.0)
 
 
 def test_the_best_checkpoint_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
+import torch
 
 from tests.unit.conftest import only
 from tests.unit.option_files import KNOWN, SMALL, read, refused, small, values
 from training.config import resolve
 from training.config.flags import CommandLine
+from training.tasks.video_restoration import schedule
 from training.tasks.video_restoration.kair.keys import KEYS, leaf
 from training.tasks.video_restoration.options import NAME as VIDEO
 from training.tasks.video_restoration.options import VideoOptions
@@ -170,3 +173,35 @@ def test_samples_are_always_shuffled() -> None:
         "shuffled, by the seed"
     )
     assert read(small(datasets__train__dataloader_shuffle=True)).notes == []
+
+
+def test_a_number_of_restart_weights_multiplies_the_periods_as_in_torch() -> None:
+    loaded = read(small(train__G_scheduler_periods=10, train__G_scheduler_restart_weights=2))
+    found = {
+        name: value for name, (value, _) in loaded.values.items() if name.startswith("G_scheduler")
+    }
+    assert loaded.problems == [] and len(loaded.notes) == 1
+    options = VideoOptions(**found, G_optimizer_lr=0.5, G_scheduler_eta_min=0.1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    torchs = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 10, 2, eta_min=0.1)
+    wanted = []
+    for _ in range(80):
+        wanted.append(optimizer.param_groups[0]["lr"] / 0.5)
+        optimizer.step()
+        torchs.step()
+    assert [schedule.share(options, step, 80) for step in range(80)] == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("periods", "weights"), [(10, 0.5), (10, 1.5), ([10, 20], 2), (None, 2)])
+def test_a_number_that_torch_refuses_is_a_problem(periods: Any, weights: float) -> None:
+    found = refused(train__G_scheduler_periods=periods, train__G_scheduler_restart_weights=weights)
+    assert found.fixes == [f'"G_scheduler_restart_weights": [{weights}]']
+    fixed = small(train__G_scheduler_periods=periods, train__G_scheduler_restart_weights=[weights])
+    assert values(fixed)["G_scheduler_restart_weights"] == str(weights)
+
+
+def test_the_weights_of_another_schedule_have_no_effect() -> None:
+    found = values(
+        small(train__G_scheduler_type="MultiStepLR", train__G_scheduler_restart_weights=2)
+    )
+    assert found["G_scheduler_restart_weights"] == "2"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
 from tests.cases import each
 from tests.unit.conftest import ENHANCED, Shell, with_flag
@@ -16,6 +17,9 @@ from training.config.schema import Config
 from training.core.errors import Exit, UserError
 from training.data.duration import UNLIMITED, TrainingLength, of_text, plan_length
 from training.data.prepared_corpus import PreparedCorpus
+from training.inspector.distributed import World
+from training.tasks.base import Task
+from training.trainer import train_state
 
 
 def data(tokens: int) -> PreparedCorpus:
@@ -163,3 +167,17 @@ def test_the_suggestion_for_a_short_text_is_accepted_and_sufficient(
             assert of_text(config, smaller, data(tokens)).steps_per_epoch >= 1
             seen += 1
     assert seen > 50
+
+
+@each("count, ranks, total", [(40, 2, 40), (41, 2, 40), (5, 4, 4), (3, 4, 0), (0, 1, 0)])
+def test_a_batch_for_few_samples(count: int, ranks: int, total: int) -> None:
+    """Also if --total_batch_size was given."""
+    world = World(0, 0, ranks, torch.device("cpu"), "none", "-")
+    task = cast("Task", Task)
+    (problem,) = train_state._too_short(count, task, Batch(8, 1, ranks, 4), world).problems
+    assert problem.code == "data.too_short"
+    flags = dict(word.lstrip("-").split("=") for fix in problem.fixes for word in fix.split())
+    assert int(flags.get("total_batch_size", 0)) == total
+    if flags:
+        smaller = split(int(flags["device_batch_size"]), 1, ranks, total)
+        assert smaller and plan_length(Config(), smaller, count)

@@ -98,6 +98,18 @@ def test_ranks_share_samples_and_a_rank_without_any_adds_nothing(
     ]
 
 
+def test_a_rank_without_samples_adds_nothing_to_an_infinite_score(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: sent.append(total.clone()))
+    monkeypatch.setattr(evaluation, "_agree", lambda names, world, task: None)
+    made = session(1, 2, 1, 2)
+    made.task.metrics = lambda model, batch: {"plain": torch.full_like(batch[0], torch.inf)}
+    evaluate_alone(made)
+    assert [sums.tolist() for sums in sent] == [[0.0, 0.0]]
+
+
 def evaluate_alone(made: Any) -> Scores | None:
     """A rank without samples has zero sums until the others' are added, so it cannot divide."""
     made.task.scores = dict

@@ -127,6 +127,7 @@ def test_any_number_of_ranks_measures_the_same_sequences(
     task = task_of(corpus(tmp_path, [1]), eval_tokens=tokens)
     for ranks in range(1, 9):
         shares = [task.share(count, rank, ranks) for rank in range(ranks)]
+        assert task.measured(count) == {"samples": sum(map(len, shares))}
         assert sorted(itertools.chain(*shares)) == list(range(measured))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,12 @@ from tests.unit.conftest import (
     only,
     wrong,
 )
+from training import tasks
 from training.core.errors import UserError
+from training.core.messages import msg
+from training.plan import resume_checks
+from training.tasks.video_restoration.options import NAME as VIDEO
+from training.tasks.video_restoration.options import VideoOptions
 
 # ── resume ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -50,6 +56,22 @@ def test_a_run_without_an_end_is_resumed(home: Path) -> None:
     config = ask("--resume=r1").config
     assert (config.num_iterations, config.num_epochs) == (10**9, 10**9)
     assert only(wrong("--resume=r1", "--num_iterations=1000000001")).field == "num_iterations"
+
+
+def test_another_validation_or_place_of_the_clips_learns_the_same() -> None:
+    kind, default = tasks.BUILT_IN[VIDEO], VideoOptions()
+    names = [f.name for f in fields(VideoOptions)]
+    assert kind.harmless <= set(names)
+    sure = {
+        name
+        for name in names
+        for old in [{name: (getattr(default, name), "x")}]
+        if resume_checks.changes({name: "other"}, old, kind.harmless)
+        == [msg("plan.resume.changed", shown=f"{name} {getattr(default, name)} → other")]
+    }
+    assert {n for n in names if n.startswith("test_") or "_testing" in n} < sure
+    assert {"dataroot_gt", "num_frame_overlapping"} < sure
+    assert not sure & {"gt_size", "num_frame", "interval_list", "G_optimizer_lr", "spike_h"}
 
 
 def test_ways_to_name_the_run_to_resume(home: Path, tmp_path: Path) -> None:

@@ -14,12 +14,14 @@ from training.config.resolve import Resolved
 from training.config.schema import FIELDS, Config
 from training.core import manifest, rundir
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.data.corpus import CorpusSource
 from training.data.prepare import ensure
 from training.data.prepared_corpus import PreparedCorpus, content
 from training.data.tokenizer import identity
 from training.plan import resume_checks
 from training.tasks.custom import CustomSpec
+from training.tasks.video_restoration.options import NAME as VIDEO
 from training.trainer import prepared_cache
 
 SHAPE = {"depth": 2, "vocab": 320, "max_seq_len": 64, "key_offset": True}
@@ -134,6 +136,15 @@ def test_the_same_task_continues_and_changed_options_are_reported(run: rundir.Ru
     ]
     checkpoint(run, task="line", shape={}, optimizer="AdamW")
     assert problems(asked_for) == [] and resume_checks.notes(asked_for) == [changed]
+
+
+def test_a_task_knows_the_options_that_change_nothing(run: rundir.RunDir) -> None:
+    checkpoint(run, task=VIDEO, shape={}, optimizer="Adam")
+    asked_for = request_for(run)
+    asked_for.kind, asked_for.options = tasks.BUILT_IN[VIDEO], {"test_num_frame": 5}
+    asked_for.resumed = {"test_num_frame": (-1, "x")}
+    changed = msg("plan.resume.changed", shown="test_num_frame -1 → 5")
+    assert resume_checks.notes(asked_for) == [changed]
 
 
 def test_options_of_the_models_shape_cannot_change(run: rundir.RunDir) -> None:

@@ -7,7 +7,7 @@ import traceback
 from collections import namedtuple
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from torch.utils.data import (
 from tests.cases import each
 from training.config.batch import Batch
 from training.config.schema import Config
+from training.data import device_copy
 from training.data.loader import Batches
 from training.tasks import base
 from training.tasks.base import Samples, Task, moved
@@ -219,6 +220,47 @@ def test_all_tensors_are_moved_and_types_kept() -> None:
         and found["point"].y == 4
     )
     assert one.device.type == "cpu"
+
+
+class Host:
+    """A tensor in host memory of which `pinned` may be pinned: records its copies."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, size: int, *, pinned: int) -> None:
+        self.size, self.pinned = size, pinned
+        self.ways: list[str] = []
+
+    def numel(self) -> int:
+        return self.size
+
+    def element_size(self) -> int:
+        return 1
+
+    def pin_memory(self) -> Host:
+        self.ways.append("pin")
+        if self.size > self.pinned:
+            raise RuntimeError("CUDA error: out of memory")
+        return self
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Host:
+        self.ways.append("asynchronous" if non_blocking else "plain")
+        return self
+
+
+def test_small_tensors_are_copied_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_copy, "_refused", False)
+
+    def ways(size: int, pinned: int = 1 << 40) -> list[str]:
+        tensor = Host(size, pinned=pinned)
+        device_copy.to_device(cast("torch.Tensor", tensor), torch.device("cuda"))
+        return tensor.ways
+
+    most = device_copy.PINNED_MOST
+    assert ways(most) == ["pin", "asynchronous"]
+    assert ways(most + 1) == ["plain"]  # a clip
+    assert ways(2, pinned=1) == ["pin", "plain"]
+    assert ways(1) == ["plain"]  # after a refusal
 
 
 @pytest.mark.parametrize(

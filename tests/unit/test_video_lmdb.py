@@ -76,6 +76,16 @@ def test_samples_equal_those_of_folders_also_in_workers(
     assert np.array_equal(dataset.Training(one)[3]["lq"], wanted[3]["lq"])
 
 
+def test_a_clip_with_a_number_in_brackets(plain: VideoOptions, tmp_path: Path) -> None:
+    for kind in ("gt", "lq"):
+        (tmp_path / kind / "c0").rename(tmp_path / kind / "clip (1)")
+    roots = {f"dataroot_{kind}": str(pack(tmp_path / kind)) for kind in ("gt", "lq")}
+    packed = replace(plain, **roots)
+    assert problems(packed) == []
+    assert [clip.name for clip in folders.clips(packed, "train")] == ["c1", "clip (1)"]
+    assert len(lmdb_folder.sizes(Path(packed.dataroot_gt))) == 12
+
+
 def test_clips_of_two_levels_and_a_list(plain: VideoOptions, tmp_path: Path) -> None:
     """As Vimeo's and REDS's."""
     gt = pack(tmp_path / "gt", {f"00001/000{n}": tmp_path / f"gt/c{n}" for n in range(2)})

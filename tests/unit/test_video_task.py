@@ -102,15 +102,16 @@ def test_equal_frames_have_a_finite_gradient() -> None:
 
 
 def test_psnr_is_the_mean_over_frames() -> None:
-    wanted = torch.full((2, 2, 3, 4, 4), 0.5)
+    wanted = torch.full((2, 2, 3, 4, 4), 51 / 255)
     found = wanted.clone()
-    found[0, 0] += 0.1  # 20 dB
-    found[0, 1] += 0.01  # 40 dB
-    found[1] = 7.0  # clamped to 1: an error of a half
+    found[0, 0] += 26 / 255
+    found[0, 1] += 0.6 / 255  # rounded to 1 of 255
+    found[1] = 7.0  # clamped to 1: an error of 0.8
+    errors = [[26 / 255, 1 / 255], [0.8, 0.8]]
     assert metrics.psnr(found, wanted).tolist() == pytest.approx(
-        [30.0, -20 * np.log10(0.5)], abs=1e-3
+        [np.mean([-20 * np.log10(error) for error in clip]) for clip in errors], abs=1e-3
     )
-    assert metrics.psnr(wanted, wanted).tolist() == [100.0, 100.0]
+    assert metrics.psnr(wanted + 0.4 / 255, wanted).tolist() == [100.0, 100.0]
 
 
 def slow_ssim(a: Any, b: Any) -> float:
@@ -132,10 +133,11 @@ def slow_ssim(a: Any, b: Any) -> float:
 
 def test_ssim() -> None:
     random = np.random.default_rng(0)
-    a = random.random((2, 2, 3, 14, 16)).astype(np.float32)
-    b = np.clip(a + random.normal(0, 0.1, a.shape), 0, 1).astype(np.float32)
+    a = (random.integers(0, 256, (2, 2, 3, 14, 16)) / 255).astype(np.float32)
+    b = (a + random.normal(0, 0.1, a.shape)).astype(np.float32)
+    written = np.round(np.clip(b, 0, 1) * 255) / 255
     wanted = [
-        np.mean([slow_ssim(a[i, t, c], b[i, t, c]) for t in range(2) for c in range(3)])
+        np.mean([slow_ssim(a[i, t, c], written[i, t, c]) for t in range(2) for c in range(3)])
         for i in range(2)
     ]
     assert metrics.ssim(torch.from_numpy(b), torch.from_numpy(a)).tolist() == pytest.approx(
@@ -276,6 +278,24 @@ def test_the_position_in_the_data_is_that_of_the_training_clips(clips: Path) -> 
         (early, other, False),
     ):
         assert task(options).same_data(facts) == same
+
+
+def test_the_files_are_examined_once(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examined: list[str] = []
+    real = folders.content
+
+    def content(options: VideoOptions, *parts: str) -> str:
+        examined.extend(parts)
+        return real(options, *parts)
+
+    monkeypatch.setattr(folders, "content", content)
+    work = task(gopro(clips))
+    assert work.same_data(work.facts()) and work.facts() == work.facts()
+    assert sorted(examined) == ["train", "val"]
+
+
+def test_a_score_is_of_the_first_frames_of_each_clip(clips: Path) -> None:
+    assert task(gopro(clips, test_num_frame=2)).measured(3) == {"samples": 3, "frames": 2}
 
 
 def test_the_metrics_of_a_clip(clips: Path) -> None:

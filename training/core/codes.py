@@ -253,6 +253,7 @@ PROBLEMS = {
     "torch_local.unusable": "TORCH_LOCAL_PATH has no usable torch",
     "tracker.not_installed": "the selected tracker is not installed",
     "video.clip_lengths": "clips are shorter than num_frame",
+    "video.clip_unreadable": "a folder of a clip cannot be read",
     "video.crop_size": "the crop is larger than a frame or does not fit the model",
     "video.folder_missing": "a folder of frames does not exist",
     "video.frame_sizes": "frames of a clip or pair differ in size",
@@ -296,6 +297,8 @@ WARNINGS = {
     "warning.rank_missing": "ranks are waiting for one that has not arrived",
     "warning.replica": "the second machine has no copy of the newest checkpoint",
     "warning.sample": "the sample at the end of the training has failed; the training is complete",
+    "warning.score_direction": "`--keep_best` keeps the lowest value of a score with an unknown "
+    "name",
     "warning.slow_rank": "the other ranks of a script wait for one rank again and again",
     "warning.still_reading": "a rank is overdue and still reading from disk",
     "warning.task_changed": "the file of a user's task has changed since the checkpoint",

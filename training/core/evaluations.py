@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.core import json_text, jsonl, last_resume, manifest, metric_units
 from training.core.jsonl import Record, number, whole
 from training.core.last_resume import LastResume
 from training.core.rundir import RunDir
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import ManifestRecord
 
 
 def read(file: Path) -> tuple[dict[int, Record], float, LastResume | None]:
@@ -67,13 +70,15 @@ class Scored(NamedTuple):
     path: Path
     name: str  # val_NAME
     value: float
-    data: Any  # of its manifest
+    facts: ManifestRecord
 
 
-def best_checkpoint(checkpoints: Iterable[Path], data: object = None) -> Scored | None:
+def best_checkpoint(
+    checkpoints: Iterable[Path], now: ManifestRecord | None = None
+) -> Scored | None:
     """The checkpoint with the best evaluation, the first of equal ones; None: none was evaluated.
-    `checkpoints`: of one run, oldest first; damaged manifests are skipped. `data`: as in a
-    manifest; only scores of this validation data are compared, by default that of the last one.
+    `checkpoints`: of one run, oldest first; damaged manifests are skipped. `now`: only scores of
+    the validation data of this manifest are compared, by default that of the last one.
 
     The score is in the manifest; that of a checkpoint of early 0.1 in events.jsonl.
     """
@@ -86,15 +91,16 @@ def best_checkpoint(checkpoints: Iterable[Path], data: object = None) -> Scored 
         if "score" in facts:
             score = facts["score"]
             if score:
-                found.append(Scored(path, score["name"], score["value"], facts["data"]))
+                found.append(Scored(path, score["name"], score["value"], facts))
             continue
         if recorded is None:
             recorded = read(RunDir(path.parent.parent).events)[0]
         if main := metric_units.main_score(recorded.get(facts["step"], {})):
-            found.append(Scored(path, *main, facts["data"]))
-    if found and data is None:
-        data = found[-1].data
-    found = [one for one in found if _same_validation(one.data, json_text.as_stored(data))]
+            found.append(Scored(path, *main, facts))
+    if not found:
+        return None
+    current = json_text.as_stored(now or found[-1].facts)
+    found = [one for one in found if _same_validation(one.facts, current)]
     if not found:
         return None
     name = found[-1].name  # other ones are from before a change of the task's metrics
@@ -102,8 +108,15 @@ def best_checkpoint(checkpoints: Iterable[Path], data: object = None) -> Scored 
     return min(same, key=lambda one: metric_units.rank_of(name, one.value))
 
 
-def _same_validation(one: Any, other: Any) -> bool:
-    """Whether scores were measured on the same data: the `data` of two manifests."""
+def _same_validation(one: ManifestRecord, other: ManifestRecord) -> bool:
+    """Whether the scores of two manifests were measured on the same data, and as much of it."""
+    if "measured" in one and "measured" in other and one["measured"] != other["measured"]:
+        return False
+    return _same_data(one.get("data"), other.get("data"))
+
+
+def _same_data(one: Any, other: Any) -> bool:
+    """As far as it is known."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         # video restoration of early 0.1 has one digest of all parts: unknown
         return type(one) is not type(other) or bool(one == other)

@@ -8,6 +8,7 @@ screen, in metrics.jsonl, in the report and in the closing summary.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,8 +30,17 @@ EVALUATION = "val_"  # prefix of every evaluation metric
 PLAIN = "val_loss"  # compared only if there is no other score
 INPUT = "_input"  # suffix of a score of the model's input: the baseline of the same score
 SCORES = {"bpb": BITS, "psnr": "dB"}  # units, by part of the name
-HIGHER_IS_BETTER = ("psnr", "ssim", "acc")
-LOWER = ("loss", "error")  # endings
+# Which values of a score are better, by the last of these in its name.
+_BETTER = re.compile(
+    r"(?P<higher>psnr|accuracy|bleu|rouge|reward|(?<![a-z])("
+    r"(ms|cw)?ssim|[bmw]?acc|top[-_@]?\d+|f1|(roc|pr)?auc|auroc|auprc|m?iou|dice|jaccard|m?ap|core"
+    r"|recall|precision|sensitivity|specificity|mcc|kappa|r2|pearson|spearman|ndcg|mrr|meteor|cider"
+    r")(?![a-z]))"
+    r"|(?P<lower>loss|error|bpb|ppl|perplexity|(?<![a-z])("
+    r"dssim|wer|cer|r?mse|mae|mape|fid|kid|lpips|niqe|nll|ece|epe"
+    r")(?![a-z]))"
+)
+SCORE = "_score"  # makes a name without any of them one of which higher values are better
 PER_TOKEN = ("loss", "perplexity", TOKENS + PER_S)
 FIRST, LAST = "_first", "_last"
 AVERAGED = {"weights": "ema"}  # in the record of an evaluation of the averaged weights (--ema)
@@ -132,8 +142,14 @@ def score_unit(key: str) -> str | None:
     return next((unit for word, unit in SCORES.items() if word in words), None)
 
 
+def better_if_higher(key: str) -> bool | None:
+    """None: unknown."""
+    found = [match["higher"] is not None for match in _BETTER.finditer(key.lower())]
+    return found[-1] if found else key.lower().endswith(SCORE) or None
+
+
 def higher_is_better(key: str) -> bool:
-    return any(word in key for word in HIGHER_IS_BETTER) and not key.endswith(LOWER)
+    return better_if_higher(key) is True
 
 
 def scores(keys: Iterable[str]) -> list[str]:

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
+from training.data import device_copy
 from training.data.batch_dataset import BatchDataset
 from training.data.permutation import Ints
 from training.data.prepared_corpus import PreparedCorpus
@@ -110,17 +111,9 @@ def pair(rows: torch.Tensor) -> Pair:
 
 
 def arrive(rows: torch.Tensor, device: torch.device) -> Pair:
-    return pair(to_device(rows, device))
-
-
-def to_device(rows: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy whole rows, before they become pairs: slices of rows are not contiguous and would be
     copied through pageable memory."""
-    return (
-        rows.pin_memory().to(device, non_blocking=True)
-        if device.type == "cuda"
-        else rows.to(device)
-    )
+    return pair(device_copy.to_device(rows, device))
 
 
 def _open(path: Path, kind: np.dtype[Any], tokens: int | None) -> npt.NDArray[Any]:

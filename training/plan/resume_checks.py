@@ -132,7 +132,8 @@ def notes(request: Request) -> list[str]:
         )
     else:
         begins = _average(request, saved)
-    return begins + changes({**asdict(request.config), **request.options}, request.resumed)
+    values = {**asdict(request.config), **request.options}
+    return begins + changes(values, request.resumed, request.kind.harmless)
 
 
 def _other_task(run: rundir.RunDir, kind: TaskSpec, saved: ManifestRecord) -> list[Problem]:
@@ -200,8 +201,11 @@ def check_data(run: rundir.RunDir, data: PreparedCorpus, given: Sequence[str] = 
     return ""
 
 
-def changes(values: FieldValues, resumed: Values) -> list[str]:
-    """A note on the fields that change with this resume."""
+def changes(
+    values: FieldValues, resumed: Values, harmless: frozenset[str] = frozenset()
+) -> list[str]:
+    """A note on the fields that change with this resume. `harmless`: options of the task, as
+    HARMLESS."""
     differ = {
         n: (v, values[n])
         for n, (v, _) in resumed.items()
@@ -212,7 +216,7 @@ def changes(values: FieldValues, resumed: Values) -> list[str]:
     shown = ", ".join(
         f"{name} {_short(old)} → {_short(new)}" for name, (old, new) in differ.items()
     )
-    if set(differ) - HARMLESS - DECIDED:
+    if set(differ) - HARMLESS - harmless - DECIDED:
         return [msg("plan.resume.changed_result", shown=shown)]
     return [msg("plan.resume.changed", shown=shown)]
 

@@ -20,6 +20,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 from training.config.schema import Config
 from training.core import heartbeat, json_text, units
 from training.core.messages import msg
+from training.data import device_copy
 from training.data.batch_dataset import BatchDataset
 from training.data.permutation import Ints, mix
 from training.tasks import optim, returned
@@ -66,8 +67,8 @@ class Task(ABC):
         inside it: it is wrapped by DDP."""
 
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
-        """One value per sample of a validation batch, (B,) each, by name: higher is better for
-        psnr, ssim, acc and accuracy."""
+        """One value per sample of a validation batch, (B,) each, by name, which determines whether
+        higher values are better (docs/tasks.md)."""
         return {"loss": self.loss(model, batch).expand(self.count(batch))}
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -119,6 +120,11 @@ class Task(ABC):
     def share(self, count: int, rank: int, ranks: int) -> range:
         """The validation samples out of `count` that this rank measures."""
         return range(rank, count, ranks)
+
+    def measured(self, count: int) -> dict[str, int]:
+        """How much an evaluation measures of `count` validation samples: a resume compares scores
+        only if it is the same."""
+        return {"samples": len(self.share(count, 0, 1))}
 
     def measure(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
         """Sums over a validation batch, one number each; the trainer adds those of all batches and
@@ -252,14 +258,8 @@ def _most_readers(data: Any) -> int | None:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Move every tensor to the device; to a GPU from pinned memory, without waiting."""
-
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        if device.type == "cuda" and tensor.device.type == "cpu":
-            return tensor.pin_memory().to(device, non_blocking=True)
-        return tensor.to(device)
-
-    return mapped(batch, move)
+    """Move every tensor to the device."""
+    return mapped(batch, lambda tensor: device_copy.to_device(tensor, device))
 
 
 def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

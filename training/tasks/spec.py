@@ -49,6 +49,9 @@ class TaskSpec(ABC):
     total_follows: ClassVar[bool]  # total_batch_size follows from the ranks if not set
     fp8: ClassVar[bool] = False  # whether its model computes in fp8 if asked
     writes_text: ClassVar[bool] = False  # whether its model continues a prompt
+    # own options whose change by a resume does not affect what is learnt: other training data is
+    # found by comparing it (training.trainer.same_data)
+    harmless: ClassVar[frozenset[str]] = frozenset()
     lighter: ClassVar[str]  # what to try if the smallest micro-batch does not fit
 
     @property

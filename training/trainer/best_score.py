@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 
 from training.core import evaluations, manifest, metric_units
+from training.core.messages import msg
 
 if TYPE_CHECKING:
-    from training.core.contracts.run_files import ScoreRecord
+    from training.core.contracts.run_files import ManifestRecord, ScoreRecord
     from training.inspector.distributed import World
 
 
@@ -25,10 +26,19 @@ def score_of(scores: Mapping[str, float] | None) -> ScoreRecord | None:
 
 class BestScore:
     """Rank 0 knows the best score with a checkpoint, after a resume from the manifests of those
-    that exist, up to `step`, and have a score of `data`; its decision is the one of all ranks."""
+    that exist, up to `step`, and have a score of the data in `facts`; its decision is the one of
+    all ranks. `warn(code, text)` is called on rank 0."""
 
-    def __init__(self, checkpoints: Path, step: int, world: World, data: object) -> None:
-        self.world = world
+    def __init__(
+        self,
+        checkpoints: Path,
+        step: int,
+        world: World,
+        facts: ManifestRecord,
+        warn: Callable[[str, str], None] = lambda code, text: None,
+    ) -> None:
+        self.world, self._warn = world, warn
+        self._names: set[str] = set()
         self.best: ScoreRecord | None = None
         self._before: ScoreRecord | None = None  # the best one before that of step `_at`
         self._at: int | None = None
@@ -36,7 +46,7 @@ class BestScore:
             there = [
                 path for path in manifest.all_in(checkpoints) if manifest.step_of(path) <= step
             ]
-            if found := evaluations.best_checkpoint(there, data):
+            if found := evaluations.best_checkpoint(there, facts):
                 self.best = {"name": found.name, "value": found.value}
 
     def improves(self, score: ScoreRecord | None, step: int, lost: int | None = None) -> bool:
@@ -44,6 +54,7 @@ class BestScore:
         call has its step in `lost`: that of the last save that failed. A collective."""
         if self._at is not None and lost == self._at:
             self.best, self._at = self._before, None
+        self._check_direction(score)
         better = score is not None and (
             self.best is None or self.best["name"] != score["name"] or _better(score, self.best)
         )
@@ -54,6 +65,17 @@ class BestScore:
         if better:
             self._before, self.best, self._at = self.best, score, step
         return better
+
+    def _check_direction(self, score: ScoreRecord | None) -> None:
+        """A warning for each name of which it is unknown whether higher values are better."""
+        if score is None or score["name"] in self._names or self.world.rank:
+            return
+        name = score["name"]
+        self._names.add(name)
+        if metric_units.better_if_higher(name) is None:
+            other = name.removeprefix(metric_units.EVALUATION) + metric_units.SCORE
+            text = msg("trainer.best.direction", name=name, other=other)
+            self._warn("warning.score_direction", text)
 
 
 def _better(one: ScoreRecord, other: ScoreRecord) -> bool:

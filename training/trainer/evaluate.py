@@ -97,7 +97,7 @@ def evaluate(session: TrainState, stop: StopRequest | None = None) -> Scores | N
                 for name, value in found.items():
                     sums[name] = sums.get(
                         name, torch.zeros((), dtype=torch.float64, device=world.device)
-                    ) + value * bool(mine)
+                    ) + (value if mine else torch.zeros_like(value))  # 0 × ∞ is NaN
     finally:
         for module, trains in modes:  # a task may have frozen some
             module.training = trains

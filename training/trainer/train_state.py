@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -224,7 +225,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     if world.world_size > 2:
         ddp_model.settle_buckets(model, task, autocast, optimizer, train, batch, config.num_workers)
     randomness.restore(drawn)
-    validation = same_data.counted(task, "val", task.rows("val"))
+    validation = _validation(task, facts)
     return TrainState(
         config=config,
         run=run,
@@ -253,11 +254,19 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
             world,
         ),
         average=average,
-        best=BestScore(run.checkpoints, position.step, world, facts["data"])
+        best=BestScore(run.checkpoints, position.step, world, facts, _warner(run))
         if config.keep_best
         else None,
         unevaluated=bool(loaded and loaded.manifest.get("unevaluated") and config.eval_every),
     )
+
+
+def _validation(task: Task, facts: ManifestRecord) -> BatchDataset | None:
+    """The validation data; `facts` get how much of it is measured."""
+    data = same_data.counted(task, "val", task.rows("val"))
+    if data is not None:
+        facts["measured"] = task.measured(len(data))
+    return data
 
 
 def _too_short(count: int, task: Task, batch: Batch, world: World) -> UserError:
@@ -268,7 +277,8 @@ def _too_short(count: int, task: Task, batch: Batch, world: World) -> UserError:
         total=batch.total_tokens,
         batch=batch.sentence(task.unit),
     )
-    fixes = ["--device_batch_size=1"] if count else []
+    most = count // world.world_size * world.world_size
+    fixes = [f"--device_batch_size=1 --total_batch_size={most}"] if most else []
     problem = Problem("data.too_short", what, msg("trainer.state.more_data"), fixes)
     return UserError(problem, said_by_another=world.rank != 0)
 
@@ -279,6 +289,14 @@ def _repeatable() -> None:
     (training.host.env_vars)."""
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
+
+
+def _warner(run: rundir.RunDir) -> Callable[[str, str], None]:
+    def warned(code: str, text: str) -> None:
+        log.warning(text)
+        run.event("warning", code=code, text=text)
+
+    return warned
 
 
 def _saver(
@@ -293,16 +311,12 @@ def _saver(
     def saved(step: int, path: Path) -> None:
         run.event("checkpoint", step=step, path=str(path))
 
-    def warned(code: str, text: str) -> None:
-        log.warning(text)
-        run.event("warning", code=code, text=text)
-
     later = [path for path in manifest.all_in(run.checkpoints) if manifest.step_of(path) > step]
     return AsyncCheckpointer(
         run.checkpoints,
         config.keep_checkpoints,
         saved,
-        warned,
+        _warner(run),
         resume,
         keep_best=config.keep_best,
         discarded=later,

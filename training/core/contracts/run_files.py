@@ -214,6 +214,9 @@ class ManifestRecord(TypedDict, total=False):
     # both in early 0.1
     data: Any
     samples: int  # of the training data; missing in early 0.1
+    # of the validation data: samples, and of video_restoration frames of each clip; missing without
+    # a validation and in early 0.1
+    measured: dict[str, int]
     seed: int  # of the order of an epoch; missing in early 0.1
     tokenizer: str | None
     task: str  # missing in checkpoints that predate tasks: gpt

@@ -62,7 +62,7 @@ def _listed(root: str, changed: int) -> Meta:
     of: dict[str, tuple[int, int]] = {}
     text = Path(root, META).read_text(encoding="utf-8")
     for number, line in enumerate(text.splitlines(), 1):
-        name, bracket, size = line.partition(" (")
+        name, bracket, size = line.rpartition(" (")  # a clip may be called "clip (1)"
         if not line.strip():
             continue
         if not bracket or not name.strip():

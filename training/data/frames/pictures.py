@@ -56,8 +56,17 @@ def _in_folder(folder: str | Path, suffixes: tuple[str, ...]) -> Iterator[tuple[
     with os.scandir(folder) as entries:
         for entry in entries:
             stem, _, suffix = entry.name.rpartition(".")
-            if stem and stem[0] != "." and f".{suffix.lower()}" in suffixes and not entry.is_dir():
+            named = stem and stem[0] != "." and f".{suffix.lower()}" in suffixes
+            if named and not _is_folder(entry):
                 yield stem, f"{folder}/{entry.name}"
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """False also for a link that cannot be followed."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def in_order(stems: Iterable[str]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,6 @@ from training.core.metric_units import score_unit
 
 if TYPE_CHECKING:
     from training.core.contracts.state import EvaluationState
-
-BETTER_HIGH = re.compile(
-    r"bleu|rouge|reward|(?<![a-z])(core|f1|auc|auroc|m?iou|m?ap|recall)(?![a-z])"
-)
-BETTER_LOW = re.compile(
-    r"loss|bpb|ppl|perplexity|error|(?<![a-z])(wer|cer|r?mse|mae|mape|fid)(?![a-z])"
-)
 
 
 def best(evaluations: Sequence[tuple[int | None, dict[str, float]]]) -> EvaluationState:
@@ -51,8 +43,5 @@ def best(evaluations: Sequence[tuple[int | None, dict[str, float]]]) -> Evaluati
 
 def _better(name: str) -> Callable[..., Any] | None:
     """min or max; None for an unknown score, which has no best value."""
-    if metric_units.higher_is_better(name):
-        return max
-    if BETTER_HIGH.search(name) and not name.endswith(metric_units.LOWER):
-        return max
-    return min if BETTER_LOW.search(name) else None
+    higher = metric_units.better_if_higher(name)
+    return None if higher is None else max if higher else min

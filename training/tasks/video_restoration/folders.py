@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from training.core import heartbeat
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.units import plural
@@ -103,6 +104,7 @@ def content(options: Any, *parts: str) -> str:
     digest = hashlib.sha256()
     for part in parts or PARTS:
         for clip in clips(options, part):
+            heartbeat.current.again()  # a network file system may take minutes for all
             for kind in (clip.gt, clip.lq, clip.spike):
                 for file in kind:
                     name = os.path.basename(file)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.core import heartbeat
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.data.frames import lmdb_folder, pictures
@@ -91,15 +92,26 @@ class Scan:
         wanted = self._listed() if part == "train" and self.options.meta_info_file else None
         if self.problems:
             return
-        names = sorted(wanted, key=pictures.natural) if wanted else clip_roots.clips(roots["gt"])
+        unreadable: list[str] = []
+        try:
+            names = (
+                sorted(wanted, key=pictures.natural) if wanted else clip_roots.clips(roots["gt"])
+            )
+        except OSError as error:
+            names = []
+            unreadable.append(_why(error, roots["gt"]))
         alone: dict[str, list[str]] = {"gt": [], "lq": [], "spike": []}
         uneven: dict[str, list[str]] = {"lq": [], "spike": []}
         same_name: list[str] = []
         for name in names:
+            heartbeat.current.again()  # a network file system may take minutes for all
             try:
                 found = {kind: clip_roots.frames(root, name, kind) for kind, root in roots.items()}
             except Unreadable as error:
                 same_name.append(str(error))
+                continue
+            except OSError as error:
+                unreadable.append(_why(error, name))
                 continue
             if not found["gt"]:
                 alone["gt"] += [name] if wanted else []  # not a clip folder
@@ -160,6 +172,9 @@ class Scan:
         if same_name:
             wanted_files = msg("tasks.video.clips.one_file")
             self.problems.append(Problem("video.no_clips", some(same_name), wanted_files))
+        if unreadable:
+            allowed = msg("tasks.video.clips.readable")
+            self.problems.append(Problem("video.clip_unreadable", some(unreadable), allowed))
         self._report(roots, alone, uneven)
 
     def _report(
@@ -331,6 +346,11 @@ def shown(options: Any, name: str, origins: Mapping[str, str]) -> str:
         if origin
         else msg("tasks.video.clips.given", name=name, value=value)
     )
+
+
+def _why(error: OSError, place: str | Path) -> str:
+    file = error.filename or place
+    return msg("data.frames.unreadable", file=file, error=error.strerror or error)
 
 
 def some(names: list[str], limit: int = 3) -> str:

@@ -20,9 +20,14 @@ def loss(kind: str, found: torch.Tensor, wanted: torch.Tensor, eps: float) -> to
     return (difference.square() + eps).sqrt().mean()
 
 
+def rounded(found: torch.Tensor) -> torch.Tensor:
+    """The values as a picture has them, 8 bits per colour: published scores are of pictures."""
+    return found.float().clamp(0, 1).mul_(255).round_().div_(255)
+
+
 def psnr(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """(B,) dB, the mean over the frames; values outside 0 … 1 are clamped."""
-    error = (found.float().clamp(0, 1) - wanted.float()).square().mean((2, 3, 4))
+    """(B,) dB, the mean over the frames."""
+    error = (rounded(found) - wanted.float()).square().mean((2, 3, 4))
     return (-10 * error.clamp(min=EXACT).log10()).mean(1)
 
 
@@ -34,7 +39,7 @@ def ssim(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """
     count, steps = found.shape[:2]
     # One frame at a time: five blurred copies of a whole clip in float64 would fill the memory.
-    each = [_ssim(found[:, t].double().clamp(0, 1), wanted[:, t].double()) for t in range(steps)]
+    each = [_ssim(rounded(found[:, t]).double(), wanted[:, t].double()) for t in range(steps)]
     return torch.stack(each, 1).mean(1).float().view(count)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from training.core import find_run
@@ -20,6 +22,8 @@ INNER = {"gt": "sharp", "lq": "blur", "spike": "spike"}
 # The full path, as it is right from any directory and in the installed package.
 MAKE = shlex.join([sys.executable, str(ROOT / "examples/make_blur_video.py")])
 LAYOUT = msg("tasks.video.clips.layout")
+# Folders of the file system itself, readable by root only.
+SYSTEM = ("lost+found", "System Volume Information")
 Frames = dict[str, str]  # a frame's name without suffix → its file or address, in order
 
 
@@ -28,17 +32,18 @@ def expanded(root: str) -> Path:
 
 
 def clips(root: Path) -> list[str]:
-    """Names of the clips, in order."""
+    """Names of the clips, in order. Raises OSError."""
     if lmdb_folder.is_packed(root):
         return sorted(
             {_outer(name) for name in lmdb_folder.clips(root)} - {""}, key=pictures.natural
         )
-    return folders(root)
+    with os.scandir(root) as entries:
+        return _in_order(entries)
 
 
 def frames(root: Path, clip: str, kind: str) -> Frames:
     """The frames of a clip: in its folder or, if it exists, in its inner folder. Raises
-    Unreadable."""
+    Unreadable, OSError."""
     if lmdb_folder.is_packed(root):
         listed = lmdb_folder.clips(root)
         found = listed.get(f"{clip}/{INNER[kind]}") or listed.get(clip, {})
@@ -47,7 +52,7 @@ def frames(root: Path, clip: str, kind: str) -> Frames:
     for folder in _places(root, clip, kind):
         try:
             found = pictures.in_folder(folder, suffixes)
-        except OSError:  # not a folder
+        except (FileNotFoundError, NotADirectoryError):
             continue
         if found:
             return found
@@ -55,9 +60,12 @@ def frames(root: Path, clip: str, kind: str) -> Frames:
 
 
 def has_sharp_frames(root: Path, clip: str) -> bool:
-    """`root` is not packed."""
+    """False also for folders that cannot be read. `root` is not packed."""
     places = (place for place in _places(root, clip, "gt") if find_run.is_folder(place))
-    return any(map(pictures.any_in_folder, places))
+    try:
+        return any(map(pictures.any_in_folder, places))
+    except OSError:
+        return False
 
 
 def _places(root: Path, clip: str, kind: str) -> tuple[Path, Path]:
@@ -71,14 +79,27 @@ def _outer(name: str) -> str:
 
 
 def folders(root: Path) -> list[str]:
+    """Those to suggest: none in a folder that is missing or cannot be read."""
     try:
         with os.scandir(root) as entries:
-            return sorted(
-                (e.name for e in entries if not e.name.startswith(".") and e.is_dir()),
-                key=pictures.natural,
-            )
-    except OSError:  # missing or unreadable: treated as empty, which is reported
+            return _in_order(entries)
+    except OSError:
         return []
+
+
+def _in_order(entries: Iterable[os.DirEntry[str]]) -> list[str]:
+    """Names of the folders."""
+    names = (e.name for e in entries if e.name[0] != "." and e.name not in SYSTEM and _is_folder(e))
+    return sorted(names, key=pictures.natural)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """True also for a link that cannot be followed: reading it gives the error. A link to itself is
+    none."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        return error.errno != errno.ELOOP
 
 
 def missing(given: str, option: str, root: str) -> list[Problem]:

@@ -50,6 +50,13 @@ class VideoSpec(SampleSpec):
     """Frames in, frames out. Also accepts KAIR's option files as configs."""
 
     validation_workers: ClassVar[bool] = False
+    harmless: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("dataroot_gt", "dataroot_lq", "dataroot_spike", "meta_info_file"),
+            *("test_dataroot_gt", "test_dataroot_lq", "test_dataroot_spike", "test_num_frame"),
+            *("num_frame_testing", "num_frame_overlapping", "size_patch_testing"),
+        }
+    )
 
     def check(
         self,

@@ -62,6 +62,9 @@ class VideoRestoration(Task):
     def val_data(self) -> dataset.Validation | None:
         return dataset.Validation(self.options) if self.options.test_dataroot_gt else None
 
+    def measured(self, count: int) -> dict[str, int]:
+        return super().measured(count) | {"frames": self.options.test_num_frame}
+
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         options = self.options
         return options.G_lossfn_weight * metrics.loss(
@@ -150,13 +153,22 @@ class VideoRestoration(Task):
             "num_blocks": self.options.num_blocks,
             "channels": self.channels,
         }
-        data = {part: folders.content(self.options, part) for part in listing.PARTS}
-        return {"shape": shape, "data": data}
+        return {"shape": shape, "data": {part: self._content(part) for part in listing.PARTS}}
 
     def same_data(self, saved: ManifestRecord) -> bool:
         if isinstance(saved["data"], str):  # of early 0.1: of all parts
             return bool(saved["data"] == folders.content(self.options))
-        return bool(saved["data"]["train"] == folders.content(self.options, "train"))
+        return bool(saved["data"]["train"] == self._content("train"))
+
+    def _content(self, part: str) -> str:
+        """The digest of a part, for which the names and sizes of all files are read once."""
+        if part not in self._contents:
+            self._contents[part] = folders.content(self.options, part)
+        return self._contents[part]
+
+    @cached_property
+    def _contents(self) -> dict[str, str]:
+        return {}
 
     def flops(self, model: nn.Module) -> float | None:
         """Operations per sample: every weight of every convolution is used at every pixel of every

@@ -235,8 +235,11 @@ _TRAIN: dict[str, Key] = {
     **{name: to(name) for name in ("G_optimizer_type", "G_optimizer_lr", "G_optimizer_wd")},
     **{
         f"G_scheduler_{name}": to(f"G_scheduler_{name}")
-        for name in ("type", "periods", "restart_weights", "eta_min", "milestones", "gamma")
+        for name in ("type", "periods", "eta_min", "milestones", "gamma")
     },
+    "G_scheduler_restart_weights": to(
+        "G_scheduler_restart_weights", why=msg("tasks.kair.why.restart_weights")
+    ),
     "E_decay": to("ema", why=msg("tasks.kair.why.average")),
     "fix_keys": special(f"{FREEZING}; spynet and deform exist only in VRT"),
     **dict.fromkeys(("G_regularizer_orthstep", "G_regularizer_clipstep"), lacks(EXTRA_LOSS)),

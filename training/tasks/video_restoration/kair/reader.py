@@ -13,6 +13,7 @@ from training.core.errors import Problem
 from training.core.jsonl import Record
 from training.core.messages import msg
 from training.core.suggest import suggest
+from training.tasks.video_restoration.kair import cosine
 from training.tasks.video_restoration.kair import keys as vocabulary
 from training.tasks.video_restoration.kair.keys import (
     KEYS,
@@ -60,6 +61,8 @@ class OptionReader:
             "netG.net_type": self.net_type,
             "netG.in_chans": self.in_chans,
             "train.fix_keys": self.fix_keys,
+            cosine.PERIODS: self.periods,
+            cosine.WEIGHTS: self.restart_weights,
             "logging.use_wandb": self.use_wandb,
             "logging.wandb_api_key": self.wandb_key,
         }
@@ -269,6 +272,21 @@ class OptionReader:
             self.wrong_at(dotted, what, msg("tasks.kair.key.no_fix_keys"), ['"fix_iter": 0'])
         elif parts:
             self.leave(dotted)
+
+    def periods(self, dotted: str, value: Any) -> None:
+        grown = cosine.periods(self.found) if cosine.has_multiplier(self.found) else []
+        self.set(dotted, leaf(dotted), grown or value)
+
+    def restart_weights(self, dotted: str, value: Any) -> None:
+        if not cosine.has_multiplier(self.found):
+            self.set(dotted, leaf(dotted), value)
+            return
+        what, why = self.given(dotted, value), KEYS[dotted].why
+        if cosine.periods(self.found):
+            self.set(dotted, leaf(dotted), 1)
+            self.notes.append(msg("tasks.kair.key.why", given=what, why=why))
+        else:
+            self.wrong_at(dotted, what, why, [f'"{leaf(dotted)}": [{short(value)}]'])
 
     def back_end(self, dotted: str, value: Any) -> None:
         if value not in ("disk", "lmdb"):

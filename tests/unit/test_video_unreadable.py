@@ -1,0 +1,74 @@
+"""Folders and files of clips that cannot be read, or only slowly."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.video_data import pairs
+from training.core import heartbeat
+from training.core.errors import UserError
+from training.tasks.video_restoration import folders
+from training.tasks.video_restoration.options import VideoOptions
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> VideoOptions:
+    return pairs(tmp_path)
+
+
+def codes(options: VideoOptions) -> list[str]:
+    return [problem.code for problem in folders.check(options, {})]
+
+
+def test_a_folder_that_cannot_be_read(
+    options: VideoOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read everything, so the error is one of os.scandir."""
+    scan = os.scandir
+
+    def denied(path: Any) -> Any:
+        if str(path) == place:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    for place in (f"{tmp_path}/gt/c1", f"{tmp_path}/lq/c0", f"{tmp_path}/gt/c1/sharp"):
+        (problem,) = folders.check(options, {})
+        assert problem.code == "video.clip_unreadable" and place in problem.what
+        with pytest.raises(UserError):
+            folders.clips(options, "train")
+    place = f"{tmp_path}/gt/lost+found"
+    Path(place).mkdir()
+    assert codes(options) == []
+    place = f"{tmp_path}/gt/c0"  # while other roots are suggested
+    assert codes(replace(options, dataroot_gt=str(tmp_path), dataroot_lq="")) == ["video.no_clips"]
+
+
+def test_a_link_to_itself(options: VideoOptions, tmp_path: Path) -> None:
+    (tmp_path / "gt" / "c2").symlink_to("c2")
+    assert codes(options) == [] and len(folders.clips(options, "train")) == 2
+    (tmp_path / "meta.txt").write_text("c1\nc2\n")
+    listed = replace(options, meta_info_file=f"{tmp_path}/meta.txt")
+    assert codes(listed) == ["video.clip_unreadable"]
+    frame = tmp_path / "gt" / "c1" / "000002.png"
+    frame.unlink()
+    frame.symlink_to(frame.name)
+    (problem,) = folders.check(options, {})
+    assert problem.code == "video.frame_unreadable" and str(frame) in problem.what
+
+
+def test_every_clip_counts_as_progress(
+    options: VideoOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats: list[None] = []
+    monkeypatch.setattr(heartbeat.current, "again", lambda: beats.append(None), raising=False)
+    found = folders.clips(options, "train")
+    assert len(beats) == len(found)
+    folders.content(options, "train")
+    assert len(beats) == 3 * len(found)  # names, then sizes
