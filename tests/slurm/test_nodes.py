@@ -171,6 +171,7 @@ def test_the_example_runs_a_script_on_two_nodes(user: User, tmp_path: Path) -> N
         "import torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "print('rank', dist.get_rank(), 'of', dist.get_world_size())\n"
+        "dist.barrier()  # rank 0 has the store\n"
         "dist.destroy_process_group()\n"
     )
     job = user.sbatch(
