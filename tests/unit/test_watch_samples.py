@@ -17,6 +17,7 @@ from training.watchdog.hang_report import (
     ELSEWHERE,
     GPU_WORKS,
     LOOPS,
+    UNEVEN,
     WORKS,
     HangFinding,
     NoFinding,
@@ -251,6 +252,27 @@ def test_ranks_may_be_waiting_for_other_machines() -> None:
     assert isinstance(found, HangFinding) and found.rank == 1, (
         "a stuck rank of this machine is found here"
     )
+
+
+@pytest.mark.parametrize(
+    ("ended", "how"),
+    [
+        ({1: 0}, "has finished (status 0), the others wait for it"),
+        ({1: None}, "has ended (status unknown), the others wait for it"),
+        ({1: -2}, "killed by SIGINT, the others wait for it"),
+        ({1: 1}, "exited with status 1, the others wait for it"),
+        (
+            {1: None, 3: 0},
+            "has ended (status unknown); the others wait for the ranks that have ended: 1, 3",
+        ),
+        ({0: 0, 1: -6}, "killed by SIGABRT; the others wait for the ranks that have ended: 0, 1"),
+    ],
+)
+def test_a_rank_that_has_ended_joins_no_collective(ended: dict[int, int | None], how: str) -> None:
+    samples = [Sample(float(at), {2: reduce()}) for at in (0, 1)]
+    found = stall_detector.detect_stall(samples, ended)
+    assert isinstance(found, HangFinding)
+    assert (found.kind, found.rank, found.how) == (UNEVEN, 1, how)
 
 
 def test_without_stacks_there_is_no_verdict() -> None:
