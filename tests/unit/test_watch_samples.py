@@ -172,6 +172,32 @@ def test_gpus_whose_collectives_are_queued_behind_their_work_compute(
     assert watch._doubted(stuck, alone=True) is stuck
 
 
+@pytest.mark.parametrize(("begun", "works"), [((False, None), True), ((None, None), False)])
+def test_barriers_queued_behind_the_work_of_gpus_are_not_a_hang(
+    begun: tuple[bool | None, ...], works: bool
+) -> None:
+    watch = ScriptWatch(1.0, pending=lambda rank: True, begun=begun.__getitem__)
+    places = dict.fromkeys((0, 1), "waits in barrier at train.py:9 (step)")
+    found = HangFinding("hang", None, None, "all ranks wait for each other", places, {}, 1.0)
+    result = watch._doubted(found, alone=True, gpus=[0, 1])
+    assert (isinstance(result, NoFinding) and result.code == GPU_WORKS) == works
+
+
+@pytest.mark.parametrize(
+    ("pending", "gpus", "works"),
+    [(False, [0, 1], True), (True, [0, 1], False), (None, [0, 1], False), (False, [], False)],
+)
+def test_a_backward_on_a_gpu_without_a_pending_collective_computes(
+    pending: bool | None, gpus: list[int], works: bool
+) -> None:
+    """On a CPU it would use time."""
+    watch = ScriptWatch(1.0, pending=lambda rank: pending)
+    places = dict.fromkeys((0, 1), "waits in backward at train.py:9 (step)")
+    found = HangFinding("hang", None, None, "all ranks wait for each other", places, {}, 1.0)
+    result = watch._doubted(found, alone=False, gpus=gpus)
+    assert (isinstance(result, NoFinding) and result.code == GPU_WORKS) == works
+
+
 def test_a_failed_look_is_reported_and_the_next_one_follows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

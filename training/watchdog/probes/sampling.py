@@ -59,8 +59,8 @@ def take(
     before: Sample | None = None,
 ) -> Sample:
     """`pids`: rank → PID. Takes some 10 ms for each rank, without disturbing it. `newest_call`
-    takes longer: it is asked about ranks in a collective that were woken after the sample
-    `before`, and about those that may wait for their GPU."""
+    takes longer: it is asked about ranks in a collective that use a GPU or were woken after the
+    sample `before`, and about those that may wait for their GPU."""
     found, tree, looks = stacks.dump(pids.values()), procfs.tree(), {}
     families = {rank: procfs.family(pid, tree) for rank, pid in pids.items()}
     connected = {rank: sockets.connections([pids[rank], *families[rank]]) for rank in pids}
@@ -119,7 +119,10 @@ def _newest(
     for_gpu = look.gpu and bool(main.frames) and not main.holds_gil
     if for_gpu and (look.process.state == "R" or waits_for_device(main.frames[0])):
         return newest_call(rank)  # it spins: its turns are the same
+    collective = in_collective(main) is not None
+    if look.gpu and collective:
+        return newest_call(rank)  # so it does here, or another thread works for it, as in backward
     last = before.looks.get(rank) if before else None
     if last and last.turns == look.turns and last.newest_call is not None:
         return last.newest_call
-    return newest_call(rank) if in_collective(main) else None
+    return newest_call(rank) if collective else None
