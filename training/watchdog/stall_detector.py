@@ -274,6 +274,8 @@ def _stuck(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
 def _may_end(c: RankTrace) -> bool:
     """Could its wait end, for a timeout or a process that is not a rank? torch polls a data loader:
     there it depends on the worker."""
+    if c.last.locked_out:
+        return True
     if c.last.main and waits_for_worker(c.last.main):
         return c.exchanges or loader_workers.may_end(c)
     return c.may_end or pool_workers.may_end(c)

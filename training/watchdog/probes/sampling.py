@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,8 @@ class ProcessSample:
     # in every rank each second.
     served: frozenset[int] = frozenset()
     ends_by: str = ""  # awaited
+    # It, or a child, waits for the lock of a file that no rank holds.
+    locked_out: bool = False
     # When it has called its newest collective, or one has ended, where torch's flight recorder
     # answers.
     newest_call: int | None = None
@@ -63,6 +66,12 @@ def take(
     sample `before`, and about those that may wait for their GPU."""
     found, tree, looks = stacks.dump(pids.values()), procfs.tree(), {}
     families = {rank: procfs.family(pid, tree) for rank, pid in pids.items()}
+    ours = {*pids.values(), *itertools.chain(*families.values())}
+    locked_out = {
+        waits
+        for waits, holder in procfs.lock_holders().items()
+        if holder not in ours and procfs.lives(holder)
+    }
     connected = {rank: sockets.connections([pids[rank], *families[rank]]) for rank in pids}
     for rank, pid in pids.items():
         main = deciding(found[pid])
@@ -99,6 +108,7 @@ def take(
             frozenset(own - to_store),
             frozenset(i for i, c in mine.items() if c.here[1] == store and i in own),
             awaited.ends_by(pid, found[pid], to_ranks),
+            not locked_out.isdisjoint((pid, *families[rank])),
         )
         looks[rank] = replace(look, newest_call=_newest(rank, look, before, newest_call))
     return Sample(time.monotonic(), looks, procfs.written_back())
