@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from training.watchdog.probes import awaited, procfs, sockets, stacks
+from training.watchdog.probes import awaited, graph_capture, procfs, sockets, stacks
 from training.watchdog.probes.procfs import Process
 from training.watchdog.probes.stacks import Stack, Thread
 from training.watchdog.probes.waits import deciding, in_collective, waits_for_device
@@ -124,7 +124,7 @@ def _newest(
     rank: int, look: ProcessSample, before: Sample | None, newest_call: NewestCall
 ) -> int | None:
     main = look.main
-    if main is None:
+    if main is None or (look.gpu and graph_capture.captures(main.frames)):
         return None
     for_gpu = look.gpu and bool(main.frames) and not main.holds_gil
     if for_gpu and (look.process.state == "R" or waits_for_device(main.frames[0])):
