@@ -84,7 +84,7 @@ int nvmlInitWithFlags(unsigned flags) {
   return (void)flags, number("FAKE_NVML_INIT", OK);
 }
 int nvmlShutdown(void) { return OK; }
-int nvmlSystemGetDriverVersion(char *out, unsigned length) { return snprintf(out, length, "580.65.06"), OK; }
+int nvmlSystemGetDriverVersion(char *out, unsigned length) { return snprintf(out, length, "%s", variable("FAKE_NVML_DRIVER", "580.65.06")), OK; }
 int nvmlSystemGetCudaDriverVersion_v2(int *out) { return *out = number("FAKE_NVML_CUDA", 13000), OK; }
 int nvmlDeviceGetCount_v2(unsigned *out) { return *out = number("FAKE_NVML_COUNT", 2), OK; }
 

@@ -124,6 +124,31 @@ def test_an_exception_in_a_handler_is_the_fatal_one(
         assert record["cause"] == cause or place != line
 
 
+RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
+
+
+@each(
+    ("frame", "end", "cause"),
+    [
+        ("lib/python3.11/http/client.py", RESET, "exception"),
+        ("site-packages/torch/distributed/rendezvous.py", RESET, "peer_died"),
+        ("lib/python3.11/multiprocessing/connection.py", RESET, "peer_died"),
+        ("encode.py", "BrokenPipeError: [Errno 32] Broken pipe", "exception"),
+        ("train.py", "FileNotFoundError: [Errno 2] No such file or directory", "exception"),
+        ("train.py", "RuntimeError: Connection reset by peer", "peer_died"),  # of C++
+    ],
+)
+def test_a_connection_of_the_program_itself_is_not_a_lost_peer(
+    frame: str, end: str, cause: str, tmp_path: Path
+) -> None:
+    """An upload, the standard input of ffmpeg; the folder of os.getcwd() is deleted."""
+    head, frame = "Traceback (most recent call last):\n", f'  File "/u/{frame}", line 3, in f\n'
+    (tmp_path / "log").write_text(f"step 1 loss 2.0\n{head}{frame}{end}\n")
+    assert result.diagnose([tmp_path / "log"])["cause"] == cause
+    (tmp_path / "log").write_text(f"step 1 loss 2.0\n{end}\n")
+    assert result.diagnose([tmp_path / "log"])["cause"] == "peer_died", "of an unknown place"
+
+
 def test_a_log_truncated_while_written_is_text(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(
         bytes(5000) + b"step 1 loss 2.0\nRuntimeError: CUDA error: out of memory\n"

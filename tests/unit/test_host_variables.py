@@ -113,6 +113,25 @@ def test_the_allocator_of_a_script_is_as_under_torchrun() -> None:
         }
 
 
+@each(
+    ("card", "driver", "there", "names"),
+    [
+        ("NVIDIA GeForce RTX 4090", "535.183.01", (), ["NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"]),
+        ("NVIDIA RTX 4000 Ada Generation", "550.40.06", ("NCCL_P2P_DISABLE",), ["NCCL_IB_DISABLE"]),
+        ("NVIDIA GeForce RTX 4090", "550.40.07", (), []),
+        ("NVIDIA GeForce RTX 4090", "560.28.03", (), []),
+        ("NVIDIA GeForce RTX 4090", None, (), []),
+        ("NVIDIA GeForce RTX 3090", "535.183.01", (), []),
+    ],
+)
+def test_gpus_without_copies_by_accelerate(
+    card: str, driver: str | None, there: tuple[str, ...], names: list[str]
+) -> None:
+    found = env_vars.without_copies(["NVIDIA GeForce RTX 3090", card], driver, there)
+    assert [v.name for v in found] == names
+    assert all((v.value, v.origin) == ("1", env_vars.HERE) for v in found)
+
+
 def test_segments_are_not_expandable_where_that_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

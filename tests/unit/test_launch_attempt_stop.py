@@ -32,6 +32,7 @@ from training.launcher import (
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.outcome import Outcome
+from training.watchdog.hang_report import UNEVEN
 from training.watchdog.start import RanksWatch
 
 SCRIPT = {"path": "main.py", "args": [], "python": "python3"}
@@ -294,6 +295,36 @@ def test_a_stop_request_to_a_stuck_training_names_the_stuck_rank(
     assert record["log"] == str(run.rank_log(1))
     assert ("last checkpoint" in record["summary"]) == saved
     assert read_json(next(run.hangs.glob("*/verdict.json")))["rank"] == 1
+
+
+@pytest.mark.parametrize(
+    "end", ["signal.default_int_handler", "lambda *_: os._exit(1)"], ids=["-2", "1"]
+)
+def test_a_rank_of_a_script_that_waits_for_one_that_was_interrupted_is_ended(
+    run: RunDir,
+    handlers: None,
+    pair: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+) -> None:
+    """Python raises no KeyboardInterrupt in C++, and NCCL does not notice the loss of a peer on the
+    same machine."""
+    monkeypatch.setitem(PLAN["config"], "hang_timeout", 1)
+    outcome = pair(
+        f"""
+        signal.signal({int(signal.SIGINT)}, signal.SIG_IGN if rank else {end})
+        Path(sys.argv[1], f"ready{{rank}}").touch()
+        rank or sleep()
+        called = "def all_reduce(): time.sleep(600)"
+        exec(compile(called, "/x/torch/distributed/distributed_c10d.py", "exec"))
+        all_reduce()
+        """,
+        script=True,
+        stop=signal.SIGINT,
+    )
+    assert (outcome.killed, failure_report.exit_code(outcome)) == (True, Exit.INTERRUPTED)
+    assert outcome.stalled and (outcome.stalled.kind, outcome.stalled.rank) == (UNEVEN, 0)
+    assert outcome.stalled.waiting.keys() == {1} and outcome.stalled.folder
 
 
 def test_processes_of_another_user_are_left_to_that_user(

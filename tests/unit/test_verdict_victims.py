@@ -9,6 +9,7 @@ import pytest
 from tests.cases import each
 from tests.unit.verdicts import TRACEBACK, failed, new_run, report_error, verdict
 from training.core.rundir import RunDir
+from training.watchdog import rank_exit
 
 LOST = {"type": "RuntimeError", "message": "Connection reset by peer"}
 BAD = {"type": "ValueError", "message": "bad sample"}
@@ -77,3 +78,32 @@ def test_a_program_that_lost_a_peer_is_a_victim(run: RunDir) -> None:
     )
     record = failed(run)
     assert record["cause"] == "peer_died" and record["victim"]
+
+
+UPLOAD = """Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in <module>
+    upload("model.pt")
+  File "/usr/lib/python3.11/http/client.py", line 279, in _read_status
+    line = str(self.fp.readline(_MAXLINE + 1), "iso-8859-1")
+ConnectionResetError: [Errno 104] Connection reset by peer
+"""
+
+
+def test_a_lost_connection_of_an_upload_is_not_the_fault_of_a_finished_rank(run: RunDir) -> None:
+    """Rank 0 exits after rank 1, and reports no exception: only its log shows one."""
+    run.rank_log(0).write_text(UPLOAD)
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) is None
+    log = run.launcher_log("torchrun")
+    log.write_text(UPLOAD)
+    assert not rank_exit.lost_peer(log, 1, {})
+    record = failed(run, rank=None, watched="torchrun")
+    assert verdict(record) == ("exception", "error", None) and not record["victim"]
+    assert record["where"] == "/home/me/train.py:9"
+
+
+def test_a_deleted_working_directory_is_not_a_lost_peer(run: RunDir) -> None:
+    frames = ['  File "main.py", line 9, in <module>\n    os.getcwd()\n']
+    gone = ("FileNotFoundError", "[Errno 2] No such file or directory")
+    report_error(run, 0, *gone, traceback=frames)
+    record = failed(run, rank=0)
+    assert verdict(record) == ("exception", "error", 0) and not record["victim"]

@@ -6,12 +6,10 @@ import os
 
 import pytest
 
-from tests.unit.test_watch_samples import reduce
 from tests.unit.test_watch_start import PLAN, run
 from training.core.rundir import RunDir
-from training.watchdog import discovery, stall_detector
+from training.watchdog import discovery
 from training.watchdog.hang_report import HANG, UNEVEN, HangFinding
-from training.watchdog.probes.sampling import Sample
 from training.watchdog.probes.stacks import Frame, Stack, Thread
 from training.watchdog.rank_exit import RankExit
 from training.watchdog.script_watchdog import ScriptWatch
@@ -303,14 +301,3 @@ def test_the_time_from_the_output_of_a_watched_launcher_to_that_of_its_ranks_doe
     clock[0] += 2
     watch.output()
     assert watch._script.patience_s() == 10
-
-
-def test_a_rank_that_has_ended_with_an_unknown_status() -> None:
-    samples = [Sample(float(at), {0: reduce()}) for at in (0, 1)]
-    found = stall_detector.detect_stall(samples, {1: None, 2: 7})
-    assert isinstance(found, HangFinding) and (found.kind, found.rank) == (UNEVEN, 1)
-    assert found.how == "has ended (status unknown), the others wait for it"
-    found = stall_detector.detect_stall(samples, {1: None, 2: 0})
-    assert isinstance(found, HangFinding) and found.how == (
-        "has ended (status unknown); the others wait for the ranks that have ended: 1, 2"
-    )

@@ -94,6 +94,7 @@ SLEEPS = dataclasses.replace(look(Frame("/home/me/train.py", 3, "main")), ends_b
     [
         (dict[str, object](), MAY_END),
         ({"ends_by": "", "turns": 2}, MAY_END),
+        ({"ends_by": "", "locked_out": True}, MAY_END),
         ({"ends_by": "", "sockets": {8: 900}}, WORKS),
         ({"ends_by": "", "children": {9: dataclasses.replace(PROCESS, pid=9, io_bytes=40)}}, WORKS),
     ],

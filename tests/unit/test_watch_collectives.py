@@ -17,10 +17,10 @@ from tests.unit.test_watch_judge import REDUCE, USER, rank, seen
 from training.core.messages import msg
 from training.trainer import flight_recorder_server
 from training.watchdog import called as called_collectives
-from training.watchdog import culprit, slow_rank, stall_detector
+from training.watchdog import culprit, stall_detector
 from training.watchdog.hang_report import DESYNC, HANG, STOPPED, UNEVEN, HangFinding
 from training.watchdog.probes import flight_recorder, snapshot
-from training.watchdog.probes.flight_recorder import Arrival, Call, CallKey
+from training.watchdog.probes.flight_recorder import Arrival, Call
 
 ENTRY = {
     "process_group": ["3", "undefined"],
@@ -261,50 +261,6 @@ def test_the_time_of_a_collective_on_gpus_is_that_of_its_kernel(tmp_path: Path) 
     place.mkdir()
     with answers(place, {"entries": [ENTRY | {"time_created_ns": 7}]}) as folder:
         assert flight_recorder.arrivals(folder, 0) == {("3", "gloo", 4): Arrival(7, 7)}
-
-
-def called(*at_ms: float) -> dict[CallKey, Arrival]:
-    """Collectives 1, 2, … of one group of gloo, called at these times."""
-    times = [int(1e6 * ms) for ms in at_ms]
-    return {("0", "gloo", number): Arrival(at, at) for number, at in enumerate(times, 1)}
-
-
-def ran(*ms: float) -> dict[CallKey, Arrival]:
-    """Collectives 1, 2, … of one group of NCCL, one every 10 ms, with these durations."""
-    return {
-        ("0", "nccl", number): Arrival(int(1e7 * number), int(-1e6 * own))
-        for number, own in enumerate(ms, 1)
-    }
-
-
-def test_a_rank_that_is_always_last_is_slow() -> None:
-    even = [10.0 * step for step in range(1, 41)]
-    late = [ms + 4 for ms in even]
-    found = slow_rank.compare({0: called(*even), 1: called(*late), 2: called(*even)})
-    assert found and (found.rank, found.calls) == (1, 40)
-    assert found.wait_s == pytest.approx(0.004) and found.share == pytest.approx(0.41, abs=0.02)
-    assert slow_rank.compare({0: called(*even)}) is None
-    last = int(1e6 * late[-1])
-    assert slow_rank.compare({0: called(*even), 1: called(*late)}, last) is None, "nothing new"
-
-
-def test_the_gpu_that_is_always_last_is_slow() -> None:
-    found = slow_rank.compare({0: ran(*[5.0] * 40), 1: ran(*[1.0] * 40), 2: ran(*[6.0] * 40)})
-    assert found and (found.rank, found.calls) == (1, 40)
-    assert found.wait_s == pytest.approx(0.004) and found.share == pytest.approx(0.41, abs=0.02)
-    assert slow_rank.compare({0: ran(*[5.0] * 40), 1: ran(*[4.5] * 40)}) is None
-    assert slow_rank.compare({0: ran(*[1.0] * 40), 1: called()}) is None, "nothing in common"
-
-
-def test_ranks_that_are_late_in_turns_or_rarely_are_not_slow() -> None:
-    even = [10.0 * step for step in range(1, 41)]
-    turns = [ms + 4 * (step % 2) for step, ms in enumerate(even)]
-    other = [ms + 4 * ((step + 1) % 2) for step, ms in enumerate(even)]
-    assert slow_rank.compare({0: called(*turns), 1: called(*other)}) is None
-    once = [*even[:-1], even[-1] + 300]
-    assert slow_rank.compare({0: called(*even), 1: called(*once)}) is None
-    slightly = [ms + 1.2 for ms in even]
-    assert slow_rank.compare({0: called(*even), 1: called(*slightly)}) is None
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from training.core.rundir import RunDir
 from training.diagnose import result
 from training.watchdog import missing_rank, rank_exit
 from training.watchdog.hang_report import HANG, HangFinding
+from training.watchdog.probes import flight_recorder
 
 GLOO = "Timed out waiting 6000ms for recv operation to complete"
 NCCL = "Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=9000)"
@@ -40,11 +41,30 @@ def test_the_only_rank_that_is_not_in_a_collective(
     tmp_path: Path, roles: Sequence[str], reported: Sequence[int], rank: int | None
 ) -> None:
     with targets.ranks(tmp_path, *roles) as (pids, script):
-        found = missing_rank.find(pids, 2, "a.py:3", reported)
+        found = missing_rank.find(pids, 2, "a.py:3", reported, lambda rank: False)
     place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'locks')}"
     assert (found.rank, found.where) == (rank, place if rank is not None else None)
     assert set(found.waiting) == {0, 1, 2} - {rank, *reported}
     assert set(found.stacks) == {0, 1} - {*reported}
+
+
+def test_a_rank_in_the_middle_of_its_model_may_wait_just_as_much(tmp_path: Path) -> None:
+    """For a place in the queue of its GPU, or already in the abort of its own timeout."""
+    with targets.ranks(tmp_path, "locks", "locks") as (pids, _):
+        assert missing_rank.find(pids, 2, None, (), lambda rank: rank == 0).rank == 1
+        assert missing_rank.find(pids, 2, None, (), lambda rank: True).rank is None
+
+
+@pytest.mark.parametrize(
+    ("pending", "text", "waits"),
+    [(True, "", True), (False, "", False), (None, "", False), (None, f"[rank1]: {NCCL}\n", True)],
+)
+def test_a_rank_with_an_unfinished_collective_or_a_timeout_of_its_own_waits(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, pending: bool | None, text: str, waits: bool
+) -> None:
+    monkeypatch.setattr(flight_recorder, "pending", lambda folder, rank: pending)
+    run.rank_log(1).write_text(text)
+    assert rank_exit.waits_too(run, 1, {}) is waits
 
 
 @pytest.mark.parametrize("rank", [0, None])

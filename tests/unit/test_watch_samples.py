@@ -17,6 +17,7 @@ from training.watchdog.hang_report import (
     ELSEWHERE,
     GPU_WORKS,
     LOOPS,
+    UNEVEN,
     WORKS,
     HangFinding,
     NoFinding,
@@ -171,6 +172,32 @@ def test_gpus_whose_collectives_are_queued_behind_their_work_compute(
     assert watch._doubted(stuck, alone=True) is stuck
 
 
+@pytest.mark.parametrize(("begun", "works"), [((False, None), True), ((None, None), False)])
+def test_barriers_queued_behind_the_work_of_gpus_are_not_a_hang(
+    begun: tuple[bool | None, ...], works: bool
+) -> None:
+    watch = ScriptWatch(1.0, pending=lambda rank: True, begun=begun.__getitem__)
+    places = dict.fromkeys((0, 1), "waits in barrier at train.py:9 (step)")
+    found = HangFinding("hang", None, None, "all ranks wait for each other", places, {}, 1.0)
+    result = watch._doubted(found, alone=True, gpus=[0, 1])
+    assert (isinstance(result, NoFinding) and result.code == GPU_WORKS) == works
+
+
+@pytest.mark.parametrize(
+    ("pending", "gpus", "works"),
+    [(False, [0, 1], True), (True, [0, 1], False), (None, [0, 1], False), (False, [], False)],
+)
+def test_a_backward_on_a_gpu_without_a_pending_collective_computes(
+    pending: bool | None, gpus: list[int], works: bool
+) -> None:
+    """On a CPU it would use time."""
+    watch = ScriptWatch(1.0, pending=lambda rank: pending)
+    places = dict.fromkeys((0, 1), "waits in backward at train.py:9 (step)")
+    found = HangFinding("hang", None, None, "all ranks wait for each other", places, {}, 1.0)
+    result = watch._doubted(found, alone=False, gpus=gpus)
+    assert (isinstance(result, NoFinding) and result.code == GPU_WORKS) == works
+
+
 def test_a_failed_look_is_reported_and_the_next_one_follows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -251,6 +278,27 @@ def test_ranks_may_be_waiting_for_other_machines() -> None:
     assert isinstance(found, HangFinding) and found.rank == 1, (
         "a stuck rank of this machine is found here"
     )
+
+
+@pytest.mark.parametrize(
+    ("ended", "how"),
+    [
+        ({1: 0}, "has finished (status 0), the others wait for it"),
+        ({1: None}, "has ended (status unknown), the others wait for it"),
+        ({1: -2}, "killed by SIGINT, the others wait for it"),
+        ({1: 1}, "exited with status 1, the others wait for it"),
+        (
+            {1: None, 3: 0},
+            "has ended (status unknown); the others wait for the ranks that have ended: 1, 3",
+        ),
+        ({0: 0, 1: -6}, "killed by SIGABRT; the others wait for the ranks that have ended: 0, 1"),
+    ],
+)
+def test_a_rank_that_has_ended_joins_no_collective(ended: dict[int, int | None], how: str) -> None:
+    samples = [Sample(float(at), {2: reduce()}) for at in (0, 1)]
+    found = stall_detector.detect_stall(samples, ended)
+    assert isinstance(found, HangFinding)
+    assert (found.kind, found.rank, found.how) == (UNEVEN, 1, how)
 
 
 def test_without_stacks_there_is_no_verdict() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.unit import targets
-from training.watchdog.probes import procfs, waits
-from training.watchdog.probes.stacks import Frame, Thread
+from training.watchdog.probes import procfs, stacks, waits
+from training.watchdog.probes.stacks import Frame, Stack, Thread
 from training.watchdog.script_watchdog import ScriptWatch
 
 WAITS = "import time\nprint('ready', flush=True)\ntime.sleep(1000)  # work.wait()\n"
@@ -32,6 +32,29 @@ def test_a_script_that_is_edited_while_it_runs(tmp_path: Path) -> None:
             assert waits_in(file) == "wait"
         assert ScriptWatch(60.0).look({0: pid}) is None
         assert waits_in(script) is None, "another attempt reads it again"
+
+
+@pytest.mark.parametrize("typed", ["./train.py", "../own/train.py", "link.py"])
+def test_a_script_is_known_by_the_name_that_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    """Python names the script so in a stack, but the files beside it by their real folder."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    script, beside = folder / "train.py", folder / "helper.py"
+    for file in (script, beside):
+        file.write_text(WAITS)
+    (tmp_path / "link.py").symlink_to(script)
+    monkeypatch.chdir(tmp_path if typed == "link.py" else folder)
+    starts = f"import os, sys; os.execv(sys.executable, [sys.executable, '-u', {typed!r}])"
+    with targets.running(tmp_path, starts) as (pid, _, _):
+        assert ScriptWatch(60.0).look({0: pid}) is None
+        stack = stacks.dump([pid])[pid]
+        assert isinstance(stack, Stack) and stack.main
+        for file in (script, beside):
+            file.write_text("# two\n# lines\n" + WAITS)
+        assert waits.in_collective(stack.main) == "wait"
+        assert waits_in(beside) == "wait"
 
 
 @pytest.mark.parametrize(

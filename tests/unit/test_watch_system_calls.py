@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -32,6 +33,7 @@ READY = (
         ("import asyncio", "asyncio.run(asyncio.sleep(1000))", TIMEOUT),
         ("a, b = socket.socketpair(); a.settimeout(1000)", "a.recv(1)", TIMEOUT),
         ("a, b = socket.socketpair()", "a.recv(1)", PEER),
+        ("a = socket.create_server(('127.0.0.1', 0))", "a.accept()", PEER),
         ("import multiprocessing; a, b = multiprocessing.Pipe(duplex=False)", "a.recv()", PEER),
         ("", "subprocess.run(['sleep', '1000'])", CHILD),
         ("", "threading.Event().wait()", ""),
@@ -120,3 +122,23 @@ def test_the_connection_to_torchs_store_is_not_to_another_process(tmp_path: Path
                 frozenset(),
             )
             assert len(look.own_sockets) == 1
+
+
+FLOCK = """
+import fcntl, os
+lock = open(os.environ["LOCK"], "w")
+child = os.environ["CHILD"] and os.fork()
+print("ready", flush=True)
+child and os.waitpid(child, 0)
+fcntl.flock(lock, fcntl.LOCK_EX)
+"""
+
+
+@pytest.mark.parametrize("child", ["", "1"], ids=["itself", "its_child"])
+def test_the_lock_of_a_file_that_another_program_holds(tmp_path: Path, child: str) -> None:
+    env = {"LOCK": str(tmp_path / "lock"), "CHILD": child}
+    with (tmp_path / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with targets.running(tmp_path, FLOCK, env=env) as (pid, _, _):
+            wait_until(lambda: take({0: pid}).looks[0].locked_out, 20)
+            assert not take({0: pid, 1: os.getpid()}).looks[0].locked_out, "of a rank"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit import targets
-from tests.unit.test_watch_samples import MINE, PROCESS, judged, look, reduce
+from tests.unit.test_watch_samples import LIBRARY, MINE, PROCESS, judged, look, reduce
 from training.watchdog.hang_report import ADVANCES, WORKS, HangFinding, NoFinding
 from training.watchdog.probes import procfs, sampling
 from training.watchdog.probes.sampling import Sample
@@ -131,6 +131,19 @@ def test_a_gpu_that_waits_in_further_collectives_advances(
         assert isinstance(result, HangFinding) and result.rank == (1 if queue else None)
     else:
         assert isinstance(result, NoFinding) and result.code == ADVANCES
+
+
+@pytest.mark.parametrize("state", ["R", "S"])
+def test_further_barriers_on_gpus_are_progress_of_a_rank_that_nothing_wakes(state: str) -> None:
+    """As of an evaluation with a barrier in each batch."""
+    barrier = Frame(f"{LIBRARY}/distributed/distributed_c10d.py", 5000, "barrier")
+    at = look(barrier, MINE, gpu=True, state=state)
+    before = dataclasses.replace(at, newest_call=5)
+    assert sampling._newest(0, at, Sample(1.0, {0: before}), lambda rank: 6) == 6
+    assert isinstance(judged((before, before), (before, before)), HangFinding)
+    after = dataclasses.replace(at, newest_call=6)
+    result = judged((before, after), (before, after))
+    assert isinstance(result, NoFinding) and result.code == ADVANCES
 
 
 def test_the_flight_recorder_is_asked_about_a_wait_for_a_gpu(tmp_path: Path) -> None:

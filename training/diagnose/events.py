@@ -8,6 +8,7 @@ from pathlib import Path
 
 from training.core import cause_ids
 from training.core.cause_ids import RAISED, UNKNOWN
+from training.diagnose import connections
 from training.diagnose.health import CUT
 from training.diagnose.log_analysis import MESSAGE_LINES, LogAnalysis, SignatureMatch
 from training.diagnose.log_line import LogLine
@@ -55,12 +56,13 @@ class Event:
 
 
 def failure_events(analysis: LogAnalysis) -> list[Event]:
+    hits = [hit for hit in analysis.hits if not _of_own_connection(hit)]
     events = [
         Event(h.signature.cause, _role(h), h.line, h.rank, h.time, analysis, h, h.thrown)
-        for h in analysis.hits
+        for h in hits
         if h.signature.role != EVIDENCE and not (h.thrown and h.thrown.harmless)
     ]
-    listed = {id(h.thrown) for h in analysis.hits if h.thrown and names_exception(h)}
+    listed = {id(h.thrown) for h in hits if h.thrown and names_exception(h)}
     for one in analysis.tracebacks:
         if one.harmless or one.in_thread or one.carries or id(one) in listed:
             continue
@@ -89,6 +91,20 @@ def failure_events(analysis: LogAnalysis) -> list[Event]:
             Event(cause, OWN, line, rank, analysis.time_at(line.offset), analysis, text=text)
         )
     return events
+
+
+def _of_own_connection(hit: SignatureMatch) -> bool:
+    """Does a match show the loss of another process where the program has lost a connection of its
+    own? Only a traceback shows that."""
+    thrown = hit.thrown
+    if thrown is None or not thrown.frames or hit.signature.cause != cause_ids.PEER_DIED:
+        return False
+    frames: list[str] = []
+    one: Traceback | None = thrown
+    while one:
+        frames += one.frames
+        one = one.before
+    return connections.is_own(thrown.type, frames, connections.PROCESSES)
 
 
 def _of_natives(analysis: LogAnalysis, events: Sequence[Event]) -> list[Event]:

@@ -18,7 +18,7 @@ from training.core.messages import msg
 from training.core.plain_text import one_line, shortened
 from training.core.project import ROOT
 from training.core.tail import within
-from training.diagnose import signatures
+from training.diagnose import connections, signatures
 from training.host.gpus import LIMIT_S
 from training.host.visible_devices import PART
 
@@ -55,10 +55,6 @@ BY_SIGNAL = re.compile(r"terminated with signal (SIG\w+)")
 BUFFER = 16 << 10  # bytes that a process may still print after the traceback that ended it
 WORKER = "DataLoader worker"  # in torch's messages
 STOPPED_WORKER = re.compile(rf"{WORKER}.*(?:by signal: Terminated|exited unexpectedly)")
-OF_SOCKETS = (
-    *("ConnectionRefusedError", "ConnectionResetError", "ConnectionAbortedError"),
-    *("BrokenPipeError", "TimeoutError"),
-)
 BY_TYPE = {
     "NotFinite": cause_ids.NAN_LOSS,
     "ParametersDiffer": cause_ids.DDP_PARAMS_MISMATCH,
@@ -260,16 +256,9 @@ def _waited(known: Signature | None) -> bool:
 
 
 def _of_another_connection(error: ReportedError) -> bool:
-    """Whether an exception of a socket was not raised in torch.distributed: the connection was the
-    script's own, such as an upload."""
+    """Was its connection, or file, the script's own?"""
     trace = error.get("traceback")
-    if trace is None or error["type"] not in OF_SOCKETS:
-        return False
-    return not _in_torch_distributed(trace)
-
-
-def _in_torch_distributed(trace: Iterable[str]) -> bool:
-    return any("torch/distributed/" in text for text in trace)
+    return trace is not None and connections.is_own(error["type"], trace, connections.RANKS)
 
 
 def lost_peer(error: ReportedError) -> bool:
@@ -280,9 +269,9 @@ def lost_peer(error: ReportedError) -> bool:
 
 def _raised_from_loss(error: ReportedError) -> bool:
     trace = error.get("traceback")
-    of_peers = trace is None or _in_torch_distributed(trace)
     return any(
-        _known(one)[0] == cause_ids.PEER_DIED and (of_peers or one["type"] not in OF_SOCKETS)
+        _known(one)[0] == cause_ids.PEER_DIED
+        and (trace is None or not connections.is_own(one["type"], trace, connections.RANKS))
         for one in error.get("before", ())
     )
 

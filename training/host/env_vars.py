@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -30,6 +31,9 @@ _ORIGINS = {
 }
 BINDING = ("slurm", "mpi")  # launchers that bind each of their ranks to cores
 TEGRA = Path("/etc/nv_tegra_release")
+# GPUs, by their name, that accelerate refuses with an older driver unless these variables are set
+NO_COPIES, COPIES_SINCE = "RTX 40", (550, 40, 7)
+WITHOUT_COPIES = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
 SHOWN = 100  # characters of a value in a line
 
 
@@ -169,6 +173,19 @@ def choose(
         Variable(n, redact.shown(n, environ[n]), explain(n, environ[n], device), FOUND)
         for n in found
     ]
+
+
+def without_copies(
+    gpus: Iterable[str], driver: str | None, there: Collection[str]
+) -> list[Variable]:
+    """The variables that accelerate, and with it transformers' Trainer, demands with an old driver
+    of these GPUs, as `accelerate launch` sets them for one machine. `gpus`: their names; `there`:
+    variables that are set already."""
+    version = tuple(map(int, re.findall(r"\d+", driver or "")))
+    if not version or version >= COPIES_SINCE or not any(NO_COPIES in name for name in gpus):
+        return []
+    why = msg("host.variable.no_copies", driver=driver)
+    return [Variable(name, "1", why, HERE) for name in WITHOUT_COPIES if name not in there]
 
 
 def under_wsl() -> bool:

@@ -213,7 +213,8 @@ class FirstFailure:
         if rank_exit.timed_out(run, rank, status, outcome.log_from):
             pids = wrapped.trainings(others)
             reported = {error["rank"] for error in error_reports.of_all(run, outcome.unwritten)}
-            found = missing_rank.find(pids, rank, death.where, reported)
+            waits_too = functools.partial(rank_exit.waits_too, run, log_from=outcome.log_from)
+            found = missing_rank.find(pids, rank, death.where, reported, waits_too)
             outcome.missing = hang_dump.keep_stacks(run, found) if found.stacks else found
             death = rank_exit.waited_for(outcome.missing, death, rank)
         outcome.death = death

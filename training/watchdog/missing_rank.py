@@ -4,7 +4,7 @@ the only running one that is not in a collective."""
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from training.core.messages import msg
 from training.watchdog import loader_workers, stall_detector
@@ -18,11 +18,16 @@ BETWEEN_S = 0.4
 
 
 def find(
-    pids: Mapping[int, int], reporter: int, where: str | None, reported: Collection[int]
+    pids: Mapping[int, int],
+    reporter: int,
+    where: str | None,
+    reported: Collection[int],
+    waits_too: Callable[[int], bool],
 ) -> HangFinding:
     """`pids`: rank → PID of the running ranks; `reporter`: the rank that was ended, at `where`;
-    `reported`: ranks with an error report: they exit. The rank of the result is None if none or
-    several are not in a collective. Takes about half a second."""
+    `reported`: ranks with an error report: they exit; `waits_too`: does a rank wait by other
+    evidence than its stack? The rank of the result is None if none or several are not in a
+    collective. Takes about half a second."""
     first = take(pids)
     time.sleep(BETWEEN_S)
     seen = {
@@ -30,7 +35,7 @@ def find(
         for rank, c in courses([first, take(pids)]).items()
         if rank not in reported and not (c.last.main and waits.at_exit(c.last.main))
     }
-    away = [c for c in seen.values() if not _waits(c)]
+    away = [c for c in seen.values() if not (_waits(c) or waits_too(c.rank))]
     c = away[0] if len(away) == 1 and away[0].frames else None
     places = {rank: stall_detector.doing(o) for rank, o in seen.items() if o is not c}
     places[reporter] = msg("watchdog.missing.timed_out", at=_at(where))

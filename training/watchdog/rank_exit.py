@@ -185,10 +185,19 @@ def timed_out(run: rundir.RunDir, rank: int, status: int, log_from: Mapping[Path
     of NCCL?"""
     if (error := error_reports.of_rank(run, rank)) is not None:
         return exception_cause.timed_out(error)
+    return -status == signal.SIGABRT and _logged_timeout(run, rank, log_from)
+
+
+def waits_too(run: rundir.RunDir, rank: int, log_from: Mapping[Path, int]) -> bool:
+    """Does this running rank wait just as much as one that has timed out: has it an unfinished
+    collective, or reached the same timeout?"""
+    pending = flight_recorder.pending(run.ranks, rank) is True
+    return pending or _logged_timeout(run, rank, log_from)
+
+
+def _logged_timeout(run: rundir.RunDir, rank: int, log_from: Mapping[Path, int]) -> bool:
     log = run.rank_log(rank)
-    return -status == signal.SIGABRT and exception_cause.timed_out_by_log(
-        exception_cause.of_log(log, rank, log_from.get(log, 0))
-    )
+    return exception_cause.timed_out_by_log(exception_cause.of_log(log, rank, log_from.get(log, 0)))
 
 
 def waited_for(missing: HangFinding, own: RankExit, reporter: int) -> RankExit:

@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from training.core import log
@@ -285,13 +285,16 @@ class ScriptWatch:
                     joining=self.joining,
                     alone=alone,
                 )
-                result = self._doubted(result, alone)
+                gpus = [rank for rank, look in samples[-1].looks.items() if look.gpu]
+                result = self._doubted(result, alone, gpus)
         return result
 
-    def _doubted(self, found: HangFinding | NoFinding, alone: bool) -> HangFinding | NoFinding:
-        """A rank that waits for its GPU waits for other ranks only if a collective is pending;
-        otherwise the GPU computes. One that may wait for a place in the queue proves nothing by
-        itself."""
+    def _doubted(
+        self, found: HangFinding | NoFinding, alone: bool, gpus: Collection[int] = ()
+    ) -> HangFinding | NoFinding:
+        """A rank that waits for its GPU, or in a backward there, waits for other ranks only if a
+        collective is pending; otherwise the GPU computes. One that may wait for a place in the
+        queue proves nothing by itself. `gpus`: the ranks that use one."""
         if isinstance(found, NoFinding) or found.kind == STOPPED:
             return found
         for rank in stall_detector.on_gpu(found, stall_detector.QUEUE):
@@ -300,27 +303,31 @@ class ScriptWatch:
                     WORKS, msg("watchdog.script.may_work", place=found.waiting[rank], rank=rank)
                 )
         stuck = found.rank is not None and found.kind in (HANG, BLOCKED) and not found.may_end
-        for rank in stall_detector.on_gpu(found):
+        backward = [
+            rank for rank in stall_detector.on_gpu(found, stall_detector.BACKWARD) if rank in gpus
+        ]
+        for rank in (*stall_detector.on_gpu(found), *backward):
             pending = self._pending(rank)
             if pending is False:
                 # Collectives in a CUDA graph are not recorded.
                 if alone and stuck:
                     return replace(found, may_end=True)
                 return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_computes", rank=rank))
-            if pending is None and not alone:
+            if pending is None and not alone and rank not in backward:
                 return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_may_compute", rank=rank))
         return self._before_collectives(found) or found
 
     def _before_collectives(self, found: HangFinding) -> NoFinding | None:
-        """All ranks wait for their GPUs, whose collectives are queued behind other work. One GPU
-        alone that does not reach the collective of the others is stuck."""
-        gpus = stall_detector.on_gpu(found)
-        if found.rank is not None or not gpus:
+        """All ranks wait for their GPUs, or in barriers, whose collectives are queued behind other
+        work. One GPU alone that does not reach the collective of the others is stuck."""
+        if found.rank is not None:
             return None
-        begun = {rank: self._begun(rank) for rank in found.waiting}
-        if any(begun.values()) or any(begun[rank] is None for rank in gpus):
+        begun = {rank: self._begun(rank) for rank in sorted(found.waiting)}
+        queued = [rank for rank, reached in begun.items() if reached is False]
+        unknown = any(begun[rank] is None for rank in stall_detector.on_gpu(found))
+        if not queued or unknown or any(begun.values()):
             return None
-        return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_computes_before", rank=gpus[0]))
+        return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_computes_before", rank=queued[0]))
 
     def _burst(self, pid: int) -> list[Stack | str]:
         taken: list[Stack | str] = []

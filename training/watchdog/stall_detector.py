@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from training.core import exit_status
 from training.core.messages import msg
 from training.diagnose.hang_advice import LEAVES
 from training.diagnose.rooted import ROOTED
@@ -179,24 +180,10 @@ def _all_wait(
     ended: Mapping[int, int | None],
     elsewhere: bool,
 ) -> HangFinding | NoFinding:
-    done = sorted(rank for rank, status in ended.items() if not status)
     since = _since(seen)
-    if done:
-        unknown = any(ended[rank] is None for rank in done)
-        ranks = ", ".join(map(str, done))
-        if unknown:
-            how = (
-                msg("watchdog.stall.ended")
-                if len(done) == 1
-                else msg("watchdog.stall.several_ended", ranks=ranks)
-            )
-        else:
-            how = (
-                msg("watchdog.stall.finished")
-                if len(done) == 1
-                else msg("watchdog.stall.several_finished", ranks=ranks)
-            )
-        return HangFinding(UNEVEN, done[0], None, how, _places(seen), _stacks(seen), since)
+    if ended:
+        rank, how = _awaited(ended)
+        return HangFinding(UNEVEN, rank, None, how, _places(seen), _stacks(seen), since)
     if elsewhere:  # a rank there may be evaluating; hang detection there names it if it is stuck
         text = msg("watchdog.stall.elsewhere", waiters=_waiters(waiting))
         return NoFinding(hang_report.ELSEWHERE, text)
@@ -222,6 +209,21 @@ def _all_wait(
         else msg("watchdog.all_wait.same_place")
     )
     return HangFinding(HANG, None, None, how, places, _stacks(seen), since)
+
+
+def _awaited(ended: Mapping[int, int | None]) -> tuple[int, str]:
+    """One of the ranks that have ended, however: they join no collective any more. Of several, one
+    that has not finished."""
+    ranks = sorted(ended)
+    rank = next((rank for rank in ranks if ended[rank]), ranks[0])
+    status = ended[rank]
+    if status is None:
+        how = msg("watchdog.stall.ended")
+    else:
+        how = exit_status.how(status) if status else msg("watchdog.stall.finished")
+    if len(ranks) == 1:
+        return rank, msg("watchdog.stall.awaited", how=how)
+    return rank, msg("watchdog.stall.several_awaited", how=how, ranks=", ".join(map(str, ranks)))
 
 
 def _none_waits(seen: dict[int, RankTrace], alone: bool) -> HangFinding | NoFinding:
@@ -272,6 +274,8 @@ def _stuck(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
 def _may_end(c: RankTrace) -> bool:
     """Could its wait end, for a timeout or a process that is not a rank? torch polls a data loader:
     there it depends on the worker."""
+    if c.last.locked_out:
+        return True
     if c.last.main and waits_for_worker(c.last.main):
         return c.exchanges or loader_workers.may_end(c)
     return c.may_end or pool_workers.may_end(c)

@@ -8,7 +8,7 @@ import functools
 import math
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -222,9 +222,9 @@ class RanksWatch:
         elif time.monotonic() - self._heard > SILENT_S:
             self._lines.remember()
 
-    def _death(self, found: HangFinding, ended: Collection[int]) -> RankExit | None:
-        """The failure of the guilty rank, by what it has printed."""
-        if found.rank is None or not printed_end.is_over(found, ended):
+    def _death(self, found: HangFinding, ended: Mapping[int, int | None]) -> RankExit | None:
+        """The failure of the guilty rank, by what it has printed, unless its status shows one."""
+        if found.rank is None or ended.get(found.rank) or not printed_end.is_over(found, ended):
             return None
         log = self._common_log or self.run.rank_log(found.rank)
         since, alone = self._earlier.get(log, 0), self._common_log is None

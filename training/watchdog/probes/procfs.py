@@ -94,8 +94,9 @@ def program(pid: int) -> str:
     return ""
 
 
-def scripts(pid: int) -> list[Path]:
-    """Python files in its command line, and that of `-m MODULE` below its working directory."""
+def scripts(pid: int) -> list[str]:
+    """Python files in its command line, and that of `-m MODULE` below its working directory; named
+    as Python names them in a stack."""
     words = _memory(pid, "cmdline").decode("utf-8", "replace").split("\0")
     try:
         folder = Path(f"/proc/{pid}/cwd").readlink()
@@ -103,8 +104,8 @@ def scripts(pid: int) -> list[Path]:
         return []
     modules = (folder.joinpath(*b.split(".")) for a, b in pairwise(words) if a == "-m")
     of_modules = (f for m in modules for f in (m.with_suffix(".py"), m / "__main__.py"))
-    named = [folder / word for word in words if word.endswith(".py")]
-    return [*named, *(file for file in of_modules if file.is_file())]
+    named = [os.path.join(folder, word) for word in words if word.endswith(".py")]  # /x/./train.py
+    return [*named, *(str(file) for file in of_modules if file.is_file())]
 
 
 def name(pid: int) -> str:

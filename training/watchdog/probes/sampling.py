@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from training.watchdog.probes import awaited, procfs, sockets, stacks
+from training.watchdog.probes import awaited, graph_capture, procfs, sockets, stacks
 from training.watchdog.probes.procfs import Process
 from training.watchdog.probes.stacks import Stack, Thread
 from training.watchdog.probes.waits import deciding, in_collective, waits_for_device
@@ -34,6 +35,8 @@ class ProcessSample:
     # in every rank each second.
     served: frozenset[int] = frozenset()
     ends_by: str = ""  # awaited
+    # It, or a child, waits for the lock of a file that no rank holds.
+    locked_out: bool = False
     # When it has called its newest collective, or one has ended, where torch's flight recorder
     # answers.
     newest_call: int | None = None
@@ -59,10 +62,16 @@ def take(
     before: Sample | None = None,
 ) -> Sample:
     """`pids`: rank → PID. Takes some 10 ms for each rank, without disturbing it. `newest_call`
-    takes longer: it is asked about ranks in a collective that were woken after the sample
-    `before`, and about those that may wait for their GPU."""
+    takes longer: it is asked about ranks in a collective that use a GPU or were woken after the
+    sample `before`, and about those that may wait for their GPU."""
     found, tree, looks = stacks.dump(pids.values()), procfs.tree(), {}
     families = {rank: procfs.family(pid, tree) for rank, pid in pids.items()}
+    ours = {*pids.values(), *itertools.chain(*families.values())}
+    locked_out = {
+        waits
+        for waits, holder in procfs.lock_holders().items()
+        if holder not in ours and procfs.lives(holder)
+    }
     connected = {rank: sockets.connections([pids[rank], *families[rank]]) for rank in pids}
     for rank, pid in pids.items():
         main = deciding(found[pid])
@@ -99,6 +108,7 @@ def take(
             frozenset(own - to_store),
             frozenset(i for i, c in mine.items() if c.here[1] == store and i in own),
             awaited.ends_by(pid, found[pid], to_ranks),
+            not locked_out.isdisjoint((pid, *families[rank])),
         )
         looks[rank] = replace(look, newest_call=_newest(rank, look, before, newest_call))
     return Sample(time.monotonic(), looks, procfs.written_back())
@@ -114,12 +124,15 @@ def _newest(
     rank: int, look: ProcessSample, before: Sample | None, newest_call: NewestCall
 ) -> int | None:
     main = look.main
-    if main is None:
+    if main is None or (look.gpu and graph_capture.captures(main.frames)):
         return None
     for_gpu = look.gpu and bool(main.frames) and not main.holds_gil
     if for_gpu and (look.process.state == "R" or waits_for_device(main.frames[0])):
         return newest_call(rank)  # it spins: its turns are the same
+    collective = in_collective(main) is not None
+    if look.gpu and collective:
+        return newest_call(rank)  # so it does here, or another thread works for it, as in backward
     last = before.looks.get(rank) if before else None
     if last and last.turns == look.turns and last.newest_call is not None:
         return last.newest_call
-    return newest_call(rank) if in_collective(main) else None
+    return newest_call(rank) if collective else None

@@ -20,6 +20,7 @@ _NAMES = {
     "x86_64": {
         **{0: "read", 19: "read", 45: "read", 47: "read"},  # readv, recvfrom, recvmsg
         **{1: "write", 20: "write", 44: "write", 46: "write", 42: "write"},  # …, connect
+        **{43: "accept", 288: "accept"},
         **{23: "select", 270: "select", 7: "poll", 271: "ppoll"},
         **{232: "epoll", 281: "epoll", 441: "epoll_pwait2"},
         **{202: "futex", 35: "sleep", 230: "sleep", 219: "restart"},
@@ -28,6 +29,7 @@ _NAMES = {
     "aarch64": {
         **{63: "read", 65: "read", 207: "read", 212: "read"},
         **{64: "write", 66: "write", 206: "write", 211: "write", 203: "write"},
+        **{202: "accept", 242: "accept"},
         **{72: "select", 73: "ppoll", 22: "epoll", 441: "epoll_pwait2"},
         **{98: "futex", 101: "sleep", 115: "sleep", 128: "restart"},
         **{260: "wait", 95: "wait"},
@@ -69,6 +71,8 @@ def ends_by(pid: int, to_ranks: Collection[int] = (), thread: int = 0) -> str:
     name, arguments = _call(pid, str(thread or pid))
     if name == "wait":
         return CHILD
+    if name == "accept":
+        return PEER
     if name in ("sleep", "restart"):  # restart: a wait with a timeout after a signal
         return TIMEOUT
     if name in _POINTERS:

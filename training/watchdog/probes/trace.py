@@ -159,14 +159,15 @@ class RankTrace:
 
     def calls_collectives(self, store: bool) -> bool:
         """Have collectives ended in which it has waited? A signal wakes it too, as after each
-        subprocess of another thread: torch's flight recorder decides, otherwise bytes of its own
-        connections. `store`: it may wait for torch's store, which has no record."""
-        if not self.woken:
-            return False
+        subprocess of another thread, and nothing wakes one that spins for its GPU: torch's flight
+        recorder decides, otherwise bytes of its own connections. `store`: it may wait for torch's
+        store, which has no record."""
         calls = [look.newest_call for look in self.looks if look.newest_call is not None]
         known = len(calls) > 1
-        if known and (calls[0] != calls[-1] or not store):
-            return calls[0] != calls[-1]
+        if known and calls[0] != calls[-1]:
+            return True
+        if not self.woken or (known and not store):
+            return False
         if not self.last.own_sockets or (self.last.gpu and not known):
             return True  # without a connection, as between GPUs
         return self._by_tcp(self.last.own_sockets if store else self.last.group_sockets) > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -48,13 +49,15 @@ def forget_lines() -> None:
     linecache.checkcache()
 
 
-def remember_lines(scripts: Iterable[Path]) -> None:
+def remember_lines(scripts: Iterable[str]) -> None:
     """Read these programs and the files beside them as they are when their ranks start: a stack has
     line numbers, and the user may edit a file meanwhile."""
     for script in scripts:
-        beside = sorted(script.parent.glob("*.py"))[:_MOST_FILES]
-        for file in (script, *beside):
-            linecache.getlines(str(file))
+        linecache.getlines(script)
+        # Python imports the files beside a script from its real folder
+        for folder in {Path(script).parent, Path(os.path.realpath(script)).parent}:
+            for file in sorted(folder.glob("*.py"))[:_MOST_FILES]:
+                linecache.getlines(str(file))
 
 
 def in_debugger(thread: Thread) -> bool:
