@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
-from tests.conftest import ROOT
+from tests.null_gpu import programs
 from tests.null_gpu.conftest import NullGpus
-from tests.null_gpu.programs import CUDA_TORCH
 
 PROGRAM = """
 import ctypes, json, os, uuid
@@ -26,8 +22,7 @@ print(json.dumps([gpu.uuid for gpu in bare_nvml.count().gpus]))
 
 
 def test_uuids_are_those_of_nvml(gpus: NullGpus) -> None:
-    env = os.environ | gpus.environ | {"PYTHONPATH": f"{CUDA_TORCH}{os.pathsep}{ROOT}"}
-    printed = subprocess.check_output([sys.executable, "-c", PROGRAM], env=env, text=True)
+    printed = programs.printed(gpus.environ, PROGRAM)
     *of_cuda, of_nvml = map(json.loads, printed.splitlines())
     assert len(of_nvml) == len(set(of_nvml)) == 2
     assert of_cuda == [2 * [name.removeprefix("GPU-")] for name in of_nvml]
