@@ -46,10 +46,13 @@ FLAGS = {
 }
 
 
-def duet(environ: dict[str, str], depth: int, ranks: int, compiled: int) -> list[dict[str, Any]]:
+def duet(
+    environ: dict[str, str], depth: int, ranks: int, compiled: int, precision: str = "bf16"
+) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         flags = FLAGS | {"depth": depth, "compile": compiled, "run_name": "counted"}
+        flags["precision"] = precision
         flags |= {"total_batch_size": SEQUENCES * LENGTH * ranks}
         flags |= {"out_dir": folder / "runs", "log_dir": folder / "logs"}
         return programs.counted(environ, folder, ranks, flags, LIMIT_S)[FIRST:-1]

@@ -89,6 +89,13 @@ static int devices(void) {
 }
 int physical(int device) { return devices(), visible[device]; }
 
+/* 16 bytes, of which NVML shows the text. */
+void null_gpu_uuid(char *out, int device) {
+  memset(out, 0, 16);
+  out[3] = (char)(0xa0 + physical(device));
+  out[6] = 0x40, out[8] = (char)0x80;
+}
+
 DeviceState *device_state(int physical) { return &states[physical]; }
 int physical_device(void) { return physical(current); }
 int fault(void) { return devices() ? states[visible[current]].fault : NO_DEVICE; }
@@ -196,7 +203,7 @@ int cuDeviceGetCount(int *count) { return *count = devices(), SUCCESS; }
 int cuDeviceGet(int *device, int index) { return *device = index, SUCCESS; }
 int cuDeviceGetName(char *out, int length, int device) { return (void)device, snprintf(out, (size_t)length, "null GPU"), SUCCESS; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { return cudaDeviceGetAttribute(value, attribute, device); }
-int cuDeviceGetUuid(char *out, int device) { return memset(out, 0, 16), out[3] = (char)(0xa0 + physical(device)), SUCCESS; }
+int cuDeviceGetUuid(char *out, int device) { return null_gpu_uuid(out, device), SUCCESS; }
 int cuDeviceGetPCIBusId(char *out, int length, int device) { return cudaDeviceGetPCIBusId(out, length, device); }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { return (void)device, *bytes = total_bytes(), SUCCESS; }
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { return *flags = 0, *active = has_context(physical(device)), SUCCESS; }

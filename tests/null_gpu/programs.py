@@ -37,6 +37,13 @@ def environment(libraries: Path, state: Path) -> dict[str, str]:
     }
 
 
+def printed(environ: Mapping[str, str], program: str) -> str:
+    """Output of this Python program, with torch's CUDA build and the modules of this repository."""
+    path = os.pathsep.join(map(str, (CUDA_TORCH, ROOT)))
+    own = os.environ | dict(environ) | {"PYTHONPATH": path}
+    return subprocess.check_output([sys.executable, "-c", program], env=own, text=True)
+
+
 def counted(
     environ: Mapping[str, str],
     folder: Path,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 int physical(int device); /* before CUDA_VISIBLE_DEVICES */
+void null_gpu_uuid(char *out, int device);
 int null_gpu_shared_memory(int major, int minor);
 double setting(const char *name, double otherwise);
 unsigned long total_bytes(void);
@@ -14,7 +15,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
   double capability = setting("NULL_GPU_CAPABILITY", 9.0);
   memset(out, 0, sizeof *out);
   snprintf(out->name, sizeof out->name, "%s", getenv("NULL_GPU_NAME") ? getenv("NULL_GPU_NAME") : "NVIDIA H100 80GB HBM3");
-  out->uuid.bytes[3] = (char)(0xa0 + physical(device));
+  null_gpu_uuid(out->uuid.bytes, device);
   out->totalGlobalMem = total_bytes();
   out->major = (int)capability;
   out->minor = (int)(capability * 10 + 0.5) - 10 * out->major;

@@ -108,20 +108,30 @@ def test_a_task_that_moves_tensors_itself(train: Train, tmp_path: Path) -> None:
     assert run.summary["steps"] == 3
 
 
-def test_gpus_without_bf16_train_in_fp16(train: Train) -> None:
+@pytest.mark.timeout(900)  # compiled for training, evaluation and sample, before and after
+@pytest.mark.parametrize(
+    "flags",
+    [{}, pytest.param({"compile": 1, "sample_tokens": 4}, marks=pytest.mark.soak)],
+    ids=["eager", "compiled"],
+)
+def test_gpus_without_bf16_train_in_fp16(train: Train, flags: dict[str, object]) -> None:
     turing = {
         **{"NULL_GPU_NAME": "Tesla T4", "FAKE_NVML_NAME": "Tesla T4", "NULL_GPU_GIB": "16"},
         **{"NULL_GPU_CAPABILITY": "7.5", "FAKE_NVML_CAPABILITY": "7.5"},
     }
-    run = train(eval_every=4, save_every=4, num_iterations=8, name="turing", env=turing).ok()
+    often = {"eval_every": 4, "save_every": 4}
+    run = train(name="turing", num_iterations=8, env=turing, **often, **flags)
+    assert run.wait(400) == 0, run.output[-3000:]
     plan = read_json(run.run.plan) or {}
+    assert plan["compile"]["value"] is ("compile" in flags)
     assert plan["precision"]["value"] == "fp16" and "Tesla T4" in plan["precision"]["reason"]
     assert plan["tf32"]["value"] is False
     assert sorted(run.steps) == list(range(1, 9))
     step = run.steps[8]
     assert (step["loss_scale"], step["skipped_steps"]) == (65536.0, 0)
     assert run.summary["skipped_steps"] == 0
-    resumed = train(resume="turing", num_iterations=12, env=turing).ok()
+    resumed = train(resume="turing", num_iterations=12, env=turing, **flags)
+    assert resumed.wait(400) == 0, resumed.output[-3000:]
     assert resumed.summary["steps"] == 12 and resumed.summary["begun_at"] == 8
     assert resumed.steps[12]["loss_scale"] == 65536.0
 

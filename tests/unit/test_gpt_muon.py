@@ -14,7 +14,13 @@ from torch.optim import _muon
 from tests.cases import each
 from training.tasks.gpt import muon
 from training.tasks.gpt.model_dims import MUON_BATCH
-from training.tasks.gpt.muon import Muon, _apply_in_one_kernel, _compiled_update, nesterov
+from training.tasks.gpt.muon import Muon
+from training.tasks.gpt.muon_update import (
+    Numbers,
+    apply_in_one_kernel,
+    compiled_update,
+    nesterov,
+)
 from training.tasks.gpt.newton_schulz import (
     COEFFICIENTS,
     EPSILON,
@@ -31,6 +37,10 @@ FP32 = 1e-5
 # Times torch's rounding in fp16, with one Gram matrix for several steps: 2.5 was measured for random
 # matrices of 64 rows.
 SHARED_GRAM = 3
+
+
+def with_momentum(momentum: float) -> Numbers:
+    return Numbers({**SETTINGS, "momentum": momentum}, None)
 
 
 @pytest.fixture
@@ -180,13 +190,13 @@ def test_the_compiled_update_is_that_of_the_eager_step() -> None:
         return graph
 
     plain = Muon([torch.nn.Parameter(batch[0].clone())], dtype=torch.float32, **SETTINGS)
-    update = torch.compile(_compiled_update(torch.float32), backend=count, dynamic=False)
-    apply = torch.compile(_apply_in_one_kernel, backend=count, dynamic=False)
+    update = torch.compile(compiled_update(torch.float32), backend=count, dynamic=False)
+    apply = torch.compile(apply_in_one_kernel, backend=count, dynamic=False)
     own, theirs, weights = starts.clone(), starts.clone(), batch.clone()
     for rate, momentum in ((0.01, 0.85), (0.02, 0.9), (0.015, 0.95)):
         gradients = torch.randn(3, 16, 8)
         found = update(gradients.clone(), own, torch.tensor(1 - momentum))
-        wanted = plain._scaled(nesterov(gradients, theirs, 1 - momentum))
+        wanted = plain._scaled(nesterov(gradients, theirs, with_momentum(momentum)))
         torch.testing.assert_close(found, wanted)
         torch.testing.assert_close(own, theirs)
         before = weights.clone()
@@ -203,10 +213,10 @@ def test_an_update_is_rounded_to_16_bits_once(compiled: bool) -> None:
     gradients, buffer = _spectrum(1 / numbers**2, 384).float()[None], torch.zeros(1, 128, 384)
     exact = orthogonal(gradients.double())
     if compiled:
-        rounded = _compiled_update(torch.float16)(1e-6 * gradients, buffer, torch.tensor(0.1))
+        rounded = compiled_update(torch.float16)(1e-6 * gradients, buffer, torch.tensor(0.1))
     else:
         plain = Muon([torch.nn.Parameter(buffer[0])], dtype=torch.float16, **SETTINGS)
-        rounded = plain._scaled(nesterov(1e-6 * gradients, buffer, 0.1))
+        rounded = plain._scaled(nesterov(1e-6 * gradients, buffer, with_momentum(0.9)))
     assert rounded.dtype == torch.float16
     assert max(apart(orthogonal(rounded), exact)) < 0.05
 

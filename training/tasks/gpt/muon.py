@@ -20,7 +20,14 @@ from torch import Tensor
 
 from training.tasks.collectives import all_gather
 from training.tasks.gpt.model_dims import MUON_BATCH, muon_share
-from training.tasks.gpt.newton_schulz import TORCH, iterate, norms, scaled
+from training.tasks.gpt.muon_update import (
+    Numbers,
+    apply_in_one_kernel,
+    argument,
+    compiled_update,
+    nesterov,
+)
+from training.tasks.gpt.newton_schulz import TORCH, iterate, scaled
 from training.tasks.optim import Group
 
 
@@ -78,9 +85,7 @@ class Muon(torch.optim.Optimizer):
             list(matrices), {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
         )
         self.dtype = dtype
-        # Whether this step changes nothing, and whether it does not: on the device.
-        self._skip: Tensor | None = None
-        self._taken: Tensor | None = None
+        self._numbers = Numbers(self.param_groups[0], None)  # of this step
         self._compiled_update: Callable[..., Tensor] | None = None
         self._compiled_apply: Callable[..., None] | None = None
         self._iterate: Callable[[Tensor], Tensor] = iterate
@@ -102,8 +107,8 @@ class Muon(torch.optim.Optimizer):
         first = self.param_groups[0]["params"][0]
         if not first.is_cuda:
             return
-        self._compiled_update = torch.compile(_compiled_update(self.dtype), dynamic=False)
-        self._compiled_apply = torch.compile(_apply_in_one_kernel, dynamic=False)
+        self._compiled_update = torch.compile(compiled_update(self.dtype), dynamic=False)
+        self._compiled_apply = torch.compile(apply_in_one_kernel, dynamic=False)
         if self.dtype == torch.float32:
             return
         from training.tasks.gpt import muon_kernels  # needs Triton
@@ -156,12 +161,10 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found: Tensor | None = getattr(self, "found_inf", None)
-        self._skip, self._taken = (None, None) if found is None else (found > 0, found == 0)
-        weight = self._if_taken(1 - self.param_groups[0]["momentum"])
+        self._numbers = Numbers(self.param_groups[0], getattr(self, "found_inf", None))
         sent: tuple[list[_Bucket], Tensor, dist.Work | None] | None = None
         for together in self.exchanges:
-            following = (together, *self._exchange(together, weight))
+            following = (together, *self._exchange(together))
             if sent:
                 self._apply(*sent)
             sent = following
@@ -183,28 +186,23 @@ class Muon(torch.optim.Optimizer):
                 self._add(bucket, weights, updates.view(-1, *shape))
 
     def _add(self, bucket: _Bucket, weights: Tensor, updates: Tensor) -> None:
-        group = self.param_groups[0]
         updates = updates[: len(weights)]  # the last rank's part may be padded
-        decay = group["lr"] * group["weight_decay"]
-        factor = self._if_taken(-group["lr"] * bucket.scale)
+        numbers, factor = self._numbers, self._numbers.factor(bucket.scale)
         if self._compiled_apply:
-            keep = 1 - self._if_taken(decay)
-            self._compiled_apply(weights, updates, _argument(keep), _argument(factor))
+            self._compiled_apply(weights, updates, argument(numbers.keep), argument(factor))
             return
-        if decay:
-            weights.mul_(1 - self._if_taken(decay))
+        if numbers.decay:
+            weights.mul_(numbers.keep)
         if isinstance(factor, Tensor):
             weights.addcmul_(updates, factor)
         else:
             weights.add_(updates, alpha=factor)
 
-    def _exchange(
-        self, together: list[_Bucket], weight: float | Tensor
-    ) -> tuple[Tensor, dist.Work | None]:
+    def _exchange(self, together: list[_Bucket]) -> tuple[Tensor, dist.Work | None]:
         """The updates of all matrices, (ranks, numbers); complete when the work is, if there is
         one."""
         if together[0].weights.is_cuda:
-            mine = self._on_gpu(together[0], weight).flatten()
+            mine = self._on_gpu(together[0]).flatten()
             if self.ranks == 1:
                 return mine[None], None
             every = mine.new_empty((self.ranks, len(mine)))
@@ -213,48 +211,44 @@ class Muon(torch.optim.Optimizer):
             every = torch.empty((self.ranks, sum(sizes)), dtype=self.dtype)
             mine = every[self.rank]
             for bucket, place in zip(together, mine.split(sizes), strict=True):
-                self._on_cpu(bucket, place.view(-1, *bucket.matrices[0].shape), weight)
+                self._on_cpu(bucket, place.view(-1, *bucket.matrices[0].shape))
         return every, all_gather(every, mine) if self.ranks > 1 else None
 
-    def _on_gpu(self, bucket: _Bucket, weight: float | Tensor) -> Tensor:
+    def _on_gpu(self, bucket: _Bucket) -> Tensor:
         """Updates of this rank's matrices, (share, rows, columns), in one iteration."""
         if not len(bucket.momentum):  # this rank has none of this shape
             return bucket.weights.new_zeros(
                 (bucket.share, *bucket.weights.shape[1:]), dtype=self.dtype
             )
-        mine = self._iterate(self._updates(bucket, weight))
+        mine = self._iterate(self._updates(bucket))
         if len(mine) < bucket.share:
             pad = mine.new_zeros((bucket.share - len(mine), *mine.shape[1:]))
             mine = torch.cat([mine, pad])
         return mine
 
-    def _updates(self, bucket: _Bucket, weight: float | Tensor) -> Tensor:
+    def _updates(self, bucket: _Bucket) -> Tensor:
         """What is iterated. Only the returned tensor exists after it."""
-        gradients = torch.stack(bucket.gradients())
-        if self._skip is not None:
-            gradients.masked_fill_(self._skip, 0)
+        gradients, numbers = torch.stack(bucket.gradients()), self._numbers
+        if numbers.skip is not None:
+            gradients.masked_fill_(numbers.skip, 0)
         if self._compiled_update:
-            return self._compiled_update(gradients, bucket.momentum, _argument(weight))
-        return self._scaled(nesterov(gradients, bucket.momentum, weight, out=gradients))
+            return self._compiled_update(gradients, bucket.momentum, argument(numbers.weight))
+        return self._scaled(nesterov(gradients, bucket.momentum, numbers, out=gradients))
 
-    def _on_cpu(self, bucket: _Bucket, updates: Tensor, weight: float | Tensor) -> None:
+    def _on_cpu(self, bucket: _Bucket, updates: Tensor) -> None:
         """Write the updates of this rank's matrices to (share, rows, columns): one at a time, which
         stays in the cache."""
-        gradients = bucket.gradients()
+        gradients, numbers = bucket.gradients(), self._numbers
         updates[len(gradients) :] = 0
         for one, gradient, buffer in zip(updates, gradients, bucket.momentum, strict=False):
-            finite = gradient if self._skip is None else gradient.masked_fill(self._skip, 0)
-            update = nesterov(finite, buffer, weight)
-            one.copy_(self._iterate(self._scaled(update)))
+            skip = numbers.skip
+            finite = gradient if skip is None else gradient.masked_fill(skip, 0)
+            one.copy_(self._iterate(self._scaled(nesterov(finite, buffer, numbers))))
 
     def _scaled(self, update: Tensor) -> Tensor:
         # In fp16 small ones would be zero before.
         rounded = update if self.dtype == torch.float16 else update.to(self.dtype)
         return scaled(rounded, self.dtype)
-
-    def _if_taken(self, number: float) -> float | Tensor:
-        """`number`, or 0 in a step that changes nothing."""
-        return number if self._taken is None else self._taken * number
 
     def gather(self) -> None:
         """Collect the momentum of all ranks on rank 0 for state_dict()."""
@@ -300,38 +294,3 @@ class Muon(torch.optim.Optimizer):
 
     def _places(self) -> dict[int, int]:
         return {id(m): i for i, m in enumerate(self.param_groups[0]["params"])}
-
-
-def nesterov(
-    gradients: Tensor, buffer: Tensor, weight: float | Tensor, out: Tensor | None = None
-) -> Tensor:
-    """Update the momentum in `buffer`, `weight` of it by the gradients. Returns Nesterov's update,
-    in `out` if there is one."""
-    buffer.lerp_(gradients, weight)
-    return torch.lerp(gradients, buffer, 1 - weight, out=out)
-
-
-def _compiled_update(dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """nesterov() and Muon._scaled() without temporary memory in fp32, and rounded once. A function
-    with a code object of its own: torch counts compilations by code object, and partial() has one
-    for all."""
-
-    def update(gradients: Tensor, buffer: Tensor, weight: Tensor) -> Tensor:
-        moved = buffer.lerp(gradients, weight)
-        update = gradients.lerp(moved, 1 - weight)
-        buffer.copy_(moved)
-        return (update / norms(update)).to(dtype)
-
-    return update
-
-
-def _apply_in_one_kernel(weights: Tensor, updates: Tensor, keep: Tensor, factor: Tensor) -> None:
-    """Weight decay and update, which is read once. As a product of its own, an update of 16 bits
-    times `factor` would be rounded."""
-    weights.mul_(keep).addcmul_(updates, factor)
-
-
-def _argument(number: float | Tensor) -> Tensor:
-    """A number that varies, for a compiled function: as a tensor on the CPU it is an argument of
-    the kernel. As a float it would be compiled in."""
-    return number if isinstance(number, Tensor) else torch.tensor(number)

@@ -59,9 +59,9 @@ def build(model: GPT, config: Config) -> Optimizers:
 
 def _products(device: torch.device) -> torch.dtype:
     """The type in which Muon multiplies: 16 bits where the device has matrix units for them; a CPU
-    emulates others ten times as slowly as fp32. On a GPU fp16, which is as fast as bf16 and rounds
-    eight times as finely. All ranks have the same, since they exchange updates as bytes; with a
-    process group a collective."""
+    emulates others ten times as slowly as fp32. On a GPU fp16, which has the peak rate of bf16 and
+    rounds eight times as finely. All ranks have the same, since they exchange updates as bytes;
+    with a process group a collective."""
     if device.type == "cpu":
         own = "bf16" if decisions.cpu_bf16() else "fp32"
     else:
