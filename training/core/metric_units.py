@@ -47,6 +47,7 @@ PER_TOKEN = ("loss", "perplexity", TOKENS + PER_S)
 FIRST, LAST = "_first", "_last"
 AVERAGED = {"weights": "ema"}  # in the record of an evaluation of the averaged weights (--ema)
 DATA = ("dataroot_gt", "data")  # task options that name the training data
+VALIDATION, FRAMES = "test_dataroot_gt", "test_num_frame"  # and other validation data
 
 
 def counted(facts: Mapping[str, Any]) -> str | None:
@@ -211,8 +212,12 @@ def data(plan: Mapping[str, Any] | None) -> str | None:
     )
 
 
-def data_basis(plan: Mapping[str, Any] | None) -> tuple[str | None, float | None]:
-    """The same for runs whose scores can be compared, as far as the data decides."""
+def data_basis(plan: Mapping[str, Any] | None, key: str) -> tuple[str | None, float | None]:
+    """The same for runs of which this score or training loss can be compared, as far as the data
+    decides."""
+    options = dig(plan, "task", "options")
+    if key.startswith(EVALUATION) and (name := text(dig(options, VALIDATION))):
+        return name, number(dig(options, FRAMES))
     return data(plan), number(dig(plan, "data", "bytes"))
 
 
