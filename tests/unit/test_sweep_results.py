@@ -26,17 +26,19 @@ def titles(rows: list[SweepRow]) -> list[str]:
 
 
 def test_a_score_is_not_called_a_loss(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    sweep = prepared(tmp_path, "--depth=1,2")
+    sweep = prepared(tmp_path, "--depth=1,2,3")
     sweep.folder.create(sweep.record)
     ended(sweep, 0, "done").event("eval", step=4, val_psnr=27.5)
     ended(sweep, 1, "done", loss_end=2.0)
-    shown, states = board.Board(sweep, ascii_only=True), ["finished", "finished"]
+    ended(sweep, 2, "done").event("eval", step=4, val_rmse=12.3)
+    shown, states = board.Board(sweep, ascii_only=True), ["finished"] * 3
     rows = sweep_runs.read(sweep.folder, sweep.record)
     for index, row in enumerate(rows):
         shown.event(Event.STARTED, index, states)
         shown.event(Event.ENDED, index, states, row=row)
     said = "".join(capfd.readouterr())
-    assert ", psnr 27.5000: " in said and ", loss 2.0000: " in said
+    for score in ("psnr 27.5000", "loss 2.0000", "rmse 12.3000"):
+        assert f", {score}: " in said
     assert msg("monitor.column.evaluation") in titles(rows)
     assert msg("monitor.column.loss") in titles(rows[1:])
 

@@ -52,8 +52,8 @@ class SweepRow:
 
     @property
     def score(self) -> str:
-        """The loss in words: 'loss 2.0312', 'psnr 27.1250'."""
-        name = next(iter(table.scores([self.loss_name])), "loss")
+        """The loss in words: 'loss 2.0312', 'bpb 0.9876', 'psnr 27.1250'."""
+        name = term_text.clean((self.loss_name or "loss").removeprefix(metric_units.EVALUATION))
         return f"{name} {units.unknown() if self.loss is None else units.decimal(self.loss)}"
 
     @property
