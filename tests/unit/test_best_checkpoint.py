@@ -115,6 +115,7 @@ def test_scores_of_other_data_are_not_compared(
         ({"samples": 4, "frames": -1}, {"samples": 4, "frames": 10}, False),
         ({"samples": 4}, {"samples": 3}, False),
         (None, {"samples": 3}, True),  # of early 0.1
+        (None, {"samples": 3, "frames": -1}, False),  # with another PSNR
     ],
 )
 def test_scores_of_another_amount_of_data_are_not_compared(

@@ -103,7 +103,8 @@ def test_ranks_of_another_launcher_on_several_machines(
 def test_ranks_of_another_user_are_on_this_machine_if_they_may_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their mappings cannot be read. A process younger than a beat has reused its PID."""
+    """Their mappings cannot be read. A process younger than a beat, or of a user who has not written
+    it, has reused its PID."""
     place = {"kind": "rank", "local_world_size": 1, "world_size": 3}
     made, now = Made(tmp_path / "experiments/srun", ranks=3, place=place).steps(), time.time()
     for rank, pid, at in ((0, os.getpid(), now), (1, os.getpid(), now - 1e7), (2, GONE, now)):
@@ -112,9 +113,13 @@ def test_ranks_of_another_user_are_on_this_machine_if_they_may_be(
             Heartbeat(made.run.heartbeat(rank), rank, pid=pid).beat("forward")
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("environ"))
     monkeypatch.setattr(procfs, "_memory", lambda pid, name: b"")
-    ranks = RankStates(made.run)
-    for _ in range(2):
-        assert [r["alive"] for r in ranks.read(made.plan, {}, 0.0)] == [True, None, None]
+    for user, alive in ((7, True), (8, None)):
+        monkeypatch.setattr(
+            rank_states, "_owner", lambda path, user=user: 7 if path.suffix == ".bin" else user
+        )
+        ranks = RankStates(made.run)
+        for _ in range(2):
+            assert [r["alive"] for r in ranks.read(made.plan, {}, 0.0)] == [alive, None, None]
 
 
 def test_a_resume_on_another_machine_before_its_first_step(srun: Made) -> None:

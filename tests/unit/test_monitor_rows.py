@@ -17,7 +17,7 @@ from tests.unit.monitor_runs import GIB, PATIENCE_S, ROOT, Made, look, text_of
 from training.core import rundir
 from training.core.messages import msg
 from training.host import gpus
-from training.monitor import host_stats, screen, sections, state
+from training.monitor import host_stats, log_watch, screen, sections, state
 from training.monitor.screen import View
 
 
@@ -182,3 +182,15 @@ def test_numbers_are_shown_while_no_loss_is_finite(made: Made, recorded: dict[st
     shown = "".join(text for row in sections.numbers(look(made.run), 80, 4) for text, _ in row)
     label, skipped = msg("monitor.screen.loss_scale"), msg("monitor.screen.skipped")
     assert shown.startswith("loss -") and f"{label}64" in shown and f"3{skipped}" in shown
+
+
+@pytest.mark.parametrize("script", [True, False])
+def test_output_without_a_loss_has_none_in_its_numbers(tmp_path: Path, script: bool) -> None:
+    printed = "".join(f"step: {n}/90 iter time (s): 0.100 samples/s: 12.5\n" for n in range(1, 9))
+    made = Made(tmp_path / "experiments/other", script={"path": "main.py", "args": []})
+    made.run.ranks.mkdir(parents=True, exist_ok=True)
+    log = made.run.ranks / "rank0.log"
+    log.write_text(printed)
+    seen = look(made.run) if script else log_watch.LogWatch(log).read(PATIENCE_S)
+    shown = "".join(text for row in sections.numbers(seen, 80, 4) for text, _ in row)
+    assert "12.5 samples/s" in shown and "loss" not in shown

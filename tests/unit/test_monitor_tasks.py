@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.monitor_runs import VIDEO, Made, check_size, dead_pid, look, text_of
 from training.core import metric_units, rundir
 from training.diagnose.log_parsers import line_parser
@@ -244,39 +245,30 @@ def test_duet_log_without_its_run() -> None:
 # Names
 
 
-@pytest.mark.parametrize(
-    ("key", "unit", "more"),
+@each(
+    "names, unit, more",
     [
-        ("val_bpb", "bits/byte", False),
-        ("val_loss", None, False),
-        ("val_psnr", "dB", True),
-        ("val_psnr_input", "dB", True),
-        ("val_ssim", None, True),
-        ("val_acc", None, True),
-        ("val_accuracy", None, True),
-        ("val_acc_loss", None, False),
-        ("val_rmse", None, False),
-        ("val_mean_iou", None, True),
-        ("val_mIoU", None, True),
-        ("val_f1_macro", None, True),
-        ("val_dice", None, True),
-        ("val_auc", None, True),
-        ("val_mAP50", None, True),
-        ("val_recall_at_5", None, True),
-        ("val_top1", None, True),
-        ("val_top1_error", None, False),
-        ("val_acc1", None, True),
-        ("val_quality_score", None, True),
-        ("val_quality", None, False),
-        ("val_fid_score", None, False),
-        ("val_acceleration_rmse", None, False),
-        ("val_depth_map_rmse", None, False),
-        ("val_dssim", None, False),
-        ("val_ms_ssim", None, True),
+        ("bpb", "bits/byte", False),
+        ("psnr psnr_input", "dB", True),
+        ("ssim ms_ssim mssim yssim ssimy", None, True),
+        ("acc accuracy acc1 top1 valacc testacc clsacc mlmacc nodeacc gacc top1acc", None, True),
+        ("iou mean_iou mIoU dice auc mAP50 f1_macro recall_at_5 recall_at_fpr", None, True),
+        ("quality_score err_free_acc l1_dice", None, True),
+        ("loss acc_loss rmse acceleration_rmse depth_map_rmse dssim quality", None, False),
+        ("top1_err err_top1 error_top5 top1err top1_error f1_err precision_err", None, False),
+        ("depth_map_err map_l1 ssim_l2 jaccard_distance dice_distance iou_distance", None, False),
+        ("auc_drop acc_gap dice_dist auc_fpr auc_fnr acc_eer fpr_at_recall95", None, False),
+        ("fid_score brier_score crps_score hter_score davies_bouldin_score", None, False),
+        ("perceptual_score calibration_score", None, False),
     ],
 )
-def test_units_and_directions_of_scores(key: str, unit: str | None, more: bool) -> None:
-    assert (metric_units.score_unit(key), metric_units.higher_is_better(key)) == (unit, more)
+def test_units_and_directions_of_scores(names: str, unit: str | None, more: bool) -> None:
+    found = {
+        name: (metric_units.score_unit(key), metric_units.higher_is_better(key))
+        for name in names.split()
+        if (key := metric_units.EVALUATION + name)
+    }
+    assert found == dict.fromkeys(found, (unit, more))
 
 
 def test_score_for_comparing_runs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,31 @@ def test_runs_of_different_tasks(video: Made, tmp_path: Path) -> None:
         and ">embed_dim<" in same.html()
         and ">gt_size<" not in same.html()
     )
+
+
+@pytest.mark.parametrize(
+    ("other", "best"),
+    [
+        ({"dataroot_gt": "u"}, ["30.5000", "0.9100"]),
+        ({"test_dataroot_gt": "u"}, ["0.0049"]),
+        ({"test_num_frame": 9}, ["0.0049"]),
+    ],
+)
+def test_scores_of_the_same_validation_data(
+    tmp_path: Path, other: dict[str, object], best: list[str]
+) -> None:
+    """Those of a run on other training data have a best value, but the training loss has none."""
+    own = VIDEO["options"] | {"test_dataroot_gt": "t"}
+    runs = [
+        restoring(tmp_path / "experiments" / str(n), task=VIDEO | {"options": options})
+        for n, options in enumerate((own, own | other))
+    ]
+    runs[1].step(101, 0.001)
+    runs[1].scores(101, val_psnr=30.5, val_ssim=0.91)
+    page = comparison(*runs)
+    rows = page[page.index("<table") : page.index("</table>")].split("</tr>")
+    values = re.findall(r'class="n best">([^<]*)<', rows[2])
+    assert [value for value in values if " ms" not in value] == best
 
 
 @pytest.mark.parametrize(

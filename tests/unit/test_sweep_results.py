@@ -26,17 +26,19 @@ def titles(rows: list[SweepRow]) -> list[str]:
 
 
 def test_a_score_is_not_called_a_loss(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    sweep = prepared(tmp_path, "--depth=1,2")
+    sweep = prepared(tmp_path, "--depth=1,2,3")
     sweep.folder.create(sweep.record)
     ended(sweep, 0, "done").event("eval", step=4, val_psnr=27.5)
     ended(sweep, 1, "done", loss_end=2.0)
-    shown, states = board.Board(sweep, ascii_only=True), ["finished", "finished"]
+    ended(sweep, 2, "done").event("eval", step=4, val_rmse=12.3)
+    shown, states = board.Board(sweep, ascii_only=True), ["finished"] * 3
     rows = sweep_runs.read(sweep.folder, sweep.record)
     for index, row in enumerate(rows):
         shown.event(Event.STARTED, index, states)
         shown.event(Event.ENDED, index, states, row=row)
     said = "".join(capfd.readouterr())
-    assert ", psnr 27.5000: " in said and ", loss 2.0000: " in said
+    for score in ("psnr 27.5000", "loss 2.0000", "rmse 12.3000"):
+        assert f", {score}: " in said
     assert msg("monitor.column.evaluation") in titles(rows)
     assert msg("monitor.column.loss") in titles(rows[1:])
 
@@ -85,3 +87,34 @@ def test_scores_on_different_data_have_no_best(
     assert (other in capsys.readouterr().out) != bool(best)
     html = sweep_page.of(sweep.folder, sweep.record).html()
     assert (html.count('class="n best"'), other in html) == (best, not best)
+
+
+TEST = {"dataroot_gt": "a", "test_dataroot_gt": "t", "test_num_frame": -1}
+
+
+@each(
+    "other, evaluated, best",
+    [
+        ({"dataroot_gt": "b"}, 2, True),
+        ({"dataroot_gt": "b"}, 0, False),
+        ({"test_dataroot_gt": "u"}, 2, False),
+        ({"test_dataroot_gt": "u"}, 0, True),
+        ({"test_num_frame": 10}, 2, False),
+        ({}, 1, True),
+    ],
+)
+def test_scores_of_the_same_validation_data_have_a_best(
+    other: dict[str, object], evaluated: int, best: bool, tmp_path: Path
+) -> None:
+    """A training loss is one of the training data."""
+    sweep = prepared(tmp_path, "--depth=1,2")
+    sweep.folder.create(sweep.record)
+    for index, options in enumerate((TEST, TEST | other)):
+        run = ended(sweep, index, "done", loss_end=2.0)
+        if index < evaluated:
+            run.event("eval", step=4, val_psnr=27.5)
+        plan = rundir.read_json(run.plan) or {}
+        rundir.write_json(run.plan, plan | {"task": {"name": "clips", "options": options}})
+    rows = sweep_runs.read(sweep.folder, sweep.record)
+    assert (sweep_runs.best(rows) is not None) == best
+    assert sweep_runs.mixed_data(rows) != best

@@ -223,12 +223,12 @@ def test_all_tensors_are_moved_and_types_kept() -> None:
 
 
 class Host:
-    """A tensor in host memory of which `pinned` may be pinned: records its copies."""
+    """A tensor in host memory of which `most` may be pinned: records its copies."""
 
     device = torch.device("cpu")
 
-    def __init__(self, size: int, *, pinned: int) -> None:
-        self.size, self.pinned = size, pinned
+    def __init__(self, size: int, *, most: int, pinned: bool, layout: torch.layout) -> None:
+        self.size, self.most, self.pinned, self.layout = size, most, pinned, layout
         self.ways: list[str] = []
 
     def numel(self) -> int:
@@ -237,9 +237,12 @@ class Host:
     def element_size(self) -> int:
         return 1
 
+    def is_pinned(self) -> bool:
+        return self.pinned
+
     def pin_memory(self) -> Host:
         self.ways.append("pin")
-        if self.size > self.pinned:
+        if self.size > self.most:
             raise RuntimeError("CUDA error: out of memory")
         return self
 
@@ -248,19 +251,30 @@ class Host:
         return self
 
 
-def test_small_tensors_are_copied_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_copied_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_copy, "_refused", False)
 
-    def ways(size: int, pinned: int = 1 << 40) -> list[str]:
-        tensor = Host(size, pinned=pinned)
-        device_copy.to_device(cast("torch.Tensor", tensor), torch.device("cuda"))
+    def ways(
+        size: int,
+        *,
+        most: int = 1 << 40,
+        trains: bool = False,
+        pinned: bool = False,
+        layout: torch.layout = torch.strided,
+    ) -> list[str]:
+        tensor = Host(size, most=most, pinned=pinned, layout=layout)
+        with torch.set_grad_enabled(trains):
+            device_copy.to_device(cast("torch.Tensor", tensor), torch.device("cuda"))
         return tensor.ways
 
-    most = device_copy.PINNED_MOST
-    assert ways(most) == ["pin", "asynchronous"]
-    assert ways(most + 1) == ["plain"]  # a clip
-    assert ways(2, pinned=1) == ["pin", "plain"]
+    large = device_copy.PINNED_MOST + 1
+    assert ways(large - 1) == ways(large, trains=True) == ["pin", "asynchronous"]
+    assert ways(large) == ["plain"]  # a clip
+    assert ways(large, pinned=True) == ["asynchronous"]
+    assert ways(2, most=1, layout=torch.sparse_coo) == ["pin", "plain"]
+    assert ways(2, most=1) == ["pin", "plain"]
     assert ways(1) == ["plain"]  # after a refusal
+    assert ways(1, pinned=True) == ["asynchronous"]
 
 
 @pytest.mark.parametrize(

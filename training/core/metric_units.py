@@ -32,19 +32,22 @@ INPUT = "_input"  # suffix of a score of the model's input: the baseline of the 
 SCORES = {"bpb": BITS, "psnr": "dB"}  # units, by part of the name
 # Which values of a score are better, by the last of these in its name.
 _BETTER = re.compile(
-    r"(?P<higher>psnr|accuracy|bleu|rouge|reward|(?<![a-z])("
-    r"(ms|cw)?ssim|[bmw]?acc|top[-_@]?\d+|f1|(roc|pr)?auc|auroc|auprc|m?iou|dice|jaccard|m?ap|core"
+    r"(?P<lower>loss|err(or)?[-_]?top[-_@]?\d+|error|err(?![a-z])|bpb|ppl|perplexity|brier|(?<![a-z])("
+    r"dssim|wer|cer|r?mse|mae|mape|dist|distance|gap|drop|l1|l2|fpr|fnr|eer|hter|fid|kid|lpips"
+    r"|niqe|perceptual|nll|crps|ece|calibration|epe|davies_bouldin"
+    r")(?![a-z]))"
+    r"|(?P<higher>psnr|accuracy|bleu|rouge|reward|(?<![a-z])("
+    r"[a-z]*ssim[a-z]?|[a-z]*acc|top[-_@]?\d+|f1|(roc|pr)?auc|auroc|auprc|m?iou|dice|jaccard|m?ap|core"
     r"|recall|precision|sensitivity|specificity|mcc|kappa|r2|pearson|spearman|ndcg|mrr|meteor|cider"
     r")(?![a-z]))"
-    r"|(?P<lower>loss|error|bpb|ppl|perplexity|(?<![a-z])("
-    r"dssim|wer|cer|r?mse|mae|mape|fid|kid|lpips|niqe|nll|ece|epe"
-    r")(?![a-z]))"
 )
+_CONDITION = re.compile(r"_at_|@(?=[a-z])")  # what follows is not the score: fpr_at_recall95
 SCORE = "_score"  # makes a name without any of them one of which higher values are better
 PER_TOKEN = ("loss", "perplexity", TOKENS + PER_S)
 FIRST, LAST = "_first", "_last"
 AVERAGED = {"weights": "ema"}  # in the record of an evaluation of the averaged weights (--ema)
 DATA = ("dataroot_gt", "data")  # task options that name the training data
+VALIDATION, FRAMES = "test_dataroot_gt", "test_num_frame"  # and other validation data
 
 
 def counted(facts: Mapping[str, Any]) -> str | None:
@@ -144,8 +147,10 @@ def score_unit(key: str) -> str | None:
 
 def better_if_higher(key: str) -> bool | None:
     """None: unknown."""
-    found = [match["higher"] is not None for match in _BETTER.finditer(key.lower())]
-    return found[-1] if found else key.lower().endswith(SCORE) or None
+    name = key.lower()
+    measured = _CONDITION.split(name)[0]
+    found = [match["higher"] is not None for match in _BETTER.finditer(measured)]
+    return found[-1] if found else name.endswith(SCORE) or None
 
 
 def higher_is_better(key: str) -> bool:
@@ -207,8 +212,12 @@ def data(plan: Mapping[str, Any] | None) -> str | None:
     )
 
 
-def data_basis(plan: Mapping[str, Any] | None) -> tuple[str | None, float | None]:
-    """The same for runs whose scores can be compared, as far as the data decides."""
+def data_basis(plan: Mapping[str, Any] | None, key: str) -> tuple[str | None, float | None]:
+    """The same for runs of which this score or training loss can be compared, as far as the data
+    decides."""
+    options = dig(plan, "task", "options")
+    if key.startswith(EVALUATION) and (name := text(dig(options, VALIDATION))):
+        return name, number(dig(options, FRAMES))
     return data(plan), number(dig(plan, "data", "bytes"))
 
 

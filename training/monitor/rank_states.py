@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from training.core import heartbeat, rundir, standing
@@ -110,13 +111,15 @@ class RankStates:
             return False
         if self._here.get(beat.rank) == beat.pid:
             return False
-        if procfs.is_closed(beat.pid):  # another user's: it is the rank if it is old enough
+        file = self.run.heartbeat(beat.rank)
+        # Another user's, who has written the beat: it is the rank if it is old enough.
+        if procfs.is_closed(beat.pid) and _owner(Path(f"/proc/{beat.pid}")) == _owner(file):
             return not host_stats.alive({"pid": beat.pid}, beat.wall_time)
         now, (pid, at) = time.monotonic(), self._looked.get(beat.rank, (0, 0.0))
         if pid == beat.pid and now - at < LOOK_S:
             return True
         self._looked[beat.rank] = beat.pid, now
-        if not discovery.holds(beat.pid, self.run.heartbeat(beat.rank)):
+        if not discovery.holds(beat.pid, file):
             return True
         self._here[beat.rank] = beat.pid
         return False
@@ -133,6 +136,13 @@ class RankStates:
                 if rank is not None and (record is supervisor or rank < planned):
                     found[rank] = Listed(known, mtime(file), elsewhere)
         return found
+
+
+def _owner(file: Path) -> int | None:
+    try:
+        return file.stat().st_uid
+    except OSError:
+        return None
 
 
 def processes(supervisor: Record) -> list[Record]:

@@ -195,9 +195,12 @@ def numbers(state: RunState, width: int, rows: int) -> list[Line]:
         return []
     style = "" if training["loss_is_finite"] in (True, None) else "bad"
     score, (value, unit_of_loss) = evaluation(training), loss(training)
-    items: list[Line] = [
-        [("loss ", "dim"), (value, style or "bold"), (unit_of_loss and f" {unit_of_loss}", "dim")]
-    ]
+    # a task has a loss in each step; other output may have none
+    by_task = state["run"]["kind"] == "run" and state["run"]["program"] is None
+    items: list[Line] = []
+    if by_task or training["loss"] is not None:
+        unit_of_loss = unit_of_loss and f" {unit_of_loss}"
+        items.append([("loss ", "dim"), (value, style or "bold"), (unit_of_loss, "dim")])
     items += [[(score, "")]] if score else []
     unit, rate, count = (
         training["unit"],

@@ -106,9 +106,10 @@ class Trained:
         size = task.eval_batch or EVALUATED
         for start in range(0, len(data), size):
             stop = min(start + size, len(data))
-            batch = task.arrive(data.rows(range(start, stop)))
-            with torch.no_grad(), autocast:
-                found = task.measure(self.model, batch)
+            with torch.no_grad():
+                batch = task.arrive(data.rows(range(start, stop)))
+                with autocast:
+                    found = task.measure(self.model, batch)
             task.check_names(found, sums or found, "the batches before")
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + float(value)

@@ -125,10 +125,6 @@ def _density(run: Run) -> float | None:
     return run.state["training"].get("bytes_per_token")
 
 
-def _data(run: Run) -> object:
-    return metric_units.data_basis(run.plan)
-
-
 def _basis_of(key: str) -> Callable[[Run], object]:
     return _density if metric_units.is_per_token(key) else lambda run: None
 
@@ -136,13 +132,14 @@ def _basis_of(key: str) -> Callable[[Run], object]:
 def _basis_of_score(key: str) -> Callable[[Run], object]:
     """A score of other data is that of another problem."""
     of = _basis_of(key)
-    return lambda run: (_data(run), of(run))
+    return lambda run: (metric_units.data_basis(run.plan, key), of(run))
 
 
 def _basis_of_loss(run: Run) -> object:
     """Bits per byte are comparable between tokenizers."""
     unit = run_charts.display(run)[1]
-    return _data(run), unit, None if unit == metric_units.BITS else _density(run)
+    data = metric_units.data_basis(run.plan, "loss")
+    return data, unit, None if unit == metric_units.BITS else _density(run)
 
 
 def scores_of(runs: Sequence[Run]) -> list[str]:

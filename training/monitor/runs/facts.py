@@ -159,7 +159,7 @@ def _of_plan(run: RunDir, plan: Record) -> RunFacts:
         loss_name=name,
         loss_unit=unit,
         best_step=best[3] if best else None,
-        data=metric_units.data_basis(plan),
+        data=metric_units.data_basis(plan, name or ""),
         # a single step may take twice as long as the others
         speed=median(sorted(s for s in map(metric_units.speed, steps) if s is not None)),
         unit=metric_units.counted(last),

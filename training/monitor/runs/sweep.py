@@ -52,8 +52,8 @@ class SweepRow:
 
     @property
     def score(self) -> str:
-        """The loss in words: 'loss 2.0312', 'psnr 27.1250'."""
-        name = next(iter(table.scores([self.loss_name])), "loss")
+        """The loss in words: 'loss 2.0312', 'bpb 0.9876', 'psnr 27.1250'."""
+        name = term_text.clean((self.loss_name or "loss").removeprefix(metric_units.EVALUATION))
         return f"{name} {units.unknown() if self.loss is None else units.decimal(self.loss)}"
 
     @property
@@ -106,8 +106,11 @@ def best(rows: Sequence[SweepRow]) -> SweepRow | None:
 
 
 def mixed_data(rows: Sequence[SweepRow]) -> bool:
-    """Whether the losses are those of different data."""
-    return len({row.found.data for row in rows if row.found and row.loss is not None}) > 1
+    """Whether the losses are those of different data. Evaluations come before training losses,
+    which may be of other data than they are."""
+    known = [row for row in rows if row.loss is not None]
+    deciding = [row for row in known if not row.starred] or known
+    return len({row.found.data for row in deciding if row.found}) > 1
 
 
 def longer(folder: SweepDir, best: SweepRow) -> str:
