@@ -184,17 +184,24 @@ def test_barriers_queued_behind_the_work_of_gpus_are_not_a_hang(
 
 
 @pytest.mark.parametrize(
-    ("pending", "gpus", "works"),
-    [(False, [0, 1], True), (True, [0, 1], False), (None, [0, 1], False), (False, [], False)],
+    ("pending", "alone", "gpus", "rank", "works"),
+    [
+        (False, False, [0, 1], None, True),
+        (True, False, [0, 1], None, False),
+        (None, False, [0, 1], None, True),
+        (None, True, [0, 1], None, False),
+        (None, False, [0, 1], 2, False),
+        (False, False, [], None, False),
+    ],
 )
 def test_a_backward_on_a_gpu_without_a_pending_collective_computes(
-    pending: bool | None, gpus: list[int], works: bool
+    pending: bool | None, alone: bool, gpus: list[int], rank: int | None, works: bool
 ) -> None:
-    """On a CPU it would use time."""
+    """On a CPU it would use time. Another stuck rank is named even if no recorder answers."""
     watch = ScriptWatch(1.0, pending=lambda rank: pending)
     places = dict.fromkeys((0, 1), "waits in backward at train.py:9 (step)")
-    found = HangFinding("hang", None, None, "all ranks wait for each other", places, {}, 1.0)
-    result = watch._doubted(found, alone=False, gpus=gpus)
+    found = HangFinding("hang", rank, None, "all ranks wait for each other", places, {}, 1.0)
+    result = watch._doubted(found, alone, gpus)
     assert (isinstance(result, NoFinding) and result.code == GPU_WORKS) == works
 
 

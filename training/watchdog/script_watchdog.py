@@ -313,7 +313,8 @@ class ScriptWatch:
                 if alone and stuck:
                     return replace(found, may_end=True)
                 return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_computes", rank=rank))
-            if pending is None and not alone and rank not in backward:
+            # beside a stuck rank, a backward waits for that
+            if pending is None and not alone and (rank not in backward or found.rank is None):
                 return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_may_compute", rank=rank))
         return self._before_collectives(found) or found
 
