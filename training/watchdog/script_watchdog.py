@@ -290,7 +290,7 @@ class ScriptWatch:
         return result
 
     def _doubted(
-        self, found: HangFinding | NoFinding, alone: bool, gpus: Collection[int] = ()
+        self, found: HangFinding | NoFinding, alone: bool, gpus: Collection[int]
     ) -> HangFinding | NoFinding:
         """A rank that waits for its GPU, or in a backward there, waits for other ranks only if a
         collective is pending; otherwise the GPU computes. One that may wait for a place in the
