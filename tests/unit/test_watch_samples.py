@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_watch_scripts import Clock
-from training.watchdog import script_watchdog, stall_detector
+from training.watchdog import gpu_waits, script_watchdog, stall_detector
 from training.watchdog.hang_report import (
     ADVANCES,
     BLIND,
@@ -382,8 +382,8 @@ def test_a_rank_that_waits_in_the_queue_of_its_gpu_is_not_guilty() -> None:
     lock = look(MINE, gpu=True)
     found = judged((before, after), (lock, lock))
     assert isinstance(found, HangFinding) and found.rank == 1
-    assert stall_detector.on_gpu(found, stall_detector.QUEUE) == [0]
-    assert stall_detector.on_gpu(found) == []
+    assert gpu_waits.on_gpu(found, gpu_waits.QUEUE) == [0]
+    assert gpu_waits.on_gpu(found) == []
     for pending, certain in ((True, True), (False, False), (None, False)):
         watch = ScriptWatch(1.0, pending=lambda rank, pending=pending: pending)  # type: ignore[misc]
         result = watch._doubted(found, True, [])
