@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_watch_samples import LIBRARY, look
+from training.core.rundir import RunDir
+from training.monitor.health import activity
+from training.monitor.health.target import Target
 from training.watchdog import slow_rank
-from training.watchdog.probes import graph_capture, procfs, sampling, stacks
+from training.watchdog.probes import flight_recorder, graph_capture, procfs, sampling, stacks
 from training.watchdog.probes.flight_recorder import Arrival, CallKey
 from training.watchdog.probes.stacks import Frame
 from training.watchdog.slow_rank import SlowRankWatch
@@ -99,3 +102,7 @@ def test_no_recorder_is_read_while_a_rank_captures_a_cuda_graph(
     assert asked == read
     sampling._newest(1, at, None, asks)
     assert asked == ([*read, 1] if gpu and read else read)
+    asked.clear()
+    monkeypatch.setattr(flight_recorder, "read", lambda ranks, rank: asks(rank))
+    activity._calls(Target(RunDir(tmp_path), {}, {0: 10, 1: 11}, 2, 2, ""))
+    assert asked == read

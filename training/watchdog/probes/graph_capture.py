@@ -7,10 +7,18 @@ import ast
 import linecache
 from collections.abc import Iterable
 
-from training.watchdog.probes.stacks import Frame
+from training.watchdog.probes import procfs, stacks
+from training.watchdog.probes.stacks import Frame, Stack
 
 _CALL = "cuda.graph("
 _BEGIN_AND_END = {"__enter__", "__exit__", "capture_begin", "capture_end"}
+
+
+def capturing(pids: Iterable[int]) -> bool:
+    """Does one of these ranks capture now?"""
+    found = stacks.dump([pid for pid in pids if procfs.uses_gpu(pid)]).values()
+    mains = (stack.main for stack in found if isinstance(stack, Stack))
+    return any(main and captures(main.frames) for main in mains)
 
 
 def captures(frames: Iterable[Frame]) -> bool:
