@@ -57,16 +57,16 @@ static const char *variable(const char *name, const char *otherwise) { return ge
 static int number(const char *name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
 static int supported(void) { return number("FAKE_NVML_NOT_SUPPORTED", 0) ? NOT_SUPPORTED : OK; }
 
-/* The value of GPU `index` in a list. */
-static int listed(const char *name, unsigned index, const char *otherwise) {
-  const char *list = variable(name, otherwise);
+/* From the value of GPU `index` in a list on. */
+static const char *entry(const char *list, unsigned index) {
   for (; index && strchr(list, ','); index--) list = strchr(list, ',') + 1;
-  return atoi(list);
+  return list;
 }
 
+static int listed(const char *name, unsigned index, const char *otherwise) { return atoi(entry(variable(name, otherwise), index)); }
+
 static unsigned long long gib(const char *list, unsigned index) {
-  for (; index && strchr(list, ','); index--) list = strchr(list, ',') + 1;
-  return (unsigned long long)(atof(list) * (1ull << 30));
+  return (unsigned long long)(atof(entry(list, index)) * (1ull << 30));
 }
 
 const char *nvmlErrorString(int code) { return code == 9 ? "Driver Not Loaded" : code == NOT_SUPPORTED ? "Not Supported" : "Error"; }
@@ -126,7 +126,8 @@ int nvmlDeviceGetName(Device *d, char *out, unsigned length) {
     const char *size = variable("FAKE_NVML_MIG_GIB", ""), *whole = variable("FAKE_NVML_NAME", "Fake GPU");
     return snprintf(out, length, "%s MIG 1g.%sgb", whole, size), OK;
   }
-  if (getenv("FAKE_NVML_NAME")) return snprintf(out, length, "%s", getenv("FAKE_NVML_NAME")), OK;
+  const char *name = entry(variable("FAKE_NVML_NAME", ""), d->index);
+  if (*name) return snprintf(out, length, "%.*s", (int)strcspn(name, ","), name), OK;
   return snprintf(out, length, "Fake GPU %u", d->index), OK;
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import hashlib
 import io
 import json
@@ -161,9 +162,10 @@ def test_the_processes_of_an_archived_run_are_not_those_of_this_machine(tmp_path
 
 def test_a_damaged_archive_is_refused(run: RunDir, tmp_path: Path, cache: Path) -> None:
     whole = packed(run, tmp_path / "file.tar.gz").read_bytes()
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 0xFF
-    for number, content in enumerate((whole[:500], bytes(flipped), b"", b"not an archive" * 99)):
+    unpacked, metrics = gzip.decompress(whole), run.metrics.read_bytes()
+    changed = gzip.compress(unpacked.replace(metrics, metrics.swapcase()))
+    contents = (whole[:500], changed, b"\0" + whole[1:], b"", b"not an archive" * 99)
+    for number, content in enumerate(contents):
         bad = tmp_path / f"bad{number}.tar.gz"
         bad.write_bytes(content)
         with pytest.raises(UserError) as error:

@@ -130,6 +130,7 @@ def test_gpus_without_copies_by_accelerate(
     found = env_vars.without_copies(["NVIDIA GeForce RTX 3090", card], driver, there)
     assert [v.name for v in found] == names
     assert all((v.value, v.origin) == ("1", env_vars.HERE) for v in found)
+    assert env_vars.without_copies([card], driver, there) == [], "it asks about several GPUs only"
 
 
 def test_segments_are_not_expandable_where_that_fails(

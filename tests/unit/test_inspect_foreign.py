@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.conftest import wait_until
 from tests.unit import targets
 from training.core.errors import Exit
 from training.core.rundir import RunDir, write_json
 from training.monitor.health import activity, health, progress_checks, render, target
 from training.monitor.health.activity import ActivityWindow, RankActivity
-from training.monitor.health.check import OK, UNKNOWN, HealthCheck
+from training.monitor.health.check import BAD, OK, UNKNOWN, HealthCheck
 from training.monitor.health.target import Target, of_process
 from training.watchdog import stall_detector
 from training.watchdog.hang_report import BLIND, HangFinding, NoFinding
@@ -104,13 +105,16 @@ def on_gpu(
     gpus: dict[int, dict[str, Any]] | None = None,
     *,
     logs_on: bool = False,
+    call: Frame | None = None,
+    uses_gpu: bool = True,
 ) -> HealthCheck:
-    """Two ranks, both at the same line that waits for a GPU, in two samples."""
+    """Two ranks, both in the same `call`, by default a line that waits for a GPU, in two
+    samples."""
     script.write_text("print(loss.item())\n")
-    frame = Frame(str(script), 1, "step")
+    frame = call or Frame(str(script), 1, "step")
     process = procfs.Process(1, 0, "R", "python train.py", 10.0, 10.0, 1000, "")
     seen = ProcessSample(
-        process, Stack(1, "py-spy", (Thread("MainThread", True, True, False, (frame,)),)), True
+        process, Stack(1, "py-spy", (Thread("MainThread", True, True, False, (frame,)),)), uses_gpu
     )
     samples = [Sample(float(at), {0: seen, 1: seen}) for at in (0, 1)]
     motions = {
@@ -139,6 +143,25 @@ def test_all_ranks_wait_for_their_gpus(tmp_path: Path) -> None:
     }  # a kernel that waits for the other rank has full utilization too
     assert on_gpu(script, gpus={0: gpu, 1: spins}).status == UNKNOWN
     assert on_gpu(script, logs_on=True).status == OK
+
+
+@each(
+    ("call", "uses_gpu", "power_w", "status"),
+    [
+        (("torch/autograd/graph.py", "_engine_run_backward"), True, 431.0, OK),
+        (("torch/autograd/graph.py", "_engine_run_backward"), True, 90.0, UNKNOWN),
+        (("torch/distributed/distributed_c10d.py", "barrier"), True, 431.0, OK),
+        (("torch/distributed/distributed_c10d.py", "barrier"), True, 90.0, BAD),
+        (("torch/distributed/distributed_c10d.py", "barrier"), False, 431.0, BAD),
+    ],
+)
+def test_a_backward_or_barrier_waits_for_the_gpu_that_computes(
+    call: tuple[str, str], uses_gpu: bool, power_w: float, status: str, tmp_path: Path
+) -> None:
+    gpu = {"index": 0, "use_percent": 100, "power_w": power_w, "power_limit_w": 575.0}
+    at = Frame(f"/u/site-packages/{call[0]}", 800, call[1])
+    found = on_gpu(tmp_path / "train.py", gpus={0: gpu, 1: gpu}, call=at, uses_gpu=uses_gpu)
+    assert found.status == status
 
 
 def test_uninspectable_processes(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from tests.unit.conftest import ENHANCED, ask
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.host import env_vars, p2p_cache
+from training.host.gpus import Gpu, GpuInventory
 from training.launcher.communication import run, start_test
 from training.launcher.communication.analysis import CommunicationFinding
 from training.launcher.communication.result import CommunicationResult
@@ -82,6 +85,35 @@ def test_gpus_are_tested_once() -> None:
         assert plan["communication"] == first["communication"]
         assert plan["communication"]["gb_per_s"] == 11.3 and plan["communication"]["p2p"]
         assert len(plan["text"]) == 1 and plan["text"] == plan["headline"]
+
+
+@pytest.mark.parametrize(
+    ("tested", "accelerate", "names"),
+    [
+        ({}, False, []),
+        ({}, True, ["NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"]),
+        (SET, False, ["NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"]),
+        (None, False, ["NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"]),
+    ],
+)
+def test_copies_that_work_are_used_unless_accelerate_refuses_them(
+    tested: dict[str, str] | None,
+    accelerate: bool,
+    names: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if accelerate:
+        (tmp_path / "accelerate.py").touch()
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    plan: Any = settled(Ranks(tested))
+    card = Gpu(0, "GPU-a", "NVIDIA GeForce RTX 4090", None, None, None, None, None)
+    machine = GpuInventory((card,), "", "535.183.01", hidden=(replace(card, index=1),))
+    communication.for_accelerate(plan, machine, sys.executable, {})
+    assert [v["name"] for v in plan["variables"]] == names
+    # times with copies are no longer those of the run
+    kept = tested is not None and not accelerate
+    assert ("communication" in plan, len(plan["text"]), len(plan["headline"])) == (kept, kept, kept)
 
 
 @pytest.mark.parametrize("use", [80, 3])

@@ -15,14 +15,16 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.unit import targets
+from tests.unit.test_watch_samples import LIBRARY, look
 from training.core import rundir
-from training.core.errors import Problem, UserError
+from training.core.errors import Exit, Problem, UserError
 from training.monitor import attach
 from training.monitor.health import target
 from training.watchdog import discovery
-from training.watchdog.hang_report import MAY_END, WORKS, NoFinding
+from training.watchdog.hang_report import GPU_WORKS, MAY_END, WORKS, NoFinding
 from training.watchdog.probes import procfs
 from training.watchdog.probes.sampling import Sample, take
+from training.watchdog.probes.stacks import Frame
 
 NOW = re.compile(r"^\[(ERROR)\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", re.MULTILINE)
 # Looks are samples: a process that gets no CPU time meanwhile is in the same place in all of them.
@@ -299,6 +301,15 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         f"no rank of {path} runs on this machine; it was started on far-away\n    try:     "
         f"ssh far-away\n"
     )
+
+
+@pytest.mark.parametrize(("gpu", "code"), [(True, Exit.DONE), (False, Exit.HANG)])
+def test_ranks_whose_gpus_may_compute_do_not_hang(gpu: bool, code: Exit) -> None:
+    backward = look(Frame(f"{LIBRARY}/autograd/graph.py", 800, "_engine_run_backward"), gpu=gpu)
+    samples = [Sample(at, {0: backward, 1: backward}) for at in (0.0, 1.0)]
+    verdict = attach._verdict(samples)
+    assert getattr(verdict, "code", GPU_WORKS) == GPU_WORKS
+    assert attach._conclusion(verdict)[0] == code
 
 
 COMMAND = "./duet attach"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_watch_scripts import Clock
-from training.watchdog import script_watchdog, stall_detector
+from training.watchdog import gpu_waits, script_watchdog, stall_detector
 from training.watchdog.hang_report import (
     ADVANCES,
     BLIND,
@@ -140,12 +140,12 @@ def test_a_gpu_that_computes_is_not_waiting(
         1: "waits in the GPU at train.py:7 (step)",
     }
     found = HangFinding("uneven", None, None, "all ranks wait for each other", places, {}, 1.0)
-    result = watch._doubted(found, alone)
+    result = watch._doubted(found, alone, [])
     assert (result is found) == certain
     if pending is False:
         assert isinstance(result, NoFinding) and result.code == GPU_WORKS
     stopped = dataclasses.replace(found, kind="stopped", rank=0)
-    assert watch._doubted(stopped, False) is stopped, "regardless of the others"
+    assert watch._doubted(stopped, False, []) is stopped, "regardless of the others"
 
 
 @pytest.mark.parametrize(
@@ -165,11 +165,11 @@ def test_gpus_whose_collectives_are_queued_behind_their_work_compute(
     watch = ScriptWatch(1.0, pending=lambda rank: True, begun=begun.__getitem__)
     places = {r: f"waits in {'the GPU' if r in waits else 'barrier'} at a.py:7" for r in (0, 1)}
     found = HangFinding("hang", None, None, "all ranks wait for each other", places, {}, 1.0)
-    result = watch._doubted(found, alone=True)
+    result = watch._doubted(found, True, [])
     expected = works or (waits == (0,) and begun == {0: False, 1: None})
     assert (isinstance(result, NoFinding) and result.code == GPU_WORKS) == expected
     stuck = dataclasses.replace(found, rank=2)
-    assert watch._doubted(stuck, alone=True) is stuck
+    assert watch._doubted(stuck, True, []) is stuck
 
 
 @pytest.mark.parametrize(("begun", "works"), [((False, None), True), ((None, None), False)])
@@ -179,23 +179,42 @@ def test_barriers_queued_behind_the_work_of_gpus_are_not_a_hang(
     watch = ScriptWatch(1.0, pending=lambda rank: True, begun=begun.__getitem__)
     places = dict.fromkeys((0, 1), "waits in barrier at train.py:9 (step)")
     found = HangFinding("hang", None, None, "all ranks wait for each other", places, {}, 1.0)
-    result = watch._doubted(found, alone=True, gpus=[0, 1])
+    result = watch._doubted(found, True, [0, 1])
     assert (isinstance(result, NoFinding) and result.code == GPU_WORKS) == works
 
 
 @pytest.mark.parametrize(
-    ("pending", "gpus", "works"),
-    [(False, [0, 1], True), (True, [0, 1], False), (None, [0, 1], False), (False, [], False)],
+    ("pending", "alone", "gpus", "rank", "works"),
+    [
+        (False, False, [0, 1], None, True),
+        (True, False, [0, 1], None, False),
+        (None, False, [0, 1], None, True),
+        (None, True, [0, 1], None, False),
+        (None, False, [0, 1], 2, False),
+        (False, False, [], None, False),
+    ],
 )
 def test_a_backward_on_a_gpu_without_a_pending_collective_computes(
-    pending: bool | None, gpus: list[int], works: bool
+    pending: bool | None, alone: bool, gpus: list[int], rank: int | None, works: bool
 ) -> None:
-    """On a CPU it would use time."""
+    """On a CPU it would use time. Another stuck rank is named even if no recorder answers."""
     watch = ScriptWatch(1.0, pending=lambda rank: pending)
     places = dict.fromkeys((0, 1), "waits in backward at train.py:9 (step)")
-    found = HangFinding("hang", None, None, "all ranks wait for each other", places, {}, 1.0)
-    result = watch._doubted(found, alone=False, gpus=gpus)
+    found = HangFinding("hang", rank, None, "all ranks wait for each other", places, {}, 1.0)
+    result = watch._doubted(found, alone, gpus)
     assert (isinstance(result, NoFinding) and result.code == GPU_WORKS) == works
+
+
+def test_the_samples_show_which_ranks_use_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Frame(f"{LIBRARY}/autograd/graph.py", 800, "_engine_run_backward")
+    for gpu, kind in ((True, NoFinding), (False, HangFinding)):
+        looks = {rank: look(here, MINE, gpu=gpu) for rank in (0, 1)}
+        moments = iter([Sample(at, looks) for at in (0.0, 0.5, 1.0)])
+        monkeypatch.setattr(script_watchdog, "take", lambda *_, moments=moments: next(moments))
+        watch, samples = ScriptWatch(1.0, pending=lambda rank: False), list[Sample]()
+        for _ in range(3):
+            found = watch._judged(samples, {0: 1, 1: 1}, {}, 2.0, 1.0, False)
+        assert isinstance(found, kind) and getattr(found, "code", GPU_WORKS) == GPU_WORKS
 
 
 def test_a_failed_look_is_reported_and_the_next_one_follows(
@@ -363,14 +382,14 @@ def test_a_rank_that_waits_in_the_queue_of_its_gpu_is_not_guilty() -> None:
     lock = look(MINE, gpu=True)
     found = judged((before, after), (lock, lock))
     assert isinstance(found, HangFinding) and found.rank == 1
-    assert stall_detector.on_gpu(found, stall_detector.QUEUE) == [0]
-    assert stall_detector.on_gpu(found) == []
+    assert gpu_waits.on_gpu(found, gpu_waits.QUEUE) == [0]
+    assert gpu_waits.on_gpu(found) == []
     for pending, certain in ((True, True), (False, False), (None, False)):
         watch = ScriptWatch(1.0, pending=lambda rank, pending=pending: pending)  # type: ignore[misc]
-        result = watch._doubted(found, alone=True)
+        result = watch._doubted(found, True, [])
         assert isinstance(result, HangFinding) == certain
     both = judged((before, after), (before, after))
-    result = ScriptWatch(1.0, pending=lambda rank: True)._doubted(both, alone=True)
+    result = ScriptWatch(1.0, pending=lambda rank: True)._doubted(both, True, [])
     assert isinstance(result, NoFinding) and result.code == WORKS, "no rank is stuck"
     python = look(at, MINE, gpu=True, state="R", holds_gil=True)
     used = look(at, MINE, gpu=True, state="R", holds_gil=True, cpu_s=11.0, main_cpu_s=11.0)

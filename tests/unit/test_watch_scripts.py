@@ -297,7 +297,7 @@ def test_a_stuck_rank_beside_gpus_without_pending_collectives(
     waiting = {1: "waits in the GPU at train.py:7 (step)"}
     stuck = HangFinding(HANG, 0, "train.py:9", "is stuck", waiting, {}, 9.0)
     found = dataclasses.replace(stuck, **facts)
-    result = ScriptWatch(1.0, pending=lambda rank: False)._doubted(found, alone)
+    result = ScriptWatch(1.0, pending=lambda rank: False)._doubted(found, alone, [])
     if certain:
         assert result == dataclasses.replace(found, may_end=True)
     else:

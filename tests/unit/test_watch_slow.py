@@ -6,9 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.unit.test_watch_samples import LIBRARY, look
+from training.core.rundir import RunDir
+from training.monitor.health import activity
+from training.monitor.health.target import Target
 from training.watchdog import slow_rank
-from training.watchdog.probes import graph_capture, procfs, sampling, stacks
+from training.watchdog.probes import (
+    flight_recorder,
+    graph_capture,
+    procfs,
+    sampling,
+    stacks,
+    waits,
+)
 from training.watchdog.probes.flight_recorder import Arrival, CallKey
 from training.watchdog.probes.stacks import Frame
 from training.watchdog.slow_rank import SlowRankWatch
@@ -80,6 +91,40 @@ def test_a_block_that_captures_a_cuda_graph(tmp_path: Path, line: int, captures:
     assert graph_capture.captures([of_torch]) is captures
 
 
+@each(
+    ("source", "line", "captures"),
+    [
+        ("with graph(g):\n    step()\nstep()", 2, True),
+        ("with graph(g):\n    step()\nstep()", 3, False),
+        ("with _graph_context_wrapper(fwd_graph, pool=mempool):\n    step()", 2, True),
+        ("with paragraph(g):\n    step()", 2, False),
+        ("with open(f):  # then: with graph(g):\n    step()", 2, False),
+        ("step()\ng.capture_begin()\nstep()\ng.capture_end()\nstep()", 1, False),
+        ("step()\ng.capture_begin()\nstep()\ng.capture_end()\nstep()", 3, True),
+        ("step()\ng.capture_begin()\nstep()\ng.capture_end()\nstep()", 5, False),
+        ("g.capture_begin()\nstep()", 2, False),
+        ("with graph(g:\n    step()", 2, False),
+    ],
+)
+def test_code_that_captures_a_cuda_graph(
+    source: str, line: int, captures: bool, tmp_path: Path
+) -> None:
+    (script := tmp_path / f"train{line}.py").write_text(source)
+    waits.forget_lines()
+    assert graph_capture.captures([Frame(str(script), line, "main")]) is captures
+
+
+def test_a_file_is_parsed_once(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(CAPTURE)
+    waits.forget_lines()
+    before, inside, after = (Frame(str(script), line, "main") for line in (2, 3, 9))
+    assert [graph_capture.captures([at]) for at in (before, inside, after)] == [False, True, False]
+    assert graph_capture._captured.cache_info().misses == 1
+    script.write_text(f"import os\n{CAPTURE}")
+    waits.forget_lines()
+    assert [graph_capture.captures([at]) for at in (before, inside, after)] == [False, False, True]
+
+
 @pytest.mark.parametrize(
     ("gpu", "line", "read"), [(True, 7, []), (True, 9, [0, 1]), (False, 7, [0, 1])]
 )
@@ -99,3 +144,7 @@ def test_no_recorder_is_read_while_a_rank_captures_a_cuda_graph(
     assert asked == read
     sampling._newest(1, at, None, asks)
     assert asked == ([*read, 1] if gpu and read else read)
+    asked.clear()
+    monkeypatch.setattr(flight_recorder, "read", lambda ranks, rank: asks(rank))
+    activity._calls(Target(RunDir(tmp_path), {}, {0: 10, 1: 11}, 2, 2, ""))
+    assert asked == read

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from training.core import cause_ids
-from training.diagnose.events import OWN, UNLISTED, Event, names_exception
+from training.diagnose.events import OWN, RAISES, Event, names_exception
 from training.diagnose.health import CUT
 from training.diagnose.signatures import PEER_MEMORY, ROOT, VICTIM, WEAK
 
@@ -31,7 +31,7 @@ def without_consequences(events: list[Event]) -> list[Event]:
 def _without_lost_memory(events: list[Event]) -> list[Event]:
     """Without errors of access to another rank's memory, if there is a reason for its end."""
     others = [e for e in events if not e.signature or e.signature.id != PEER_MEMORY]
-    ended = any(e.role in (OWN, ROOT, UNLISTED, WEAK) for e in others)
+    ended = any(e.role in (OWN, ROOT, *RAISES, WEAK) for e in others)
     return others if ended else events
 
 
@@ -43,7 +43,7 @@ def _without_handled(events: list[Event]) -> list[Event]:
         one = event.thrown
         if one is None or not one.handling or one.end is None or event.line != one.end:
             continue
-        if event.role == UNLISTED or (
+        if event.role in RAISES or (
             event.role == ROOT and event.cause not in cause_ids.STOPPED.values()
         ):
             while one.before is not None:
@@ -54,7 +54,7 @@ def _without_handled(events: list[Event]) -> list[Event]:
         later = handled.get(id(event.thrown))
         if later is None or event.cause in FATAL:
             return False
-        return event.role == UNLISTED if later.role == UNLISTED else event.cause != later.cause
+        return event.role in RAISES if later.role in RAISES else event.cause != later.cause
 
     return [e for e in events if not over(e)]
 
@@ -66,7 +66,7 @@ def _without_followers(events: list[Event]) -> list[Event]:
     listed = [e for e in events if e.hit and names_exception(e.hit)]
     kept = []
     for event in events:
-        if event.role in (UNLISTED, CUT):
+        if event.role in (*RAISES, CUT):
             chain = event.thrown.first() if event.thrown else None
             # only a wrapper, unless the listed one is a consequence of it
             if any(
@@ -88,7 +88,7 @@ def _without_ends(events: list[Event]) -> list[Event]:
     broke = [
         e
         for e in events
-        if e.role in (OWN, ROOT, UNLISTED, WEAK, VICTIM)
+        if e.role in (OWN, ROOT, *RAISES, WEAK, VICTIM)
         and e.cause not in cause_ids.STOPPED.values()
     ]
     return [

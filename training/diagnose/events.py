@@ -17,9 +17,12 @@ from training.diagnose.traceback import Traceback, place_before
 
 OWN = "own"  # Duet's verdict, or the error file of a rank: nothing is inferred
 UNLISTED = "unlisted"  # an exception that is not in the catalogue
+# an exception of a connection of the program's own, which may be lost together with a rank
+SEVERED = "severed"
 LOST = "lost"  # a cascade that shows only the loss of another process
 ABORTED = "aborted"  # the end of a process after such a loss
-ORDER = (OWN, ROOT, UNLISTED, WEAK, VICTIM, CASCADE, LOST, ABORTED, CUT)
+ORDER = (OWN, ROOT, UNLISTED, WEAK, VICTIM, SEVERED, CASCADE, LOST, ABORTED, CUT)
+RAISES = (UNLISTED, SEVERED)
 ABOUT_ITSELF = {OWN, ROOT, WEAK, VICTIM}  # about the rank that logged it
 
 
@@ -56,7 +59,8 @@ class Event:
 
 
 def failure_events(analysis: LogAnalysis) -> list[Event]:
-    hits = [hit for hit in analysis.hits if not _of_own_connection(hit)]
+    severed = _of_own_connections(analysis)
+    hits = [hit for hit in analysis.hits if not (_is_loss(hit) and id(hit.thrown) in severed)]
     events = [
         Event(h.signature.cause, _role(h), h.line, h.rank, h.time, analysis, h, h.thrown)
         for h in hits
@@ -67,7 +71,8 @@ def failure_events(analysis: LogAnalysis) -> list[Event]:
         if one.harmless or one.in_thread or one.carries or id(one) in listed:
             continue
         line = one.end or one.start
-        cause, role = (RAISED, UNLISTED) if one.end else (UNKNOWN, CUT)
+        raises = SEVERED if id(one) in severed else UNLISTED
+        cause, role = (RAISED, raises) if one.end else (UNKNOWN, CUT)
         events.append(
             Event(cause, role, line, one.rank, analysis.time_at(line.offset), analysis, None, one)
         )
@@ -93,18 +98,23 @@ def failure_events(analysis: LogAnalysis) -> list[Event]:
     return events
 
 
-def _of_own_connection(hit: SignatureMatch) -> bool:
-    """Does a match show the loss of another process where the program has lost a connection of its
-    own? Only a traceback shows that."""
-    thrown = hit.thrown
-    if thrown is None or not thrown.frames or hit.signature.cause != cause_ids.PEER_DIED:
-        return False
-    frames: list[str] = []
-    one: Traceback | None = thrown
-    while one:
-        frames += one.frames
-        one = one.before
-    return connections.is_own(thrown.type, frames, connections.PROCESSES)
+def _is_loss(hit: SignatureMatch) -> bool:
+    return hit.signature.cause == cause_ids.PEER_DIED
+
+
+def _of_own_connections(analysis: LogAnalysis) -> set[int]:
+    """Tracebacks that show the loss of another process where the program has lost a connection of
+    its own, as the frames of their whole chains show."""
+    lost = [hit.thrown for hit in analysis.hits if hit.thrown and _is_loss(hit)]
+    chains: dict[int, list[str]] = {}
+    for one in analysis.tracebacks if lost else ():
+        chains.setdefault(id(one.first()), []).extend(one.frames)
+    return {
+        id(one)
+        for one in lost
+        if one.frames
+        and connections.is_own(one.type, chains[id(one.first())], connections.PROCESSES)
+    }
 
 
 def _of_natives(analysis: LogAnalysis, events: Sequence[Event]) -> list[Event]:

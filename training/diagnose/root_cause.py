@@ -14,7 +14,7 @@ from training.diagnose.events import (
     LOST,
     ORDER,
     OWN,
-    UNLISTED,
+    RAISES,
     Event,
     failure_events,
 )
@@ -28,7 +28,7 @@ VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # not listed beside another cause
 CONFIDENCE = (
     dict.fromkeys(ORDER, "low")
     | {OWN: "high", ROOT: "high"}
-    | dict.fromkeys((UNLISTED, WEAK, VICTIM), "medium")
+    | dict.fromkeys((*RAISES, WEAK, VICTIM), "medium")
 )
 
 

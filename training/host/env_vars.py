@@ -7,7 +7,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -31,7 +31,8 @@ _ORIGINS = {
 }
 BINDING = ("slurm", "mpi")  # launchers that bind each of their ranks to cores
 TEGRA = Path("/etc/nv_tegra_release")
-# GPUs, by their name, that accelerate refuses with an older driver unless these variables are set
+# GPUs, by a part of their name (also of an RTX 4000), that accelerate refuses with an older driver
+# unless these variables are set
 NO_COPIES, COPIES_SINCE = "RTX 40", (550, 40, 7)
 WITHOUT_COPIES = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
 SHOWN = 100  # characters of a value in a line
@@ -176,13 +177,14 @@ def choose(
 
 
 def without_copies(
-    gpus: Iterable[str], driver: str | None, there: Collection[str]
+    gpus: Collection[str], driver: str | None, there: Collection[str]
 ) -> list[Variable]:
     """The variables that accelerate, and with it transformers' Trainer, demands with an old driver
-    of these GPUs, as `accelerate launch` sets them for one machine. `gpus`: their names; `there`:
-    variables that are set already."""
+    of these GPUs, as `accelerate launch` sets them for one machine. `gpus`: the names of all GPUs
+    of the machine, also of those that no rank uses; `there`: variables that are set already."""
     version = tuple(map(int, re.findall(r"\d+", driver or "")))
-    if not version or version >= COPIES_SINCE or not any(NO_COPIES in name for name in gpus):
+    refused = len(gpus) > 1 and any(NO_COPIES in name for name in gpus)
+    if not version or version >= COPIES_SINCE or not refused:
         return []
     why = msg("host.variable.no_copies", driver=driver)
     return [Variable(name, "1", why, HERE) for name in WITHOUT_COPIES if name not in there]

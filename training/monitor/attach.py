@@ -30,8 +30,15 @@ from training.core.messages import msg
 from training.core.project import WORK, typed
 from training.host import program
 from training.monitor.process_states import process_word
-from training.watchdog import discovery, heartbeat_watchdog, stall_detector
-from training.watchdog.hang_report import BLIND, PAUSED, UNDECIDED, HangFinding, NoFinding
+from training.watchdog import discovery, gpu_waits, heartbeat_watchdog, stall_detector
+from training.watchdog.hang_report import (
+    BLIND,
+    GPU_WORKS,
+    PAUSED,
+    UNDECIDED,
+    HangFinding,
+    NoFinding,
+)
 from training.watchdog.probes import procfs
 from training.watchdog.probes.sampling import Sample, take
 from training.watchdog.probes.stacks import Stack, own
@@ -42,6 +49,7 @@ if TYPE_CHECKING:
     from training.core.contracts.state import AttachedRank
 
 LOOK_S, LOOKS = 1.0, 4
+UNCERTAIN = UNDECIDED | {GPU_WORKS}
 CONFIRM_S = 4.0  # of a longer look unless the ranks work: any of them may pause for a second
 STATES = {
     "R": "running",
@@ -73,7 +81,7 @@ def main(argv: list[str]) -> int:
     try:
         samples = _looks(found, LOOK_S)
         verdict = _verdict(samples)
-        if isinstance(verdict, HangFinding) or verdict.code in UNDECIDED:
+        if isinstance(verdict, HangFinding) or verdict.code in UNCERTAIN:
             again = _looks(found, CONFIRM_S)
             samples, verdict = again, _verdict([*samples, *again])
         if folder and (better := _by_heartbeat(rundir.RunDir(folder), found)):
@@ -156,7 +164,12 @@ def _looks(pids: dict[int, int], seconds: float) -> list[Sample]:
 
 def _verdict(samples: list[Sample]) -> HangFinding | NoFinding:
     # No burst: a few seconds cannot distinguish an endless loop from work.
-    return stall_detector.detect_stall(samples, {})
+    found = stall_detector.detect_stall(samples, {})
+    looks = samples[-1].looks
+    if isinstance(found, HangFinding) and found.waiting.keys() == looks.keys():
+        for rank in gpu_waits.may_compute(found, [r for r, look in looks.items() if look.gpu]):
+            return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_may_compute", rank=rank))
+    return found
 
 
 def _by_heartbeat(run: rundir.RunDir, pids: dict[int, int]) -> HangFinding | None:
@@ -181,7 +194,7 @@ def _conclusion(verdict: HangFinding | NoFinding) -> tuple[Exit, str]:
         return Exit.HANG, text[0].upper() + text[1:]
     if verdict.code == BLIND:
         return Exit.RESOURCES, msg("monitor.attach.undetermined", verdict=verdict)
-    if verdict.code in UNDECIDED:
+    if verdict.code in UNCERTAIN:
         return Exit.DONE, msg("monitor.attach.undetermined", verdict=verdict)
     return Exit.DONE, msg("monitor.attach.no_hang", verdict=verdict)
 

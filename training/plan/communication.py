@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING
 from training.core.messages import msg
 from training.core.project import typed
 from training.core.units import plural
-from training.host import p2p_cache
-from training.host.gpus import VISIBLE
+from training.host import env_vars, p2p_cache
+from training.host.gpus import VISIBLE, GpuInventory
 from training.plan import preflight
 from training.plan.request import LaunchRequest
+from training.plan.script_program import has_package
 
 if TYPE_CHECKING:
-    from training.core.contracts.plan import PlanStart, RanksPlan, VariableRecord
+    from training.core.contracts.plan import (
+        CommunicationRecord,
+        PlanStart,
+        RanksPlan,
+        VariableRecord,
+    )
     from training.host.p2p_cache import P2PVerdict
 
 # tests the ranks of a plan (training.launcher.communication.start_test)
@@ -69,6 +75,26 @@ def settle(
         )
 
 
+def for_accelerate(
+    begun: PlanStart, machine: GpuInventory, python: str | None, environ: Mapping[str, str]
+) -> None:
+    """Add the variables without which accelerate refuses the GPUs of this machine, unless the
+    copies work and `python` does not have it. After settle(), which finds out whether they do."""
+    names = {gpu.index: gpu.name for gpu in (*machine.gpus, *machine.hidden)}
+    there = [one["name"] for one in begun["variables"]]
+    needed = env_vars.without_copies(list(names.values()), machine.driver, there)
+    measured = begun.get("communication")
+    copies = measured is not None and measured["p2p"]
+    if not needed or (copies and not (python and has_package(python, "accelerate"))):
+        return
+    if measured and copies:  # which its ranks will not use
+        sentence = _sentence(measured, begun, environ)
+        del begun["communication"]
+        begun["headline"].remove(sentence)
+        begun["text"].remove(sentence)
+    begun["variables"] += [one.record() for one in needed]
+
+
 def _wanted(
     request: LaunchRequest,
     begun: PlanStart,
@@ -106,11 +132,13 @@ def _without_times(known: P2PVerdict, begun: PlanStart) -> str:
     )
 
 
-def _date(known: P2PVerdict) -> str:
+def _date(known: P2PVerdict | CommunicationRecord) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(known["time"]))
 
 
-def _sentence(known: P2PVerdict, begun: PlanStart, environ: Mapping[str, str]) -> str:
+def _sentence(
+    known: P2PVerdict | CommunicationRecord, begun: PlanStart, environ: Mapping[str, str]
+) -> str:
     ranks = begun["local_ranks"]
     chosen = {v["name"]: v["value"] for v in begun["variables"] if v["origin"] == "set here"}
     return msg(

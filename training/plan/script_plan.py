@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from training.config import origin
 from training.core import redact
 from training.core.messages import msg
-from training.host import decisions, env_vars, numa, torch_build
+from training.host import decisions, numa, torch_build
 from training.host.placement import on_one_machine
 from training.host.process import LAUNCHERS
 from training.plan import builder, communication, elastic, gpu_use, preflight
@@ -57,12 +57,8 @@ def build(
     checks = preflight.of_ranks(request, checks)
     builder.refuse_errors(request, checks)
     communication.settle(request, begun, checks, environ, test)
-    if on_one_machine(begun["place"]):
-        # after the test, which finds out whether the copies work
-        there = [one["name"] for one in begun["variables"]]
-        names = [gpu["name"] for gpu in begun["gpus"]]
-        needed = env_vars.without_copies(names, begun["driver"], there)
-        begun["variables"] += [one.record() for one in needed]
+    if on_one_machine(begun["place"]) and device.value == "cuda" and not request.watch:
+        communication.for_accelerate(begun, machine, script.python, environ)
     plan: Plan = {
         **begun,
         "config_file": None,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import ScriptRecord
 
 SOURCES = (".py", ".pyc", ".pyz")
-FIND_TORCH_S = 10.0
+FIND_S = 10.0
 ACTIVE = "DUET_ACTIVE"  # variable: the active environment, as lib/python.sh has found it
 HEAD_BYTES = 256  # the kernel reads as much of a #! line
 
@@ -178,22 +178,22 @@ def interpreter(environ: Mapping[str, str]) -> tuple[str, str]:
     chosen = {"DUET_PYTHON", "TORCH_LOCAL_PATH"} & environ.keys()  # an environment, by the user
     for name in ("python", "python3") if environ.get("PATH") and not chosen else ():
         found = shutil.which(name, path=environ["PATH"])
-        if found and _has_torch(found):
+        if found and has_package(found, "torch"):
             return found, msg("plan.script.path_python")
     return sys.executable, msg("plan.script.launcher_python")
 
 
-def _has_torch(python: str) -> bool:
+def has_package(python: str, name: str) -> bool:
     """Without importing it; a Python that does not run has none."""
     ask = "import sys; sys.path.pop(0); from importlib.util import find_spec; "
-    ask += "sys.exit(find_spec('torch') is None)"
+    ask += f"sys.exit(find_spec({name!r}) is None)"
     try:
         done = subprocess.run(
             [python, "-c", ask],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
-            timeout=FIND_TORCH_S,
+            timeout=FIND_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -20,7 +20,7 @@ from dataclasses import replace
 from training.core import log
 from training.core.messages import msg
 from training.core.phase_timeouts import SHARE, TIMES  # of the silences so far
-from training.watchdog import stall_detector
+from training.watchdog import gpu_waits, stall_detector
 from training.watchdog.hang_report import (
     ADVANCES,
     BLIND,
@@ -290,30 +290,29 @@ class ScriptWatch:
         return result
 
     def _doubted(
-        self, found: HangFinding | NoFinding, alone: bool, gpus: Collection[int] = ()
+        self, found: HangFinding | NoFinding, alone: bool, gpus: Collection[int]
     ) -> HangFinding | NoFinding:
         """A rank that waits for its GPU, or in a backward there, waits for other ranks only if a
         collective is pending; otherwise the GPU computes. One that may wait for a place in the
         queue proves nothing by itself. `gpus`: the ranks that use one."""
         if isinstance(found, NoFinding) or found.kind == STOPPED:
             return found
-        for rank in stall_detector.on_gpu(found, stall_detector.QUEUE):
+        for rank in gpu_waits.on_gpu(found, gpu_waits.QUEUE):
             if found.rank is None or not self._pending(rank):
                 return NoFinding(
                     WORKS, msg("watchdog.script.may_work", place=found.waiting[rank], rank=rank)
                 )
         stuck = found.rank is not None and found.kind in (HANG, BLOCKED) and not found.may_end
-        backward = [
-            rank for rank in stall_detector.on_gpu(found, stall_detector.BACKWARD) if rank in gpus
-        ]
-        for rank in (*stall_detector.on_gpu(found), *backward):
+        # beside a stuck rank, a backward waits for that
+        doubtful = gpu_waits.may_compute(found, gpus if found.rank is None else ())
+        for rank in gpu_waits.may_compute(found, gpus):
             pending = self._pending(rank)
             if pending is False:
                 # Collectives in a CUDA graph are not recorded.
                 if alone and stuck:
                     return replace(found, may_end=True)
                 return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_computes", rank=rank))
-            if pending is None and not alone and rank not in backward:
+            if pending is None and not alone and rank in doubtful:
                 return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_may_compute", rank=rank))
         return self._before_collectives(found) or found
 
@@ -324,7 +323,7 @@ class ScriptWatch:
             return None
         begun = {rank: self._begun(rank) for rank in sorted(found.waiting)}
         queued = [rank for rank, reached in begun.items() if reached is False]
-        unknown = any(begun[rank] is None for rank in stall_detector.on_gpu(found))
+        unknown = any(begun[rank] is None for rank in gpu_waits.on_gpu(found))
         if not queued or unknown or any(begun.values()):
             return None
         return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_computes_before", rank=queued[0]))

@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from training.core.messages import msg
-from training.watchdog.probes import graph_capture, procfs, stacks
+from training.watchdog.probes import graph_capture, stacks
 from training.watchdog.probes.flight_recorder import Arrival, CallKey
 from training.watchdog.probes.stacks import Frame, Stack, own
 from training.watchdog.probes.waits import in_collective
@@ -64,11 +64,6 @@ def compare(arrivals: Mapping[int, Arrivals], after_ns: int = 0) -> SlowRank | N
     return SlowRank(rank, min(1.0, sum(long) / seconds), long[len(long) // 2], len(long))
 
 
-def _capturing(pids: Iterable[int]) -> bool:
-    mains = (stack.main for stack in stacks.dump(pids).values() if isinstance(stack, Stack))
-    return any(main and graph_capture.captures(main.frames) for main in mains)
-
-
 class SlowRankWatch:
     """For one attempt. `read`: the calls of a rank so far; `warn` gets a text and the rank, once
     for each slow rank."""
@@ -110,7 +105,7 @@ class SlowRankWatch:
             self._thread.join()
 
     def _compare(self, pids: Mapping[int, int]) -> None:
-        if _capturing(pid for pid in pids.values() if procfs.uses_gpu(pid)):
+        if graph_capture.capturing(pids.values()):
             return
         arrivals = {rank: own for rank in pids if (own := self._read(rank)) is not None}
         self._found = compare(arrivals, self._after_ns) if len(arrivals) == len(pids) else None

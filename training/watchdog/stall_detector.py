@@ -11,6 +11,7 @@ from training.core.messages import msg
 from training.diagnose.hang_advice import LEAVES
 from training.diagnose.rooted import ROOTED
 from training.watchdog import hang_report, loader_workers, pool_workers
+from training.watchdog.gpu_waits import BACKWARD, GPU, QUEUE
 from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding, NoFinding
 from training.watchdog.probes import procfs
 from training.watchdog.probes.sampling import Sample
@@ -26,10 +27,7 @@ from training.watchdog.probes.waits import (
 if TYPE_CHECKING:
     from training.core.contracts.kinds import HangKind
 
-# waited for, possibly because it waits for other ranks; or for a place in its queue
-GPU, QUEUE = msg("watchdog.gpu"), msg("watchdog.gpu_queue")
-# may compute; a wait for torch's store, or for a collective
-BACKWARD, STORE = "backward", ("store.get", "wait")
+STORE = ("store.get", "wait")  # a wait for torch's store, or for a collective
 RENDEZVOUS = "init_process_group"  # ends when all ranks of the training are there
 BURST = 20  # consecutive dumps of a rank that may spin: all must be the same
 BURST_GIL, BURST_LIMIT_S = 0.9, 10.0
@@ -162,16 +160,6 @@ def _advances(c: RankTrace) -> bool:
     """Do the collectives complete in which it is seen, or those for which it waits for its GPU?"""
     name = in_collective(c.last.main) if c.last.main else None
     return c.calls_further if name is None else c.calls_collectives(name in STORE)
-
-
-def on_gpu(found: HangFinding, name: str = GPU) -> list[int]:
-    """Ranks that wait for their GPU, which may be computing; QUEUE: for a place in its queue, or
-    compute themselves."""
-    return [
-        rank
-        for rank, place in sorted(found.waiting.items())
-        if place.startswith(msg("watchdog.waits_in", name=name, at=""))
-    ]
 
 
 def _all_wait(

@@ -11,7 +11,7 @@ from training.core.heartbeat import HeartbeatRecord
 from training.core.rundir import RunDir
 from training.monitor.health.target import Target
 from training.watchdog import compared_calls
-from training.watchdog.probes import flight_recorder, procfs
+from training.watchdog.probes import flight_recorder, graph_capture, procfs
 from training.watchdog.probes.procfs import Process
 from training.watchdog.probes.sampling import Sample, take
 from training.watchdog.probes.trace import IDLE_SHARE, RankTrace, courses
@@ -169,7 +169,7 @@ def join(earlier: ActivityWindow, later: ActivityWindow) -> ActivityWindow:
 
 def _calls(target: Target) -> dict[int, int]:
     """rank → number of collectives called so far; recorded only under Duet's launcher."""
-    if target.run is None:
+    if target.run is None or graph_capture.capturing(target.pids.values()):
         return {}
     found = {rank: flight_recorder.read(target.run.ranks, rank) for rank in target.pids}
     return compared_calls.counts(

@@ -23,7 +23,7 @@ from training.monitor.health.check import (
     span,
 )
 from training.monitor.health.target import Target
-from training.watchdog import heartbeat_watchdog, stall_detector
+from training.watchdog import gpu_waits, heartbeat_watchdog, stall_detector
 from training.watchdog.hang_report import BLIND, PAUSED, UNDECIDED, HangFinding, NoFinding
 from training.watchdog.probes.stacks import own
 from training.watchdog.probes.trace import IDLE_SHARE
@@ -211,8 +211,14 @@ def of_processes(
     if counted and all(calls and calls[1] > calls[0] for calls in counted):
         return HealthCheck(STEPS, OK, proof)
     if isinstance(verdict, HangFinding):
-        waits_for_gpu = verdict.rank is None and stall_detector.on_gpu(verdict)
-        if waits_for_gpu and (logs_on or all(_computes(gpus.get(rank)) for rank in motions)):
+        use_gpus = [rank for rank, m in motions.items() if m.course and m.course.last.gpu]
+        waits_for_gpu = verdict.rank is None and gpu_waits.may_compute(verdict, use_gpus)
+        # a barrier waits for the queue of the GPU, too
+        compute = all(
+            rank in verdict.waiting and rank in use_gpus and _computes(gpus.get(rank))
+            for rank in motions
+        )
+        if compute or (waits_for_gpu and logs_on):
             text = separated([proof, msg("monitor.health.steps.gpus_compute")])
             return HealthCheck(STEPS, OK, text)
         if waits_for_gpu:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from training.watchdog.probes import graph_capture
 from training.watchdog.probes.stacks import BARRIERS, NOT_OURS, Frame, Stack, Thread
 
 # Where the call into C++ waits for other ranks. Much else in torch/distributed computes, or reads
@@ -47,6 +48,7 @@ _MOST_FILES = 100
 def forget_lines() -> None:
     """Of files that were edited since: another attempt begins."""
     linecache.checkcache()
+    graph_capture.forget_lines()
 
 
 def remember_lines(scripts: Iterable[str]) -> None:
