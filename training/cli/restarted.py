@@ -64,16 +64,16 @@ def _begun(experiments: Path, args: list[str], agent: StarterRecord) -> rundir.R
 
 def _ended(run: rundir.RunDir, environ: Mapping[str, str]) -> int | None:
     """The exit code of a run that is complete or was asked to stop. None: it has failed, or
-    torchrun has stopped its ranks because machines come or go."""
+    torchrun has stopped its ranks because machines come or go, or because a rank was lost before
+    the training began."""
     summary, failure = standing.ends(run)
     asked = failure if failure and failure["kind"] == rundir.ASKED else None
     if (end := summary or asked) is None:
         return None
     several = environ.get("GROUP_WORLD_SIZE") != "1"
-    plan = rundir.read_json(run.plan)
-    if end["exit_code"] == Exit.PREEMPTED and (several or len(items(dig(plan, "agents"))) > 1):
-        return None
-    return end["exit_code"]
+    then_several = len(items(dig(rundir.read_json(run.plan), "agents"))) > 1
+    by_torchrun = end is asked or several or then_several
+    return None if end["exit_code"] == Exit.PREEMPTED and by_torchrun else end["exit_code"]
 
 
 def agents(agent: StarterRecord, place: Topology) -> list[StarterRecord]:
