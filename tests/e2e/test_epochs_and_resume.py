@@ -146,27 +146,44 @@ class Slow(Task):
 """
 
 
+def stopped_in_the_evaluation(launch: Launch, folder: Path, steps: int) -> tuple[float, Launched]:
+    """A run that was asked to stop in the evaluation of step 4, and when."""
+    (folder / "slow.py").write_text(SLOW_METRICS)
+    flags = {"device": "cpu", "use_dummy_wandb": True, "tensorboard": False, "report": False}
+    flags |= {"device_batch_size": 4, "num_iterations": steps, "eval_every": 4, "save_every": 0}
+    task = f"--task={folder / 'slow.py'}"
+    run = launch("./launch_train.sh", "2", task, tiny=False, name="cut", **flags)
+    run.wait_for("measured")
+    asked = time.monotonic()
+    run.process.send_signal(signal.SIGTERM)
+    return asked, run
+
+
 @pytest.mark.slow
 def test_a_stop_during_an_evaluation_saves_and_the_resume_begins_with_it(
     launch: Launch, tmp_path: Path
 ) -> None:
     """The whole evaluation would take 40 s."""
-    (tmp_path / "slow.py").write_text(SLOW_METRICS)
-    flags = {"device": "cpu", "use_dummy_wandb": True, "tensorboard": False, "report": False}
-    flags |= {"device_batch_size": 4, "num_iterations": 6, "eval_every": 4, "save_every": 0}
-    task = f"--task={tmp_path / 'slow.py'}"
-    cut = launch("./launch_train.sh", "2", task, tiny=False, name="cut", **flags)
-    cut.wait_for("measured")
-    asked = time.monotonic()
-    cut.process.send_signal(signal.SIGTERM)
-    assert cut.wait() == 75
-    assert time.monotonic() - asked < 20
+    asked, cut = stopped_in_the_evaluation(launch, tmp_path, 6)
+    assert cut.wait() == 75 and time.monotonic() - asked < 20
     assert max(cut.steps) == 4 and cut.output.count("measured") < 50
     saved = manifest.newest(cut.run.checkpoints)
     assert saved and (saved["step"], saved["unevaluated"]) == (4, True)
     resumed = launch("./launch_train.sh", "2", tiny=False, resume="cut", each_s=0.0).ok()
     scored = [r["step"] for r in read_records(resumed.run.metrics) if "val_square" in r]
     assert scored == [4, 6] and max(resumed.steps) == 6
+
+
+@pytest.mark.soak
+def test_a_kill_in_the_last_evaluation_loses_no_steps(launch: Launch, tmp_path: Path) -> None:
+    """After a stop request, as SLURM kills what does not end in time."""
+    _, cut = stopped_in_the_evaluation(launch, tmp_path, 4)
+    wait_until(lambda: manifest.newest(cut.run.checkpoints), 20, "the checkpoint is written")
+    cut.process.kill()
+    cut.wait()
+    resumed = launch("./launch_train.sh", "2", tiny=False, resume="cut", each_s=0.0).ok()
+    assert [r["step"] for r in read_records(resumed.run.metrics) if "val_square" in r] == [4]
+    assert [r["step"] for r in read_records(resumed.run.events) if r["event"] == "resume"] == [4]
 
 
 @pytest.mark.soak

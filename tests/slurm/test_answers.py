@@ -128,8 +128,9 @@ BEGUN = """sed -i 's/"job": null/"job": "7"/' "$(dirname '{script}').json\""""
         ),
         (TIMED_OUT, SUSPENDED, {"SQUEUE_STATES": "R"}, 0, "7\n", True),
         soak(TIMED_OUT, "echo 6 RUNNING other.sh", {}, 3, "", False),
-        # of an earlier run with this name
+        # of earlier runs with this name
         soak(TIMED_OUT, "echo 5 CANCELLED '{script}'", {}, 3, "", False),
+        soak(TIMED_OUT, "echo 6 COMPLETING '{script}'", {}, 3, "", False),
         # it has ended by now, and squeue has forgotten it
         soak(TIMED_OUT, BEGUN, {}, 0, "7\n", True),
     ],

@@ -254,9 +254,30 @@ def test_a_stop_during_an_evaluation_saves_and_leaves_it_to_the_resume(
     assert [record["step"] for record in records] == ([] if unevaluated else [2])
 
 
-def test_the_last_evaluation_is_not_stopped(
+def test_the_last_evaluation_is_repeated_after_a_stop_and_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[StopRequest | None] = []
-    trained(tmp_path, monkeypatch, every=3, evaluate=lambda _, stop: given.append(stop))
-    assert [stop is not None for stop in given] == [True, False]
+    """The time after a stop request may end before the evaluation does."""
+    saved: list[dict[str, Any]] = []
+    facts: dict[str, Any] = {}
+
+    def stopped(session: TrainState, stop: StopRequest | None) -> None:
+        saved.append({**facts})
+        facts.clear()
+        if stop:
+            raise Stopped(Exit.PREEMPTED)
+
+    seen, records = trained(tmp_path, monkeypatch, facts=facts, evaluate=stopped)
+    assert seen == ["profile", "checkpoint", "checkpoint"] and len(records) == STEPS
+    assert saved == [{}, {"score": None, "unevaluated": True}] and facts == {"score": None}
+
+
+@each("step", [STEPS, STEPS + 1])  # the latter: resumed with fewer steps
+def test_the_resume_of_a_trained_run_makes_its_last_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    facts: dict[str, Any] = {}
+    begun = TrainProgress(step, 0, STEPS, step)
+    seen, records = trained(tmp_path, monkeypatch, facts=facts, position=begun, unevaluated=True)
+    assert (seen, records) == (["validation", "checkpoint", "profile"], [])
+    assert facts == {"score": None}

@@ -163,6 +163,7 @@ def test_a_gpu_that_was_defective_twice_does_not_return_with_its_machine(
         assert isinstance(team, Team)
         order = restart_order.made(found, Restart(0, team=team), 2)  # type: ignore[arg-type]
         found = dict(restart_order.followed(found, order))  # type: ignore[arg-type]
+    assert "keeps_savings" not in found
     found = after(after(found, failed(2)), lost(1))
     last = found["elastic"]["lost"][0]
     assert (last["seat"], last["cause"]) == (2, "gpu_hardware")
@@ -203,6 +204,7 @@ def test_the_smaller_batch_and_other_machines_are_one_plan_on_every_machine(
         assert (found["ranks"], found["batch"]["device_sequences"]) == (ranks, size)
         assert found["batch"]["accumulation"] == 60 // ranks // size
         assert found["elastic"]["device_batch_size"] == limit
+        assert found["keeps_savings"]
 
 
 def test_a_code_error_is_not_the_machine_s() -> None:

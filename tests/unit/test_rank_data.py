@@ -22,6 +22,7 @@ from training.core.errors import Exit, UserError
 from training.core.rundir import RunDir
 from training.data.prepared_corpus import PreparedCorpus
 from training.inspector.distributed import World
+from training.plan import writer
 from training.trainer import prepared_cache, rank_data
 
 Write = Callable[..., str]
@@ -165,6 +166,39 @@ def test_a_machine_whose_text_is_rejected_ends_the_others_with_its_code(
     (problem,) = cast(UserError, errors[0]).problems
     assert problem.code == "data.unwritable" and "rank 2" in problem.what
     assert cast(UserError, errors[1]).said_by_another
+
+
+def test_no_rank_trains_on_the_data_of_the_start_before(
+    run: RunDir,
+    store: dist.Store,
+    asked: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are restored when rank 0 rejects those of this start; rank 1 looks right then."""
+    monkeypatch.setattr(rank_data, "REPORT_S", 0.0)
+    prepared_cache.prepare(run, cast(Plan, asked), tmp_path / "cache")
+    before = run.data.rename(run.data_before).read_bytes()
+    run.plan_before.write_text("{}")
+    rejected: dict[str, Any] = asked | {
+        "config": {**asked["config"], "data": "missing.txt"},
+        "place": {**asked["place"], "world_size": 2},
+    }
+    errors: list[UserError] = []
+
+    def train(rank: int) -> None:
+        with pytest.raises(UserError) as caught:
+            prepared(run, rejected, world(rank, rank, size=2))
+        errors.append(caught.value)
+
+    def restored(run: RunDir) -> None:
+        assert give_back(run) and run.data.read_bytes() == before
+        train(1)
+
+    give_back = writer.give_back
+    monkeypatch.setattr(writer, "give_back", restored)
+    train(0)
+    assert [(one.code, one.said_by_another) for one in errors] == [(2, True), (2, False)]
 
 
 def test_the_others_end_with_a_rank_that_fails(run: RunDir, store: dist.Store) -> None:

@@ -55,7 +55,9 @@ def test_the_flags_of_the_first_start_are_not_a_contradiction(step: int, tmp_pat
         ("summary", {"status": "done", "exit_code": 0}, Exit.DONE),
         ("summary", {"status": "stopped", "exit_code": 75}, Exit.PREEMPTED),
         ("summary", {"status": "stopped", "exit_code": 130}, Exit.INTERRUPTED),
-        ("failure", {"kind": ASKED, "exit_code": 75}, Exit.PREEMPTED),
+        ("failure", {"kind": ASKED, "exit_code": 130}, Exit.INTERRUPTED),
+        # torchrun has stopped the ranks, since one was lost before the training began
+        ("failure", {"kind": ASKED, "exit_code": 75}, None),
         ("failure", {"kind": "error", "exit_code": 4}, None),
         ("failure", {}, None),
     ],
@@ -87,6 +89,30 @@ def test_torchrun_stops_its_ranks_when_machines_come_or_go(
     environ = {"RANK": "1", "GROUP_WORLD_SIZE": str(now)}
     assert restarted.resume("train.py", args, environ, AGENT) == (code if left else None)
     assert (restarted.RESUME in environ) == (not left)
+
+
+@each(
+    ("then", "count", "machines", "again"),
+    [
+        ("a", "1", 1, True),
+        (None, "1", 1, True),  # of an earlier version
+        ("b", "1", 1, False),
+        ("a", "0", 1, False),
+        ("a", "0", 2, True),  # torchrun does not count those for machines that come or go
+        ("b", "0", 2, False),
+    ],
+)
+def test_a_second_training_of_a_process_is_not_a_restart(
+    then: str | None, count: str, machines: int, again: bool, tmp_path: Path
+) -> None:
+    """A notebook calls elastic_launch twice. `then`: the run ID of the first training."""
+    run = begun_by([AGENT], tmp_path, [f"--out_dir={tmp_path}"])
+    if then:
+        write_json(run.plan, {**(read_json(run.plan) or {}), "torchrun_id": then})
+    environ = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": count}
+    environ |= {"RANK": "0", "GROUP_WORLD_SIZE": str(machines)}
+    assert restarted.resume("train.py", [f"--out_dir={tmp_path}"], environ, AGENT) is None
+    assert (restarted.RESUME in environ) == again
 
 
 def test_a_rank_with_nothing_to_resume_exits(

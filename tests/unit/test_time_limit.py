@@ -118,6 +118,22 @@ def test_an_evaluation_that_no_longer_fits_is_that_of_the_last_step() -> None:
     assert (steps, used) == (40, 170.0)
 
 
+def test_an_evaluation_before_the_first_steps_does_not_count_their_compilation() -> None:
+    """A resume begins with the evaluation that a stop has prevented."""
+    limit, compilation_s, evaluation_s = TimeLimit(150.0, UNLIMITED), 60.0, 10.0
+    limit.evaluated()
+    used = evaluation_s + compilation_s
+    for _ in range(10):
+        used += STEP_S
+        limit.agree(used)
+    assert not limit.is_last(evaluates=True)
+    limit.evaluated()
+    limit.agree(used + evaluation_s + STEP_S)
+    assert not limit.is_last(evaluates=True)
+    limit.agree(150.0 - evaluation_s - STEP_S)
+    assert limit.is_last(evaluates=True) and not limit.is_last(evaluates=False)
+
+
 def test_milestones_count_real_steps() -> None:
     limit = TimeLimit(200.0, UNLIMITED, used_s=100.0)
     assert [limit.total(step) for step in (50, 60)] == [100, 120]

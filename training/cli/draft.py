@@ -65,6 +65,7 @@ def draft(
     world = joining.join(plan, place, environ)
     if agent:
         plan["agents"] = restarted.agents(agent, place)
+        plan["torchrun_id"] = environ.get(restarted.RUN_ID, "")
     own = None
     if world.rank == 0:
         own = writer.write(plan, checks, request, rendezvous.ask, os.getpid())

@@ -27,7 +27,8 @@ def made(plan: Plan, chosen: Restart, attempt: int) -> Message:
         "team": {
             name: elastic.get(name)
             for name in ("seats", "lost", "rejoined", "defective", "device_batch_size")
-        },
+        }
+        | {"keeps_savings": plan.get("keeps_savings", False)},
     }
 
 
@@ -48,4 +49,6 @@ def followed(plan: Plan, order: Message) -> Plan:
         # for this machine's own decisions, if it takes over
         limit = team.get("device_batch_size", plan["elastic"]["device_batch_size"])
         plan |= {"elastic": {**plan["elastic"], "device_batch_size": limit}}
+        if team.get("keeps_savings") is True:
+            plan |= {"keeps_savings": True}
     return replan.changed_plan(plan, changes, why) if changes else plan

@@ -60,7 +60,7 @@ def train(
     gc.enable()  # disabled at the start (train.py)
     gc.freeze()
 
-    while position.step < session.length.total_steps and code == Exit.DONE:
+    while code == Exit.DONE and (session.unevaluated or position.step < session.length.total_steps):
         batches = begin_epoch(session, position)
         pulse.beat("progress bar")
         with Progress(session, recorder, position) as progress:
@@ -225,24 +225,23 @@ def evaluate_and_save(
     session: TrainState,
     progress: Progress,
     position: TrainProgress,
-    stop: StopRequest,
+    stop: StopRequest | None,
     code: Exit,
     *,
     evaluates: bool,
     saves: bool,
 ) -> Exit:
     """What follows a step; after a stop request, with its `code`, only the checkpoint. Returns the
-    code, maybe of a request during the evaluation."""
-    done = position.step == session.length.total_steps
+    code, maybe of a request during the evaluation. `stop`: None for one that is not stopped."""
+    done = position.step >= session.length.total_steps
     # Before the checkpoint: after a kill between the two, a resumed run would skip this validation.
     score, better = None, False
     if evaluates and code == Exit.DONE:
         try:
-            # a run that has trained its last step is not stopped
-            score, better = validate(session, progress, position, None if done else stop)
+            score, better = validate(session, progress, position, stop)
         except Stopped as stopped:
             code = stopped.code
-    if saves or better or code != Exit.DONE:
+    if done or saves or better or code != Exit.DONE:
         progress.checkpoint()
         heartbeat.current.beat("gather state")
         session.save(
@@ -250,6 +249,12 @@ def evaluate_and_save(
             score,
             required=done or code != Exit.DONE,
             unevaluated=evaluates and code != Exit.DONE and session.validation is not None,
+        )
+    if done and code != Exit.DONE:
+        # A run that has trained its last step is not stopped, but it may be killed soon: with its
+        # checkpoint written, it evaluates again.
+        return evaluate_and_save(
+            session, progress, position, None, Exit.DONE, evaluates=True, saves=True
         )
     return code
 

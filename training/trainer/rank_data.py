@@ -61,8 +61,7 @@ def prepared(
     peers = Peers(world, limit_s)
     first = peers.first_here() if several and not shared else 0
     if world.rank == first and not supervised:
-        with peers.preparing():
-            data: PreparedCorpus | None = _prepare_alone(run, plan)
+        data: PreparedCorpus | None = _prepare_alone(run, plan, peers)
     else:
         data = peers.wait_for(lambda: prepared_cache.published(run), lambda: [first])
         if several and shared:
@@ -93,14 +92,15 @@ def _of_this_machine(
     return prepared_cache.published(run)
 
 
-def _prepare_alone(run: rundir.RunDir, plan: Plan) -> PreparedCorpus:
+def _prepare_alone(run: rundir.RunDir, plan: Plan, peers: Peers) -> PreparedCorpus:
     """Prepare data as the supervisor would. If new data of a resumed run is rejected, the run is
-    restored."""
+    restored, once the others are told: its data of the start before are not theirs."""
     from training.plan import writer
     from training.trainer import prepared_cache
 
     try:
-        return prepared_cache.prepare(run, plan)
+        with peers.preparing():
+            return prepared_cache.prepare(run, plan)
     except UserError:
         writer.give_back(run)
         raise
@@ -198,6 +198,8 @@ class Peers:
                 text = msg("trainer.data.silent", ranks=shown, limit_s=self._limit_s)
                 raise RankEnded(text, ranks[0] if len(ranks) == 1 else None)
             time.sleep(POLL_S * max(1.0, self._size / MANY))
+        if self._size > 1:
+            self._progress()  # it may be of the start before, which a failed rank has restored
         return found
 
     def _progress(self) -> int:

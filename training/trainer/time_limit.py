@@ -41,7 +41,7 @@ class TimeLimit:
         # Duration of the first two, which may compile. The clock is read before the optimizer's
         # step, so the time of its first one is in the second.
         self._first_s = 0.0
-        self._evaluation_s = 0.0  # duration of the latest evaluation
+        self._evaluation_s = 0.0  # duration of the latest evaluation after them
         self._evaluated = False  # since the last step that was read
 
     def start(self) -> None:
@@ -58,10 +58,11 @@ class TimeLimit:
         step_s = used_s - self.used_s
         if self._read <= FIRST_STEPS:
             self._first_s += step_s
-        elif not self._evaluated:
+        elif self._evaluated:
+            self._evaluation_s = max(0.0, step_s - self._step_s())
+        else:
             self._recent.append(step_s)
-        if self._evaluated:
-            self._evaluation_s, self._evaluated = max(0.0, step_s - self._step_s()), False
+        self._evaluated = False
         self.used_s = used_s
 
     def evaluated(self) -> None:

@@ -100,7 +100,7 @@ class TrainState:
 
     def steps_to_train(self, position: checkpoint.TrainProgress) -> int:
         """Steps until the end of this epoch or of the training."""
-        return min(self.steps_left(position), self.length.total_steps - position.step)
+        return max(0, min(self.steps_left(position), self.length.total_steps - position.step))
 
     def used_s(self) -> float:
         """Of --max_time, by this rank's clock; 0 without a limit."""

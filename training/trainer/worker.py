@@ -110,7 +110,7 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
         recorder.forecast = forecast.Forecast(setup)
         recorder.power = power.meter(plan, world.world_size)
         log.raw(finish.banner(world, setup, plan, recorder.wandb))
-        if setup.position.step >= setup.length.total_steps:
+        if setup.position.step >= setup.length.total_steps and not setup.unevaluated:
             log.warning(
                 msg(
                     "trainer.worker.nothing_left",

@@ -303,6 +303,7 @@ class PlanStart(RanksPlan):
     starter: NotRequired[StarterRecord]  # missing in older plans, and in that of a queued job
     # of ranks that torchrun has started: its process on each machine (training.cli.restarted)
     agents: NotRequired[list[StarterRecord]]
+    torchrun_id: NotRequired[str]  # its run ID; missing in plans of early 0.1
     submission: NotRequired[str]  # of a SLURM job: its folder of frozen code, such as code_2
     elastic: NotRequired[ElasticRecord]  # only of a run that may lose ranks
     script: NotRequired[ScriptRecord]  # only in the plan of a script

@@ -90,6 +90,7 @@ def _is_away(on: tuple[str, ...]) -> bool:
 def queued(script: Path, on: list[str]) -> str | None:
     """`NUMBER` or `NUMBER;CLUSTER` of this user's job with this script that has not ended, "" if
     there is none; None without an answer. `on`: options of another cluster."""
+    ended = (*OVER, "COMPLETING")  # not over, but begun: its run knows the number
     # Without the header squeue does not name the cluster; -a: hidden partitions too.
     words = ("-a", "-t", "all", "-u", str(os.getuid()), "-o", "%A %T %o")
     # without the user's own filters and columns
@@ -100,7 +101,7 @@ def queued(script: Path, on: list[str]) -> str | None:
         number, state, command = [*line.split(None, 2), "", "", ""][:3]
         if number == "CLUSTER:":
             cluster = f";{state}"
-        elif command.startswith(str(script)) and state not in OVER:
+        elif command.startswith(str(script)) and state not in ended:
             return number + cluster
     return None if answer.status else ""
 
