@@ -94,7 +94,8 @@ def _of_this_machine(
 
 def _prepare_alone(run: rundir.RunDir, plan: Plan, peers: Peers) -> PreparedCorpus:
     """Prepare data as the supervisor would. If new data of a resumed run is rejected, the run is
-    restored, once the others are told: its data of the start before are not theirs."""
+    restored, but only after FAILED is set: the others must not take the data of the start
+    before."""
     from training.plan import writer
     from training.trainer import prepared_cache
 
