@@ -253,7 +253,7 @@ def test_duet_log_without_its_run() -> None:
         ("ssim ms_ssim mssim yssim ssimy", None, True),
         ("acc accuracy acc1 top1 valacc testacc clsacc mlmacc nodeacc gacc top1acc", None, True),
         ("iou mean_iou mIoU dice auc mAP50 f1_macro recall_at_5 recall_at_fpr", None, True),
-        ("quality_score err_free_acc l1_dice", None, True),
+        ("quality_score err_free_acc l1_dice acc_l1 f1_l2 recall_l1", None, True),
         ("loss acc_loss rmse acceleration_rmse depth_map_rmse dssim quality", None, False),
         ("top1_err err_top1 error_top5 top1err top1_error f1_err precision_err", None, False),
         ("depth_map_err map_l1 ssim_l2 jaccard_distance dice_distance iou_distance", None, False),
@@ -269,6 +269,11 @@ def test_units_and_directions_of_scores(names: str, unit: str | None, more: bool
         if (key := metric_units.EVALUATION + name)
     }
     assert found == dict.fromkeys(found, (unit, more))
+
+
+def test_names_without_a_known_direction() -> None:
+    names = ["val_quality", "val_mAP_L1", "val_depth_map_l1"]
+    assert [metric_units.better_if_higher(name) for name in names] == [None] * 3
 
 
 def test_score_for_comparing_runs() -> None:

@@ -33,14 +33,16 @@ SCORES = {"bpb": BITS, "psnr": "dB"}  # units, by part of the name
 # Which values of a score are better, by the last of these in its name.
 _BETTER = re.compile(
     r"(?P<lower>loss|err(or)?[-_]?top[-_@]?\d+|error|err(?![a-z])|bpb|ppl|perplexity|brier|(?<![a-z])("
-    r"dssim|wer|cer|r?mse|mae|mape|dist|distance|gap|drop|l1|l2|fpr|fnr|eer|hter|fid|kid|lpips"
-    r"|niqe|perceptual|nll|crps|ece|calibration|epe|davies_bouldin"
+    r"dssim|wer|cer|r?mse|mae|mape|dist|distance|gap|drop|fpr|fnr|eer|hter|fid|kid|lpips"
+    r"|(?<!acc_)(?<!accuracy_)(?<!f1_)(?<!precision_)(?<!recall_)l[12]|niqe|perceptual|nll|crps|ece|calibration|epe|davies_bouldin"
     r")(?![a-z]))"
     r"|(?P<higher>psnr|accuracy|bleu|rouge|reward|(?<![a-z])("
     r"[a-z]*ssim[a-z]?|[a-z]*acc|top[-_@]?\d+|f1|(roc|pr)?auc|auroc|auprc|m?iou|dice|jaccard|m?ap|core"
     r"|recall|precision|sensitivity|specificity|mcc|kappa|r2|pearson|spearman|ndcg|mrr|meteor|cider"
     r")(?![a-z]))"
 )
+# the norm of a difference of maps, or the mean average precision at a level of difficulty
+_UNCLEAR = re.compile(r"(?<![a-z])maph?_l[12]$")
 _CONDITION = re.compile(r"_at_|@(?=[a-z])")  # what follows is not the score: fpr_at_recall95
 SCORE = "_score"  # makes a name without any of them one of which higher values are better
 PER_TOKEN = ("loss", "perplexity", TOKENS + PER_S)
@@ -148,6 +150,8 @@ def score_unit(key: str) -> str | None:
 def better_if_higher(key: str) -> bool | None:
     """None: unknown."""
     name = key.lower()
+    if _UNCLEAR.search(name):
+        return None
     measured = _CONDITION.split(name)[0]
     found = [match["higher"] is not None for match in _BETTER.finditer(measured)]
     return found[-1] if found else name.endswith(SCORE) or None
