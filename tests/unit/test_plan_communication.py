@@ -92,13 +92,14 @@ def test_gpus_are_tested_once() -> None:
     [
         ({}, False, []),
         ({}, True, ["NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"]),
+        ({}, None, ["NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"]),  # a shell script
         (SET, False, ["NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"]),
         (None, False, ["NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"]),
     ],
 )
 def test_copies_that_work_are_used_unless_accelerate_refuses_them(
     tested: dict[str, str] | None,
-    accelerate: bool,
+    accelerate: bool | None,
     names: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -109,10 +110,11 @@ def test_copies_that_work_are_used_unless_accelerate_refuses_them(
     plan: Any = settled(Ranks(tested))
     card = Gpu(0, "GPU-a", "NVIDIA GeForce RTX 4090", None, None, None, None, None)
     machine = GpuInventory((card,), "", "535.183.01", hidden=(replace(card, index=1),))
-    communication.for_accelerate(plan, machine, sys.executable, {})
+    python = None if accelerate is None else sys.executable
+    communication.for_accelerate(plan, machine, python, {})
     assert [v["name"] for v in plan["variables"]] == names
     # times with copies are no longer those of the run
-    kept = tested is not None and not accelerate
+    kept = tested is not None and accelerate is False
     assert ("communication" in plan, len(plan["text"]), len(plan["headline"])) == (kept, kept, kept)
 
 

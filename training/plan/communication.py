@@ -79,13 +79,14 @@ def for_accelerate(
     begun: PlanStart, machine: GpuInventory, python: str | None, environ: Mapping[str, str]
 ) -> None:
     """Add the variables without which accelerate refuses the GPUs of this machine, unless the
-    copies work and `python` does not have it. After settle(), which finds out whether they do."""
+    copies work and `python` does not have it (None: unknown). After settle(), which finds out
+    whether they work."""
     names = {gpu.index: gpu.name for gpu in (*machine.gpus, *machine.hidden)}
     there = [one["name"] for one in begun["variables"]]
     needed = env_vars.without_copies(list(names.values()), machine.driver, there)
     measured = begun.get("communication")
     copies = measured is not None and measured["p2p"]
-    if not needed or (copies and not (python and has_package(python, "accelerate"))):
+    if not needed or (copies and python and not has_package(python, "accelerate")):
         return
     if measured and copies:  # which its ranks will not use
         sentence = _sentence(measured, begun, environ)
