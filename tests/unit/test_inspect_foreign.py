@@ -153,6 +153,7 @@ def test_all_ranks_wait_for_their_gpus(tmp_path: Path) -> None:
         (("torch/distributed/distributed_c10d.py", "barrier"), True, 431.0, OK),
         (("torch/distributed/distributed_c10d.py", "barrier"), True, 90.0, BAD),
         (("torch/distributed/distributed_c10d.py", "barrier"), False, 431.0, BAD),
+        (("torch/distributed/distributed_c10d.py", "all_reduce"), True, 431.0, BAD),
     ],
 )
 def test_a_backward_or_barrier_waits_for_the_gpu_that_computes(

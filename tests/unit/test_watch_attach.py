@@ -309,6 +309,7 @@ def test_ranks_whose_gpus_may_compute_do_not_hang(gpu: bool, code: Exit) -> None
     samples = [Sample(at, {0: backward, 1: backward}) for at in (0.0, 1.0)]
     verdict = attach._verdict(samples)
     assert getattr(verdict, "code", GPU_WORKS) == GPU_WORKS
+    assert "backward" in attach._conclusion(verdict)[1], "the place is shown in both cases"
     assert attach._conclusion(verdict)[0] == code
 
 

@@ -168,7 +168,8 @@ def _verdict(samples: list[Sample]) -> HangFinding | NoFinding:
     looks = samples[-1].looks
     if isinstance(found, HangFinding) and found.waiting.keys() == looks.keys():
         for rank in gpu_waits.may_compute(found, [r for r, look in looks.items() if look.gpu]):
-            return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_may_compute", rank=rank))
+            may = msg("watchdog.script.gpu_may_compute", rank=rank)
+            return NoFinding(GPU_WORKS, f"{may}{_others(found)}")
     return found
 
 
@@ -183,12 +184,7 @@ def _by_heartbeat(run: rundir.RunDir, pids: dict[int, int]) -> HangFinding | Non
 def _conclusion(verdict: HangFinding | NoFinding) -> tuple[Exit, str]:
     if isinstance(verdict, HangFinding):
         where = "\n    " + msg("monitor.attach.where", place=verdict.where) if verdict.where else ""
-        others = (
-            "\n    " + msg("monitor.attach.others", places=verdict.others())
-            if verdict.waiting
-            else ""
-        )
-        return Exit.HANG, f"{verdict.sentence()}{where}{others}"
+        return Exit.HANG, f"{verdict.sentence()}{where}{_others(verdict)}"
     text = str(verdict)
     if verdict.code == PAUSED:
         return Exit.HANG, text[0].upper() + text[1:]
@@ -197,6 +193,11 @@ def _conclusion(verdict: HangFinding | NoFinding) -> tuple[Exit, str]:
     if verdict.code in UNCERTAIN:
         return Exit.DONE, msg("monitor.attach.undetermined", verdict=verdict)
     return Exit.DONE, msg("monitor.attach.no_hang", verdict=verdict)
+
+
+def _others(found: HangFinding) -> str:
+    places = found.others() if found.waiting else ""
+    return "\n    " + msg("monitor.attach.others", places=places) if places else ""
 
 
 def _record(verdict: HangFinding | NoFinding) -> dict[str, object] | None:

@@ -9,7 +9,7 @@ from training.watchdog.hang_report import HangFinding
 
 # waited for, possibly because it waits for other ranks; or for a place in its queue
 GPU, QUEUE = msg("watchdog.gpu"), msg("watchdog.gpu_queue")
-BACKWARD = "backward"  # may compute
+BACKWARD, BARRIER = "backward", "barrier"  # may compute, or wait for earlier work of its GPU
 
 
 def on_gpu(found: HangFinding, name: str = GPU) -> list[int]:

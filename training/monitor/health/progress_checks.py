@@ -214,9 +214,12 @@ def of_processes(
         use_gpus = [rank for rank, m in motions.items() if m.course and m.course.last.gpu]
         waits_for_gpu = verdict.rank is None and gpu_waits.may_compute(verdict, use_gpus)
         # a barrier waits for the queue of the GPU, too
-        compute = all(
-            rank in verdict.waiting and rank in use_gpus and _computes(gpus.get(rank))
-            for rank in motions
+        for_gpu = {
+            *gpu_waits.may_compute(verdict, use_gpus),
+            *gpu_waits.on_gpu(verdict, gpu_waits.BARRIER),
+        }
+        compute = verdict.rank is None and all(
+            rank in for_gpu and rank in use_gpus and _computes(gpus.get(rank)) for rank in motions
         )
         if compute or (waits_for_gpu and logs_on):
             text = separated([proof, msg("monitor.health.steps.gpus_compute")])
