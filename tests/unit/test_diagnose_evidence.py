@@ -124,67 +124,6 @@ def test_an_exception_in_a_handler_is_the_fatal_one(
         assert record["cause"] == cause or place != line
 
 
-RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
-
-
-@each(
-    ("frame", "end", "cause"),
-    [
-        ("lib/python3.11/http/client.py", RESET, "exception"),
-        ("site-packages/torch/distributed/rendezvous.py", RESET, "peer_died"),
-        ("lib/python3.11/multiprocessing/connection.py", RESET, "peer_died"),
-        ("encode.py", "BrokenPipeError: [Errno 32] Broken pipe", "exception"),
-        ("train.py", "FileNotFoundError: [Errno 2] No such file or directory", "exception"),
-        ("train.py", "RuntimeError: Connection reset by peer", "peer_died"),  # of C++
-    ],
-)
-def test_a_connection_of_the_program_itself_is_not_a_lost_peer(
-    frame: str, end: str, cause: str, tmp_path: Path
-) -> None:
-    """An upload, the standard input of ffmpeg; the folder of os.getcwd() is deleted."""
-    head, frame = "Traceback (most recent call last):\n", f'  File "/u/{frame}", line 3, in f\n'
-    (tmp_path / "log").write_text(f"step 1 loss 2.0\n{head}{frame}{end}\n")
-    assert result.diagnose([tmp_path / "log"])["cause"] == cause
-    (tmp_path / "log").write_text(f"step 1 loss 2.0\n{end}\n")
-    assert result.diagnose([tmp_path / "log"])["cause"] == "peer_died", "of an unknown place"
-
-
-BROKEN_PIPE = (
-    "Traceback (most recent call last):\n"
-    '  File "/u/train.py", line 3, in f\n    print(loss)\nBrokenPipeError: [Errno 32] Broken pipe\n'
-)
-
-
-@each(
-    ("before", "after", "found"),
-    [
-        ("srun: error: n1: task 1: Killed\n", "", ("killed", 1)),
-        ("", "srun: error: n1: task 1: Killed\n", ("killed", 1)),
-        ("", "srun: error: n1: task 0: Exited with exit code 1\n", ("exception", None)),
-        ("", "RuntimeError: Connection closed by peer [::1]:9.\n", ("exception", None)),
-    ],
-)
-def test_a_connection_of_the_program_itself_may_be_lost_with_a_rank(
-    before: str, after: str, found: tuple[str, int | None], tmp_path: Path
-) -> None:
-    (tmp_path / "log").write_text(f"step 1 loss 2.0\n{before}{BROKEN_PIPE}{after}")
-    record = result.diagnose([tmp_path / "log"])
-    assert (record["cause"], record["rank"]) == found
-
-
-def test_a_lost_connection_of_torch_may_be_the_first_of_a_chain(tmp_path: Path) -> None:
-    """The rendezvous is at an etcd server."""
-    (tmp_path / "log").write_text(
-        "Traceback (most recent call last):\n"
-        f'  File "/u/lib/python3.11/http/client.py", line 3, in f\n{RESET}\n\n'
-        "The above exception was the direct cause of the following exception:\n\n"
-        "Traceback (most recent call last):\n"
-        '  File "/u/torch/distributed/elastic/rendezvous/etcd_rendezvous.py", line 9, in g\n'
-        "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: it has failed\n"
-    )
-    assert result.diagnose([tmp_path / "log"])["cause"] == "peer_died"
-
-
 def test_a_log_truncated_while_written_is_text(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(
         bytes(5000) + b"step 1 loss 2.0\nRuntimeError: CUDA error: out of memory\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from training.core import cause_ids
-from training.diagnose.events import OWN, RAISES, Event, names_exception
+from training.diagnose.events import OWN, UNLISTED, Event, names_exception
 from training.diagnose.health import CUT
 from training.diagnose.signatures import PEER_MEMORY, ROOT, VICTIM, WEAK
 
@@ -21,17 +21,34 @@ FATAL = {
     cause_ids.SHM_TOO_SMALL,
     *cause_ids.STOPPED.values(),
 }
+# where a rank died of a signal
+DEATHS = {
+    cause_ids.HOST_OOM_KILLED,
+    cause_ids.KILLED,
+    cause_ids.SEGFAULT,
+    cause_ids.SHM_TOO_SMALL,
+}
+# srun's reports that a task has ended, or that it now ends the others, which may be killed
+STEP_ENDS = ("slurm.task.exited", "slurm.noise.step")
 SOON = 120  # lines: errors of a rank this close after the root cause follow from it
 
 
 def without_consequences(events: list[Event]) -> list[Event]:
-    return _without_ends(_without_followers(_without_handled(_without_lost_memory(events))))
+    for without in (
+        _without_lost_memory,
+        _without_handled,
+        _without_followers,
+        _without_ends,
+        _without_severed,
+    ):
+        events = without(events)
+    return events
 
 
 def _without_lost_memory(events: list[Event]) -> list[Event]:
     """Without errors of access to another rank's memory, if there is a reason for its end."""
     others = [e for e in events if not e.signature or e.signature.id != PEER_MEMORY]
-    ended = any(e.role in (OWN, ROOT, *RAISES, WEAK) for e in others)
+    ended = any(e.role in (OWN, ROOT, UNLISTED, WEAK) for e in others)
     return others if ended else events
 
 
@@ -43,7 +60,7 @@ def _without_handled(events: list[Event]) -> list[Event]:
         one = event.thrown
         if one is None or not one.handling or one.end is None or event.line != one.end:
             continue
-        if event.role in RAISES or (
+        if event.role == UNLISTED or (
             event.role == ROOT and event.cause not in cause_ids.STOPPED.values()
         ):
             while one.before is not None:
@@ -54,7 +71,7 @@ def _without_handled(events: list[Event]) -> list[Event]:
         later = handled.get(id(event.thrown))
         if later is None or event.cause in FATAL:
             return False
-        return event.role in RAISES if later.role in RAISES else event.cause != later.cause
+        return event.role == UNLISTED if later.role == UNLISTED else event.cause != later.cause
 
     return [e for e in events if not over(e)]
 
@@ -66,7 +83,7 @@ def _without_followers(events: list[Event]) -> list[Event]:
     listed = [e for e in events if e.hit and names_exception(e.hit)]
     kept = []
     for event in events:
-        if event.role in (*RAISES, CUT):
+        if event.role in (UNLISTED, CUT):
             chain = event.thrown.first() if event.thrown else None
             # only a wrapper, unless the listed one is a consequence of it
             if any(
@@ -88,7 +105,7 @@ def _without_ends(events: list[Event]) -> list[Event]:
     broke = [
         e
         for e in events
-        if e.role in (OWN, ROOT, *RAISES, WEAK, VICTIM)
+        if e.role in (OWN, ROOT, UNLISTED, WEAK, VICTIM)
         and e.cause not in cause_ids.STOPPED.values()
     ]
     return [
@@ -97,6 +114,23 @@ def _without_ends(events: list[Event]) -> list[Event]:
         if e.cause not in cause_ids.STOPPED.values()
         or not any(b.analysis is e.analysis and b.line.offset < e.line.offset for b in broke)
     ]
+
+
+def _without_severed(events: list[Event]) -> list[Event]:
+    """Without lost connections of the program's own that may have been lost with a rank that died,
+    unless srun killed that rank after the end of another one."""
+    deaths = [e for e in events if e.cause in DEATHS]
+    ends = [e for e in events if e.signature and e.signature.id in STEP_ENDS]
+
+    def lost_with(event: Event, death: Event) -> bool:
+        if event.rank is not None and event.rank == death.rank:
+            return False
+        since = event.line.offset if event.analysis is death.analysis else -1
+        return not any(
+            e.analysis is death.analysis and since < e.line.offset < death.line.offset for e in ends
+        )
+
+    return [e for e in events if not (e.severed and any(lost_with(e, d) for d in deaths))]
 
 
 def _follows(event: Event, root: Event) -> bool:

@@ -17,12 +17,9 @@ from training.diagnose.traceback import Traceback, place_before
 
 OWN = "own"  # Duet's verdict, or the error file of a rank: nothing is inferred
 UNLISTED = "unlisted"  # an exception that is not in the catalogue
-# an exception of a connection of the program's own, which may be lost together with a rank
-SEVERED = "severed"
 LOST = "lost"  # a cascade that shows only the loss of another process
 ABORTED = "aborted"  # the end of a process after such a loss
-ORDER = (OWN, ROOT, UNLISTED, WEAK, VICTIM, SEVERED, CASCADE, LOST, ABORTED, CUT)
-RAISES = (UNLISTED, SEVERED)
+ORDER = (OWN, ROOT, UNLISTED, WEAK, VICTIM, CASCADE, LOST, ABORTED, CUT)
 ABOUT_ITSELF = {OWN, ROOT, WEAK, VICTIM}  # about the rank that logged it
 
 
@@ -41,6 +38,8 @@ class Event:
     text: str = ""
     file: Path | None = None  # without a `analysis`
     place: str | None = None  # file:line, without a traceback
+    # of a connection of the program's own, which may be lost together with a rank
+    severed: bool = False
 
     @property
     def signature(self) -> Signature | None:
@@ -71,11 +70,9 @@ def failure_events(analysis: LogAnalysis) -> list[Event]:
         if one.harmless or one.in_thread or one.carries or id(one) in listed:
             continue
         line = one.end or one.start
-        raises = SEVERED if id(one) in severed else UNLISTED
-        cause, role = (RAISED, raises) if one.end else (UNKNOWN, CUT)
-        events.append(
-            Event(cause, role, line, one.rank, analysis.time_at(line.offset), analysis, None, one)
-        )
+        cause, role = (RAISED, UNLISTED) if one.end else (UNKNOWN, CUT)
+        time, own = analysis.time_at(line.offset), id(one) in severed
+        events.append(Event(cause, role, line, one.rank, time, analysis, None, one, severed=own))
     events += [
         Event(
             RAISED,

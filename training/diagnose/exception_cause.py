@@ -117,7 +117,7 @@ def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
     event = found.event
     if event is None:
         return None
-    if event.role in events.RAISES and event.thrown:
+    if event.role == events.UNLISTED and event.thrown:
         return found if event.thrown.last > size - BUFFER else None  # an older one was not fatal
     return (
         found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from training.diagnose.events import LOST, RAISES, Event
+from training.diagnose.events import LOST, UNLISTED, Event
 from training.diagnose.log_analysis import LogAnalysis
 from training.diagnose.signatures import CASCADE, ROOT, VICTIM, WEAK
 
@@ -51,7 +51,7 @@ def guilty_rank(
     broken = [
         e
         for e in events
-        if e.rank is not None and e.role in (ROOT, WEAK, *RAISES) and e.analysis is analysis
+        if e.rank is not None and e.role in (ROOT, WEAK, UNLISTED) and e.analysis is analysis
     ]
     same = [e for e in broken if e.cause == best.cause] or [
         e for e in broken if e.thrown and e.line.offset > best.line.offset

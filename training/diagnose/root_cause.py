@@ -14,7 +14,7 @@ from training.diagnose.events import (
     LOST,
     ORDER,
     OWN,
-    RAISES,
+    UNLISTED,
     Event,
     failure_events,
 )
@@ -28,7 +28,7 @@ VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # not listed beside another cause
 CONFIDENCE = (
     dict.fromkeys(ORDER, "low")
     | {OWN: "high", ROOT: "high"}
-    | dict.fromkeys((*RAISES, WEAK, VICTIM), "medium")
+    | dict.fromkeys((UNLISTED, WEAK, VICTIM), "medium")
 )
 
 
