@@ -122,6 +122,10 @@ class Continuity:
     _read: int = field(default=0, init=False)
     _announced: int = field(default=0, init=False)
 
+    def launched(self) -> bool:
+        """Has anything run since the last kill? A complete run is not started again."""
+        return len(list(read_records(self.run.events))) > self._read
+
     def problems(self, on_disk: int) -> list[str]:
         """`on_disk`: the newest checkpoint now, with all ranks dead."""
         events, found = list(read_records(self.run.events)), []
@@ -172,17 +176,19 @@ def wrong_records(records: Sequence[Record], whole: Reference) -> list[str]:
     return found
 
 
-def wrong_end(run: RunDir, whole: Reference) -> list[str]:
+def wrong_end(run: RunDir, whole: Reference, *, launched: bool = True) -> list[str]:
     """Differences of a finished run from the uninterrupted one: weights, losses, summary, leftover
-    files."""
+    files. `launched`: by the last start; without it, the run was complete when it was killed, maybe
+    in its sample, which comes last."""
     summary = read_json(run.summary) or {}
+    same = [n for n in SAME if launched or n != "sample" or summary.get(n) is not None]
     found = [f"the end: {problem}" for problem in damaged(run, whole)]
     if newest(run) != whole.steps:
         found.append(f"the last checkpoint is of step {newest(run)}, not {whole.steps}")
     found += wrong_records(list(read_records(run.metrics)), whole)
     found += [
         f"summary.json: {n} is {summary.get(n)!r}, not {whole.summary[n]!r}"
-        for n in SAME
+        for n in same
         if summary.get(n) != whole.summary[n]
     ]
     found += [

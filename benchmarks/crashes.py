@@ -265,7 +265,7 @@ def finish(case: Case, status: int, possible: set[int], tally: Tally) -> None:
             f"start {case.starts} exited with {status}, which no kill explains: {console[-600:]}",
         )
     elif status == Exit.DONE:
-        for text in proof.wrong_end(case.run, case.whole):
+        for text in proof.wrong_end(case.run, case.whole, launched=case.continuity.launched()):
             case.wrong(END, text)
         inventory(case, 0, tally)
 

@@ -121,6 +121,15 @@ def test_leftovers_of_a_finished_run_are_found(run: RunDir, whole: proof.Referen
     ]
 
 
+def test_a_run_killed_in_its_sample_is_complete(run: RunDir, whole: proof.Reference) -> None:
+    write_json(run.summary, dict.fromkeys(proof.SAME, 1) | {"steps": 10, "sample": None})
+    follows = proof.Continuity(run)
+    run.event("start", step=0)
+    assert follows.launched() and proof.wrong_end(run, whole)
+    follows.problems(10)
+    assert not follows.launched() and not proof.wrong_end(run, whole, launched=False)
+
+
 def test_a_start_continues_from_the_newest_and_announced_checkpoint(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     follows = proof.Continuity(run)
