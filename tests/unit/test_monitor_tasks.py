@@ -274,6 +274,8 @@ def test_units_and_directions_of_scores(names: str, unit: str | None, more: bool
 def test_names_without_a_known_direction() -> None:
     names = ["val_quality", "val_mAP_L1", "val_depth_map_l1"]
     assert [metric_units.better_if_higher(name) for name in names] == [None] * 3
+    higher = [metric_units.higher_is_better(name + metric_units.SCORE) for name in names]
+    assert higher == [True] * 3, "as --keep_best suggests"
 
 
 def test_score_for_comparing_runs() -> None:

@@ -297,8 +297,7 @@ WARNINGS = {
     "warning.rank_missing": "ranks are waiting for one that has not arrived",
     "warning.replica": "the second machine has no copy of the newest checkpoint",
     "warning.sample": "the sample at the end of the training has failed; the training is complete",
-    "warning.score_direction": "`--keep_best` keeps the lowest value of a score with an unknown "
-    "name",
+    "warning.score_direction": "`--keep_best` keeps the lowest value of a score of unknown name",
     "warning.slow_rank": "the other ranks of a script wait for one rank again and again",
     "warning.still_reading": "a rank is overdue and still reading from disk",
     "warning.task_changed": "the file of a user's task has changed since the checkpoint",

@@ -34,7 +34,7 @@ SCORES = {"bpb": BITS, "psnr": "dB"}  # units, by part of the name
 _BETTER = re.compile(
     r"(?P<lower>loss|err(or)?[-_]?top[-_@]?\d+|error|err(?![a-z])|bpb|ppl|perplexity|brier|(?<![a-z])("
     r"dssim|wer|cer|r?mse|mae|mape|dist|distance|gap|drop|fpr|fnr|eer|hter|fid|kid|lpips"
-    r"|(?<!acc_)(?<!accuracy_)(?<!f1_)(?<!precision_)(?<!recall_)l[12]|niqe|perceptual|nll|crps|ece|calibration|epe|davies_bouldin"
+    r"|(?<!acc_)(?<!accuracy_)(?<!f1_)(?<!precision_)(?<!recall_)(?<!map_)l[12]|niqe|perceptual|nll|crps|ece|calibration|epe|davies_bouldin"
     r")(?![a-z]))"
     r"|(?P<higher>psnr|accuracy|bleu|rouge|reward|(?<![a-z])("
     r"[a-z]*ssim[a-z]?|[a-z]*acc|top[-_@]?\d+|f1|(roc|pr)?auc|auroc|auprc|m?iou|dice|jaccard|m?ap|core"
