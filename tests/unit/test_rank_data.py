@@ -60,6 +60,12 @@ def prepare_in(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared_cache, "prepare", lambda *of: prepare(*of, cache))
 
 
+def prepare_elsewhere(run: RunDir, asked: dict[str, Any], folder: Path) -> None:
+    """As rank 0, on a disk that the others do not have."""
+    first = prepared_cache.prepare(run, cast(Plan, asked), folder / "cache")
+    Path(first.folder).rename(folder / "of rank 0")
+
+
 def world(rank: int, local: int = 0, size: int = 4) -> World:
     return World(rank, local, size, torch.device("cpu"), "gloo", "-")
 
@@ -112,8 +118,7 @@ def test_a_machine_without_the_folder_of_rank_0_prepares_the_text_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The run directory is on a common disk, clones and prepared data are not."""
-    first = prepared_cache.prepare(run, cast(Plan, asked), tmp_path / "cache")
-    Path(first.folder).rename(tmp_path / "of rank 0")
+    prepare_elsewhere(run, asked, tmp_path)
     published = run.data.read_bytes()
     prepare_in(tmp_path / "cache1", monkeypatch)
     monkeypatch.setattr(rank_data.Peers, "wait_for_all", lambda self: None)
@@ -150,8 +155,7 @@ def test_a_machine_whose_text_is_rejected_ends_the_others_with_its_code(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = prepared_cache.prepare(run, cast(Plan, asked), tmp_path / "cache")
-    Path(first.folder).rename(tmp_path / "of rank 0")
+    prepare_elsewhere(run, asked, tmp_path)
     others = [waiting(rank) for rank in (0, 1)]
     (tmp_path / "file").touch()
     prepare_in(tmp_path / "file" / "cache", monkeypatch)
