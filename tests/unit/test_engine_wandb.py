@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 
+from tests.cases import each
 from tests.conftest import TOKEN
 from tests.unit.conftest import ROOT, clean_environment
 from tests.unit.wandb_server import WandbServer
 from training.config.schema import Config
-from training.core.rundir import RunDir, append_json, read_json, read_records
+from training.core.rundir import RunDir, append_json, read_json, read_records, write_json
 from training.trainer import tracking
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -43,6 +45,13 @@ while recorder._trackers._threads[0]._queue.qsize():  # it started long before
     time.sleep(0.01)
 metrics_writer.failed(1)
 """
+# Killed before W&B sends anything, which it does every 15 s, once it has received all records.
+KILLED = """
+import os, signal
+recorder.checkpoint()
+recorder._trackers._put(lambda sink: os.kill(os.getpid(), signal.SIGKILL))
+recorder._trackers._threads[0].join()
+"""
 FINISHED = 'recorder.close({"steps": last, "loss_last": 0.5, "status": "done", "mfu": None}, 0)'
 
 
@@ -68,6 +77,7 @@ def train(
     **variables: str,
 ) -> str:
     """Train in a subprocess and return its standard error."""
+    status = -signal.SIGKILL if end == KILLED else 0
     env = clean_environment(HOME=str(home), **{TOKEN: token}, **variables)
     command = [
         sys.executable,
@@ -82,8 +92,25 @@ def train(
     done = subprocess.run(
         command, env=env, cwd=home, capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return done.stderr
+
+
+def sync(folders: Iterable[Path], home: Path, token: str, server: WandbServer, *more: str) -> None:
+    env = clean_environment(
+        HOME=str(home), WANDB_BASE_URL=server.address, WANDB_API_KEY=KEY, **{TOKEN: token}
+    )
+    wandb = str(Path(sys.executable).with_name("wandb"))
+    done = subprocess.run(
+        [wandb, "sync", "--yes", *more, *map(str, folders)],
+        env=env,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def identity(run: RunDir) -> str:
@@ -115,14 +142,7 @@ def test_an_offline_run_is_sent_by_wandb_sync(
     parts = sorted(run.wandb.glob("offline-run-*"))
     assert len(parts) == 2 and all(part.name.endswith(identity(run)) for part in parts)
 
-    env = clean_environment(
-        HOME=str(tmp_path), WANDB_BASE_URL=server.address, WANDB_API_KEY=KEY, **{TOKEN: token}
-    )
-    command = [str(Path(sys.executable).with_name("wandb")), "sync", "--yes", *map(str, parts)]
-    done = subprocess.run(
-        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    sync(parts, tmp_path, token, server)
     assert list(server.runs) == [identity(run)]
     got = server.run(identity(run))
     recorded = [r for r in read_records(run.metrics) if "loss" in r]
@@ -187,6 +207,38 @@ def test_without_a_network_wandb_is_offline_and_the_key_is_not_written(
     assert_nowhere(KEY, tmp_path)
 
 
+@pytest.mark.slow
+def test_wandb_gets_every_step_after_a_kill(
+    run: RunDir, tmp_path: Path, token: str, server: WandbServer
+) -> None:
+    """Its service ends with rank 0, and has not sent everything."""
+    online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.address}
+    train(run, "online", FINISHED, tmp_path, token, last=8, **online)
+    train(run, "online", KILLED, tmp_path, token, first=9, last=16, **online)
+    train(run, "online", FINISHED, tmp_path, token, first=17, last=24, **online)
+    got = server.run(identity(run))
+    assert got.losses == {step: 10 / step for step in range(1, 25)}
+    assert [record["step"] for record in got.history if "val_bpb" in record] == [8, 16, 24]
+    assert sum(record.get("step") == 4 for record in got.history) == 1, "sent once"
+
+
+@pytest.mark.slow
+def test_wandb_gets_every_step_of_a_start_without_a_network(
+    run: RunDir, tmp_path: Path, token: str, server: WandbServer
+) -> None:
+    """It is down when the first start is killed, and up again for the third one. What the second
+    one leaves for `wandb sync` has the first one's steps too."""
+    online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.address}
+    train(run, "online", KILLED, tmp_path, token, last=8, **online)
+    down = online | {"WANDB_BASE_URL": "http://127.0.0.1:9"}
+    train(run, "online", FINISHED, tmp_path, token, first=9, last=16, **down)
+    with WandbServer() as other:
+        sync(run.wandb.glob("offline-run-*"), tmp_path, token, other)
+        assert other.run(identity(run)).losses == {step: 10 / step for step in range(1, 17)}
+    train(run, "online", FINISHED, tmp_path, token, first=17, last=24, **online)
+    assert server.run(identity(run)).losses == {step: 10 / step for step in range(1, 25)}
+
+
 def test_a_tracker_adds_almost_no_time_to_a_step(run: RunDir, tmp_path: Path, token: str) -> None:
     """The real client, while it starts and while it works: a step only waits for a write to a file
     and a queue."""
@@ -202,10 +254,11 @@ def test_a_tracker_adds_almost_no_time_to_a_step(run: RunDir, tmp_path: Path, to
 def test_wandb_gets_at_the_next_start_what_it_lacks_of_a_start_that_was_killed(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed while W&B was starting, after step 4; resumed from step 2."""
+    """Killed while W&B was starting, after step 4; resumed from step 2, without a network."""
     run.create()
     wandb = MagicMock()
     wandb.errors.Error = ConnectionError
+    wandb.init.return_value.configure_mock(resumed=False, offline=True)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     for step in (1, 2, 3, 4):
         append_json(run.metrics, {"time": step, "step": step, "loss": 5.0 - step})
@@ -229,6 +282,43 @@ def test_wandb_gets_at_the_next_start_what_it_lacks_of_a_start_that_was_killed(
         {"step": 2, "val_loss": 2.5},
     ]
     assert sent(3) == [], "once"
+
+
+@each(
+    "known, sent, again, lacks",
+    [
+        (1, 4, [4, 5, 6], 4),  # its evaluation may be missing
+        (5, 4, [5, 6], 5),  # the start before has ended with step 4
+        (None, 4, [5, 6], 5),  # by a start that was offline
+        (None, None, [1, 2, 3, 4, 5, 6], 1),
+        (None, 6, [], 7),
+        (3, 9, [], 7),  # after the checkpoint
+    ],
+)
+def test_wandb_gets_what_it_lacks_of_earlier_starts(
+    known: int | None,
+    sent: int | None,
+    again: list[int],
+    lacks: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A start from step 7. `sent`: the last step that W&B has; `lacks`: recorded until the end."""
+    run, wandb = RunDir(tmp_path), MagicMock()
+    wandb.errors.Error = ConnectionError
+    summary = {} if sent is None else {"step": sent}
+    wandb.init.return_value.configure_mock(resumed=True, offline=False, summary=summary)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for step in range(1, 10):
+        append_json(run.metrics, {"time": step, "step": step, "loss": 0.5})
+    write_json(run.wandb_id, {"id": "abc", **({"lacks_from": known} if known else {})})
+    tracker = tracking.WandB(
+        run, Config(), "online", {}, first=7, earlier=run.metrics.stat().st_size
+    )
+    logged = [call.args[0]["step"] for call in wandb.init.return_value.log.call_args_list]
+    assert (logged, read_json(run.wandb_id)) == (again, {"id": "abc", "lacks_from": lacks})
+    tracker.close(tracking.End(0))
+    assert read_json(run.wandb_id) == {"id": "abc"}
 
 
 def test_a_damaged_id_is_replaced(run: RunDir) -> None:
