@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -74,9 +75,10 @@ def train(
     token: str,
     first: int = 1,
     last: int = 20,
+    words: Sequence[str] = (),
     **variables: str,
 ) -> str:
-    """Train in a subprocess and return its standard error."""
+    """Train in a subprocess and return its standard error. `words`: of its command line."""
     status = -signal.SIGKILL if end == KILLED else 0
     env = clean_environment(HOME=str(home), **{TOKEN: token}, **variables)
     command = [
@@ -88,6 +90,7 @@ def train(
         mode,
         str(first),
         str(last),
+        *words,
     ]
     done = subprocess.run(
         command, env=env, cwd=home, capture_output=True, text=True, timeout=120, check=False
@@ -237,6 +240,24 @@ def test_wandb_gets_every_step_of_a_start_without_a_network(
         assert other.run(identity(run)).losses == {step: 10 / step for step in range(1, 17)}
     train(run, "online", FINISHED, tmp_path, token, first=17, last=24, **online)
     assert server.run(identity(run)).losses == {step: 10 / step for step in range(1, 25)}
+
+
+def test_the_command_line_in_wandb_is_as_public_as_the_configuration(
+    run: RunDir, tmp_path: Path, token: str, server: WandbServer
+) -> None:
+    """W&B records it itself."""
+    hidden = ("curl ntfy.sh/my-topic", "mail me@example.com", "https://me:geheim@host/text")
+    words = (
+        *("a config.py", f"--notify={hidden[0]}", "--notify", hidden[1], "--depth=4"),
+        *("--data", hidden[2], f"--data={hidden[2]}"),
+    )
+    online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.address}
+    train(run, "online", FINISHED, tmp_path, token, words=words, **online)
+    for value in hidden:
+        assert_nowhere(value, tmp_path)
+    (file,) = run.wandb.glob("run-*/files/wandb-metadata.json")
+    args = json.loads(file.read_text())["args"]
+    assert args[5:] == ["a config.py", "--depth=4", "--data", "…", "--data=…"]
 
 
 def test_a_tracker_adds_almost_no_time_to_a_step(run: RunDir, tmp_path: Path, token: str) -> None:

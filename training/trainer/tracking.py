@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from training.config import flags
 from training.config.schema import Config
 from training.core import log, redact, rundir
 from training.core.errors import Exit
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 # in wandb.json until everything is sent, or in an offline part: the first step that W&B may lack
 LACKS_FROM = "lacks_from"
+PRIVATE = ("notify",)  # not for W&B
 WANDB_INIT_S = 10.0  # unless set by WANDB_INIT_TIMEOUT
 
 
@@ -104,6 +107,7 @@ class WandB:
         self._file, self._id = run.wandb_id, number
         lacks = min(whole(known.get(LACKS_FROM)) or first, first)
         self._keep(lacks)  # before a slow import
+        sys.argv[1:] = _public_words(sys.argv[1:])  # W&B records them, and nothing else reads them
         import wandb
 
         self.wandb = wandb
@@ -178,11 +182,20 @@ class WandB:
 
 def public(values: Mapping[str, Any]) -> Figures:
     """The configuration without secrets and private values."""
-    shown = {name: value for name, value in values.items() if name != "notify"}
+    shown = {name: value for name, value in values.items() if name not in PRIVATE}
     return {
         name: redact.shown(name, value) if isinstance(value, str) else value
         for name, value in shown.items()
     }
+
+
+def _public_words(argv: list[str]) -> list[str]:
+    """As `public`, of the command line."""
+    kept = list(argv)
+    for name, start, stop in reversed(flags.parse(argv).places):
+        if name in PRIVATE:
+            del kept[start:stop]
+    return redact.words(kept)
 
 
 def _wandb_id(run: rundir.RunDir) -> str:
