@@ -170,6 +170,27 @@ def test_a_tracker_that_starts_slowly_does_not_hold_back_the_other(
     gate.set()
 
 
+@pytest.mark.parametrize("started", [True, False])
+def test_wandb_that_is_abandoned_names_the_command_for_later(
+    started: bool,
+    run: RunDir,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Unless it never started: then there are no files to send."""
+    monkeypatch.setattr(tracker_threads, "CLOSE_S", 0.2)
+    monkeypatch.setattr(tracker_threads, "STARTING_S", 60.0 if started else 0.2)
+    gate = threading.Event()
+    made = Sink(gate)
+    monkeypatch.setattr(tracking, "WandB", lambda *given: made if started else gate.wait())
+    writer = MetricsWriter(run, Config(wandb_mode="offline", tensorboard=False))
+    writer.write({"step": 1})
+    writer.close({}, 0)
+    gate.set()
+    command = f"wandb sync --include-online {run.wandb}/latest-run"
+    assert capsys.readouterr().err.count(command) == started
+
+
 def test_a_tracker_that_fails_after_it_was_abandoned_is_one_warning(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

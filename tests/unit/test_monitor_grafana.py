@@ -182,6 +182,7 @@ def test_alerts_fire_only_when_they_should(tmp_path: Path) -> None:
         "summary": "gone died",
         "description": f"{shows} the details.",
     }
+    waits = died | {"run": "waits", "state": "failed", "summary": "waits failed"}
     stuck = {"run": "stuck", "severity": "critical", "summary": "stuck: no step for 10m 0s"}
     stuck["description"] = f"{shows} what each rank is doing. Longest in its phase: rank 1."
     late = {
@@ -223,6 +224,12 @@ def test_alerts_fire_only_when_they_should(tmp_path: Path) -> None:
                     series("duet_run_failure_info", "1x2000", run="bad", cause="gpu_oom", rank="1"),
                     series("duet_run_end_timestamp_seconds", "0x2000", run="bad"),
                     series("duet_run_state", "1x20", run="gone", state="died"),
+                    series("duet_run_state", "1x20", run="waits", state="failed"),
+                    *(
+                        series("duet_run_supervised", v, run=run)
+                        for run, v in (("bad", "0x2000"), ("waits", "1x20"))
+                    ),
+                    series("duet_run_end_timestamp_seconds", "0x20", run="waits"),
                     series("duet_loss", "2" + " NaN" * 20, run="nan"),
                     series("duet_run_state", "1x20", run="nan", state="running"),
                     series("duet_loss", "2" + " NaN" * 20, run="done"),
@@ -233,8 +240,9 @@ def test_alerts_fire_only_when_they_should(tmp_path: Path) -> None:
                 "alert_rule_test": [
                     alerts("4m", "DuetNoStep"),
                     alerts("10m", "DuetNoStep", stuck),
-                    alerts("30s", "DuetRunFailed"),  # a restart may follow
-                    alerts("5m", "DuetRunFailed", failed, died),
+                    alerts("30s", "DuetRunFailed"),
+                    alerts("5m", "DuetRunFailed", failed, died),  # a restart may follow
+                    alerts("12m", "DuetRunFailed", failed, died, waits),  # a restart is overdue
                     alerts("1450m", "DuetRunFailed"),
                     alerts("5m", "DuetRankLate", late),
                     alerts("0m", "DuetLossNotFinite"),

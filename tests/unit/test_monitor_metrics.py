@@ -167,6 +167,7 @@ def test_after_the_end(made: Made) -> None:
     seen = of(look(made.run))
     assert value(seen, "duet_run_failure_info", run=RUN, cause="gpu_oom", rank="1") == 1
     assert value(seen, "duet_run_state", run=RUN, state="failed") == 1
+    assert value(seen, "duet_run_supervised", run=RUN) == 0
     assert not names(seen) & {
         "duet_rank_heartbeat_age_seconds",
         "duet_eta_seconds",

@@ -15,10 +15,14 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.unit.exported_metrics import RUN, Serving, exporters, get, parsed, value
-from tests.unit.monitor_runs import PATIENCE_S, ROOT, Made, look
+from tests.unit.monitor_runs import PATIENCE_S, ROOT, Made, dead_pid, look
+from training.cli import monitor
 from training.core.contracts.state import RunState
 from training.core.errors import Exit, UserError
+from training.core.jsonl import dig
+from training.monitor import options
 from training.monitor.prometheus import HOST, Exporter
+from training.monitor.state import RunWatch
 
 _serving = pytest.fixture(exporters, name="serving")
 
@@ -191,3 +195,19 @@ def test_threads_end_with_the_server(serving: Serving) -> None:
     assert "prometheus" in {t.name for t in threading.enumerate()}
     exporter.close()
     assert "prometheus" not in {t.name for t in threading.enumerate()}
+
+
+def test_a_newer_run_replaces_one_that_has_ended(made: Made) -> None:
+    """As on the screen: not a run that trains, nor one that is about to restart."""
+    read = monitor._reader(options.parse(["--prometheus=9464"]), RunWatch(made.run))
+
+    def shown() -> str:
+        return str(dig(read()[0], "run", "name"))
+
+    made.supervisor(os.getpid())
+    newer = Made(made.run.path.parent / "newer", age_s=0.0)
+    assert [shown(), shown()] == [made.run.name] * 2
+    made.failure()
+    assert [shown(), shown()] == [made.run.name] * 2
+    made.supervisor(dead_pid())
+    assert [shown(), shown()] == [made.run.name, newer.run.name]

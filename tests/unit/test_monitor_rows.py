@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.unit.exported_metrics import names, of
 from tests.unit.monitor_runs import GIB, PATIENCE_S, ROOT, Made, look, text_of
 from training.core import rundir
 from training.core.messages import msg
@@ -148,6 +150,40 @@ def test_hanging_or_failing_driver_does_not_block_the_monitor(
     assert "has not answered for" in "\n".join(screen.screen(seen, View(80, 24)))
     released.set()
     assert "Xid 79" in watch.read(PATIENCE_S)["gpus_reason"]
+
+
+def test_measurements_of_a_driver_that_hangs_become_unknown(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot change is kept; also `--prometheus` exports no measurement then."""
+    process = gpus.GpuProcess(os.getpid(), GIB)
+    gpu = gpus.Gpu(0, "GPU-0", "H200", 8 * GIB, 2 * GIB, 97, 71, 650.0)
+    gpu = replace(gpu, fan_percent=30, slowdowns=("too hot",), processes=(process,))
+    answers, released = iter([gpus.GpuInventory((gpu,), "")]), threading.Event()
+
+    def inventory(*_: object) -> gpus.GpuInventory:
+        for answer in answers:
+            return answer
+        released.wait(PATIENCE_S)
+        return gpus.GpuInventory((gpu,), "")
+
+    monkeypatch.setattr(gpus, "inventory", inventory)
+    watch = state.RunWatch(made.run)
+    before = watch.read(PATIENCE_S)
+    assert watch.read(0.01)["gpus"] == before["gpus"], "it may be slow"
+    monkeypatch.setattr(host_stats, "STALE_S", 0.0)
+    seen = watch.read(0.01)
+    unknown = ("use_percent", "memory_used_bytes", "temperature_c", "power_w", "fan_percent")
+    changed = dict.fromkeys((*unknown, "throttle_reasons")) | {"processes": []}
+    assert seen["gpus"] == [{**before["gpus"][0], **changed}]
+    assert names(of(seen)) & {n for n in names(of(before)) if n.startswith("duet_gpu")} == {
+        "duet_gpu_info",
+        "duet_gpu_in_plan",
+        "duet_gpu_memory_total_bytes",
+    }
+    assert "H200" in "\n".join(screen.screen(seen, View(80, 24)))
+    released.set()
+    assert watch.read(PATIENCE_S)["gpus"] == before["gpus"]
 
 
 def test_many_ranks_in_few_rows_show_the_worst(

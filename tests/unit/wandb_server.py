@@ -89,9 +89,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _stream(self, run: Run, sent: dict[str, Any]) -> None:
         files = sent.get("files") or {}
-        run.history += [
-            json.loads(line) for line in files.get("wandb-history.jsonl", {}).get("content", [])
-        ]
+        if history := files.get("wandb-history.jsonl"):
+            at, lines = history["offset"], [json.loads(line) for line in history["content"]]
+            run.history[at : at + len(lines)] = lines
         for line in files.get("wandb-summary.json", {}).get("content", []):
             run.summary.update(json.loads(line))
         if sent.get("complete"):
@@ -134,7 +134,33 @@ class Handler(BaseHTTPRequestHandler):
             },
             "serverInfo": {"cliVersionInfo": {}, "latestLocalVersionInfo": None, "features": []},
             "createRunFiles": {"runID": "r", "uploadHeaders": [], "files": uploads},
-            "model": None,
+            "model": self._resumed(name) if "RunResumeStatus" in asked["query"] else None,
             "entity": None,
             "project": None,
+        }
+
+    def _resumed(self, name: str) -> dict[str, Any] | None:
+        """What a client that continues a run asks for."""
+        if (run := self.server.runs.get(name)) is None:
+            return None
+        bucket = {
+            "id": "r",
+            "name": name,
+            "displayName": name,
+            "config": "{}",
+            "wandbConfig": '{"t": 1}',
+            "summaryMetrics": json.dumps(run.summary),
+            "historyLineCount": len(run.history),
+            "historyTail": json.dumps([json.dumps(record) for record in run.history[-1:]]),
+            "eventsLineCount": 0,
+            "eventsTail": "[]",
+            "logLineCount": 0,
+            "tags": [],
+            "notes": "",
+        }
+        return {
+            "id": "m",
+            "name": "duet",
+            "entity": {"id": "e", "name": "me"},
+            "bucket": bucket,
         }

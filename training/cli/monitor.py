@@ -17,6 +17,7 @@ from training.core.messages import msg
 from training.host import program
 from training.monitor import options, screen, state
 from training.monitor.options import MonitorOptions
+from training.monitor.run_status import ENDED
 from training.monitor.state import StateSource
 
 if TYPE_CHECKING:
@@ -103,14 +104,21 @@ def _screen(seen: RunState | RunsState, view: screen.View) -> list[str]:
 def _reader(
     chosen: MonitorOptions, source: StateSource
 ) -> Callable[[], Sequence[RunState | RunsState]]:
-    """A function that reads the current state; follows the newest run unless one was given."""
-    shown = source
+    """A function that reads the current state; after the end of a run that was not given it
+    switches to a newer one."""
+    shown, over = source, False
 
     def read() -> list[RunState | RunsState]:
-        nonlocal shown
-        if isinstance(shown, state.RunWatch) and chosen.run is None and chosen.log is None:
+        nonlocal shown, over
+        if over and chosen.run is None and chosen.log is None:
             shown = _newer(shown) or shown
         seen = shown.read()
+        over = (
+            isinstance(shown, state.RunWatch)
+            and "run" in seen
+            and seen["run"]["state"] in ENDED
+            and not seen["run"]["supervisor_alive"]
+        )
         # the machine too: a finished run's last state may be old
         return [*seen["runs"], seen] if "runs" in seen else [seen]
 

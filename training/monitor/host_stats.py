@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ except ImportError:  # an interpreter without Duet's packages can still show the
 CLOCK_SLACK_S = (
     60.0  # a process's start time follows from the boot time, which moves when the clock is set
 )
+STALE_S = 10.0  # without an answer of the driver, its last measurements are unknown
 
 
 def alive(known: Record, seen: float) -> bool:
@@ -122,13 +124,15 @@ class Gpus:
 
     def answer(self, patience_s: float) -> gpus.GpuInventory:
         """All GPUs of the machine, regardless of CUDA_VISIBLE_DEVICES; the previous answer if the
-        driver does not respond within `patience_s`."""
+        driver does not respond within `patience_s`, for STALE_S with its measurements."""
         if self._thread is not None:
             self._thread.join(patience_s)
             if self._thread.is_alive():
                 waited = time.monotonic() - self._asked
+                known = self._answer.gpus
                 return gpus.GpuInventory(
-                    self._answer.gpus, msg("monitor.gpus.driver_silent", waited=waited)
+                    tuple(map(_unmeasured, known)) if waited > STALE_S else known,
+                    msg("monitor.gpus.driver_silent", waited=waited),
                 )
         return self._answer
 
@@ -139,6 +143,19 @@ class Gpus:
             self._answer = gpus.GpuInventory((), msg("monitor.gpus.no_nvml"))
         except Exception as error:
             self._answer = gpus.GpuInventory((), msg("host.gpus.driver_error", error=error))
+
+
+def _unmeasured(gpu: gpus.Gpu) -> gpus.Gpu:
+    return replace(
+        gpu,
+        free_bytes=None,
+        use_percent=None,
+        temperature_c=None,
+        power_w=None,
+        fan_percent=None,
+        slowdowns=None,
+        processes=(),
+    )
 
 
 class Shared:

@@ -173,6 +173,12 @@ OF_A_RUN = [
         "info",
     ),
     Metric(
+        "duet_run_supervised",
+        (),
+        "1 while the supervisor of the run exists: it may restart the ranks of a failed run.",
+        _run("run", "supervisor_alive"),
+    ),
+    Metric(
         "duet_run_alerts",
         (),
         "Number of active alerts, as the monitor's screen lists them.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -71,7 +72,8 @@ class MetricsWriter:
         self.wandb = f"{mode} ({reason})"
         self.power: PowerMeter | None = None  # of the GPUs; None: unknown
         self.forecast: Forecast | None = None
-        self._trackers = Trackers(makers, partial(_stuck, run))
+        later = {"W&B": f"wandb sync --include-online {shlex.quote(str(run.wandb / 'latest-run'))}"}
+        self._trackers = Trackers(makers, partial(_stuck, run), later)
         _current = self
 
     def write(self, figures: Figures) -> None:

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from training.core import heartbeat, log
@@ -125,18 +126,27 @@ class TrackerThread(threading.Thread):
         """Drop records that are still queued after this time."""
         self._skip_from = time.monotonic() + limit_s
 
-    def abandon(self, limit_s: float) -> None:
-        self._give_up(msg("trainer.tracker.abandoned", name=self.tracker, limit_s=limit_s))
+    def abandon(self, limit_s: float, later: str | None) -> None:
+        """`later`: the command that completes what it has received."""
+        name = self.tracker
+        self._give_up(
+            msg("trainer.tracker.abandoned_later", name=name, limit_s=limit_s, command=later)
+            if later
+            else msg("trainer.tracker.abandoned", name=name, limit_s=limit_s)
+        )
 
 
 class Trackers:
     """All trackers of a run. `makers`: name → function of the first step that makes a tracker;
-    `report`: of a warning."""
+    `report`: of a warning; `later`: name → command that sends the rest of an abandoned one."""
 
     def __init__(
-        self, makers: Mapping[str, Callable[[int], Tracker]], report: Callable[[str], None]
+        self,
+        makers: Mapping[str, Callable[[int], Tracker]],
+        report: Callable[[str], None],
+        later: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._makers, self._report = makers, report
+        self._makers, self._report, self._later = makers, report, later
         self._threads: list[TrackerThread] = []
         self._notice_at = float("inf")
         self._closing = threading.Event()
@@ -190,7 +200,10 @@ class Trackers:
                 name, dropped = one.tracker, one.dropped
                 log.warning(msg("trainer.tracker.dropped", name=name, dropped=dropped))
         for one in late:
-            one.abandon(limit_s if one.ready.is_set() else starting_s + limit_s)
+            if one.ready.is_set():
+                one.abandon(limit_s, self._later.get(one.tracker))
+            else:
+                one.abandon(starting_s + limit_s, None)
         return not any(one.unclean for one in self._threads)
 
     def _wait(

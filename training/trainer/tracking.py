@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from training.config import flags
 from training.config.schema import Config
 from training.core import log, redact, rundir
 from training.core.errors import Exit
@@ -21,7 +23,9 @@ from training.core.metric_units import EVALUATION
 if TYPE_CHECKING:
     from training.core.contracts.metrics import Figures
 
-LACKS_FROM = "lacks_from"  # in wandb.json: the first step that W&B may lack
+# in wandb.json until everything is sent, or in an offline part: the first step that W&B may lack
+LACKS_FROM = "lacks_from"
+PRIVATE = ("notify",)  # not for W&B
 WANDB_INIT_S = 10.0  # unless set by WANDB_INIT_TIMEOUT
 
 
@@ -85,8 +89,8 @@ class TensorBoard:
 class WandB:
     """W&B, online or offline; without login or network it falls back to offline, with one warning.
     All starts of a run have the same W&B id. `first`: the first step of this start; `earlier`:
-    bytes of metrics.jsonl that are older. What was recorded while W&B was starting is lost if the
-    process is killed: the next start sends it from there."""
+    bytes of metrics.jsonl that are older. W&B's service sends every 15 s and dies with this
+    process: what is not sent by then, the next start sends from there."""
 
     def __init__(
         self,
@@ -100,8 +104,10 @@ class WandB:
     ) -> None:
         known = rundir.read_json(run.wandb_id) or {}
         name, number = config.wandb_run or run.name, _wandb_id(run)
+        self._file, self._id = run.wandb_id, number
         lacks = min(whole(known.get(LACKS_FROM)) or first, first)
-        rundir.keep_json(run.wandb_id, {"id": number, LACKS_FROM: lacks})  # before a slow import
+        self._keep(lacks)  # before a slow import
+        sys.argv[1:] = _public_words(sys.argv[1:])  # W&B records them, and nothing else reads them
         import wandb
 
         self.wandb = wandb
@@ -140,10 +146,14 @@ class WandB:
         # W&B's step counter cannot decrease, as it would in a run that restarts from a checkpoint.
         self.run.define_metric("step", hidden=True)
         self.run.define_metric("*", step_metric="step")
+        if self.run.resumed:
+            sent = whole(self.run.summary.get("step")) or 0
+            # after a kill, the evaluation of that step may be missing
+            lacks = min(sent if lacks <= sent else sent + 1, first)
         if lacks < first:
             for record in _recorded(run.metrics, earlier, range(lacks, first)):
                 self.write(record)
-        rundir.keep_json(run.wandb_id, {"id": number})
+        self._keep(None if self.run.offline else lacks)
 
     def write(self, record: Figures) -> None:
         self.run.log({**dict(figures(record)), "step": record["step"]})
@@ -152,7 +162,11 @@ class WandB:
         self.run.log({"event": text, "step": step})
 
     def flush(self) -> None:
-        """Its own process has every record already."""
+        """Impossible: the next start sends what is missing."""
+
+    def _keep(self, lacks: int | None) -> None:
+        known = {"id": self._id} if lacks is None else {"id": self._id, LACKS_FROM: lacks}
+        rundir.keep_json(self._file, known)
 
     def close(self, end: End) -> None:
         self.run.summary.update(
@@ -161,17 +175,27 @@ class WandB:
         if end.code == Exit.PREEMPTED:
             self.run.mark_preempting()  # so that W&B does not mark it as failed
         self.run.finish(exit_code=0 if end.code == Exit.INTERRUPTED else end.code)
+        self._keep(None)
         # end its service: a failing rank exits without Python's clean-up
         self.wandb.teardown()
 
 
 def public(values: Mapping[str, Any]) -> Figures:
     """The configuration without secrets and private values."""
-    shown = {name: value for name, value in values.items() if name != "notify"}
+    shown = {name: value for name, value in values.items() if name not in PRIVATE}
     return {
         name: redact.shown(name, value) if isinstance(value, str) else value
         for name, value in shown.items()
     }
+
+
+def _public_words(argv: list[str]) -> list[str]:
+    """As `public`, of the command line."""
+    kept = list(argv)
+    for name, start, stop in reversed(flags.parse(argv).places):
+        if name in PRIVATE:
+            del kept[start:stop]
+    return redact.words(kept)
 
 
 def _wandb_id(run: rundir.RunDir) -> str:
