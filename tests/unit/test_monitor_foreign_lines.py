@@ -238,6 +238,13 @@ LINES: dict[str, dict[str, Any]] = {
     "Validation: 100%|█| 5/5 [00:00<00:00, 9.9it/s]{'eval_loss': '4.3', 'epoch': '0.75'}": {
         **{"step": None, "scores": {"eval_loss": 4.3}, "behind_bar": True},
     },
+    # the end of a training, whose loss is the mean of all its steps
+    "100%|██████████| 12/12 [00:02<00:00,  6.65it/s]{'train_runtime': '5.122', 'train_loss': '3.9'}": {
+        **{"step": 12, "loss": None, "bar": True, "trained": True},
+    },
+    "{'train_runtime': '5.122', 'train_steps_per_second': '7.81', 'train_loss': '3.903', 'epoch': '2'}": {
+        **{"step": None, "loss": None, "epoch": None, "trained": True},
+    },
     # in the bar and before it
     " 40%|████      | 40/100 [00:10<00:15,  4.0it/s, lr=[1e-05], loss=0.3]": {
         **{"step": 40, "lr": 1e-05, "loss": 0.3, "behind_bar": False},
@@ -297,8 +304,6 @@ def test_progress_line(line: str) -> None:
         "  0%|          | 0/4 [00:00<?, ?it/s]\x1b[A[rank0]: Traceback (most recent call last):",
         "Downloading model-00001 of 00004 at a later date",
         "[transformers] `loss_type=None` was set in the config but it is unrecognized.",
-        "{'train_runtime': '5.122', 'train_steps_per_second': '7.81', 'train_loss': '3.903', "
-        "'epoch': '2'}",
         "GET /index.html 200 512",
     ],
 )
