@@ -204,7 +204,7 @@ def _add_parts(
     ranks lost before. `line`: of the log, with the error; `killed`: by the kernel, or SIGKILL."""
     if record["kind"] == rundir.ASKED and outcome.stalled:
         stop_report.add_stalled(record, outcome.stalled, run)
-    if outcome.finding and outcome.finding.may_end:
+    if outcome.finding and (outcome.finding.may_end or outcome.finding.loops):
         record["may_end"] = True
     if "elastic" in plan and plan["elastic"]["lost"]:
         record["lost"] = plan["elastic"]["lost"]

@@ -50,6 +50,10 @@ _AVERAGED = re.compile(r"\bAveraged (?:\w+ )?stats: ")
 _OWN_SCORES = re.compile(rf"(?:Validation:|,) (\w+) ({NUMBER})(?: dB)?(?: \([^()]*\))?(?=,|$)")
 # a task may have another name for its samples
 _OWN_RATE = re.compile(r", (\d[\d.]*) (?!tokens)\w+/s$")
+# `Namespace(lr=0.1, steps=1000)`, `{'epochs': 10, 'steps': 1000}`: options, unless there is a loss
+_OPTIONS = re.compile(
+    r"(?:\w+ ?[:=] ?)?[a-zA-Z]\w*\(\w+=|.*\bepochs['\"]?(?: ?[:=] ?| )\d+\b(?! ?/)", re.I
+)
 _PERCENT = re.compile(r"step \d+ \(([\d.]+)%\)", re.I)
 
 
@@ -114,6 +118,8 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     if toolkit_lines.read(text, fact):
         return fact
     named_numbers.read(text, fact)
+    if fact.step is not None and fact.loss is None and not fact.scores and _OPTIONS.match(text):
+        return None
     _special(text, fact)
     if fact.step is None and fact.loss is not None:
         unnamed_steps.read(text, fact)
