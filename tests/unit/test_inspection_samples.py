@@ -132,6 +132,14 @@ def test_an_epoch_that_had_begun_before(sampler: str, known: bool) -> None:
         assert taken and taken[0] == 4 and taken[2] == [int(v) for v in batch[:, 0]]
 
 
+def test_a_loader_whose_batches_are_those_of_all_ranks() -> None:
+    """accelerate's dispatch_batches=True: rank 0 draws them and sends each rank its part."""
+    made = type("DataLoaderDispatcher", (), {"base_dataloader": loader()})()
+    assert sample_tracker.watch(made) is None
+    facts = sample_tracker.describe(made, None)
+    assert not facts["whole_dataset"] and facts["dataset"] == 10
+
+
 def test_loaders_of_other_libraries() -> None:
     assert sample_tracker.watch([torch.ones(4)]) is None and sample_tracker.watch(None) is None
     assert sample_tracker.watch(loader(batch_size=None, shuffle=None)) is None

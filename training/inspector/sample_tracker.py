@@ -191,6 +191,8 @@ class SamplerTrace:
 def watch(loader: Any) -> SamplerTrace | None:
     """Insert a SamplerTrace into a torch DataLoader (or a wrapped one, as in Accelerate); None if
     that is impossible."""
+    if type(loader).__name__ == "DataLoaderDispatcher":  # of accelerate: draws for all ranks
+        return None
     own = getattr(loader, "base_dataloader", loader)
     sampler = getattr(own, "batch_sampler", None)
     if not isinstance(own, torch.utils.data.DataLoader) or sampler is None:
