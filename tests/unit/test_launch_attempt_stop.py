@@ -157,6 +157,23 @@ def test_a_script_after_a_stop_request_has_not_failed(
     assert stop_report.statuses(outcome) == statuses
 
 
+@pytest.mark.parametrize(
+    ("usr1", "status"),
+    [("signal.SIG_DFL", 0), ("lambda *_: os._exit(1)", 1)],
+)
+def test_a_rank_of_a_script_without_a_handler_for_usr1_gets_term(
+    handlers: None, pair: Callable[..., Outcome], usr1: str, status: int
+) -> None:
+    """As of Lightning, which saves at USR1 only in a job of SLURM's own."""
+    body = f"""
+    signal.signal({int(signal.SIGUSR1)}, {usr1})
+    signal.signal({int(signal.SIGTERM)}, lambda *_: os._exit(0))
+    Path(sys.argv[1], f"ready{{rank}}").touch(); sleep()
+    """
+    outcome = pair(body, script=True, stop=signal.SIGUSR1)
+    assert (sorted(outcome.ended), outcome.asked) == ([(0, status), (1, status)], Exit.PREEMPTED)
+
+
 def test_a_stop_request_after_a_failure_does_not_hide_it(
     run: RunDir, handlers: None, pair: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
