@@ -62,6 +62,9 @@ def test_which_failures_are_tried_again() -> None:
         Restart(1, pause_s=1.0),
         Restart(2, pause_s=5.0),
     ]
+    port = replace(RAISE, cause="port_in_use")
+    assert remedy(port, PLAN, []) == Restart(1, pause_s=1.0)
+    assert isinstance(remedy(replace(port, spawns=True), PLAN, []), GiveUp), "of its other ranks"
     desync = Failure("collective_timeout", "desync", None, -6, 0, 0, "", "other collectives")
     assert remedy(desync, PLAN, []) == Restart(1, pause_s=1.0)
     assert isinstance(remedy(desync, PLAN, [desync]), GiveUp), "a code error recurs"

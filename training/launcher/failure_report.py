@@ -212,6 +212,8 @@ def _add_parts(
         record["threads"] = {str(r): text for r, text in sorted(outcome.in_threads.items())}
     if own and "process" in own and own["rank"] == record["rank"]:
         record["process"] = own["process"]
+        if record["cause"] == cause_ids.PORT_IN_USE and plan["ranks"] > 1 and not outcome.watched:
+            record["spawns"] = True
     if record["cause"] in OF_MEMORY and causes.of_worker(own, line):
         record["worker"] = True
     if record["cause"] == cause_ids.HOST_OOM_KILLED and killed:
