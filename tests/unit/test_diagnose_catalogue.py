@@ -260,7 +260,7 @@ def test_a_topic_matches_advice_of_both_kinds(
 def test_kinds_have_advice_in_both_languages() -> None:
     kinds = (
         "silent gone desync uneven branch left root stopped vanished torn_down native_exception "
-        "may_end"
+        "spawns may_end"
     )
     assert list(signatures.kinds()) == kinds.split()
     assert all(len(text.en) == len(text.zh) > 0 for text in signatures.kinds().values())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 
 from training.inspector import DDPInspector, checksum, pending_step, sample_tracker
 
@@ -88,6 +89,39 @@ def test_a_step_of_several_batches_has_no_indices() -> None:
     assert watched(loader()).took(4) is None
 
 
+class SkipBatchSampler(BatchSampler):
+    """As accelerate's, which `skip_first_batches` and transformers use to resume an epoch."""
+
+    def __init__(self, batch_sampler: Any, skip_batches: int) -> None:
+        self.batch_sampler, self.skip_batches = batch_sampler, skip_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for index, samples in enumerate(self.batch_sampler):
+            if index >= self.skip_batches:
+                yield samples
+
+
+@pytest.mark.parametrize("skipped", [1, 20])
+def test_an_epoch_that_is_resumed_without_its_first_batches(skipped: int) -> None:
+    made = DataLoader(range(100), 4, shuffle=True)
+    drawn = watched(made)
+    resumed = DataLoader(range(100), batch_sampler=SkipBatchSampler(made.batch_sampler, skipped))
+    for epoch, batches, before in ((1, resumed, skipped), (2, made, 0)):
+        for number, batch in enumerate(batches):
+            assert drawn.took(len(batch)) == (epoch, before + number + 1, batch.tolist())
+            assert number or epoch > 1 or drawn.first == [batch.tolist()]
+        assert drawn.exhausted
+
+
+def test_samples_are_known_again_after_an_epoch_whose_first_batches_had_no_step() -> None:
+    made = DataLoader(range(100), 4)
+    drawn = watched(made)
+    assert [drawn.took(4) for n, _ in enumerate(made) if n >= 20] == [None] * 5
+    assert [drawn.took(4) for _ in made] == [
+        (2, n + 1, [*range(4 * n, 4 * n + 4)]) for n in range(25)
+    ]
+
+
 def test_batches_of_a_step_that_the_trainer_draws_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -130,6 +164,14 @@ def test_an_epoch_that_had_begun_before(sampler: str, known: bool) -> None:
     for batch in made:
         taken = drawn.took(len(batch))
         assert taken and taken[0] == 4 and taken[2] == [int(v) for v in batch[:, 0]]
+
+
+def test_a_loader_whose_batches_are_those_of_all_ranks() -> None:
+    """accelerate's dispatch_batches=True: rank 0 draws them and sends each rank its part."""
+    made = type("DataLoaderDispatcher", (), {"base_dataloader": loader()})()
+    assert sample_tracker.watch(made) is None
+    facts = sample_tracker.describe(made, None)
+    assert not facts["whole_dataset"] and facts["dataset"] == 10
 
 
 def test_loaders_of_other_libraries() -> None:

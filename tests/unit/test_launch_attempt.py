@@ -11,6 +11,7 @@ import sys
 import textwrap
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -331,11 +332,13 @@ def test_a_rank_that_has_rejected_its_input_but_cannot_exit(
     assert "planted" in record["rejected"][0]["text"] and "planted" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("may_end", [True, False])
+@pytest.mark.parametrize("why", ["may_end", "loops", None])
 def test_a_higher_limit_is_the_remedy_only_where_the_rank_may_be_slow(
-    run: RunDir, may_end: bool
+    run: RunDir, why: str | None
 ) -> None:
-    found = HangFinding("hang", 1, "a.py:3", "is stuck", {}, {}, 9.0, may_end=may_end)
+    may_end = why is not None
+    found = HangFinding("hang", 1, "a.py:3", "is stuck", {}, {}, 9.0)
+    found = replace(found, may_end=why == "may_end", loops=why == "loops")
     record = failure_report.failure(Outcome(guilty=(1, 0), finding=found), run, PLAN)
     assert record.get("may_end", False) == may_end
     hang = advice.filled(signatures.causes()["hang"].ours, {})

@@ -3,12 +3,14 @@ is restarted."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_launch_attempt import PLAN, RANK
+from tests.unit.verdicts import report_error
 from training.core import manifest
 from training.core.errors import Exit
-from training.core.heartbeat import Heartbeat, read_all
 from training.core.rundir import RunDir, read_json
 from training.host import process
 from training.launcher import (
@@ -33,12 +35,8 @@ from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.outcome import Outcome
 from training.watchdog.hang_report import UNEVEN
-from training.watchdog.start import RanksWatch
 
 SCRIPT = {"path": "main.py", "args": [], "python": "python3"}
-
-
-# ── stop requests
 
 
 @pytest.fixture
@@ -159,6 +157,23 @@ def test_a_script_after_a_stop_request_has_not_failed(
     assert stop_report.statuses(outcome) == statuses
 
 
+@pytest.mark.parametrize(
+    ("usr1", "status"),
+    [("signal.SIG_DFL", 0), ("lambda *_: os._exit(1)", 1)],
+)
+def test_a_rank_of_a_script_without_a_handler_for_usr1_gets_term(
+    handlers: None, pair: Callable[..., Outcome], usr1: str, status: int
+) -> None:
+    """As of Lightning, which saves at USR1 only in a job of SLURM's own."""
+    body = f"""
+    signal.signal({int(signal.SIGUSR1)}, {usr1})
+    signal.signal({int(signal.SIGTERM)}, lambda *_: os._exit(0))
+    Path(sys.argv[1], f"ready{{rank}}").touch(); sleep()
+    """
+    outcome = pair(body, script=True, stop=signal.SIGUSR1)
+    assert (sorted(outcome.ended), outcome.asked) == ([(0, status), (1, status)], Exit.PREEMPTED)
+
+
 def test_a_stop_request_after_a_failure_does_not_hide_it(
     run: RunDir, handlers: None, pair: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +194,34 @@ def test_a_stop_request_after_a_failure_does_not_hide_it(
     assert (outcome.guilty, outcome.killed) == ((1, 1), False)
     assert (outcome.asked, outcome.late_stop) == (Exit.INTERRUPTED, signal.SIGINT)
     assert failure_report.exit_code(outcome) == Exit.TRAINING
+
+
+@pytest.mark.parametrize(
+    ("kind", "age_s", "failed"),
+    [
+        ("ValueError", 60, True),
+        ("ValueError", 0, False),  # the signal may have reached the rank first
+        ("KeyboardInterrupt", 60, False),
+        ("SystemExit", 60, False),
+    ],
+)
+def test_a_rank_of_a_script_that_raised_before_a_stop_request_has_failed(
+    run: RunDir, handlers: None, pair: Callable[..., Outcome], kind: str, age_s: int, failed: bool
+) -> None:
+    """Its process stays for an atexit function, and the other rank waits for it."""
+    report_error(run, 1, kind, "75", time.time() - age_s)
+    written = read_json(run.rank_error(1))
+    body = f"""
+    signal.signal({int(signal.SIGTERM)}, lambda *_: os._exit(1))
+    if rank:
+        Path({str(run.rank_error(1))!r}).write_text({json.dumps(written)!r})
+    Path(sys.argv[1], f"ready{{rank}}").touch(); sleep()
+    """
+    outcome = pair(body, script=True, stop=signal.SIGTERM)
+    assert outcome.guilty == ((1, 1) if failed else None)
+    code = Exit.TRAINING if failed else Exit.PREEMPTED
+    assert (failure_report.exit_code(outcome), outcome.asked) == (code, Exit.PREEMPTED)
+    assert outcome.killed is False, "the ranks may still save"
 
 
 def test_a_stop_status_of_one_rank_of_a_script_alone_is_a_failure(
@@ -350,44 +393,3 @@ def test_processes_of_another_user_are_left_to_that_user(
     assert len(pids) == 2
     shown = capfd.readouterr().err  # one warning of each, and the last error
     assert [shown.count(f"sudo kill {pid}") for pid in pids] == [2, 2]
-
-
-# ── limits of the ranks
-
-
-@pytest.mark.parametrize(
-    ("guilty", "seconds"),
-    [
-        ((1, -signal.SIGKILL), 1.0),
-        ((1, -signal.SIGSEGV), 1.0),
-        ((1, -signal.SIGABRT), 3.0),
-        ((1, 1), 3.0),
-        ((None, 0), 3.0),
-    ],
-)
-def test_the_grace_of_the_other_ranks_is_short_where_they_can_explain_nothing(
-    guilty: tuple[int | None, int], seconds: float
-) -> None:
-    assert timeouts.grace_s(guilty) == seconds
-
-
-@pytest.mark.parametrize(
-    ("phase", "step", "asked", "seconds"),
-    [
-        ("evaluation", 9, Exit.PREEMPTED, 300.0),  # the whole budget
-        ("first evaluation", 9, Exit.PREEMPTED, 300.0),
-        ("forward", 1, Exit.PREEMPTED, 300.0),  # the first step
-        ("forward", 9, Exit.PREEMPTED, 30.0),  # less than the scheduler waits
-        ("evaluation", 9, Exit.INTERRUPTED, 5.0),
-        ("forward", 1, Exit.INTERRUPTED, 5.0),
-    ],
-)
-def test_slow_phases_keep_their_budget_after_a_request_of_the_scheduler(
-    run: RunDir, phase: str, step: int, asked: Exit, seconds: float
-) -> None:
-    writer = Heartbeat(run.heartbeat(0), 0)
-    for writer.step in range(1, step + 1):
-        writer.beat("fetch")
-    writer.beat(phase)
-    (beat,) = read_all(run.heartbeats)
-    assert timeouts.patience_s(beat, asked, RanksWatch(run, PLAN, range(1), 1)) == seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -97,3 +98,41 @@ def test_only_ranks_that_wait_for_others_count_as_waiting(
     watch = RanksWatch(run, PLAN, range(1), 1)
     assert timeouts.still_s([beat], watch) == (9.0 if still else 0.0)
     assert timeouts.still_s([], watch) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("guilty", "seconds"),
+    [
+        ((1, -signal.SIGKILL), 1.0),
+        ((1, -signal.SIGSEGV), 1.0),
+        ((1, -signal.SIGABRT), 3.0),
+        ((1, 1), 3.0),
+        ((None, 0), 3.0),
+    ],
+)
+def test_the_grace_of_the_other_ranks_is_short_where_they_can_explain_nothing(
+    guilty: tuple[int | None, int], seconds: float
+) -> None:
+    assert timeouts.grace_s(guilty) == seconds
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "asked", "seconds"),
+    [
+        ("evaluation", 9, Exit.PREEMPTED, 300.0),  # the whole budget
+        ("first evaluation", 9, Exit.PREEMPTED, 300.0),
+        ("forward", 1, Exit.PREEMPTED, 300.0),  # the first step
+        ("forward", 9, Exit.PREEMPTED, 30.0),  # less than the scheduler waits
+        ("evaluation", 9, Exit.INTERRUPTED, 5.0),
+        ("forward", 1, Exit.INTERRUPTED, 5.0),
+    ],
+)
+def test_slow_phases_keep_their_budget_after_a_request_of_the_scheduler(
+    run: RunDir, phase: str, step: int, asked: Exit, seconds: float
+) -> None:
+    writer = Heartbeat(run.heartbeat(0), 0)
+    for writer.step in range(1, step + 1):
+        writer.beat("fetch")
+    writer.beat(phase)
+    (beat,) = read_all(run.heartbeats)
+    assert timeouts.patience_s(beat, asked, RanksWatch(run, PLAN, range(1), 1)) == seconds

@@ -238,6 +238,13 @@ LINES: dict[str, dict[str, Any]] = {
     "Validation: 100%|█| 5/5 [00:00<00:00, 9.9it/s]{'eval_loss': '4.3', 'epoch': '0.75'}": {
         **{"step": None, "scores": {"eval_loss": 4.3}, "behind_bar": True},
     },
+    # the end of a training, whose loss is the mean of all its steps
+    "100%|██████████| 12/12 [00:02<00:00,  6.65it/s]{'train_runtime': '5.122', 'train_loss': '3.9'}": {
+        **{"step": 12, "loss": None, "bar": True, "trained": True},
+    },
+    "{'train_runtime': '5.122', 'train_steps_per_second': '7.81', 'train_loss': '3.903', 'epoch': '2'}": {
+        **{"step": None, "loss": None, "epoch": None, "trained": True},
+    },
     # in the bar and before it
     " 40%|████      | 40/100 [00:10<00:15,  4.0it/s, lr=[1e-05], loss=0.3]": {
         **{"step": 40, "lr": 1e-05, "loss": 0.3, "behind_bar": False},
@@ -245,6 +252,9 @@ LINES: dict[str, dict[str, Any]] = {
     "Training Epoch: 1/3, step 12/388 completed (loss: 1.25):   3%|3| 12/388 [00:10<05:10, 1.2it/s]": {
         **{"epoch": 1, "epochs": 3, "step": 12, "total": 388, "loss": 1.25},
     },
+    " 40%|████      | 40/100 [00:10<00:15,  4.0 examples/s, loss=0.3]": {"step": 40, "loss": 0.3},
+    "epochs: 3 steps: 100 loss: 0.3": {"step": 100, "loss": 0.3},
+    "Epochs: 3/10, Steps: 4/100": {"step": 4, "total": 100},
     # a batch: its own loss counts in training, in an evaluation only the mean of all batches
     "Epoch: [0][ 10/100]\tTime  0.1 ( 0.1)\tLoss 6.9000e+00 (6.9500e+00)\tAcc@1   0.00 (  0.20)": {
         "step": 10,
@@ -297,9 +307,14 @@ def test_progress_line(line: str) -> None:
         "  0%|          | 0/4 [00:00<?, ?it/s]\x1b[A[rank0]: Traceback (most recent call last):",
         "Downloading model-00001 of 00004 at a later date",
         "[transformers] `loss_type=None` was set in the config but it is unrecognized.",
-        "{'train_runtime': '5.122', 'train_steps_per_second': '7.81', 'train_loss': '3.903', "
-        "'epoch': '2'}",
         "GET /index.html 200 512",
+        # `datasets`, also as TRL names them
+        "Truncating train dataset:  10%|█  | 1000/9999 [00:00<00:02, 5000.00 examples/s]",
+        "Adding EOS to train dataset:  10%|█ | 1/10 [00:01<00:09,  1.00s/ examples]",
+        # options
+        "Namespace(lr=0.1, epochs=10, steps=1000)",
+        "args: Options(lr=0.1, steps=1000, batch=8)",
+        "{'lr': 0.1, 'epochs': 10, 'steps': 1000}",
     ],
 )
 def test_line_without_progress(line: str) -> None:

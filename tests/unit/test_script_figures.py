@@ -12,6 +12,7 @@ from tests.unit.monitor_runs import Made
 from training.core import rundir
 from training.core.errors import Exit
 from training.diagnose.log_parsers import line_parser
+from training.diagnose.log_parsers.log_metrics import LogMetrics
 from training.launcher import end_record, endings, failure_report
 from training.launcher.outcome import Outcome
 from training.launcher.post_run import PostRun
@@ -85,6 +86,42 @@ def test_a_script_without_figures_has_none(tmp_path: Path, lines: tuple[str, ...
     found = finished(tmp_path / "run", *lines)
     assert (found.state, found.step, found.loss, found.speed) == ("finished", None, None, None)
     assert "figures" not in (rundir.read_json(found.run.summary) or {})
+
+
+def bar(done: int, of: int) -> str:
+    return f"{100 * done // of:3}%|████      | {done}/{of} [00:10<00:15,  4.0it/s]"
+
+
+TRAINED = [
+    bar(0, 60),
+    *(
+        f"{bar(step, 60)}{{'{name}': '{1 + step / 100}', 'epoch': '{step / 20}'}}"
+        for step in (20, 40, 60)
+        for name in ("loss", "eval_loss")
+    ),
+    "{'train_runtime': '5.122', 'train_loss': '1.4', 'epoch': '3'}",
+    bar(60, 60),  # redrawn
+]
+
+
+@pytest.mark.parametrize("result", ["", "{'eval_loss': '1.1', 'epoch': '3'}"])
+def test_evaluations_after_a_training_of_hugging_face_do_not_count(
+    result: str, tmp_path: Path
+) -> None:
+    after = [bar(0, 20), bar(10, 20), bar(20, 20) + result]
+    log = LogMetrics(script(tmp_path / "run", *TRAINED, *after).run.rank_log(0))
+    log.read(0)
+    assert {**log.progress(running=False), "step": 60, "total_steps": 60} == log.progress(
+        running=False
+    )
+    scored = [r["step"] for r in log.records() if "val_loss" in r]
+    assert scored == [20, 40, 60, *[60] * bool(result)]
+
+
+def test_a_second_training_of_hugging_face_counts(tmp_path: Path) -> None:
+    second = [bar(0, 20), bar(10, 80), bar(20, 80) + "{'loss': '0.5', 'epoch': '1'}", bar(30, 80)]
+    found = finished(tmp_path / "run", *TRAINED, *second)
+    assert (found.step, found.loss) == (30, 0.5)
 
 
 def test_a_download_is_not_training(tmp_path: Path) -> None:

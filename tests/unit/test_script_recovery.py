@@ -62,6 +62,9 @@ def test_which_failures_are_tried_again() -> None:
         Restart(1, pause_s=1.0),
         Restart(2, pause_s=5.0),
     ]
+    port = replace(RAISE, cause="port_in_use")
+    assert remedy(port, PLAN, []) == Restart(1, pause_s=1.0)
+    assert isinstance(remedy(replace(port, spawns=True), PLAN, []), GiveUp), "of its other ranks"
     desync = Failure("collective_timeout", "desync", None, -6, 0, 0, "", "other collectives")
     assert remedy(desync, PLAN, []) == Restart(1, pause_s=1.0)
     assert isinstance(remedy(desync, PLAN, [desync]), GiveUp), "a code error recurs"
@@ -172,6 +175,29 @@ def test_a_search_that_stops_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
     )
 
 
+@pytest.mark.parametrize(
+    ("counters", "progress"),
+    [
+        ({"epoch": 0, "global_step": 20}, "epoch 0, step 20"),  # Lightning
+        ({"global_steps": 20, "iter_num": 40}, "step 20, iter 40"),  # DeepSpeed
+    ],
+)
+def test_a_checkpoint_within_an_epoch_is_progress(
+    tmp_path: Path, counters: dict[str, int], progress: str
+) -> None:
+    import torch
+
+    before = None
+    for later in (0, 1):
+        torch.save(
+            {name: n + later * (name != "epoch") for name, n in counters.items()},
+            tmp_path / "last.ckpt",
+        )
+        now = script_snapshot.search(str(tmp_path), [], 0.0)[0]
+        assert script_snapshot.moved(before, now) and now and (later or now.progress == progress)
+        before = now
+
+
 @pytest.mark.parametrize("first", ["optimizer", "step"])
 def test_the_step_of_a_script_is_not_that_of_its_optimizer(tmp_path: Path, first: str) -> None:
     """Adam has a tensor named `step` for each parameter. The second `step` in the file is a
@@ -188,7 +214,8 @@ def test_the_step_of_a_script_is_not_that_of_its_optimizer(tmp_path: Path, first
 
 
 def test_progress_of_files_that_cannot_be_read(tmp_path: Path) -> None:
-    for name, progress in (("epoch=3-step=40.ckpt", "epoch 3"), ("model.safetensors", "")):
+    names = {"epoch=3-step=40.ckpt": "epoch 3, step 40", "model.safetensors": ""}
+    for name, progress in names.items():
         (tmp_path / name).write_bytes(b"half a file")
         assert script_snapshot.progress(tmp_path / name) == progress
     (tmp_path / "checkpoint-12").mkdir()

@@ -11,9 +11,10 @@ from tests.cases import each
 from tests.unit.verdicts import failed, new_run, plan, report_error, spawned
 from training.core.contracts.plan import Plan
 from training.core.rundir import RunDir, write_json
+from training.diagnose import advice
 from training.diagnose.result import diagnose
 from training.host import cgroups
-from training.launcher import failed_gpus
+from training.launcher import failed_gpus, failure_report
 from training.launcher.outcome import Outcome
 
 
@@ -108,6 +109,20 @@ def test_an_exception_in_mp_spawn_is_that_of_its_process(
     write_json(run.failure, record)
     write_json(run.plan, plan())
     assert diagnose([run.path])["process"] == 3
+
+
+@pytest.mark.parametrize(("ranks", "spawns"), [(1, False), (2, True)])
+def test_ranks_that_start_all_ranks_themselves_have_the_same_port(
+    run: RunDir, ranks: int, spawns: bool
+) -> None:
+    """Lightning's ddp_spawn in each of the ranks. The only rank may well do that."""
+    error = "The server socket has failed to listen on any local network address. port: 29500"
+    lines = f"torch.distributed.DistNetworkError: {error}, code: -98, name: EADDRINUSE"
+    report_error(run, 0, "ProcessRaisedException", spawned(lines))
+    outcome, of_run = Outcome(guilty=(0, 1), here=(0, 1), ours=False), plan() | {"ranks": ranks}
+    record = failure_report.failure(outcome, run, cast(Plan, of_run))
+    assert (record["cause"], record.get("spawns", False)) == ("port_in_use", spawns)
+    assert (record["advice"] == advice.of_kind("spawns", {"ranks": "2"})) == spawns
 
 
 @each(

@@ -102,6 +102,7 @@ def test_an_endless_loop(tmp_path: Path) -> None:
     assert found and (found.kind, found.rank) == ("hang", 1)
     assert found.where and Path(found.where.rpartition(":")[0]) == script
     assert found.how.startswith(f"spins at {found.where} (spins), and holds the GIL")
+    assert found.loops and not found.may_end, "it waits for nothing"
 
 
 @pytest.mark.slow
@@ -285,6 +286,7 @@ def test_slow_looks_count_too() -> None:
     [
         ({}, True, True),
         ({}, False, False),
+        ({"loops": True}, True, True),
         ({"may_end": True}, True, False),  # it may wait for the rank whose GPU computes
         ({"kind": UNEVEN}, True, False),  # it has finished, and the other one evaluates
         ({"rank": None}, True, False),

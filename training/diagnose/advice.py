@@ -112,6 +112,8 @@ def of_end(
     if end.get("may_end"):
         place = {"where": end["where"]} if end["where"] else dict[str, str]()
         return of_kind("may_end", {**run_values, **place})
+    if end.get("spawns"):
+        return of_kind("spawns", run_values)
     if kind == "uneven" and hang_advice.some_left(end):
         return of_kind("left", run_values)
     if kind == "uneven" and end["rank"] is None:  # all ranks wait, in different places

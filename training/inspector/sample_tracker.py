@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import numbers
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -120,6 +122,8 @@ class SamplerTrace:
         self.first: list[list[int]] = []
         self._queue: deque[tuple[int, int, list[int]]] = deque()
         self._trusted = True
+        # of this drawing: a step has taken a batch; the batches before that had no step
+        self._began = self._unused = False
         self._replay: Iterator[Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -137,12 +141,15 @@ class SamplerTrace:
         if self.epoch == 1:
             self.first = []
         self._drawings = mine = self._drawings + 1
+        self._trusted |= self._unused
+        self._began = self._unused = False
+        skipped = _skipped(sys._getframe(1))
         try:
             for number, drawn in enumerate(self._inner):
                 indices = _whole(drawn)
-                if self.epoch == 1 and number < PROVEN_STEPS:
+                if self.epoch == 1 and skipped <= number < skipped + PROVEN_STEPS:
                     self.first.append(indices)
-                if self._trusted:
+                if self._trusted and number >= skipped:
                     self._queue.append((self.epoch, number + 1, indices))
                 yield drawn
         except GeneratorExit:  # the loop has ended early, or the dataset is exhausted
@@ -174,9 +181,11 @@ class SamplerTrace:
         if not self._queue:
             return None
         taken = self._queue.popleft()
-        self._trusted &= len(self._queue) <= max(self.ahead, PROVEN_STEPS) and (
-            count is None or not taken[2] or count == len(taken[2])
-        )
+        many = len(self._queue) > max(self.ahead, PROVEN_STEPS)
+        alike = count is None or not taken[2] or count == len(taken[2])
+        self._unused |= many and alike and not self._began
+        self._began = True
+        self._trusted &= alike and not many
         if not self._trusted:  # steps of several batches: they would pile up
             self._queue.clear()
             return None
@@ -191,6 +200,8 @@ class SamplerTrace:
 def watch(loader: Any) -> SamplerTrace | None:
     """Insert a SamplerTrace into a torch DataLoader (or a wrapped one, as in Accelerate); None if
     that is impossible."""
+    if type(loader).__name__ == "DataLoaderDispatcher":  # of accelerate: draws for all ranks
+        return None
     own = getattr(loader, "base_dataloader", loader)
     sampler = getattr(own, "batch_sampler", None)
     if not isinstance(own, torch.utils.data.DataLoader) or sampler is None:
@@ -250,6 +261,13 @@ def _whole(drawn: Any) -> list[int]:
         for i in (drawn if isinstance(drawn, (list, tuple)) else [drawn])
         if isinstance(i, numbers.Integral)
     ]
+
+
+def _skipped(caller: FrameType) -> int:
+    """How many batches accelerate draws but does not train, in the epoch that a script resumes."""
+    sampler = caller.f_locals.get("self")
+    known = type(sampler).__name__ == "SkipBatchSampler"
+    return int(getattr(sampler, "skip_batches", 0)) if known else 0
 
 
 def _repeats(sampler: Any) -> bool:

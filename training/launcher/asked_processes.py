@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from training.watchdog import discovery, wrapped
@@ -34,6 +34,22 @@ def targets(started: Mapping[int, int], number: int, *, alone: bool) -> dict[int
         # a launcher that gives its ranks groups of their own passes signals on itself
         found[pid] = {one for one in family if in_group(one, pid)} or {pid}
     return found
+
+
+def understood(
+    processes: Collection[int], number: signal.Signals
+) -> list[tuple[signal.Signals, set[int]]]:
+    """The signal that each of them gets. Lightning and others save at TERM, but know USR1 only in
+    a job in which SLURM has started the ranks: it would end them."""
+    by_term = {
+        one
+        for one in processes
+        if number == signal.SIGUSR1
+        and catches(one, signal.SIGTERM)
+        and not (catches(one, number) or ignores(one, number))
+    }
+    parts = [(number, {*processes} - by_term), (signal.SIGTERM, by_term)]
+    return [one for one in parts if one[1]]
 
 
 def _own_ranks(pid: int, alone: bool) -> set[int]:

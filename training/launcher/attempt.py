@@ -77,7 +77,7 @@ class Attempt:
             self.state, self._selector, self._outputs, token, self._on_exit
         )
         self.failure = FirstFailure(self.state, self.children)
-        self.stop = StopRequests(self.state, self.children, self._signals)
+        self.stop = StopRequests(self.state, self.children, self.failure, self._signals)
         self._peers = PeerMessages(self.state, self._selector, self.failure, self.stop)
         self._limits = AttemptLimits(self.state, self.children, self.failure, self.stop)
         self.each_pass: Callable[[], None] = lambda: None

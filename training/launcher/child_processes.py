@@ -18,7 +18,7 @@ from training.host import process
 from training.host.cgroups import oom_kills
 from training.launcher import kernel_evidence, local_ranks, orphans, spawn, timeouts
 from training.launcher.adopted_ranks import AdoptedRanks
-from training.launcher.asked_processes import AskedProcesses, targets
+from training.launcher.asked_processes import AskedProcesses, targets, understood
 from training.launcher.attempt_state import AttemptState
 from training.launcher.child import Child
 from training.launcher.outputs import Outputs
@@ -186,8 +186,8 @@ class ChildProcesses:
         self._next_look = now + LOOK_S
         new = self._asked.new(self._targets(self._stop, watch=True))
         for child in self.alive.values():
-            if processes := new.get(child.popen.pid):
-                child.signal(self._stop, processes)
+            for number, processes in understood(new.get(child.popen.pid, ()), self._stop):
+                child.signal(number, processes)
 
     def _targets(self, number: int, *, watch: bool = False) -> dict[int, set[int]]:
         """See targets(). Where these cannot be found, a rank gets the first signal itself. `watch`:

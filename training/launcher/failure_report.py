@@ -204,7 +204,7 @@ def _add_parts(
     ranks lost before. `line`: of the log, with the error; `killed`: by the kernel, or SIGKILL."""
     if record["kind"] == rundir.ASKED and outcome.stalled:
         stop_report.add_stalled(record, outcome.stalled, run)
-    if outcome.finding and outcome.finding.may_end:
+    if outcome.finding and (outcome.finding.may_end or outcome.finding.loops):
         record["may_end"] = True
     if "elastic" in plan and plan["elastic"]["lost"]:
         record["lost"] = plan["elastic"]["lost"]
@@ -212,6 +212,8 @@ def _add_parts(
         record["threads"] = {str(r): text for r, text in sorted(outcome.in_threads.items())}
     if own and "process" in own and own["rank"] == record["rank"]:
         record["process"] = own["process"]
+        if record["cause"] == cause_ids.PORT_IN_USE and plan["ranks"] > 1 and not outcome.watched:
+            record["spawns"] = True
     if record["cause"] in OF_MEMORY and causes.of_worker(own, line):
         record["worker"] = True
     if record["cause"] == cause_ids.HOST_OOM_KILLED and killed:

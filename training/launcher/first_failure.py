@@ -21,6 +21,9 @@ from training.watchdog import hang_dump, missing_rank, rank_exit, wrapped
 from training.watchdog.hang_report import HangFinding
 from training.watchdog.rank_exit import RankExit
 
+SIGNALS_S = 1.0  # within it, a request may have reached a rank before this process
+STOPPED = (LEFT, KeyboardInterrupt.__name__)  # types that a request to stop raises
+
 
 class FirstFailure:
     """Later failures count as its consequences. `stop_exit`: time, rank and status of a script's
@@ -158,6 +161,18 @@ class FirstFailure:
             )
         self._record()
         return True
+
+    def before_request(self) -> None:
+        """A request to stop comes. A rank of a script whose exception is older has failed already,
+        although something keeps its process."""
+        run, outcome, now = self._state.run, self._state.outcome, time.time()
+        if outcome.ours or outcome.resized or outcome.guilty is not None:
+            return
+        ranks = self._children.pids().keys()
+        for error in sorted(error_reports.of_all(run), key=lambda error: error["time"]):
+            old = now - error["time"] > SIGNALS_S and error["type"] not in STOPPED
+            if old and error["rank"] in ranks and self.of_raised(error["rank"]):
+                return
 
     def _reported_first(self) -> int | None:
         """The rank of this machine with the first report, which the others may wait for."""

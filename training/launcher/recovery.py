@@ -261,6 +261,7 @@ class Recovery:
             suspect_gpu=record.get("suspect_gpu", False),
             worker=record.get("worker", False),
             oom_kill=record.get("oom_kill", False),
+            spawns=record.get("spawns", False),
             occupied="occupied" in record,
             blocked=outcome.blocked or record.get("blocked", ""),
             snapshot=self._snapshot,

@@ -42,6 +42,7 @@ class Failure:
     suspect_gpu: bool = False  # the GPU of `rank` may be defective
     worker: bool = False  # a data-loader worker of `rank` lacked memory, not the rank itself
     oom_kill: bool = False  # the kernel killed `rank`, or a process below it, for lack of memory
+    spawns: bool = False  # each of several ranks has started all ranks itself
     occupied: bool = False  # other processes have exhausted the GPU of `rank`
     blocked: str = ""  # ranks of any machine that even SIGKILL does not end
     snapshot: Snapshot | None = None  # newest one of a script

@@ -31,6 +31,8 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return smaller
     if lasts(failure) and not fewer_ranks.may_be_gpu(failure, plan):
         return GiveUp(NEVER[failure.cause])
+    if failure.spawns:
+        return GiveUp(msg("launcher.retry.never.spawns"))
     passing = killed(failure) or may_pass(failure) or failure.occupied
     since = [f for f in before if not moved(f.snapshot, failure.snapshot)]
     again = any((f.cause, f.summary) == (failure.cause, failure.summary) for f in since)

@@ -15,7 +15,7 @@ import time
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,11 +34,12 @@ CROWDED = 2_000  # files: data, not checkpoints
 MOST_ENTRIES = 50_000  # a crowded folder counts as CROWDED
 MOST_PICKLE = 1 << 20  # bytes; the tensors of a torch file are not in its pickle
 COUNTERS = re.compile(
-    r"(epochs?(_run|s_run)?|current_epoch|global_step|steps?|iter(ation|_num)?s?)", re.IGNORECASE
+    r"(epochs?(_run|s_run)?|current_epoch|(global_)?steps?|iter(ation|_num)?s?)", re.IGNORECASE
 )
 STORED = ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT")  # operations of a pickle, to its memo
 READ = ("GET", "BINGET", "LONG_BINGET")
 NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1")
+UNITS = ("epoch", "step", "iter")
 IN_NAME = re.compile(r"(epoch|step|iter|checkpoint)[-_=]?(\d+)", re.IGNORECASE)
 # Reading a file may fail with these if it is unfinished, damaged, or another program's.
 UNREADABLE = (
@@ -51,7 +52,7 @@ UNREADABLE = (
 class Snapshot:
     path: Path
     written: float  # seconds since the epoch
-    progress: str  # such as `epoch 3`; "" if unknown
+    progress: str  # such as `epoch 3, step 40`; "" if unknown
 
     def __str__(self) -> str:
         seconds = max(0.0, time.time() - self.written)
@@ -158,8 +159,18 @@ def progress(path: Path) -> str:
         inside = _of_trainer(path) if path.is_dir() else _of_torch(path)
     except UNREADABLE:
         inside = ""
-    named = IN_NAME.search(path.name)
-    return inside or (f"{named[1].lower()} {named[2]}" if named else "")
+    return inside or _told(
+        [(found[1].lower(), int(found[2])) for found in IN_NAME.finditer(path.name)]
+    )
+
+
+def _told(counters: Iterable[tuple[str, int]]) -> str:
+    """`epoch 0, step 40`, by the first counter of each unit: an epoch may have several
+    checkpoints."""
+    units: dict[str, int] = {}
+    for unit, number in counters:
+        units.setdefault(unit, number)
+    return ", ".join(f"{unit} {number}" for unit, number in units.items())
 
 
 def _of_trainer(folder: Path) -> str:
@@ -190,8 +201,4 @@ def _of_torch(path: Path) -> str:
         else:
             word = value if isinstance(value, str) else ""
         key = word if COUNTERS.fullmatch(word) else ""
-    for unit in ("epoch", "step", "iter"):
-        for name, number in found.items():
-            if unit in name.lower():
-                return f"{unit} {number}"
-    return ""
+    return _told((unit, found[name]) for unit in UNITS for name in found if unit in name.lower())

@@ -12,6 +12,7 @@ from training.launcher import others, stop_signals
 from training.launcher.attempt_state import AttemptState
 from training.launcher.child import Child
 from training.launcher.child_processes import ChildProcesses
+from training.launcher.first_failure import FirstFailure
 from training.launcher.json_socket import Message
 from training.launcher.stop_signals import StopSignals
 
@@ -21,8 +22,15 @@ class StopRequests:
     sends SIGTERM to a script; the third one kills the script. Each is passed on to the other
     machines."""
 
-    def __init__(self, state: AttemptState, children: ChildProcesses, signals: StopSignals) -> None:
+    def __init__(
+        self,
+        state: AttemptState,
+        children: ChildProcesses,
+        failure: FirstFailure,
+        signals: StopSignals,
+    ) -> None:
         self._state, self._children, self._stop_signals = state, children, signals
+        self._failure = failure
         self.count = 0  # requests, of all machines together
         self._signals = 0  # received by this process
         # time of the last request that gives the ranks time to stop
@@ -80,6 +88,7 @@ class StopRequests:
         if self.count > 1:
             self._insist(name)
             return
+        self._failure.before_request()
         outcome.asked = stop_signals.code(number)
         if outcome.failed_at is not None and outcome.left is None:
             outcome.late_stop = number

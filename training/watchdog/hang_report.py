@@ -53,6 +53,7 @@ class HangFinding:
     folder: str | None = None  # stacks of all ranks
     # It waits for a timeout or for a process that is not a rank: only slow, perhaps.
     may_end: bool = False
+    loops: bool = False  # it executes Python code without a pause, perhaps of long work
     # The guilty rank has failed, by the output of its launcher: the others wait in vain.
     death: RankExit | None = None
 

@@ -108,7 +108,7 @@ def detect_stall(
         how = msg("watchdog.stall.several_stuck", shown=shown)
         stuck = {o.rank for o, _ in guilty}
         places = {rank: place for rank, place in _places(seen).items() if rank not in stuck}
-        may_end = any(_may_end(o) for o, _ in guilty)
+        may_end = any(spins(o) or _may_end(o) for o, _ in guilty)
         return HangFinding(
             HANG, None, None, how, places, _stacks(seen), _since(seen), may_end=may_end
         )
@@ -307,6 +307,7 @@ def _finding(
     if main and waits_for_worker(main):
         frame = loader_workers.at_worker(guilty)[1] or frame
     places = {rank: place for rank, place in _places(seen).items() if rank != guilty.rank}
+    loops = spins(guilty)
     return HangFinding(
         kind,
         guilty.rank,
@@ -315,7 +316,8 @@ def _finding(
         places,
         _stacks(seen),
         _since(seen),
-        may_end=kind == HANG and _may_end(guilty),
+        may_end=kind == HANG and not loops and _may_end(guilty),
+        loops=loops,
     )
 
 

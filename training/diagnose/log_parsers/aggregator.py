@@ -64,6 +64,7 @@ class LogAggregator:
         self._pending: LogRecord | None = None
         self._behind_bars = False  # metrics follow the bar of their step
         self._lines_with_step = False  # if so, a bar without a loss counts something else
+        self._trained = False  # likewise, until the next training logs a loss
         self._curve: list[Point] = []
         self._evaluations: deque[tuple[int | None, dict[str, float]]] = deque(maxlen=EVALUATIONS)
         self._times: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)
@@ -134,8 +135,12 @@ class LogAggregator:
                 )
             return False
         self._rank_has_loss |= has_loss
-        if fact.bar and not has_loss and not fact.scores and self._lines_with_step:
+        foreign = fact.bar and not has_loss and (self._trained or self._lines_with_step)
+        self._trained = fact.trained or (self._trained and not has_loss)
+        if foreign and not fact.scores:
             return False
+        if foreign and self._trained:
+            fact.step = fact.total = None  # of an evaluation with a bar like that of the training
         self._lines_with_step |= has_loss and fact.step is not None and not fact.bar
         return True
 

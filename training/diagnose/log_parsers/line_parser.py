@@ -50,6 +50,10 @@ _AVERAGED = re.compile(r"\bAveraged (?:\w+ )?stats: ")
 _OWN_SCORES = re.compile(rf"(?:Validation:|,) (\w+) ({NUMBER})(?: dB)?(?: \([^()]*\))?(?=,|$)")
 # a task may have another name for its samples
 _OWN_RATE = re.compile(r", (\d[\d.]*) (?!tokens)\w+/s$")
+# `Namespace(lr=0.1, steps=1000)`, `{'epochs': 10, 'steps': 1000}`: options, unless there is a loss
+_OPTIONS = re.compile(
+    r"(?:\w+ ?[:=] ?)?[a-zA-Z]\w*\(\w+=|.*\bepochs['\"]?(?: ?[:=] ?| )\d+\b(?! ?/)", re.I
+)
 _PERCENT = re.compile(r"step \d+ \(([\d.]+)%\)", re.I)
 
 
@@ -89,6 +93,8 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
         nested = "\x1b" in raw and progress_bars.NESTED.search(raw)
         fact = None if bar.other or nested else _of_bar(text, bar, LogRecord(offset, rank))
         printed = parse(bar.behind, offset) if bar.behind else None
+        if printed and printed.trained:
+            return replace(fact, trained=True) if fact else printed
         if printed is None or printed.bar or (printed.loss is None and not printed.scores):
             return fact
         return _with_text_behind(fact, printed) if fact else replace(printed, behind_bar=True)
@@ -97,7 +103,10 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     text = _TIMESTAMP.sub("", text)
     fact.source = source_of(text)
     # the loss here is the mean of many steps, or those of the first and the last step
-    if "'train_runtime'" in text or _SUMMARY.match(text) or _AVERAGED.search(text):
+    if "'train_runtime'" in text:
+        fact.trained = True
+        return fact
+    if _SUMMARY.match(text) or _AVERAGED.search(text):
         return None
     if found := _YOLO_EVAL.match(text):
         fact.scores = {f"val_{name}": to_float(value) for name, value in found.groupdict().items()}
@@ -109,6 +118,8 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     if toolkit_lines.read(text, fact):
         return fact
     named_numbers.read(text, fact)
+    if fact.step is not None and fact.loss is None and not fact.scores and _OPTIONS.match(text):
+        return None
     _special(text, fact)
     if fact.step is None and fact.loss is not None:
         unnamed_steps.read(text, fact)

@@ -37,6 +37,7 @@ class LogRecord:
     bar: bool = False
     behind_bar: bool = False  # printed after a bar, without a line end between them
     heading: bool = False  # of an epoch, for the lines below it
+    trained: bool = False  # the last line of a training of Hugging Face
     whole_epoch: bool = False  # step and total are counted within an epoch
 
     @property

@@ -51,6 +51,7 @@ _OTHER = re.compile(
     r"|shards?|index\w*|read\w*|comput\w*|class +images)\b",
     re.I,
 )
+_OF_DATA = ("examples/s", "s/examples")  # of `datasets`, whatever it does with them
 _OF_BYTES = ("B/s", "s/B", "iB/s", "s/iB")  # without their prefix: a download
 # tqdm moves the cursor up again after a nested bar, which it fills with spaces
 NESTED = re.compile(r"\] *\x1b\[A|\x1b\[A\s*$")
@@ -117,7 +118,9 @@ def _bar(found: re.Match[str], kind: str, head: str) -> ProgressBar:
         rest=rest,
         behind=behind,
         kind=kind,
-        other=bool(_OTHER.search(head)) or unit in _OF_BYTES,
+        other=bool(_OTHER.search(head))
+        or unit in _OF_BYTES
+        or (unit in _OF_DATA and "loss" not in rest),
     )
 
 
