@@ -176,9 +176,11 @@ def _first(events: Sequence[Event]) -> Event:
         if (event.line.offset, -event.length) < (first.line.offset, -first.length):
             firsts[id(event.analysis)] = event
     infinite = float("inf")
+    # logs of several machines: an exception also ends the connections of other ranks to its process
     return min(
         firsts.values(),
         key=lambda e: (
+            e.severed,
             e.time if e.time is not None else infinite,
             e.rank if e.rank is not None else infinite,
         ),
