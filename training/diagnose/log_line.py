@@ -46,6 +46,8 @@ PREFIXES = tuple(
         TIMED.pattern,
     )
 )
+# The number of a launcher's own prefix may be that of a task or of a rank of one machine.
+OF_TORCH = re.compile(r"\[rank")
 # A rank's traceback behind the unfinished line of another one: both write to the same pipe.
 BEHIND = re.compile(r"(?<=.)\[rank\d{1,5}\]: ?Traceback \(most recent call last\):\s*$")
 SPEAKER = re.compile(
@@ -89,20 +91,22 @@ class LogLine:
 def split(raw: str) -> tuple[str, int | None]:
     """(the line without its prefixes, the rank in them)."""
     behind = BEHIND.search(raw)
-    text, rank = raw[behind.start() :] if behind else raw, None
+    text, ranks = raw[behind.start() :] if behind else raw, list[re.Match[str]]()
     for _ in range(4):  # node: [rank1]: 2024-…
         for prefix in PREFIXES:
             if found := prefix.match(text):
                 break
         else:
             break
-        if rank is None and "rank" in prefix.groupindex:
-            rank = int(found["rank"])
+        if "rank" in prefix.groupindex:
+            ranks.append(found)
         text = text[found.end() :]
     if len(text) > 1 and text.startswith(SIDES) and text.endswith(SIDES):
         # a traceback in a frame (rich)
         text = text[1:-1].removeprefix(" ").rstrip(" ")
-    return text, rank
+    of_torch = (found for found in ranks if OF_TORCH.match(found[0]))
+    named = next(of_torch, ranks[0] if ranks else None)
+    return text, int(named["rank"]) if named else None
 
 
 def decoded(data: bytes) -> str:
