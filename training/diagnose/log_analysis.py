@@ -20,7 +20,15 @@ from training.diagnose import (
     traceback,
 )
 from training.diagnose.jobs import JobCount
-from training.diagnose.log_line import TIMED, LogLine, decoded, said_by, split, time_of
+from training.diagnose.log_line import (
+    TIMED,
+    LogLine,
+    decoded,
+    full_time_of,
+    said_by,
+    split,
+    time_of,
+)
 from training.diagnose.scan import OUTPUT_BELOW, LogSpan, Places, recognised
 from training.diagnose.signatures import ROOT, WEAK, Signature
 from training.diagnose.source import COLOUR, LogSource
@@ -130,9 +138,10 @@ def read(source: LogSource, places: Places) -> LogAnalysis:
     lines = _lines(source, places)
     below = (place.offset for place in places.found if place.key == OUTPUT_BELOW)
     analysis = LogAnalysis(source, lines, jobs=count, output=max(below, default=-1))
+    near = next((t for line in lines if (t := full_time_of(line.raw)) is not None), None)
     for line in lines:
         if not line.raw.startswith(QUOTED):
-            _take(analysis, line)
+            _take(analysis, line, near)
     analysis.tracebacks = traceback.read(lines)
     analysis.natives = native_exception.read(lines)
     analysis.reported = rank_table.read(lines)
@@ -298,9 +307,9 @@ def _begins(line: LogLine, before: LogLine) -> bool:
     return timed or NEW_MESSAGE.match(line.text) is not None
 
 
-def _take(analysis: LogAnalysis, line: LogLine) -> None:
-    """Adds the facts of a single line."""
-    if (time := time_of(line.raw)) is not None:
+def _take(analysis: LogAnalysis, line: LogLine, near: float | None) -> None:
+    """Adds the facts of a single line. `near`: a time with a year in the same log."""
+    if (time := time_of(line.raw, near)) is not None:
         analysis._times.append((line.offset, time))
     analysis.marks += progress_marks.marks(line.text, line.offset, time, line.rank)
     well = progress_marks.ends_well(line.text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import time
 from dataclasses import dataclass
 
 from training.core.plain_text import one_line
@@ -74,6 +75,7 @@ TIMES = (
     ),
 )
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+HALF_A_YEAR_S = 181 * 86400  # 182.5 days but one: clocks and time zones differ
 SIDES = ("│", "|", "┃")
 
 
@@ -135,25 +137,42 @@ def said_by(text: str) -> int | None:
     return int(next(g for g in found.groups() if g is not None)) if found else None
 
 
-def time_of(raw: str) -> float | None:
+def time_of(raw: str, near: float | None = None) -> float | None:
     """Timestamp of a line in Unix seconds; UTC without a time zone, so comparable within one
-    cluster only. Dates without a year get the current one."""
+    cluster only. `near`: a time of the same log; a date without a year is in the year that is
+    closest to it, otherwise in the past."""
     head = raw[:120]
     for pattern in TIMES:
         if found := pattern.search(head):
             part = found.groupdict()
-            month = MONTHS.index(part["b"]) + 1 if part.get("b") else int(part["m"])
-            year = int(part["Y"]) if part.get("Y") else datetime.date.today().year
-            hour, minute, second = (int(part[name]) for name in "HMS")
-            try:
-                moment = datetime.datetime(
-                    year, month, int(part["d"]), hour, minute, second, tzinfo=datetime.timezone.utc
-                )
-            except ValueError:
-                return None
-            zone = part.get("z")
-            if zone and zone != "Z":
-                sign = 1 if zone[0] == "+" else -1
-                moment -= sign * datetime.timedelta(hours=int(zone[1:3]), minutes=int(zone[4:6]))
-            return moment.timestamp() + float(f"0.{part.get('f') or 0}")
+            if part.get("Y"):
+                return _moment(part, int(part["Y"]))
+            middle = time.time() - HALF_A_YEAR_S if near is None else near
+            year = time.gmtime(middle).tm_year
+            moments = [_moment(part, one) for one in (year - 1, year, year + 1)]
+            known = [moment for moment in moments if moment is not None]
+            return min(known, key=lambda moment: abs(moment - middle), default=None)
     return None
+
+
+def full_time_of(raw: str) -> float | None:
+    """Timestamp of a line with a year."""
+    found = TIMES[0].search(raw[:120])
+    return _moment(found.groupdict(), int(found["Y"])) if found else None
+
+
+def _moment(part: dict[str, str | None], year: int) -> float | None:
+    """None: there is no such time."""
+    month = MONTHS.index(part["b"]) + 1 if part.get("b") else int(part["m"] or 0)
+    day, hour, minute, second = (int(part[name] or 0) for name in "dHMS")
+    try:
+        moment = datetime.datetime(
+            year, month, day, hour, minute, second, tzinfo=datetime.timezone.utc
+        )
+    except ValueError:
+        return None
+    zone = part.get("z")
+    if zone and zone != "Z":
+        sign = 1 if zone[0] == "+" else -1
+        moment -= sign * datetime.timedelta(hours=int(zone[1:3]), minutes=int(zone[4:6]))
+    return moment.timestamp() + float(f"0.{part.get('f') or 0}")
