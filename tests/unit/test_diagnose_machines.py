@@ -24,6 +24,18 @@ def raised(rank: int, exception: str = "KeyError: 0") -> str:
     return "".join(f"[rank{rank}]: {line}\n" for line in lines)
 
 
+def ended(rank: int, status: int, at: str = "02:40:05") -> str:
+    """torchrun's report of the first failure, on a machine with four ranks."""
+    return (
+        f"E1130 {at}.0 99 torch/distributed/elastic/multiprocessing/api.py:906] failed (exitcode: "
+        f"{status}) local_rank: {rank % 4} (pid: {1000 + rank}) of binary: /usr/bin/python\n"
+        "Root Cause (first observed failure):\n[0]:\n"
+        f"  time      : 2026-11-30_{at}\n  host      : n\n"
+        f"  rank      : {rank} (local_rank: {rank % 4})\n"
+        f"  exitcode  : {status} (pid: {1000 + rank})\n"
+    )
+
+
 @each(
     ("day", "expected"),
     [
@@ -50,3 +62,16 @@ def test_a_date_without_a_year_is_near_the_others_of_its_log(tmp_path: Path) -> 
     )
     node1 = f"2022-01-01 00:02:00 step 1 loss 2.0\n{raised(5)}"
     assert found(tmp_path, node0=node1, node1=node0) == ("exception", 0)
+
+
+@each("form", ["whole", "table alone"])
+def test_an_exception_is_dated_by_the_report_of_its_launcher(form: str, tmp_path: Path) -> None:
+    """The last line before it may be hours old."""
+    first, later = ended(2, 1, "02:40:05"), ended(5, 1, "02:40:09")
+    if form == "table alone":
+        first, later = (text.partition("\n")[2] for text in (first, later))
+    node0 = f"2026-11-30 02:39:59 step 9 loss 2.0\n{raised(2)}{first}"
+    node1 = f"2026-11-30 02:00:00 loading\n{raised(5)}{later}"
+    assert found(tmp_path, node0=node0, node1=node1) == ("exception", 2)
+    late = f"2026-11-30 02:39:58 step 9 loss 2.0\n{raised(5)}2026-11-30 03:10:00 waiting\n{later}"
+    assert found(tmp_path, node0=node0, node1=late) == ("exception", 5), "not by any later line"

@@ -29,6 +29,7 @@ from training.diagnose.log_line import (
     split,
     time_of,
 )
+from training.diagnose.log_times import LogTimes
 from training.diagnose.scan import OUTPUT_BELOW, LogSpan, Places, recognised
 from training.diagnose.signatures import ROOT, WEAK, Signature
 from training.diagnose.source import COLOUR, LogSource
@@ -124,12 +125,7 @@ class LogAnalysis:
     # offsets of a launcher's start messages after a failure
     starts: list[int] = field(default_factory=list)
     started: int = -1  # the last one that more than start messages follow
-
-    def time_at(self, offset: int) -> float | None:
-        """Timestamp of the last line up to `offset` that has one."""
-        return next((t for o, t in reversed(self._times) if o <= offset), None)
-
-    _times: list[tuple[int, float]] = field(default_factory=list)
+    times: LogTimes = field(default_factory=LogTimes)
 
 
 def read(source: LogSource, places: Places) -> LogAnalysis:
@@ -241,7 +237,7 @@ def _by_frame(analysis: LogAnalysis) -> None:
                             0,
                             len(text),
                             one.rank,
-                            analysis.time_at(one.end.offset),
+                            analysis.times.at(one.end.offset),
                             one,
                         )
                     )
@@ -274,7 +270,7 @@ def _hit(analysis: LogAnalysis, line: LogLine, key: str) -> SignatureMatch | Non
                     start,
                     found.end() - found.start() - sum(map(len, groups.values())),
                     rank,
-                    analysis.time_at(line.offset),
+                    analysis.times.at(line.offset),
                     thrown,
                 )
     return None
@@ -309,8 +305,10 @@ def _begins(line: LogLine, before: LogLine) -> bool:
 
 def _take(analysis: LogAnalysis, line: LogLine, near: float | None) -> None:
     """Adds the facts of a single line. `near`: a time with a year in the same log."""
+    fails = FAILED_END.search(line.text) is not None
     if (time := time_of(line.raw, near)) is not None:
-        analysis._times.append((line.offset, time))
+        reported = fails or rank_table.TIME.match(line.text) is not None
+        analysis.times.add(line.offset, time, reported=reported)
     analysis.marks += progress_marks.marks(line.text, line.offset, time, line.rank)
     well = progress_marks.ends_well(line.text)
     if well:
@@ -319,7 +317,7 @@ def _take(analysis: LogAnalysis, line: LogLine, near: float | None) -> None:
             analysis.ends_by_program = line.offset
         if not progress_marks.ends_by_script(line.text):
             analysis.ends_unlike_script = line.offset
-    if well is False or FAILED_END.search(line.text):
+    if well is False or fails:
         if line.offset > analysis.output:
             analysis.failed, analysis.failed_line = line.offset, line
     elif "Traceback (most recent call last" in line.text or EXCEPTION.match(line.text):

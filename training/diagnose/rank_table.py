@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from training.diagnose.log_line import LogLine
 
 REPORTED = re.compile(r"rank {1,10}: (\d+) \(local_rank: (\d+)\)")
+TIME = re.compile(r" {1,10}time {1,10}: \d")
 # Other launchers have no table, but a line: Composer, Paddle, Lightning, mp.spawn. A process of
 # mp.spawn that ends with 1 may have raised an exception whose text is lost.
 REPORTS = re.compile(
