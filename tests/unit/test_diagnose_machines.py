@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases import each
-from training.diagnose import log_line, result
+from training.diagnose import log_line, result, world_size
 
 
 def found(folder: Path, **logs: str) -> tuple[str, int | None]:
@@ -75,3 +75,53 @@ def test_an_exception_is_dated_by_the_report_of_its_launcher(form: str, tmp_path
     assert found(tmp_path, node0=node0, node1=node1) == ("exception", 2)
     late = f"2026-11-30 02:39:58 step 9 loss 2.0\n{raised(5)}2026-11-30 03:10:00 waiting\n{later}"
     assert found(tmp_path, node0=node0, node1=late) == ("exception", 5), "not by any later line"
+
+
+def timeout(rank: int, enqueued: int = 0) -> str:
+    """torch's lines of a rank that has waited in vain for another one."""
+    before = f"[rank{rank}]:[E1130 03:12:02.0 ProcessGroupNCCL.cpp"
+    text = (
+        f"{before}:688] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL("
+        "SeqNum=5, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600002 "
+        "milliseconds before timing out.\n"
+    )
+    if enqueued:
+        text += (
+            f"{before}:2241] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] failure detected by "
+            f"watchdog at work sequence id: 5 PG status: last enqueued work: {enqueued}, last "
+            "completed work: 4\n"
+        )
+    return text
+
+
+@each(
+    ("command", "world"),
+    [
+        ("torchrun --nproc_per_node=4 train.py", 4),
+        ("torchrun --nnodes=1 --nproc-per-node=4 train.py", 4),
+        ("torchrun --nnodes 2 --nproc_per_node 4 train.py", 8),
+        ("torchrun --nnodes=1:4 --nproc_per_node=4 train.py", None),
+        ("torchrun --nproc_per_node=gpu train.py", None),
+        ("+ WORLD_SIZE=16 NNODES=2", 16),
+    ],
+)
+def test_the_number_of_ranks_in_a_command(command: str, world: int | None) -> None:
+    assert world_size.world_size(command) == world
+
+
+@each(
+    ("nodes", "waiting", "rank"),
+    [
+        ("", (0, 1, 3), 2),
+        ("--nnodes=2 ", (0, 1, 3), None),
+        ("--nnodes=2 ", (0, 1, 2, 4, 5, 6, 7), 3),
+        ("", (0, 1, 7), None),
+    ],
+)
+def test_the_rank_that_does_not_wait_is_one_of_all_machines(
+    nodes: str, waiting: tuple[int, ...], rank: int | None, tmp_path: Path
+) -> None:
+    command = f"+ torchrun {nodes}--nproc_per_node=4 train.py\n"
+    node0 = f"{command}step 1 loss 2.0\n" + "".join(map(timeout, waiting))
+    assert found(tmp_path, node0=node0) == ("collective_timeout", rank)
+    assert found(tmp_path, node1=ended(12, -6)) == ("collective_timeout", None), "of 16 ranks"

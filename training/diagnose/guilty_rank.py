@@ -116,7 +116,8 @@ def _missing(best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysi
             return slowest[0]
     world = next((s.world for s in analyses if s.world), None)
     waiting = waiting_ranks(events)
-    if world and len(waiting) == world - 1 and max(waiting, default=0) < world:
+    seen = waiting | {r.rank for a in analyses for r in a.reported}
+    if world and len(waiting) == world - 1 and max(seen, default=0) < world:
         return next(iter(set(range(world)) - waiting), None)
     empty = {a.source.rank for a in analyses if not a.lines}
     others = {a.source.rank for a in analyses if a.lines}

@@ -34,6 +34,7 @@ from training.diagnose.scan import OUTPUT_BELOW, LogSpan, Places, recognised
 from training.diagnose.signatures import ROOT, WEAK, Signature
 from training.diagnose.source import COLOUR, LogSource
 from training.diagnose.traceback import EXCEPTION, NEW_MESSAGE, SPAWNED, Traceback
+from training.diagnose.world_size import world_size
 
 AROUND = 16 << 10  # bytes read before and after a place
 TAIL = 128 << 10
@@ -45,11 +46,6 @@ MERELY = re.compile(r"\b[A-Z]\w*Warning: ")
 GOES_ON = re.compile(
     r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing|[Rr]ecover(?:ed|ing)"
     r"|going on|will ?[Rr]etry(?!=0)|[Rr]etr(?:ying|ied|y (?:in|after)))\b"  # language: quoted
-)
-WORLD = re.compile(
-    r"(?:world[_ -]?size|num_processes|nproc[_-]per[_-]node|WORLD_SIZE|nranks|num_ranks|n_gpus"
-    r"|with (?=\d+ processes))\W{0,4}(\d{1,5})\b",
-    re.I,
 )
 ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d+)|last enqueued: (\d+)")
 CARD = re.compile(rf"^  {card.in_logs('diagnose.card.cause')}([a-z_]+): (.*)")
@@ -326,8 +322,8 @@ def _take(analysis: LogAnalysis, line: LogLine, near: float | None) -> None:
         analysis.starts, default=-1
     ):
         analysis.starts.append(line.offset)
-    if analysis.world is None and (world := WORLD.search(line.text)):
-        analysis.world = int(world[1])
+    if analysis.world is None:
+        analysis.world = world_size(line.text)
     if found := ENQUEUED.search(line.text):
         rank = line.rank if line.rank is not None else said_by(line.text)
         if rank is not None:
