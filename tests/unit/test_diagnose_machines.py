@@ -125,3 +125,12 @@ def test_the_rank_that_does_not_wait_is_one_of_all_machines(
     node0 = f"{command}step 1 loss 2.0\n" + "".join(map(timeout, waiting))
     assert found(tmp_path, node0=node0) == ("collective_timeout", rank)
     assert found(tmp_path, node1=ended(12, -6)) == ("collective_timeout", None), "of 16 ranks"
+
+
+def test_a_hang_after_a_restart_has_its_own_rank(tmp_path: Path) -> None:
+    """Rank 1 was late in the first attempt, rank 2 in the second one."""
+    first = "".join(timeout(rank, 8 if rank == 1 else 10) for rank in range(4))
+    then = "".join(timeout(rank, 880 if rank == 2 else 910) for rank in range(4))
+    steps = "".join(f"step {n} loss 2.0\n" for n in range(20, 80))
+    text = f"step 1 loss 2.0\n{first}{steps}{then}"
+    assert found(tmp_path, node0=text) == ("collective_timeout", 2)

@@ -101,6 +101,18 @@ def _of_table(best: Event, analysis: LogAnalysis, waiting: set[int]) -> int | No
     return next(iter([*of_process, *first, *broken]), None)
 
 
+def _enqueued(analysis: LogAnalysis, events: Sequence[Event]) -> dict[int, int]:
+    """Rank → number of the last collective that it had enqueued when it failed, not in a failure
+    after which training continued."""
+    failed = min((e.line.offset for e in events if e.analysis is analysis), default=0)
+    since = max((m.offset for m in analysis.marks if m.offset < failed), default=-1)
+    first: dict[int, int] = {}
+    for offset, rank, number in analysis.enqueued:
+        if offset > since:
+            first.setdefault(rank, number)
+    return first
+
+
 def _missing(best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysis]) -> int | None:
     """The rank that all others wait for: the one with the fewest collectives, else the only one
     that reports no wait."""
@@ -108,7 +120,7 @@ def _missing(best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysi
         return int(best.hit.groups["rank"])
     enqueued: dict[int, int] = {}
     for analysis in analyses:
-        enqueued |= analysis.enqueued
+        enqueued |= _enqueued(analysis, events)
     if len(set(enqueued.values())) > 1:
         lowest = min(enqueued.values())
         slowest = [rank for rank, number in enqueued.items() if number == lowest]

@@ -98,8 +98,8 @@ class LogAnalysis:
     natives: list[Traceback] = field(default_factory=list)  # C++ exceptions
     marks: list[progress_marks.ProgressMark] = field(default_factory=list)
     reported: list[rank_table.Reported] = field(default_factory=list)
-    # rank → number of its last enqueued collective
-    enqueued: dict[int, int] = field(default_factory=dict)
+    # (offset, rank, number of its last enqueued collective)
+    enqueued: list[tuple[int, int, int]] = field(default_factory=list)
     spawned: list[tuple[int, int]] = field(default_factory=list)  # (offset, process of mp.spawn)
     # Duet's failure cards: (line, cause, rank, summary)
     cards: list[tuple[LogLine, str, int | None, str]] = field(default_factory=list)
@@ -327,7 +327,7 @@ def _take(analysis: LogAnalysis, line: LogLine, near: float | None) -> None:
     if found := ENQUEUED.search(line.text):
         rank = line.rank if line.rank is not None else said_by(line.text)
         if rank is not None:
-            analysis.enqueued.setdefault(rank, int(found[1] or found[2]))
+            analysis.enqueued.append((line.offset, rank, int(found[1] or found[2])))
     if spawned := SPAWNED.search(line.text):
         analysis.spawned.append((line.offset, int(spawned["process"])))
 
