@@ -134,3 +134,25 @@ def test_a_hang_after_a_restart_has_its_own_rank(tmp_path: Path) -> None:
     steps = "".join(f"step {n} loss 2.0\n" for n in range(20, 80))
     text = f"step 1 loss 2.0\n{first}{steps}{then}"
     assert found(tmp_path, node0=text) == ("collective_timeout", 2)
+
+
+STEPS = "step 1 loss 2.0\nstep 2 loss 2.0\n"
+
+
+def lost(rank: int) -> str:
+    return (
+        f"[rank{rank}]:[E1130 03:12:02.0 ProcessGroupNCCL.cpp:2115] [PG ID 0 PG GUID 0(default_pg) "
+        f"Rank {rank}] Process group watchdog thread terminated with exception: NCCL error: remote "
+        "process exited or there was a network error\n"
+    )
+
+
+@each("name", ["node1", "zone1"])
+def test_the_first_failure_may_be_in_the_report_of_another_machine(
+    name: str, tmp_path: Path
+) -> None:
+    """Rank 5 exits without any output."""
+    node0 = STEPS + "".join(map(lost, range(4))) + ended(0, -6)
+    node1 = "".join(map(lost, (4, 6, 7))) + ended(5, 1)
+    (tmp_path / f"{name}.log").write_text(node1)
+    assert found(tmp_path, node0=node0) == ("exit_status", 5)
