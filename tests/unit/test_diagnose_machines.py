@@ -137,6 +137,7 @@ def test_a_hang_after_a_restart_has_its_own_rank(tmp_path: Path) -> None:
 
 
 STEPS = "step 1 loss 2.0\nstep 2 loss 2.0\n"
+ABORTED = "srun: Terminating StepId=77.0\nsrun: error: n1: tasks 0-3: Killed\n"
 
 
 def lost(rank: int) -> str:
@@ -145,6 +146,40 @@ def lost(rank: int) -> str:
         f"Rank {rank}] Process group watchdog thread terminated with exception: NCCL error: remote "
         "process exited or there was a network error\n"
     )
+
+
+def task(number: int, end: str) -> str:
+    return f"srun: error: n2: task {number}: {end}\n"
+
+
+@each(
+    ("end", "cause"),
+    [
+        ("Out Of Memory", "host_oom_killed"),
+        ("Killed", "killed"),
+        ("Segmentation fault", "segfault"),
+    ],
+)
+def test_a_launcher_started_by_srun_is_not_a_rank(end: str, cause: str, tmp_path: Path) -> None:
+    ranks = STEPS + "".join(map(lost, range(4)))
+    assert found(tmp_path, node0=ranks + task(1, end)) == (cause, 1)
+    assert found(tmp_path, node0=ranks + ended(0, -6) + task(1, end)) == (cause, None)
+    assert found(tmp_path, node0=ranks + ended(0, -6), srun=task(1, end)) == (cause, None)
+
+
+@each(
+    ("text", "rank"),
+    [
+        (task(5, "Exited with exit code 3") + ABORTED, 5),
+        (lost(5) + task(5, "Exited with exit code 3") + ABORTED, None),
+        (ABORTED + task(5, "Exited with exit code 3"), None),
+        (ended(0, -6) + task(1, "Exited with exit code 1") + ABORTED, 0),
+    ],
+)
+def test_the_task_of_srun_that_ended_first_is_the_cause(
+    text: str, rank: int | None, tmp_path: Path
+) -> None:
+    assert found(tmp_path, node0=STEPS + text)[1] == rank
 
 
 @each("name", ["node1", "zone1"])

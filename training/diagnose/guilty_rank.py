@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from training.diagnose import rank_table
 from training.diagnose.events import LOST, UNLISTED, Event
 from training.diagnose.log_analysis import LogAnalysis
 from training.diagnose.signatures import CASCADE, ROOT, VICTIM, WEAK
@@ -21,16 +22,13 @@ def guilty_rank(
     """The rank of `best`. For a line without a rank: from the name of its log, then from the
     process that spawned it, then torchrun's first failure."""
     analysis = best.analysis
-    near = (
-        [r for r in analysis.reported if abs(r.line.number - best.line.number) <= TABLE]
-        if analysis
-        else []
-    )
-    if (
-        near
-        and best.role == LOST
-        and (roots := [r for r in analysis.reported if r.root] if analysis else [])
-    ):
+    if best.role == LOST and best.hit is None:
+        return best.rank  # a launcher's first failure
+    if rank_table.names_task(best.line) and any(a.launcher for a in analyses):
+        return None
+    reported = [r for r in analysis.reported if not r.task] if analysis else []
+    near = [r for r in reported if abs(r.line.number - best.line.number) <= TABLE]
+    if near and best.role == LOST and (roots := [r for r in reported if r.root]):
         return roots[0].rank
     if near and best.rank is None:
         return min(near, key=lambda r: abs(r.line.number - best.line.number)).rank
@@ -59,6 +57,17 @@ def guilty_rank(
     if same:
         return min(same, key=lambda e: e.line.offset).rank
     return _of_table(best, analysis, waiting_ranks(events))
+
+
+def forget_tasks(analyses: Sequence[LogAnalysis]) -> None:
+    """The tasks of srun are machines, not ranks, if any log has lines of their launchers."""
+    if not any(analysis.launcher for analysis in analyses):
+        return
+    for analysis in analyses:
+        analysis.reported = [r for r in analysis.reported if not r.task]
+        for hit in analysis.hits:
+            if rank_table.names_task(hit.line):
+                hit.rank = None
 
 
 def _reporters(best: Event, events: Sequence[Event]) -> set[int | None]:
@@ -94,7 +103,7 @@ def _of_table(best: Event, analysis: LogAnalysis, waiting: set[int]) -> int | No
     """From torchrun's table: the rank of the PID in the line; else its first failure, unless that
     rank only waited."""
     named = {int(pid) for pid in PID.findall(best.line.text)}
-    later = [r for r in analysis.reported if r.line.offset > best.line.offset]
+    later = [r for r in analysis.reported if r.line.offset > best.line.offset and not r.task]
     of_process = [r.rank for r in later if r.pid in named]
     broken = [r.rank for r in later if r.rank not in waiting]
     first = [r.rank for r in later if r.root and r.rank in broken]

@@ -98,6 +98,7 @@ class LogAnalysis:
     natives: list[Traceback] = field(default_factory=list)  # C++ exceptions
     marks: list[progress_marks.ProgressMark] = field(default_factory=list)
     reported: list[rank_table.Reported] = field(default_factory=list)
+    launcher: bool = False  # it has lines of a launcher of several ranks
     # (offset, rank, number of its last enqueued collective)
     enqueued: list[tuple[int, int, int]] = field(default_factory=list)
     spawned: list[tuple[int, int]] = field(default_factory=list)  # (offset, process of mp.spawn)
@@ -137,6 +138,7 @@ def read(source: LogSource, places: Places) -> LogAnalysis:
     analysis.tracebacks = traceback.read(lines)
     analysis.natives = native_exception.read(lines)
     analysis.reported = rank_table.read(lines)
+    analysis.launcher = rank_table.of_launcher(lines)
     _cards(analysis)
     quoted = {
         offset

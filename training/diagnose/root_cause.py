@@ -18,7 +18,7 @@ from training.diagnose.events import (
     Event,
     failure_events,
 )
-from training.diagnose.guilty_rank import guilty_rank, waiting_ranks
+from training.diagnose.guilty_rank import forget_tasks, guilty_rank, waiting_ranks
 from training.diagnose.health import CUT
 from training.diagnose.log_analysis import LogAnalysis
 from training.diagnose.signatures import ROOT, VICTIM, WEAK
@@ -53,6 +53,7 @@ def find_root_cause(analyses: Sequence[LogAnalysis], own: Sequence[Event] = ()) 
     """`own`: events from structured files."""
     alive: list[Event] = [e for e in own if e.cause not in (UNKNOWN, RAISED)]
     recovered: list[Event] = []
+    forget_tasks(analyses)
     for analysis in analyses:
         for event in failure_events(analysis):
             (recovered if survived(analysis, event) else alive).append(event)
