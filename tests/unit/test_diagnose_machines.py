@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases import each
+from tests.unit.diagnosed import OOM
 from training.diagnose import log_line, result, world_size
 
 
@@ -191,3 +192,45 @@ def test_the_first_failure_may_be_in_the_report_of_another_machine(
     node1 = "".join(map(lost, (4, 6, 7))) + ended(5, 1)
     (tmp_path / f"{name}.log").write_text(node1)
     assert found(tmp_path, node0=node0) == ("exit_status", 5)
+
+
+def steps(hour: int) -> str:
+    return "".join(f"2026-11-30 {hour:02}:{n:02}:00 step {n} loss 2.0\n" for n in range(60))
+
+
+# As torchrun prints it where it starts the ranks again.
+RESTARTED = ended(5, 1, "02:40:05").partition("\n")[0] + "\n"
+
+
+@each(
+    ("node0", "node1", "expected"),
+    [
+        (steps(2) + steps(3), raised(5) + RESTARTED, ("none", None)),
+        (steps(2) + steps(3) + raised(2), raised(5, OOM) + RESTARTED + lost(5), ("exception", 2)),
+        (steps(2), raised(5) + ended(5, 1, "02:58:50"), ("exception", 5)),
+        (steps(2), f"2026-11-30 02:00:00 loading\n{raised(5)}", ("exception", 5)),  # at any time
+        ("step 1 loss 2.0\n" * 9, raised(5) + RESTARTED, ("exception", 5)),
+    ],
+)
+def test_a_failure_may_be_survived_by_the_steps_of_another_machine(
+    node0: str, node1: str, expected: tuple[str, int | None], tmp_path: Path
+) -> None:
+    assert found(tmp_path, node0=node0, node1=node1) == expected
+
+
+@each(
+    ("last", "expected"),
+    [
+        (raised(2), ("exception", 2)),
+        ("Training completed\n", ("none", None)),
+        ("", ("gpu_oom", 3)),
+    ],
+)
+def test_the_last_attempt_of_torchrun_decides(
+    last: str, expected: tuple[str, int | None], tmp_path: Path
+) -> None:
+    for name, text in (("0/3", raised(3, OOM)), ("1/2", last)):
+        log = tmp_path / f"logs/none_x/attempt_{name}/stderr.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text)
+    assert found(tmp_path) == expected

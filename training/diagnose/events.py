@@ -51,6 +51,11 @@ class Event:
         return self.hit.length if self.hit else 0
 
     @property
+    def last(self) -> int:
+        """Offset of its last line."""
+        return self.thrown.last if self.thrown else self.line.offset
+
+    @property
     def where(self) -> str | None:
         if self.thrown:
             return self.thrown.where

@@ -28,3 +28,8 @@ class LogTimes:
             if reported and (time is None or after - time > RECENT_S):
                 return after
         return time
+
+    def from_(self, offset: int) -> float | None:
+        """Timestamp of the first line from `offset` on that has one."""
+        index = bisect.bisect_left(self._known, offset, key=operator.itemgetter(0))
+        return self._known[index][1] if index < len(self._known) else None

@@ -22,7 +22,7 @@ from training.diagnose.guilty_rank import forget_tasks, guilty_rank, waiting_ran
 from training.diagnose.health import CUT
 from training.diagnose.log_analysis import LogAnalysis
 from training.diagnose.signatures import ROOT, VICTIM, WEAK
-from training.diagnose.survived import survived
+from training.diagnose.survived import by_attempt, survived, survived_elsewhere, with_times
 
 VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # not listed beside another cause
 CONFIDENCE = (
@@ -52,11 +52,14 @@ class RootCause:
 def find_root_cause(analyses: Sequence[LogAnalysis], own: Sequence[Event] = ()) -> RootCause:
     """`own`: events from structured files."""
     alive: list[Event] = [e for e in own if e.cause not in (UNKNOWN, RAISED)]
-    recovered: list[Event] = []
+    earlier, analyses = by_attempt(analyses)
+    recovered = [event for analysis in earlier for event in failure_events(analysis)]
     forget_tasks(analyses)
+    timed = with_times(analyses)
     for analysis in analyses:
         for event in failure_events(analysis):
-            (recovered if survived(analysis, event) else alive).append(event)
+            over = survived(analysis, event) or survived_elsewhere(analysis, event.last, timed)
+            (recovered if over else alive).append(event)
     alive = without_consequences(alive)
     if not alive and own:
         alive = list(own)
@@ -189,10 +192,13 @@ def _known(value: float | None) -> float:
 
 
 def _nothing(analyses: Sequence[LogAnalysis], recovered: list[Event]) -> RootCause:
+    timed = with_times(analyses)
     for analysis in analyses:
         last = max((m.offset for m in analysis.marks), default=-1)
         line = analysis.failed_line
-        if line and analysis.failed > last:
+        if line is None or survived_elsewhere(analysis, line.offset, timed):
+            continue
+        if analysis.failed > last:
             if recovered:  # one of them was fatal after all
                 best = _first(recovered)
                 return RootCause(best.cause, guilty_rank(best, recovered, analyses), best, "low")
