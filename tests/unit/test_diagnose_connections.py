@@ -112,6 +112,19 @@ def test_a_rank_killed_after_the_end_of_another_by_a_log_of_srun(tmp_path: Path)
         assert record["cause"] == cause
 
 
+@each("time", ["", "2026-11-30 02:00:29 "])
+def test_a_connection_may_be_lost_with_a_rank_that_raised_an_exception(
+    time: str, tmp_path: Path
+) -> None:
+    """On another machine: rank 0 uses a server in its process."""
+    reset = "".join(f"[rank0]: {line}\n" for line in UPLOAD.splitlines())
+    failed = f"[rank5]: {HEAD}[rank5]: {FRAME}[rank5]: ValueError: no\n"
+    (tmp_path / "node0.log").write_text(f"2026-11-30 02:00:29 step 1 loss 2.0\n{reset}")
+    (tmp_path / "node1.log").write_text(f"{time}loading\n{failed}")
+    record = result.diagnose([tmp_path])
+    assert (record["cause"], record["rank"]) == ("exception", 5)
+
+
 def test_a_lost_connection_of_torch_may_be_the_first_of_a_chain(tmp_path: Path) -> None:
     """The rendezvous is at an etcd server."""
     (tmp_path / "log").write_text(

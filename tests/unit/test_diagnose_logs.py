@@ -173,3 +173,20 @@ def test_the_first_of_two_ranks_is_named_by_the_times_of_their_logs(
 )
 def test_a_frame_around_a_line(raw: str, text: str) -> None:
     assert log_line.split(raw)[0] == text
+
+
+@each(
+    ("before", "rank"),
+    [("1: ", 1), ("[rank5]: ", 5), ("1: [rank5]: ", 5), ("[default1]:[rank5]: ", 5)],
+)
+def test_the_rank_that_torch_names_precedes_the_number_of_the_launcher(
+    before: str, rank: int, tmp_path: Path
+) -> None:
+    """The numbers of srun with one torchrun on each machine, and of `torchrun --tee`."""
+    frame = '  File "/u/train.py", line 30, in main\n    step()\n'
+    text = f"Traceback (most recent call last):\n{frame}ValueError: bad sample\n"
+    lines = "".join(f"{before}{line}\n" for line in text.splitlines())
+    (tmp_path / "log").write_text(f"step 1 loss 2.0\n{lines}")
+    record = diagnose([tmp_path / "log"])
+    assert (record["cause"], record["rank"]) == ("exception", rank)
+    assert record["where"] == "/u/train.py:30"

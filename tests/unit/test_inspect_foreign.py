@@ -106,17 +106,24 @@ def on_gpu(
     *,
     logs_on: bool = False,
     call: Frame | None = None,
+    other: Frame | None = None,
     uses_gpu: bool = True,
+    cpu: float = 0.0,
 ) -> HealthCheck:
     """Two ranks, both in the same `call`, by default a line that waits for a GPU, in two
-    samples."""
+    samples. `other`: that of rank 1; `cpu`: seconds of computation between the samples."""
     script.write_text("print(loss.item())\n")
     frame = call or Frame(str(script), 1, "step")
-    process = procfs.Process(1, 0, "R", "python train.py", 10.0, 10.0, 1000, "")
-    seen = ProcessSample(
-        process, Stack(1, "py-spy", (Thread("MainThread", True, True, False, (frame,)),)), uses_gpu
-    )
-    samples = [Sample(float(at), {0: seen, 1: seen}) for at in (0, 1)]
+
+    def seen(at: int, here: Frame) -> ProcessSample:
+        used = 10.0 + at * cpu
+        process = procfs.Process(1, 0, "R", "python train.py", used, used, 1000, "")
+        threads = (Thread("MainThread", True, True, False, (here,)),)
+        return ProcessSample(process, Stack(1, "py-spy", threads), uses_gpu)
+
+    samples = [
+        Sample(float(at), {0: seen(at, frame), 1: seen(at, other or frame)}) for at in (0, 1)
+    ]
     motions = {
         rank: RankActivity(rank, 1, states="RR", cpu=1.0, course=course)
         for rank, course in courses(samples).items()
@@ -163,6 +170,22 @@ def test_a_backward_or_barrier_waits_for_the_gpu_that_computes(
     at = Frame(f"/u/site-packages/{call[0]}", 800, call[1])
     found = on_gpu(tmp_path / "train.py", gpus={0: gpu, 1: gpu}, call=at, uses_gpu=uses_gpu)
     assert found.status == status
+
+
+FORWARD = Frame("/u/site-packages/torch/nn/modules/linear.py", 125, "forward")
+OPTIMIZER = Frame("/u/site-packages/torch/optim/adamw.py", 5, "_multi_tensor_adamw")
+
+
+@each("other", [FORWARD, OPTIMIZER])
+@each(("power_w", "status"), [(431.0, OK), (90.0, UNKNOWN)])
+def test_launches_may_wait_for_a_place_in_the_queue_of_the_gpu(
+    other: Frame, power_w: float, status: str, tmp_path: Path
+) -> None:
+    """As usual where the script runs ahead of its GPU."""
+    gpu = {"index": 0, "use_percent": 100, "power_w": power_w, "power_limit_w": 575.0}
+    script = tmp_path / "train.py"
+    gpus = {0: gpu, 1: gpu}
+    assert on_gpu(script, gpus=gpus, call=FORWARD, other=other, cpu=1.0).status == status
 
 
 def test_uninspectable_processes(tmp_path: Path) -> None:

@@ -70,6 +70,19 @@ def test_an_exit_after_the_loss_of_a_peer_is_that_of_a_victim(run: RunDir) -> No
     assert record["where"] == "/prog:3", "not the line of sys.exit"
 
 
+@each(
+    ("elsewhere", "before", "victim"),
+    [(True, LOST, True), (True, BAD, False), (False, LOST, False)],
+)
+def test_an_error_raised_from_a_loss_follows_from_the_failure_of_another_machine(
+    elsewhere: bool, before: dict[str, str], victim: bool, run: RunDir
+) -> None:
+    """`raise RuntimeError("epoch 3 failed") from error`: the record of that machine counts."""
+    report_error(run, 1, "RuntimeError", "epoch 3 failed", before=[before])
+    record = failed(run, elsewhere=elsewhere)
+    assert (record["rank"], record["victim"]) == (1, victim)
+
+
 def test_a_program_that_lost_a_peer_is_a_victim(run: RunDir) -> None:
     run.rank_log(1).write_text(
         TRACEBACK.replace(

@@ -313,6 +313,14 @@ def test_ranks_whose_gpus_may_compute_do_not_hang(gpu: bool, code: Exit) -> None
     assert attach._conclusion(verdict)[0] == code
 
 
+def test_ranks_in_launches_of_kernels_do_not_hang() -> None:
+    forward, samples = Frame(f"{LIBRARY}/nn/modules/linear.py", 125, "forward"), []
+    for at in (0.0, 1.0):
+        now = look(forward, gpu=True, state="R", cpu_s=at, main_cpu_s=at)
+        samples.append(Sample(at, {0: now, 1: now}))
+    assert getattr(attach._verdict(samples), "code", None) == GPU_WORKS
+
+
 COMMAND = "./duet attach"
 PGREP = "pgrep -af python   # all Python processes, with their pids"
 

@@ -2,7 +2,8 @@
 
 signatures/    catalogue of known failure messages: data
 source         log files as text; scan: places in them that are worth reading
-log_line, progress_marks, traceback, log_analysis   the content of one log around those places
+log_line, log_times, progress_marks, traceback, rank_table, log_analysis
+               the content of one log around those places
 events         candidates for the cause; survived: failures after which training continued
 root_cause     choice of the cause; consequences: events that follow from another one
 guilty_rank    the rank of the cause

@@ -51,6 +51,11 @@ class Event:
         return self.hit.length if self.hit else 0
 
     @property
+    def last(self) -> int:
+        """Offset of its last line."""
+        return self.thrown.last if self.thrown else self.line.offset
+
+    @property
     def where(self) -> str | None:
         if self.thrown:
             return self.thrown.where
@@ -71,7 +76,7 @@ def failure_events(analysis: LogAnalysis) -> list[Event]:
             continue
         line = one.end or one.start
         cause, role = (RAISED, UNLISTED) if one.end else (UNKNOWN, CUT)
-        time, own = analysis.time_at(line.offset), id(one) in severed
+        time, own = analysis.times.at(line.offset), id(one) in severed
         events.append(Event(cause, role, line, one.rank, time, analysis, None, one, severed=own))
     events += [
         Event(
@@ -79,7 +84,7 @@ def failure_events(analysis: LogAnalysis) -> list[Event]:
             CUT,
             line,
             line.rank,
-            analysis.time_at(line.offset),
+            analysis.times.at(line.offset),
             analysis,
             place=place_before(analysis.lines, line),
         )
@@ -90,7 +95,7 @@ def failure_events(analysis: LogAnalysis) -> list[Event]:
     if analysis.cards:
         line, cause, rank, text = analysis.cards[-1]
         events.append(
-            Event(cause, OWN, line, rank, analysis.time_at(line.offset), analysis, text=text)
+            Event(cause, OWN, line, rank, analysis.times.at(line.offset), analysis, text=text)
         )
     return events
 
@@ -129,7 +134,7 @@ def _of_natives(analysis: LogAnalysis, events: Sequence[Event]) -> list[Event]:
             for e in (*events, *found)
         ):
             continue
-        time = analysis.time_at(end.offset)
+        time = analysis.times.at(end.offset)
         found.append(Event(RAISED, UNLISTED, end, end.rank, time, analysis, None, one))
     return found
 

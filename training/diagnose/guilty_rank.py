@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from training.diagnose import rank_table
 from training.diagnose.events import LOST, UNLISTED, Event
 from training.diagnose.log_analysis import LogAnalysis
 from training.diagnose.signatures import CASCADE, ROOT, VICTIM, WEAK
@@ -21,16 +22,13 @@ def guilty_rank(
     """The rank of `best`. For a line without a rank: from the name of its log, then from the
     process that spawned it, then torchrun's first failure."""
     analysis = best.analysis
-    near = (
-        [r for r in analysis.reported if abs(r.line.number - best.line.number) <= TABLE]
-        if analysis
-        else []
-    )
-    if (
-        near
-        and best.role == LOST
-        and (roots := [r for r in analysis.reported if r.root] if analysis else [])
-    ):
+    if best.role == LOST and best.hit is None:
+        return best.rank  # a launcher's first failure
+    if rank_table.names_task(best.line) and any(a.launcher for a in analyses):
+        return None
+    reported = [r for r in analysis.reported if not r.task] if analysis else []
+    near = [r for r in reported if abs(r.line.number - best.line.number) <= TABLE]
+    if near and best.role == LOST and (roots := [r for r in reported if r.root]):
         return roots[0].rank
     if near and best.rank is None:
         return min(near, key=lambda r: abs(r.line.number - best.line.number)).rank
@@ -59,6 +57,17 @@ def guilty_rank(
     if same:
         return min(same, key=lambda e: e.line.offset).rank
     return _of_table(best, analysis, waiting_ranks(events))
+
+
+def forget_tasks(analyses: Sequence[LogAnalysis]) -> None:
+    """The tasks of srun are machines, not ranks, if any log has lines of their launchers."""
+    if not any(analysis.launcher for analysis in analyses):
+        return
+    for analysis in analyses:
+        analysis.reported = [r for r in analysis.reported if not r.task]
+        for hit in analysis.hits:
+            if rank_table.names_task(hit.line):
+                hit.rank = None
 
 
 def _reporters(best: Event, events: Sequence[Event]) -> set[int | None]:
@@ -94,11 +103,23 @@ def _of_table(best: Event, analysis: LogAnalysis, waiting: set[int]) -> int | No
     """From torchrun's table: the rank of the PID in the line; else its first failure, unless that
     rank only waited."""
     named = {int(pid) for pid in PID.findall(best.line.text)}
-    later = [r for r in analysis.reported if r.line.offset > best.line.offset]
+    later = [r for r in analysis.reported if r.line.offset > best.line.offset and not r.task]
     of_process = [r.rank for r in later if r.pid in named]
     broken = [r.rank for r in later if r.rank not in waiting]
     first = [r.rank for r in later if r.root and r.rank in broken]
     return next(iter([*of_process, *first, *broken]), None)
+
+
+def _enqueued(analysis: LogAnalysis, events: Sequence[Event]) -> dict[int, int]:
+    """Rank → number of the last collective that it had enqueued when it failed, not in a failure
+    after which training continued."""
+    failed = min((e.line.offset for e in events if e.analysis is analysis), default=0)
+    since = max((m.offset for m in analysis.marks if m.offset < failed), default=-1)
+    first: dict[int, int] = {}
+    for offset, rank, number in analysis.enqueued:
+        if offset > since:
+            first.setdefault(rank, number)
+    return first
 
 
 def _missing(best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysis]) -> int | None:
@@ -108,7 +129,7 @@ def _missing(best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysi
         return int(best.hit.groups["rank"])
     enqueued: dict[int, int] = {}
     for analysis in analyses:
-        enqueued |= analysis.enqueued
+        enqueued |= _enqueued(analysis, events)
     if len(set(enqueued.values())) > 1:
         lowest = min(enqueued.values())
         slowest = [rank for rank, number in enqueued.items() if number == lowest]
@@ -116,7 +137,8 @@ def _missing(best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysi
             return slowest[0]
     world = next((s.world for s in analyses if s.world), None)
     waiting = waiting_ranks(events)
-    if world and len(waiting) == world - 1 and max(waiting, default=0) < world:
+    seen = waiting | {r.rank for a in analyses for r in a.reported}
+    if world and len(waiting) == world - 1 and max(seen, default=0) < world:
         return next(iter(set(range(world)) - waiting), None)
     empty = {a.source.rank for a in analyses if not a.lines}
     others = {a.source.rank for a in analyses if a.lines}

@@ -20,11 +20,21 @@ from training.diagnose import (
     traceback,
 )
 from training.diagnose.jobs import JobCount
-from training.diagnose.log_line import TIMED, LogLine, decoded, said_by, split, time_of
+from training.diagnose.log_line import (
+    TIMED,
+    LogLine,
+    decoded,
+    full_time_of,
+    said_by,
+    split,
+    time_of,
+)
+from training.diagnose.log_times import LogTimes
 from training.diagnose.scan import OUTPUT_BELOW, LogSpan, Places, recognised
 from training.diagnose.signatures import ROOT, WEAK, Signature
 from training.diagnose.source import COLOUR, LogSource
 from training.diagnose.traceback import EXCEPTION, NEW_MESSAGE, SPAWNED, Traceback
+from training.diagnose.world_size import world_size
 
 AROUND = 16 << 10  # bytes read before and after a place
 TAIL = 128 << 10
@@ -36,11 +46,6 @@ MERELY = re.compile(r"\b[A-Z]\w*Warning: ")
 GOES_ON = re.compile(
     r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing|[Rr]ecover(?:ed|ing)"
     r"|going on|will ?[Rr]etry(?!=0)|[Rr]etr(?:ying|ied|y (?:in|after)))\b"  # language: quoted
-)
-WORLD = re.compile(
-    r"(?:world[_ -]?size|num_processes|nproc[_-]per[_-]node|WORLD_SIZE|nranks|num_ranks|n_gpus"
-    r"|with (?=\d+ processes))\W{0,4}(\d{1,5})\b",
-    re.I,
 )
 ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d+)|last enqueued: (\d+)")
 CARD = re.compile(rf"^  {card.in_logs('diagnose.card.cause')}([a-z_]+): (.*)")
@@ -93,8 +98,9 @@ class LogAnalysis:
     natives: list[Traceback] = field(default_factory=list)  # C++ exceptions
     marks: list[progress_marks.ProgressMark] = field(default_factory=list)
     reported: list[rank_table.Reported] = field(default_factory=list)
-    # rank → number of its last enqueued collective
-    enqueued: dict[int, int] = field(default_factory=dict)
+    launcher: bool = False  # it has lines of a launcher of several ranks
+    # (offset, rank, number of its last enqueued collective)
+    enqueued: list[tuple[int, int, int]] = field(default_factory=list)
     spawned: list[tuple[int, int]] = field(default_factory=list)  # (offset, process of mp.spawn)
     # Duet's failure cards: (line, cause, rank, summary)
     cards: list[tuple[LogLine, str, int | None, str]] = field(default_factory=list)
@@ -116,12 +122,7 @@ class LogAnalysis:
     # offsets of a launcher's start messages after a failure
     starts: list[int] = field(default_factory=list)
     started: int = -1  # the last one that more than start messages follow
-
-    def time_at(self, offset: int) -> float | None:
-        """Timestamp of the last line up to `offset` that has one."""
-        return next((t for o, t in reversed(self._times) if o <= offset), None)
-
-    _times: list[tuple[int, float]] = field(default_factory=list)
+    times: LogTimes = field(default_factory=LogTimes)
 
 
 def read(source: LogSource, places: Places) -> LogAnalysis:
@@ -130,12 +131,14 @@ def read(source: LogSource, places: Places) -> LogAnalysis:
     lines = _lines(source, places)
     below = (place.offset for place in places.found if place.key == OUTPUT_BELOW)
     analysis = LogAnalysis(source, lines, jobs=count, output=max(below, default=-1))
+    near = next((t for line in lines if (t := full_time_of(line.raw)) is not None), None)
     for line in lines:
         if not line.raw.startswith(QUOTED):
-            _take(analysis, line)
+            _take(analysis, line, near)
     analysis.tracebacks = traceback.read(lines)
     analysis.natives = native_exception.read(lines)
     analysis.reported = rank_table.read(lines)
+    analysis.launcher = rank_table.of_launcher(lines)
     _cards(analysis)
     quoted = {
         offset
@@ -232,7 +235,7 @@ def _by_frame(analysis: LogAnalysis) -> None:
                             0,
                             len(text),
                             one.rank,
-                            analysis.time_at(one.end.offset),
+                            analysis.times.at(one.end.offset),
                             one,
                         )
                     )
@@ -265,7 +268,7 @@ def _hit(analysis: LogAnalysis, line: LogLine, key: str) -> SignatureMatch | Non
                     start,
                     found.end() - found.start() - sum(map(len, groups.values())),
                     rank,
-                    analysis.time_at(line.offset),
+                    analysis.times.at(line.offset),
                     thrown,
                 )
     return None
@@ -298,10 +301,12 @@ def _begins(line: LogLine, before: LogLine) -> bool:
     return timed or NEW_MESSAGE.match(line.text) is not None
 
 
-def _take(analysis: LogAnalysis, line: LogLine) -> None:
-    """Adds the facts of a single line."""
-    if (time := time_of(line.raw)) is not None:
-        analysis._times.append((line.offset, time))
+def _take(analysis: LogAnalysis, line: LogLine, near: float | None) -> None:
+    """Adds the facts of a single line. `near`: a time with a year in the same log."""
+    fails = FAILED_END.search(line.text) is not None
+    if (time := time_of(line.raw, near)) is not None:
+        reported = fails or rank_table.TIME.match(line.text) is not None
+        analysis.times.add(line.offset, time, reported=reported)
     analysis.marks += progress_marks.marks(line.text, line.offset, time, line.rank)
     well = progress_marks.ends_well(line.text)
     if well:
@@ -310,7 +315,7 @@ def _take(analysis: LogAnalysis, line: LogLine) -> None:
             analysis.ends_by_program = line.offset
         if not progress_marks.ends_by_script(line.text):
             analysis.ends_unlike_script = line.offset
-    if well is False or FAILED_END.search(line.text):
+    if well is False or fails:
         if line.offset > analysis.output:
             analysis.failed, analysis.failed_line = line.offset, line
     elif "Traceback (most recent call last" in line.text or EXCEPTION.match(line.text):
@@ -319,12 +324,12 @@ def _take(analysis: LogAnalysis, line: LogLine) -> None:
         analysis.starts, default=-1
     ):
         analysis.starts.append(line.offset)
-    if analysis.world is None and (world := WORLD.search(line.text)):
-        analysis.world = int(world[1])
+    if analysis.world is None:
+        analysis.world = world_size(line.text)
     if found := ENQUEUED.search(line.text):
         rank = line.rank if line.rank is not None else said_by(line.text)
         if rank is not None:
-            analysis.enqueued.setdefault(rank, int(found[1] or found[2]))
+            analysis.enqueued.append((line.offset, rank, int(found[1] or found[2])))
     if spawned := SPAWNED.search(line.text):
         analysis.spawned.append((line.offset, int(spawned["process"])))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import time
 from dataclasses import dataclass
 
 from training.core.plain_text import one_line
@@ -46,6 +47,8 @@ PREFIXES = tuple(
         TIMED.pattern,
     )
 )
+# The number of a launcher's own prefix may be that of a task or of a rank of one machine.
+OF_TORCH = re.compile(r"\[rank")
 # A rank's traceback behind the unfinished line of another one: both write to the same pipe.
 BEHIND = re.compile(r"(?<=.)\[rank\d{1,5}\]: ?Traceback \(most recent call last\):\s*$")
 SPEAKER = re.compile(
@@ -72,6 +75,7 @@ TIMES = (
     ),
 )
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+HALF_A_YEAR_S = 181 * 86400  # 182.5 days but one: clocks and time zones differ
 SIDES = ("│", "|", "┃")
 
 
@@ -89,20 +93,22 @@ class LogLine:
 def split(raw: str) -> tuple[str, int | None]:
     """(the line without its prefixes, the rank in them)."""
     behind = BEHIND.search(raw)
-    text, rank = raw[behind.start() :] if behind else raw, None
+    text, ranks = raw[behind.start() :] if behind else raw, list[re.Match[str]]()
     for _ in range(4):  # node: [rank1]: 2024-…
         for prefix in PREFIXES:
             if found := prefix.match(text):
                 break
         else:
             break
-        if rank is None and "rank" in prefix.groupindex:
-            rank = int(found["rank"])
+        if "rank" in prefix.groupindex:
+            ranks.append(found)
         text = text[found.end() :]
     if len(text) > 1 and text.startswith(SIDES) and text.endswith(SIDES):
         # a traceback in a frame (rich)
         text = text[1:-1].removeprefix(" ").rstrip(" ")
-    return text, rank
+    of_torch = (found for found in ranks if OF_TORCH.match(found[0]))
+    named = next(of_torch, ranks[0] if ranks else None)
+    return text, int(named["rank"]) if named else None
 
 
 def decoded(data: bytes) -> str:
@@ -131,25 +137,42 @@ def said_by(text: str) -> int | None:
     return int(next(g for g in found.groups() if g is not None)) if found else None
 
 
-def time_of(raw: str) -> float | None:
+def time_of(raw: str, near: float | None = None) -> float | None:
     """Timestamp of a line in Unix seconds; UTC without a time zone, so comparable within one
-    cluster only. Dates without a year get the current one."""
+    cluster only. `near`: a time of the same log; a date without a year is in the year that is
+    closest to it, otherwise in the past."""
     head = raw[:120]
     for pattern in TIMES:
         if found := pattern.search(head):
             part = found.groupdict()
-            month = MONTHS.index(part["b"]) + 1 if part.get("b") else int(part["m"])
-            year = int(part["Y"]) if part.get("Y") else datetime.date.today().year
-            hour, minute, second = (int(part[name]) for name in "HMS")
-            try:
-                moment = datetime.datetime(
-                    year, month, int(part["d"]), hour, minute, second, tzinfo=datetime.timezone.utc
-                )
-            except ValueError:
-                return None
-            zone = part.get("z")
-            if zone and zone != "Z":
-                sign = 1 if zone[0] == "+" else -1
-                moment -= sign * datetime.timedelta(hours=int(zone[1:3]), minutes=int(zone[4:6]))
-            return moment.timestamp() + float(f"0.{part.get('f') or 0}")
+            if part.get("Y"):
+                return _moment(part, int(part["Y"]))
+            middle = time.time() - HALF_A_YEAR_S if near is None else near
+            year = time.gmtime(middle).tm_year
+            moments = [_moment(part, one) for one in (year - 1, year, year + 1)]
+            known = [moment for moment in moments if moment is not None]
+            return min(known, key=lambda moment: abs(moment - middle), default=None)
     return None
+
+
+def full_time_of(raw: str) -> float | None:
+    """Timestamp of a line with a year."""
+    found = TIMES[0].search(raw[:120])
+    return _moment(found.groupdict(), int(found["Y"])) if found else None
+
+
+def _moment(part: dict[str, str | None], year: int) -> float | None:
+    """None: there is no such time."""
+    month = MONTHS.index(part["b"]) + 1 if part.get("b") else int(part["m"] or 0)
+    day, hour, minute, second = (int(part[name] or 0) for name in "dHMS")
+    try:
+        moment = datetime.datetime(
+            year, month, day, hour, minute, second, tzinfo=datetime.timezone.utc
+        )
+    except ValueError:
+        return None
+    zone = part.get("z")
+    if zone and zone != "Z":
+        sign = 1 if zone[0] == "+" else -1
+        moment -= sign * datetime.timedelta(hours=int(zone[1:3]), minutes=int(zone[4:6]))
+    return moment.timestamp() + float(f"0.{part.get('f') or 0}")

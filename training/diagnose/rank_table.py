@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from training.diagnose.log_line import LogLine
 
 REPORTED = re.compile(r"rank {1,10}: (\d+) \(local_rank: (\d+)\)")
+TIME = re.compile(r" {1,10}time {1,10}: \d")
 # Other launchers have no table, but a line: Composer, Paddle, Lightning, mp.spawn. A process of
 # mp.spawn that ends with 1 may have raised an exception whose text is lost.
 REPORTS = re.compile(
@@ -18,6 +19,18 @@ REPORTS = re.compile(
     r"|\[rank: (?P<lightning>\d+)\] Child process with PID (?P<pid>\d+) "
     r"terminated with code (?P<code>-?\d+)"
     r"|\bprocess (?P<spawned>\d+) terminated with exit code (?P<left>[2-9]|\d{2,})\b"
+)
+# srun's lines about the end of tasks, which are ranks unless srun starts a launcher on each
+# machine. `alone`: a task with a number as status.
+TASKS = re.compile(
+    r"error: \S+: tasks? (?:(?P<alone>\d+): Exited with exit code (?P<left>[1-9]\d*)"
+    r"|[\d,\-\[\]]+: )"
+)
+# Lines that only a launcher of several ranks prints: torchrun in any version, DeepSpeed.
+LAUNCHER = re.compile(
+    r"torch/distributed/(?:elastic|launcher|run)\b\S*:\d+\] |:torch\.distributed\.(?:elastic|run)\b"
+    r"|torch\.distributed\.(?:elastic|run|launcher)\S*: \[(?:ERROR|WARNING|INFO)\]"
+    r"|ChildFailedError|Root Cause \(first observed|\[launch\.py:\d+:"
 )
 STATUS = re.compile(r"exitcode {1,10}: (-?\d+)(?: \(pid: (\d+)\))?")
 
@@ -32,6 +45,7 @@ class Reported:
     pid: int | None
     line: LogLine
     root: bool
+    task: bool = False  # of srun
 
 
 def read(lines: Sequence[LogLine]) -> list[Reported]:
@@ -63,4 +77,25 @@ def read(lines: Sequence[LogLine]) -> list[Reported]:
                     not any(r.root for r in found),
                 )
             )
+    if not found and (task := _first_task(lines)):
+        found.append(task)
     return found
+
+
+def _first_task(lines: Sequence[LogLine]) -> Reported | None:
+    """srun's task that ended first, if it ended alone, with a status."""
+    line = next(filter(names_task, lines), None)
+    ended = TASKS.search(line.text) if line else None
+    if line is None or ended is None or not ended["alone"]:
+        return None
+    number = int(ended["alone"])
+    return Reported(number, number, int(ended["left"]), None, line, root=True, task=True)
+
+
+def names_task(line: LogLine) -> bool:
+    return TASKS.search(line.text) is not None
+
+
+def of_launcher(lines: Sequence[LogLine]) -> bool:
+    """Whether a launcher of several ranks has printed one of them."""
+    return any(LAUNCHER.search(line.text) for line in lines)

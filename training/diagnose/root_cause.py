@@ -18,11 +18,11 @@ from training.diagnose.events import (
     Event,
     failure_events,
 )
-from training.diagnose.guilty_rank import guilty_rank, waiting_ranks
+from training.diagnose.guilty_rank import forget_tasks, guilty_rank, waiting_ranks
 from training.diagnose.health import CUT
 from training.diagnose.log_analysis import LogAnalysis
 from training.diagnose.signatures import ROOT, VICTIM, WEAK
-from training.diagnose.survived import survived
+from training.diagnose.survived import by_attempt, survived, survived_elsewhere, with_times
 
 VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # not listed beside another cause
 CONFIDENCE = (
@@ -52,16 +52,21 @@ class RootCause:
 def find_root_cause(analyses: Sequence[LogAnalysis], own: Sequence[Event] = ()) -> RootCause:
     """`own`: events from structured files."""
     alive: list[Event] = [e for e in own if e.cause not in (UNKNOWN, RAISED)]
-    recovered: list[Event] = []
+    earlier, analyses = by_attempt(analyses)
+    recovered = [event for analysis in earlier for event in failure_events(analysis)]
+    forget_tasks(analyses)
+    timed = with_times(analyses)
     for analysis in analyses:
         for event in failure_events(analysis):
-            (recovered if survived(analysis, event) else alive).append(event)
+            over = survived(analysis, event) or survived_elsewhere(analysis, event.last, timed)
+            (recovered if over else alive).append(event)
     alive = without_consequences(alive)
     if not alive and own:
         alive = list(own)
     if not alive:
         return _nothing(analyses, recovered)
-    best = _first_reported(_most_detailed(_first_nan(_first(alive), recovered), alive), alive)
+    best = _most_detailed(_first_nan(_first(alive), recovered), alive)
+    best = _first_reported(best, alive, analyses)
     best = _for_memory(best, alive, analyses)
     best = _for_driver(best, [*alive, *recovered])
     also = dict.fromkeys(
@@ -79,21 +84,20 @@ def find_root_cause(analyses: Sequence[LogAnalysis], own: Sequence[Event] = ()) 
     )
 
 
-def _first_reported(best: Event, events: Sequence[Event]) -> Event:
-    """If the log has only consequences of a failure: torchrun's first failure, with unknown
-    cause."""
-    analysis = best.analysis
-    first = next((r for r in analysis.reported if r.root), None) if analysis else None
-    if best.role != LOST or first is None or first.rank in waiting_ranks(events):
+def _first_reported(best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysis]) -> Event:
+    """If the logs have only consequences of a failure: the first failure that a launcher reports,
+    with unknown cause, but of no rank that waited for others."""
+    waiting = waiting_ranks(events)
+    firsts = [(next((r for r in a.reported if r.root), None), a) for a in analyses]
+    known = [(r, a) for r, a in firsts if r and r.rank not in waiting]
+    if best.role != LOST or not known:
         return best
-    return Event(
-        EXIT_STATUS if (first.status or 0) > 0 else UNKNOWN,
-        LOST,
-        first.line,
-        first.rank,
-        best.time,
-        analysis,
+    # an abort often follows from the loss of another rank, whose log may be missing
+    first, analysis = min(
+        known, key=lambda x: ((x[0].status or 0) <= 0, _known(x[1].times.at(x[0].line.offset)))
     )
+    cause = EXIT_STATUS if (first.status or 0) > 0 else UNKNOWN
+    return Event(cause, LOST, first.line, first.rank, best.time, analysis)
 
 
 def _for_memory(best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysis]) -> Event:
@@ -175,21 +179,26 @@ def _first(events: Sequence[Event]) -> Event:
         first = firsts.setdefault(id(event.analysis), event)
         if (event.line.offset, -event.length) < (first.line.offset, -first.length):
             firsts[id(event.analysis)] = event
-    infinite = float("inf")
+    # logs of several machines: an exception also ends the connections of other ranks to its process
     return min(
         firsts.values(),
-        key=lambda e: (
-            e.time if e.time is not None else infinite,
-            e.rank if e.rank is not None else infinite,
-        ),
+        key=lambda e: (e.severed, _known(e.time), _known(e.rank)),
     )
 
 
+def _known(value: float | None) -> float:
+    """For an order in which unknown values are last."""
+    return float("inf") if value is None else value
+
+
 def _nothing(analyses: Sequence[LogAnalysis], recovered: list[Event]) -> RootCause:
+    timed = with_times(analyses)
     for analysis in analyses:
         last = max((m.offset for m in analysis.marks), default=-1)
         line = analysis.failed_line
-        if line and analysis.failed > last:
+        if line is None or survived_elsewhere(analysis, line.offset, timed):
+            continue
+        if analysis.failed > last:
             if recovered:  # one of them was fatal after all
                 best = _first(recovered)
                 return RootCause(best.cause, guilty_rank(best, recovered, analyses), best, "low")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from training.core import cause_ids
 from training.diagnose import progress_marks
@@ -17,6 +18,8 @@ BUFFER = 16 << 10
 # A scheduler that stops a job grants it some time: a training that ignores the signal counts
 # until it is killed.
 GRACE_STEPS, GRACE_S = 100, 150.0
+# torchrun has a folder of logs for each attempt.
+ATTEMPT = re.compile(r"(?P<run>.*?)\battempt_(?P<number>\d+)/", re.ASCII)
 BEGINS = re.compile(
     r"\b(?:resum|restore|restoring|restart|requeu)|\bload(?:ed|ing)?\b.{0,60}\b(?:checkpoint|ckpt|state)"
     r"|\bstart(?:ed|ing)?\b.{0,30}\b(?:train|job|run|attempt)",
@@ -24,9 +27,51 @@ BEGINS = re.compile(
 )
 
 
+def by_attempt(
+    analyses: Sequence[LogAnalysis],
+) -> tuple[list[LogAnalysis], list[LogAnalysis]]:
+    """(logs of attempts that a later one has followed, the others)."""
+    places = [ATTEMPT.match(analysis.source.name) for analysis in analyses]
+    last: dict[str, int] = {}
+    for place in places:
+        if place:
+            last[place["run"]] = max(int(place["number"]), last.get(place["run"], 0))
+    over = [bool(one and int(one["number"]) < last[one["run"]]) for one in places]
+    pairs = list(zip(analyses, over, strict=True))
+    return [a for a, earlier in pairs if earlier], [a for a, earlier in pairs if not earlier]
+
+
+def with_times(analyses: Sequence[LogAnalysis]) -> list[LogAnalysis]:
+    """Logs of which all steps have times."""
+    return [
+        analysis
+        for analysis in analyses
+        if all(mark.time is not None for mark in analysis.marks)
+        and _grown(analysis) >= GROWN_THROWN
+    ]
+
+
+def survived_elsewhere(analysis: LogAnalysis, offset: int, timed: Sequence[LogAnalysis]) -> bool:
+    """Whether training continued after a failure by the logs of other machines (`with_times`),
+    where its own one has no steps. `offset`: of its last line; the next time in the log is
+    certainly not before it."""
+    time = analysis.times.from_(offset) if timed else None
+    if time is None or _grown(analysis) >= GROWN_THROWN:
+        return False
+    after = time + GRACE_S
+    return any(
+        (other.marks[-1].time or 0) > after and _grown(other, after) >= GROWN_THROWN
+        for other in timed
+    )
+
+
+def _grown(analysis: LogAnalysis, since: float | None = None) -> int:
+    return progress_marks.rises_after(analysis.marks, -1, since, None)
+
+
 def survived(analysis: LogAnalysis, event: Event) -> bool:
     """Whether training continued after the event in the same log."""
-    offset = event.thrown.last if event.thrown else event.line.offset
+    offset = event.last
     if offset < analysis.output:
         return False
     thrown = event.thrown is not None or EXCEPTION.match(event.line.text) is not None

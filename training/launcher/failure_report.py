@@ -134,8 +134,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     record: FailureRecord = {
         "cause": cause,
         "kind": kind,
-        "victim": timed_out
-        or (cause == cause_ids.PEER_DIED if own is None or told else causes.is_victim(own)),
+        "victim": timed_out or _lost_another(outcome, cause, None if told else own),
         "rank": rank,
         "step": _step(run, rank),
         "summary": summary,
@@ -368,6 +367,14 @@ def _evidence(outcome: Outcome, found: HangFinding | None, log: Path) -> list[st
     if found and (found.rank is None or found.rank in found.stacks):
         return found.evidence()
     return rank_log.last_lines(log, outcome.log_from.get(log, 0))
+
+
+def _lost_another(outcome: Outcome, cause: str, own: RankErrorRecord | None) -> bool:
+    """Has the rank only lost another one? That its error was raised from such a loss proves it
+    only where another machine has reported a failed rank."""
+    if own is None:
+        return cause == cause_ids.PEER_DIED
+    return causes.lost_peer(own) if outcome.elsewhere else causes.is_victim(own)
 
 
 def _timed_out(own: RankErrorRecord | None, cause: str, logged: RootCause | None) -> bool:

@@ -23,5 +23,7 @@ def on_gpu(found: HangFinding, name: str = GPU) -> list[int]:
 
 
 def may_compute(found: HangFinding, gpus: Collection[int]) -> list[int]:
-    """Ranks that wait for their GPU, or in a backward there. `gpus`: the ranks that use one."""
-    return [*on_gpu(found), *(rank for rank in on_gpu(found, BACKWARD) if rank in gpus)]
+    """Ranks that wait for their GPU, for a place in its queue, or in a backward there. `gpus`: the
+    ranks that use one."""
+    backward = [rank for rank in on_gpu(found, BACKWARD) if rank in gpus]
+    return [*on_gpu(found), *on_gpu(found, QUEUE), *backward]

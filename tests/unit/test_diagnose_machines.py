@@ -1,0 +1,236 @@
+"""Logs of several machines: the times and ranks in them, and what their launchers report."""
+
+from __future__ import annotations
+
+import calendar
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cases import each
+from tests.unit.diagnosed import OOM
+from training.diagnose import log_line, result, world_size
+
+
+def found(folder: Path, **logs: str) -> tuple[str, int | None]:
+    for name, text in logs.items():
+        (folder / f"{name}.log").write_text(text)
+    record = result.diagnose([folder])
+    return record["cause"], record["rank"]
+
+
+def raised(rank: int, exception: str = "KeyError: 0") -> str:
+    lines = ("Traceback (most recent call last):", '  File "/u/a.py", line 3, in f', exception)
+    return "".join(f"[rank{rank}]: {line}\n" for line in lines)
+
+
+def ended(rank: int, status: int, at: str = "02:40:05") -> str:
+    """torchrun's report of the first failure, on a machine with four ranks."""
+    return (
+        f"E1130 {at}.0 99 torch/distributed/elastic/multiprocessing/api.py:906] failed (exitcode: "
+        f"{status}) local_rank: {rank % 4} (pid: {1000 + rank}) of binary: /usr/bin/python\n"
+        "Root Cause (first observed failure):\n[0]:\n"
+        f"  time      : 2026-11-30_{at}\n  host      : n\n"
+        f"  rank      : {rank} (local_rank: {rank % 4})\n"
+        f"  exitcode  : {status} (pid: {1000 + rank})\n"
+    )
+
+
+@each(
+    ("day", "expected"),
+    [
+        ("1231", (2025, 12, 31)),
+        ("114", (2026, 1, 14)),
+        ("0301", (2025, 3, 1)),
+        ("229", (2024, 2, 29)),
+    ],
+)
+def test_a_date_without_a_year_is_in_the_past(
+    day: str, expected: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = calendar.timegm((2026, 1, 15, 0, 0, 0))
+    monkeypatch.setattr(time, "time", lambda: now)
+    moment = log_line.time_of(f"[rank0]:[W{day} 23:58:03.5 ProcessGroupNCCL.cpp:1] x")
+    assert moment and tuple(time.gmtime(moment)[:3]) == expected
+
+
+def test_a_date_without_a_year_is_near_the_others_of_its_log(tmp_path: Path) -> None:
+    """Rank 5 fails last, after midnight."""
+    node0 = (
+        "2021-12-31 23:58:04 step 1 loss 2.0\n"
+        f"[rank0]:[W101 00:01:00.0 ProcessGroupNCCL.cpp:1] x\n{raised(0)}"
+    )
+    node1 = f"2022-01-01 00:02:00 step 1 loss 2.0\n{raised(5)}"
+    assert found(tmp_path, node0=node1, node1=node0) == ("exception", 0)
+
+
+@each("form", ["whole", "table alone"])
+def test_an_exception_is_dated_by_the_report_of_its_launcher(form: str, tmp_path: Path) -> None:
+    """The last line before it may be hours old."""
+    first, later = ended(2, 1, "02:40:05"), ended(5, 1, "02:40:09")
+    if form == "table alone":
+        first, later = (text.partition("\n")[2] for text in (first, later))
+    node0 = f"2026-11-30 02:39:59 step 9 loss 2.0\n{raised(2)}{first}"
+    node1 = f"2026-11-30 02:00:00 loading\n{raised(5)}{later}"
+    assert found(tmp_path, node0=node0, node1=node1) == ("exception", 2)
+    late = f"2026-11-30 02:39:58 step 9 loss 2.0\n{raised(5)}2026-11-30 03:10:00 waiting\n{later}"
+    assert found(tmp_path, node0=node0, node1=late) == ("exception", 5), "not by any later line"
+
+
+def timeout(rank: int, enqueued: int = 0) -> str:
+    """torch's lines of a rank that has waited in vain for another one."""
+    before = f"[rank{rank}]:[E1130 03:12:02.0 ProcessGroupNCCL.cpp"
+    text = (
+        f"{before}:688] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL("
+        "SeqNum=5, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600002 "
+        "milliseconds before timing out.\n"
+    )
+    if enqueued:
+        text += (
+            f"{before}:2241] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] failure detected by "
+            f"watchdog at work sequence id: 5 PG status: last enqueued work: {enqueued}, last "
+            "completed work: 4\n"
+        )
+    return text
+
+
+@each(
+    ("command", "world"),
+    [
+        ("torchrun --nproc_per_node=4 train.py", 4),
+        ("torchrun --nnodes=1 --nproc-per-node=4 train.py", 4),
+        ("torchrun --nnodes 2 --nproc_per_node 4 train.py", 8),
+        ("torchrun --nnodes=1:4 --nproc_per_node=4 train.py", None),
+        ("torchrun --nproc_per_node=gpu train.py", None),
+        ("+ WORLD_SIZE=16 NNODES=2", 16),
+    ],
+)
+def test_the_number_of_ranks_in_a_command(command: str, world: int | None) -> None:
+    assert world_size.world_size(command) == world
+
+
+@each(
+    ("nodes", "waiting", "rank"),
+    [
+        ("", (0, 1, 3), 2),
+        ("--nnodes=2 ", (0, 1, 3), None),
+        ("--nnodes=2 ", (0, 1, 2, 4, 5, 6, 7), 3),
+        ("", (0, 1, 7), None),
+    ],
+)
+def test_the_rank_that_does_not_wait_is_one_of_all_machines(
+    nodes: str, waiting: tuple[int, ...], rank: int | None, tmp_path: Path
+) -> None:
+    command = f"+ torchrun {nodes}--nproc_per_node=4 train.py\n"
+    node0 = f"{command}step 1 loss 2.0\n" + "".join(map(timeout, waiting))
+    assert found(tmp_path, node0=node0) == ("collective_timeout", rank)
+    assert found(tmp_path, node1=ended(12, -6)) == ("collective_timeout", None), "of 16 ranks"
+
+
+def test_a_hang_after_a_restart_has_its_own_rank(tmp_path: Path) -> None:
+    """Rank 1 was late in the first attempt, rank 2 in the second one."""
+    first = "".join(timeout(rank, 8 if rank == 1 else 10) for rank in range(4))
+    then = "".join(timeout(rank, 880 if rank == 2 else 910) for rank in range(4))
+    steps = "".join(f"step {n} loss 2.0\n" for n in range(20, 80))
+    text = f"step 1 loss 2.0\n{first}{steps}{then}"
+    assert found(tmp_path, node0=text) == ("collective_timeout", 2)
+
+
+STEPS = "step 1 loss 2.0\nstep 2 loss 2.0\n"
+ABORTED = "srun: Terminating StepId=77.0\nsrun: error: n1: tasks 0-3: Killed\n"
+
+
+def lost(rank: int) -> str:
+    return (
+        f"[rank{rank}]:[E1130 03:12:02.0 ProcessGroupNCCL.cpp:2115] [PG ID 0 PG GUID 0(default_pg) "
+        f"Rank {rank}] Process group watchdog thread terminated with exception: NCCL error: remote "
+        "process exited or there was a network error\n"
+    )
+
+
+def task(number: int, end: str) -> str:
+    return f"srun: error: n2: task {number}: {end}\n"
+
+
+@each(
+    ("end", "cause"),
+    [
+        ("Out Of Memory", "host_oom_killed"),
+        ("Killed", "killed"),
+        ("Segmentation fault", "segfault"),
+    ],
+)
+def test_a_launcher_started_by_srun_is_not_a_rank(end: str, cause: str, tmp_path: Path) -> None:
+    ranks = STEPS + "".join(map(lost, range(4)))
+    assert found(tmp_path, node0=ranks + task(1, end)) == (cause, 1)
+    assert found(tmp_path, node0=ranks + ended(0, -6) + task(1, end)) == (cause, None)
+    assert found(tmp_path, node0=ranks + ended(0, -6), srun=task(1, end)) == (cause, None)
+
+
+@each(
+    ("text", "rank"),
+    [
+        (task(5, "Exited with exit code 3") + ABORTED, 5),
+        (lost(5) + task(5, "Exited with exit code 3") + ABORTED, None),
+        (ABORTED + task(5, "Exited with exit code 3"), None),
+        (ended(0, -6) + task(1, "Exited with exit code 1") + ABORTED, 0),
+    ],
+)
+def test_the_task_of_srun_that_ended_first_is_the_cause(
+    text: str, rank: int | None, tmp_path: Path
+) -> None:
+    assert found(tmp_path, node0=STEPS + text)[1] == rank
+
+
+@each("name", ["node1", "zone1"])
+def test_the_first_failure_may_be_in_the_report_of_another_machine(
+    name: str, tmp_path: Path
+) -> None:
+    """Rank 5 exits without any output."""
+    node0 = STEPS + "".join(map(lost, range(4))) + ended(0, -6)
+    node1 = "".join(map(lost, (4, 6, 7))) + ended(5, 1)
+    (tmp_path / f"{name}.log").write_text(node1)
+    assert found(tmp_path, node0=node0) == ("exit_status", 5)
+
+
+def steps(hour: int) -> str:
+    return "".join(f"2026-11-30 {hour:02}:{n:02}:00 step {n} loss 2.0\n" for n in range(60))
+
+
+# As torchrun prints it where it starts the ranks again.
+RESTARTED = ended(5, 1, "02:40:05").partition("\n")[0] + "\n"
+
+
+@each(
+    ("node0", "node1", "expected"),
+    [
+        (steps(2) + steps(3), raised(5) + RESTARTED, ("none", None)),
+        (steps(2) + steps(3) + raised(2), raised(5, OOM) + RESTARTED + lost(5), ("exception", 2)),
+        (steps(2), raised(5) + ended(5, 1, "02:58:50"), ("exception", 5)),
+        (steps(2), f"2026-11-30 02:00:00 loading\n{raised(5)}", ("exception", 5)),  # at any time
+        ("step 1 loss 2.0\n" * 9, raised(5) + RESTARTED, ("exception", 5)),
+    ],
+)
+def test_a_failure_may_be_survived_by_the_steps_of_another_machine(
+    node0: str, node1: str, expected: tuple[str, int | None], tmp_path: Path
+) -> None:
+    assert found(tmp_path, node0=node0, node1=node1) == expected
+
+
+@each(
+    ("last", "expected"),
+    [
+        (raised(2), ("exception", 2)),
+        ("Training completed\n", ("none", None)),
+        ("", ("gpu_oom", 3)),
+    ],
+)
+def test_the_last_attempt_of_torchrun_decides(
+    last: str, expected: tuple[str, int | None], tmp_path: Path
+) -> None:
+    for name, text in (("0/3", raised(3, OOM)), ("1/2", last)):
+        log = tmp_path / f"logs/none_x/attempt_{name}/stderr.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text)
+    assert found(tmp_path) == expected

@@ -1,0 +1,35 @@
+"""When something in a log happened: by the timestamps of the lines around it."""
+
+from __future__ import annotations
+
+import bisect
+import operator
+
+RECENT_S = 60.0
+
+
+class LogTimes:
+    """Timestamps of a log, in the order of its lines."""
+
+    def __init__(self) -> None:
+        # (offset of the line, time, whether a launcher reports a failure there)
+        self._known: list[tuple[int, float, bool]] = []
+
+    def add(self, offset: int, time: float, *, reported: bool) -> None:
+        self._known.append((offset, time, reported))
+
+    def at(self, offset: int) -> float | None:
+        """Timestamp of the last line up to `offset` that has one; if it is old, that of the
+        launcher's report of a failure, where it is the next one."""
+        index = bisect.bisect_right(self._known, offset, key=operator.itemgetter(0))
+        time = self._known[index - 1][1] if index else None
+        if index < len(self._known):
+            _, after, reported = self._known[index]
+            if reported and (time is None or after - time > RECENT_S):
+                return after
+        return time
+
+    def from_(self, offset: int) -> float | None:
+        """Timestamp of the first line from `offset` on that has one."""
+        index = bisect.bisect_left(self._known, offset, key=operator.itemgetter(0))
+        return self._known[index][1] if index < len(self._known) else None
