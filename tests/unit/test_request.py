@@ -143,10 +143,10 @@ def test_an_error_of_all_ranks_is_reported_once(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "1",
     }
-    for rank, said in (("0", False), ("1", True)):
+    for rank, silent in (("0", False), ("1", True)):
         with pytest.raises(UserError) as caught:
             request.read(TRAIN, ["--depht=3"], environ | {"RANK": rank})
-        assert caught.value.said_by_another is said
+        assert caught.value.said_by_another is silent
 
 
 def test_default_folders_are_in_the_project_named_ones_in_the_current_directory(
