@@ -28,9 +28,9 @@ def plan(monkeypatch: pytest.MonkeyPatch, home: Path) -> Plan:
     towards = ("eth1", "10.0.0.9")
     monkeypatch.setattr(planner.env_vars.network, "interface_towards", lambda name: towards)
 
-    def made(gpus: int, **environ: str) -> dict[str, Any]:
+    def made(gpus: int, free: int = 31, **environ: str) -> dict[str, Any]:
         cards = tuple(
-            Gpu(n, f"GPU-{n}", "Card", 32 * GIB, 31 * GIB, 0, 40, 70.0, (12, 0))
+            Gpu(n, f"GPU-{n}", "Card", 32 * GIB, free * GIB, 0, 40, 70.0, (12, 0))
             for n in range(gpus)
         )
         found = GpuInventory(cards, "", "580", "13.0")
@@ -85,6 +85,15 @@ def test_ranks_with_the_same_environment_see_the_same_gpu(
 
 def test_a_platform_may_give_each_rank_a_gpu(plan: Plan) -> None:
     assert len(plan(1, LOCAL_WORLD_SIZE="2")["gpus"]) == 1
+
+
+@pytest.mark.parametrize(("gpus", "silent"), [(1, False), (2, True)])
+def test_a_rank_reports_what_only_it_sees_of_its_own_gpu(
+    gpus: int, silent: bool, plan: Plan
+) -> None:
+    with pytest.raises(UserError) as caught:
+        plan(gpus, free=0, RANK="1", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
+    assert (caught.value.code, caught.value.said_by_another) == (Exit.RESOURCES, silent)
 
 
 def test_ranks_that_srun_has_bound_do_not_divide_their_cores(

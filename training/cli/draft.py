@@ -44,7 +44,7 @@ def draft(
         request, plan, checks = planner.make(script, args, environ, received)
         place = request.place
         if not request.dry_run:
-            program.require(tuple(packages.REQUIRED), said_by_another=place.rank != 0)
+            program.require(tuple(packages.REQUIRED), said_by_another=place.local_rank != 0)
     except UserError as error:
         received.withdraw()
         plan_command.answer_refused(flags.parse(args), error)
