@@ -80,6 +80,11 @@ def cores_of_ranks(place: Topology, environ: Mapping[str, str]) -> int:
     on_node = environ.get("SLURM_CPUS_ON_NODE", "")
     if on_node.isdecimal() and int(on_node):
         return int(on_node)
+    return cores_of_machine()
+
+
+def cores_of_machine() -> int:
+    """Cores available on this machine, also if this process is bound to some of them."""
     return _within_quota(len(numa.numbers(cgroups.cpuset())) or os.cpu_count() or 1)
 
 

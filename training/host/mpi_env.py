@@ -55,6 +55,13 @@ def process(environ: Mapping[str, str]) -> MpiProcess | None:
     return None
 
 
+def unbound(environ: Mapping[str, str]) -> list[str]:
+    """The options of mpirun with which it binds no process to cores."""
+    if "OMPI_COMM_WORLD_SIZE" in environ:
+        return ["--bind-to none"]
+    return ["-genv I_MPI_PIN=off", "-bind-to none"]  # Intel MPI, MPICH
+
+
 def rank(environ: Mapping[str, str], asked: LauncherOptions, found: MpiProcess) -> Topology:
     """This process is a rank. Raises UserError without the address of rank 0."""
     here = found.local_size == found.size

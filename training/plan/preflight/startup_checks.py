@@ -7,7 +7,6 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from training.config import resolve
@@ -215,31 +214,6 @@ def shared_memory(num_workers: int, ranks: int, nccl: bool = False) -> Check | N
             (["--num_workers=0"] if workers else []) + fixes,
         )
     return Check("/dev/shm", OK, msg("plan.memory.free", room=memory.gib(free)))
-
-
-def cpu(num_workers: int, ranks: int, cores: int, command_with: Callable[[int], str]) -> Check:
-    """A core for each rank and worker. `command_with`: the user's command for a number of ranks."""
-    workers = num_workers * ranks
-    machine = os.cpu_count() or cores
-    shown = (
-        msg("plan.cpu.some", cores=cores, machine=machine)
-        if machine != cores
-        else units.plural(cores, "core")
-    )
-    users = units.plural(ranks, "rank")
-    if workers:
-        users = msg("plan.word.and", first=users, second=units.plural(workers, "worker"))
-    if ranks > cores:
-        text = msg("plan.cpu.shared", ranks=ranks, cores=units.plural(cores, "CPU core"))
-        return Check("CPU", WARNING, text, [command_with(cores)])
-    if workers > cores:
-        return Check(
-            "CPU",
-            WARNING,
-            msg("plan.cpu.more_workers", shown=shown, users=users),
-            [f"--num_workers={max(0, cores // ranks - 1)}"],
-        )
-    return Check("CPU", OK, msg("plan.cpu.fits", shown=shown, users=users))
 
 
 def open_files(num_workers: int, ranks: int) -> Check:
