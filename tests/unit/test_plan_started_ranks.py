@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.conftest import ROOT
+from tests.unit.conftest import LAUNCH, ROOT, SIMPLE, TRAIN
 from training.core.errors import Exit, UserError
 from training.host.gpus import Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
@@ -28,7 +28,9 @@ def plan(monkeypatch: pytest.MonkeyPatch, home: Path) -> Plan:
     towards = ("eth1", "10.0.0.9")
     monkeypatch.setattr(planner.env_vars.network, "interface_towards", lambda name: towards)
 
-    def made(gpus: int, free: int = 31, **environ: str) -> dict[str, Any]:
+    def made(
+        gpus: int, free: int = 31, script: Sequence[str] = (TRAIN,), **environ: str
+    ) -> dict[str, Any]:
         cards = tuple(
             Gpu(n, f"GPU-{n}", "Card", 32 * GIB, free * GIB, 0, 40, 70.0, (12, 0))
             for n in range(gpus)
@@ -36,9 +38,9 @@ def plan(monkeypatch: pytest.MonkeyPatch, home: Path) -> Plan:
         found = GpuInventory(cards, "", "580", "13.0")
         monkeypatch.setattr(planner.gpus, "inventory", lambda environ, **_: found)
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
-        args = ["configs/dual_gpu/balanced.py"]
+        args = [*script[1:], "configs/dual_gpu/balanced.py"]
         environ = rank | {"MASTER_ADDR": HERE} | environ
-        _, plan, checks = planner.make("train.py", args, environ)
+        _, plan, checks = planner.make(script[0], args, environ)
         result: dict[str, Any] = plan | {}
         result["set"] = {v["name"]: v["value"] for v in plan["variables"]}
         result["checks"] = {check.name: check.status for check in checks}
@@ -85,6 +87,27 @@ def test_ranks_with_the_same_environment_see_the_same_gpu(
 
 def test_a_platform_may_give_each_rank_a_gpu(plan: Plan) -> None:
     assert len(plan(1, LOCAL_WORLD_SIZE="2")["gpus"]) == 1
+
+
+@pytest.mark.parametrize("local_rank", ["0", "3"])
+@pytest.mark.parametrize(
+    ("script", "gpus", "local"),
+    [
+        ((TRAIN,), 8, 8),
+        ((LAUNCH, "8"), 8, 8),
+        ((LAUNCH, "16"), 8, 8),  # all ranks were typed
+        ((LAUNCH, "8"), 1, 8),  # each has its own
+        ((SIMPLE,), 8, 8),
+    ],
+)
+def test_a_platform_that_does_not_count_the_ranks_of_a_machine(
+    local_rank: str, script: tuple[str, ...], gpus: int, local: int, plan: Plan
+) -> None:
+    environ = {"RANK": local_rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": "16"}
+    words = (*script, "--total_batch_size=393216")
+    made = plan(gpus, script=words, MASTER_ADDR=FAR, **environ)
+    assert (made["ranks"], made["local_ranks"]) == (16, local)
+    assert len(made["gpus"]) == gpus
 
 
 @pytest.mark.parametrize(("gpus", "silent"), [(1, False), (2, True)])

@@ -9,7 +9,6 @@ from training.config import batch, origin
 from training.core import log, units
 from training.core.errors import NothingToDo
 from training.core.messages import msg
-from training.core.project import ENTRYPOINT
 from training.host import decisions, env_vars, gpus, mpi_env, toolchain, torch_build
 from training.host.placement import LOCAL, RANK
 from training.plan import (
@@ -320,7 +319,7 @@ def make(
     environ: Mapping[str, str],
     received: Received = nothing,
 ) -> tuple[Request, Plan, list[preflight.Check]]:
-    count = len(gpus.inventory_at_start(environ).gpus) if script == ENTRYPOINT else 0
+    count = len(gpus.inventory_at_start(environ).gpus)
     request = read(script, args, environ, gpus=count, received=received)
     if request.save_config:
         if request.place.kind != RANK or request.place.rank == 0:
