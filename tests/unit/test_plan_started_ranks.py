@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.unit.conftest import LAUNCH, ROOT, SIMPLE, TRAIN
 from training.core.errors import Exit, UserError
 from training.host.gpus import Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
+from training.plan import communication
 from training.plan import training_plan as planner
 
 GIB = 1 << 30
@@ -20,16 +22,21 @@ Plan = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch, home: Path) -> Plan:
+def plan(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) -> Plan:
     """plan(2, MASTER_ADDR=FAR): train.py as rank 0 of two, where two GPUs are visible."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # of the claims of GPUs
     monkeypatch.setattr(planner.torch_build, "installed", lambda: TorchBuild("2.99.0", "13.0"))
     monkeypatch.setattr(planner.toolchain, "missing", lambda *_: {})
     towards = ("eth1", "10.0.0.9")
     monkeypatch.setattr(planner.env_vars.network, "interface_towards", lambda name: towards)
 
     def made(
-        gpus: int, free: int = 31, script: Sequence[str] = (TRAIN,), **environ: str
+        gpus: int,
+        free: int = 31,
+        script: Sequence[str] = (TRAIN,),
+        test: communication.Test | None = None,
+        **environ: str,
     ) -> dict[str, Any]:
         cards = tuple(
             Gpu(n, f"GPU-{n}", "Card", 32 * GIB, free * GIB, 0, 40, 70.0, (12, 0))
@@ -40,9 +47,10 @@ def plan(monkeypatch: pytest.MonkeyPatch, home: Path) -> Plan:
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
         args = [*script[1:], "configs/dual_gpu/balanced.py"]
         environ = rank | {"MASTER_ADDR": HERE} | environ
-        _, plan, checks = planner.make(script[0], args, environ)
+        request, plan, checks = planner.make(script[0], args, environ, test=test)
         result: dict[str, Any] = plan | {}
         result["set"] = {v["name"]: v["value"] for v in plan["variables"]}
+        result["starter"] = request.starter
         result["checks"] = {check.name: check.status for check in checks}
         return result
 
@@ -108,6 +116,25 @@ def test_a_platform_that_does_not_count_the_ranks_of_a_machine(
     made = plan(gpus, script=words, MASTER_ADDR=FAR, **environ)
     assert (made["ranks"], made["local_ranks"]) == (16, local)
     assert len(made["gpus"]) == gpus
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "flags", "tested"),
+    [("", (), True), ("", ("--dry_run",), False), ("0", (), False)],
+    ids=["node", "dry run", "rank"],
+)
+def test_a_node_tests_and_claims_its_gpus(
+    local_rank: str, flags: tuple[str, ...], tested: bool, plan: Plan
+) -> None:
+    seen: list[int] = []
+    words = (TRAIN, "--communication_test=1", "--total_batch_size=98304", *flags)
+
+    def test(begun: Any) -> None:
+        seen.append(begun["local_ranks"])
+
+    made = plan(2, script=words, test=test, LOCAL_RANK=local_rank, MASTER_ADDR=FAR)
+    assert seen == ([2] if tested else [])
+    assert made["starter"] == (os.getpid() if tested else 0)
 
 
 @pytest.mark.parametrize(("gpus", "silent"), [(1, False), (2, True)])

@@ -139,6 +139,11 @@ def remember_stops() -> list[int]:
     return asked
 
 
+def hold_stops() -> None:
+    """Stop signals wait until the program that replaces this one remembers them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
     """While a launch script waits for this process: TERM and USR1 raise StopAsked, and so does the

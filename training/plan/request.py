@@ -184,7 +184,8 @@ def read(
 ) -> Request:
     """Check everything that does not depend on the state of the machine. `installed`: this
     interpreter has the packages of the run. `gpus`: number of visible GPUs, for train.py on a whole
-    node and for ranks whose launcher gives no number. `received`: gets the run to resume from node 0. `here`: the ranks run on this machine.
+    node and for ranks whose launcher gives no number. `received`: gets the run to resume from
+    node 0. `here`: the ranks run on this machine.
 
     Raises UserError with all problems at once.
     """
