@@ -192,8 +192,13 @@ def allow_tracing() -> None:
 
 
 def die_of_stop_signals() -> None:
+    """Silently. The kernel keeps their default action from the first process of a container."""
     for number in obeyed_stops():
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, _die if os.getpid() == 1 else signal.SIG_DFL)
+
+
+def _die(number: int, frame: object) -> None:
+    os._exit(128 + number)
 
 
 def ignore_stop_signals() -> None:
