@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shlex
 import shutil
@@ -150,8 +151,8 @@ def _times(every: int, begin: int, last: int) -> int:
 
 
 def folder(name: str, path: Path, needed: int, origin: str, fixes: list[str]) -> Check:
-    """The folder (or its nearest existing parent) is writable, and the disk has room. Leaves no
-    files."""
+    """The folder (or its nearest existing parent) is writable, and the disk has room; that of a run
+    can map files too, as the heartbeats of its ranks. Leaves no files."""
     there = path
     while not os.path.lexists(there) and there != there.parent:
         there = there.parent
@@ -169,6 +170,7 @@ def folder(name: str, path: Path, needed: int, origin: str, fixes: list[str]) ->
             probe.write(b"\0" * 65536)
             probe.flush()
             os.fsync(probe.fileno())
+            mapped = name == "log" or _mappable(probe.fileno())
     except OSError as error:
         return Check(
             f"{name} folder",
@@ -176,6 +178,9 @@ def folder(name: str, path: Path, needed: int, origin: str, fixes: list[str]) ->
             msg("plan.folder.not_writable", shown=shown, error=error.strerror),
             fixes,
         )
+    if not mapped:
+        text = msg("plan.folder.not_mappable", shown=shown)
+        return Check(f"{name} folder", ERROR, text, ["--out_dir=/local/folder"])
     free = shutil.disk_usage(there).free
     if free < needed:
         return Check(
@@ -185,6 +190,15 @@ def folder(name: str, path: Path, needed: int, origin: str, fixes: list[str]) ->
             fixes,
         )
     return Check(f"{name} folder", OK, msg("plan.folder.free", path=path, free=memory.gib(free)))
+
+
+def _mappable(handle: int) -> bool:
+    """False on some FUSE file systems: those mounted with direct_io."""
+    try:
+        mmap.mmap(handle, mmap.PAGESIZE).close()
+    except OSError:
+        return False
+    return True
 
 
 def shared_memory(num_workers: int, ranks: int, nccl: bool = False) -> Check | None:
