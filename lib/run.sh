@@ -62,6 +62,7 @@ run::_die_if_stopped() {
   [[ -n $RUN_STOP ]] || return 0
   trap - TERM USR1 INT
   kill -s "$RUN_STOP" "$$"
+  exit $((128 + $(kill -l "$RUN_STOP"))) # the first process of a container: without a trap it ignores the signal
 }
 
 # Export the NUL-delimited variables in FILE, untraced, since values may be secrets. Usage: run::export FILE

@@ -239,6 +239,13 @@ END
   is "$status:$output" 143:
 }
 
+@test "a stop request that the plan has missed ends a script that is the first process of a container" {
+  unshare --pid --fork true || skip 'no private PID namespace here'
+  executable python <<<'trap "" TERM; kill -s TERM "$PPID"; sleep 0.2; echo "plan"'
+  run unshare --pid --fork bash -c 'source lib/init.sh; PYTHON=./python; run::plan'
+  is "$status:$output" 143:
+}
+
 @test "a job without variables: nothing of the environment is printed" {
   : >"$PROJECT.env"
   # shellcheck disable=SC2016

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import shlex
 import shutil
@@ -14,7 +16,7 @@ from tests.conftest import ROOT, tomllib
 from training.config.origin import FLAG, VARIABLE, Origin
 from training.config.schema import Config
 from training.diagnose import patterns
-from training.host import packages
+from training.host import package_sources, packages
 from training.plan import builder, request
 
 
@@ -99,3 +101,14 @@ def test_another_re2_is_not_google_re2(tmp_path: Path) -> None:
     )
     assert done.stdout == "None\n", done.stderr
     assert patterns.re2 is not None and builder.packages is packages
+
+
+def test_a_user_without_a_home_has_package_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(number: int) -> pwd.struct_passwd:
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    environ = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "https://a.b/simple"}
+    variables, _ = package_sources.uv_sources(environ)
+    assert variables["UV_INDEX_URL"] == "https://a.b/simple"

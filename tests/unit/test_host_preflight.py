@@ -6,6 +6,7 @@ test_host_surroundings.py."""
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import os
 import shutil
@@ -70,6 +71,19 @@ def test_a_disk_without_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = check(tmp_path, 4 * GIB)
     assert found.status == ERROR
     assert found.text.endswith(": 3.0 GiB free, 4.0 GiB needed")
+
+
+def test_a_disk_that_cannot_map_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As FUSE with direct_io."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    monkeypatch.setattr(startup_checks.mmap, "mmap", refuse)
+    found = check(tmp_path)
+    assert (found.status, found.fixes) == (ERROR, ["--out_dir=/local/folder"])
+    assert folder("log", tmp_path, 1, "-", []).status == OK
+    assert os.listdir(tmp_path) == []
 
 
 CODE = """

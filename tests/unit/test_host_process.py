@@ -50,6 +50,20 @@ def parent_and_child(tie: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
         parent.communicate()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_stop_signal_ends_the_first_process_of_a_container(number: int) -> None:
+    space = ("unshare", "--pid", "--fork")
+    if subprocess.run([*space, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no private PID namespace here (unshare --pid)")
+    code = (
+        "import os; from training.host import process; assert os.getpid() == 1; "
+        f"process.die_of_stop_signals(); os.kill(1, {number}); print('lives')"
+    )
+    line = [*space, sys.executable, "-c", code]
+    done = subprocess.run(line, capture_output=True, env=clean_environment(), check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"", b"")
+
+
 @pytest.mark.parametrize("tie", ["process.die_with_parent()", "process.die_with_parent(parent)"])
 def test_a_child_dies_with_its_killed_parent(tie: str) -> None:
     with parent_and_child(tie) as (parent, child):

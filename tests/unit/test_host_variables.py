@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +90,18 @@ def test_sets_have_one_order_in_all_ranks_of_a_task_but_not_of_a_script() -> Non
     assert seeds({}, task=True) == [("0", env_vars.HERE)]
     assert seeds({"PYTHONHASHSEED": "random"}, task=True) == [("random", env_vars.KEPT)]
     assert seeds({}, task=False) == []
+
+
+def test_a_user_id_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs with any user ID."""
+    assert "USER" not in names()
+
+    def unknown(number: int) -> pwd.struct_passwd:
+        raise KeyError(number)
+
+    monkeypatch.setattr(env_vars.pwd, "getpwuid", unknown)
+    assert names()["USER"] == names({"USER": ""})["USER"] == f"uid_{os.getuid()}"
+    assert not any("USER" in names({name: "me"}) for name in env_vars.NAMES)
 
 
 def test_two_ranks_on_gpus() -> None:

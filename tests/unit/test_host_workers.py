@@ -11,8 +11,11 @@ from typing import Any, cast
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import LAUNCH, ask, clean_environment
 from tests.unit.test_host_preflight import GIB, Usage
+from training.host import env_vars
+from training.host.placement import LOCAL, NODE, RANK, Topology
 from training.plan import preflight
 from training.plan.preflight import OK, WARNING, Check, startup_checks
 
@@ -57,6 +60,16 @@ def test_a_container_s_shared_memory_is_too_small_for_nccl(monkeypatch: pytest.M
     assert both.text == "64 MiB free for 8 workers and NCCL between 2 ranks"
 
 
+ALONE = Topology(LOCAL, "", "")
+
+
+def have_cores(monkeypatch: pytest.MonkeyPatch, machine: int, own: int) -> None:
+    """`own`: cores of this process."""
+    monkeypatch.setattr(os, "cpu_count", lambda: machine)
+    monkeypatch.setattr(env_vars, "cpu_count", lambda: own)
+    monkeypatch.setattr(env_vars, "cores_of_machine", lambda: machine)
+
+
 @pytest.mark.parametrize(
     ("cores", "workers", "ranks", "status", "text", "fixes"),
     [
@@ -83,15 +96,47 @@ def test_cores(
     fixes: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    assert startup_checks.cpu(workers, ranks, cores, lambda ranks: f"with {ranks}") == Check(
-        "CPU", status, text, fixes
-    )
+    have_cores(monkeypatch, cores, cores)
+    found = preflight.cpu(workers, ranks, ALONE, {}, lambda ranks: f"with {ranks}")
+    assert found == Check("CPU", status, text, fixes)
 
 
 def test_cores_with_a_cpu_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert startup_checks.cpu(0, 2, 2, str).text == "2 of 64 cores for 2 ranks"
+    have_cores(monkeypatch, 64, 2)
+    assert preflight.cpu(0, 2, ALONE, {}, str).text == "2 of 64 cores for 2 ranks"
+
+
+@each(
+    ("kind", "ranks", "workers", "own", "machine", "bound"),
+    [
+        (NODE, 8, 0, 1, 64, "8 ranks to 1 of 64 cores"),
+        (NODE, 8, 4, 32, 64, "8 ranks and 32 workers to 32 of 64 cores"),
+        (NODE, 8, 4, 64, 64, ""),  # --bind-to none
+        (NODE, 8, 4, 32, 32, ""),
+        (RANK, 2, 4, 1, 64, "1 rank and 4 workers to 1 of 64 cores"),
+        (RANK, 2, 0, 1, 64, ""),
+        (RANK, 2, 4, 1, 2, ""),  # its share of the machine
+        (RANK, 8, 4, 8, 64, ""),
+    ],
+)
+def test_cores_to_which_mpirun_has_bound_a_process(
+    kind: Any,
+    ranks: int,
+    workers: int,
+    own: int,
+    machine: int,
+    bound: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    have_cores(monkeypatch, machine, own)
+    by = {"mpi": {"OMPI_COMM_WORLD_SIZE": "2"}, "slurm": {}}
+    found = {
+        source: preflight.cpu(workers, ranks, Topology(kind, source, ""), environ, str)
+        for source, environ in by.items()
+    }
+    assert bound in found["mpi"].text
+    fixes = ["mpirun --bind-to none …"]
+    assert (found["mpi"].fixes == fixes, found["slurm"].fixes == fixes) == (bool(bound), False)
 
 
 def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:

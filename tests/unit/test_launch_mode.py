@@ -64,6 +64,11 @@ def test_local_ranks_are_known_only_if_all_ranks_are_local(address: str, local: 
     assert find(environ | {"MASTER_ADDR": address}).local_world_size == local
 
 
+def test_flags_override_the_address_that_a_platform_injects() -> None:
+    place = find(NODE_ENV, master_addr="h", master_port=3)
+    assert (place.kind, place.master_addr, place.master_port) == (NODE, "h", 3)
+
+
 def test_platform_injects_nodes() -> None:
     for script in (True, False):
         place = find(NODE_ENV, script=script)

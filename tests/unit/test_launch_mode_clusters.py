@@ -47,6 +47,19 @@ def test_mpirun_with_a_process_for_each_machine() -> None:
     assert [problem.code for problem in caught.value.problems] == ["environment.no_master_addr"]
 
 
+@pytest.mark.parametrize("script", [True, False])
+@pytest.mark.parametrize(
+    ("nodes", "kind"), [("2", RANK), ("3", NODE), ("", NODE)], ids=["2", "3", "unknown"]
+)
+def test_mpirun_with_machines_of_different_sizes_starts_ranks(
+    nodes: str, kind: str, script: bool
+) -> None:
+    """The last of three processes, alone on its machine as well if there are three machines."""
+    environ = open_mpi(2, 3, 0, 1) | {"MASTER_ADDR": "h", "OMPI_MCA_orte_num_nodes": nodes}
+    assert find(environ, script=script, gpus=True).kind == kind
+    assert find(environ | open_mpi(1, 3, 1, 2), script=script).kind == RANK
+
+
 @pytest.mark.parametrize(
     "left",
     [

@@ -46,7 +46,10 @@ def test_one_launcher_for_each_machine_is_suggested(
     words = ["1", "--retries=1", "--script=train.py", "--", "--x"]
     for environ, fix in (
         (open_mpi(2, 2), "./duet run -n 2 --retries=1 train.py --x   # without mpirun"),
-        (open_mpi(8, 4) | ADDRESS, "mpirun -n 2 --map-by ppr:1:node … ./duet run -n 4 "),
+        (
+            open_mpi(8, 4) | ADDRESS,
+            "mpirun -n 2 --map-by ppr:1:node --bind-to none … ./duet run -n 4 ",
+        ),
         (INTEL | ADDRESS, "mpirun -n 2 -ppn 1 … ./duet run -n 2 "),
         (tasks(1, "8"), "srun --ntasks=1 --ntasks-per-node=1 ./duet run -n 8 "),
         (tasks(2, "4(x2)"), "srun --ntasks=2 --ntasks-per-node=1 ./duet run -n 4 "),

@@ -15,6 +15,7 @@ from training.core.rundir import RunDir, write_json
 
 STEP = {"kind": "node", "source": "slurm", "nnodes": 2}
 SRUN = {"kind": "rank", "source": "slurm", "nnodes": 1, "world_size": 8, "local_world_size": 4}
+POD = {"kind": "node", "source": "platform", "nnodes": 2, "world_size": 1, "local_world_size": 1}
 TORCHRUN = SRUN | {"source": "torchrun"}
 
 
@@ -27,6 +28,8 @@ TORCHRUN = SRUN | {"source": "torchrun"}
         (TRAIN, TORCHRUN | {"local_world_size": 8}, "torchrun --nproc_per_node=8 train.py"),
         (TRAIN, TORCHRUN | {"local_world_size": 0}, "torchrun --nproc_per_node=8 train.py"),
         (TRAIN, SRUN, "srun python -u train.py"),
+        (TRAIN, POD, "python train.py"),
+        (TRAIN, STEP, "srun python -u train.py"),
     ],
 )
 def test_the_ranks_of_one_machine(script: str, place: dict[str, Any], command: str) -> None:

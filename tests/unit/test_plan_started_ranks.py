@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.conftest import ROOT
+from tests.unit.conftest import LAUNCH, ROOT, SIMPLE, TRAIN
 from training.core.errors import Exit, UserError
 from training.host.gpus import Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
+from training.plan import communication
 from training.plan import training_plan as planner
 
 GIB = 1 << 30
@@ -20,27 +22,35 @@ Plan = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch, home: Path) -> Plan:
+def plan(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) -> Plan:
     """plan(2, MASTER_ADDR=FAR): train.py as rank 0 of two, where two GPUs are visible."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # of the claims of GPUs
     monkeypatch.setattr(planner.torch_build, "installed", lambda: TorchBuild("2.99.0", "13.0"))
     monkeypatch.setattr(planner.toolchain, "missing", lambda *_: {})
     towards = ("eth1", "10.0.0.9")
     monkeypatch.setattr(planner.env_vars.network, "interface_towards", lambda name: towards)
 
-    def made(gpus: int, **environ: str) -> dict[str, Any]:
+    def made(
+        gpus: int,
+        free: int = 31,
+        script: Sequence[str] = (TRAIN,),
+        test: communication.Test | None = None,
+        **environ: str,
+    ) -> dict[str, Any]:
         cards = tuple(
-            Gpu(n, f"GPU-{n}", "Card", 32 * GIB, 31 * GIB, 0, 40, 70.0, (12, 0))
+            Gpu(n, f"GPU-{n}", "Card", 32 * GIB, free * GIB, 0, 40, 70.0, (12, 0))
             for n in range(gpus)
         )
         found = GpuInventory(cards, "", "580", "13.0")
         monkeypatch.setattr(planner.gpus, "inventory", lambda environ, **_: found)
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
-        args = ["configs/dual_gpu/balanced.py"]
+        args = [*script[1:], "configs/dual_gpu/balanced.py"]
         environ = rank | {"MASTER_ADDR": HERE} | environ
-        _, plan, checks = planner.make("train.py", args, environ)
+        request, plan, checks = planner.make(script[0], args, environ, test=test)
         result: dict[str, Any] = plan | {}
         result["set"] = {v["name"]: v["value"] for v in plan["variables"]}
+        result["starter"] = request.starter
         result["checks"] = {check.name: check.status for check in checks}
         return result
 
@@ -85,6 +95,55 @@ def test_ranks_with_the_same_environment_see_the_same_gpu(
 
 def test_a_platform_may_give_each_rank_a_gpu(plan: Plan) -> None:
     assert len(plan(1, LOCAL_WORLD_SIZE="2")["gpus"]) == 1
+
+
+@pytest.mark.parametrize("local_rank", ["0", "3"])
+@pytest.mark.parametrize(
+    ("script", "gpus", "local"),
+    [
+        ((TRAIN,), 8, 8),
+        ((LAUNCH, "8"), 8, 8),
+        ((LAUNCH, "16"), 8, 8),  # all ranks were typed
+        ((LAUNCH, "8"), 1, 8),  # each has its own
+        ((SIMPLE,), 8, 8),
+    ],
+)
+def test_a_platform_that_does_not_count_the_ranks_of_a_machine(
+    local_rank: str, script: tuple[str, ...], gpus: int, local: int, plan: Plan
+) -> None:
+    environ = {"RANK": local_rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": "16"}
+    words = (*script, "--total_batch_size=393216")
+    made = plan(gpus, script=words, MASTER_ADDR=FAR, **environ)
+    assert (made["ranks"], made["local_ranks"]) == (16, local)
+    assert len(made["gpus"]) == gpus
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "flags", "tested"),
+    [("", (), True), ("", ("--dry_run",), False), ("0", (), False)],
+    ids=["node", "dry run", "rank"],
+)
+def test_a_node_tests_and_claims_its_gpus(
+    local_rank: str, flags: tuple[str, ...], tested: bool, plan: Plan
+) -> None:
+    seen: list[int] = []
+    words = (TRAIN, "--communication_test=1", "--total_batch_size=98304", *flags)
+
+    def test(begun: Any) -> None:
+        seen.append(begun["local_ranks"])
+
+    made = plan(2, script=words, test=test, LOCAL_RANK=local_rank, MASTER_ADDR=FAR)
+    assert seen == ([2] if tested else [])
+    assert made["starter"] == (os.getpid() if tested else 0)
+
+
+@pytest.mark.parametrize(("gpus", "silent"), [(1, False), (2, True)])
+def test_a_rank_reports_what_only_it_sees_of_its_own_gpu(
+    gpus: int, silent: bool, plan: Plan
+) -> None:
+    with pytest.raises(UserError) as caught:
+        plan(gpus, free=0, RANK="1", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
+    assert (caught.value.code, caught.value.said_by_another) == (Exit.RESOURCES, silent)
 
 
 def test_ranks_that_srun_has_bound_do_not_divide_their_cores(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import MutableMapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, MutableMapping
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
 from training.cli import joining, restarted
 from training.cli import plan as plan_command
@@ -15,7 +16,8 @@ from training.core.errors import UserError
 from training.core.project import ENTRYPOINT
 from training.host import packages, process, program
 from training.host.placement import NODE
-from training.launcher import rendezvous, resumed_run, spawn, stop_signals
+from training.launcher import continued_run, rendezvous, resumed_run, spawn, stop_signals
+from training.launcher.communication.start_test import StartTest
 from training.launcher.post_run import PostRun
 from training.plan import training_plan as planner
 from training.plan import writer
@@ -24,6 +26,8 @@ from training.trainer import worker
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
     from training.inspector.distributed import World
+    from training.plan import preflight
+    from training.plan.request import Request
 
 
 __all__ = ["PostRun", "draft"]
@@ -40,20 +44,24 @@ def draft(
         ended = restarted.resume(script, args, environ, agent)
         if ended is not None:
             return ended
+    line = flags.parse(args)
+    test = StartTest(only_check=line.on("check"))
     try:
-        request, plan, checks = planner.make(script, args, environ, received)
+        request, plan, checks = planner.make(script, args, environ, received, test)
         place = request.place
         if not request.dry_run:
-            program.require(tuple(packages.REQUIRED), said_by_another=place.rank != 0)
+            program.require(tuple(packages.REQUIRED), said_by_another=place.local_rank != 0)
+        if place.kind == NODE and not (request.dry_run or request.check):
+            _become_launcher(request, plan, checks, environ)
     except UserError as error:
         received.withdraw()
-        plan_command.answer_refused(flags.parse(args), error)
+        plan_command.answer_refused(line, error)
         raise
+    except process.StopAsked as asked:
+        received.withdraw()
+        return plan_command.stopped(asked)
     if request.dry_run or request.check:
-        return plan_command.show(request, plan, checks) if place.rank == 0 else 0
-    if place.kind == NODE:
-        run = writer.write(plan, checks, request, rendezvous.ask, os.getpid())
-        writer.become_launcher(run, environ)
+        return plan_command.show(request, plan, checks, test.result) if place.rank == 0 else 0
     if place.world_size > 1:
         process.die_with_parent(parent)  # otherwise a killed torchrun leaves orphans
     for name in place.leftovers:
@@ -80,6 +88,16 @@ def draft(
         planner.announce(plan)
     stop_signals.raise_before_start()
     return run, plan, world
+
+
+def _become_launcher(
+    request: Request, plan: Plan, checks: list[preflight.Check], environ: Mapping[str, str]
+) -> NoReturn:
+    """Start the ranks of this node, as the launch scripts do."""
+    find = partial(continued_run.of_plan, resumed=request.resume_from)
+    begins = process.hold_stops  # the supervisor withdraws the run
+    run = writer.write(plan, checks, request, rendezvous.ask, request.starter, find, begins)
+    writer.become_launcher(run, environ)
 
 
 def _common_run(own: rundir.RunDir | None, world: World) -> rundir.RunDir:

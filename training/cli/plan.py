@@ -124,16 +124,21 @@ def main() -> int:
         return 0
     except KeyboardInterrupt as asked:
         received.withdraw()
-        number = stop_signals.number_of(asked)
-        code, text = stop_signals.code(number), stop_signals.before_start(number)
-        log.warning(msg("launcher.end.exit", text=text, code=int(code)))
-        return int(code)
+        return stopped(asked)
     except UserError as error:
         received.withdraw()
         log.report(error)
         answer_refused(line, error)
         _leave_codes(error)
         return int(error.code)
+
+
+def stopped(asked: KeyboardInterrupt) -> int:
+    """Report a stop signal before anything was started; returns the exit code."""
+    number = stop_signals.number_of(asked)
+    code, text = stop_signals.code(number), stop_signals.before_start(number)
+    log.warning(msg("launcher.end.exit", text=text, code=int(code)))
+    return int(code)
 
 
 def _leave_codes(error: UserError) -> None:

@@ -75,6 +75,8 @@ def _of_ranks(ranks: int, place: PlaceRecord | Mapping[str, Any]) -> str:
         return "python train.py"
     if place.get("source") == "slurm":
         return "srun python -u train.py"
+    if place.get("kind") == "node":  # it starts its ranks itself
+        return "python train.py"
     local = place.get("local_world_size", 0)  # 0: unknown
     nodes = f"--nnodes={ranks // local} " if 0 < local < ranks else ""
     return f"torchrun {nodes}--nproc_per_node={local if nodes else ranks} train.py"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import pwd
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -35,6 +36,7 @@ TEGRA = Path("/etc/nv_tegra_release")
 # unless these variables are set
 NO_COPIES, COPIES_SINCE = "RTX 40", (550, 40, 7)
 WITHOUT_COPIES = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
+NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # of the user, for getpass.getuser()
 SHOWN = 100  # characters of a value in a line
 
 
@@ -78,6 +80,11 @@ def cores_of_ranks(place: Topology, environ: Mapping[str, str]) -> int:
     on_node = environ.get("SLURM_CPUS_ON_NODE", "")
     if on_node.isdecimal() and int(on_node):
         return int(on_node)
+    return cores_of_machine()
+
+
+def cores_of_machine() -> int:
+    """Cores available on this machine, also if this process is bound to some of them."""
     return _within_quota(len(numa.numbers(cgroups.cpuset())) or os.cpu_count() or 1)
 
 
@@ -111,6 +118,8 @@ def choose(
     ]
     if task:
         wanted.append((*process.HASH_SEED, msg("host.variable.same_sets")))
+    if not _has_a_name(environ):
+        wanted.append(("USER", f"uid_{os.getuid()}", msg("host.variable.no_name")))
     if ranks > 1:
         own = cpu_count()
         cores = own if cores is None else cores
@@ -174,6 +183,17 @@ def choose(
         Variable(n, redact.shown(n, environ[n]), explain(n, environ[n], device), FOUND)
         for n in found
     ]
+
+
+def _has_a_name(environ: Mapping[str, str]) -> bool:
+    """Whether getpass.getuser() finds the name of this user, by which torch before 2.13 names its
+    folder of compiled code."""
+    if any(map(environ.get, NAMES)):
+        return True
+    try:
+        return bool(pwd.getpwuid(os.getuid()))
+    except KeyError:  # a container with any user ID
+        return False
 
 
 def without_copies(

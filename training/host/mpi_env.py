@@ -28,6 +28,7 @@ _NAMES = (
         ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ),
 )
+_NODES = "OMPI_MCA_orte_num_nodes"  # up to Open MPI 4
 _JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 
 
@@ -38,10 +39,12 @@ class MpiProcess:
     size: int
     local_rank: int
     local_size: int
+    nodes: int  # machines with processes; 0: unknown
 
     @property
     def one_per_node(self) -> bool:
-        return self.local_size == 1
+        """Whether each process is alone on its machine, as far as this one knows."""
+        return self.local_size == 1 and self.nodes in (0, self.size)
 
 
 def process(environ: Mapping[str, str]) -> MpiProcess | None:
@@ -51,8 +54,17 @@ def process(environ: Mapping[str, str]) -> MpiProcess | None:
         if all(word.isdecimal() for word in words) and int(words[1]) > 1:
             rank, size, local_rank, local_size = map(int, words)
             inside(names[0], rank, names[1], size)
-            return MpiProcess(names[1], rank, size, local_rank, local_size)
+            nodes = environ.get(_NODES, "")
+            known = int(nodes) if nodes.isdecimal() else 0
+            return MpiProcess(names[1], rank, size, local_rank, local_size, known)
     return None
+
+
+def unbound(environ: Mapping[str, str]) -> list[str]:
+    """The options of mpirun with which it binds no process to cores."""
+    if "OMPI_COMM_WORLD_SIZE" in environ:
+        return ["--bind-to none"]
+    return ["-genv I_MPI_PIN=off", "-bind-to none"]  # Intel MPI, MPICH
 
 
 def rank(environ: Mapping[str, str], asked: LauncherOptions, found: MpiProcess) -> Topology:

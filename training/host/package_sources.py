@@ -30,7 +30,8 @@ def uv_sources(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     if any(name.startswith("UV_") and name.endswith(SOURCES) for name in environ):
         return {}, []
     found: dict[str, str] = {}
-    home, config = Path.home(), Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 – Path.home raises without a home
+    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     files = [
         Path("/etc/xdg/pip/pip.conf"),
         Path("/etc/pip.conf"),

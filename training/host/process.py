@@ -139,6 +139,11 @@ def remember_stops() -> list[int]:
     return asked
 
 
+def hold_stops() -> None:
+    """Stop signals wait until the program that replaces this one remembers them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
     """While a launch script waits for this process: TERM and USR1 raise StopAsked, and so does the
@@ -187,8 +192,13 @@ def allow_tracing() -> None:
 
 
 def die_of_stop_signals() -> None:
+    """Silently. The kernel keeps their default action from the first process of a container."""
     for number in obeyed_stops():
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, _die if os.getpid() == 1 else signal.SIG_DFL)
+
+
+def _die(number: int, frame: object) -> None:
+    os._exit(128 + number)
 
 
 def ignore_stop_signals() -> None:

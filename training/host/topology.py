@@ -202,7 +202,7 @@ def _injected_node(environ: Mapping[str, str], asked: LauncherOptions) -> Topolo
         reason,
         nnodes=nodes,
         node_rank=node,
-        master_addr=environ["MASTER_ADDR"],
+        master_addr=asked.master_addr or environ["MASTER_ADDR"],
         master_port=asked.master_port
         or (int(port) if port.isdecimal() and int(port) else DEFAULT_PORT),
     )

@@ -16,7 +16,7 @@ from training.core.run_reader import PLAN_VERSION
 from training.core.units import plural
 from training.host import decisions, env_vars, gpu_choice, hosts, numa, packages
 from training.host.gpus import GpuInventory
-from training.host.placement import LOCAL, RANK, on_one_machine
+from training.host.placement import LOCAL, on_one_machine
 from training.host.torch_build import TorchBuild
 from training.plan import preflight
 from training.plan.request import LaunchRequest, Request
@@ -133,10 +133,9 @@ def refuse_errors(request: LaunchRequest, checks: list[preflight.Check]) -> None
     instead."""
     problems = [c.problem() for c in checks if c.status == preflight.ERROR]
     if problems and not (request.dry_run or request.check):
-        place = request.place
-        raise UserError(
-            problems, Exit.RESOURCES, said_by_another=place.kind == RANK and place.local_rank != 0
-        )
+        alike = request.gpu_ranks == request.local_ranks  # otherwise each rank sees its own GPU
+        said = alike and request.place.local_rank != 0
+        raise UserError(problems, Exit.RESOURCES, said_by_another=said)
 
 
 def warnings(checks: list[preflight.Check]) -> list[str]:

@@ -184,7 +184,8 @@ def read(
 ) -> Request:
     """Check everything that does not depend on the state of the machine. `installed`: this
     interpreter has the packages of the run. `gpus`: number of visible GPUs, for train.py on a whole
-    node. `received`: gets the run to resume from node 0. `here`: the ranks run on this machine.
+    node and for ranks whose launcher gives no number. `received`: gets the run to resume from
+    node 0. `here`: the ranks run on this machine.
 
     Raises UserError with all problems at once.
     """
@@ -248,9 +249,8 @@ def read(
         nnodes = place.nnodes if place else 0
         each = ranks // nnodes if nnodes else asked.typed
         problems = corrections.problems(asked, script, args, problems, each, nnodes)
-        raise UserError(
-            problems, said_by_another=place is not None and place.kind == RANK and place.rank != 0
-        )
+        said = place is not None and place.local_rank != 0  # machines may have other files
+        raise UserError(problems, said_by_another=said)
     if asked.answer and not asked.line.on("check") and "save_config" not in asked.line.flags:
         raise NothingToDo(asked.answer if place.kind != RANK or place.rank == 0 else "")
     return Request(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,8 @@ from training.config import batch, origin
 from training.core import log, units
 from training.core.errors import NothingToDo
 from training.core.messages import msg
-from training.core.project import ENTRYPOINT
 from training.host import decisions, env_vars, gpus, mpi_env, toolchain, torch_build
-from training.host.placement import LOCAL, RANK
+from training.host.placement import LOCAL, NODE, RANK
 from training.plan import (
     batch_text,
     builder,
@@ -319,13 +319,18 @@ def make(
     args: list[str],
     environ: Mapping[str, str],
     received: Received = nothing,
+    test: communication.Test | None = None,
 ) -> tuple[Request, Plan, list[preflight.Check]]:
-    count = len(gpus.inventory_at_start(environ).gpus) if script == ENTRYPOINT else 0
+    """`test`: for a node, whose launcher this process becomes."""
+    count = len(gpus.inventory_at_start(environ).gpus)
     request = read(script, args, environ, gpus=count, received=received)
     if request.save_config:
         if request.place.kind != RANK or request.place.rank == 0:
             request.save()
         if not (request.dry_run or request.check):
             raise NothingToDo
-    plan, checks = build(request, environ)
+    of_node = test if request.place.kind == NODE else None
+    if of_node and not (request.dry_run or request.check):
+        request.starter = os.getpid()
+    plan, checks = build(request, environ, of_node)
     return request, plan, checks

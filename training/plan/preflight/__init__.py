@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from training import tasks
 from training.core.messages import msg
-from training.host import cgroups, decisions, env_vars, torch_build
+from training.host import cgroups, decisions, torch_build
 from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight import torch_wheels
+from training.plan.preflight.cpu_checks import cpu
 from training.plan.preflight.gpu_checks import (
     compile_left_out,
     compile_works,
@@ -37,7 +38,6 @@ from training.plan.preflight.report import (
     worst,
 )
 from training.plan.preflight.startup_checks import (
-    cpu,
     folder,
     host_memory,
     not_running,
@@ -133,8 +133,7 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
             checks.append(ram_beside_gpus(estimate, step, ranks, resumes=resumes))
     elif step:
         checks.append(host_memory(room, estimate, request, smaller))
-    cores = env_vars.cores_of_ranks(request.place, os.environ)
-    checks.append(cpu(facts.workers, ranks, cores, request.command_with))
+    checks.append(cpu(facts.workers, ranks, request.place, os.environ, request.command_with))
     shm = shared_memory(facts.most_workers, ranks, nccl=facts.device == "cuda")
     checks += [shm] if shm else []
     checks.append(open_files(facts.most_workers, ranks))

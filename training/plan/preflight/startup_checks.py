@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from training.config import resolve
@@ -151,8 +151,8 @@ def _times(every: int, begin: int, last: int) -> int:
 
 
 def folder(name: str, path: Path, needed: int, origin: str, fixes: list[str]) -> Check:
-    """The folder (or its nearest existing parent) is writable, and the disk has room. Leaves no
-    files."""
+    """The folder (or its nearest existing parent) is writable, and the disk has room; that of a run
+    can map files too, as the heartbeats of its ranks. Leaves no files."""
     there = path
     while not os.path.lexists(there) and there != there.parent:
         there = there.parent
@@ -170,6 +170,7 @@ def folder(name: str, path: Path, needed: int, origin: str, fixes: list[str]) ->
             probe.write(b"\0" * 65536)
             probe.flush()
             os.fsync(probe.fileno())
+            mapped = name == "log" or _mappable(probe.fileno())
     except OSError as error:
         return Check(
             f"{name} folder",
@@ -177,6 +178,9 @@ def folder(name: str, path: Path, needed: int, origin: str, fixes: list[str]) ->
             msg("plan.folder.not_writable", shown=shown, error=error.strerror),
             fixes,
         )
+    if not mapped:
+        text = msg("plan.folder.not_mappable", shown=shown)
+        return Check(f"{name} folder", ERROR, text, ["--out_dir=/local/folder"])
     free = shutil.disk_usage(there).free
     if free < needed:
         return Check(
@@ -186,6 +190,15 @@ def folder(name: str, path: Path, needed: int, origin: str, fixes: list[str]) ->
             fixes,
         )
     return Check(f"{name} folder", OK, msg("plan.folder.free", path=path, free=memory.gib(free)))
+
+
+def _mappable(handle: int) -> bool:
+    """False on some FUSE file systems: those mounted with direct_io."""
+    try:
+        mmap.mmap(handle, mmap.PAGESIZE).close()
+    except OSError:
+        return False
+    return True
 
 
 def shared_memory(num_workers: int, ranks: int, nccl: bool = False) -> Check | None:
@@ -215,31 +228,6 @@ def shared_memory(num_workers: int, ranks: int, nccl: bool = False) -> Check | N
             (["--num_workers=0"] if workers else []) + fixes,
         )
     return Check("/dev/shm", OK, msg("plan.memory.free", room=memory.gib(free)))
-
-
-def cpu(num_workers: int, ranks: int, cores: int, command_with: Callable[[int], str]) -> Check:
-    """A core for each rank and worker. `command_with`: the user's command for a number of ranks."""
-    workers = num_workers * ranks
-    machine = os.cpu_count() or cores
-    shown = (
-        msg("plan.cpu.some", cores=cores, machine=machine)
-        if machine != cores
-        else units.plural(cores, "core")
-    )
-    users = units.plural(ranks, "rank")
-    if workers:
-        users = msg("plan.word.and", first=users, second=units.plural(workers, "worker"))
-    if ranks > cores:
-        text = msg("plan.cpu.shared", ranks=ranks, cores=units.plural(cores, "CPU core"))
-        return Check("CPU", WARNING, text, [command_with(cores)])
-    if workers > cores:
-        return Check(
-            "CPU",
-            WARNING,
-            msg("plan.cpu.more_workers", shown=shown, users=users),
-            [f"--num_workers={max(0, cores // ranks - 1)}"],
-        )
-    return Check("CPU", OK, msg("plan.cpu.fits", shown=shown, users=users))
 
 
 def open_files(num_workers: int, ranks: int) -> Check:
