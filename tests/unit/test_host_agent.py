@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TOKEN, wait_until
+from training.core.project import ROOT
 from training.launcher.hosts import ssh
 
 BEGIN_S = 1.0  # of the agent
@@ -117,3 +118,58 @@ def test_a_ctrl_c_that_was_ignored_at_the_start(tmp_path: Path, token: str, here
     os.close(reader)
     os.close(control)
     assert (process.returncode, out) == (0, f"{here}\n".encode())
+
+
+LONE = f"""
+import signal, sys
+sys.path.insert(0, {str(ROOT / "lib")!r})
+import host_agent
+host_agent.LONE = ((0.2, signal.SIGKILL),)
+sys.exit(host_agent.run(0))
+"""
+FOLLOWS = f"""
+import os, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from training.host import hosts
+if sys.argv[1] == "follows":
+    hosts.outlive_launcher()
+print("ready", flush=True)
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.01)
+time.sleep(3)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "alive", "status"),
+    [
+        ("stays", False, 137),
+        ("follows", False, 3),
+        ("follows", True, 137),  # only the connection to this machine is lost later
+    ],
+)
+def test_a_machine_outlives_a_launcher_that_is_lost_with_the_coordinator(
+    tmp_path: Path, token: str, does: str, alive: bool, status: int
+) -> None:
+    closed = tmp_path / "closed"
+    command = [sys.executable, "-c", FOLLOWS, does, str(closed)]
+    order = {"folder": str(tmp_path), "command": command, "environ": {}, "lone": True}
+    process = subprocess.Popen(
+        [sys.executable, "-c", LONE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, TOKEN: token},
+    )
+    assert process.stdin and process.stdout
+    with process, process.stdin as control:
+        control.write(json.dumps(order).encode() + b"\n")
+        control.flush()
+        assert process.stdout.readline() == b"ready\n"
+        if alive:
+            control.write(b"\n")
+            control.flush()
+            time.sleep(0.5)
+        control.close()
+        closed.touch()
+    assert process.returncode == status
