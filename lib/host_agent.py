@@ -43,6 +43,8 @@ NOT_STARTED = 127  # as a shell reports a command that cannot be executed
 # It reaches this process within GROUP_S, unless the command has run for less than BEGIN_S.
 GROUP_S, BEGIN_S = 0.2, 1.0
 PR_SET_PDEATHSIG = 1
+# end of a variable's name: where the devices are listed that its value may name
+DEVICES = {"_SOCKET_IFNAME": "/sys/class/net", "NCCL_IB_HCA": "/sys/class/infiniband"}
 SUFFIXES = (".py", ".json", ".sh")
 
 
@@ -84,7 +86,7 @@ class Command:
         self._process = subprocess.Popen(
             order["command"],
             cwd=order["folder"],
-            env={**os.environ, **order["environ"], AGENT: str(os.getpid())},
+            env={**os.environ, **meant_here(order["environ"]), AGENT: str(os.getpid())},
             stdin=None if here else subprocess.DEVNULL,
             start_new_session=not here,
             # this process has no other thread
@@ -114,6 +116,29 @@ class Command:
             os.killpg(self._process.pid, number)
         else:
             self._process.send_signal(number)
+
+
+def meant_here(sent: "dict[str, str]") -> "dict[str, str]":
+    """Without devices that only the machine of the launcher has: this one has a value of its own,
+    or chooses one."""
+    return {name: value for name, value in sent.items() if not _is_elsewhere(name, value)}
+
+
+def _is_elsewhere(name: str, value: str) -> bool:
+    """NCCL's variables are lists of prefixes, with = of names, with ^ of those to exclude; those of
+    other libraries are lists of names."""
+    folder = next((DEVICES[end] for end in DEVICES if name.endswith(end)), "")
+    if not folder or not value or value.startswith("^"):
+        return False
+    try:
+        there = os.listdir(folder)
+    except OSError:
+        return False
+    exact = value.startswith("=") or not name.startswith("NCCL_")
+    wanted = [word.partition(":")[0].strip() for word in value.lstrip("=").split(",")]
+    return not any(
+        one == word or (one.startswith(word) and not exact) for one in there for word in wanted
+    )
 
 
 def _begin(here: bool) -> None:
