@@ -7,8 +7,10 @@ host_agent.py [FD]   reads the command as one line of JSON, then a line for ever
 host_agent.py probe  prints one line of JSON: what this machine has
 
 If the launcher or the connection dies, the input ends or stays silent: the command gets SIGTERM, so
-that a checkpoint is saved, later a second one, and is killed then. Nothing on the command line:
-the environment may contain secrets. Standard library only, Python >= 3.8.
+that a checkpoint is saved, later a second one, and is killed then. It sends SIGUSR2 when the run
+continues without the machine that coordinated it; if the launcher was lost with that machine, it
+is left alone. Nothing on the command line: the environment may contain secrets. Standard library
+only, Python >= 3.8.
 """
 
 import ctypes
@@ -33,12 +35,16 @@ STEPS = ((0.0, signal.SIGTERM), (SECOND_S, signal.SIGTERM), (KILL_S, signal.SIGK
 # a machine that the run can lose: the one that coordinates gets SIGTERM if the launcher is lost for
 # all
 LONE = ((30.0, signal.SIGKILL),)
+CONTINUES = signal.SIGUSR2
+AGENT = "DUET_AGENT"  # variable of the command (training.host.hosts): PID of this process
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 NOT_STARTED = 127  # as a shell reports a command that cannot be executed
 # A signal to the terminal's group, or to every process of a service, reaches the command by itself.
 # It reaches this process within GROUP_S, unless the command has run for less than BEGIN_S.
 GROUP_S, BEGIN_S = 0.2, 1.0
 PR_SET_PDEATHSIG = 1
+# end of a variable's name: where the devices are listed that its value may name
+DEVICES = {"_SOCKET_IFNAME": "/sys/class/net", "NCCL_IB_HCA": "/sys/class/infiniband"}
 SUFFIXES = (".py", ".json", ".sh")
 
 
@@ -60,7 +66,9 @@ class Input:
             more = os.read(self.fd, 1 << 16)
         except OSError:
             more = b""
-        self.open, self.heard = bool(more), time.monotonic()
+        self.open = bool(more)
+        if more:
+            self.heard = time.monotonic()
         *whole, self._rest = (self._rest + more).split(b"\n")
         return whole
 
@@ -78,7 +86,7 @@ class Command:
         self._process = subprocess.Popen(
             order["command"],
             cwd=order["folder"],
-            env={**os.environ, **order["environ"]},
+            env={**os.environ, **meant_here(order["environ"]), AGENT: str(os.getpid())},
             stdin=None if here else subprocess.DEVNULL,
             start_new_session=not here,
             # this process has no other thread
@@ -110,6 +118,29 @@ class Command:
             self._process.send_signal(number)
 
 
+def meant_here(sent: "dict[str, str]") -> "dict[str, str]":
+    """Without devices that only the machine of the launcher has: this one has a value of its own,
+    or chooses one."""
+    return {name: value for name, value in sent.items() if not _is_elsewhere(name, value)}
+
+
+def _is_elsewhere(name: str, value: str) -> bool:
+    """NCCL's variables are lists of prefixes, with = of names, with ^ of those to exclude; those of
+    other libraries are lists of names."""
+    folder = next((DEVICES[end] for end in DEVICES if name.endswith(end)), "")
+    if not folder or not value or value.startswith("^"):
+        return False
+    try:
+        there = os.listdir(folder)
+    except OSError:
+        return False
+    exact = value.startswith("=") or not name.startswith("NCCL_")
+    wanted = [word.partition(":")[0].strip() for word in value.lstrip("=").split(",")]
+    return not any(
+        one == word or (one.startswith(word) and not exact) for one in there for word in wanted
+    )
+
+
 def _begin(here: bool) -> None:
     """In the new process: no signal is blocked, and it dies with this one. In a session of its own
     it gets a Ctrl-C only from the launcher, which passes on what counts."""
@@ -127,6 +158,8 @@ def run(fd: int) -> int:
     # A lost connection is noticed as the end of the input. The command does not inherit handlers.
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
+    followed = []  # type: list[float]
+    signal.signal(CONTINUES, lambda *_: followed.append(time.monotonic()))
     source, arrived = Input(fd), []  # type: ignore[var-annotated]
     while not arrived:
         arrived = source.lines(1.0)
@@ -152,7 +185,9 @@ def run(fd: int) -> int:
         arrived = []
         if source.lost:
             lost_at = lost_at or time.monotonic()
-            steps = LONE if order["lone"] else STEPS
+            steps = STEPS  # type: tuple[tuple[float, int], ...]
+            if order["lone"]:  # with the machine before, the launcher was lost too
+                steps = () if followed and followed[-1] > source.heard else LONE
             given = _insist(command, steps, time.monotonic() - lost_at, given)
     return command.status()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.e2e.conftest import Launched
 from training.core.rundir import read_json, read_records
 
 SCRIPT, CONFIG = "./launch_train.sh", "configs/dual_gpu/quickstart.py"
+LOST_S = 40.0  # lib/host_agent.py ends a machine that the run can lose, after its launcher, before
 SECRET = f"secret-{uuid.uuid4().hex}"
 Launch = Callable[..., Launched]
 
@@ -208,6 +210,26 @@ def test_a_lost_machine_is_started_again(
     assert ("has taken over the run" in run.output) == (lost == 0)
     os.kill(launcher(run), signal.SIGINT)
     assert run.wait() == 130
+
+
+@pytest.mark.soak
+def test_the_run_continues_without_the_first_machine_and_the_launcher_there(
+    machines: Launch, token: str
+) -> None:
+    flags = {"num_iterations": 100000, "save_every": 20, "min_ranks": 1}
+    run = machines(SCRIPT, "1", CONFIG, hosts="localhost,beta", **flags)
+    stepping(run)
+    second = supervisor(token, 1)
+    os.kill(launcher(run), signal.SIGSTOP)  # so no machine hears of the loss
+    os.kill(supervisor(token, 0), signal.SIGKILL)
+    os.kill(launcher(run), signal.SIGKILL)
+    killed = time.monotonic()
+    wait_until(lambda: time.monotonic() - killed > LOST_S, 60)
+    assert second in processes(token)
+    assert "takeover" in [r["event"] for r in read_records(run.run.events)]
+    os.kill(second, signal.SIGINT)
+    wait_until(lambda: not processes(token), 60, "it has stopped")
+    assert run.summary["status"] == "stopped"
 
 
 @pytest.mark.soak

@@ -145,10 +145,11 @@ def test_older_checkpoints_on_another_machine_are_not_used(
 ) -> None:
     """The second machine has a later state of a run of the same name, trained otherwise."""
     whole = launch("./launch_train.sh", "2", CONFIG, **SAVING).ok()
-    other = tmp_path / "disk1"
-    launch("./launch_train.sh", "1", CONFIG, name="both", out_dir=other, save_every=4, seed=5).ok()
     first, second = both(machine, **SAVING, inject="kill@rank=1,step=7")
     assert ended(first, second) == (4, 4), first.output[-3000:] + second.output[-3000:]
+    other = tmp_path / "disk1"
+    shutil.rmtree(other)
+    launch("./launch_train.sh", "1", CONFIG, name="both", out_dir=other, save_every=4, seed=5).ok()
     before = sorted(other.glob("both/checkpoints/*/*"))
     first, second = both(machine, resume="both")
     assert ended(first, second) == (0, 0), first.output[-3000:] + second.output[-3000:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -14,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.conftest import TOKEN, wait_until
+from training.core.project import ROOT
 from training.launcher.hosts import ssh
 
-BEGIN_S = 1.0  # of the agent
+AGENT = runpy.run_path(ssh.AGENT)
+BEGIN_S = AGENT["BEGIN_S"]
 COMMAND = """
 import os, signal, sys
 reader, writer = os.pipe()
@@ -117,3 +121,92 @@ def test_a_ctrl_c_that_was_ignored_at_the_start(tmp_path: Path, token: str, here
     os.close(reader)
     os.close(control)
     assert (process.returncode, out) == (0, f"{here}\n".encode())
+
+
+@each(
+    "name, value, kept",
+    [
+        ("NCCL_SOCKET_IFNAME", "=absent0", False),
+        ("NCCL_SOCKET_IFNAME", "absent0,l", True),  # a prefix of lo
+        ("NCCL_SOCKET_IFNAME", "=l", False),
+        ("NCCL_SOCKET_IFNAME", "=absent0,lo:1", True),
+        ("NCCL_SOCKET_IFNAME", "^absent", True),
+        ("GLOO_SOCKET_IFNAME", "l", False),
+        ("GLOO_SOCKET_IFNAME", "lo", True),
+        ("TP_SOCKET_IFNAME", "", True),
+        ("MY_DATA", "absent0", True),
+    ],
+)
+def test_a_network_interface_of_another_machine_is_not_used(
+    name: str, value: str, kept: bool
+) -> None:
+    assert AGENT["meant_here"]({name: value, "A": "b"}).get(name) == (value if kept else None)
+
+
+def test_the_own_network_interface_stays(tmp_path: Path, token: str) -> None:
+    shows = "import os; print(os.environ['NCCL_SOCKET_IFNAME'], os.environ['A'])"
+    order = {"folder": str(tmp_path), "command": [sys.executable, "-c", shows]}
+    sent = {"NCCL_SOCKET_IFNAME": "=absent0", "A": "b"}
+    done = subprocess.run(
+        ssh.local_agent(),
+        input=json.dumps({**order, "environ": sent, "lone": True}).encode() + b"\n",
+        stdout=subprocess.PIPE,
+        env={**os.environ, TOKEN: token, "NCCL_SOCKET_IFNAME": "=own0"},
+        check=True,
+    )
+    assert done.stdout == b"=own0 b\n"
+
+
+LONE = f"""
+import signal, sys
+sys.path.insert(0, {str(ROOT / "lib")!r})
+import host_agent
+host_agent.LONE = ((0.2, signal.SIGKILL),)
+sys.exit(host_agent.run(0))
+"""
+FOLLOWS = f"""
+import os, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from training.host import hosts
+if sys.argv[1] == "follows":
+    hosts.outlive_launcher()
+print("ready", flush=True)
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.01)
+time.sleep(3)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "alive", "status"),
+    [
+        ("stays", False, 137),
+        ("follows", False, 3),
+        ("follows", True, 137),  # only the connection to this machine is lost later
+    ],
+)
+def test_a_machine_outlives_a_launcher_that_is_lost_with_the_coordinator(
+    tmp_path: Path, token: str, does: str, alive: bool, status: int
+) -> None:
+    closed = tmp_path / "closed"
+    command = [sys.executable, "-c", FOLLOWS, does, str(closed)]
+    order = {"folder": str(tmp_path), "command": command, "environ": {}, "lone": True}
+    process = subprocess.Popen(
+        [sys.executable, "-c", LONE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, TOKEN: token},
+    )
+    assert process.stdin and process.stdout
+    with process, process.stdin as control:
+        control.write(json.dumps(order).encode() + b"\n")
+        control.flush()
+        assert process.stdout.readline() == b"ready\n"
+        if alive:
+            control.write(b"\n")
+            control.flush()
+            time.sleep(0.5)
+        control.close()
+        closed.touch()
+    assert process.returncode == status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -42,11 +43,12 @@ class Clock:
 
 
 class Stub:
-    """A node that ends `after` so many seconds with `code`."""
+    """A node that ends `after` so many seconds with `code`, and has shown `text`."""
 
-    output = errors = None
+    errors = None
 
-    def __init__(self, clock: Clock, rank: int, after: float, code: int) -> None:
+    def __init__(self, clock: Clock, rank: int, after: float, code: int, text: str = "") -> None:
+        self.output = io.BytesIO(text.encode()) if text else None
         self.rank, self.name, self._clock = rank, "abc"[rank], clock
         self._end, self._code, self.code = clock.now + after, code, None
         self.closed: float | None = None  # while it ran
@@ -79,10 +81,10 @@ Run = Callable[..., tuple[int, list[list[Stub]]]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`ends`: for each node, (seconds, exit code) of its starts; the last one repeats. The exit
-    code, and the starts of each node."""
+    """`ends`: for each node, (seconds, exit code, perhaps output) of its starts; the last one
+    repeats. The exit code, and the starts of each node."""
 
-    def go(*ends: list[tuple[float, int]], asked: float | None = None, elastic: bool = True) -> Any:
+    def go(*ends: list[Any], asked: float | None = None, elastic: bool = True) -> Any:
         load_all()
         clock = Clock([] if asked is None else [asked])
         monkeypatch.setattr(conductor, "time", clock)
@@ -153,6 +155,20 @@ def test_a_failed_machine_without_which_the_run_continues_is_started_again(
     assert (code, len(second)) == (0, 3)
     logged = capfd.readouterr().err
     assert logged.count("b (node 1) has left the run") == 1, "once, not at every attempt"
+
+
+def test_why_a_machine_does_not_come_back_is_shown_once(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    denied, full = "b: Permission denied (publickey).\n", "[ERROR] 2024-10-21 16:00:{}0 no space\n"
+    starts = [
+        *[(LONG_S, LOST), (1, LOST, denied), (1, LOST, denied)],
+        *[(1, 3, full.format(second)) for second in (1, 2)],
+        *[(1, 6, "[ERROR] 2024-10-21 16:01:00 has left\n"), (1, LOST, denied)],
+    ]
+    assert run([(HOUR_S, 0)], [*starts, (HOUR_S, 0)])[0] == 0
+    shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith("[b] ")]
+    assert shown == [f"[b] {text.rstrip()}" for text in (denied, full.format(1))]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

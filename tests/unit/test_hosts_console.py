@@ -14,10 +14,10 @@ from training.launcher.hosts import conductor
 from training.launcher.hosts.console import ERROR_LINES, Console, Copy
 
 
-def shown(*lines: str) -> Console:
+def shown(*lines: str, name: str = "beta") -> Console:
     reader, writer = os.pipe()
     os.write(writer, "".join(f"{line}\n" for line in lines).encode())
-    console = Console("beta", os.fdopen(reader, "rb"), seen=SEEN)
+    console = Console(name, os.fdopen(reader, "rb"), seen=SEEN)
     os.close(writer)
     console.join(10)
     return console
@@ -58,6 +58,21 @@ def test_other_nodes_show_what_matters(capfd: pytest.CaptureFixture[str]) -> Non
     assert capfd.readouterr().err == ""
     shown("bash: no such file").errors(or_last=True)
     assert capfd.readouterr().err == "[beta] bash: no such file\n"
+
+
+def test_the_same_errors_are_shown_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Each machine has its own: one of two full disks is not the other one."""
+    first = f"[ERROR] {TIME} full after 12 s"
+    shown(first).errors()
+    shown(first.replace("16:00", "16:01").replace("12 s", "13 s")).errors(once=True)
+    shown(first, name="gamma").errors(once=True)
+    shown(f"[ERROR] {TIME} no GPU", "  try: x").errors(once=True)
+    assert capfd.readouterr().err.splitlines() == [
+        f"[beta] {first}",
+        f"[gamma] {first}",
+        f"[beta] [ERROR] {TIME} no GPU",
+        "[beta]   try: x",
+    ]
 
 
 def sent(writer: int, data: bytes) -> None:

@@ -37,6 +37,7 @@ PLAN: dict[str, Any] = {
     "device": {"value": "cpu"},
     "launcher": {"value": "spawn"},
     "ranks": 1,
+    "local_ranks": 1,
     "place": {"node_rank": 0, "nnodes": 1},
     "master_port": 0,
     "gpus": [],

@@ -3,9 +3,13 @@ lost."""
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +17,10 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit.node_plans import LOOPBACK, plan
 from training.core.failure_kinds import SILENT
-from training.launcher import coordinator, peer, peer_link
+from training.core.rundir import RunDir
+from training.host import env_vars, network
+from training.host.placement import Topology
+from training.launcher import coordinator, peer, peer_link, reached
 from training.launcher.admission import PROTOCOL
 from training.launcher.json_socket import LIMIT, ConnectionLost, JsonSocket
 from training.launcher.local_ranks import free_port, listen
@@ -60,6 +67,48 @@ def test_any_data_ends_the_silence() -> None:
     assert wire.arrived() == [] and wire.quiet_s == 11.0
     JsonSocket(other).ping()
     assert wire.arrived() == [] and wire.quiet_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("node", "addresses", "origin", "found"),
+    [
+        (0, ["10.0.0.1"], env_vars.HERE, "fast0"),
+        (0, ["::ffff:10.0.0.1"] * 2, env_vars.HERE, "fast0"),
+        (0, ["10.0.0.1", "192.168.0.1"], env_vars.HERE, "slow0"),
+        (0, ["10.0.0.9"], env_vars.HERE, "slow0"),  # behind another address
+        (0, [LOOPBACK], env_vars.HERE, "slow0"),
+        (0, ["10.0.0.1"], env_vars.KEPT, "slow0"),
+        (1, ["10.0.0.1"], env_vars.HERE, "slow0"),
+        (0, [], env_vars.HERE, "slow0"),
+    ],
+)
+def test_the_first_machine_uses_the_interface_that_the_others_reach(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    node: int,
+    addresses: list[str],
+    origin: str,
+    found: str,
+) -> None:
+    """Its own name is 127.0.1.1 in its /etc/hosts."""
+    own = {"10.0.0.1": "fast0", "192.168.0.1": "slow0", LOOPBACK: "lo"}
+    monkeypatch.setattr(network, "own_addresses", lambda: own)
+    values = {"GLOO_SOCKET_IFNAME": "slow0", "NCCL_SOCKET_IFNAME": "=slow0", "OMP_NUM_THREADS": "1"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    planned = plan(node, 1)
+    planned["variables"] = [
+        {"name": name, "value": value, "why": "", "origin": origin}
+        for name, value in values.items()
+    ]
+    sockets = [SimpleNamespace(getsockname=partial(tuple, [a, 1])) for a in addresses]
+    wires = {number: SimpleNamespace(socket=one) for number, one in enumerate(sockets, 1)}
+    line: Any = SimpleNamespace(place=Topology(**planned["place"]), wires=wires)
+    reached.correct(RunDir(tmp_path), planned, line)
+    expected = {name: value.replace("slow0", found) for name, value in values.items()}
+    assert {name: os.environ[name] for name in values} == expected
+    assert {one["name"]: one["value"] for one in planned["variables"]} == expected
+    assert RunDir(tmp_path).plan.exists() == (found == "fast0")
 
 
 def over_tcp() -> tuple[JsonSocket, socket.socket]:

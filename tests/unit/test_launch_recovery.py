@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,19 @@ def test_a_restart_is_logged_and_recorded_with_its_cost(
     }
     assert os.environ["DUET_ATTEMPT"] == "2"
     assert not run.failure.exists()
+
+
+def test_the_clock_of_another_machine_on_the_same_disk_does_not_count(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time", lambda: real() + 300)
+        other = Heartbeat(run.heartbeat(1), 1)
+        other.beat("forward")
+    two = plan() | {"local_ranks": 1, "place": {"node_rank": 0, "nnodes": 2}}
+    assert Recovery(run, two).again(record(), Outcome())
+    assert 0 <= next(read_records(run.events))["seconds_lost"] < 5
 
 
 def test_the_message_of_a_restart_names_the_snapshot_of_memory(

@@ -30,7 +30,7 @@ RESTARTED = "DUET_RESTARTED"  # torchrun has started this rank again: DUET_RESUM
 INTERNAL = {
     *("DUET_ROOT", "DUET_PYTHON", "DUET_RUN_DIR", "DUET_LOG_FILE", "DUET_STORE_FD"),
     *("DUET_SCRIPT", "DUET_SUPERVISED", "DUET_TOKEN", "DUET_ATTEMPT", "DUET_NODE", "DUET_JOINS"),
-    *("DUET_OWN_DATA", "DUET_ACTIVE", RESTARTED, DOCTOR, PROBLEMS, STARTED_AS),
+    *("DUET_AGENT", "DUET_OWN_DATA", "DUET_ACTIVE", RESTARTED, DOCTOR, PROBLEMS, STARTED_AS),
 }
 
 # Kubernetes sets these in every pod for each Service of the namespace, as for one named duet-…:

@@ -57,9 +57,10 @@ class RunDir:
     a machine that does not coordinate the run, which has a folder for its own plan and results."""
 
     plan = _Inside("plan.json")
-    # Those before a resume, kept until the resumed run has ended (training.core.standing).
-    plan_before = _Inside("plan.before.json")
-    data_before = _Inside("data.before.json")
+    # Those before a resume, kept until the resumed run has ended (training.core.standing); on
+    # another machine with its own disk those before the last start.
+    plan_before = _Inside("plan.before.json", own=True)
+    data_before = _Inside("data.before.json", own=True)
     own_plan = _Inside("plan.json", own=True)
     preflight = _Inside("preflight.json", own=True)
     argv = _Inside("launch.argv", own=True)

@@ -8,6 +8,7 @@ import pwd
 import random
 import re
 import shlex
+import signal
 import socket
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,7 @@ from training.host.placement import LOCAL, LOOPBACK, NODE, LauncherOptions, Topo
 # Set by the launcher of several machines (training.launcher.hosts) in the environment of the launch
 # command of each: 'NODE_RANK NNODES MASTER_ADDR MASTER_PORT'.
 VARIABLE = "DUET_NODE"
+AGENT = "DUET_AGENT"  # set by lib/host_agent.py, whose child the launch command is: its PID
 HEAD = "hosts"  # source of a Topology: this process starts the machines
 SSH_PORT = "22"
 SSH_ASKS_S = 10
@@ -62,6 +64,13 @@ def _own_name() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container with any user ID
         return ""
+
+
+def outlive_launcher() -> None:
+    """The run continues without the machine that coordinated it, also if the launcher of several
+    machines was there."""
+    if os.environ.get(AGENT) == str(agent := os.getppid()):
+        os.kill(agent, signal.SIGUSR2)
 
 
 def given(asked: LauncherOptions) -> bool:

@@ -38,6 +38,16 @@ def own_addresses() -> dict[str, str]:
     }
 
 
+def plain(address: str) -> str:
+    """As own_addresses() has it: without the zone, and IPv4 as such on a socket for both."""
+    return address.partition("%")[0].removeprefix("::ffff:")
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that has this address, except the loopback one."""
+    return None if not address or _is_loopback(address) else own_addresses().get(address)
+
+
 def own_address(name: str) -> str:
     """The listening address of node 0: the rendezvous address if this machine has it; one of ALL
     (all interfaces) if the others use another one (a service in front) or `name` resolves to

@@ -24,6 +24,7 @@ from training.launcher import (
     restart_text,
     script_recovery,
     script_snapshot,
+    seats,
     stop_signals,
 )
 from training.launcher.coordinator import Coordinator
@@ -85,7 +86,9 @@ class Recovery:
         """The restart after a failure, logged, which begins after its pause; None: the run ends.
         `line`: to the other machines, some of which may be lost or back; `wait`: called with the
         reason where too few ranks are left, whether another machine has joined since."""
-        beats = heartbeat.read_all(self.run.heartbeats)
+        # on a common disk those of other machines are by other clocks
+        own = seats.ranks(self.plan)
+        beats = [b for b in heartbeat.read_all(self.run.heartbeats) if b.rank in own]
         self._failed_at = max((b.wall_time for b in beats), default=record["time"])
         failure, chosen = self._decided(self._failure(record, outcome), outcome, line)
         while isinstance(chosen, GiveUp) and chosen.too_few and line and wait(chosen.reason):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from training.core import log, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
+from training.host import hosts
 from training.launcher import endings, failure_report, fewer_ranks, stop_signals
 from training.launcher.attempt import Attempt
 from training.launcher.coordinator import Coordinator
@@ -155,6 +156,8 @@ class Follower(Machine):
                 launch.run, launch.plan, line, lost, launch.recovery.attempt + 1
             )
             next_line = self.unless_asked(succession.next_line)
+            if next_line:
+                hosts.outlive_launcher()
             if launch.plan.get("shared"):  # with the machine that decides now
                 self.copies.close()
                 line.replica_ports[launch.plan["place"]["node_rank"]] = 0

@@ -29,6 +29,7 @@ from training.launcher import (
     failure_report,
     last_call,
     local_ranks,
+    reached,
     several_machines,
     stop_signals,
 )
@@ -170,6 +171,7 @@ def _prepare(run: rundir.RunDir, plan: Plan, line: PeerLink | None) -> None:
     try:
         if line:
             line.gather(plan["config"]["rendezvous_timeout"])
+            reached.correct(run, plan, line)
             last_call.leave_out(run, plan, line)
         if not local_ranks.is_script(plan) and tasks.spec_of(plan).reads_text:
             prepared_cache.prepare(run, plan)

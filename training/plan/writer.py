@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -54,6 +56,8 @@ def write(
         plan["shared"] = run.token(token).exists()
         if not (plan["shared"] or plan.get("script")):
             plan["text"].append(msg("plan.nodes.own_disk"))
+        if not (plan["shared"] or plan["resume"]):
+            _unless_taken(run, plan, request)
     run.create()
     with file_lock.held(run.path):
         if request.resume_from and place.leads:
@@ -61,6 +65,8 @@ def write(
             # another process has taken it since this plan was made
             if wrong := [c.problem() for c in checked if c.status == preflight.ERROR]:
                 raise UserError(wrong, Exit.RESOURCES)
+            _keep_before(run)
+        elif not (place.leads or plan["shared"]):
             _keep_before(run)
         plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(_new_log(request))}
         if ROOT.parent == run.path.resolve():  # frozen for a SLURM job
@@ -97,6 +103,16 @@ def _common_run(plan: Plan, request: LaunchRequest, ask: Ask) -> tuple[rundir.Ru
     return rundir.RunDir(request.experiments / name, request.place.node_rank), token
 
 
+def _unless_taken(run: rundir.RunDir, plan: Plan, request: LaunchRequest) -> None:
+    """Raises UserError if this machine's disk has another run of that name. One that continues
+    without this machine has the same launch."""
+    there = rundir.read_json(run.plan)
+    if there and there.get("launch") != plan["launch"]:
+        config = replace(request.config, run_name=run.name)
+        args = config, request.origins, request.experiments, request.command
+        raise UserError(run_name.taken(*args))
+
+
 def become_launcher(run: rundir.RunDir, environ: Mapping[str, str]) -> NoReturn:
     """Replace this process by the supervisor of the ranks, as lib/run.sh does."""
     command, variables = (path.read_bytes().split(b"\0")[:-1] for path in (run.argv, run.env))
@@ -129,10 +145,33 @@ def _keep_before(run: rundir.RunDir) -> None:
 def withdraw(run: rundir.RunDir) -> None:
     """Undo a start that was refused or stopped before its first step: remove a new run, restore a
     resumed one."""
-    if run.own != run.path:
-        _remove(run.own)
-    elif not give_back(run):
-        _remove(run.path)
+    if run.own == run.path:
+        if not give_back(run):
+            _remove(run.path)
+        return
+    own_disk = not (rundir.read_json(run.own_plan) or {}).get("shared", True)
+    if own_disk and not give_back(run):
+        _remove_files(run.plan, run.data)
+        if not any(run.checkpoints.iterdir()):
+            _remove(run.tokenizer)
+        for folder in (run.heartbeats, run.ranks, run.checkpoints):
+            _remove_empty(folder)
+    # the rest of its part is of earlier starts
+    _remove_files(run.own_plan, run.preflight, run.argv, run.env, run.supervisor)
+    _remove(run.received)
+    _remove_empty(run.own)
+    if own_disk:
+        _remove_empty(run.path)
+
+
+def _remove_files(*paths: Path) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # or another machine has removed it
+        folder.rmdir()
 
 
 def _remove(folder: Path) -> None:

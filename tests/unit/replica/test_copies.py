@@ -209,6 +209,8 @@ def test_files_of_another_training_are_kept_aside(
     second.event("checkpoint", step=50, path="there")
     old = (saved(second, 10) / manifest.STATE).read_bytes()
     saved(second, 50)
+    second.plan.write_text("of this launch")
+    second.plan_before.write_text("of the other training")
     done = copy(first, receiver)
     assert (done["steps"], done["aside"]) == ([10], "step_00000050")
     assert steps(second) == [10] and same(first, second, 10)
@@ -216,6 +218,8 @@ def test_files_of_another_training_are_kept_aside(
     (aside,) = second.replaced.iterdir()
     kept = RunDir(aside)
     assert steps(kept) == [10, 50]
+    assert kept.plan.read_text() == "of the other training"
+    assert second.plan.read_text() == "of this launch"
     assert (kept.checkpoints / "step_00000010" / manifest.STATE).read_bytes() == old
     assert len(list(read_records(kept.metrics))) == 50 and kept.events.exists()
 

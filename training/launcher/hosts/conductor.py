@@ -179,6 +179,8 @@ class Conductor:
         self._pauses[node.rank], self._due[node.rank] = pause_s, now + pause_s
         if known is None or steady:  # once, not at every attempt
             self._lost(node, msg("launcher.hosts.again", host=node.name, rank=node.rank))
+        elif node.rank in self._consoles and node.code != Exit.LEFT:  # why it could not start
+            self._consoles[node.rank].errors(or_last=True, once=True)
 
     def _lost(self, node: Node, text: str) -> None:
         log.warning(text)

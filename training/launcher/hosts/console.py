@@ -14,6 +14,7 @@ from training.core import console, log
 from training.launcher.output import OPEN_BYTES
 
 _LEVEL = re.compile(r"\[(INFO|SUCCESS|WARNING|ERROR)\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
+_NUMBER = re.compile(r"\d+")
 _RANK = re.compile(r"\[rank\d+\] ")
 LAST_LINES = 15  # of a node that ended without an error message
 ERROR_LINES = 500  # kept of a node, the first ones
@@ -40,9 +41,9 @@ class Copy(threading.Thread):
 
 
 class Console(threading.Thread):
-    """Reads the output of one node until its end. `seen`: messages of all nodes: the same warning
-    of several machines is shown once. `quiet`: no more warnings; `whole`: every line, of a machine
-    that coordinates the run now."""
+    """Reads the output of one node until its end. `seen`: what all nodes have shown: the same
+    warning of several machines is shown once. `quiet`: no more warnings; `whole`: every line, of a
+    machine that coordinates the run now."""
 
     def __init__(self, name: str, stream: IO[bytes], seen: set[str]) -> None:
         super().__init__(daemon=True)
@@ -82,11 +83,17 @@ class Console(threading.Thread):
     def end(self) -> None:
         self.join(JOIN_S)
 
-    def errors(self, *, or_last: bool = False) -> None:
-        """Show the errors, or without any the last lines. Called after its end."""
+    def errors(self, *, or_last: bool = False, once: bool = False) -> None:
+        """Show the errors, or without any the last lines; with `once` unless an earlier start of
+        this machine has shown them. Called after its end."""
         self.end()
-        for line in self._errors or (self._last if or_last else ()):
-            self._print(line)
+        lines = [*self._errors] or [*(self._last if or_last else ())]
+        # times and ports differ each time
+        text = "\n".join([self._name, *(_NUMBER.sub("", line) for line in lines)])
+        if not (once and text in self._seen):
+            for line in lines:
+                self._print(line)
+        self._seen.add(text)
         self._errors.clear()
         self._last.clear()
 

@@ -82,6 +82,9 @@ class Store:
         for path in single:
             if path.exists():
                 path.rename(aside / path.name)
+        for path, before in ((run.plan, run.plan_before), (run.data, run.data_before)):
+            if before.exists():  # this launch has written its own in their place
+                before.rename(aside / path.name)
         for name, checksum in self._checkpoints().items():
             if known.get(name) != checksum:
                 (run.checkpoints / name).rename(aside / run.checkpoints.name / name)
