@@ -181,6 +181,15 @@ def test_the_average_of_the_weights_is_counted(sized: str) -> None:
     assert more == 4 * WEIGHTS and load.pinned > plain.pinned
 
 
+def test_the_copies_of_compressed_gradients_are_counted(sized: str) -> None:
+    asked, found = question(sized, [4]), {}
+    for wish in ("none", "bf16", "auto"):
+        asked.config["gradient_compression"] = wish
+        load = SampleLoad(**fake_step.answer(asked)["load"])  # type: ignore[arg-type]
+        found[wish] = SampleStep(load).estimate.total
+    assert found["bf16"] - found["none"] == found["auto"] - found["none"] == 4 * WEIGHTS
+
+
 def test_the_cuda_context_of_a_gpu_is_named() -> None:
     for cuda in (True, False):
         found = SampleStep(SampleLoad(4, 9, 9, 9, 9, 9, bf16=True, cuda=cuda, ranks=1)).estimate
@@ -215,6 +224,8 @@ def test_the_estimate_includes_the_needs_of_several_ranks() -> None:
     gathering = SampleStep(replace(load, total=16)).estimate
     assert gathering.gradients == 180, "DDP's buckets and the accumulated gradients"
     assert SampleStep(replace(load, total=16, ranks=1)).estimate.gradients == 90
+    compressed = [replace(load, compressed=True, ranks=ranks) for ranks in (1, 2, 3)]
+    assert [SampleStep(one).estimate.gradients for one in compressed] == [90, 90 + 90, 90 + 45]
     cpu = SampleStep(replace(load, cuda=False)).estimate
     assert (cpu.context, cpu.saved) == (0, 300), "rank 0's checkpoint copy is in the same memory"
     shared = SampleStep(replace(load, cuda=True, pinned=512, shared=True)).estimate
