@@ -3,6 +3,7 @@ blocks recomputed. All compiled steps of the configs: `python -m benchmarks.gpu_
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,6 +90,30 @@ def test_the_formula_is_the_peak_of_every_config(gpus: NullGpus, token: str) -> 
     peaks = gpu_memory.measured([row.load for row in rows], gpus.environ)
     ratios = [row.formula / peak["allocated"] for row, peak in zip(rows, peaks, strict=True)]
     assert len(rows) >= 24 and gpu_memory.beyond(rows, ratios) == []
+
+
+BATCHES = """
+import json
+
+import torch
+from training.data.device_copy import to_device
+from training.trainer.prefetch import ahead
+
+device, size, most = torch.device("cuda", 0), 64 << 20, []
+torch.cuda.set_device(device)
+read = (torch.zeros(size, dtype=torch.uint8) for _ in range(6))
+batches = ahead(read, lambda batch: to_device(batch, device), device)
+for _ in range(5):
+    torch.cuda.reset_peak_memory_stats()
+    next(batches)
+    most.append(torch.cuda.max_memory_allocated() // size)
+print(json.dumps(most))
+"""
+
+
+def test_two_batches_are_on_the_gpu(gpus: NullGpus) -> None:
+    printed = programs.printed(gpus.environ, BATCHES)
+    assert json.loads(printed) == [2] * 5
 
 
 @pytest.mark.timeout(1200)
