@@ -28,6 +28,7 @@ from training.tasks.gpt.fake_memory import half_precision
 from training.tasks.gpt.memory import StepWorkload
 from training.tasks.gpt.model import GPT, MemorySavings
 from training.tasks.gpt.model_dims import blocks_per_graph
+from training.trainer import compression
 
 STEPS = 4
 # NCCL keeps exchanged tensors until its watchdog has seen the end, which looks every 100 ms; a step
@@ -48,6 +49,8 @@ def peak(load: StepWorkload, rank: int) -> dict[str, int]:
     parallel: nn.Module = model
     if load.ranks > 1:
         parallel = DistributedDataParallel(model, device_ids=[rank], gradient_as_bucket_view=True)
+        if load.compressed:
+            compression.register(parallel)
     accumulation = max(1, load.total_tokens // (load.tokens * load.ranks))
     peaks = []
     for _ in range(STEPS):

@@ -3,11 +3,14 @@ blocks recomputed. All compiled steps of the configs: `python -m benchmarks.gpu_
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks import gpu_memory
+from tests.null_gpu import programs
 from tests.null_gpu.conftest import NullGpus
 from training.tasks.gpt.memory import StepWorkload, estimate
 
@@ -20,6 +23,7 @@ LOADS = [
     replace(PLAIN, selective=12),
     replace(PLAIN, blocks=6, selective=6, vocab=32768, chunks=4),
     replace(PLAIN, selective=6, sequences=4),  # accumulates
+    replace(PLAIN, compressed=True),
     replace(PLAIN, fp16=True),
     replace(PLAIN, fp16=True, blocks=12),
     replace(PLAIN, fp16=True, selective=12, vocab=32768, chunks=4),
@@ -34,6 +38,7 @@ COMPILED = [
 MIXED = replace(PLAIN, compiled=True, blocks=3, selective=5)
 # One rank compiles four blocks as one graph.
 TOGETHER = replace(PLAIN, compiled=True, ranks=1, selective=4)
+KERNEL_US = 1000
 # No gradients exist before the backward pass of a step's only micro-batch.
 ONCE = replace(PLAIN, ranks=1, total_tokens=0)
 ALONE = [
@@ -85,3 +90,41 @@ def test_the_formula_is_the_peak_of_every_config(gpus: NullGpus, token: str) -> 
     peaks = gpu_memory.measured([row.load for row in rows], gpus.environ)
     ratios = [row.formula / peak["allocated"] for row, peak in zip(rows, peaks, strict=True)]
     assert len(rows) >= 24 and gpu_memory.beyond(rows, ratios) == []
+
+
+BATCHES = """
+import json
+
+import torch
+from training.data.device_copy import to_device
+from training.trainer.prefetch import ahead
+
+device, size, most = torch.device("cuda", 0), 64 << 20, []
+torch.cuda.set_device(device)
+read = (torch.zeros(size, dtype=torch.uint8) for _ in range(6))
+batches = ahead(read, lambda batch: to_device(batch, device), device)
+for _ in range(5):
+    torch.cuda.reset_peak_memory_stats()
+    next(batches)
+    most.append(torch.cuda.max_memory_allocated() // size)
+print(json.dumps(most))
+"""
+
+
+def test_two_batches_are_on_the_gpu(gpus: NullGpus) -> None:
+    printed = programs.printed(gpus.environ, BATCHES)
+    assert json.loads(printed) == [2] * 5
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("ranks", "per_weight"), [(2, 4), (3, 2)])
+def test_compressed_gradients_do_not_pile_up(
+    gpus: NullGpus, tmp_path: Path, ranks: int, per_weight: int
+) -> None:
+    """NCCL holds what it has sent until the host has seen the end and exchanges again."""
+    for device in range(ranks):
+        gpus.slow_down(device, KERNEL_US)
+    environ = gpus.environ | {"NULL_GPU_COUNT": str(ranks)}
+    (found,) = programs.recorded(environ, tmp_path, ranks, "queued_steps.py", [], 600)
+    copies = (found["bf16"] - found["none"]) / found["weights"]
+    assert copies == pytest.approx(per_weight, rel=0.01)

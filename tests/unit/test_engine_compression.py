@@ -91,12 +91,24 @@ def test_the_error_of_a_failed_exchange_is_raised(
     failed: torch.futures.Future[Any] = torch.futures.Future()
     failed.set_exception(RuntimeError("connection closed by peer"))
     work = SimpleNamespace(get_future=lambda: failed)
-    monkeypatch.setattr(dist, "get_world_size", lambda group: ranks)
-    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(module, collective, lambda *_, **__: work)
-    bucket: Any = SimpleNamespace(buffer=lambda: torch.ones(4))
+    bucket: Any = SimpleNamespace(buffer=lambda: torch.ones(4), index=lambda: 0)
     with pytest.raises(RuntimeError, match="closed by peer"):
-        compression.mean_in_bf16(None, bucket).wait()
+        compression.mean_in_bf16(compression.Buffers(), bucket).wait()
+
+
+def test_the_copy_of_a_bucket_is_kept_until_the_bucket_changes() -> None:
+    buffers = compression.Buffers()
+
+    def bucket(index: int, size: int) -> Any:
+        return SimpleNamespace(buffer=lambda: torch.ones(size), index=lambda: index)
+
+    first, other = buffers.of(bucket(0, 4), 2), buffers.of(bucket(1, 4), 2)
+    assert (first.shape, first.dtype) == ((2, 4), torch.bfloat16)
+    assert buffers.of(bucket(0, 4), 2).data_ptr() == first.data_ptr() != other.data_ptr()
+    assert buffers.of(bucket(0, 6), 1).shape == (1, 6) and len(buffers) == 2
 
 
 @each("ranks, value, sent", [(1, "bf16", 0), (2, "none", 4 * 12 + 8), (2, "bf16", 2 * 12 + 8)])

@@ -4,9 +4,11 @@ evaluation and checkpoint."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ from training.trainer.checkpoint import TrainProgress
 from training.trainer.evaluate import Stopped
 from training.trainer.loss_scale import LossScale
 from training.trainer.step_queue import StepQueue
-from training.trainer.step_stats import StopRequest
+from training.trainer.step_stats import OwnTime, StopRequest
 from training.trainer.train_state import TrainState
 
 CPU = torch.device("cpu")
@@ -154,6 +156,33 @@ def test_a_profile_ends_before_the_last_validation_and_a_stopped_run_s_after_its
     assert seen == ["profile", "validation", "checkpoint"]
     seen, _ = trained(tmp_path / "stopped", monkeypatch, Exit.PREEMPTED)
     assert seen == ["checkpoint", "profile"]
+
+
+def test_a_micro_batch_is_released_before_the_next_one_is_read() -> None:
+    class Micro: ...
+
+    there: WeakSet[Micro] = WeakSet()
+    counts = []
+
+    def read() -> Micro:
+        counts.append(len(there))
+        there.add(one := Micro())
+        return one
+
+    weight = nn.Parameter(torch.ones(()))
+    session: Any = SimpleNamespace(
+        task=SimpleNamespace(
+            random=False, count=lambda batch: 1, checked_loss=lambda model, batch: weight * 1.0
+        ),
+        batch=SimpleNamespace(accumulation=3),
+        world=SimpleNamespace(rank=0),
+        accumulate=lambda last: nullcontext(),
+        autocast=nullcontext(),
+        model=None,
+        loss_scale=None,
+    )
+    work = loop.forward_backward(session, iter(read, None), TrainProgress(), OwnTime(CPU))
+    assert (work.sequences, counts) == (3, [0, 0, 0])
 
 
 class Rows(nn.Module):

@@ -135,6 +135,15 @@ def test_accumulation_on_several_ranks_holds_the_gradients_twice() -> None:
     )
 
 
+@each(("ranks", "copies"), [(1, 0), (2, 4), (3, 2)])
+def test_compressed_gradients_are_held_besides(ranks: int, copies: int) -> None:
+    """Of two ranks those of both."""
+    load = replace(SMALL, ranks=ranks)
+    compressed, plain = estimate(replace(load, compressed=True)), estimate(load)
+    assert compressed.total - plain.total == copies * SMALL.shape.weights
+    assert compressed.gradients - plain.gradients == copies * SMALL.shape.weights
+
+
 def test_one_rank_creates_gradients_in_the_backward_pass_of_its_only_micro_batch() -> None:
     """At the loss there are none, in the last block its own and the head's, in Muon's step all."""
     shape = SMALL.shape

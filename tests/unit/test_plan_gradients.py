@@ -23,7 +23,7 @@ from training.plan.preflight import gpu_state
 from training.plan.preflight.gpu_state import Pair
 from training.tasks.gpt.memory import StepWorkload
 from training.tasks.gpt.step import GptStep
-from training.tasks.planning import Decided
+from training.tasks.planning import Decided, Situation
 
 CARD = "NVIDIA GeForce RTX 4090"
 ONE = Exchange(
@@ -189,6 +189,14 @@ def test_auto_compares_each_with_its_own_buckets() -> None:
     assert (plain["exposed_ms"] - half["exposed_ms"]) / step < exchange.PAYS
     found = decide("auto", start, done).fields
     assert found["gradient_compression"]["value"] == "none" and found["exchange"] == plain
+
+
+@each("wish", ["none", "bf16", "auto"])
+def test_the_memory_has_room_for_compressed_gradients(wish: str) -> None:
+    request = ask("configs/dual_gpu/quickstart.py", f"--gradient_compression={wish}")
+    machine = Situation("cuda", Decision("bf16", ""), Decision(True, ""), None)
+    step = request.kind.decide(request, machine).step
+    assert isinstance(step, GptStep) and step.load.compressed is (wish != "none")
 
 
 def test_an_explicit_value_is_never_overridden() -> None:

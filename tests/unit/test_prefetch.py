@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -57,11 +58,37 @@ def test_the_next_batch_is_copied_beside_the_step_that_uses_the_one_before(
     ]
 
 
-def test_without_batches_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that do nothing."""
+
     class Stream:
         def __init__(self, on: torch.device) -> None: ...
         def wait_stream(self, other: object) -> None: ...
 
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda on: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda other: nullcontext())
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_batch_is_released_before_the_next_copy() -> None:
+    class Arrived: ...
+
+    there: WeakSet[Arrived] = WeakSet()
+    counts = []
+
+    def arrive(batch: int) -> Arrived:
+        there.add(arrived := Arrived())
+        counts.append(len(there))
+        return arrived
+
+    batches = ahead(iter(range(4)), arrive, torch.device("cuda"))
+    for _ in range(4):
+        next(batches)
+    assert counts == [1, 2, 2, 2]
+
+
+@pytest.mark.usefixtures("streams")
+def test_without_batches_nothing_is_copied() -> None:
     assert list(ahead(iter(()), lambda batch: batch, torch.device("cuda"))) == []

@@ -144,6 +144,33 @@ def test_a_gpu_s_autocast_returns_fp32(name: str) -> None:
         assert call[name](half).dtype == torch.bfloat16
 
 
+def test_a_frozen_layer_is_measured(write: Callable[..., str]) -> None:
+    frozen = SIZED.replace(
+        "nn.Linear(64, width), nn", "nn.Linear(64, width).requires_grad_(False), nn"
+    )
+    load = SampleLoad(**fake_step.answer(question(write("frozen.py", frozen), [4]))["load"])
+    assert (load.parameters, load.gradients) == (4 * WEIGHTS, 4 * (256 + 1))
+    assert load.optimizer == 8 * (256 + 1) + 2 * 4
+
+
+def test_modules_outside_of_the_model_may_be_frozen_and_called_twice(
+    write: Callable[..., str], sized: str
+) -> None:
+    """A teacher in front of the loss, whose weights have no gradients but are in memory."""
+    size = 1000
+    made = "return Net("
+    teacher = f"self.teacher = nn.Linear(64, {size}).requires_grad_(False).eval()\n        {made}"
+    squared = """((model(batch["x"])["found"] - batch["y"]) ** 2).mean()"""
+    twice = f"{squared} + self.teacher(batch['x']).mean() - self.teacher(batch['x']).mean()"
+    path = write("teacher.py", SIZED.replace(made, teacher).replace(squared, twice))
+    plain, load = (
+        SampleLoad(**fake_step.answer(question(one, [4]))["load"]) for one in (sized, path)
+    )
+    assert (load.parameters, load.gradients) == (plain.parameters, plain.gradients)
+    weights = 4 * 65 * size
+    assert weights <= load.fixed - plain.fixed < 1.02 * weights
+
+
 def test_the_average_of_the_weights_is_counted(sized: str) -> None:
     asked = question(sized, [4])
     plain = SampleLoad(**fake_step.answer(asked)["load"])  # type: ignore[arg-type]
@@ -152,6 +179,15 @@ def test_the_average_of_the_weights_is_counted(sized: str) -> None:
     assert (plain.average, load.average) == (0, 4 * WEIGHTS)
     more = SampleStep(load).estimate.total - SampleStep(plain).estimate.total
     assert more == 4 * WEIGHTS and load.pinned > plain.pinned
+
+
+def test_the_copies_of_compressed_gradients_are_counted(sized: str) -> None:
+    asked, found = question(sized, [4]), {}
+    for wish in ("none", "bf16", "auto"):
+        asked.config["gradient_compression"] = wish
+        load = SampleLoad(**fake_step.answer(asked)["load"])  # type: ignore[arg-type]
+        found[wish] = SampleStep(load).estimate.total
+    assert found["bf16"] - found["none"] == found["auto"] - found["none"] == 4 * WEIGHTS
 
 
 def test_the_cuda_context_of_a_gpu_is_named() -> None:
@@ -188,6 +224,8 @@ def test_the_estimate_includes_the_needs_of_several_ranks() -> None:
     gathering = SampleStep(replace(load, total=16)).estimate
     assert gathering.gradients == 180, "DDP's buckets and the accumulated gradients"
     assert SampleStep(replace(load, total=16, ranks=1)).estimate.gradients == 90
+    compressed = [replace(load, compressed=True, ranks=ranks) for ranks in (1, 2, 3)]
+    assert [SampleStep(one).estimate.gradients for one in compressed] == [90, 90 + 90, 90 + 45]
     cpu = SampleStep(replace(load, cuda=False)).estimate
     assert (cpu.context, cpu.saved) == (0, 300), "rank 0's checkpoint copy is in the same memory"
     shared = SampleStep(replace(load, cuda=True, pinned=512, shared=True)).estimate

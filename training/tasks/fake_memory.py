@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -97,15 +98,11 @@ def _peaks(
     held: bool = True,
 ) -> list[int]:
     """The peak from the start to the end of each part."""
-    try:
-        from torch.distributed._tools.mem_tracker import MemTracker
-    except ImportError as error:
-        raise _unavailable(error) from error
+    tracker, found = _tracker(), []
     begin_gradients(model)
     optimizer.step()  # creates its state
     if not held:
         optimizer.zero_grad()
-    tracker, found = MemTracker(), []
     tracker.track_external(model, *optimizer.parts, *batch)
     with tracker:
         for part in parts:
@@ -113,6 +110,33 @@ def _peaks(
             snapshot = tracker.get_tracker_snapshot("peak")
             found.append(sum(int(device["Total"]) for device in snapshot.values()))
     return found
+
+
+def _tracker() -> Any:
+    """Raises Unavailable."""
+    try:
+        from torch.distributed._tools.mem_tracker import MemTracker
+    except ImportError as error:
+        raise _unavailable(error) from error
+
+    class Totals(MemTracker):
+        """Without the statistics of each module, whose hooks refuse frozen weights and a second
+        call of a module outside of the model."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._called: WeakSet[nn.Module] = WeakSet()
+
+        def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
+            if module not in self._called:  # it may be outside of the model, a teacher
+                self._called.add(module)
+                self._track_module_params_and_buffers(module, install_grad_hooks=False)
+
+        def _post_fw_hook(self, *_: Any) -> None: ...
+        def _pre_bw_hook(self, *_: Any) -> None: ...
+        def _post_bw_hook(self, *_: Any) -> None: ...
+
+    return Totals()
 
 
 def begin_gradients(model: nn.Module) -> None:

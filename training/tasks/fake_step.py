@@ -25,7 +25,7 @@ from training import tasks
 from training.core.messages import msg
 from training.tasks import base, fake_memory
 from training.tasks.measurement import Question
-from training.tasks.memory import Unavailable, pinned
+from training.tasks.memory import Unavailable, may_compress, pinned
 from training.tasks.optim import Optimizers
 from training.tasks.sample_memory import SampleLoad, SampleStep
 
@@ -84,8 +84,14 @@ class FakeTraining:
         rejects."""
         other = max(2, size // 2) if size > 2 else 2 * size
         here, there = self.height(size), self.height(other)
-        per_sample = (here.rest - there.rest) // (size - other)
-        asked = self.question
+        return self._load(size, (here.rest - there.rest) // (size - other))
+
+    def fits(self, size: int) -> bool:
+        room = self.question.room
+        return room is None or SampleStep(self._load(size)).estimate.needed <= room
+
+    def _load(self, size: int, per_sample: int = 0) -> SampleLoad:
+        here, asked = self.height(size), self.question
         return SampleLoad(
             size,
             here.parameters,
@@ -101,27 +107,8 @@ class FakeTraining:
             pinned=here.pinned,
             shared=asked.shared,
             late=here.late,
+            compressed=may_compress(self.task.config),
         )
-
-    def fits(self, size: int) -> bool:
-        here, asked = self.height(size), self.question
-        load = SampleLoad(
-            size,
-            here.parameters,
-            here.gradients,
-            here.optimizer,
-            here.rest,
-            0,
-            bf16=asked.bf16,
-            cuda=asked.cuda,
-            ranks=asked.ranks,
-            total=asked.total,
-            average=here.average,
-            pinned=here.pinned,
-            shared=asked.shared,
-            late=here.late,
-        )
-        return asked.room is None or SampleStep(load).estimate.needed <= asked.room
 
     def _measured(self, size: int) -> Height:
         asked, self.task.config.device_batch_size = self.question, size

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import StepRecord
 
 CONTEXT = GIB // 2  # CUDA context on a GPU, including torch's kernels
+PAIR = 2  # ranks that exchange gradients in bf16 with each other; more ranks add theirs
 # Decisions of a plan that save memory.
 SAVINGS: tuple[
     Literal["activation_checkpointing", "selective_checkpointing", "loss_chunks"], ...
@@ -138,6 +139,18 @@ class StepNeeds(ABC):
         """The estimate compared with fake tensors, using torch; None if fake tensors gave the
         estimate. Raises Unavailable."""
         return None
+
+
+def may_compress(config: Config) -> bool:
+    """Whether ranks may exchange their gradients in bf16: `auto` is decided after the memory."""
+    return config.gradient_compression != "none"
+
+
+def exchanged_copies(gradients: int, ranks: int) -> int:
+    """Bytes of what training.trainer.compression keeps of so many bytes of fp32 gradients."""
+    if ranks == 1:
+        return 0
+    return gradients if ranks == PAIR else gradients // 2
 
 
 def pinned(size: int) -> int:

@@ -12,6 +12,7 @@ from training.core.messages import msg
 from training.tasks.memory import (
     CONTEXT,
     StepNeeds,
+    exchanged_copies,
     gib,
     with_ample_margin,
     with_margin,
@@ -41,6 +42,7 @@ class SampleLoad:
     pinned: int = 0  # copy of a checkpoint of a GPU training; 0: measured by an earlier version
     shared: bool = False  # the GPU has the memory of the host
     late: int = 0  # bytes by which the peak is lower where no gradients precede the backward pass
+    compressed: bool = False  # gradients, between the ranks
 
     @property
     def holds_gradients(self) -> bool:
@@ -58,7 +60,8 @@ class SampleEstimate:
     """Bytes per rank at the peak of a step."""
 
     parameters: int
-    # DDP's buckets, and with accumulation over several ranks the accumulated gradients
+    # DDP's buckets, with accumulation over several ranks the accumulated gradients, and with
+    # compression copies of them
     gradients: int
     optimizer: int
     # including the batch; or the optimizer's temporary memory if that peak is higher
@@ -116,7 +119,8 @@ class SampleStep(StepNeeds):
         load = self.load
         return SampleEstimate(
             parameters=load.parameters,
-            gradients=load.gradients * (2 if load.ranks > 1 and load.accumulates else 1),
+            gradients=load.gradients * (2 if load.ranks > 1 and load.accumulates else 1)
+            + (exchanged_copies(load.gradients, load.ranks) if load.compressed else 0),
             optimizer=load.optimizer,
             activations=max(0, load.fixed + load.per_sample * load.sequences - self._late),
             context=CONTEXT if load.cuda else 0,

@@ -189,6 +189,7 @@ def forward_backward(
             loss = loss / steps if steps > 1 else loss
             (session.loss_scale.scaled(loss) if session.loss_scale else loss).backward()
         total = total + loss.detach() if micro else loss.detach()
+        del batch  # its memory is for the one that is read next
     return LocalStep(total, sequences, own.step_ms())
 
 

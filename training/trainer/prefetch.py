@@ -28,5 +28,6 @@ def ahead(
     coming = copied()
     while coming is not None:
         torch.cuda.current_stream(device).wait_stream(copies)
-        batch, coming = coming, copied()
+        batch, coming = coming, None  # releases the batch before: its memory is for the next one
+        coming = copied()
         yield batch

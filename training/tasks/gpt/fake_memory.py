@@ -34,7 +34,8 @@ def peak(load: StepWorkload) -> int:
     whole or selectively), so models of at most four blocks with the real width, batch and
     vocabulary are measured, in a second each, and extrapolated. That of the update is not, because
     Muon's batches have a limit: the whole model is measured. Muon's state held by other ranks is
-    subtracted; memory held for accumulation, checkpoints and the average of the weights is added.
+    subtracted; memory held for accumulation, compressed gradients, checkpoints and the average of
+    the weights is added.
     """
     counts = (load.plain, load.blocks, load.selective)
     few = [min(count, 1) for count in counts]

@@ -15,6 +15,7 @@ from training.core.messages import msg
 from training.tasks.gpt.model_dims import ModelDims, muon_share
 from training.tasks.memory import (
     CONTEXT,
+    exchanged_copies,
     gib,
     pinned,
     with_ample_margin,
@@ -67,6 +68,7 @@ class StepWorkload:
     ema: bool = False  # a moving average of the weights
     # rank 0's checkpoint copy is in the same memory: on a CPU, and a GPU with the host's memory
     copy: bool = False
+    compressed: bool = False  # gradients, between the ranks
 
     @property
     def shape(self) -> ModelDims:
@@ -119,9 +121,11 @@ class StepWorkload:
 
     @property
     def second_gradients(self) -> int:
-        """Bytes of accumulated gradients: DDP keeps them beside its buckets until the last
-        micro-batch."""
-        return 4 * self.shape.weights if self.ranks > 1 and self.accumulates else 0
+        """Bytes of gradients beside DDP's buckets: accumulated ones, until the last micro-batch,
+        and copies for the exchange."""
+        buckets = 4 * self.shape.weights
+        copies = exchanged_copies(buckets, self.ranks) if self.compressed else 0
+        return copies + (buckets if self.ranks > 1 and self.accumulates else 0)
 
     @property
     def updates(self) -> int:
@@ -192,7 +196,7 @@ class Estimate:
 
     parameters: int
     # DDP's buckets, which are the gradients and persist between steps; with accumulation, also the
-    # accumulated gradients
+    # accumulated gradients, and with compression copies of them
     gradients: int
     optimizer: int
     weight_copies: int  # in bf16, with the head's gradient

@@ -16,6 +16,7 @@ from training.host.decisions import Decision
 from training.tasks.gpt import memory, memory_fit, validation
 from training.tasks.gpt.model_dims import FP8_MULTIPLE, ModelDims
 from training.tasks.gpt.step import GptStep
+from training.tasks.memory import may_compress
 from training.tasks.planning import Decided, PlanRequest, Situation
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         total_tokens=config.total_batch_size,
         ema=config.ema > 0,
         copy=machine.device == "cpu" or machine.shared,
+        compressed=may_compress(config),
     )
     kept = _kept_savings(request) if asked.cuda else {}
     fitting = memory_fit.choose(replace(asked, **kept), config, ranks, machine.room)
