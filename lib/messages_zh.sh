@@ -3,6 +3,7 @@
 
 # shellcheck disable=SC2034 # read in lib/messages.sh
 declare -gA MESSAGES_ZH=(
+  ["answer.no_folder"]='文件夹 %s 已消失；没有启动任何内容'
   ["answer.unwritten"]='无法写入标准输出：%s'
   ["batch.frozen"]='%s 是某个作业的冻结代码，只能在作业中运行（建议：在项目中运行 ./submit_job.sh --resume=…）'
   ["batch.no_environment"]='节点 %s 上没有这个作业的环境：%s（退出码 %d）'

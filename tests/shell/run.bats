@@ -117,6 +117,22 @@ recorded() {
   is "$(tail -c 1 "$odd/runs/odd/launch.env" | od -An -tx1 | tr -d ' ')" 00
 }
 
+@test "a run folder that the encoding of the output lacks" {
+  recording_supervisor
+  for name in josé $'b\xff'; do
+    PYTHONIOENCODING=ascii run ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --out_dir="$BATS_TEST_TMPDIR/$name" --run_name=odd
+    is "$status" 0
+    is "$(recorded DUET_RUN_DIR)" "$BATS_TEST_TMPDIR/$name/odd"
+  done
+}
+
+@test "the folder of a plan that has disappeared is an error" {
+  executable python <<<'echo /nowhere'
+  run --separate-stderr in_shell 'PYTHON=./python; run::plan'
+  is "$status:$output" 3:
+  has "$stderr" /nowhere
+}
+
 @test "the user's own variables are not touched" {
   recording_supervisor
   OMP_NUM_THREADS=3 MINE=$'a\n b' PYTHONPATH=/mine run ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
