@@ -192,6 +192,15 @@ recorded() {
   is "$status:$output" '0:to true'
 }
 
+@test "an exported TMOUT does not end the wait for the plan" {
+  mkdir run
+  printf 'true\0' >run/launch.argv
+  : >run/launch.env
+  executable python <<<'sleep 1.3; echo run'
+  TMOUT=1 DUET_LOG_FILE=log run in_shell 'PYTHON=./python; run::plan; echo "${RUN_COMMAND[0]}"'
+  is "$status:$output" 0:true
+}
+
 @test "a stop request to the script alone reaches the plan, which may wait for other machines" {
   executable python <<<'trap "exit 75" TERM USR1; : >waits; while :; do sleep 0.05; done'
   for signal in TERM USR1; do
