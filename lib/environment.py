@@ -248,12 +248,13 @@ def _lock(lock: IO[str]) -> None:
 
 
 def _not_writable(root: Path, error: OSError) -> str:
-    clone = f"git clone {shlex.quote(str(root))} ~/{shlex.quote(root.name)}"
+    from training.core import project
+
     return msg(
         "lib.environment.not_writable",
         path=error.filename or root,
         error=error.strerror,
-        clone=clone,
+        command=project.own_copy(root.resolve()),
     )
 
 

@@ -47,6 +47,19 @@ def script(name: str) -> list[str]:
     return ["bash", str(ROOT / name)]
 
 
+def own_copy(root: Path = ROOT) -> str:
+    """The command with which a user who may not write to the project copies it."""
+    git = root / ".git"
+    words = [shlex.quote(str(root)), f"~/{shlex.quote(root.name)}"]
+    if not git.exists():
+        return " ".join(["cp -r", *words])
+    clone = " ".join(["git clone", *words])
+    if git.stat().st_uid == os.getuid():
+        return clone
+    # otherwise git refuses another user's repository
+    return f"git config --global --add safe.directory {shlex.quote(str(git))} && {clone}"
+
+
 def typed(text: str) -> str:
     """`text` with its commands as they are typed in the user's current directory."""
     started_as = os.environ.get(STARTED_AS)
