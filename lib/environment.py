@@ -32,7 +32,6 @@ OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 9)
 WITH_CUDA_BYTES = 4_800_000_000  # of .venv with PyPI's torch and its CUDA libraries, measured
 SYSTEM = "--system-site-packages"
-NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 OK, UNUSABLE, RESOURCES, INTERRUPTED = 0, 1, 3, 130  # see class Exit in training/core/errors.py
 
 
@@ -205,6 +204,7 @@ def _locked(root: Path, failure: str, work: Callable[[int], str]) -> int:
     """Run `work`, which returns its problem, under the lock of .venv; returns the exit status."""
     sys.path.insert(0, str(root))
     from training.core import log
+    from training.core.project import NOT_WRITABLE
     from training.host.process import die_with_parent
 
     die_with_parent()
@@ -226,6 +226,8 @@ def _locked(root: Path, failure: str, work: Callable[[int], str]) -> int:
 
 def _open(path: Path) -> IO[str]:
     """Open the lock file; another user's read-only file will do."""
+    from training.core.project import NOT_WRITABLE
+
     try:
         return path.open("a")
     except OSError as error:

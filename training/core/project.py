@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shlex
@@ -17,6 +18,8 @@ INSTALLED = ROOT.name == "duet_home"
 # The folder of experiments/, logs/ and data/: the checkout, or the working directory of an
 # installed `duet`.
 WORK = Path.cwd() if INSTALLED else ROOT
+# Errors of a user who needs a copy of the project (own_copy).
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 # The path of the script that the user has started, unless the current directory is the project
 # (lib/init.sh).
 STARTED_AS = "DUET_STARTED_AS"
