@@ -330,6 +330,27 @@ sys.exit(environment._locked(pathlib.Path("."), "no environment", lambda lock: "
         (tmp_path / ".venv.lock").touch()
 
 
+@pytest.mark.parametrize("full", [pytest.param("packages", marks=pytest.mark.slow), "venv"])
+def test_a_disk_that_is_full_all_the_same(user: User, index: Path, full: str) -> None:
+    """As by a quota, which the free space does not show."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no private mount namespace here (unshare -m)")
+    if full == "packages":
+        wheels.write_wheel(index, "filler", "1.0", {"filler/f.bin": os.urandom(3 << 20)})
+        with (user.folder / "requirements.lock").open("a") as lock:
+            lock.write("filler==1.0\n")
+    user.venv.mkdir()
+    size = {"packages": "4m", "venv": "4k"}[full]
+    script = f"""mount -t tmpfs -o size={size} none .venv
+code=0; "$@" || code=$?
+find .venv ! -type d; exit $code"""
+    done = user.run("unshare", "-m", "bash", "-c", script, "bash", *START)
+    assert done.code == 3 and "Traceback" not in done.err, done.err
+    assert os.strerror(errno.ENOSPC) in done.err and "duet-venv" in done.err
+    kept = {Path(name).name for name in done.out.splitlines()}
+    assert kept <= {"install.log", "requirements.txt"}, done.out
+
+
 def test_an_unwritable_folder(user: User) -> None:
     (user.folder / ".venv.lock").mkdir()
     done = user.run()
