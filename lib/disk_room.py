@@ -16,6 +16,7 @@ from training.core.messages import msg
 from training.core.project import ROOT
 
 WITH_CUDA_BYTES = 4_800_000_000  # of .venv with PyPI's torch and its CUDA libraries, measured
+WHEELS_BYTES = 2_500_000_000  # of their wheels, estimated by compressing samples of the files
 FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 FULL = re.compile("|".join(os.strerror(number) for number in FULL_ERRORS))  # in output
 
@@ -24,6 +25,11 @@ def free(venv: Path) -> tuple[Path, int]:
     """The folder whose disk it will be on, and the free bytes there."""
     there = next(folder for folder in (venv, *venv.parents) if folder.exists())
     return there, shutil.disk_usage(there).free
+
+
+def needed() -> int:
+    """Bytes during the installation: pip unpacks beside the wheels, uv has them in its cache."""
+    return WITH_CUDA_BYTES + (0 if shutil.which("uv") else WHEELS_BYTES)
 
 
 def too_small(venv: Path) -> str:
@@ -36,13 +42,13 @@ def too_small(venv: Path) -> str:
 
     there, room = free(venv)
     room += old_environment.size(venv)
-    if room >= WITH_CUDA_BYTES:
+    if room >= needed():
         return ""
     text = msg(
         "lib.environment.disk",
         folder=there,
         free=units.size(room),
-        needed=units.size(WITH_CUDA_BYTES),
+        needed=units.size(needed()),
     )
     text += f"\n{_another_disk()}"
     if platform.machine() == "x86_64" and not package_sources.other_sources(os.environ):

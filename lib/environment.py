@@ -294,7 +294,7 @@ def _build(root: Path, with_torch: bool, steps: install.Steps) -> str:
         return problem
 
     python = _outside(root / ".venv")
-    if not with_torch or disk_room.free(venv)[1] >= disk_room.WITH_CUDA_BYTES:
+    if not with_torch or disk_room.free(venv)[1] >= disk_room.needed():
         old_environment.move(root / ".venv")
     (venv / old_environment.STAMP).unlink(missing_ok=True)
     # --clear empties the folder instead of removing it: .venv may link to another disk.

@@ -184,6 +184,9 @@ def test_a_disk_without_room_for_torch_with_cuda(
         monkeypatch.setattr(shutil, "disk_usage", lambda there: free)
         return str(disk_room.too_small(venv))
 
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert problem(7.4) == "" and "about 7.3 GB" in problem(7.2), "pip keeps the wheels meanwhile"
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert problem(4.9) == ""
     assert "room for 3.5 GB" in problem(3.5) and "about 4.8 GB" in problem(3.5)
     assert capfd.readouterr().err == ""
