@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 10)
-OLDEST_TORCH = (2, 9)
 SYSTEM = "--system-site-packages"
 OK, UNUSABLE, RESOURCES, INTERRUPTED = 0, 1, 3, 130  # see class Exit in training/core/errors.py
 
@@ -74,7 +73,7 @@ def dotted(version: tuple[int, ...]) -> str:
 
 def missing(environment: str) -> tuple[int, str]:
     sys.path.insert(0, str(ROOT))
-    from training.host import packages
+    from training.host import packages, torch_build
 
     out = []
     if sys.version_info < OLDEST_PYTHON:
@@ -85,14 +84,12 @@ def missing(environment: str) -> tuple[int, str]:
                 oldest=dotted(OLDEST_PYTHON),
             )
         )
-    version = torch_version()
-    if version is None or version < OLDEST_TORCH:
+    version, oldest = torch_version(), dotted(torch_build.OLDEST)
+    if version is None or version < torch_build.OLDEST:
         out.append(
-            msg("lib.environment.no_torch", oldest=dotted(OLDEST_TORCH))
+            msg("lib.environment.no_torch", oldest=oldest)
             if version is None
-            else msg(
-                "lib.environment.torch_too_old", found=dotted(version), oldest=dotted(OLDEST_TORCH)
-            )
+            else msg("lib.environment.torch_too_old", found=dotted(version), oldest=oldest)
         )
     lacks = packages.lacking(name for name in packages.REQUIRED if name != "torch")
     if not out and not lacks:
@@ -103,7 +100,7 @@ def missing(environment: str) -> tuple[int, str]:
     installed = "DUET_PYTHON" in os.environ  # an installed Duet creates no .venv
     if out and not installed:
         return UNUSABLE, text
-    lacks += ["torch"] if version is None or version < OLDEST_TORCH else []
+    lacks += ["torch"] if version is None or version < torch_build.OLDEST else []
     python = f"{environment}/bin/python" if environment else sys.executable
     command = shlex.join([*packages.installer(python), *lacks])
     text += "\n" + msg("lib.environment.try", command=command)
@@ -131,9 +128,14 @@ def wrong_with_local(folder: Path) -> str:
             if built
             else msg("lib.local_torch.not_built")
         )
+    sys.path.insert(0, str(ROOT))
+    from training.host import torch_build
+
     version = version_in(torch)
-    if version and version < OLDEST_TORCH:
-        return msg("lib.local_torch.too_old", found=dotted(version), oldest=dotted(OLDEST_TORCH))
+    if version and version < torch_build.OLDEST:
+        return msg(
+            "lib.local_torch.too_old", found=dotted(version), oldest=dotted(torch_build.OLDEST)
+        )
     return ""
 
 
@@ -279,13 +281,13 @@ def _build(root: Path, with_torch: bool, steps: install.Steps) -> str:
     import old_environment
 
     from training.core import log
-    from training.host import packages
+    from training.host import packages, torch_build
 
     wanted = packages.locked("run")  # may fail: before the old environment is cleared
     venv = steps.venv
     options: list[str] = []
     version = torch_version() if with_torch else None
-    if version and version >= OLDEST_TORCH and sys.prefix == sys.base_prefix:
+    if version and version >= torch_build.OLDEST and sys.prefix == sys.base_prefix:
         log.info(
             msg("lib.environment.system_torch", version=dotted(version), python=sys.executable)
         )
