@@ -207,7 +207,7 @@ class Steps:
                 command = [*pip(self.venv), "install", *words]
                 _, problem = self._packages("pip", command, PIP_QUIET, env)
             elif not uv:
-                problem = msg("lib.environment.venv_failed", output=self.excerpt())
+                problem = msg("lib.environment.no_pip", output=self.excerpt())
         shutil.rmtree(self._part, ignore_errors=True)
         return problem
 
