@@ -25,14 +25,14 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import install
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 10)
-OLDEST_TORCH = (2, 9)
-WITH_CUDA_BYTES = 4_800_000_000  # of .venv with PyPI's torch and its CUDA libraries, measured
 SYSTEM = "--system-site-packages"
-NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 OK, UNUSABLE, RESOURCES, INTERRUPTED = 0, 1, 3, 130  # see class Exit in training/core/errors.py
 
 
@@ -73,7 +73,7 @@ def dotted(version: tuple[int, ...]) -> str:
 
 def missing(environment: str) -> tuple[int, str]:
     sys.path.insert(0, str(ROOT))
-    from training.host import packages
+    from training.host import packages, torch_build
 
     out = []
     if sys.version_info < OLDEST_PYTHON:
@@ -84,14 +84,12 @@ def missing(environment: str) -> tuple[int, str]:
                 oldest=dotted(OLDEST_PYTHON),
             )
         )
-    version = torch_version()
-    if version is None or version < OLDEST_TORCH:
+    version, oldest = torch_version(), dotted(torch_build.OLDEST)
+    if version is None or version < torch_build.OLDEST:
         out.append(
-            msg("lib.environment.no_torch", oldest=dotted(OLDEST_TORCH))
+            msg("lib.environment.no_torch", oldest=oldest)
             if version is None
-            else msg(
-                "lib.environment.torch_too_old", found=dotted(version), oldest=dotted(OLDEST_TORCH)
-            )
+            else msg("lib.environment.torch_too_old", found=dotted(version), oldest=oldest)
         )
     lacks = packages.lacking(name for name in packages.REQUIRED if name != "torch")
     if not out and not lacks:
@@ -102,7 +100,7 @@ def missing(environment: str) -> tuple[int, str]:
     installed = "DUET_PYTHON" in os.environ  # an installed Duet creates no .venv
     if out and not installed:
         return UNUSABLE, text
-    lacks += ["torch"] if version is None or version < OLDEST_TORCH else []
+    lacks += ["torch"] if version is None or version < torch_build.OLDEST else []
     python = f"{environment}/bin/python" if environment else sys.executable
     command = shlex.join([*packages.installer(python), *lacks])
     text += "\n" + msg("lib.environment.try", command=command)
@@ -130,9 +128,14 @@ def wrong_with_local(folder: Path) -> str:
             if built
             else msg("lib.local_torch.not_built")
         )
+    sys.path.insert(0, str(ROOT))
+    from training.host import torch_build
+
     version = version_in(torch)
-    if version and version < OLDEST_TORCH:
-        return msg("lib.local_torch.too_old", found=dotted(version), oldest=dotted(OLDEST_TORCH))
+    if version and version < torch_build.OLDEST:
+        return msg(
+            "lib.local_torch.too_old", found=dotted(version), oldest=dotted(torch_build.OLDEST)
+        )
     return ""
 
 
@@ -140,6 +143,8 @@ def make(root: Path, stamp: str) -> int:
     """Create .venv. The stamp is written last, so an interrupted build is repeated."""
 
     def build(lock: int) -> str:
+        import disk_room
+        import install
         import old_environment
 
         venv = root / ".venv"
@@ -148,13 +153,21 @@ def make(root: Path, stamp: str) -> int:
             return ""
         if problem := old_environment.foreign_link(venv) or old_environment.in_use(venv):
             return problem
+        # Child processes inherit the open file `lock`, so it stays locked while they run. The
+        # module venv does not accept a link.
+        steps = install.Steps(msg("lib.environment.creating"), venv.resolve(), lock)
         try:
-            problem = _build(root, "torch=local" not in stamp, lock)
+            problem = _build(root, "torch=local" not in stamp, steps)
             if not problem:
                 (venv / old_environment.STAMP).write_text(stamp, encoding="utf-8")
+        except OSError as error:
+            if error.errno not in disk_room.FULL_ERRORS:
+                raise
+            (venv / old_environment.STAMP).unlink(missing_ok=True)
+            problem = steps.full = steps.full or f"    │ {error}"
         finally:
             old_environment.settle(venv)
-        return problem
+        return disk_room.full(venv, steps.full) if problem and steps.full else problem
 
     return _locked(root, msg("lib.environment.not_created"), build)
 
@@ -205,6 +218,7 @@ def _locked(root: Path, failure: str, work: Callable[[int], str]) -> int:
     """Run `work`, which returns its problem, under the lock of .venv; returns the exit status."""
     sys.path.insert(0, str(root))
     from training.core import log
+    from training.core.project import NOT_WRITABLE
     from training.host.process import die_with_parent
 
     die_with_parent()
@@ -226,6 +240,8 @@ def _locked(root: Path, failure: str, work: Callable[[int], str]) -> int:
 
 def _open(path: Path) -> IO[str]:
     """Open the lock file; another user's read-only file will do."""
+    from training.core.project import NOT_WRITABLE
+
     try:
         return path.open("a")
     except OSError as error:
@@ -248,41 +264,41 @@ def _lock(lock: IO[str]) -> None:
 
 
 def _not_writable(root: Path, error: OSError) -> str:
-    clone = f"git clone {shlex.quote(str(root))} ~/{shlex.quote(root.name)}"
+    from training.core import project
+
     return msg(
         "lib.environment.not_writable",
         path=error.filename or root,
         error=error.strerror,
-        clone=clone,
+        command=project.own_copy(root.resolve()),
     )
 
 
-def _build(root: Path, with_torch: bool, lock: int) -> str:
-    """Create and fill .venv; returns the problem or ''. Child processes inherit the open file
-    `lock`, so it stays locked while they run."""
+def _build(root: Path, with_torch: bool, steps: install.Steps) -> str:
+    """Create and fill .venv; returns the problem or ''."""
+    import disk_room
     import install
     import old_environment
 
     from training.core import log
-    from training.host import packages
+    from training.host import packages, torch_build
 
     wanted = packages.locked("run")  # may fail: before the old environment is cleared
-    venv = (root / ".venv").resolve()  # the module venv does not accept a link
+    venv = steps.venv
     options: list[str] = []
     version = torch_version() if with_torch else None
-    if version and version >= OLDEST_TORCH and sys.prefix == sys.base_prefix:
+    if version and version >= torch_build.OLDEST and sys.prefix == sys.base_prefix:
         log.info(
             msg("lib.environment.system_torch", version=dotted(version), python=sys.executable)
         )
         with_torch, options = False, [SYSTEM]
-    if with_torch and (problem := _too_large(venv)):
+    if with_torch and (problem := disk_room.too_small(venv)):
         return problem
 
     python = _outside(root / ".venv")
-    if not with_torch or _room(venv)[1] >= WITH_CUDA_BYTES:
+    if not with_torch or disk_room.free(venv)[1] >= disk_room.needed():
         old_environment.move(root / ".venv")
     (venv / old_environment.STAMP).unlink(missing_ok=True)
-    steps = install.Steps(msg("lib.environment.creating"), venv, lock)
     # --clear empties the folder instead of removing it: .venv may link to another disk.
     # --without-pip: the packages need none where uv, or the pip of another Python, installs them.
     make = [python, "-I", "-m", "venv", "--clear", "--without-pip", *options, str(venv)]
@@ -311,39 +327,6 @@ def _outside(venv: Path) -> str:
     """This Python, by a path that stays if it is that of the old environment, which is active."""
     own = os.path.realpath(sys.prefix) == os.path.realpath(venv)
     return str(getattr(sys, "_base_executable", sys.executable)) if own else sys.executable
-
-
-def _room(venv: Path) -> tuple[Path, int]:
-    """The folder whose disk it will be on, and the free bytes there."""
-    there = next(folder for folder in (venv, *venv.parents) if folder.exists())
-    return there, shutil.disk_usage(there).free
-
-
-def _too_large(venv: Path) -> str:
-    """Refuses a disk without room for the environment; only a warning where packages come from
-    other sources than PyPI, which may have a CPU build, or on another platform."""
-    import platform
-
-    import old_environment
-
-    from training.core import log, units
-    from training.host import package_sources
-
-    there, free = _room(venv)
-    free += old_environment.size(venv)
-    if free >= WITH_CUDA_BYTES:
-        return ""
-    text = msg(
-        "lib.environment.disk",
-        folder=there,
-        free=units.size(free),
-        needed=units.size(WITH_CUDA_BYTES),
-    )
-    text += "\n" + msg("lib.environment.disk_try", folder=shlex.quote(str(ROOT / ".venv")))
-    if platform.machine() == "x86_64" and not package_sources.other_sources(os.environ):
-        return text
-    log.warning(text)
-    return ""
 
 
 def main(argv: list[str]) -> int:

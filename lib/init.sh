@@ -15,11 +15,16 @@ if test "${ZSH_EVAL_CONTEXT-}" || [[ -n ${BASH_SOURCE[1]-} && ${BASH_SOURCE[1]} 
   return 2
 fi
 set +o posix # `sh` may be a bash
+if test ! -d /proc/self/fd; then
+  printf '[ERROR] Duet requires Linux with /proc, this system is %s\n' "$OSTYPE" >&2
+  exit 3
+fi
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
   printf '[ERROR] bash %s (%s) is too old: 4.4 or newer is required\n' "$BASH_VERSION" "$BASH" >&2
   exit 3
 fi
 set -euo pipefail
+unset TMOUT # of a server's login shells: a limit for each `read`
 shopt -s inherit_errexit
 if [[ ${DUET_DEBUG-} == 1 ]]; then # trace the shell; run::export hides values that may be secrets
   PS4='+ ${BASH_SOURCE:+${BASH_SOURCE[0]#"${DUET_ROOT-}/"}:$LINENO }${FUNCNAME[0]-} '
@@ -53,38 +58,8 @@ source "$DUET_ROOT/lib/limits.sh"
 limits::check_files || exit
 messages::expect_json "$@"
 
-# `--lang=zh` before `--` sets the language of every message (training/core/messages.py), for each command alike. Only Python knows where
-# the program's own arguments begin (training/cli/run_words.py).
-DUET_WORDS=()
-while (($#)) && [[ $1 != -- ]]; do
-  case $1 in
-  --lang | --lang=*)
-    if [[ $1 == --lang=* ]]; then set -- --lang "${1#*=}" "${@:2}"; fi
-    case ${2-} in
-    en | zh) export DUET_LANG=$2 ;;
-    *)
-      printf "[ERROR] --lang is '%s'\n    allowed: en or zh\n    try:     --lang=zh\n" "${2-}" >&2
-      messages::refuse_as_json lang.value "$EXIT_CONFIG" "--lang is '${2-}'" 'en or zh' --lang=zh
-      exit "$EXIT_CONFIG"
-      ;;
-    esac
-    shift
-    ;;
-  *)
-    DUET_WORDS+=("$1")
-    case $DUET_SCRIPT:${DUET_WORDS[*]} in
-    duet:run | duet:watch | duet:launch)
-      shift
-      break
-      ;;
-    esac
-    ;;
-  esac
-  shift
-done
-set -- ${DUET_WORDS[@]+"${DUET_WORDS[@]}"} "$@"
-unset DUET_WORDS
-
+# shellcheck source=lib/language.sh
+source "$DUET_ROOT/lib/language.sh"
 # shellcheck source=lib/help.sh
 source "$DUET_ROOT/lib/help.sh"
 # shellcheck source=lib/python.sh

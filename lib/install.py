@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+import disk_room
+
 from training.core import log as console
 from training.core import redact
 from training.core.cells import cells
@@ -67,7 +69,10 @@ for name in sys.argv[1:]:
 
 class Steps:
     """The steps of one installation. `title`: prefix of the progress line. Child processes inherit
-    the open file `lock`, so it stays locked while they run."""
+    the open file `lock`, so it stays locked while they run. `full`: what a program printed that
+    found no space on the disk."""
+
+    full = ""
 
     def __init__(self, title: str, venv: Path, lock: int) -> None:
         self.title, self.venv, self.lock, self._output, self._part = (
@@ -108,22 +113,27 @@ class Steps:
                     sys.stderr.write("\r\x1b[K")
                 self._output = self._read(output)
         if self.venv.is_dir():
-            with (self.venv / LOG).open("a", encoding="utf-8") as log:
-                log.writelines(
-                    f"{line}\n"
-                    for line in (
-                        f"# {what}",
-                        *self._output.splitlines(),
-                        f"# {time.monotonic() - begin:.1f} s",
-                    )
-                )
-        return max(
+            self._record(what, time.monotonic() - begin)
+        status = max(
             (
                 status if status >= 0 else KILLED - status
                 for status in (program.returncode for program in running)
             ),
             default=0,
         )
+        if status and disk_room.FULL.search(self._output):
+            self.full = self.excerpt()
+        return status
+
+    def _record(self, what: str, seconds: float) -> None:
+        """Append the output to the log. On a full disk there is none: a part of it explains
+        nothing."""
+        lines = (f"# {what}", *self._output.splitlines(), f"# {seconds:.1f} s")
+        try:
+            with (self.venv / LOG).open("a", encoding="utf-8") as log:
+                log.writelines(f"{line}\n" for line in lines)
+        except OSError:
+            (self.venv / LOG).unlink(missing_ok=True)
 
     def _show(self, state: str) -> None:
         """The progress line: redrawn on a terminal, logged every LOG_EVERY_S elsewhere."""
@@ -160,7 +170,7 @@ class Steps:
     def excerpt(self) -> str:
         """The last lines of the output for an error message, and the path of the full log."""
         lines = [line for line in self._output.splitlines() if line.strip()]
-        wanted = [line for line in lines if line.startswith(("ERROR", "error"))] or lines
+        wanted = [line for line in lines if _tells_why(line)] or lines
         where = (
             [msg("lib.install.full_log", path=self.venv / LOG)]
             if (self.venv / LOG).is_file()
@@ -197,7 +207,7 @@ class Steps:
                 command = [*pip(self.venv), "install", *words]
                 _, problem = self._packages("pip", command, PIP_QUIET, env)
             elif not uv:
-                problem = msg("lib.environment.venv_failed", output=self.excerpt())
+                problem = msg("lib.environment.no_pip", output=self.excerpt())
         shutil.rmtree(self._part, ignore_errors=True)
         return problem
 
@@ -258,6 +268,10 @@ class Steps:
         }
         python = [str(self.venv / "bin/python"), "-I", "-c", _IMPORT]
         self.run(msg("lib.install.compiling"), *([*python, *names] for names in IMPORTS), env=env)
+
+
+def _tells_why(line: str) -> bool:
+    return line.startswith(("ERROR", "error")) or bool(disk_room.FULL.search(line))
 
 
 def _size(file: Path) -> int:

@@ -63,10 +63,15 @@ messages::refuse_as_json() {
     "$status" "$code" "${values[@]}" >&"$REFUSED_TO"
 }
 
-# Print what a part in Python has answered; exits where that fails, as on a full disk. Usage: messages::answer TEXT
+# Print what a part in Python has answered; exits where that fails, as on a full disk. A path is that of a folder without the files that
+# the caller needs. Usage: messages::answer TEXT
 messages::answer() {
   local why status=0
   [[ -n $1 ]] || return 0
+  if [[ $1 == /* ]]; then
+    messages::error answer.no_folder 'the folder %s has disappeared; nothing was started' "$1"
+    exit "$EXIT_RESOURCES"
+  fi
   { why=$(printf '%s\n' "$1" 2>&1 >&3) || status=$?; } 3>&1
   ((status)) || return 0
   [[ -n $why ]] || exit "$status" # SIGPIPE: quiet under `… | head`

@@ -3,6 +3,7 @@
 
 # shellcheck disable=SC2034 # read in lib/messages.sh
 declare -gA MESSAGES_ZH=(
+  ["answer.no_folder"]='文件夹 %s 已消失；没有启动任何内容'
   ["answer.unwritten"]='无法写入标准输出：%s'
   ["batch.frozen"]='%s 是某个作业的冻结代码，只能在作业中运行（建议：在项目中运行 ./submit_job.sh --resume=…）'
   ["batch.no_environment"]='节点 %s 上没有这个作业的环境：%s（退出码 %d）'
@@ -14,8 +15,8 @@ declare -gA MESSAGES_ZH=(
   ["python.active_unused"]='不使用已激活的环境 %s：%s'
   ["python.broken_or_old"]='它的 Python 无法运行或版本太旧'
   ["python.installed_lacks"]='已安装的 Duet 的环境（%s）缺少：%s'
-  ["python.missing"]='PATH 中没有 Python 3.10 或更新版本（建议：apt-get install python3 python3-venv）'
-  ["python.too_new"]='创建 .venv 需要 PATH 中有 Python 3.10 至 3.%d，找到的是 %s（建议：apt-get install python3.13 python3.13-venv）'
+  ["python.missing"]='PATH 中没有 Python 3.10 或更新版本（建议：apt-get install python3 python3-venv；没有 root 权限时：先安装 uv，再运行 uv python install 3.13）'
+  ["python.too_new"]='创建 .venv 需要 PATH 中有 Python 3.10 至 3.%d，找到的是 %s（建议：apt-get install python3.13 python3.13-venv；没有 root 权限时：先安装 uv，再运行 uv python install 3.13）'
   ["slurm.no_job"]='sbatch 没有提交作业，见上方它的输出'
   ["slurm.refused"]='sbatch 拒绝了这个作业，原因见上方它的输出；没有提交任何作业（退出码 %d）'
   ["torch_local.unusable"]="TORCH_LOCAL_PATH 为 '%s'（环境变量）：%s"

@@ -84,6 +84,17 @@ def settle(venv: Path) -> None:
     old.rename(venv)
 
 
+def empty(venv: Path) -> None:
+    """Removes what is in it, except the files that explain the failure. A link or mounted volume
+    stays."""
+    for path in [path for path in venv.iterdir() if path.name not in OF_FAILURE]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
 def in_use(venv: Path) -> str:
     """Refuses to replace an environment from which another process runs: it would fail at its next
     import. The programs that wait for this one may be of it (`duet sweep`, lib/host_agent.py)."""

@@ -42,8 +42,8 @@ python::base() {
     newer=3.$minor
   done
   [[ -z $newer ]] || messages::refuse python.too_new \
-    'Python 3.10 to 3.%d is required on PATH to create .venv, found %s (try: apt-get install python3.13 python3.13-venv)' "$NEWEST_MINOR" "$newer" || return
-  messages::refuse python.missing 'no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv)'
+    'Python 3.10 to 3.%d is required on PATH to create .venv, found %s (try: apt-get install python3.13 python3.13-venv; without root: install uv, then uv python install 3.13)' "$NEWEST_MINOR" "$newer" || return
+  messages::refuse python.missing 'no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv; without root: install uv, then uv python install 3.13)'
 }
 
 # Sets PYTHON; exits if the command can be answered without the packages. Usage: python::ensure ARGS… of the script

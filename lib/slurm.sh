@@ -21,7 +21,7 @@ slurm::submit() {
   slurm::_environment "$@" || return
   code=$(slurm::_ask submit "$@") || return
   if [[ ! -f $code.json ]]; then # --dry_run, or nothing to do
-    [[ -z $code ]] || printf '%s\n' "$code"
+    messages::answer "$code"
     return 0
   fi
   for name in "${!SLURM_@}"; do # of an enclosing allocation: they would limit the job
@@ -67,7 +67,7 @@ slurm::freeze() {
     slurm::_environment "$@" || return
     code=$(slurm::_ask freeze "$@") || return
     if [[ ! -f $code.json ]]; then # --dry_run
-      printf '%s\n' "$code"
+      messages::answer "$code"
       return 0
     fi
     mkdir -p -- "${known%/*}"

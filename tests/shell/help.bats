@@ -111,5 +111,5 @@ is_help_of() {
   is "$status" 3
   is "$output" "$(header train_dual_gpu.sh)"
   is "$(without_times "$stderr")" \
-    '[ERROR] no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv)'
+    '[ERROR] no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv; without root: install uv, then uv python install 3.13)'
 }

@@ -26,6 +26,16 @@ bash_is() {
   done
 }
 
+@test "a system without /proc is refused, before an old bash" {
+  bash_is 3 2
+  sed -i 's:/proc/self/fd:/nowhere:' lib/init.sh
+  run --separate-stderr ./train_dual_gpu.sh --help
+  is "$status:$output" '3:'
+  is "${#stderr_lines[@]}" 1
+  has "$stderr" '[ERROR] '
+  has "$stderr" "$OSTYPE"
+}
+
 @test "bash 4.4 and newer are accepted" {
   for version in '4 4' '5 0' '5 3'; do
     cp "$ROOT/lib/init.sh" lib/init.sh

@@ -159,7 +159,7 @@ EOF
     run --separate-stderr env PATH="$BARE" ./train_dual_gpu.sh "$QUICKSTART" $words
     is "$status" 3
     is_refusal "$output" 3 python.missing \
-      'no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv)'
+      'no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv; without root: install uv, then uv python install 3.13)'
   done
   run --separate-stderr env PATH="$BARE" ./train_dual_gpu.sh "$QUICKSTART" --script main.py -- --check --json
   is "$output" ''
@@ -167,7 +167,7 @@ EOF
   is "$status" 3
   is "$output" ''
   is "$(without_times "$stderr")" \
-    '[ERROR] no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv)'
+    '[ERROR] no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv; without root: install uv, then uv python install 3.13)'
   [[ ! -e .venv ]]
 }
 

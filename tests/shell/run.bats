@@ -117,6 +117,22 @@ recorded() {
   is "$(tail -c 1 "$odd/runs/odd/launch.env" | od -An -tx1 | tr -d ' ')" 00
 }
 
+@test "a run folder that the encoding of the output lacks" {
+  recording_supervisor
+  for name in josé $'b\xff'; do
+    PYTHONIOENCODING=ascii run ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --out_dir="$BATS_TEST_TMPDIR/$name" --run_name=odd
+    is "$status" 0
+    is "$(recorded DUET_RUN_DIR)" "$BATS_TEST_TMPDIR/$name/odd"
+  done
+}
+
+@test "the folder of a plan that has disappeared is an error" {
+  executable python <<<'echo /nowhere'
+  run --separate-stderr in_shell 'PYTHON=./python; run::plan'
+  is "$status:$output" 3:
+  has "$stderr" /nowhere
+}
+
 @test "the user's own variables are not touched" {
   recording_supervisor
   OMP_NUM_THREADS=3 MINE=$'a\n b' PYTHONPATH=/mine run ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
@@ -174,6 +190,15 @@ recorded() {
   executable python <<<'echo run'
   SECRET=hidden run in_shell 'PYTHON=./python; DUET_LOG_FILE=log; run::plan x; echo "to ${RUN_COMMAND[0]}"'
   is "$status:$output" '0:to true'
+}
+
+@test "an exported TMOUT does not end the wait for the plan" {
+  mkdir run
+  printf 'true\0' >run/launch.argv
+  : >run/launch.env
+  executable python <<<'sleep 1.3; echo run'
+  TMOUT=1 DUET_LOG_FILE=log run in_shell 'PYTHON=./python; run::plan; echo "${RUN_COMMAND[0]}"'
+  is "$status:$output" 0:true
 }
 
 @test "a stop request to the script alone reaches the plan, which may wait for other machines" {

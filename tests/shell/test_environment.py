@@ -4,6 +4,7 @@ gigabytes. The choice of Python is tested in python.bats."""
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import re
 import shutil
@@ -158,6 +159,20 @@ def test_a_python_without_venv(user: User, tmp_path: Path) -> None:
     assert "`python3 -m venv` failed (try: apt-get install python3-venv) (exit 3)" in done.err
 
 
+def test_a_python_without_pip_and_ensurepip(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As Debian's without python3-venv. The start uses a uv on PATH, which needs no root."""
+    monkeypatch.syspath_prepend(str(ROOT / "lib"))
+    install = importlib.import_module("install")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(install, "has_pip", lambda venv: False)
+    steps = install.Steps("title", tmp_path, 0)
+    monkeypatch.setattr(steps, "run", lambda *_, **__: 1)
+    problem = steps.install(tmp_path / "requirements.txt")
+    assert "apt-get install python3-venv" in problem and "install uv" in problem
+
+
 @pytest.mark.slow
 def test_pythonpath_and_pip_settings_of_the_user_are_ignored(user: User, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
@@ -278,7 +293,7 @@ def test_another_user_with_read_access_only(user: User) -> None:
             done.returncode == 3
             and f"{project}/.venv.lock is not writable by this user" in done.stderr
         ), done.stderr
-        assert "try:     git clone" in done.stderr and "Traceback" not in done.stderr
+        assert f"try:     cp -r '{project}'" in done.stderr and "Traceback" not in done.stderr
     finally:
         shutil.rmtree(copy)
 
@@ -328,6 +343,27 @@ sys.exit(environment._locked(pathlib.Path("."), "no environment", lambda lock: "
         assert done.returncode == code, done.stderr
         assert (".venv.lock is not writable by this user" in done.stderr) == (code == 3)
         (tmp_path / ".venv.lock").touch()
+
+
+@pytest.mark.parametrize("full", [pytest.param("packages", marks=pytest.mark.slow), "venv"])
+def test_a_disk_that_is_full_all_the_same(user: User, index: Path, full: str) -> None:
+    """As by a quota, which the free space does not show."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no private mount namespace here (unshare -m)")
+    if full == "packages":
+        wheels.write_wheel(index, "filler", "1.0", {"filler/f.bin": os.urandom(3 << 20)})
+        with (user.folder / "requirements.lock").open("a") as lock:
+            lock.write("filler==1.0\n")
+    user.venv.mkdir()
+    size = {"packages": "4m", "venv": "4k"}[full]
+    script = f"""mount -t tmpfs -o size={size} none .venv
+code=0; "$@" || code=$?
+find .venv ! -type d; exit $code"""
+    done = user.run("unshare", "-m", "bash", "-c", script, "bash", *START)
+    assert done.code == 3 and "Traceback" not in done.err, done.err
+    assert os.strerror(errno.ENOSPC) in done.err and "duet-venv" in done.err
+    kept = {Path(name).name for name in done.out.splitlines()}
+    assert kept <= {"install.log", "requirements.txt"}, done.out
 
 
 def test_an_unwritable_folder(user: User) -> None:

@@ -176,19 +176,22 @@ def test_a_disk_without_room_for_torch_with_cuda(
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    environment = importlib.import_module("environment")
+    disk_room = importlib.import_module("disk_room")
     venv = tmp_path / "not there yet" / ".venv"
 
     def problem(gigabytes: float) -> str:
         free = shutil._ntuple_diskusage(10**13, 0, int(gigabytes * 10**9))
         monkeypatch.setattr(shutil, "disk_usage", lambda there: free)
-        return str(environment._too_large(venv))
+        return str(disk_room.too_small(venv))
 
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert problem(7.4) == "" and "about 7.3 GB" in problem(7.2), "pip keeps the wheels meanwhile"
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert problem(4.9) == ""
     assert "room for 3.5 GB" in problem(3.5) and "about 4.8 GB" in problem(3.5)
     assert capfd.readouterr().err == ""
     with monkeypatch.context() as smaller:
-        smaller.setattr(environment, "WITH_CUDA_BYTES", 3_500_100_000)
+        smaller.setattr(disk_room, "WITH_CUDA_BYTES", 3_500_100_000)
         venv.mkdir(parents=True)
         (venv / "torch.so").write_bytes(bytes(50_000))
         os.link(venv / "torch.so", tmp_path / "in the cache")

@@ -63,6 +63,14 @@ def test_a_failed_job_that_was_awaited_was_submitted(submit: Submit, project: Pa
     assert (project / "experiments/one/code.json").is_file()
 
 
+def test_frozen_code_whose_path_the_encoding_of_the_output_lacks_is_submitted(
+    submit: Submit, tmp_path: Path
+) -> None:
+    done = submit("echo 7", f"--out_dir={tmp_path}/josé", PYTHONIOENCODING="ascii")
+    out, errors = done.communicate()
+    assert (out, done.returncode) == ("7\n", 0), errors
+
+
 def test_an_interrupted_wait_leaves_the_job(submit: Submit, project: Path) -> None:
     done = submit("echo 7; exec sleep 60", "--sbatch=--wait")
     assert done.stderr

@@ -241,13 +241,13 @@ def old_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": str(_driver(tmp_path_factory.mktemp("old_nvml"), "-DOLD_DRIVER"))}
 
 
-def fake_torch(folder: Path, cuda: str | None = "13.0") -> Path:
+def fake_torch(folder: Path, cuda: str | None = "13.0", version: str = "2.99.0") -> Path:
     """A folder with a fake `torch` that cannot be imported; `cuda`: CUDA version of its build."""
     package = folder / f"torch for {cuda}" / "torch"
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text("raise ImportError('only looked at')\n")
     (package / "version.py").write_text(
-        f"__version__ = '2.99.0'\ncuda: Optional[str] = {cuda!r}\nhip: Optional[str] = None\n"
+        f"__version__ = '{version}'\ncuda: Optional[str] = {cuda!r}\nhip: Optional[str] = None\n"
     )
     return package.parent
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from training.core import manifest
 from training.core.errors import Exit, UserError
 from training.core.rundir import RunDir
 from training.data import tokenizer
-from training.data.prepared_corpus import PreparedCorpus, content
+from training.data.prepared_corpus import PreparedCorpus, content, own_copy
 from training.trainer import prepared_cache
 
 Write = Callable[..., str]
@@ -155,6 +156,20 @@ def test_an_unwritable_folder_for_shards(
     with pytest.raises(UserError) as other:
         prepared_cache.published(run)
     assert other.value.code == Exit.RESOURCES
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_user_who_may_not_write_shards_gets_the_command_for_a_copy(
+    number: int, write: Write, run: RunDir, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(prepared_cache, "ensure", refused)
+    with pytest.raises(UserError) as caught:
+        prepared_cache.prepare(run, plan(write("a.txt", "some text")), cache)
+    (problem,) = caught.value.problems
+    assert problem.fixes == ([] if number == errno.ENOSPC else [own_copy()])
 
 
 def test_shards_are_stored_in_the_project() -> None:

@@ -16,7 +16,7 @@ from tests.conftest import ROOT, tomllib
 from training.config.origin import FLAG, VARIABLE, Origin
 from training.config.schema import Config
 from training.diagnose import patterns
-from training.host import package_sources, packages
+from training.host import package_sources, packages, torch_build
 from training.plan import builder, request
 
 
@@ -33,10 +33,8 @@ def test_every_direct_requirement_is_required_or_optional() -> None:
     ]
     assert packages.REQUIRED.keys() == names(project["dependencies"])
     assert packages.OPTIONAL.keys() == names(in_full)
-    oldest = re.search(
-        r"^OLDEST_TORCH = \((\d+), (\d+)\)", (ROOT / "lib/environment.py").read_text(), re.MULTILINE
-    )
-    assert oldest and f"torch>={oldest[1]}.{oldest[2]}" in project["dependencies"]
+    oldest = ".".join(map(str, torch_build.OLDEST))
+    assert f"torch>={oldest}" in project["dependencies"]
     assert packages.lacking([*packages.REQUIRED, *packages.OPTIONAL]) == [], (
         "the tested environment has all"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -36,6 +37,19 @@ def test_permissions_follow_the_umask(tmp_path: Path, mask: int, file: int, fold
         os.umask(before)
     assert mode(tmp_path / "a.json") == file
     assert mode(made) == mode(tmp_path / "step_00000001") == folder
+
+
+def test_a_file_system_that_refuses_chmod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CIFS, exFAT and drvfs may, for files of this user too."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "chmod", refused)
+    for content in (b"one", b"another"):
+        rundir.write_output(tmp_path / "file", content)
+        assert (tmp_path / "file").read_bytes() == content
+    umask.use(tmp_path)
 
 
 def test_an_output_keeps_the_permissions_of_the_file_it_replaces(tmp_path: Path) -> None:

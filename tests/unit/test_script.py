@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -143,6 +144,18 @@ def test_a_program_that_the_kernel_would_refuse(tmp_path: Path, text: str, what:
         "script.interpreter",
         f"the script {str(tmp_path / 'tool')!r} {what}",
     )
+
+
+@pytest.mark.parametrize("first", ["#!/bin/bash\r\n", "#!/usr/bin/env bash\r\n"])
+def test_a_program_with_line_ends_of_windows(tmp_path: Path, first: str) -> None:
+    """The interpreter exists, but its name ends with a carriage return for the kernel."""
+    file = tmp_path / "my train.sh"
+    file.write_bytes(f"{first}exit 7\r\n".encode())
+    file.chmod(0o755)
+    found = problem("2", "--script", str(file))
+    assert found.code == "script.interpreter" and "#!" not in found.what
+    subprocess.run(["bash", "-c", *found.fixes], check=True)
+    assert subprocess.run([file], check=False).returncode == 7
 
 
 @pytest.mark.parametrize(

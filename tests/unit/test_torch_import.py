@@ -31,6 +31,20 @@ def test_a_broken_torch_is_one_row_of_the_report(tmp_path: Path) -> None:
     assert found["memory"]["not_measured_because"] == row["text"]
 
 
+def test_a_torch_that_is_too_old_is_refused_at_every_start(tmp_path: Path) -> None:
+    """But not for a script."""
+    site = fake_torch(tmp_path, None, "2.8.0a0+vendor")
+    command = ["-m", "training.cli.plan", LAUNCH, "1", "--device=cpu", "--dry_run"]
+    for more, code in ([QUICKSTART], Exit.RESOURCES), (["--script", "train.py"], Exit.DONE):
+        done = python(*command, *more, cwd=ROOT, PYTHONPATH=f"{site}:{ROOT}")
+        assert done.returncode == code, done.stderr
+        assert ("torch 2.8.0a0+vendor" in done.stdout) == (code != Exit.DONE)
+        assert (f"env -u PYTHONPATH ./{LAUNCH}" in done.stdout) == (code != Exit.DONE)
+    build = TorchBuild("2.8.0", None, str(tmp_path / "torch"))
+    fix = torch_import.fix(build, ask("--device=cpu"), {}, "/usr", "2.9")
+    assert fix == packages.install(["torch>=2.9"])
+
+
 def test_a_torch_of_this_python_is_installed_again(home: Path, tmp_path: Path) -> None:
     request = ask("--device=cpu")
     build = TorchBuild("2.99.0+cu130", "13.0", str(tmp_path / "torch"))

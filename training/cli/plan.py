@@ -195,7 +195,7 @@ def _hand_out(
     begins = process.ignore_stop_signals
     run = writer.write(plan, checks, request, _ask, request.starter, find, begins)
     try:
-        print(run.own, flush=True)
+        command.answer(run.own)
     except BrokenPipeError:
         # the launch script was killed: the plan will not be started
         writer.withdraw(run)

@@ -118,7 +118,7 @@ def _freeze(args: list[str], job_id: str | None) -> int:
         console.warning(msg("cli.submit.linked", limit=limit, files=", ".join(linked[:5])))
     if task := facts.get("live_task"):
         console.warning(msg("cli.submit.live_task", file=task))
-    print(frozen.code)
+    program.answer(frozen.code)
     return Exit.DONE
 
 

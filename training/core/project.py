@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shlex
@@ -17,6 +18,8 @@ INSTALLED = ROOT.name == "duet_home"
 # The folder of experiments/, logs/ and data/: the checkout, or the working directory of an
 # installed `duet`.
 WORK = Path.cwd() if INSTALLED else ROOT
+# Errors of a user who needs a copy of the project (own_copy).
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 # The path of the script that the user has started, unless the current directory is the project
 # (lib/init.sh).
 STARTED_AS = "DUET_STARTED_AS"
@@ -45,6 +48,19 @@ def script(name: str) -> list[str]:
     """The command of a script of Duet. By bash: a noexec mount, exFAT or cloud drive has no execute
     permission."""
     return ["bash", str(ROOT / name)]
+
+
+def own_copy(root: Path = ROOT) -> str:
+    """The command with which a user who may not write to the project copies it."""
+    git = root / ".git"
+    words = [shlex.quote(str(root)), f"~/{shlex.quote(root.name)}"]
+    if not git.exists():
+        return " ".join(["cp -r", *words])
+    clone = " ".join(["git clone", *words])
+    if git.stat().st_uid == os.getuid():
+        return clone
+    # otherwise git refuses another user's repository
+    return f"git config --global --add safe.directory {shlex.quote(str(git))} && {clone}"
 
 
 def typed(text: str) -> str:

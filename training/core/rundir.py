@@ -281,7 +281,7 @@ def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
         if mode is None:
             umask.use(temporary)
         else:
-            os.chmod(temporary, mode)
+            umask.change(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -9,7 +9,14 @@ import os
 def use(path: str | os.PathLike[str]) -> None:
     """Give a file or folder of `tempfile`, which only its owner may read, the permissions of any
     new one. Raises OSError."""
-    os.chmod(path, (0o777 if os.path.isdir(path) else 0o666) & ~_umask())
+    change(path, (0o777 if os.path.isdir(path) else 0o666) & ~_umask())
+
+
+def change(path: str | os.PathLike[str], mode: int) -> None:
+    """chmod, except on a file system without permissions of its own: CIFS, exFAT and drvfs may
+    refuse it. Raises OSError."""
+    with contextlib.suppress(PermissionError):
+        os.chmod(path, mode)
 
 
 def _umask() -> int:

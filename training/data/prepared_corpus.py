@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import rundir
+from training.core import project, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.core.project import ROOT
 from training.data import shards
 from training.data.tokenizer_base import BOS, BYTES, PADDED_VOCAB
 
@@ -119,8 +118,7 @@ def _unreadable(folder: Path, error: OSError) -> UserError:
 
 def own_copy() -> str:
     """The command for a user who may not use the folder of prepared data."""
-    project, name = shlex.quote(str(ROOT)), shlex.quote(ROOT.name)
-    return msg("data.prepare.own_copy", project=project, name=name)
+    return msg("data.prepare.own_copy", command=project.own_copy())
 
 
 def _shards(prepared: PreparedCorpus, part: str) -> Iterator[tuple[Path, int]]:

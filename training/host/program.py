@@ -81,6 +81,14 @@ def replace_unknown() -> None:
             stream.reconfigure(errors="replace")
 
 
+def answer(path: os.PathLike[str]) -> None:
+    """Print a path for the launch script, byte for byte: it need not be text in the encoding of the
+    output."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(os.fsencode(path) + b"\n")
+    sys.stdout.flush()
+
+
 def require_output() -> None:
     """Raises UserError if the standard output is closed."""
     if sys.stdout is None:

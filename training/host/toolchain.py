@@ -4,7 +4,6 @@ Triton and Inductor take the value of CC or CXX as one program, without argument
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -58,10 +57,9 @@ def missing(
 def _newer_torch(torch: TorchBuild | None, environ: Mapping[str, str]) -> tuple[str, str] | None:
     """A torch that compiles under this Python, and a command unless a variable selects the
     torch."""
-    number = re.match(r"(\d+)\.(\d+)", torch.version) if torch else None
-    if torch is None or number is None or sys.version_info < NEW_PYTHON:
+    if torch is None or torch.number is None or sys.version_info < NEW_PYTHON:
         return None
-    if (int(number[1]), int(number[2])) >= TORCH_FOR_IT:
+    if torch.number >= TORCH_FOR_IT:
         return None
     first, python = (".".join(map(str, one)) for one in (TORCH_FOR_IT, NEW_PYTHON))
     text = msg("host.toolchain.torch", first=first, python=python, version=torch.version)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+OLDEST = (2, 9)  # that a training of Duet runs with
 NO_LIBUV = "use_libuv was requested but PyTorch was"  # built (2.4: 'build') without libuv support
 
 
@@ -18,6 +19,12 @@ class TorchBuild:
     version: str
     cuda: str | None
     folder: str = ""  # installation folder
+
+    @property
+    def number(self) -> tuple[int, int] | None:
+        """Major and minor version; None if unknown."""
+        found = re.match(r"(\d+)\.(\d+)", self.version)
+        return (int(found[1]), int(found[2])) if found else None
 
 
 def installed() -> TorchBuild | None:

@@ -147,7 +147,7 @@ def _is_python(file: Path) -> bool:
 
 def _not_executable(file: Path, path: str) -> Problem | None:
     """A file that the kernel would refuse: neither ELF nor with a #! line, without permission, or
-    with a missing interpreter."""
+    with a missing interpreter. A carriage return is part of the name of an interpreter."""
     head = _head(file)
     words = _interpreter_line(head)
     shown = msg("plan.script.the_script", path=path)
@@ -155,6 +155,10 @@ def _not_executable(file: Path, path: str) -> Problem | None:
         fix = msg("plan.script.add_interpreter", file=shlex.quote(path))
         what = msg("plan.script.no_interpreter", shown=shown)
         return Problem("script.interpreter", what, msg("plan.script.allowed"), [fix])
+    if words and head.partition(b"\n")[0].endswith(b"\r"):
+        what = msg("plan.script.windows_lines", shown=shown)
+        fix = rf"sed -i 's/\r$//' {shlex.quote(str(file))}"
+        return Problem("script.interpreter", what, "", [fix])
     if words and not os.access(words[0], os.X_OK):
         interpreter = " ".join(words)
         what = msg("plan.script.interpreter_missing", shown=shown, interpreter=interpreter)

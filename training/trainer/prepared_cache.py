@@ -18,7 +18,7 @@ from training.config.schema import FIELDS, Config
 from training.core import log, manifest, rundir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.core.project import WORK
+from training.core.project import NOT_WRITABLE, WORK
 from training.data import corpus, duration, optional_deps, tokenizer, tokenizer_base
 from training.data.prepare import (
     CHECKING,
@@ -80,7 +80,7 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
     except OSError as error:
         _publish(run, plan, {"failed": int(Exit.RESOURCES)})
         what = msg("trainer.data.unwritable", cache=cache, strerror=error.strerror)
-        fixes = [own_copy()] if isinstance(error, PermissionError) else []
+        fixes = [own_copy()] if error.errno in NOT_WRITABLE else []
         raise UserError(
             Problem("data.unwritable", what, msg("trainer.data.folder_wanted"), fixes),
             Exit.RESOURCES,

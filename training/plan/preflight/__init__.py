@@ -14,7 +14,7 @@ from training.core.messages import msg
 from training.host import cgroups, decisions, torch_build
 from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
-from training.plan.preflight import torch_wheels
+from training.plan.preflight import torch_import, torch_wheels
 from training.plan.preflight.cpu_checks import cpu
 from training.plan.preflight.gpu_checks import (
     compile_left_out,
@@ -110,7 +110,10 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
         room = min(room, group.room // ranks) if room is not None else group.room // ranks
     small = step is not None and room is not None and estimate.needed > room
     smaller = smaller_runs(request, step, room) if small and step and room else []
-    checks: list[Check] = []
+    # Before the installation of .venv, its torch counts. A script may need an older one.
+    checked = isinstance(request, Request) and request.installed
+    old = torch_import.too_old(facts.torch, request) if checked else []
+    checks: list[Check] = [*old]
     if facts.device == "cuda":
         cards = facts.machine.gpus[: request.gpu_ranks]
         torch = facts.torch
@@ -120,7 +123,7 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
             other = torch_wheels.older(facts.machine, torch.version, request, by)
         checks += [
             *gpus(facts.machine, estimate, request, smaller, step),
-            *torch_fits(facts.machine, facts.torch, request, step, other),
+            *([] if old else torch_fits(facts.machine, facts.torch, request, step, other)),
             *kernels(cards, facts.torch, request, step, other),
             *torch_wheels.before_install(facts.machine, facts.torch, request, os.environ),
         ]

@@ -1,4 +1,5 @@
-"""Whether the installed torch can be imported. Only for --check, which needs it to measure."""
+"""Whether the installed torch is new enough, and for --check, which needs it to measure, whether it
+can be imported."""
 
 from __future__ import annotations
 
@@ -16,6 +17,16 @@ from training.plan.preflight.report import ERROR, Check
 from training.plan.request import LaunchRequest
 
 
+def too_old(torch: TorchBuild | None, request: LaunchRequest) -> list[Check]:
+    """For a training of Duet. An environment has a newer torch, unless a variable selects another
+    one, as PYTHONPATH in the images of some clouds, or another launcher has started the ranks."""
+    if torch is None or torch.number is None or torch.number >= torch_build.OLDEST:
+        return []
+    oldest = ".".join(map(str, torch_build.OLDEST))
+    text = msg("plan.torch.too_old", name=f"torch {torch.version}", oldest=oldest)
+    return [Check("torch", ERROR, text, [fix(torch, request, os.environ, sys.prefix, oldest)])]
+
+
 def failure(request: LaunchRequest) -> Check | None:
     """The error of `import torch` in this process; None if it works, or without torch."""
     build = torch_build.installed()
@@ -30,13 +41,21 @@ def failure(request: LaunchRequest) -> Check | None:
     return None
 
 
-def fix(build: TorchBuild, request: LaunchRequest, environ: Mapping[str, str], prefix: str) -> str:
+def fix(
+    build: TorchBuild,
+    request: LaunchRequest,
+    environ: Mapping[str, str],
+    prefix: str,
+    oldest: str = "",
+) -> str:
     """The command that uses another torch if a variable selects this one, else one that installs
-    it again. `prefix`: sys.prefix."""
+    it again. `prefix`: sys.prefix. `oldest`: version of which it is to be at least."""
     if name := torch_build.chosen_by(build, environ):
         return f"env -u {name} {request.command()}"
     if prefix == str(ROOT / ".venv"):
         return f"rm -r {shlex.quote(prefix)}; {request.command()}"
+    if oldest:
+        return packages.install([f"torch>={oldest}"])
     number = re.match(r"\d+(\.\d+)*", build.version)  # without +cu130, which PyPI does not have
     wanted = f"torch=={number[0]}" if number else "torch"
     return shlex.join([*packages.installer(), "--force-reinstall", wanted])
