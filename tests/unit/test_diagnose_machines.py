@@ -218,6 +218,14 @@ def test_a_failure_may_be_survived_by_the_steps_of_another_machine(
     assert found(tmp_path, node0=node0, node1=node1) == expected
 
 
+def test_a_log_of_no_rank_may_be_in_another_time_zone(tmp_path: Path) -> None:
+    """The kernel's log, read on the host of a container."""
+    text = "[Mon Nov 30 01:30:05 2026] Out of memory: Killed process 4321 (python) total-vm:1kB\n"
+    assert found(tmp_path, train=steps(2), dmesg=text) == ("host_oom_killed", None)
+    text = text.replace("[Mon Nov 30 01:30:05 2026]", "Nov 30 01:30:05 host kernel:")
+    assert found(tmp_path, train=steps(2), dmesg=text) == ("host_oom_killed", None)
+
+
 @each(
     ("last", "expected"),
     [

@@ -99,6 +99,7 @@ class LogAnalysis:
     marks: list[progress_marks.ProgressMark] = field(default_factory=list)
     reported: list[rank_table.Reported] = field(default_factory=list)
     launcher: bool = False  # it has lines of a launcher of several ranks
+    of_ranks: bool = False  # it has such lines, or names ranks
     # (offset, rank, number of its last enqueued collective)
     enqueued: list[tuple[int, int, int]] = field(default_factory=list)
     spawned: list[tuple[int, int]] = field(default_factory=list)  # (offset, process of mp.spawn)
@@ -139,6 +140,8 @@ def read(source: LogSource, places: Places) -> LogAnalysis:
     analysis.natives = native_exception.read(lines)
     analysis.reported = rank_table.read(lines)
     analysis.launcher = rank_table.of_launcher(lines)
+    named = source.rank is not None or any(line.rank is not None for line in lines)
+    analysis.of_ranks = analysis.launcher or named
     _cards(analysis)
     quoted = {
         offset

@@ -53,10 +53,10 @@ def with_times(analyses: Sequence[LogAnalysis]) -> list[LogAnalysis]:
 
 def survived_elsewhere(analysis: LogAnalysis, offset: int, timed: Sequence[LogAnalysis]) -> bool:
     """Whether training continued after a failure by the logs of other machines (`with_times`),
-    where its own one has no steps. `offset`: of its last line; the next time in the log is
-    certainly not before it."""
+    where its own one is of ranks and has no steps: that of the kernel may be in another time zone.
+    `offset`: of its last line; the next time in the log is certainly not before it."""
     time = analysis.times.from_(offset) if timed else None
-    if time is None or _grown(analysis) >= GROWN_THROWN:
+    if time is None or not analysis.of_ranks or _grown(analysis) >= GROWN_THROWN:
         return False
     after = time + GRACE_S
     return any(
