@@ -76,6 +76,9 @@ def test_an_exception_is_dated_by_the_report_of_its_launcher(form: str, tmp_path
     assert found(tmp_path, node0=node0, node1=node1) == ("exception", 2)
     late = f"2026-11-30 02:39:58 step 9 loss 2.0\n{raised(5)}2026-11-30 03:10:00 waiting\n{later}"
     assert found(tmp_path, node0=node0, node1=late) == ("exception", 5), "not by any later line"
+    slow = "2026-11-30 02:39:50 " + raised(5).strip().replace("\n", "\n2026-11-30 02:39:50 ")
+    text = f"{slow}\n{ended(5, 1, '02:41:20')}"
+    assert found(tmp_path, node0=node0, node1=text) == ("exception", 5), "by its own time"
 
 
 def timeout(rank: int, enqueued: int = 0) -> str:
