@@ -10,6 +10,7 @@ import pytest
 
 from tests.cases import each
 from tests.unit.diagnosed import OOM
+from training.core.rundir import write_json
 from training.diagnose import log_line, result, world_size
 
 
@@ -229,19 +230,39 @@ def test_a_log_of_no_rank_may_be_in_another_time_zone(tmp_path: Path) -> None:
     assert found(tmp_path, train=steps(2), dmesg=text) == ("host_oom_killed", None)
 
 
+def of_rank(attempt: int, rank: int, folder: Path) -> Path:
+    """torchrun's folder for the files of a rank."""
+    place = folder / f"attempt_7/none_x/attempt_{attempt}/{rank}"
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
 @each(
     ("last", "expected"),
     [
         (raised(2), ("exception", 2)),
         ("Training completed\n", ("none", None)),
         ("", ("gpu_oom", 3)),
+        ("/u/a.py:3: UserWarning: x\n", ("gpu_oom", 3)),
+        (" \n", ("gpu_oom", 3)),
     ],
 )
 def test_the_last_attempt_of_torchrun_decides(
     last: str, expected: tuple[str, int | None], tmp_path: Path
 ) -> None:
-    for name, text in (("0/3", raised(3, OOM)), ("1/2", last)):
-        log = tmp_path / f"logs/none_x/attempt_{name}/stderr.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(text)
+    (of_rank(0, 3, tmp_path) / "stderr.log").write_text(raised(3, OOM))
+    (of_rank(1, 2, tmp_path) / "stderr.log").write_text(last)
     assert found(tmp_path) == expected
+
+
+@each("logs", [(0, 1), (0,), (1,), ()])
+def test_error_files_of_earlier_attempts_do_not_count(
+    logs: tuple[int, ...], tmp_path: Path
+) -> None:
+    for attempt, rank, text in ((0, 3, OOM), (1, 2, "NotImplementedError: no")):
+        place = of_rank(attempt, rank, tmp_path)
+        message = {"message": text.strip(), "extraInfo": {"timestamp": "1790000000"}}
+        write_json(place / "error.json", {"message": message})
+        if attempt in logs:
+            (place / "stderr.log").write_text(raised(rank, text))
+    assert found(tmp_path) == ("exception", 2)

@@ -22,7 +22,7 @@ from training.diagnose.guilty_rank import forget_tasks, guilty_rank, waiting_ran
 from training.diagnose.health import CUT
 from training.diagnose.log_analysis import LogAnalysis
 from training.diagnose.signatures import ROOT, VICTIM, WEAK
-from training.diagnose.survived import by_attempt, survived, survived_elsewhere, with_times
+from training.diagnose.survived import earlier_attempts, survived, survived_elsewhere, with_times
 
 VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # not listed beside another cause
 CONFIDENCE = (
@@ -51,9 +51,27 @@ class RootCause:
 
 def find_root_cause(analyses: Sequence[LogAnalysis], own: Sequence[Event] = ()) -> RootCause:
     """`own`: events from structured files."""
+    over = earlier_attempts([*(a.source.name for a in analyses), *(str(e.file) for e in own)])
+    logs = [a for a in analyses if a.source.name in over]
+    errors = [e for e in own if str(e.file) in over]
+    found = _of_last_attempt(
+        [a for a in analyses if a.source.name not in over],
+        [e for e in own if str(e.file) not in over],
+        [event for analysis in logs for event in failure_events(analysis)],
+    )
+    silent = found.event is None or found.event.role == health.NO_SIGN
+    if over and found.cause == UNKNOWN and silent:
+        before = find_root_cause(logs, errors)
+        if before.cause not in (UNKNOWN, NONE):
+            return replace(before, confidence="low")
+    return found
+
+
+def _of_last_attempt(
+    analyses: Sequence[LogAnalysis], own: Sequence[Event], recovered: list[Event]
+) -> RootCause:
+    """`recovered`: failures of earlier attempts."""
     alive: list[Event] = [e for e in own if e.cause not in (UNKNOWN, RAISED)]
-    earlier, analyses = by_attempt(analyses)
-    recovered = [event for analysis in earlier for event in failure_events(analysis)]
     forget_tasks(analyses)
     timed = with_times(analyses)
     for analysis in analyses:
