@@ -21,6 +21,7 @@ from training.diagnose.events import (
 from training.diagnose.guilty_rank import forget_tasks, guilty_rank, waiting_ranks
 from training.diagnose.health import CUT
 from training.diagnose.log_analysis import LogAnalysis
+from training.diagnose.log_times import RECENT_S
 from training.diagnose.signatures import ROOT, VICTIM, WEAK
 from training.diagnose.survived import earlier_attempts, survived, survived_elsewhere, with_times
 
@@ -197,11 +198,30 @@ def _first(events: Sequence[Event]) -> Event:
         first = firsts.setdefault(id(event.analysis), event)
         if (event.line.offset, -event.length) < (first.line.offset, -first.length):
             firsts[id(event.analysis)] = event
-    # logs of several machines: an exception also ends the connections of other ranks to its process
+    others = [e for e in firsts.values() if not e.severed]
     return min(
         firsts.values(),
-        key=lambda e: (e.severed, _known(e.time), _known(e.rank)),
+        key=lambda e: (
+            e.severed and any(_may_sever(other, e) for other in others),
+            _known(e.time),
+            _known(e.rank),
+        ),
     )
+
+
+def _may_sever(failure: Event, event: Event) -> bool:
+    """Whether the connection in the log of another machine may be lost to the process that
+    failed: not if that happened later."""
+    if _heads_report(event) and not (failure.analysis and failure.analysis.reported):
+        return False  # its launcher ended all other ranks
+    before = event.analysis.times.from_(event.last) if event.analysis else None
+    return failure.time is None or before is None or failure.time <= before + RECENT_S
+
+
+def _heads_report(event: Event) -> bool:
+    """Whether its launcher reports that this rank was the first to fail."""
+    reported = event.analysis.reported if event.analysis else []
+    return any(r.root and r.rank == event.rank for r in reported)
 
 
 def _known(value: float | None) -> float:
