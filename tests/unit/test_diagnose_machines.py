@@ -10,8 +10,10 @@ import pytest
 
 from tests.cases import each
 from tests.unit.diagnosed import OOM
+from training.core import messages
 from training.core.rundir import write_json
 from training.diagnose import log_line, result, world_size
+from training.host.placement import NODE, RANK, Topology
 
 
 def found(folder: Path, **logs: str) -> tuple[str, int | None]:
@@ -172,6 +174,20 @@ def test_a_launcher_started_by_srun_is_not_a_rank(end: str, cause: str, tmp_path
     assert found(tmp_path, node0=ranks + ended(0, -6), srun=task(1, end)) == (cause, None)
 
 
+@each("language", messages.LANGUAGES)
+def test_the_launcher_of_duet_in_a_task_is_not_a_rank(
+    language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(messages.VARIABLE, language)
+    began = "[INFO] 2026-11-30 02:00:00"
+    for kind, rank in ((NODE, None), (RANK, 1)):
+        mode = Topology(kind, "slurm", "x", world_size=2, nnodes=2).sentence()
+        head = f"{began} {mode}\n{began} run directory: /moved\n{STEPS}"
+        assert found(tmp_path, job=head + task(1, "Out Of Memory")) == ("host_oom_killed", rank)
+    head = f"{began} run directory: /moved\n{STEPS}"  # the launcher of a single machine
+    assert found(tmp_path, job=head + task(0, "Out Of Memory")) == ("host_oom_killed", None)
+
+
 @each(
     ("text", "rank"),
     [
@@ -179,6 +195,8 @@ def test_a_launcher_started_by_srun_is_not_a_rank(end: str, cause: str, tmp_path
         (lost(5) + task(5, "Exited with exit code 3") + ABORTED, None),
         (ABORTED + task(5, "Exited with exit code 3"), None),
         (ended(0, -6) + task(1, "Exited with exit code 1") + ABORTED, 0),
+        (task(1, "Exited with exit code 127") + ABORTED, None),  # before any rank was started
+        (task(1, "Exited with exit code 126") + ABORTED, None),
     ],
 )
 def test_the_task_of_srun_that_ended_first_is_the_cause(

@@ -21,6 +21,7 @@ from training.diagnose import (
 )
 from training.diagnose.jobs import JobCount
 from training.diagnose.log_line import (
+    RUN_DIRECTORY,
     TIMED,
     LogLine,
     decoded,
@@ -55,8 +56,7 @@ QUOTED = "      │ "  # evidence in such a card
 LAST_LINES = 30  # lines at the end in which an exception without a traceback counts
 START = re.compile(
     r"^nohup: ignoring input|Setting OMP_NUM_THREADS environment variable|\[runner\.py:\d+:\w+\] "
-    r"|\] Setting ds_accelerator to"
-    r"|^\[INFO\] [\d: -]{19} run directory: "  # training.plan.training_plan, of Duet itself
+    rf"|\] Setting ds_accelerator to|{RUN_DIRECTORY}"
     r"|^(?:#|=|-|>|\*){2,} ?.{0,30}\b(?:start|attempt|retry|launch|restart)(?:ing|ed)?\b|^\++ "
     r"(?:torchrun|python|srun|accelerate)\b"
 )
