@@ -134,13 +134,16 @@ def test_the_rank_that_does_not_wait_is_one_of_all_machines(
     assert found(tmp_path, node1=ended(12, -6)) == ("collective_timeout", None), "of 16 ranks"
 
 
-def test_a_hang_after_a_restart_has_its_own_rank(tmp_path: Path) -> None:
-    """Rank 1 was late in the first attempt, rank 2 in the second one."""
-    first = "".join(timeout(rank, 8 if rank == 1 else 10) for rank in range(4))
-    then = "".join(timeout(rank, 880 if rank == 2 else 910) for rank in range(4))
+@each("late", [1, 5])
+def test_a_hang_after_a_restart_has_its_own_rank(late: int, tmp_path: Path) -> None:
+    """Rank `late` was late in the first attempt, rank 2 in the second one."""
+    first = [timeout(rank, 8 if rank == late else 10) for rank in range(8)]
+    then = [timeout(rank, 880 if rank == 2 else 910) for rank in range(8)]
     steps = "".join(f"step {n} loss 2.0\n" for n in range(20, 80))
-    text = f"step 1 loss 2.0\n{first}{steps}{then}"
-    assert found(tmp_path, node0=text) == ("collective_timeout", 2)
+    node0 = f"step 1 loss 2.0\n{''.join(first[:4])}{steps}{''.join(then[:4])}"
+    assert found(tmp_path, node0=node0) == ("collective_timeout", 2)
+    node1 = f"loading\n{''.join(first[4:])}loading\n{''.join(then[4:])}"  # without steps
+    assert found(tmp_path, node0=node0, node1=node1) == ("collective_timeout", 2)
 
 
 STEPS = "step 1 loss 2.0\nstep 2 loss 2.0\n"
