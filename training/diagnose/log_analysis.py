@@ -93,6 +93,7 @@ class SignatureMatch:
 class LogAnalysis:
     source: LogSource
     lines: list[LogLine]
+    near: float | None = None  # a time with a year
     hits: list[SignatureMatch] = field(default_factory=list)
     tracebacks: list[Traceback] = field(default_factory=list)
     natives: list[Traceback] = field(default_factory=list)  # C++ exceptions
@@ -126,16 +127,17 @@ class LogAnalysis:
     times: LogTimes = field(default_factory=LogTimes)
 
 
-def read(source: LogSource, places: Places) -> LogAnalysis:
-    """The last job, if the log has several."""
+def read(source: LogSource, places: Places, near: float | None = None) -> LogAnalysis:
+    """The last job, if the log has several. `near`: a time with a year in another log of the same
+    run, for a log without any."""
     count, places = jobs.last(source, places)
     lines = _lines(source, places)
     below = (place.offset for place in places.found if place.key == OUTPUT_BELOW)
     analysis = LogAnalysis(source, lines, jobs=count, output=max(below, default=-1))
-    near = next((t for line in lines if (t := full_time_of(line.raw)) is not None), None)
+    analysis.near = next((t for x in lines if (t := full_time_of(x.raw)) is not None), near)
     for line in lines:
         if not line.raw.startswith(QUOTED):
-            _take(analysis, line, near)
+            _take(analysis, line)
     analysis.tracebacks = traceback.read(lines)
     analysis.natives = native_exception.read(lines)
     analysis.reported = rank_table.read(lines)
@@ -304,10 +306,10 @@ def _begins(line: LogLine, before: LogLine) -> bool:
     return timed or NEW_MESSAGE.match(line.text) is not None
 
 
-def _take(analysis: LogAnalysis, line: LogLine, near: float | None) -> None:
-    """Adds the facts of a single line. `near`: a time with a year in the same log."""
+def _take(analysis: LogAnalysis, line: LogLine) -> None:
+    """Adds the facts of a single line."""
     fails = FAILED_END.search(line.text) is not None
-    if (time := time_of(line.raw, near)) is not None:
+    if (time := time_of(line.raw, analysis.near)) is not None:
         reported = fails or rank_table.TIME.match(line.text) is not None
         analysis.times.add(line.offset, time, reported=reported)
     analysis.marks += progress_marks.marks(line.text, line.offset, time, line.rank)

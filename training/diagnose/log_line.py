@@ -142,7 +142,7 @@ def said_by(text: str) -> int | None:
 
 def time_of(raw: str, near: float | None = None) -> float | None:
     """Timestamp of a line in Unix seconds; UTC without a time zone, so comparable within one
-    cluster only. `near`: a time of the same log; a date without a year is in the year that is
+    cluster only. `near`: a time of the same run; a date without a year is in the year that is
     closest to it, otherwise in the past."""
     head = raw[:120]
     for pattern in TIMES:
