@@ -1,5 +1,6 @@
-"""Choice of the root cause among all events: by role (a failure before a wait for it), then time,
-then rank."""
+"""Choice of the root cause among all events of the last attempt: by role (a failure before a wait
+for it), then time, then rank. A lost connection of the program's own is later than an exception
+that may have ended it."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class RootCause:
 
     @property
     def status(self) -> int | None:
-        """Exit status of the rank that failed first, as torchrun reports it."""
+        """Exit status of the rank that failed first, as the launcher in its log reports it."""
         analysis = self.event.analysis if self.event else None
         return next((r.status for r in analysis.reported if r.root), None) if analysis else None
 
