@@ -125,6 +125,36 @@ def test_a_connection_may_be_lost_with_a_rank_that_raised_an_exception(
     assert (record["cause"], record["rank"]) == ("exception", 5)
 
 
+def report(rank: int, at: str) -> str:
+    return (
+        "Root Cause (first observed failure):\n[0]:\n"
+        f"  time      : 2026-11-30_{at}\n  rank      : {rank} (local_rank: 0)\n"
+        f"  exitcode  : 1 (pid: {1000 + rank})\n"
+    )
+
+
+@each(
+    ("reset_at", "failed", "rank"),
+    [
+        (report(0, "02:00:31"), ("02:30:29", report(5, "02:30:31")), 0),
+        (report(0, "02:00:31"), ("02:00:29", report(5, "02:00:33")), 5),
+        ("", ("02:30:29", report(5, "02:30:31")), 5),  # at any time
+        (report(0, "02:00:31"), ("02:00:29", ""), 0),  # a handler of SIGTERM
+        (report(1, "02:00:31"), ("02:00:29", ""), 5),
+    ],
+)
+def test_a_connection_lost_long_before_an_exception_is_the_cause(
+    reset_at: str, failed: tuple[str, str], rank: int, tmp_path: Path
+) -> None:
+    """Or lost by the first rank to fail, by the only report of a launcher."""
+    reset = "".join(f"[rank0]: {line}\n" for line in UPLOAD.splitlines())
+    (tmp_path / "n0.log").write_text(f"2026-11-30 02:00:29 step 1 loss 2.0\n{reset}{reset_at}")
+    time, end = failed
+    lines = f"[rank5]: {HEAD}[rank5]: {FRAME}[rank5]: ValueError: no\n"
+    (tmp_path / "n1.log").write_text(f"2026-11-30 {time} step 1 loss 2.0\n{lines}{end}")
+    assert result.diagnose([tmp_path])["rank"] == rank
+
+
 def test_a_lost_connection_of_torch_may_be_the_first_of_a_chain(tmp_path: Path) -> None:
     """The rendezvous is at an etcd server."""
     (tmp_path / "log").write_text(

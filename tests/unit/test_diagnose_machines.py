@@ -10,7 +10,10 @@ import pytest
 
 from tests.cases import each
 from tests.unit.diagnosed import OOM
+from training.core import messages
+from training.core.rundir import write_json
 from training.diagnose import log_line, result, world_size
+from training.host.placement import NODE, RANK, Topology
 
 
 def found(folder: Path, **logs: str) -> tuple[str, int | None]:
@@ -76,6 +79,9 @@ def test_an_exception_is_dated_by_the_report_of_its_launcher(form: str, tmp_path
     assert found(tmp_path, node0=node0, node1=node1) == ("exception", 2)
     late = f"2026-11-30 02:39:58 step 9 loss 2.0\n{raised(5)}2026-11-30 03:10:00 waiting\n{later}"
     assert found(tmp_path, node0=node0, node1=late) == ("exception", 5), "not by any later line"
+    slow = "2026-11-30 02:39:50 " + raised(5).strip().replace("\n", "\n2026-11-30 02:39:50 ")
+    text = f"{slow}\n{ended(5, 1, '02:41:20')}"
+    assert found(tmp_path, node0=node0, node1=text) == ("exception", 5), "by its own time"
 
 
 def timeout(rank: int, enqueued: int = 0) -> str:
@@ -128,13 +134,16 @@ def test_the_rank_that_does_not_wait_is_one_of_all_machines(
     assert found(tmp_path, node1=ended(12, -6)) == ("collective_timeout", None), "of 16 ranks"
 
 
-def test_a_hang_after_a_restart_has_its_own_rank(tmp_path: Path) -> None:
-    """Rank 1 was late in the first attempt, rank 2 in the second one."""
-    first = "".join(timeout(rank, 8 if rank == 1 else 10) for rank in range(4))
-    then = "".join(timeout(rank, 880 if rank == 2 else 910) for rank in range(4))
+@each("late", [1, 5])
+def test_a_hang_after_a_restart_has_its_own_rank(late: int, tmp_path: Path) -> None:
+    """Rank `late` was late in the first attempt, rank 2 in the second one."""
+    first = [timeout(rank, 8 if rank == late else 10) for rank in range(8)]
+    then = [timeout(rank, 880 if rank == 2 else 910) for rank in range(8)]
     steps = "".join(f"step {n} loss 2.0\n" for n in range(20, 80))
-    text = f"step 1 loss 2.0\n{first}{steps}{then}"
-    assert found(tmp_path, node0=text) == ("collective_timeout", 2)
+    node0 = f"step 1 loss 2.0\n{''.join(first[:4])}{steps}{''.join(then[:4])}"
+    assert found(tmp_path, node0=node0) == ("collective_timeout", 2)
+    node1 = f"loading\n{''.join(first[4:])}loading\n{''.join(then[4:])}"  # without steps
+    assert found(tmp_path, node0=node0, node1=node1) == ("collective_timeout", 2)
 
 
 STEPS = "step 1 loss 2.0\nstep 2 loss 2.0\n"
@@ -168,6 +177,20 @@ def test_a_launcher_started_by_srun_is_not_a_rank(end: str, cause: str, tmp_path
     assert found(tmp_path, node0=ranks + ended(0, -6), srun=task(1, end)) == (cause, None)
 
 
+@each("language", messages.LANGUAGES)
+def test_the_launcher_of_duet_in_a_task_is_not_a_rank(
+    language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(messages.VARIABLE, language)
+    began = "[INFO] 2026-11-30 02:00:00"
+    for kind, rank in ((NODE, None), (RANK, 1)):
+        mode = Topology(kind, "slurm", "x", world_size=2, nnodes=2).sentence()
+        head = f"{began} {mode}\n{began} run directory: /moved\n{STEPS}"
+        assert found(tmp_path, job=head + task(1, "Out Of Memory")) == ("host_oom_killed", rank)
+    head = f"{began} run directory: /moved\n{STEPS}"  # the launcher of a single machine
+    assert found(tmp_path, job=head + task(0, "Out Of Memory")) == ("host_oom_killed", None)
+
+
 @each(
     ("text", "rank"),
     [
@@ -175,6 +198,8 @@ def test_a_launcher_started_by_srun_is_not_a_rank(end: str, cause: str, tmp_path
         (lost(5) + task(5, "Exited with exit code 3") + ABORTED, None),
         (ABORTED + task(5, "Exited with exit code 3"), None),
         (ended(0, -6) + task(1, "Exited with exit code 1") + ABORTED, 0),
+        (task(1, "Exited with exit code 127") + ABORTED, None),  # before any rank was started
+        (task(1, "Exited with exit code 126") + ABORTED, None),
     ],
 )
 def test_the_task_of_srun_that_ended_first_is_the_cause(
@@ -213,9 +238,30 @@ RESTARTED = ended(5, 1, "02:40:05").partition("\n")[0] + "\n"
     ],
 )
 def test_a_failure_may_be_survived_by_the_steps_of_another_machine(
-    node0: str, node1: str, expected: tuple[str, int | None], tmp_path: Path
+    node0: str,
+    node1: str,
+    expected: tuple[str, int | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Years later: only the steps have a year."""
+    monkeypatch.setattr(time, "time", lambda: calendar.timegm((2029, 1, 15, 0, 0, 0)))
     assert found(tmp_path, node0=node0, node1=node1) == expected
+
+
+def test_a_log_of_no_rank_may_be_in_another_time_zone(tmp_path: Path) -> None:
+    """The kernel's log, read on the host of a container."""
+    text = "[Mon Nov 30 01:30:05 2026] Out of memory: Killed process 4321 (python) total-vm:1kB\n"
+    assert found(tmp_path, train=steps(2), dmesg=text) == ("host_oom_killed", None)
+    text = text.replace("[Mon Nov 30 01:30:05 2026]", "Nov 30 01:30:05 host kernel:")
+    assert found(tmp_path, train=steps(2), dmesg=text) == ("host_oom_killed", None)
+
+
+def of_rank(attempt: int, rank: int, folder: Path) -> Path:
+    """torchrun's folder for the files of a rank."""
+    place = folder / f"attempt_7/none_x/attempt_{attempt}/{rank}"
+    place.mkdir(parents=True, exist_ok=True)
+    return place
 
 
 @each(
@@ -224,13 +270,26 @@ def test_a_failure_may_be_survived_by_the_steps_of_another_machine(
         (raised(2), ("exception", 2)),
         ("Training completed\n", ("none", None)),
         ("", ("gpu_oom", 3)),
+        ("/u/a.py:3: UserWarning: x\n", ("gpu_oom", 3)),
+        (" \n", ("gpu_oom", 3)),
     ],
 )
 def test_the_last_attempt_of_torchrun_decides(
     last: str, expected: tuple[str, int | None], tmp_path: Path
 ) -> None:
-    for name, text in (("0/3", raised(3, OOM)), ("1/2", last)):
-        log = tmp_path / f"logs/none_x/attempt_{name}/stderr.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(text)
+    (of_rank(0, 3, tmp_path) / "stderr.log").write_text(raised(3, OOM))
+    (of_rank(1, 2, tmp_path) / "stderr.log").write_text(last)
     assert found(tmp_path) == expected
+
+
+@each("logs", [(0, 1), (0,), (1,), ()])
+def test_error_files_of_earlier_attempts_do_not_count(
+    logs: tuple[int, ...], tmp_path: Path
+) -> None:
+    for attempt, rank, text in ((0, 3, OOM), (1, 2, "NotImplementedError: no")):
+        place = of_rank(attempt, rank, tmp_path)
+        message = {"message": text.strip(), "extraInfo": {"timestamp": "1790000000"}}
+        write_json(place / "error.json", {"message": message})
+        if attempt in logs:
+            (place / "stderr.log").write_text(raised(rank, text))
+    assert found(tmp_path) == ("exception", 2)

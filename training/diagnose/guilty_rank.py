@@ -113,8 +113,12 @@ def _of_table(best: Event, analysis: LogAnalysis, waiting: set[int]) -> int | No
 def _enqueued(analysis: LogAnalysis, events: Sequence[Event]) -> dict[int, int]:
     """Rank → number of the last collective that it had enqueued when it failed, not in a failure
     after which training continued."""
-    failed = min((e.line.offset for e in events if e.analysis is analysis), default=0)
-    since = max((m.offset for m in analysis.marks if m.offset < failed), default=-1)
+    failures = [e.line.offset for e in events if e.analysis is analysis]
+    if not failures:
+        return {}
+    if not analysis.marks:  # that of the last failure
+        return {rank: number for _, rank, number in analysis.enqueued}
+    since = max((m.offset for m in analysis.marks if m.offset < min(failures)), default=-1)
     first: dict[int, int] = {}
     for offset, rank, number in analysis.enqueued:
         if offset > since:

@@ -21,6 +21,7 @@ from training.diagnose import (
 )
 from training.diagnose.jobs import JobCount
 from training.diagnose.log_line import (
+    RUN_DIRECTORY,
     TIMED,
     LogLine,
     decoded,
@@ -55,8 +56,7 @@ QUOTED = "      │ "  # evidence in such a card
 LAST_LINES = 30  # lines at the end in which an exception without a traceback counts
 START = re.compile(
     r"^nohup: ignoring input|Setting OMP_NUM_THREADS environment variable|\[runner\.py:\d+:\w+\] "
-    r"|\] Setting ds_accelerator to"
-    r"|^\[INFO\] [\d: -]{19} run directory: "  # training.plan.training_plan, of Duet itself
+    rf"|\] Setting ds_accelerator to|{RUN_DIRECTORY}"
     r"|^(?:#|=|-|>|\*){2,} ?.{0,30}\b(?:start|attempt|retry|launch|restart)(?:ing|ed)?\b|^\++ "
     r"(?:torchrun|python|srun|accelerate)\b"
 )
@@ -93,12 +93,14 @@ class SignatureMatch:
 class LogAnalysis:
     source: LogSource
     lines: list[LogLine]
+    near: float | None = None  # a time with a year
     hits: list[SignatureMatch] = field(default_factory=list)
     tracebacks: list[Traceback] = field(default_factory=list)
     natives: list[Traceback] = field(default_factory=list)  # C++ exceptions
     marks: list[progress_marks.ProgressMark] = field(default_factory=list)
     reported: list[rank_table.Reported] = field(default_factory=list)
     launcher: bool = False  # it has lines of a launcher of several ranks
+    of_ranks: bool = False  # it has such lines, or names ranks
     # (offset, rank, number of its last enqueued collective)
     enqueued: list[tuple[int, int, int]] = field(default_factory=list)
     spawned: list[tuple[int, int]] = field(default_factory=list)  # (offset, process of mp.spawn)
@@ -125,20 +127,23 @@ class LogAnalysis:
     times: LogTimes = field(default_factory=LogTimes)
 
 
-def read(source: LogSource, places: Places) -> LogAnalysis:
-    """The last job, if the log has several."""
+def read(source: LogSource, places: Places, near: float | None = None) -> LogAnalysis:
+    """The last job, if the log has several. `near`: a time with a year in another log of the same
+    run, for a log without any."""
     count, places = jobs.last(source, places)
     lines = _lines(source, places)
     below = (place.offset for place in places.found if place.key == OUTPUT_BELOW)
     analysis = LogAnalysis(source, lines, jobs=count, output=max(below, default=-1))
-    near = next((t for line in lines if (t := full_time_of(line.raw)) is not None), None)
+    analysis.near = next((t for x in lines if (t := full_time_of(x.raw)) is not None), near)
     for line in lines:
         if not line.raw.startswith(QUOTED):
-            _take(analysis, line, near)
+            _take(analysis, line)
     analysis.tracebacks = traceback.read(lines)
     analysis.natives = native_exception.read(lines)
     analysis.reported = rank_table.read(lines)
     analysis.launcher = rank_table.of_launcher(lines)
+    named = source.rank is not None or any(line.rank is not None for line in lines)
+    analysis.of_ranks = analysis.launcher or named
     _cards(analysis)
     quoted = {
         offset
@@ -301,10 +306,10 @@ def _begins(line: LogLine, before: LogLine) -> bool:
     return timed or NEW_MESSAGE.match(line.text) is not None
 
 
-def _take(analysis: LogAnalysis, line: LogLine, near: float | None) -> None:
-    """Adds the facts of a single line. `near`: a time with a year in the same log."""
+def _take(analysis: LogAnalysis, line: LogLine) -> None:
+    """Adds the facts of a single line."""
     fails = FAILED_END.search(line.text) is not None
-    if (time := time_of(line.raw, near)) is not None:
+    if (time := time_of(line.raw, analysis.near)) is not None:
         reported = fails or rank_table.TIME.match(line.text) is not None
         analysis.times.add(line.offset, time, reported=reported)
     analysis.marks += progress_marks.marks(line.text, line.offset, time, line.rank)

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from training.core.plain_text import one_line
 
 SHOWN = 400  # characters of a line
+# As training.core.log writes a message of Duet, and training.plan.training_plan this one.
+OF_DUET = r"^\[INFO\] [\d: -]{19} "
+RUN_DIRECTORY = rf"{OF_DUET}run directory: "
 
 # `ws1 python[1234]: ` of the journal, after the time
 _PROCESS = r"(?:[\w.-]+ [\w./@()-]+\[\d+\]: )?"
@@ -139,7 +142,7 @@ def said_by(text: str) -> int | None:
 
 def time_of(raw: str, near: float | None = None) -> float | None:
     """Timestamp of a line in Unix seconds; UTC without a time zone, so comparable within one
-    cluster only. `near`: a time of the same log; a date without a year is in the year that is
+    cluster only. `near`: a time of the same run; a date without a year is in the year that is
     closest to it, otherwise in the past."""
     head = raw[:120]
     for pattern in TIMES:

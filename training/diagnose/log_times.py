@@ -19,11 +19,11 @@ class LogTimes:
         self._known.append((offset, time, reported))
 
     def at(self, offset: int) -> float | None:
-        """Timestamp of the last line up to `offset` that has one; if it is old, that of the
-        launcher's report of a failure, where it is the next one."""
+        """Timestamp of the line at `offset`, else of the last one before it that has one; if that
+        is old, of the launcher's report of a failure, where it is the next one."""
         index = bisect.bisect_right(self._known, offset, key=operator.itemgetter(0))
-        time = self._known[index - 1][1] if index else None
-        if index < len(self._known):
+        place, time, _ = self._known[index - 1] if index else (-1, None, False)
+        if place != offset and index < len(self._known):
             _, after, reported = self._known[index]
             if reported and (time is None or after - time > RECENT_S):
                 return after

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from training.diagnose.log_line import LogLine
+from training.diagnose.log_line import OF_DUET, RUN_DIRECTORY, LogLine
 
 REPORTED = re.compile(r"rank {1,10}: (\d+) \(local_rank: (\d+)\)")
 TIME = re.compile(r" {1,10}time {1,10}: \d")
@@ -32,6 +32,11 @@ LAUNCHER = re.compile(
     r"|torch\.distributed\.(?:elastic|run|launcher)\S*: \[(?:ERROR|WARNING|INFO)\]"
     r"|ChildFailedError|Root Cause \(first observed|\[launch\.py:\d+:"
 )
+# Duet prints this line in its launcher, and in rank 0 where another one has started the ranks
+# (training.host.placement).
+OF_DUET_ITSELF = re.compile(RUN_DIRECTORY)
+STARTED_AS_RANK = re.compile(rf"{OF_DUET}(?:mode |模式：)rank \d")
+NOT_STARTED = ("126", "127")  # exit statuses of a shell
 STATUS = re.compile(r"exitcode {1,10}: (-?\d+)(?: \(pid: (\d+)\))?")
 
 
@@ -83,10 +88,10 @@ def read(lines: Sequence[LogLine]) -> list[Reported]:
 
 
 def _first_task(lines: Sequence[LogLine]) -> Reported | None:
-    """srun's task that ended first, if it ended alone, with a status."""
+    """srun's task that ended first, if it ended alone, with a status of a rank."""
     line = next(filter(names_task, lines), None)
     ended = TASKS.search(line.text) if line else None
-    if line is None or ended is None or not ended["alone"]:
+    if line is None or ended is None or not ended["alone"] or ended["left"] in NOT_STARTED:
         return None
     number = int(ended["alone"])
     return Reported(number, number, int(ended["left"]), None, line, root=True, task=True)
@@ -98,4 +103,6 @@ def names_task(line: LogLine) -> bool:
 
 def of_launcher(lines: Sequence[LogLine]) -> bool:
     """Whether a launcher of several ranks has printed one of them."""
-    return any(LAUNCHER.search(line.text) for line in lines)
+    texts = [line.text for line in lines]
+    by_duet = any(map(OF_DUET_ITSELF.match, texts)) and not any(map(STARTED_AS_RANK.match, texts))
+    return by_duet or any(map(LAUNCHER.search, texts))

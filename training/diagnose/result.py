@@ -61,7 +61,8 @@ def diagnose(paths: Sequence[Path | None]) -> DiagnosisRecord:
                 if source.binary:
                     binary += 1
                 else:
-                    analyses.append(read(source, scan(source)))
+                    near = analyses[-1].near if analyses else None
+                    analyses.append(read(source, scan(source), near))
     found = find_root_cause(analyses, own)
     if run and end and found.cause != cause_ids.NAN_LOSS:
         return _of_run(end, run, plan)

@@ -1,5 +1,6 @@
-"""Choice of the root cause among all events: by role (a failure before a wait for it), then time,
-then rank."""
+"""Choice of the root cause among all events of the last attempt: by role (a failure before a wait
+for it), then time, then rank. A lost connection of the program's own is later than an exception
+that may have ended it."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ from training.diagnose.events import (
 from training.diagnose.guilty_rank import forget_tasks, guilty_rank, waiting_ranks
 from training.diagnose.health import CUT
 from training.diagnose.log_analysis import LogAnalysis
+from training.diagnose.log_times import RECENT_S
 from training.diagnose.signatures import ROOT, VICTIM, WEAK
-from training.diagnose.survived import by_attempt, survived, survived_elsewhere, with_times
+from training.diagnose.survived import earlier_attempts, survived, survived_elsewhere, with_times
 
 VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # not listed beside another cause
 CONFIDENCE = (
@@ -44,16 +46,34 @@ class RootCause:
 
     @property
     def status(self) -> int | None:
-        """Exit status of the rank that failed first, as torchrun reports it."""
+        """Exit status of the rank that failed first, as the launcher in its log reports it."""
         analysis = self.event.analysis if self.event else None
         return next((r.status for r in analysis.reported if r.root), None) if analysis else None
 
 
 def find_root_cause(analyses: Sequence[LogAnalysis], own: Sequence[Event] = ()) -> RootCause:
     """`own`: events from structured files."""
+    over = earlier_attempts([*(a.source.name for a in analyses), *(str(e.file) for e in own)])
+    logs = [a for a in analyses if a.source.name in over]
+    errors = [e for e in own if str(e.file) in over]
+    found = _of_last_attempt(
+        [a for a in analyses if a.source.name not in over],
+        [e for e in own if str(e.file) not in over],
+        [event for analysis in logs for event in failure_events(analysis)],
+    )
+    silent = found.event is None or found.event.role == health.NO_SIGN
+    if over and found.cause == UNKNOWN and silent:
+        before = find_root_cause(logs, errors)
+        if before.cause not in (UNKNOWN, NONE):
+            return replace(before, confidence="low")
+    return found
+
+
+def _of_last_attempt(
+    analyses: Sequence[LogAnalysis], own: Sequence[Event], recovered: list[Event]
+) -> RootCause:
+    """`recovered`: failures of earlier attempts."""
     alive: list[Event] = [e for e in own if e.cause not in (UNKNOWN, RAISED)]
-    earlier, analyses = by_attempt(analyses)
-    recovered = [event for analysis in earlier for event in failure_events(analysis)]
     forget_tasks(analyses)
     timed = with_times(analyses)
     for analysis in analyses:
@@ -179,11 +199,30 @@ def _first(events: Sequence[Event]) -> Event:
         first = firsts.setdefault(id(event.analysis), event)
         if (event.line.offset, -event.length) < (first.line.offset, -first.length):
             firsts[id(event.analysis)] = event
-    # logs of several machines: an exception also ends the connections of other ranks to its process
+    others = [e for e in firsts.values() if not e.severed]
     return min(
         firsts.values(),
-        key=lambda e: (e.severed, _known(e.time), _known(e.rank)),
+        key=lambda e: (
+            e.severed and any(_may_sever(other, e) for other in others),
+            _known(e.time),
+            _known(e.rank),
+        ),
     )
+
+
+def _may_sever(failure: Event, event: Event) -> bool:
+    """Whether the connection in the log of another machine may be lost to the process that
+    failed: not if that happened later."""
+    if _heads_report(event) and not (failure.analysis and failure.analysis.reported):
+        return False  # its launcher ended all other ranks
+    before = event.analysis.times.from_(event.last) if event.analysis else None
+    return failure.time is None or before is None or failure.time <= before + RECENT_S
+
+
+def _heads_report(event: Event) -> bool:
+    """Whether its launcher reports that this rank was the first to fail."""
+    reported = event.analysis.reported if event.analysis else []
+    return any(r.root and r.rank == event.rank for r in reported)
 
 
 def _known(value: float | None) -> float:

@@ -20,7 +20,7 @@ from training.core.rundir import ASKED, RunDir, read_json, read_records
 from training.core.units import duration, plural
 from training.diagnose import scan, source, traceback
 from training.diagnose.events import OWN, UNLISTED, Event
-from training.diagnose.log_line import LogLine, shown
+from training.diagnose.log_line import RUN_DIRECTORY, LogLine, shown
 from training.diagnose.signatures import CASCADE, EVIDENCE, ROOT, causes
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ROOT_FOLDERS = 3  # depth of a log in its run directory: attempt_0/1/stderr.log
 HEAD = 64 << 10  # bytes
-RUN_LINE = re.compile(r"^\[INFO\] [\d: -]{19} run directory: (.+)$", re.MULTILINE)
+RUN_LINE = re.compile(rf"{RUN_DIRECTORY}(.+)$", re.MULTILINE)
 
 
 def run_of(path: Path) -> RunDir | None:

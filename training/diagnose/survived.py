@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from training.core import cause_ids
 from training.diagnose import progress_marks
@@ -19,7 +19,7 @@ BUFFER = 16 << 10
 # until it is killed.
 GRACE_STEPS, GRACE_S = 100, 150.0
 # torchrun has a folder of logs for each attempt.
-ATTEMPT = re.compile(r"(?P<run>.*?)\battempt_(?P<number>\d+)/", re.ASCII)
+ATTEMPT = re.compile(r"(?P<run>.*)\battempt_(?P<number>\d+)/", re.ASCII)
 BEGINS = re.compile(
     r"\b(?:resum|restore|restoring|restart|requeu)|\bload(?:ed|ing)?\b.{0,60}\b(?:checkpoint|ckpt|state)"
     r"|\bstart(?:ed|ing)?\b.{0,30}\b(?:train|job|run|attempt)",
@@ -27,18 +27,13 @@ BEGINS = re.compile(
 )
 
 
-def by_attempt(
-    analyses: Sequence[LogAnalysis],
-) -> tuple[list[LogAnalysis], list[LogAnalysis]]:
-    """(logs of attempts that a later one has followed, the others)."""
-    places = [ATTEMPT.match(analysis.source.name) for analysis in analyses]
+def earlier_attempts(names: Iterable[str]) -> set[str]:
+    """Those files that are of an attempt which a later one has followed."""
+    places = {name: place for name in names if (place := ATTEMPT.match(name))}
     last: dict[str, int] = {}
-    for place in places:
-        if place:
-            last[place["run"]] = max(int(place["number"]), last.get(place["run"], 0))
-    over = [bool(one and int(one["number"]) < last[one["run"]]) for one in places]
-    pairs = list(zip(analyses, over, strict=True))
-    return [a for a, earlier in pairs if earlier], [a for a, earlier in pairs if not earlier]
+    for place in places.values():
+        last[place["run"]] = max(int(place["number"]), last.get(place["run"], 0))
+    return {name for name, place in places.items() if int(place["number"]) < last[place["run"]]}
 
 
 def with_times(analyses: Sequence[LogAnalysis]) -> list[LogAnalysis]:
@@ -53,10 +48,10 @@ def with_times(analyses: Sequence[LogAnalysis]) -> list[LogAnalysis]:
 
 def survived_elsewhere(analysis: LogAnalysis, offset: int, timed: Sequence[LogAnalysis]) -> bool:
     """Whether training continued after a failure by the logs of other machines (`with_times`),
-    where its own one has no steps. `offset`: of its last line; the next time in the log is
-    certainly not before it."""
+    where its own one is of ranks and has no steps: that of the kernel may be in another time zone.
+    `offset`: of its last line; the next time in the log is certainly not before it."""
     time = analysis.times.from_(offset) if timed else None
-    if time is None or _grown(analysis) >= GROWN_THROWN:
+    if time is None or not analysis.of_ranks or _grown(analysis) >= GROWN_THROWN:
         return False
     after = time + GRACE_S
     return any(
