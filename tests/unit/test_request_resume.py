@@ -103,6 +103,14 @@ def test_a_folder_of_code_with_the_name_of_a_run(home: Path) -> None:
     assert found is not None and found.path == home / "vit"
 
 
+def test_the_run_above_the_current_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(home / "experiments", "r1", depth=3)
+    run.checkpoints.mkdir(exist_ok=True)
+    monkeypatch.chdir(run.checkpoints)
+    found = ask("--resume=..").resume_from
+    assert found is not None and found.path == run.path
+
+
 def test_nothing_to_resume(home: Path) -> None:
     problem = only(wrong("--resume=latest"))
     assert (

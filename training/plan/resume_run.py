@@ -118,7 +118,8 @@ def _named(wanted: str, experiments: Path) -> rundir.RunDir:
     """The one with a plan, since a folder of code may have the same name."""
     folders = [p for p in (Path(wanted), experiments / wanted) if os.path.isdir(p)]
     planned = (p for p in folders if os.path.exists(rundir.RunDir(p).plan))
-    return rundir.RunDir(next(planned, (folders or [Path(wanted)])[0]).absolute())
+    found = next(planned, (folders or [Path(wanted)])[0])
+    return rundir.RunDir(find_run.with_name(found))
 
 
 def other_run(of_node_0: str, wanted: str, again: Callable[..., str]) -> Problem:
