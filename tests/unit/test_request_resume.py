@@ -144,11 +144,13 @@ def test_an_unknown_run_to_resume(home: Path, shell: Shell) -> None:
     "content", ["", "{}", '{"a": 1}', '{"config": [1]}', '{"config": null}', '{"config": {']
 )
 def test_a_run_with_a_damaged_plan_cannot_be_resumed(content: str, home: Path) -> None:
+    make_run(home / "experiments", "r2")
     run = make_run(home / "experiments", "r1")
     run.plan.write_text(content)
-    assert only(wrong("--resume=r1")).what.startswith(
-        "resume is 'r1' (from --resume on the command line)"
-    )
+    problem = only(wrong("--resume=r1"))
+    assert problem.what.startswith("resume is 'r1' (from --resume on the command line)")
+    assert (problem.code, problem.fixes) == ("run.damaged", [])
+    assert str(run.plan) in problem.what
 
 
 def test_a_value_of_the_resumed_run_that_is_no_longer_valid(home: Path) -> None:
