@@ -20,6 +20,7 @@ from tests.unit.conftest import (
 from training import tasks
 from training.core.errors import UserError
 from training.core.messages import msg
+from training.core.rundir import read_json, write_json
 from training.plan import resume_checks
 from training.tasks.video_restoration.options import NAME as VIDEO
 from training.tasks.video_restoration.options import VideoOptions
@@ -156,6 +157,23 @@ def test_a_run_with_a_damaged_plan_cannot_be_resumed(content: str, home: Path) -
 def test_a_value_of_the_resumed_run_that_is_no_longer_valid(home: Path) -> None:
     make_run(home / "experiments", "r1", depth="twelve", gone=1)
     assert only(wrong("--resume=r1")).what == "depth is 'twelve' (from resumed run r1), a str"
+
+
+@pytest.mark.parametrize(("text", "code"), [(None, "task.unreadable"), ("x = (", "task.syntax")])
+def test_without_the_task_of_a_run_nothing_else_of_it_is_wrong(
+    text: str | None, code: str, home: Path
+) -> None:
+    """The rules of the default task are not those of the run's own."""
+    file = home / "sp.py"
+    own = {"total_batch_size": 8, "device_batch_size": 8, "precision": "fp8"}
+    run = make_run(home / "experiments", "r1", task=str(file), data="mine", **own)
+    task = {"name": "sp", "unit": "samples", "file": str(file), "options": {"width": 3}}
+    write_json(run.plan, {"config": (read_json(run.plan) or {})["config"], "task": task})
+    if text is not None:
+        file.write_text(text)
+    assert [p.code for p in wrong("--resume=r1")] == [code]
+    found = {p.code for p in wrong("--resume=r1", "--keep_best", "--eval_every=0")}
+    assert found == {code, "flag.contradiction"}
 
 
 # ── run_name

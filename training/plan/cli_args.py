@@ -61,10 +61,14 @@ class ParsedArgs:
     answer: str = ""  # why there is nothing to resume: the run is finished
     problems: list[Problem] = field(default_factory=list)
     start: Weights | None = None  # of --init_from
+    # False: the task cannot be read, and `kind` is the default one, with other rules
+    task_known: bool = True
 
     def bad(self, names: Collection[str]) -> bool:
         """Whether the value of one of these fields is unknown because of a problem already
         found."""
+        if not self.task_known:
+            return True
         unread = bool(self.file.problems and not self.file.values.keys() - {"task"}) or any(
             p.field in names for p in self.file.problems
         )
@@ -114,6 +118,7 @@ def parse_args(
     kind, problems = tasks.find(named, origin)
     asked = _look(script, args, environ, kind.fields, received)
     asked.kind, asked.problems = kind, [*problems, *asked.problems]
+    asked.task_known = not problems
     if problems:  # the flags of the task are unknown
         asked.problems, asked.line.unknown = (
             [*problems, *(p for p in first.problems if p not in first.line.problems)],
