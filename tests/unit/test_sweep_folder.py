@@ -22,7 +22,7 @@ from training.cli import report
 from training.cli.sweep import __main__ as command
 from training.cli.sweep import board, options, prepare, session
 from training.cli.sweep.prepare import Sweep
-from training.core import file_lock, rundir, sweep_dir
+from training.core import file_lock, find_run, rundir, sweep_dir
 from training.core.contracts.run_files import SweepRecord
 from training.core.errors import Exit, UserError
 from training.core.project import LAUNCH_SCRIPT
@@ -204,8 +204,9 @@ def test_an_occupied_gpu_is_found_before_anything_starts(
 
 
 @pytest.fixture
-def two_runs(tmp_path: Path) -> SweepDir:
+def two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepDir:
     """A project folder with a sweep of three runs, of which two were trained."""
+    monkeypatch.setattr(find_run, "WORK", tmp_path)
     experiments = tmp_path / "experiments"
     folder = SweepDir(experiments, "my sweep")
     runs = ["good", "better", "waiting"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from training.core import rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
+from training.core.project import WORK
 from training.core.rundir import RunDir
 from training.core.suggest import suggest
 
@@ -70,6 +71,13 @@ def path_of(typed: str) -> Path:
 def with_name(path: Path) -> Path:
     """`path`, absolute; its last part is a name, also of `..`. Links are kept."""
     return path.resolve() if path.name == ".." else path.absolute()
+
+
+def folder(typed: str, *, default: bool) -> Path:
+    """A default folder is relative to the project, a folder that the user names to the current
+    directory."""
+    path = path_of(typed)
+    return WORK / path if default else path.absolute()
 
 
 def is_folder(path: Path) -> bool:

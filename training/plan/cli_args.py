@@ -15,10 +15,10 @@ from training import tasks
 from training.config import flags, loader, program, resolve
 from training.config.schema import FIELDS, Config, Known
 from training.config.translate import RANKS
-from training.core import rundir
+from training.core import find_run, rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.core.project import ENTRYPOINT, LAUNCH_SCRIPT, ROOT, WORK, shipped
+from training.core.project import ENTRYPOINT, LAUNCH_SCRIPT, ROOT, shipped
 from training.plan import init_from, launcher_flags, length, resume_run
 from training.plan.script_words import RUN, SEPARATOR, as_run, asked_for, launch_words, split
 from training.tasks.spec import TaskSpec
@@ -368,7 +368,6 @@ def _program(
 
 
 def folder(name: str, resolved: resolve.Resolved) -> Path:
-    """A default folder is relative to the project, a folder that the user names to the current
-    directory."""
-    value = Path(os.path.expanduser(getattr(resolved.config, name)))  # noqa: PTH111 – Path.expanduser raises for an unknown user
-    return WORK / value if resolved.origins[name] == "default" else value.absolute()
+    return find_run.folder(
+        getattr(resolved.config, name), default=resolved.origins[name] == "default"
+    )
