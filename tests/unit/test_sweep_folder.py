@@ -152,6 +152,17 @@ def test_variables_of_the_first_start_configure_all_runs(tmp_path: Path) -> None
     assert not other.known and prepare.prepare(options.parse(argv), argv, variables).known
 
 
+def test_a_moved_sweep_trains_all_its_runs_in_the_new_folder(tmp_path: Path) -> None:
+    sweep = prepared(tmp_path / "old", "--depth=1,2")
+    sweep.folder.create(sweep.record)
+    ended(sweep, 0, "stopped")
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved = prepare.resume(options.SweepOptions(resume=sweep.folder.name), {}, tmp_path / "new")
+    for run in moved.record["runs"]:
+        words = started(moved).command(run)
+        assert [w for w in words if w.startswith("--out_dir")] == [f"--out_dir={tmp_path}/new"]
+
+
 def test_the_folder_of_the_logs_is_kept_however_it_was_typed(tmp_path: Path) -> None:
     sweep = prepared(tmp_path, "--depth=1,2", "--log-dir", "my logs")
     sweep.folder.create(sweep.record)

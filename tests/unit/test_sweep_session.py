@@ -245,6 +245,16 @@ def test_a_failure_after_the_launch_is_the_run_s_own(
 
 
 @pytest.mark.usefixtures("handlers")
+def test_a_variable_does_not_move_the_runs_of_a_resumed_sweep(
+    acted: Callable[..., session.Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUET_OUT_DIR", "/elsewhere")
+    todo = acted('echo "${DUET_OUT_DIR-none}" >"$1"', "true", slots=[""])
+    assert todo.go() == Exit.DONE
+    assert (tmp_path / "here" / todo.runs[0]["name"]).read_text() == "none\n"
+
+
+@pytest.mark.usefixtures("handlers")
 def test_fail_fast_stops_the_others(acted: Callable[..., session.Session]) -> None:
     waits = "trap 'exit 75' TERM; touch ready; while :; do sleep 0.02; done"
     fails = "until [[ -e ready ]]; do sleep 0.02; done; exit 4"

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 THREADS = "OMP_NUM_THREADS"
+OUT_DIR = "DUET_OUT_DIR"  # a flag has the folder, or it is the default one
 STOP_S = 60.0  # after an error of the sweep itself
 
 
@@ -113,7 +114,8 @@ class Session:
         run, record = self.runs[index], self.sweep.record
         place = self.sweep.slots[slot]
         _remove_remains(RunDir(self.sweep.folder.experiments / run["name"]))
-        environ = {n: v for n, v in os.environ.items() if n not in OWN_VARIABLES}
+        private = (*OWN_VARIABLES, OUT_DIR)
+        environ = {n: v for n, v in os.environ.items() if n not in private}
         environ |= {gpus.VISIBLE: place.visible} if place.visible else {}
         problems = self.sweep.folder.problems(run["name"])
         problems.unlink(missing_ok=True)  # of a sweep that was killed
@@ -145,15 +147,17 @@ class Session:
         train on the CPU after the driver is lost."""
         folder, ranks = self.sweep.folder, str(self.sweep.record["ranks"])
         words, args = [*script(LAUNCH_SCRIPT), ranks], run["args"]
-        on_gpus = ["--device=cuda"] if run.get("device") == "cuda" else []
-        if not (folder.experiments / run["name"]).exists():
-            args = [*(flags.without(args, "device") if on_gpus else args), *on_gpus]
-            return [*words, *args, f"--run_name={run['name']}"]
-        # a resumed run keeps its configuration, but not its folders
-        logs = flags.parse(args).flags.get("log_dir")
-        own = [*on_gpus, *([f"--log_dir={logs[0]}"] if logs else [])]
-        if folder.experiments != WORK / EXPERIMENTS:
+        own = ["--device=cuda"] if run.get("device") == "cuda" else []
+        args = flags.without(args, "device") if own else args
+        given = flags.parse(args).flags
+        if "out_dir" in given or folder.experiments != WORK / EXPERIMENTS:
             own.append(f"--out_dir={folder.experiments}")
+        if not (folder.experiments / run["name"]).exists():
+            # the sweep may have been moved since the flag was typed
+            return [*words, *flags.without(args, "out_dir"), *own, f"--run_name={run['name']}"]
+        # a resumed run keeps its configuration, but not its folders
+        if logs := given.get("log_dir"):
+            own.append(f"--log_dir={logs[0]}")
         return [*words, f"--resume={run['name']}", *own]
 
     def _stop(self, running: list[Started], received: int) -> None:
