@@ -20,7 +20,7 @@ from tests.unit.report_runs import ORIGINS, planned, read, trained
 from tests.unit.test_sweep import TINY, codes, ended, prepared
 from training.cli import report
 from training.cli.sweep import __main__ as command
-from training.cli.sweep import board, options, prepare, session
+from training.cli.sweep import board, launchers, options, prepare, session
 from training.cli.sweep.prepare import Sweep
 from training.core import file_lock, find_run, rundir, sweep_dir
 from training.core.contracts.run_files import SweepRecord
@@ -109,7 +109,7 @@ def test_a_start_killed_before_its_plan_is_repeated(tmp_path: Path) -> None:
     ended(sweep, 3, "stopped")
     todo = started(sweep)
     for run in runs:
-        session._remove_remains(run)
+        launchers.remove_remains(run)
     commands = [todo.command(run) for run in sweep.record["runs"]]
     assert [f"--run_name={runs[0].name}" in commands[0], runs[0].path.exists()] == [True, False]
     assert [f"--run_name={runs[1].name}" in commands[1], runs[1].path.exists()] == [True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sys
@@ -17,6 +18,7 @@ from training.cli.sweep import board, session, usable
 from training.cli.sweep.slots import Slot
 from training.core import rundir
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.host import env_vars
 from training.host.gpus import Gpu, GpuInventory, GpuProcess
@@ -209,6 +211,31 @@ def test_another_problem_of_a_start_is_the_run_s_own(
     other = 'echo preflight.disk >"$DUET_PROBLEMS"; exit 3'
     todo = acted(other, "exit 3", "true", slots=["GPU-7"])
     assert (todo.go(), todo.states) == (Exit.TRAINING, ["failed", "failed", "finished"])
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("fail_fast", [False, True])
+def test_a_run_that_cannot_be_started_stops_no_other(
+    acted: Callable[..., session.Session], capsys: pytest.CaptureFixture[str], fail_fast: bool
+) -> None:
+    todo = acted("true", "touch never", "true", slots=[""], fail_fast=fail_fast)
+    console = todo.sweep.folder.console(todo.runs[1]["name"])
+    console.mkdir()
+    assert todo.go() == Exit.TRAINING
+    assert todo.states == ["finished", "failed", "waiting" if fail_fast else "finished"]
+    assert f"{console}: {os.strerror(errno.EISDIR)}" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_failure_without_its_console_has_its_exit_status(
+    acted: Callable[..., session.Session],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    todo = acted('rm "$CONSOLE"; exit 4', "true", slots=[""])
+    monkeypatch.setenv("CONSOLE", str(todo.sweep.folder.console(todo.runs[0]["name"])))
+    assert (todo.go(), todo.states) == (Exit.TRAINING, ["failed", "finished"])
+    assert msg("cli.sweep.exit", status=4) in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("handlers")
