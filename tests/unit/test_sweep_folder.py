@@ -163,6 +163,34 @@ def test_a_moved_sweep_trains_all_its_runs_in_the_new_folder(tmp_path: Path) -> 
         assert [w for w in words if w.startswith("--out_dir")] == [f"--out_dir={tmp_path}/new"]
 
 
+def test_a_changed_config_is_that_of_another_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "my.py"
+    config.write_text("matrix_lr = 0.02\n")
+    runs = tmp_path / "runs"
+    first = prepared(runs, "my.py", "--depth=1,2,3")
+    first.folder.create(first.record)
+    assert prepared(runs, "my.py", "--depth=1,2,3").folder.name == first.folder.name
+    config.write_text("matrix_lr = 0.03\n")
+    other = prepared(runs, "my.py", "--depth=1,2,3")
+    assert (other.known, other.folder.name) == (False, f"{first.folder.name}_2")
+
+    ended(first, 0, "stopped")  # it has its configuration
+    with pytest.raises(UserError) as raised:
+        started(resumed(runs, first.folder.name)).begin()
+    assert [problem.code for problem in raised.value.problems] == ["sweep.config_changed"]
+    config.write_text("matrix_lr = 0.02\n")
+    started(resumed(runs, first.folder.name)).begin()
+    for run in first.record["runs"]:
+        del run["config_sha256"]  # of an earlier version
+    first.folder.create(first.record)
+    config.write_text("matrix_lr = 0.03\n")
+    started(resumed(runs, first.folder.name)).begin()
+    assert prepared(runs, "my.py", "--depth=1,2,3").folder.name == first.folder.name
+
+
 def test_the_folder_of_the_logs_is_kept_however_it_was_typed(tmp_path: Path) -> None:
     sweep = prepared(tmp_path, "--depth=1,2", "--log-dir", "my logs")
     sweep.folder.create(sweep.record)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.conftest import python
 from tests.unit.test_sweep import prepared
-from training.cli.sweep import board, session, usable
+from training.cli.sweep import board, config_files, session, usable
 from training.cli.sweep.slots import Slot
 from training.core import rundir
 from training.core.errors import Exit
@@ -224,6 +224,20 @@ def test_a_run_that_cannot_be_started_stops_no_other(
     assert todo.go() == Exit.TRAINING
     assert todo.states == ["finished", "failed", "waiting" if fail_fast else "finished"]
     assert f"{console}: {os.strerror(errno.EISDIR)}" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_config_that_changes_during_a_sweep_is_not_trained(
+    acted: Callable[..., session.Session], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    todo = acted("echo depth = 2 >my.py", "touch never", slots=[""])
+    config = tmp_path / "here" / "my.py"
+    config.write_text("depth = 1\n")
+    for run in todo.runs:
+        run["args"], run["config_sha256"] = ["my.py"], config_files.digest(config)
+    assert (todo.go(), todo.states) == (Exit.TRAINING, ["finished", "failed"])
+    assert msg("cli.sweep.config_changed", file=config) in capsys.readouterr().err
+    assert not config.with_name("never").exists()
 
 
 @pytest.mark.usefixtures("handlers")

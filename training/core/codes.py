@@ -214,6 +214,7 @@ PROBLEMS = {
     "slurm.sbatch_word": "--sbatch contains something other than long options",
     "slurm.signal": "--signal with a signal for which a job does not save and continue",
     "slurm.submission_damaged": "the submission record is missing or damaged",
+    "sweep.config_changed": "a config file has changed since the sweep began",
     "sweep.damaged": "the record of the sweep cannot be read",
     "sweep.duplicate": "two runs of a sweep have the same configuration",
     "sweep.empty_value": "an empty value in a list of values",

@@ -17,7 +17,7 @@ from training.core.sweep_dir import COMMAND, SweepDir
 from training.plan.request import Request
 
 if TYPE_CHECKING:
-    from training.core.contracts.run_files import SweepRecord
+    from training.core.contracts.run_files import SweepRecord, SweepRun
 
 LONGEST = 80  # bytes of a name
 
@@ -53,8 +53,14 @@ def _same(known: SweepRecord, record: SweepRecord) -> bool:
     return (
         known["cwd"] == record["cwd"]
         and known["ranks"] == record["ranks"]
-        and [run["args"] for run in known["runs"]] == [run["args"] for run in record["runs"]]
+        and len(known["runs"]) == len(record["runs"])
+        and all(map(_same_run, known["runs"], record["runs"]))
     )
+
+
+def _same_run(known: SweepRun, run: SweepRun) -> bool:
+    config = run.get("config_sha256")
+    return known["args"] == run["args"] and known.get("config_sha256", config) == config
 
 
 def _plain(base: str) -> str:

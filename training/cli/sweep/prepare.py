@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import training
-from training.cli.sweep import grid, naming
+from training.cli.sweep import config_files, grid, naming
 from training.cli.sweep.expected import Expected
 from training.cli.sweep.fixes import Collected, label
 from training.cli.sweep.grid import Combination
@@ -107,6 +107,7 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
                 "args": [*run.args, *_exported(request, environ)],
                 "values": one,
                 "device": device,
+                "config_sha256": config_files.digest(request.config_file),
             }
             for request, run, one, device in zip(requests, runs, shown, devices, strict=True)
         ],

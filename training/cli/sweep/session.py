@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from training.cli.sweep import launchers
+from training.cli.sweep import config_files, launchers
 from training.cli.sweep.board import Board, Event
 from training.cli.sweep.launchers import Started
 from training.cli.sweep.planned import GPU_CODE
@@ -52,8 +52,8 @@ class Session:
 
     def begin(self) -> None:
         """Find out which runs are finished. Raises UserError for a run that another process
-        trains. On another machine its process cannot be checked; it has ended with the sweep that
-        started it, whose lock is free."""
+        trains, or whose config has changed. On another machine its process cannot be checked; it
+        has ended with the sweep that started it, whose lock is free."""
         problems = []
         for index, run in enumerate(self.runs):
             folder = RunDir(self.sweep.folder.experiments / run["name"])
@@ -68,6 +68,8 @@ class Session:
                 )
             if row.state == FINISHED:
                 self.states[index] = FINISHED
+            elif (found := self._changed(run)) and found not in problems:
+                problems.append(found)
         if problems:
             raise UserError(problems)
 
@@ -97,6 +99,8 @@ class Session:
                 try:
                     running.append(self._start(index, slot))
                     break
+                except UserError as error:
+                    self._not_started(index, error.problems[0].what, running)
                 except OSError as error:  # of this run alone, such as a file that it cannot write
                     file = f"{error.filename}: " if error.filename else ""
                     self._not_started(index, f"{file}{error.strerror}", running)
@@ -117,6 +121,8 @@ class Session:
         run, record = self.runs[index], self.sweep.record
         place = self.sweep.slots[slot]
         launchers.remove_remains(RunDir(self.sweep.folder.experiments / run["name"]))
+        if found := self._changed(run):
+            raise UserError(found)
         private = (*OWN_VARIABLES, OUT_DIR)
         environ = {n: v for n, v in os.environ.items() if n not in private}
         environ |= {gpus.VISIBLE: place.visible} if place.visible else {}
@@ -144,6 +150,11 @@ class Session:
         self.states[index] = "running"
         self.board.event(Event.STARTED, index, self.states, where=str(place))
         return Started(index, slot, popen, at, began)
+
+    def _changed(self, run: SweepRun) -> Problem | None:
+        """The problem of a new run with another config; a resumed one keeps its configuration."""
+        new = not (self.sweep.folder.experiments / run["name"]).exists()
+        return config_files.changed(run, self.sweep.record["cwd"]) if new else None
 
     def command(self, run: SweepRun) -> list[str]:
         """Starts the run, or resumes it. One that was planned on GPUs by --device=auto must not
