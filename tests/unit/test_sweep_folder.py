@@ -16,6 +16,7 @@ import pytest
 
 from tests.cases import each
 from tests.unit.conftest import ROOT, clean_environment
+from tests.unit.own_task import LINE
 from tests.unit.report_runs import ORIGINS, planned, read, trained
 from tests.unit.test_sweep import TINY, codes, ended, prepared
 from training.cli import report
@@ -189,6 +190,41 @@ def test_a_changed_config_is_that_of_another_sweep(
     config.write_text("matrix_lr = 0.03\n")
     started(resumed(runs, first.folder.name)).begin()
     assert prepared(runs, "my.py", "--depth=1,2,3").folder.name == first.folder.name
+
+
+def test_a_sweep_continues_where_its_files_are_after_its_folder_was_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, runs = tmp_path / "old", tmp_path / "new", tmp_path / "runs"
+    old.mkdir()
+    monkeypatch.chdir(old)
+    Path("line.py").write_text(LINE)
+    Path("my.py").write_text("depth = 1\n")
+    small = ["--device=cpu", "--tensorboard=false", f"--out_dir={runs}"]
+
+    def of(*words: str) -> Sweep:
+        return prepare.prepare(options.parse([*words, *small]), [*words, *small], {})
+
+    both = of("my.py", "--depth=1,2"), of("--task=line.py", "--total_batch_size=128", "--slope=1,2")
+    for sweep in both:
+        sweep.folder.create(sweep.record)
+    monkeypatch.chdir(tmp_path)
+    old.rename(new)
+    for sweep in both:
+        with pytest.raises(UserError) as raised:
+            resumed(runs, sweep.folder.name)
+        assert [problem.code for problem in raised.value.problems] == ["sweep.folder_lost"]
+        assert str(old) in raised.value.problems[0].what
+    monkeypatch.chdir(new)
+    for sweep in both:
+        assert resumed(runs, sweep.folder.name).record["cwd"] == str(new)
+    again = of("my.py", "--depth=1,2")
+    assert (again.known, again.record["cwd"]) == (True, str(new))
+    monkeypatch.chdir(tmp_path)
+    for sweep in both:  # nothing is missing
+        for index in range(2):
+            ended(sweep, index, "stopped")
+        assert resumed(runs, sweep.folder.name).record["cwd"] == str(tmp_path)
 
 
 def test_the_folder_of_the_logs_is_kept_however_it_was_typed(tmp_path: Path) -> None:

@@ -218,6 +218,7 @@ PROBLEMS = {
     "sweep.damaged": "the record of the sweep cannot be read",
     "sweep.duplicate": "two runs of a sweep have the same configuration",
     "sweep.empty_value": "an empty value in a list of values",
+    "sweep.folder_lost": "the folder in which the sweep was started no longer exists",
     "sweep.jobs": "more runs side by side than the GPUs allow",
     "sweep.list": "the file of --list has no valid run",
     "sweep.many": "more than 100 runs without --yes",

@@ -114,6 +114,7 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
     }
     folder, known = naming.find(options.name, record, requests[0], values)
     if known:
+        known["cwd"] = record["cwd"]  # that of its start may have been moved
         _require_gpus(known, planned.slots, planned.machine)
     expected = Expected(requests[0].experiments)
     return Sweep(
@@ -236,6 +237,7 @@ def resume(options: SweepOptions, environ: Mapping[str, str], experiments: Path)
     folder, record = sweep_dir.find(
         options.resume, experiments, lambda name: sweep_dir.command("resume", name, experiments)
     )
+    record["cwd"] = config_files.folder(record, folder.experiments)
     options, runs = replace(options, gpus_per_run=record["ranks"]), len(record["runs"])
     wanted = record["device"] == "cuda"
     machine = emptiest(options, runs, environ) if wanted else gpus.GpuInventory((), "")
