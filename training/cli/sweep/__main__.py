@@ -41,7 +41,7 @@ from training.cli.sweep.board import Board
 from training.cli.sweep.options import SweepOptions
 from training.cli.sweep.prepare import Sweep
 from training.cli.sweep.session import Session, again
-from training.core import file_lock, log, sweep_dir, units
+from training.core import file_lock, log, messages, sweep_dir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import typed
@@ -69,6 +69,7 @@ def main(argv: list[str]) -> int:
                 lambda name: sweep_dir.command("show", name, experiments),
             )
             results.show(folder, record, ascii_only=chosen.ascii)
+            results.write_page(folder, record)
             return int(Exit.DONE)
         sweep = (
             prepare.resume(chosen, os.environ, experiments)
@@ -89,6 +90,7 @@ def main(argv: list[str]) -> int:
 
 
 def _train(sweep: Sweep, chosen: SweepOptions) -> int:
+    messages.load_all()
     try:
         code = _run(sweep, chosen)
     except OSError as error:
@@ -100,6 +102,7 @@ def _train(sweep: Sweep, chosen: SweepOptions) -> int:
         results.show(sweep.folder, sweep.record, ascii_only=chosen.ascii)
     except OSError as error:  # the terminal was closed; `--show` has the table
         program.unwritable(error)
+    results.write_page(sweep.folder, sweep.record)
     if code != Exit.DONE:
         log.warning(msg("cli.sweep.continue", command=again(sweep), code=code))
     return code
