@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.conftest import python
-from tests.unit.test_sweep import prepared
+from tests.unit.conftest import ROOT, clean_environment, python
+from tests.unit.test_sweep import TINY, prepared
 from training.cli.sweep import board, config_files, session, usable
 from training.cli.sweep.slots import Slot
 from training.core import rundir
@@ -265,6 +266,42 @@ def test_the_last_gpu_that_is_set_aside_ends_the_sweep(
     assert (todo.go(), todo.states) == (Exit.RESOURCES, ["waiting", "waiting"])
     assert capsys.readouterr().err.count("--resume") == 1
     assert not todo.sweep.folder.problems(todo.runs[0]["name"]).exists()
+
+
+UNREAD = """
+import sys
+from training.cli.sweep import __main__ as sweep, session
+from training.host import program
+session.Session.command = lambda self, run: ["bash", "-c", "read -rt 0.5 <> <(:); exit 4"]
+sys.exit(program.run(sweep.main, sweep.__doc__))
+"""
+
+
+def test_a_sweep_outlives_the_reader_of_its_output(tmp_path: Path) -> None:
+    """The exit status is its own: of `duet sweep … 2>&1 | tee log` with pipefail, for example."""
+    words = [*TINY, "--seed=1,2", f"--out_dir={tmp_path}"]
+    with subprocess.Popen(
+        [sys.executable, "-c", UNREAD, *words],
+        cwd=ROOT,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=60) == Exit.TRAINING
+    assert len(list(tmp_path.glob("sweeps/*/*.log"))) == 2
+    shown = subprocess.run(
+        f"{sys.executable} lib/run_module.py training.cli.sweep --show=run_sweep "
+        f"--out_dir={shlex.quote(str(tmp_path))} | head -c1",
+        cwd=ROOT,
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (len(shown.stdout), shown.stderr) == (1, "")
 
 
 def test_a_refused_start_leaves_its_codes(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ that failed hung); 75, 130 stopped.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,6 +84,7 @@ def main(argv: list[str]) -> int:
             return int(Exit.DONE)
         log.of_launcher()
         process.outlive_terminal()
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # nor does the end of `| tee log`
         return _train(sweep, chosen)
     except UserError as error:
         log.report(error, closing=msg("cli.sweep.nothing_started"))
@@ -100,6 +102,8 @@ def _train(sweep: Sweep, chosen: SweepOptions) -> int:
         raise UserError(Problem("output.unwritable", what, allowed), Exit.RESOURCES) from None
     try:
         results.show(sweep.folder, sweep.record, ascii_only=chosen.ascii)
+    except BrokenPipeError:
+        program.discard_output()
     except OSError as error:  # the terminal was closed; `--show` has the table
         program.unwritable(error)
     results.write_page(sweep.folder, sweep.record)
