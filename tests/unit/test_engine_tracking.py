@@ -4,6 +4,7 @@ loopback."""
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from tests.conftest import TOKEN
 from tests.unit.conftest import ROOT, clean_environment
 from tests.unit.wandb_server import WandbServer
 from training.config.schema import Config
-from training.core.rundir import RunDir, append_json, read_json, read_records
+from training.core.rundir import RunDir, append_json, read_json, read_records, write_json
 from training.trainer import metrics_writer, tracking
 from training.trainer.tracker_threads import Trackers
 from training.trainer.tracking import End, TensorBoard, figures, public
@@ -120,7 +121,7 @@ def train(
 
 def identity(run: RunDir) -> str:
     known = read_json(run.wandb_id)
-    assert known and list(known) == ["id"], "the id of the run and nothing else"
+    assert known and list(known) == ["id", "folder"], "the id of the run and nothing else"
     return str(known["id"])
 
 
@@ -376,6 +377,23 @@ def test_a_damaged_id_is_replaced(run: RunDir) -> None:
     run.wandb_id.write_text('{"id": "../../etc"}')
     made = tracking._wandb_id(run)
     assert made.isalnum() and tracking._wandb_id(run) == made
+
+
+def test_a_copy_of_a_run_is_another_run_of_wandb(run: RunDir, tmp_path: Path) -> None:
+    run.create()
+    first = tracking._wandb_id(run)
+    moved = RunDir(tmp_path / "moved")
+    run.path.rename(moved.path)
+    assert tracking._wandb_id(moved) == first
+    write_json(moved.wandb_id, {"id": first, "folder": str(moved.path)})  # it has started there
+    tmp_path.joinpath("link").symlink_to(moved.path)
+    assert tracking._wandb_id(RunDir(tmp_path / "link")) == first
+    shutil.copytree(moved.path, run.path)
+    second = tracking._wandb_id(run)
+    assert second != first
+    assert [tracking._wandb_id(moved), tracking._wandb_id(run)] == [first, second]
+    write_json(run.wandb_id, {"id": first})  # of an earlier version
+    assert tracking._wandb_id(run) == first
 
 
 def test_torch_and_wandb_are_not_imported_before_the_first_record() -> None:

@@ -6,6 +6,7 @@ import os
 import secrets
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -14,14 +15,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from training.config.schema import Config
 from training.core import log, redact, rundir
 from training.core.errors import Exit
-from training.core.jsonl import parse, whole
+from training.core.jsonl import Record, parse, whole
 from training.core.messages import msg
 from training.core.metric_units import EVALUATION
 
 if TYPE_CHECKING:
     from training.core.contracts.metrics import Figures
 
-LACKS_FROM = "lacks_from"  # in wandb.json: the first step that W&B may lack
+# In wandb.json: the first step that W&B may lack, and the folder of the run.
+LACKS_FROM, FOLDER = "lacks_from", "folder"
 WANDB_INIT_S = 10.0  # unless set by WANDB_INIT_TIMEOUT
 
 
@@ -98,10 +100,11 @@ class WandB:
         first: int = 1,
         earlier: int = 0,
     ) -> None:
-        known = rundir.read_json(run.wandb_id) or {}
         name, number = config.wandb_run or run.name, _wandb_id(run)
+        known = rundir.read_json(run.wandb_id) or {}
         lacks = min(whole(known.get(LACKS_FROM)) or first, first)
-        rundir.keep_json(run.wandb_id, {"id": number, LACKS_FROM: lacks})  # before a slow import
+        own = {"id": number, FOLDER: str(run.path)}
+        rundir.keep_json(run.wandb_id, {**own, LACKS_FROM: lacks})  # before a slow import
         import wandb
 
         self.wandb = wandb
@@ -143,7 +146,7 @@ class WandB:
         if lacks < first:
             for record in _recorded(run.metrics, earlier, range(lacks, first)):
                 self.write(record)
-        rundir.keep_json(run.wandb_id, {"id": number})
+        rundir.keep_json(run.wandb_id, own)
 
     def write(self, record: Figures) -> None:
         self.run.log({**dict(figures(record)), "step": record["step"]})
@@ -175,12 +178,24 @@ def public(values: Mapping[str, Any]) -> Figures:
 
 
 def _wandb_id(run: rundir.RunDir) -> str:
-    known = (rundir.read_json(run.wandb_id) or {}).get("id")
-    if isinstance(known, str) and known.isalnum():
-        return known
+    known = rundir.read_json(run.wandb_id) or {}
+    number = known.get("id")
+    if isinstance(number, str) and number.isalnum() and not _is_copy(known, run):
+        return number
     made = secrets.token_hex(4)
-    rundir.write_json(run.wandb_id, {"id": made})
+    rundir.write_json(run.wandb_id, {"id": made, FOLDER: str(run.path)})
     return made
+
+
+def _is_copy(known: Record, run: rundir.RunDir) -> bool:
+    """Whether the run was copied, not moved: the folder of its W&B run still has it."""
+    folder = known.get(FOLDER)
+    if not isinstance(folder, str):
+        return False
+    there = rundir.read_json(rundir.RunDir(folder).wandb_id) or {}
+    with suppress(OSError):  # the same folder by another path
+        return there.get("id") == known["id"] and not run.path.samefile(folder)
+    return False
 
 
 def _recorded(metrics: Path, size: int, steps: range) -> list[Figures]:
