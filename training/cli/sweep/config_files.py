@@ -1,5 +1,5 @@
 """The files of a sweep that a run which starts later needs: its config must not have other values
-than the table says."""
+than those of the table."""
 
 from __future__ import annotations
 
