@@ -19,6 +19,7 @@ import pytest
 
 from tests.unit.monitor_runs import Made
 from tests.unit.own_task import LINE
+from training.core import find_run
 from training.core import log as console
 from training.core.errors import Exit, Problem, UserError
 from training.core.rundir import RunDir, write_json
@@ -168,7 +169,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setattr(cli_args, "ROOT", folder)
-    monkeypatch.setattr(cli_args, "WORK", folder)
+    monkeypatch.setattr(find_run, "WORK", folder)
     return folder
 
 

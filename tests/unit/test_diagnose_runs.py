@@ -15,14 +15,15 @@ import pytest
 
 from tests.unit.diagnosed import OOM, new_run, plan
 from training.cli import diagnose as command
-from training.core import heartbeat, standing
+from training.core import find_run, heartbeat, standing
 from training.core.messages import LANGUAGES, msg
 from training.core.rundir import RunDir, write_json
 from training.diagnose import card, result
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setattr(find_run, "WORK", tmp_path)  # the run is in its experiments/
     return new_run(tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def sync(folders: Iterable[Path], home: Path, token: str, server: WandbServer, *
 
 def identity(run: RunDir) -> str:
     known = read_json(run.wandb_id)
-    assert known and list(known) == ["id"], "the id of the run and nothing else"
+    assert known and list(known) == ["id", "folder"], "the id of the run and nothing else"
     return str(known["id"])
 
 
@@ -333,13 +334,14 @@ def test_wandb_gets_what_it_lacks_of_earlier_starts(
     for step in range(1, 10):
         append_json(run.metrics, {"time": step, "step": step, "loss": 0.5})
     write_json(run.wandb_id, {"id": "abc", **({"lacks_from": known} if known else {})})
+    own = {"id": "abc", "folder": str(run.path)}
     tracker = tracking.WandB(
         run, Config(), "online", {}, first=7, earlier=run.metrics.stat().st_size
     )
     logged = [call.args[0]["step"] for call in wandb.init.return_value.log.call_args_list]
-    assert (logged, read_json(run.wandb_id)) == (again, {"id": "abc", "lacks_from": lacks})
+    assert (logged, read_json(run.wandb_id)) == (again, own | {"lacks_from": lacks})
     tracker.close(tracking.End(0))
-    assert read_json(run.wandb_id) == {"id": "abc"}
+    assert read_json(run.wandb_id) == own
 
 
 def test_a_damaged_id_is_replaced(run: RunDir) -> None:
@@ -347,3 +349,20 @@ def test_a_damaged_id_is_replaced(run: RunDir) -> None:
     run.wandb_id.write_text('{"id": "../../etc"}')
     made = tracking._wandb_id(run)
     assert made.isalnum() and tracking._wandb_id(run) == made
+
+
+def test_a_copy_of_a_run_is_another_run_of_wandb(run: RunDir, tmp_path: Path) -> None:
+    run.create()
+    first = tracking._wandb_id(run)
+    moved = RunDir(tmp_path / "moved")
+    run.path.rename(moved.path)
+    assert tracking._wandb_id(moved) == first
+    write_json(moved.wandb_id, {"id": first, "folder": str(moved.path)})  # it has started there
+    tmp_path.joinpath("link").symlink_to(moved.path)
+    assert tracking._wandb_id(RunDir(tmp_path / "link")) == first
+    shutil.copytree(moved.path, run.path)
+    second = tracking._wandb_id(run)
+    assert second != first
+    assert [tracking._wandb_id(moved), tracking._wandb_id(run)] == [first, second]
+    write_json(run.wandb_id, {"id": first})  # of an earlier version
+    assert tracking._wandb_id(run) == first

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from training.core import find_run, rundir
+from training.core.find_run import RunSelector
 from training.core.rundir import RunDir
 
 
@@ -34,3 +37,15 @@ def test_a_folder_that_cannot_be_examined_hides_no_run(tmp_path: Path) -> None:
     newest = find_run.newest(tmp_path)
     assert newest and newest.name == "a"
     assert find_run.planned(tmp_path / "missing") == []
+
+
+@pytest.mark.parametrize("typed", ["..", "../", ".", "../.", "../checkpoints/.."])
+def test_a_run_above_the_current_directory_has_its_name(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path / "run1")
+    run.create()
+    rundir.write_json(run.plan, {})
+    monkeypatch.chdir(run.path if typed == "." else run.checkpoints)
+    found = find_run.find(typed, tmp_path, RunSelector("RUN", "./duet archive ", "latest"))
+    assert found.path == run.path

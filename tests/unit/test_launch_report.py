@@ -13,7 +13,7 @@ from tests.unit.test_launch_ending import failed, finished, log, plan, run
 from training.core import messages
 from training.core.errors import Exit
 from training.core.rundir import RunDir, append_json
-from training.launcher import first_failure, notification, post_run
+from training.launcher import first_failure, notification, post_run, report_program
 from training.launcher.post_run import PostRun
 from training.watchdog.rank_exit import RankExit
 
@@ -25,7 +25,7 @@ def with_report(run: RunDir, monkeypatch: pytest.MonkeyPatch, program: str) -> P
     root = run.path.parent / "root"
     (root / "lib").mkdir(parents=True)
     (root / "lib/run_module.py").write_text(textwrap.dedent(program))
-    monkeypatch.setattr(post_run, "ROOT", root)
+    monkeypatch.setattr(report_program, "ROOT", root)
     end = PostRun(run, plan(report=True))
     end.begun = True
     return end
@@ -43,7 +43,7 @@ def test_the_path_of_the_report_is_logged_after_a_failure(
     with_report(run, monkeypatch, MAKES).close(4)
     assert (
         run.report.read_text()
-        == f"{['training.cli.report', str(run.path), '--quiet']} {os.nice(0) + post_run.NICE} True"
+        == f"{['training.cli.report', str(run.path), '--quiet']} {os.nice(0) + report_program.NICE} True"
     )
     assert capfd.readouterr().err.endswith(f" report: {run.report}\n")
 

@@ -45,13 +45,40 @@ def test_the_ranks_before_some_were_lost(nnodes: int) -> None:
     assert command == f"./launch_train.sh {4 if nnodes == 2 else 8} --resume=run1"
 
 
+def test_a_run_outside_of_the_searched_folder_is_named_by_its_path(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was moved, copied, or selected by its path; the name may be that of another run."""
+    runs, default = home / "my runs", home / "experiments"
+    for path, config, flags in (
+        (default / "run1", {}, "--resume=run1"),
+        (default / "run1", {"resume": str(default / "run1")}, "--resume=run1"),
+        (runs / "run1", {}, f"--resume='{runs}/run1'"),
+        (runs / "run1", {"out_dir": str(runs)}, f"--out_dir='{runs}' --resume=run1"),
+        (runs / "run1", {"out_dir": "my runs"}, "--out_dir='my runs' --resume=run1"),
+        (default / "run1", {"out_dir": str(runs)}, f"--resume='{default}/run1'"),
+    ):
+        made: Any = plan(LAUNCH, 8, **config)
+        assert next_command(made, RunDir(path)) == f"./launch_train.sh 8 {flags}", (path, config)
+    home.joinpath("link").symlink_to(runs)
+    linked: Any = plan(LAUNCH, 8, out_dir="link")
+    assert next_command(linked, RunDir(runs / "run1")).endswith(" --out_dir=link --resume=run1")
+    monkeypatch.chdir("/")  # the folder of a relative path is another one here
+    elsewhere: Any = plan(LAUNCH, 8, out_dir="my runs")
+    assert next_command(elsewhere, RunDir(runs / "run1")).endswith(f" --resume='{runs}/run1'")
+    (runs / "run1").mkdir(parents=True)
+    write_json(RunDir(runs / "run1").archived, {})
+    assert next_command(plan(LAUNCH, 8), RunDir(runs / "run1")).endswith(" --resume=run1")
+
+
 @pytest.mark.parametrize("name", ["run1", "/elsewhere/run1"])
 def test_a_run_of_a_slurm_job_is_submitted_again(tmp_path: Path, name: str) -> None:
     run = RunDir(tmp_path / "run1")
     run.path.mkdir()
     job = {"name": name, "typed": ["--nodes=2", "--comment=a b"], "again": ["--log_dir=/logs"]}
     write_json(run.path / "code_2.json", job)
-    made: Any = plan(LAUNCH, 8, out_dir="/x") | {"place": STEP, "submission": "code_2"}
+    folder = str(tmp_path)
+    made: Any = plan(LAUNCH, 8, out_dir=folder) | {"place": STEP, "submission": "code_2"}
     selected = "run1" if name == "run1" else run.path
     flags = f"--nodes=2 '--comment=a b' --log_dir=/logs --resume={selected}"
     assert next_command(made, run, depth=3) == f"./submit_job.sh {flags} --depth=3"

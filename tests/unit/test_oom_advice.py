@@ -14,6 +14,7 @@ from tests.unit import test_launch_recovery
 from tests.unit.conftest import ask
 from tests.unit.test_launch_remedy import error
 from tests.unit.verdicts import new_run
+from training.core import find_run
 from training.core.rundir import RunDir, write_json
 from training.diagnose.advice import of_end, values
 from training.host.decisions import AS_ASKED, Decision
@@ -36,7 +37,8 @@ LARGE = StepWorkload(24, 8, 4096, 65536, bf16=True, compiled=False)
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setattr(find_run, "WORK", tmp_path)  # the run is in its experiments/
     return new_run(tmp_path)
 
 

@@ -21,6 +21,7 @@ from tests.unit.conftest import (
     only,
     wrong,
 )
+from training.core import find_run
 from training.core.errors import UserError
 from training.plan import cli_args
 
@@ -227,7 +228,7 @@ def test_the_simple_script_requires_a_config(
     home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
     monkeypatch.setattr(cli_args, "ROOT", ROOT)
-    monkeypatch.setattr(cli_args, "WORK", ROOT)
+    monkeypatch.setattr(find_run, "WORK", ROOT)
     monkeypatch.chdir(ROOT)
     problem = only(wrong(script=SIMPLE))
     assert problem.what == "no config given"

@@ -20,6 +20,7 @@ from tests.unit.conftest import (
 from training import tasks
 from training.core.errors import UserError
 from training.core.messages import msg
+from training.core.rundir import read_json, write_json
 from training.plan import resume_checks
 from training.tasks.video_restoration.options import NAME as VIDEO
 from training.tasks.video_restoration.options import VideoOptions
@@ -103,6 +104,14 @@ def test_a_folder_of_code_with_the_name_of_a_run(home: Path) -> None:
     assert found is not None and found.path == home / "vit"
 
 
+def test_the_run_above_the_current_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(home / "experiments", "r1", depth=3)
+    run.checkpoints.mkdir(exist_ok=True)
+    monkeypatch.chdir(run.checkpoints)
+    found = ask("--resume=..").resume_from
+    assert found is not None and found.path == run.path
+
+
 def test_nothing_to_resume(home: Path) -> None:
     problem = only(wrong("--resume=latest"))
     assert (
@@ -136,16 +145,35 @@ def test_an_unknown_run_to_resume(home: Path, shell: Shell) -> None:
     "content", ["", "{}", '{"a": 1}', '{"config": [1]}', '{"config": null}', '{"config": {']
 )
 def test_a_run_with_a_damaged_plan_cannot_be_resumed(content: str, home: Path) -> None:
+    make_run(home / "experiments", "r2")
     run = make_run(home / "experiments", "r1")
     run.plan.write_text(content)
-    assert only(wrong("--resume=r1")).what.startswith(
-        "resume is 'r1' (from --resume on the command line)"
-    )
+    problem = only(wrong("--resume=r1"))
+    assert problem.what.startswith("resume is 'r1' (from --resume on the command line)")
+    assert (problem.code, problem.fixes) == ("run.damaged", [])
+    assert str(run.plan) in problem.what
 
 
 def test_a_value_of_the_resumed_run_that_is_no_longer_valid(home: Path) -> None:
     make_run(home / "experiments", "r1", depth="twelve", gone=1)
     assert only(wrong("--resume=r1")).what == "depth is 'twelve' (from resumed run r1), a str"
+
+
+@pytest.mark.parametrize(("text", "code"), [(None, "task.unreadable"), ("x = (", "task.syntax")])
+def test_without_the_task_of_a_run_nothing_else_of_it_is_wrong(
+    text: str | None, code: str, home: Path
+) -> None:
+    """The rules of the default task are not those of the run's own."""
+    file = home / "sp.py"
+    own = {"total_batch_size": 8, "device_batch_size": 8, "precision": "fp8"}
+    run = make_run(home / "experiments", "r1", task=str(file), data="mine", **own)
+    task = {"name": "sp", "unit": "samples", "file": str(file), "options": {"width": 3}}
+    write_json(run.plan, {"config": (read_json(run.plan) or {})["config"], "task": task})
+    if text is not None:
+        file.write_text(text)
+    assert [p.code for p in wrong("--resume=r1")] == [code]
+    found = {p.code for p in wrong("--resume=r1", "--keep_best", "--eval_every=0")}
+    assert found == {code, "flag.contradiction"}
 
 
 # ── run_name

@@ -267,7 +267,7 @@ def test_unusable_runs_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     rundir.write_json(empty.plan, {"schema_version": 1, "script": {"path": "main.py"}})
     assert codes("empty") == ["weights.none"]
     empty.plan.write_text("{")
-    assert codes("empty") == ["run.not_a_run"]
+    assert codes("empty") == ["run.damaged"]
 
 
 @each(

@@ -312,11 +312,13 @@ def test_the_resume_command_under_torchrun(run: RunDir) -> None:
     )
 
 
-def test_a_run_that_was_resumed_by_its_path_keeps_it(run: RunDir) -> None:
-    by_path = plan(LAUNCH, 2, resume=str(run.path))
-    assert next_command(by_path, run) == f"./launch_train.sh 2 --resume='{run.path}'"
-    assert f"--run='{run.path}'" in screen(run, by_path)
-    for word in ("latest", run.name, "experiments/other"):
+def test_a_run_in_another_folder_is_named_by_its_path(run: RunDir, tmp_path: Path) -> None:
+    moved = RunDir(tmp_path / "big disk" / run.name)
+    moved.create()
+    by_path = plan(LAUNCH, 2, resume=str(moved.path))
+    assert next_command(by_path, moved) == f"./launch_train.sh 2 --resume='{moved.path}'"
+    assert f"--run='{moved.path}'" in screen(moved, by_path)
+    for word in ("latest", run.name, str(run.path), "experiments/other"):
         named = plan(LAUNCH, 2, resume=word)
         assert next_command(named, run) == f"./launch_train.sh 2 --resume='{run.name}'"
 

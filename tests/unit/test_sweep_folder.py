@@ -16,13 +16,14 @@ import pytest
 
 from tests.cases import each
 from tests.unit.conftest import ROOT, clean_environment
+from tests.unit.own_task import LINE
 from tests.unit.report_runs import ORIGINS, planned, read, trained
 from tests.unit.test_sweep import TINY, codes, ended, prepared
 from training.cli import report
 from training.cli.sweep import __main__ as command
-from training.cli.sweep import board, options, prepare, session
+from training.cli.sweep import board, launchers, options, prepare, session
 from training.cli.sweep.prepare import Sweep
-from training.core import file_lock, rundir, sweep_dir
+from training.core import file_lock, find_run, rundir, sweep_dir
 from training.core.contracts.run_files import SweepRecord
 from training.core.errors import Exit, UserError
 from training.core.project import LAUNCH_SCRIPT
@@ -109,7 +110,7 @@ def test_a_start_killed_before_its_plan_is_repeated(tmp_path: Path) -> None:
     ended(sweep, 3, "stopped")
     todo = started(sweep)
     for run in runs:
-        session._remove_remains(run)
+        launchers.remove_remains(run)
     commands = [todo.command(run) for run in sweep.record["runs"]]
     assert [f"--run_name={runs[0].name}" in commands[0], runs[0].path.exists()] == [True, False]
     assert [f"--run_name={runs[1].name}" in commands[1], runs[1].path.exists()] == [True, False]
@@ -150,6 +151,80 @@ def test_variables_of_the_first_start_configure_all_runs(tmp_path: Path) -> None
         assert not any("show_ranks" in word for word in words) and "--seed=7" not in words
     other = prepare.prepare(options.parse(argv), argv, variables | {"DUET_MATRIX_LR": "0.4"})
     assert not other.known and prepare.prepare(options.parse(argv), argv, variables).known
+
+
+def test_a_moved_sweep_trains_all_its_runs_in_the_new_folder(tmp_path: Path) -> None:
+    sweep = prepared(tmp_path / "old", "--depth=1,2")
+    sweep.folder.create(sweep.record)
+    ended(sweep, 0, "stopped")
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved = prepare.resume(options.SweepOptions(resume=sweep.folder.name), {}, tmp_path / "new")
+    for run in moved.record["runs"]:
+        words = started(moved).command(run)
+        assert [w for w in words if w.startswith("--out_dir")] == [f"--out_dir={tmp_path}/new"]
+
+
+def test_a_changed_config_is_that_of_another_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "my.py"
+    config.write_text("matrix_lr = 0.02\n")
+    runs = tmp_path / "runs"
+    first = prepared(runs, "my.py", "--depth=1,2,3")
+    first.folder.create(first.record)
+    assert prepared(runs, "my.py", "--depth=1,2,3").folder.name == first.folder.name
+    config.write_text("matrix_lr = 0.03\n")
+    other = prepared(runs, "my.py", "--depth=1,2,3")
+    assert (other.known, other.folder.name) == (False, f"{first.folder.name}_2")
+
+    ended(first, 0, "stopped")  # it has its configuration
+    with pytest.raises(UserError) as raised:
+        started(resumed(runs, first.folder.name)).begin()
+    assert [problem.code for problem in raised.value.problems] == ["sweep.config_changed"]
+    config.write_text("matrix_lr = 0.02\n")
+    started(resumed(runs, first.folder.name)).begin()
+    for run in first.record["runs"]:
+        del run["config_sha256"]  # of an earlier version
+    first.folder.create(first.record)
+    config.write_text("matrix_lr = 0.03\n")
+    started(resumed(runs, first.folder.name)).begin()
+    assert prepared(runs, "my.py", "--depth=1,2,3").folder.name == first.folder.name
+
+
+def test_a_sweep_continues_where_its_files_are_after_its_folder_was_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, runs = tmp_path / "old", tmp_path / "new", tmp_path / "runs"
+    old.mkdir()
+    monkeypatch.chdir(old)
+    Path("line.py").write_text(LINE)
+    Path("my.py").write_text("depth = 1\n")
+    small = ["--device=cpu", "--tensorboard=false", f"--out_dir={runs}"]
+
+    def of(*words: str) -> Sweep:
+        return prepare.prepare(options.parse([*words, *small]), [*words, *small], {})
+
+    both = of("my.py", "--depth=1,2"), of("--task=line.py", "--total_batch_size=128", "--slope=1,2")
+    for sweep in both:
+        sweep.folder.create(sweep.record)
+    monkeypatch.chdir(tmp_path)
+    old.rename(new)
+    for sweep in both:
+        with pytest.raises(UserError) as raised:
+            resumed(runs, sweep.folder.name)
+        assert [problem.code for problem in raised.value.problems] == ["sweep.folder_lost"]
+        assert str(old) in raised.value.problems[0].what
+    monkeypatch.chdir(new)
+    for sweep in both:
+        assert resumed(runs, sweep.folder.name).record["cwd"] == str(new)
+    again = of("my.py", "--depth=1,2")
+    assert (again.known, again.record["cwd"]) == (True, str(new))
+    monkeypatch.chdir(tmp_path)
+    for sweep in both:  # nothing is missing
+        for index in range(2):
+            ended(sweep, index, "stopped")
+        assert resumed(runs, sweep.folder.name).record["cwd"] == str(tmp_path)
 
 
 def test_the_folder_of_the_logs_is_kept_however_it_was_typed(tmp_path: Path) -> None:
@@ -204,8 +279,9 @@ def test_an_occupied_gpu_is_found_before_anything_starts(
 
 
 @pytest.fixture
-def two_runs(tmp_path: Path) -> SweepDir:
+def two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepDir:
     """A project folder with a sweep of three runs, of which two were trained."""
+    monkeypatch.setattr(find_run, "WORK", tmp_path)
     experiments = tmp_path / "experiments"
     folder = SweepDir(experiments, "my sweep")
     runs = ["good", "better", "waiting"]

@@ -8,12 +8,15 @@ import pytest
 
 from tests.cases import each
 from tests.unit.test_sweep import TINY, ended, prepared
+from training.cli.sweep import __main__ as command
 from training.cli.sweep import board, results
 from training.cli.sweep.board import Event
+from training.cli.sweep.options import SweepOptions
 from training.core import rundir
 from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT
 from training.core.rundir import RunDir
+from training.launcher import report_program
 from training.monitor.report import sweep_page
 from training.monitor.runs import facts
 from training.monitor.runs import sweep as sweep_runs
@@ -66,6 +69,34 @@ def test_a_run_that_is_being_trained_has_no_command(
     assert len(commands) == shown
     assert any("--num_iterations=" in line for line in commands) == (state == "finished")
     assert (f"--resume={name}" in sweep_page.of(sweep.folder, sweep.record).html()) == bool(shown)
+
+
+def test_the_page_is_written_by_the_code_of_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A checkout that was updated during the sweep."""
+    sweep = prepared(tmp_path, "--depth=1,2")
+    sweep.folder.create(sweep.record)
+    results.write_page(sweep.folder, sweep.record)
+    assert not sweep.folder.page.exists()  # no run has begun
+    run = ended(sweep, 0, "done", loss_end=2.0)
+    rundir.append_json(run.metrics, {"time": 1.0, "step": 1, "loss": 2.0})
+    results.write_page(sweep.folder, sweep.record)
+    assert run.name in sweep.folder.page.read_text()
+    assert str(sweep.folder.page) in capfd.readouterr().out
+    monkeypatch.setattr(report_program, "ROOT", tmp_path)  # it was removed
+    results.write_page(sweep.folder, sweep.record)
+    assert "./duet report" in capfd.readouterr().err
+
+
+def test_a_sweep_reads_its_messages_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, seen = prepared(tmp_path, "--depth=1,2"), list[str]()
+    monkeypatch.setattr(command.messages, "load_all", lambda: seen.append("messages"))
+    monkeypatch.setattr(command, "_run", lambda *args: seen.append("run") or 0)
+    command._train(sweep, SweepOptions())
+    assert seen == ["messages", "run"]
 
 
 @each("data, best", [("a", 1), ("b", 0)])

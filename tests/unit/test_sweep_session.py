@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -11,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.conftest import python
-from tests.unit.test_sweep import prepared
-from training.cli.sweep import board, session, usable
+from tests.unit.conftest import ROOT, clean_environment, python
+from tests.unit.test_sweep import TINY, prepared
+from training.cli.sweep import board, config_files, session, usable
 from training.cli.sweep.slots import Slot
 from training.core import rundir
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.host import env_vars
 from training.host.gpus import Gpu, GpuInventory, GpuProcess
@@ -212,6 +215,45 @@ def test_another_problem_of_a_start_is_the_run_s_own(
 
 
 @pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("fail_fast", [False, True])
+def test_a_run_that_cannot_be_started_stops_no_other(
+    acted: Callable[..., session.Session], capsys: pytest.CaptureFixture[str], fail_fast: bool
+) -> None:
+    todo = acted("true", "touch never", "true", slots=[""], fail_fast=fail_fast)
+    console = todo.sweep.folder.console(todo.runs[1]["name"])
+    console.mkdir()
+    assert todo.go() == Exit.TRAINING
+    assert todo.states == ["finished", "failed", "waiting" if fail_fast else "finished"]
+    assert f"{console}: {os.strerror(errno.EISDIR)}" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_config_that_changes_during_a_sweep_is_not_trained(
+    acted: Callable[..., session.Session], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    todo = acted("echo depth = 2 >my.py", "touch never", slots=[""])
+    config = tmp_path / "here" / "my.py"
+    config.write_text("depth = 1\n")
+    for run in todo.runs:
+        run["args"], run["config_sha256"] = ["my.py"], config_files.digest(config)
+    assert (todo.go(), todo.states) == (Exit.TRAINING, ["finished", "failed"])
+    assert msg("cli.sweep.config_changed", file=config) in capsys.readouterr().err
+    assert not config.with_name("never").exists()
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_failure_without_its_console_has_its_exit_status(
+    acted: Callable[..., session.Session],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    todo = acted('rm "$CONSOLE"; exit 4', "true", slots=[""])
+    monkeypatch.setenv("CONSOLE", str(todo.sweep.folder.console(todo.runs[0]["name"])))
+    assert (todo.go(), todo.states) == (Exit.TRAINING, ["failed", "finished"])
+    assert msg("cli.sweep.exit", status=4) in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("slots", [["GPU-7"], ["GPU-7", "GPU-8"]])
 def test_the_last_gpu_that_is_set_aside_ends_the_sweep(
     acted: Callable[..., session.Session],
@@ -224,6 +266,42 @@ def test_the_last_gpu_that_is_set_aside_ends_the_sweep(
     assert (todo.go(), todo.states) == (Exit.RESOURCES, ["waiting", "waiting"])
     assert capsys.readouterr().err.count("--resume") == 1
     assert not todo.sweep.folder.problems(todo.runs[0]["name"]).exists()
+
+
+UNREAD = """
+import sys
+from training.cli.sweep import __main__ as sweep, session
+from training.host import program
+session.Session.command = lambda self, run: ["bash", "-c", "read -rt 0.5 <> <(:); exit 4"]
+sys.exit(program.run(sweep.main, sweep.__doc__))
+"""
+
+
+def test_a_sweep_outlives_the_reader_of_its_output(tmp_path: Path) -> None:
+    """The exit status is its own: of `duet sweep … 2>&1 | tee log` with pipefail, for example."""
+    words = [*TINY, "--seed=1,2", f"--out_dir={tmp_path}"]
+    with subprocess.Popen(
+        [sys.executable, "-c", UNREAD, *words],
+        cwd=ROOT,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=60) == Exit.TRAINING
+    assert len(list(tmp_path.glob("sweeps/*/*.log"))) == 2
+    shown = subprocess.run(
+        f"{sys.executable} lib/run_module.py training.cli.sweep --show=run_sweep "
+        f"--out_dir={shlex.quote(str(tmp_path))} | head -c1",
+        cwd=ROOT,
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (len(shown.stdout), shown.stderr) == (1, "")
 
 
 def test_a_refused_start_leaves_its_codes(tmp_path: Path) -> None:
@@ -242,6 +320,16 @@ def test_a_failure_after_the_launch_is_the_run_s_own(
     driver.gpus["GPU-7"] = gpu("GPU-7", 2, (9,))
     todo = acted(launched, "true", slots=["GPU-7"])
     assert (todo.go(), todo.states) == (Exit.TRAINING, ["failed", "finished"])
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_variable_does_not_move_the_runs_of_a_resumed_sweep(
+    acted: Callable[..., session.Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUET_OUT_DIR", "/elsewhere")
+    todo = acted('echo "${DUET_OUT_DIR-none}" >"$1"', "true", slots=[""])
+    assert todo.go() == Exit.DONE
+    assert (tmp_path / "here" / todo.runs[0]["name"]).read_text() == "none\n"
 
 
 @pytest.mark.usefixtures("handlers")

@@ -11,6 +11,7 @@ import pytest
 
 from tests.cases import each
 from tests.unit.verdicts import failed, finding, new_run, plan, report_error, verdict
+from training.core import find_run
 from training.core.errors import Exit
 from training.core.rundir import RunDir
 from training.diagnose import card, full_disk, signatures
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setattr(find_run, "WORK", tmp_path)  # the run is in its experiments/
     return new_run(tmp_path)
 
 

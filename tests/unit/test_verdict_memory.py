@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from tests.unit.verdicts import failed, new_run, report_error
+from training.core import find_run
 from training.core.rundir import RunDir, write_json
 from training.diagnose import card, result
 from training.watchdog import rank_exit
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setattr(find_run, "WORK", tmp_path)  # the run is in its experiments/
     return new_run(tmp_path)
 
 

@@ -28,7 +28,7 @@ def beat_at(run: RunDir, step: int, phase: str = "forward") -> None:
 
 
 def new_run(folder: Path) -> RunDir:
-    made = RunDir(folder / "run")
+    made = RunDir(folder / "experiments" / "run")
     made.create()
     beat_at(made, 7)
     return made

@@ -13,6 +13,7 @@ from pathlib import Path
 from training.core import rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
+from training.core.project import WORK
 from training.core.rundir import RunDir
 from training.core.suggest import suggest
 
@@ -67,6 +68,18 @@ def path_of(typed: str) -> Path:
     return Path(os.path.expanduser(typed))  # noqa: PTH111 – Path.expanduser raises for an unknown user
 
 
+def with_name(path: Path) -> Path:
+    """`path`, absolute; its last part is a name, also of `..`. Links are kept."""
+    return path.resolve() if path.name == ".." else path.absolute()
+
+
+def folder(typed: str, *, default: bool) -> Path:
+    """A default folder is relative to the project, a folder that the user names to the current
+    directory."""
+    path = path_of(typed)
+    return WORK / path if default else path.absolute()
+
+
 def is_folder(path: Path) -> bool:
     """False also where Path.is_dir raises: a name that is too long, or a place that may not be
     examined."""
@@ -103,7 +116,7 @@ def _named(wanted: str, experiments: Path, asker: RunSelector) -> RunDir:
 
             return archive.opened(path)
         if is_run(RunDir(path)):
-            return RunDir(path.absolute())
+            return RunDir(with_name(path))
 
     names = [plan.parent.name for plan in experiments.glob("*/plan.json")]
     fixes = [

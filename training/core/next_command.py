@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from training.core import rundir
+from training.core import find_run, rundir
 from training.core.project import LAUNCH_SCRIPT, SUBMIT_SCRIPT, typed
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
     """The command that resumes `run`, with flags from `changes`. The run keeps its configuration,
     so the command is short."""
     if job := submission_of(plan, run):
-        name = str(run.path.absolute()) if "/" in job["name"] else run.name
+        name = str(run.path.absolute()) if "/" in job["name"] else known_as(plan, run)
         return submit_command({**job, "name": name}, **_all_ranks(plan) | changes)
     script, origins = plan["command"]["script"], plan["origins"]
     by_hand = BY_HAND if plan["config"].get("nnodes", 1) > 1 else ()
@@ -41,7 +40,9 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
         LAUNCH_SCRIPT: f"./{LAUNCH_SCRIPT} {ranks}",
         "train.py": _of_ranks(plan["ranks"], place),
     }.get(script, f"./{script}")
-    kept = [n for n in ("out_dir", "log_dir") if origins[n] != "default"] + machines
+    named = _is_named(plan, run)
+    folders = ("out_dir", "log_dir") if named else ("log_dir",)
+    kept = [n for n in folders if origins[n] != "default"] + machines
     flags = {n: plan["config"][n] for n in kept}
     if elastic and (order := elastic.get("hosts")):
         flags.pop("hostfile", None)
@@ -83,11 +84,17 @@ def _of_ranks(ranks: int, place: PlaceRecord | Mapping[str, Any]) -> str:
 
 
 def known_as(plan: Plan, run: rundir.RunDir) -> str:
-    """What selects the run beside --out_dir: its name, or its path if a resume by path has left
-    that folder."""
-    resumed = str(plan["config"].get("resume", ""))
-    elsewhere = "/" in resumed and Path(resumed).absolute() == run.path.absolute()
-    return str(run.path.absolute()) if elsewhere else run.name
+    """What selects the run: its name beside --out_dir, or its path."""
+    return run.name if _is_named(plan, run) else str(run.path.absolute())
+
+
+def _is_named(plan: Plan, run: rundir.RunDir) -> bool:
+    """Whether its name selects the run: it is in the folder of its plan, from which it may have
+    been moved or copied. An archived one is resumed where it was trained."""
+    default = plan["origins"]["out_dir"] == "default"
+    typed = find_run.EXPERIMENTS if default else plan["config"]["out_dir"]
+    folder = find_run.folder(typed, default=default)
+    return run.is_archived or run.path.parent.resolve() == folder.resolve()
 
 
 def _all_ranks(plan: Plan) -> FieldValues:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import cause_ids, heartbeat, run_reader, standing
+from training.core import cause_ids, find_run, heartbeat, run_reader, standing
 from training.core.cause_ids import NONE, RAISED, UNKNOWN
 from training.core.jsonl import Record
 from training.core.messages import msg
@@ -34,7 +34,7 @@ RUN_LINE = re.compile(rf"{RUN_DIRECTORY}(.+)$", re.MULTILINE)
 def run_of(path: Path) -> RunDir | None:
     """The Duet run of a path: the run directory itself, a path inside it, or the launcher's
     console log."""
-    path = path.absolute()
+    path = find_run.with_name(path)
     for folder in [path, *path.parents][: ROOT_FOLDERS + 1]:
         if (folder / "plan.json").is_file():
             return RunDir(folder)

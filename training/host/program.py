@@ -58,7 +58,7 @@ def run(
     except BrokenPipeError:
         if not pipe:
             raise
-        _discard_output()
+        discard_output()
         return int(Exit.DONE)
     except OSError as error:
         return unwritable(error)
@@ -111,11 +111,11 @@ def unwritable(error: OSError) -> int:
     if error.errno not in NO_OUTPUT or error.filename is not None:
         raise error
     log.error(msg("host.program.unwritable", error=error.strerror))
-    _discard_output()
+    discard_output()
     return int(Exit.RESOURCES)
 
 
-def _discard_output() -> None:
+def discard_output() -> None:
     """For the flush when the interpreter ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

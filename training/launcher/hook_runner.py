@@ -15,6 +15,7 @@ from typing import IO
 
 from training.core import exit_status
 from training.core.messages import msg
+from training.core.redact import masked
 from training.host import process
 from training.launcher import stop_signals
 from training.launcher.reaper import Guardian
@@ -107,3 +108,11 @@ def _watched(
             output = (output + chunk)[-KEPT_BYTES:]
     child.stdout.close()
     return wrong or (exit_status.how(status) if status else ""), output.decode("utf-8", "replace")
+
+
+def with_reason(error: str, output: str) -> str:
+    """The first problem that the program reports, else its last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    problem = next((line.partition("[ERROR] ")[2] for line in lines if "[ERROR] " in line), "")
+    problem = " ".join(problem.split()[2:])  # without date and time
+    return f"{error}: {masked(problem or lines[-1])[:200]}" if lines else error

@@ -4,17 +4,14 @@ code."""
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 import time
 from typing import TYPE_CHECKING
 
 from training.core import json_text, log, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
-from training.core.project import ROOT, typed
 from training.core.redact import masked
-from training.launcher import hook_runner, notification, spawn
+from training.launcher import hook_runner, notification, report_program, spawn
 from training.launcher.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
 
 REPORT_S, NOTIFY_S = 60.0, 30.0
 PREEMPTED_S = 10.0  # for the report: a preempted job has little time
-NICE = 5
 SHELL = "/bin/sh"
 
 
@@ -62,28 +58,11 @@ class PostRun:
         if not self.plan["config"].get("report") or self._empty():
             self._forget_old()
             return False
-        command = [
-            sys.executable,
-            str(ROOT / "lib/run_module.py"),
-            "training.cli.report",
-            str(self.run.path),
-        ]
         limit_s = PREEMPTED_S if code == Exit.PREEMPTED else REPORT_S
-        error, output = hook_runner.run(
-            [*command, "--quiet"],
-            spawn.clean_environment(ours=True),
-            b"",
-            limit_s,
-            self._signals,
-            nice=NICE,
-        )
-        if error:
-            again = typed(f"./duet report {shlex.quote(str(self.run.path))}")
-            log.warning(
-                msg("launcher.report.failed", reason=_with_reason(error, output), again=again)
-            )
+        written = report_program.write(self.run.path, limit_s, self._signals)
+        if not written:
             self._forget_old()
-        return not error
+        return written
 
     def _empty(self) -> bool:
         """Was the run stopped before its first step, with nothing to show?"""
@@ -148,12 +127,6 @@ class PostRun:
         for line in output.splitlines():
             log.to_log(f"notify: {masked(line)}\n")
         if error:
-            log.warning(msg("launcher.notify.failed_command", reason=_with_reason(error, output)))
-
-
-def _with_reason(error: str, output: str) -> str:
-    """The first problem that the program reports, else its last line."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    problem = next((line.partition("[ERROR] ")[2] for line in lines if "[ERROR] " in line), "")
-    problem = " ".join(problem.split()[2:])  # without date and time
-    return f"{error}: {masked(problem or lines[-1])[:200]}" if lines else error
+            log.warning(
+                msg("launcher.notify.failed_command", reason=hook_runner.with_reason(error, output))
+            )

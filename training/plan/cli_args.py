@@ -15,10 +15,10 @@ from training import tasks
 from training.config import flags, loader, program, resolve
 from training.config.schema import FIELDS, Config, Known
 from training.config.translate import RANKS
-from training.core import rundir
+from training.core import find_run, rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.core.project import ENTRYPOINT, LAUNCH_SCRIPT, ROOT, WORK, shipped
+from training.core.project import ENTRYPOINT, LAUNCH_SCRIPT, ROOT, shipped
 from training.plan import init_from, launcher_flags, length, resume_run
 from training.plan.script_words import RUN, SEPARATOR, as_run, asked_for, launch_words, split
 from training.tasks.spec import TaskSpec
@@ -61,10 +61,14 @@ class ParsedArgs:
     answer: str = ""  # why there is nothing to resume: the run is finished
     problems: list[Problem] = field(default_factory=list)
     start: Weights | None = None  # of --init_from
+    # False: the task cannot be read, and `kind` is the default one, with other rules
+    task_known: bool = True
 
     def bad(self, names: Collection[str]) -> bool:
         """Whether the value of one of these fields is unknown because of a problem already
         found."""
+        if not self.task_known:
+            return True
         unread = bool(self.file.problems and not self.file.values.keys() - {"task"}) or any(
             p.field in names for p in self.file.problems
         )
@@ -114,6 +118,7 @@ def parse_args(
     kind, problems = tasks.find(named, origin)
     asked = _look(script, args, environ, kind.fields, received)
     asked.kind, asked.problems = kind, [*problems, *asked.problems]
+    asked.task_known = not problems
     if problems:  # the flags of the task are unknown
         asked.problems, asked.line.unknown = (
             [*problems, *(p for p in first.problems if p not in first.line.problems)],
@@ -363,7 +368,6 @@ def _program(
 
 
 def folder(name: str, resolved: resolve.Resolved) -> Path:
-    """A default folder is relative to the project, a folder that the user names to the current
-    directory."""
-    value = Path(os.path.expanduser(getattr(resolved.config, name)))  # noqa: PTH111 – Path.expanduser raises for an unknown user
-    return WORK / value if resolved.origins[name] == "default" else value.absolute()
+    return find_run.folder(
+        getattr(resolved.config, name), default=resolved.origins[name] == "default"
+    )

@@ -14,14 +14,17 @@ from training.tasks.spec import TaskSpec
 GPU_ONLY = ("fp16", "fp8")
 
 
-def problems(
+def problems(config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """Contradictions with any task."""
+    return [*_without_gpu(config, origins), *_nothing_to_compare(config, origins)]
+
+
+def of_task(
     kind: TaskSpec, config: Config, origins: Mapping[str, str], ranks: int
 ) -> list[Problem]:
     """`ranks`: of the run; 0: unknown."""
     return [
         *_not_computable(kind, config, origins),
-        *_without_gpu(config, origins),
-        *_nothing_to_compare(config, origins),
         *_smaller_limit(kind, config, origins, ranks),
     ]
 

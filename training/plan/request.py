@@ -22,7 +22,7 @@ from training.data import corpus
 from training.host import hosts, packages
 from training.host.placement import RANK, Topology
 from training.plan import cli_args as reading
-from training.plan import elastic, field_checks, finished, init_from, resume_checks, run_name
+from training.plan import elastic, field_checks, finished, run_name, task_checks
 from training.plan.cli_args import command, folder
 from training.plan.roles import count, launcher_options, not_bindable, place_of, role
 from training.tasks.spec import TaskSpec
@@ -210,17 +210,10 @@ def read(
         count(place, asked.typed, script, gpus) if place else (asked.typed, asked.typed, [])
     )
     notes += more + asked.overruled()
-    whole = not (resolved.problems or asked.file.problems)
-    source, wrong = kind.check(config, resolved.options, origins, installed=installed, whole=whole)
-    problems += (
-        [] if asked.bad(kind.sizes) or not ranks else kind.divides(config, origins, ranks)
-    ) + wrong
-    problems += field_checks.problems(kind, config, origins, ranks)
+    source, wrong = task_checks.check(asked, ranks, installed=installed)
+    problems += wrong + field_checks.problems(config, origins)
     problems += elastic.problems(config, origins, ranks, place) if place and ranks else []
     problems += not_bindable(script, config, origins, place, ranks) if place and here else []
-    problems += init_from.differences(asked.start, kind, resolved) if asked.start else []
-    if resume_from:
-        problems += resume_checks.problems(kind, resume_from, resolved, asked.resumed)
     problems += not_trackable(config, origins) if installed else []
     problems += run_name.problems(
         config, origins, asked.experiments, resume_from, place, partial(command, script, args)

@@ -85,20 +85,7 @@ def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
     run = wish.received or _named(wanted, wish.experiments)
     plan = standing.read_plan(run)
     if plan is None or not isinstance(plan.get("config"), dict):
-        fixes = [
-            wish.again(resume=name)
-            for name in _meant(
-                wanted, [run.name for run, _ in _runs(wish.experiments, _known_plan)]
-            )
-        ]
-        problems.append(
-            Problem(
-                "run.missing",
-                msg("plan.resume.missing", wanted=wanted, origin=origin),
-                msg("plan.resume.allowed"),
-                fixes,
-            )
-        )
+        problems.append(_not_resumable(wish, run, wanted, origin))
         return Found()
     found = _merge(wish, run, plan)
     if end := _finished(wish, found):
@@ -118,7 +105,20 @@ def _named(wanted: str, experiments: Path) -> rundir.RunDir:
     """The one with a plan, since a folder of code may have the same name."""
     folders = [p for p in (Path(wanted), experiments / wanted) if os.path.isdir(p)]
     planned = (p for p in folders if os.path.exists(rundir.RunDir(p).plan))
-    return rundir.RunDir(next(planned, (folders or [Path(wanted)])[0]).absolute())
+    found = next(planned, (folders or [Path(wanted)])[0])
+    return rundir.RunDir(find_run.with_name(found))
+
+
+def _not_resumable(wish: ResumeRequest, run: rundir.RunDir, wanted: str, origin: str) -> Problem:
+    """The problem with a run without a plan, or with a name of none."""
+    allowed = msg("plan.resume.allowed")
+    if find_run.is_run(run):
+        what = msg("plan.resume.damaged", wanted=wanted, origin=origin, file=run.plan)
+        return Problem("run.damaged", what, allowed)
+    names = [run.name for run, _ in _runs(wish.experiments, _known_plan)]
+    what = msg("plan.resume.missing", wanted=wanted, origin=origin)
+    fixes = [wish.again(resume=name) for name in _meant(wanted, names)]
+    return Problem("run.missing", what, allowed, fixes)
 
 
 def other_run(of_node_0: str, wanted: str, again: Callable[..., str]) -> Problem:

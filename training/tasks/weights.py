@@ -344,7 +344,7 @@ def _plan(run: RunDir) -> Plan:
             return plan
         raise UserError(
             Problem(
-                "run.not_a_run",
+                "run.damaged",
                 msg("core.manifest.damaged", file=run.plan),
                 msg("tasks.weights.allowed"),
             )

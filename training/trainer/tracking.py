@@ -7,6 +7,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -16,15 +17,16 @@ from training.config import flags
 from training.config.schema import Config
 from training.core import log, redact, rundir
 from training.core.errors import Exit
-from training.core.jsonl import parse, whole
+from training.core.jsonl import Record, parse, whole
 from training.core.messages import msg
 from training.core.metric_units import EVALUATION
 
 if TYPE_CHECKING:
     from training.core.contracts.metrics import Figures
 
-# in wandb.json until everything is sent, or in an offline part: the first step that W&B may lack
-LACKS_FROM = "lacks_from"
+# in wandb.json: the folder of the run and, until everything is sent or in an offline part, the
+# first step that W&B may lack
+FOLDER, LACKS_FROM = "folder", "lacks_from"
 PRIVATE = ("notify",)  # not for W&B
 WANDB_INIT_S = 10.0  # unless set by WANDB_INIT_TIMEOUT
 
@@ -102,9 +104,9 @@ class WandB:
         first: int = 1,
         earlier: int = 0,
     ) -> None:
-        known = rundir.read_json(run.wandb_id) or {}
         name, number = config.wandb_run or run.name, _wandb_id(run)
-        self._file, self._id = run.wandb_id, number
+        known = rundir.read_json(run.wandb_id) or {}
+        self._file, self._own = run.wandb_id, {"id": number, FOLDER: str(run.path)}
         lacks = min(whole(known.get(LACKS_FROM)) or first, first)
         self._keep(lacks)  # before a slow import
         sys.argv[1:] = _public_words(sys.argv[1:])  # W&B records them, and nothing else reads them
@@ -165,8 +167,8 @@ class WandB:
         """Impossible: the next start sends what is missing."""
 
     def _keep(self, lacks: int | None) -> None:
-        known = {"id": self._id} if lacks is None else {"id": self._id, LACKS_FROM: lacks}
-        rundir.keep_json(self._file, known)
+        mark = {} if lacks is None else {LACKS_FROM: lacks}
+        rundir.keep_json(self._file, {**self._own, **mark})
 
     def close(self, end: End) -> None:
         self.run.summary.update(
@@ -199,12 +201,24 @@ def _public_words(argv: list[str]) -> list[str]:
 
 
 def _wandb_id(run: rundir.RunDir) -> str:
-    known = (rundir.read_json(run.wandb_id) or {}).get("id")
-    if isinstance(known, str) and known.isalnum():
-        return known
+    known = rundir.read_json(run.wandb_id) or {}
+    number = known.get("id")
+    if isinstance(number, str) and number.isalnum() and not _is_copy(known, run):
+        return number
     made = secrets.token_hex(4)
-    rundir.write_json(run.wandb_id, {"id": made})
+    rundir.write_json(run.wandb_id, {"id": made, FOLDER: str(run.path)})
     return made
+
+
+def _is_copy(known: Record, run: rundir.RunDir) -> bool:
+    """Whether the run was copied, not moved: the folder of its W&B run still has it."""
+    folder = known.get(FOLDER)
+    if not isinstance(folder, str):
+        return False
+    there = rundir.read_json(rundir.RunDir(folder).wandb_id) or {}
+    with suppress(OSError):  # the same folder by another path
+        return there.get("id") == known["id"] and not run.path.samefile(folder)
+    return False
 
 
 def _recorded(metrics: Path, size: int, steps: range) -> list[Figures]:

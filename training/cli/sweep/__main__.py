@@ -32,6 +32,7 @@ that failed hung); 75, 130 stopped.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ from training.cli.sweep.board import Board
 from training.cli.sweep.options import SweepOptions
 from training.cli.sweep.prepare import Sweep
 from training.cli.sweep.session import Session, again
-from training.core import file_lock, log, sweep_dir, units
+from training.core import file_lock, log, messages, sweep_dir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import typed
@@ -69,6 +70,7 @@ def main(argv: list[str]) -> int:
                 lambda name: sweep_dir.command("show", name, experiments),
             )
             results.show(folder, record, ascii_only=chosen.ascii)
+            results.write_page(folder, record)
             return int(Exit.DONE)
         sweep = (
             prepare.resume(chosen, os.environ, experiments)
@@ -82,6 +84,7 @@ def main(argv: list[str]) -> int:
             return int(Exit.DONE)
         log.of_launcher()
         process.outlive_terminal()
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # nor does the end of `| tee log`
         return _train(sweep, chosen)
     except UserError as error:
         log.report(error, closing=msg("cli.sweep.nothing_started"))
@@ -89,6 +92,7 @@ def main(argv: list[str]) -> int:
 
 
 def _train(sweep: Sweep, chosen: SweepOptions) -> int:
+    messages.load_all()
     try:
         code = _run(sweep, chosen)
     except OSError as error:
@@ -98,8 +102,11 @@ def _train(sweep: Sweep, chosen: SweepOptions) -> int:
         raise UserError(Problem("output.unwritable", what, allowed), Exit.RESOURCES) from None
     try:
         results.show(sweep.folder, sweep.record, ascii_only=chosen.ascii)
+    except BrokenPipeError:
+        program.discard_output()
     except OSError as error:  # the terminal was closed; `--show` has the table
         program.unwritable(error)
+    results.write_page(sweep.folder, sweep.record)
     if code != Exit.DONE:
         log.warning(msg("cli.sweep.continue", command=again(sweep), code=code))
     return code

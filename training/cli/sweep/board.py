@@ -113,7 +113,8 @@ class Board:
         self._watches.pop(index, None)
         row.values, row.state = run["values"], states[index]
         self._rows[index] = row
-        took = time.monotonic() - self._began[index]
+        now = time.monotonic()
+        took = now - self._began.get(index, now)  # it may not have started
         if states[index] == FINISHED:
             self._took.append(took)
         level = {FINISHED: "SUCCESS", FAILED: "ERROR"}.get(states[index], "WARNING")

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from training.cli.sweep import grid
 from training.core import sweep_dir
 from training.core.errors import Problem, UserError
+from training.core.find_run import is_folder
 from training.core.messages import msg
 from training.core.sweep_dir import COMMAND, SweepDir
 from training.plan.request import Request
 
 if TYPE_CHECKING:
-    from training.core.contracts.run_files import SweepRecord
+    from training.core.contracts.run_files import SweepRecord, SweepRun
 
 LONGEST = 80  # bytes of a name
 
@@ -51,10 +52,16 @@ def find(
 
 def _same(known: SweepRecord, record: SweepRecord) -> bool:
     return (
-        known["cwd"] == record["cwd"]
+        (known["cwd"] == record["cwd"] or not is_folder(Path(known["cwd"])))
         and known["ranks"] == record["ranks"]
-        and [run["args"] for run in known["runs"]] == [run["args"] for run in record["runs"]]
+        and len(known["runs"]) == len(record["runs"])
+        and all(map(_same_run, known["runs"], record["runs"]))
     )
+
+
+def _same_run(known: SweepRun, run: SweepRun) -> bool:
+    config = run.get("config_sha256")
+    return known["args"] == run["args"] and known.get("config_sha256", config) == config
 
 
 def _plain(base: str) -> str:

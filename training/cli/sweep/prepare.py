@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import training
-from training.cli.sweep import grid, naming
+from training.cli.sweep import config_files, grid, naming
 from training.cli.sweep.expected import Expected
 from training.cli.sweep.fixes import Collected, label
 from training.cli.sweep.grid import Combination
@@ -107,12 +107,14 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
                 "args": [*run.args, *_exported(request, environ)],
                 "values": one,
                 "device": device,
+                "config_sha256": config_files.digest(request.config_file),
             }
             for request, run, one, device in zip(requests, runs, shown, devices, strict=True)
         ],
     }
     folder, known = naming.find(options.name, record, requests[0], values)
     if known:
+        known["cwd"] = record["cwd"]  # that of its start may have been moved
         _require_gpus(known, planned.slots, planned.machine)
     expected = Expected(requests[0].experiments)
     return Sweep(
@@ -235,6 +237,7 @@ def resume(options: SweepOptions, environ: Mapping[str, str], experiments: Path)
     folder, record = sweep_dir.find(
         options.resume, experiments, lambda name: sweep_dir.command("resume", name, experiments)
     )
+    record["cwd"] = config_files.folder(record, folder.experiments)
     options, runs = replace(options, gpus_per_run=record["ranks"]), len(record["runs"])
     wanted = record["device"] == "cuda"
     machine = emptiest(options, runs, environ) if wanted else gpus.GpuInventory((), "")

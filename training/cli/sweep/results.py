@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from training.core import log, rundir
 from training.core.messages import msg
+from training.core.rundir import RunDir
 from training.core.sweep_dir import SweepDir
+from training.launcher import report_program
+from training.launcher.stop_signals import StopSignals
 from training.monitor import print_table
 from training.monitor.run_status import FINISHED
 from training.monitor.runs import sweep as sweep_runs
@@ -15,9 +17,11 @@ from training.monitor.runs import sweep as sweep_runs
 if TYPE_CHECKING:
     from training.core.contracts.run_files import SweepRecord
 
+PAGE_S = 300.0  # of hundreds of runs
+
 
 def show(folder: SweepDir, record: SweepRecord, *, ascii_only: bool) -> None:
-    """Print the table, and write the page."""
+    """Print the table and the command that trains the best run longer."""
     rows = sweep_runs.ranked(sweep_runs.read(folder, record))
     width = print_table.columns()
     lines = sweep_runs.lines(rows, msg("monitor.column.time"), width)
@@ -35,19 +39,12 @@ def show(folder: SweepDir, record: SweepRecord, *, ascii_only: bool) -> None:
     elif sweep_runs.mixed_data(rows):
         print(msg("monitor.sweep.other_data"))
     sys.stdout.flush()
-    if any(row.step for row in rows):
-        _write(folder, record)
 
 
-def _write(folder: SweepDir, record: SweepRecord) -> None:
-    # loads the chart package
-    from training.monitor.report import chart_render, sweep_page
-
-    chart_render.warm_up()
-    page = sweep_page.of(folder, record)
-    try:
-        rundir.write_bytes(folder.page, page.html().encode("utf-8", "replace"))
-    except OSError as error:
-        log.warning(msg("cli.report.unwritable", out=folder.page, error=error.strerror))
+def write_page(folder: SweepDir, record: SweepRecord) -> None:
+    """Write the page if any run has begun to train; a failure is a warning."""
+    runs = [RunDir(folder.experiments / run["name"]) for run in record["runs"]]
+    if not any(run.metrics.exists() for run in runs):
         return
-    print(msg("cli.sweep.page", page=folder.page))
+    if report_program.write(folder.path, PAGE_S, StopSignals()):
+        print(msg("cli.sweep.page", page=folder.page))

@@ -3,18 +3,17 @@ launcher."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import shutil
 import signal
 import subprocess
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from training.cli.sweep import config_files, launchers
 from training.cli.sweep.board import Board, Event
+from training.cli.sweep.launchers import Started
 from training.cli.sweep.planned import GPU_CODE
 from training.cli.sweep.prepare import OWN_VARIABLES, Sweep
 from training.cli.sweep.usable import Usable
@@ -35,21 +34,8 @@ from training.monitor.runs.sweep import WAITING
 if TYPE_CHECKING:
     from training.core.contracts.run_files import SweepRun
 
-POLL_S = 0.1
 THREADS = "OMP_NUM_THREADS"
-STOP_S = 60.0  # after an error of the sweep itself
-
-
-@dataclass
-class Started:
-    """A running launcher. `slot`: index of its GPUs; `at`: bytes of its console that are of earlier
-    starts; `time`: of this start, as time.time()."""
-
-    index: int
-    slot: int
-    popen: subprocess.Popen[bytes]
-    at: int
-    time: float
+OUT_DIR = "DUET_OUT_DIR"  # a flag has the folder, or it is the default one
 
 
 class Session:
@@ -66,8 +52,8 @@ class Session:
 
     def begin(self) -> None:
         """Find out which runs are finished. Raises UserError for a run that another process
-        trains. On another machine its process cannot be checked; it has ended with the sweep that
-        started it, whose lock is free."""
+        trains, or whose config has changed. On another machine its process cannot be checked; it
+        has ended with the sweep that started it, whose lock is free."""
         problems = []
         for index, run in enumerate(self.runs):
             folder = RunDir(self.sweep.folder.experiments / run["name"])
@@ -82,6 +68,8 @@ class Session:
                 )
             if row.state == FINISHED:
                 self.states[index] = FINISHED
+            elif (found := self._changed(run)) and found not in problems:
+                problems.append(found)
         if problems:
             raise UserError(problems)
 
@@ -95,25 +83,48 @@ class Session:
                     self._fill(running, todo)
                     if not running:
                         break
-                    if (received := signals.wait(POLL_S)) is not None:
+                    if (received := signals.wait(launchers.POLL_S)) is not None:
                         self._stop(running, received)
                     self._collect(running, todo)
                     self.board.refresh(self.states)
             finally:
-                _end(running)
+                launchers.end(running)
         return self._code()
 
     def _fill(self, running: list[Started], todo: deque[int]) -> None:
         taken = {one.slot for one in running}
-        for slot in range(self.sweep.jobs):
-            if todo and slot not in taken and not self._closing and slot in self._usable:
-                running.append(self._start(todo.popleft(), slot))
+        for slot in [slot for slot in range(self.sweep.jobs) if slot not in taken]:
+            while todo and not self._closing and slot in self._usable:
+                index = todo.popleft()
+                try:
+                    running.append(self._start(index, slot))
+                    break
+                except UserError as error:
+                    self._not_started(index, error.problems[0].what, running)
+                except OSError as error:  # of this run alone, such as a file that it cannot write
+                    file = f"{error.filename}: " if error.filename else ""
+                    self._not_started(index, f"{file}{error.strerror}", running)
+
+    def _not_started(self, index: int, why: str, running: list[Started]) -> None:
+        self.states[index] = FAILED
+        row = sweep_runs.row(self.sweep.folder, self.runs[index]["name"], {})
+        self.board.event(Event.ENDED, index, self.states, row=row, why=why)
+        self._has_failed(Exit.RESOURCES, running)
+
+    def _has_failed(self, status: int, running: list[Started]) -> None:
+        self._codes.append(status)
+        if self.fail_fast and not self._closing:
+            self._closing = True
+            launchers.signal_all(running, signal.SIGTERM)
 
     def _start(self, index: int, slot: int) -> Started:
         run, record = self.runs[index], self.sweep.record
         place = self.sweep.slots[slot]
-        _remove_remains(RunDir(self.sweep.folder.experiments / run["name"]))
-        environ = {n: v for n, v in os.environ.items() if n not in OWN_VARIABLES}
+        launchers.remove_remains(RunDir(self.sweep.folder.experiments / run["name"]))
+        if found := self._changed(run):
+            raise UserError(found)
+        private = (*OWN_VARIABLES, OUT_DIR)
+        environ = {n: v for n, v in os.environ.items() if n not in private}
         environ |= {gpus.VISIBLE: place.visible} if place.visible else {}
         problems = self.sweep.folder.problems(run["name"])
         problems.unlink(missing_ok=True)  # of a sweep that was killed
@@ -140,26 +151,33 @@ class Session:
         self.board.event(Event.STARTED, index, self.states, where=str(place))
         return Started(index, slot, popen, at, began)
 
+    def _changed(self, run: SweepRun) -> Problem | None:
+        """The problem of a new run with another config; a resumed one keeps its configuration."""
+        new = not (self.sweep.folder.experiments / run["name"]).exists()
+        return config_files.changed(run, self.sweep.record["cwd"]) if new else None
+
     def command(self, run: SweepRun) -> list[str]:
         """Starts the run, or resumes it. One that was planned on GPUs by --device=auto must not
         train on the CPU after the driver is lost."""
         folder, ranks = self.sweep.folder, str(self.sweep.record["ranks"])
         words, args = [*script(LAUNCH_SCRIPT), ranks], run["args"]
-        on_gpus = ["--device=cuda"] if run.get("device") == "cuda" else []
-        if not (folder.experiments / run["name"]).exists():
-            args = [*(flags.without(args, "device") if on_gpus else args), *on_gpus]
-            return [*words, *args, f"--run_name={run['name']}"]
-        # a resumed run keeps its configuration, but not its folders
-        logs = flags.parse(args).flags.get("log_dir")
-        own = [*on_gpus, *([f"--log_dir={logs[0]}"] if logs else [])]
-        if folder.experiments != WORK / EXPERIMENTS:
+        own = ["--device=cuda"] if run.get("device") == "cuda" else []
+        args = flags.without(args, "device") if own else args
+        given = flags.parse(args).flags
+        if "out_dir" in given or folder.experiments != WORK / EXPERIMENTS:
             own.append(f"--out_dir={folder.experiments}")
+        if not (folder.experiments / run["name"]).exists():
+            # the sweep may have been moved since the flag was typed
+            return [*words, *flags.without(args, "out_dir"), *own, f"--run_name={run['name']}"]
+        # a resumed run keeps its configuration, but not its folders
+        if logs := given.get("log_dir"):
+            own.append(f"--log_dir={logs[0]}")
         return [*words, f"--resume={run['name']}", *own]
 
     def _stop(self, running: list[Started], received: int) -> None:
         self.board.stopping(received, again=bool(self._stopped))
         self._stopped, self._closing = received, True
-        _signal(running, received)
+        launchers.signal_all(running, received)
 
     def _collect(self, running: list[Started], todo: deque[int]) -> None:
         for one in list(running):
@@ -206,10 +224,7 @@ class Session:
                 else msg("cli.sweep.gpu_taken", gpus=str(place))
             )
         else:
-            self._codes.append(status)
-            if self.fail_fast and not self._closing:
-                self._closing = True
-                _signal(running, signal.SIGTERM)
+            self._has_failed(status, running)
             return
         self.states[one.index] = WAITING
         todo.appendleft(one.index)
@@ -244,9 +259,12 @@ class Session:
         """The reason of a failure: of its card, or the first error on its console."""
         if row.state == FAILED and row.found and row.found.reason and self._has_ended(one):
             return row.found.reason
-        with self.sweep.folder.console(self.runs[one.index]["name"]).open("rb") as file:
-            file.seek(one.at)
-            text = file.read().decode("utf-8", "replace")
+        try:
+            with self.sweep.folder.console(self.runs[one.index]["name"]).open("rb") as file:
+                file.seek(one.at)
+                text = file.read().decode("utf-8", "replace")
+        except OSError:
+            text = ""
         errors = [line for line in text.splitlines() if line.startswith("[ERROR]")]
         # '[ERROR] 2024-10-21 16:00:00 text'
         return (
@@ -265,35 +283,6 @@ class Session:
         if WAITING in self.states and self._usable.fewer:
             return int(Exit.RESOURCES)
         return int(Exit.INTERRUPTED)
-
-
-def _remove_remains(run: RunDir) -> None:
-    """Remove what a start that was killed before it had a plan has left: it cannot be resumed.
-    Raises OSError."""
-    before = {run.heartbeats, run.ranks, run.checkpoints, run.preflight, run.argv, run.env}
-    if run.path.is_symlink() or not run.path.is_dir():
-        return
-    if all(
-        path in before or (path.parent == run.path and path.name.startswith("."))
-        for path in run.path.rglob("*")
-    ):
-        shutil.rmtree(run.path)
-
-
-def _signal(running: list[Started], sent: int) -> None:
-    for one in running:
-        if one.popen.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(one.popen.pid, sent)
-
-
-def _end(running: list[Started]) -> None:
-    """End what an error of this process has left."""
-    for sent, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
-        _signal(running, sent)
-        end = time.monotonic() + seconds
-        while any(one.popen.poll() is None for one in running) and time.monotonic() < end:
-            time.sleep(POLL_S)
 
 
 def again(sweep: Sweep) -> str:

@@ -103,6 +103,7 @@ class SweepRun(TypedDict):
     args: list[str]  # config and flags
     values: FieldValues  # of the fields in which the runs differ
     device: NotRequired[str]  # of its first plan: cuda or cpu
+    config_sha256: NotRequired[str]  # of its config file; '' without one
 
 
 class SweepRecord(TypedDict):
