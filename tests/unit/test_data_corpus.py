@@ -221,3 +221,19 @@ def test_a_file_behind_several_links_is_read_once(write: Write, home: Path) -> N
         "hub/snapshots/r2/b.txt",
     ]
     assert found("hub").total_bytes == 2
+
+
+def test_a_link_to_a_folder_that_is_not_there(write: Write, home: Path) -> None:
+    """As of a disk that is not mounted: half of the text would be left out."""
+    write("corpus/a.txt", "x")
+    for other in ("README.md", ".part3"):
+        (home / "corpus" / other).symlink_to("nowhere")
+    (home / "corpus/loop").symlink_to("loop")
+    assert found("corpus").files == (Path("corpus/a.txt"),)
+    for name in ("part2", "wiki-v1.0"):
+        link = home / "corpus" / name
+        link.symlink_to("/mnt/not mounted/corpus")
+        problem = refused("corpus")
+        link.unlink()
+        assert problem.code == "data.unreadable" and not problem.fixes
+        assert f"corpus/{name}" in problem.what and os.strerror(errno.ENOENT) in problem.what

@@ -4,6 +4,7 @@ reads the text."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import sysconfig
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.core import find_run
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.data.encoding import is_plain
@@ -193,7 +195,10 @@ def _walk(
         inner[:] = sorted(d for d in inner if d not in without and not d.startswith("."))
         inner[:] = [d for d in inner if _new(Path(folder, d), visited)]
         for file in (Path(folder, n) for n in sorted(names) if not n.startswith(".")):
-            if file.name.lower().endswith(suffixes) and _new(file, visited):
+            if not file.name.lower().endswith(suffixes):
+                if failed and find_run.is_lost_folder(file):
+                    failed(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)))
+            elif _new(file, visited):
                 found.append(file)
     return found
 
