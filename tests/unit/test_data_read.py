@@ -156,6 +156,29 @@ def test_a_damaged_parquet_file(write: Write, home: Path) -> None:
         assert refused(write("b.parquet", content)).what.startswith("b.parquet: damaged ")
 
 
+def test_all_unusable_parquet_files_are_reported_at_once(
+    write: Write, home: Path, tmp_path: Path
+) -> None:
+    """Before any text is tokenized: a run of hours would find one of them."""
+    (home / "corpus").mkdir()
+    put(write, home, "corpus/0.parquet", ["fine"])
+    put(write, home, "corpus/1.parquet", ["x"], field="body")
+    for name in ("2.parquet", "4.PARQUET"):
+        write(f"corpus/{name}", (home / "corpus/0.parquet").read_bytes()[:-50])
+    write("corpus/3.parquet", b"")
+    source, seen = find("corpus")[0], set[str]()
+    assert source
+    with pytest.raises(UserError) as caught:
+        ensure(source, "text", tmp_path / "cache", lambda what, done, total: seen.add(what))
+    assert [problem.code for problem in caught.value.problems] == [
+        "data.no_text_field",
+        *["data.damaged"] * 3,
+    ]
+    for number, problem in enumerate(caught.value.problems, 1):
+        assert problem.what.startswith(f"corpus/{number}.")
+    assert not seen
+
+
 def test_text_columns_are_suggested(write: Write, home: Path) -> None:
     put(write, home, "a.parquet", ["x"], field="my body")
     problem = refused("a.parquet")

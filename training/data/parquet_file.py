@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,34 @@ ROWS, READ_BYTES = 256, 64 << 20  # the most per read
 def texts(file: Path, size: int, text_field: str) -> Iterator[tuple[bytes, int]]:
     """The text of each row in UTF-8, and how many of the `size` bytes are done. Raises
     UserError."""
-    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     row = 0
+    with _opened(file, text_field, lambda: row) as table:
+        rows = table.metadata.num_rows
+        for batch in table.iter_batches(
+            _rows_per_read(table, text_field), columns=[text_field], use_threads=False
+        ):
+            for value in batch.column(0):
+                row += 1
+                yield _text(value, file, row, text_field), size * row // rows
+
+
+def check(files: Iterable[Path], text_field: str) -> list[Problem]:
+    """Problems of the Parquet files among these that are incomplete or have no such column; no text
+    is read."""
+    problems: list[Problem] = []
+    for file in (f for f in files if f.suffix.lower() == ".parquet"):
+        try:
+            with _opened(file, text_field):
+                pass
+        except UserError as error:
+            problems += error.problems
+    return problems
+
+
+@contextmanager
+def _opened(file: Path, text_field: str, row: Callable[[], int] = lambda: 0) -> Iterator[Any]:
+    """A ParquetFile with this column. `row`: the last one that was read, for the error."""
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     try:
         # Read part of a column at a time, however large the row groups are; page checksums are
         # verified if present.
@@ -26,20 +53,14 @@ def texts(file: Path, size: int, text_field: str) -> Iterator[tuple[bytes, int]]
             file, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
         ) as table:
             _has_text(arrow, file, table.schema_arrow, text_field)
-            rows = table.metadata.num_rows
-            for batch in table.iter_batches(
-                _rows_per_read(table, text_field), columns=[text_field], use_threads=False
-            ):
-                for value in batch.column(0):
-                    row += 1
-                    yield _text(value, file, row, text_field), size * row // rows
+            yield table
     except MemoryError:  # of pyarrow, which is also an ArrowException
         raise
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         first = str(error).partition("\n")[0]
         what = (
             msg("data.reader.damaged_parquet", file=file)
-            + (msg("data.reader.after_row", row=row) if row else "")
+            + (msg("data.reader.after_row", row=row()) if row() else "")
             + msg("data.reader.reason", reason=first)
         )
         raise UserError(

@@ -24,7 +24,7 @@ from pathlib import Path
 from training.core import file_lock, log, rundir, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.data import corpus, shards, tokenizer, tokenizer_base, work_folders
+from training.data import corpus, parquet_file, shards, tokenizer, tokenizer_base, work_folders
 from training.data.corpus import CorpusSource
 from training.data.prepared_corpus import FORMAT, SHARD_TOKENS, PreparedCorpus, existing
 from training.data.readers import DocumentPart, documents
@@ -147,6 +147,8 @@ def _write(
     chosen: str,
     vocab_size: int,
 ) -> PreparedCorpus:
+    if problems := parquet_file.check(source.files, text_field):
+        raise UserError(problems)
     words = (
         _learn(source, text_field, vocab_size, work, progress)
         if chosen == tokenizer_base.BPE
