@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 
 from tests.unit.conftest import clean_environment
 from tests.unit.corpora import made, source
+from training.core import file_lock
 from training.core.errors import Exit, UserError
 from training.data import prepare, work_folders
 from training.data.prepare import ensure
@@ -112,6 +114,23 @@ def test_work_folders_of_killed_preparations_are_removed(
     data = ensure(source("corpus"), "text", cache, shown)
     assert len(ages) > 1 and min(ages) > work_folders.ABANDONED_S
     assert sorted(p.name for p in cache.iterdir()) == [new.name, Path(data.folder).name]
+
+
+def test_what_a_killed_preparation_of_this_machine_leaves_is_removed_at_once(
+    cache: Path,
+) -> None:
+    """It may fill the disk that the next one needs. Its lock is free."""
+    host = socket.gethostname()
+    dead, used, unlocked = (
+        cache / f".{name}.work" for name in (f"a-01.{host}", f"b-23.{host}", "c-45.x8_ra")
+    )
+    for folder in (dead, used, unlocked):
+        folder.mkdir(parents=True)
+    (cache / ".a-01.lock").touch()
+    with file_lock.alone(cache / ".b-23.lock") as locked:
+        assert locked
+        work_folders.remove_abandoned(cache)
+        assert {p.name for p in cache.iterdir()} == {used.name, ".b-23.lock", unlocked.name}
 
 
 LEARNING = """

@@ -104,7 +104,7 @@ def ensure(
     cache.mkdir(parents=True, exist_ok=True)
     # of two runs at once, the second waits and finds the corpus prepared
     waits = partial(log.info, msg("data.prepare.waits", name=source.name))
-    with file_lock.alone(cache / f".{folder.name}.lock", waits) as locked:
+    with file_lock.alone(work_folders.lock(cache, folder.name), waits) as locked:
         found, damage = existing(folder, partial(progress, CHECKING))
         if found:
             return found

@@ -1,5 +1,6 @@
-"""The folders in which shards are prepared, before they get their name. Killed runs leave them,
-also on machines that are gone (containers): one that was not touched for a day is removed."""
+"""The folders in which shards are prepared, before they get their name. Killed runs leave them:
+one of this machine is removed once its lock is free, and any that was not touched for a day, since
+its machine may be gone (containers)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from training.core import umask
+from training.core import file_lock, umask
 
 END = ".work"  # of their names
 TOUCH_S, ABANDONED_S = 60.0, 86400.0
@@ -32,11 +33,26 @@ def create(cache: Path, name: str, *, locked: bool) -> Path:
     return work
 
 
+def lock(cache: Path, name: str) -> Path:
+    """Held while the folder of this name is prepared."""
+    return cache / f".{name}.lock"
+
+
 def remove_abandoned(cache: Path) -> None:
+    own = f".{socket.gethostname()}{END}"
     for work in cache.glob(f".*{END}"):
         with suppress(OSError):
             if time.time() - work.stat().st_mtime > ABANDONED_S:
                 shutil.rmtree(work)
+            elif work.name.endswith(own):
+                name = work.name.removeprefix(".").removesuffix(own)
+                with file_lock.alone(lock(cache, name), _in_use) as locked:
+                    if locked:
+                        shutil.rmtree(work)
+
+
+def _in_use() -> None:
+    raise BlockingIOError
 
 
 def touching(
