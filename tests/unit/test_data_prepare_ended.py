@@ -11,10 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import clean_environment
 from tests.unit.corpora import made, source
 from training.core import file_lock
@@ -53,7 +55,7 @@ def test_an_interrupted_preparation_leaves_nothing_and_is_repeated(
 def test_a_full_disk_leaves_nothing(
     on_small_disk: Callable[..., subprocess.CompletedProcess[str]], write: Write, home: Path
 ) -> None:
-    name = write("a.txt", "x" * 3_000_000)
+    name = write("a.md", "x" * 3_000_000)
     code = (
         "import sys; from pathlib import Path; from training.data import corpus, prepare\n"
         "try: prepare.ensure(corpus.find(sys.argv[1])[0], 'text', Path('cache'))\n"
@@ -62,6 +64,38 @@ def test_a_full_disk_leaves_nothing(
     )
     done = on_small_disk("-c", code, str(home / name), options="size=2m")
     assert done.stdout == "No space left on device []\n", done.stderr
+
+
+@each(
+    ("tokenizer", "suffix", "needed"),
+    [
+        ("bytes", ".txt", 2000),
+        ("bytes", ".jsonl", 250),  # may contain other fields
+        ("bpe", ".txt", 250),
+        ("bytes", ".txt.gz", 0),  # unknown
+    ],
+)
+def test_a_disk_that_is_too_small_is_refused_at_once(
+    tokenizer: str,
+    suffix: str,
+    needed: int,
+    write: Write,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    corpus = source(write(f"{tokenizer}/a{suffix}", "x" * 1000))
+    assert work_folders.least_bytes(corpus, tokenizer) == needed
+    if not needed:
+        return
+    used: Any = SimpleNamespace(free=needed - 1)
+    monkeypatch.setattr(work_folders.shutil, "disk_usage", lambda path: used)
+    with pytest.raises(UserError) as caught:
+        ensure(corpus, "text", cache, chosen=tokenizer, vocab_size=300)
+    (problem,) = caught.value.problems
+    assert (problem.code, caught.value.code) == ("data.no_room", Exit.RESOURCES)
+    assert not any(cache.iterdir())
+    used.free = needed
+    work_folders.check_room(cache, corpus, tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ def ensure(
             return found
         if damage:
             log.warning(msg("data.prepare.again", folder=folder, damage=damage, name=source.name))
+        work_folders.check_room(cache, source, chosen)
         # the first to finish counts
         work = work_folders.create(cache, folder.name, locked=locked)
         try:

@@ -5,6 +5,7 @@ its machine may be gone (containers)."""
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import tempfile
@@ -13,9 +14,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from training.core import file_lock, umask
+from training.core import file_lock, umask, units
+from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
+from training.data.corpus import CorpusSource
+from training.data.tokenizer_base import BYTES
 
 END = ".work"  # of their names
+# Text of a file by its size: lines of JSON may have other fields, and characters as escapes.
+LEAST_TEXT = {".txt": 1.0, ".jsonl": 1 / 8}
+MOST_PER_TOKEN, TOKEN_BYTES = 8, 2  # bytes of text, in the mean of a corpus, and of a token
 TOUCH_S, ABANDONED_S = 60.0, 86400.0
 
 
@@ -31,6 +39,30 @@ def create(cache: Path, name: str, *, locked: bool) -> Path:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     return work
+
+
+def check_room(cache: Path, source: CorpusSource, chosen: str) -> None:
+    """Raises UserError if the tokens cannot fit: a full disk ends the preparation after hours."""
+    needed, free = least_bytes(source, chosen), shutil.disk_usage(cache).free
+    if free < needed:
+        what = msg(
+            "data.prepare.no_room",
+            name=source.name,
+            cache=cache,
+            needed=units.size(needed),
+            free=units.size(free),
+        )
+        allowed = msg("data.prepare.more_room")
+        fixes = [f"df -h {shlex.quote(str(cache))}"]
+        raise UserError(Problem("data.no_room", what, allowed, fixes), Exit.RESOURCES)
+
+
+def least_bytes(source: CorpusSource, chosen: str) -> int:
+    """Bytes that the tokens need at least; 0 where the size of the text is unknown."""
+    if source.encoding:
+        return 0
+    text = sum(f.stat().st_size * LEAST_TEXT.get(f.suffix.lower(), 0) for f in source.files)
+    return int(text / (1 if chosen == BYTES else MOST_PER_TOKEN) * TOKEN_BYTES)
 
 
 def lock(cache: Path, name: str) -> Path:
