@@ -127,7 +127,8 @@ class Process:
             shutil.rmtree(folder / "run", ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         if training.contender == DUET:
-            argv = train_command(folder, **own)
+            flags = train_command(folder, **own)[2:]
+            argv = [sys.executable, "-m", "benchmarks.target.first_text", *flags]
         else:
             job = json.dumps(
                 _job(training)

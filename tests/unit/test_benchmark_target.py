@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.target import plan, runs, table, turns
+from benchmarks.target import first_text, plan, runs, table, turns
 from benchmarks.target.plan import CPU, CUDA, DUET, SOURCES, Losses, Plan, Training
+from training.tasks.gpt import evaluated
 
 PLAN = Plan("gpt2", "fp32", [300, 1000], [1, 2], 4.0, [0.5, 0.6, 0.7, 0.8, 1.0], 0.7)
 
@@ -161,6 +162,12 @@ def test_trainings_on_a_gpu_have_a_table_of_their_own(tmp_path: Path) -> None:
         other := "\n".join(table.lines(tmp_path, replace(on_gpu, device=CPU)))
     )
     assert "2.000" not in other and "A step takes" not in other
+
+
+def test_duet_is_evaluated_on_the_text_of_the_others() -> None:
+    """On its first sequences, as in the stored trainings."""
+    assert first_text.first(1000, 3) == range(3) != evaluated.spread(1000, 3)
+    assert first_text.first(2, 3) == range(2)
 
 
 @pytest.fixture

@@ -206,3 +206,34 @@ def test_a_folder_that_cannot_be_read_is_not_left_out(
     assert "/dev" not in problem.what and not problem.fixes
     Path("corpus/sub").rename("corpus/lost+found")
     assert [file.name for file in found("corpus").files] == ["a.txt"]
+
+
+def test_a_file_behind_several_links_is_read_once(write: Write, home: Path) -> None:
+    """As in the cache of the Hugging Face hub: a revision is a folder of links."""
+    write("hub/blobs/1f", "x")
+    write("hub/blobs/2f", "y")
+    for revision, names in (("r1", {"a.txt": "1f"}), ("r2", {"a.txt": "1f", "b.txt": "2f"})):
+        (home / "hub/snapshots" / revision).mkdir(parents=True)
+        for name, blob in names.items():
+            (home / "hub/snapshots" / revision / name).symlink_to(home / "hub/blobs" / blob)
+    assert [str(f) for f in found("hub").files] == [
+        "hub/snapshots/r1/a.txt",
+        "hub/snapshots/r2/b.txt",
+    ]
+    assert found("hub").total_bytes == 2
+
+
+def test_a_link_to_a_folder_that_is_not_there(write: Write, home: Path) -> None:
+    """As of a disk that is not mounted: half of the text would be left out."""
+    write("corpus/a.txt", "x")
+    for other in ("README.md", ".part3"):
+        (home / "corpus" / other).symlink_to("nowhere")
+    (home / "corpus/loop").symlink_to("loop")
+    assert found("corpus").files == (Path("corpus/a.txt"),)
+    for name in ("part2", "wiki-v1.0"):
+        link = home / "corpus" / name
+        link.symlink_to("/mnt/not mounted/corpus")
+        problem = refused("corpus")
+        link.unlink()
+        assert problem.code == "data.unreadable" and not problem.fixes
+        assert f"corpus/{name}" in problem.what and os.strerror(errno.ENOENT) in problem.what

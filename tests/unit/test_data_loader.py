@@ -143,6 +143,29 @@ def test_a_shard_of_another_size_is_named(damage: str, tmp_path: Path) -> None:
         assert "not 100" in problem.what
 
 
+OPEN = """
+import os, resource, sys
+from pathlib import Path
+from training.data.token_dataset import TokenDataset
+paths = sorted(Path(sys.argv[1]).iterdir())
+before = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (before + 9, before + 9))
+data = TokenDataset(paths, 8)
+found = [data[index][0].tolist() for index in (0, len(data) - 1)]
+mapped = lambda: Path("/proc/self/maps").read_text().count(sys.argv[1])
+print(len(paths), found, len(os.listdir("/proc/self/fd")) - before, mapped(), end=" ")
+del data
+print(mapped())
+"""
+
+
+def test_more_shards_than_open_files(tmp_path: Path) -> None:
+    """A mapped shard is not an open file, of which the usual limit is 1024."""
+    shards(tmp_path, 10 * 80 + 1, 10)
+    done = python("-c", OPEN, str(tmp_path))
+    assert done.stdout == f"81 {[[*range(8)], [*range(792, 800)]]} 0 81 0\n", done.stderr
+
+
 def test_it_works_with_torch_data_loaders(data: TokenDataset) -> None:
     inputs, targets = next(iter(DataLoader(data, batch_size=3)))
     assert torch.equal(inputs, data.batch([0, 1, 2])[0]) and torch.equal(

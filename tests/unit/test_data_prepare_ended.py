@@ -6,16 +6,20 @@ import errno
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import clean_environment
 from tests.unit.corpora import made, source
+from training.core import file_lock
 from training.core.errors import Exit, UserError
 from training.data import prepare, work_folders
 from training.data.prepare import ensure
@@ -51,7 +55,7 @@ def test_an_interrupted_preparation_leaves_nothing_and_is_repeated(
 def test_a_full_disk_leaves_nothing(
     on_small_disk: Callable[..., subprocess.CompletedProcess[str]], write: Write, home: Path
 ) -> None:
-    name = write("a.txt", "x" * 3_000_000)
+    name = write("a.md", "x" * 3_000_000)
     code = (
         "import sys; from pathlib import Path; from training.data import corpus, prepare\n"
         "try: prepare.ensure(corpus.find(sys.argv[1])[0], 'text', Path('cache'))\n"
@@ -60,6 +64,38 @@ def test_a_full_disk_leaves_nothing(
     )
     done = on_small_disk("-c", code, str(home / name), options="size=2m")
     assert done.stdout == "No space left on device []\n", done.stderr
+
+
+@each(
+    ("tokenizer", "suffix", "needed"),
+    [
+        ("bytes", ".txt", 2000),
+        ("bytes", ".jsonl", 250),  # may contain other fields
+        ("bpe", ".txt", 250),
+        ("bytes", ".txt.gz", 0),  # unknown
+    ],
+)
+def test_a_disk_that_is_too_small_is_refused_at_once(
+    tokenizer: str,
+    suffix: str,
+    needed: int,
+    write: Write,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    corpus = source(write(f"{tokenizer}/a{suffix}", "x" * 1000))
+    assert work_folders.least_bytes(corpus, tokenizer) == needed
+    if not needed:
+        return
+    used: Any = SimpleNamespace(free=needed - 1)
+    monkeypatch.setattr(work_folders.shutil, "disk_usage", lambda path: used)
+    with pytest.raises(UserError) as caught:
+        ensure(corpus, "text", cache, chosen=tokenizer, vocab_size=300)
+    (problem,) = caught.value.problems
+    assert (problem.code, caught.value.code) == ("data.no_room", Exit.RESOURCES)
+    assert not any(cache.iterdir())
+    used.free = needed
+    work_folders.check_room(cache, corpus, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +148,23 @@ def test_work_folders_of_killed_preparations_are_removed(
     data = ensure(source("corpus"), "text", cache, shown)
     assert len(ages) > 1 and min(ages) > work_folders.ABANDONED_S
     assert sorted(p.name for p in cache.iterdir()) == [new.name, Path(data.folder).name]
+
+
+def test_what_a_killed_preparation_of_this_machine_leaves_is_removed_at_once(
+    cache: Path,
+) -> None:
+    """It may fill the disk that the next one needs. Its lock is free."""
+    host = socket.gethostname()
+    dead, used, unlocked = (
+        cache / f".{name}.work" for name in (f"a-01.{host}", f"b-23.{host}", "c-45.x8_ra")
+    )
+    for folder in (dead, used, unlocked):
+        folder.mkdir(parents=True)
+    (cache / ".a-01.lock").touch()
+    with file_lock.alone(cache / ".b-23.lock") as locked:
+        assert locked
+        work_folders.remove_abandoned(cache)
+        assert {p.name for p in cache.iterdir()} == {used.name, ".b-23.lock", unlocked.name}
 
 
 LEARNING = """

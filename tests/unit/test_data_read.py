@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import python
 from training.core.errors import Problem, UserError
-from training.data import optional_deps, readers
+from training.data import optional_deps, parquet_file, readers
 from training.data.corpus import SUFFIXES, find
 from training.data.prepare import ensure
 from training.host import packages
@@ -155,6 +156,29 @@ def test_a_damaged_parquet_file(write: Write, home: Path) -> None:
         assert refused(write("b.parquet", content)).what.startswith("b.parquet: damaged ")
 
 
+def test_all_unusable_parquet_files_are_reported_at_once(
+    write: Write, home: Path, tmp_path: Path
+) -> None:
+    """Before any text is tokenized: a run of hours would find one of them."""
+    (home / "corpus").mkdir()
+    put(write, home, "corpus/0.parquet", ["fine"])
+    put(write, home, "corpus/1.parquet", ["x"], field="body")
+    for name in ("2.parquet", "4.PARQUET"):
+        write(f"corpus/{name}", (home / "corpus/0.parquet").read_bytes()[:-50])
+    write("corpus/3.parquet", b"")
+    source, seen = find("corpus")[0], set[str]()
+    assert source
+    with pytest.raises(UserError) as caught:
+        ensure(source, "text", tmp_path / "cache", lambda what, done, total: seen.add(what))
+    assert [problem.code for problem in caught.value.problems] == [
+        "data.no_text_field",
+        *["data.damaged"] * 3,
+    ]
+    for number, problem in enumerate(caught.value.problems, 1):
+        assert problem.what.startswith(f"corpus/{number}.")
+    assert not seen
+
+
 def test_text_columns_are_suggested(write: Write, home: Path) -> None:
     put(write, home, "a.parquet", ["x"], field="my body")
     problem = refused("a.parquet")
@@ -167,6 +191,53 @@ def test_text_columns_are_suggested(write: Write, home: Path) -> None:
 def test_a_row_without_text_is_named(write: Write, home: Path) -> None:
     put(write, home, "a.parquet", ["x", None, "y"])  # type: ignore[list-item]
     assert refused("a.parquet").what == "a.parquet: row 2: no text in column 'text'"
+
+
+def test_invalid_text_in_a_row_is_named(home: Path) -> None:
+    """Readers of other languages do not check it. The file is intact, so another copy would not help."""
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    texts = [b"one", b"tw\xff", b"three"]
+    buffers = arrow.array(texts, arrow.binary()).buffers()
+    column = arrow.StringArray.from_buffers(3, buffers[1], buffers[2])
+    parquet.write_table(arrow.table({"text": column}), home / "a.parquet")
+    problem = refused("a.parquet")
+    assert (problem.code, problem.fixes) == ("data.encoding_damaged", [])
+    assert problem.what == "a.parquet: row 2: the text in 'text' is not UTF-8"
+
+
+@each("nested", [False, True])
+def test_rows_are_read_by_size(nested: bool, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those of the text column count, whatever precedes it."""
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    columns = {"text": ["x" * 1000 + str(n) for n in range(100)]}
+    first = [{"a": "y" * 9000, "b": n} for n in range(100)] if nested else list(range(100))
+    parquet.write_table(
+        arrow.table({"first": first} | columns), home / "a.parquet", use_dictionary=False
+    )
+    read: list[int] = []
+    batches = parquet.ParquetFile.iter_batches
+    monkeypatch.setattr(
+        parquet.ParquetFile,
+        "iter_batches",
+        lambda table, rows, **more: read.append(rows) or batches(table, rows, **more),
+    )
+    assert [p.content.decode() for p in pieces("a.parquet")] == columns["text"]
+    monkeypatch.setattr(parquet_file, "READ_BYTES", 10_500)
+    assert [p.content.decode() for p in pieces("a.parquet")] == columns["text"]
+    assert read == [parquet_file.ROWS, 10]
+
+
+def test_lack_of_memory_is_not_damage(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow's error for it is both."""
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    parquet.write_table(arrow.table({"text": ["x"]}), home / "a.parquet")
+
+    def fails(*args: object, **more: object) -> None:
+        raise arrow.ArrowMemoryError("malloc of size 4294967296 failed")
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", fails)
+    with pytest.raises(MemoryError):
+        pieces("a.parquet")
 
 
 def test_a_line_that_is_too_long(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

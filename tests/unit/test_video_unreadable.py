@@ -63,6 +63,19 @@ def test_a_link_to_itself(options: VideoOptions, tmp_path: Path) -> None:
     assert problem.code == "video.frame_unreadable" and str(frame) in problem.what
 
 
+def test_a_link_to_a_clip_that_is_not_there(options: VideoOptions, tmp_path: Path) -> None:
+    """As of a disk that is not mounted. Without an error the clip is not trained on."""
+    for link in ("gt/c2", "gt/c2/sharp"):
+        place = tmp_path / link
+        place.parent.mkdir(exist_ok=True)
+        place.symlink_to("/mnt/not mounted/clip")
+        (problem,) = folders.check(options, {})
+        assert problem.code == "video.clip_unreadable" and str(place) in problem.what
+        place.unlink()
+    (tmp_path / "gt" / "notes.txt").symlink_to("nowhere")
+    assert codes(options) == []
+
+
 def test_every_clip_counts_as_progress(
     options: VideoOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

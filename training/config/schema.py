@@ -248,7 +248,7 @@ class Config:
     eval_tokens: int = option(
         131072,
         "duration",
-        "maximum number of validation tokens per evaluation",
+        "maximum number of validation tokens per evaluation, spread over the text",
         unit="tokens, all ranks",
         low=1,
         own=True,

@@ -49,6 +49,7 @@ PROBLEMS = {
     "data.line_too_long": "a line of a JSON Lines file is too long",
     "data.missing": "the data path does not exist",
     "data.no_files": "the data folder has no file of a supported type",
+    "data.no_room": "the disk of the prepared data is too small for it",
     "data.no_text": "the data contains no text",
     "data.no_text_field": "a record has no text in text_field",
     "data.not_downloaded": "the data is the name of a remote dataset; Duet downloads nothing",

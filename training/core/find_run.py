@@ -86,6 +86,20 @@ def is_folder(path: Path) -> bool:
     return os.path.isdir(path)
 
 
+def is_lost_folder(path: Path) -> bool:
+    """Whether this is a link to what may be a folder of a disk that is not mounted: nothing is
+    there, and the name has no suffix but a version."""
+    if not path.is_symlink() or path.suffix.strip(".0123456789"):
+        return False
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def is_file(path: Path) -> bool:
     """As is_folder."""
     return os.path.isfile(path)  # noqa: PTH113 – see above

@@ -4,6 +4,7 @@ reads the text."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import sysconfig
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.core import find_run
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.data.encoding import is_plain
@@ -183,17 +185,21 @@ def _walk(
     without: set[str],
     failed: Callable[[OSError], None] | None = None,
 ) -> list[Path]:
-    """The files below `root`, also through links to folders, each folder once. `failed`: called for
+    """The files below `root`, also through links. Each folder and file is listed once: copies of a
+    text would be trained on repeatedly, or be part of training and validation. `failed`: called for
     a folder that cannot be read; without it, its files are left out."""
-    found, visited = [], {_identity(root)}
+    found: list[Path] = []
+    visited: set[tuple[int, int]] = set()
+    _new(root, visited)
     for folder, inner, names in os.walk(root, followlinks=True, onerror=failed):
         inner[:] = sorted(d for d in inner if d not in without and not d.startswith("."))
         inner[:] = [d for d in inner if _new(Path(folder, d), visited)]
-        found += [
-            Path(folder, n)
-            for n in sorted(names)
-            if n.lower().endswith(suffixes) and not n.startswith(".")
-        ]
+        for file in (Path(folder, n) for n in sorted(names) if not n.startswith(".")):
+            if not file.name.lower().endswith(suffixes):
+                if failed and find_run.is_lost_folder(file):
+                    failed(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)))
+            elif _new(file, visited):
+                found.append(file)
     return found
 
 
@@ -202,16 +208,13 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _identity(folder: Path) -> tuple[int, int]:
+def _new(path: Path, visited: set[tuple[int, int]]) -> bool:
+    """Also what cannot be examined: reading it gives the error."""
     try:
-        status = folder.stat()
-    except OSError:  # removed meanwhile
-        return 0, 0
-    return status.st_dev, status.st_ino
-
-
-def _new(folder: Path, visited: set[tuple[int, int]]) -> bool:
-    identity = _identity(folder)
+        status = path.stat()
+    except OSError:
+        return True
+    identity = status.st_dev, status.st_ino
     new = identity not in visited
     visited.add(identity)
     return new

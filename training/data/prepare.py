@@ -24,7 +24,7 @@ from pathlib import Path
 from training.core import file_lock, log, rundir, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.data import corpus, shards, tokenizer, tokenizer_base, work_folders
+from training.data import corpus, parquet_file, shards, tokenizer, tokenizer_base, work_folders
 from training.data.corpus import CorpusSource
 from training.data.prepared_corpus import FORMAT, SHARD_TOKENS, PreparedCorpus, existing
 from training.data.readers import DocumentPart, documents
@@ -104,12 +104,13 @@ def ensure(
     cache.mkdir(parents=True, exist_ok=True)
     # of two runs at once, the second waits and finds the corpus prepared
     waits = partial(log.info, msg("data.prepare.waits", name=source.name))
-    with file_lock.alone(cache / f".{folder.name}.lock", waits) as locked:
+    with file_lock.alone(work_folders.lock(cache, folder.name), waits) as locked:
         found, damage = existing(folder, partial(progress, CHECKING))
         if found:
             return found
         if damage:
             log.warning(msg("data.prepare.again", folder=folder, damage=damage, name=source.name))
+        work_folders.check_room(cache, source, chosen)
         # the first to finish counts
         work = work_folders.create(cache, folder.name, locked=locked)
         try:
@@ -147,6 +148,8 @@ def _write(
     chosen: str,
     vocab_size: int,
 ) -> PreparedCorpus:
+    if problems := parquet_file.check(source.files, text_field):
+        raise UserError(problems)
     words = (
         _learn(source, text_field, vocab_size, work, progress)
         if chosen == tokenizer_base.BPE

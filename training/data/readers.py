@@ -14,19 +14,17 @@ import json
 import shlex
 import zlib
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.data import encoding
+from training.data import encoding, parquet_file
 from training.data.corpus import CorpusSource
 from training.data.zstandard_file import Damaged, Decompressed
 
 PIECE = 1 << 18  # maximum bytes of a piece; longer documents are split
 MAX_LINE = 1 << 30  # a longer line is not valid .jsonl
-ROWS = 256  # of .parquet per read
 CONTINUED = 0b10 << 6  # the two highest bits of a byte that continues an UTF-8 character
 
 
@@ -79,7 +77,7 @@ def _pieces_of(file: Path, size: int, text_field: str, name: str) -> Iterator[Do
     for content, done in (
         _json_lines(file, text_field, name)
         if form == ".jsonl"
-        else _parquet(file, size, text_field)
+        else parquet_file.texts(file, size, text_field)
     ):
         if len(content) < PIECE:
             yield DocumentPart(content, True, done)
@@ -281,7 +279,7 @@ def _record_text(where: str, line: bytes, text_field: str) -> bytes:
                 "data.no_text_field",
                 msg("data.reader.no_field", where=where, text_field=text_field),
                 msg("data.reader.with_field"),
-                _fields(keys),
+                parquet_file.text_fields(keys),
             )
         )
     try:
@@ -292,81 +290,3 @@ def _record_text(where: str, line: bytes, text_field: str) -> bytes:
         raise UserError(
             Problem("data.not_unicode", what, msg("data.reader.whole_characters"))
         ) from None
-
-
-def _fields(names: list[str]) -> list[str]:
-    return [f"--text_field={shlex.quote(name)}" for name in names[:3]]
-
-
-def _parquet(file: Path, size: int, text_field: str) -> Iterator[tuple[bytes, int]]:
-    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    row = 0
-    try:
-        # Read part of a column at a time, however large the row groups are; page checksums are
-        # verified if present.
-        with parquet.ParquetFile(
-            file, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
-        ) as table:
-            _has_text(arrow, file, table.schema_arrow, text_field)
-            rows = table.metadata.num_rows
-            for batch in table.iter_batches(ROWS, columns=[text_field], use_threads=False):
-                for text in batch.column(0).to_pylist():
-                    row += 1
-                    if text is None:
-                        raise UserError(
-                            Problem(
-                                "data.no_text_field",
-                                msg(
-                                    "data.reader.no_text_in_row",
-                                    file=file,
-                                    row=row,
-                                    text_field=text_field,
-                                ),
-                                msg("data.reader.every_row"),
-                            )
-                        )
-                    yield text.encode("utf-8", "replace"), size * row // rows
-    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        first = str(error).partition("\n")[0]
-        what = (
-            msg("data.reader.damaged_parquet", file=file)
-            + (msg("data.reader.after_row", row=row) if row else "")
-            + msg("data.reader.reason", reason=first)
-        )
-        raise UserError(
-            Problem("data.damaged", what, msg("data.reader.complete_parquet"))
-        ) from None
-
-
-def _has_text(arrow: Any, file: Path, schema: Any, text_field: str) -> None:
-    """Check that the column exists once and contains text."""
-
-    def is_text(kind: Any) -> bool:
-        kinds = arrow.types
-        kind = kind.value_type if kinds.is_dictionary(kind) else kind
-        return bool(
-            kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
-        )
-
-    found = [field for field in schema if field.name == text_field]
-    if len(found) == 1 and is_text(found[0].type):
-        return
-    fixes = _fields(
-        [field.name for field in schema if is_text(field.type) and field.name != text_field]
-    )
-    columns = ", ".join(f"{field.name} ({field.type})" for field in list(schema)[:12])
-    what = (
-        msg("data.reader.wrong_type", text_field=text_field, type=found[0].type)
-        if len(found) == 1
-        else msg("data.reader.no_column", text_field=text_field)
-    )
-    if len(found) > 1:
-        what = msg("data.reader.columns", count=len(found), text_field=text_field)
-    raise UserError(
-        Problem(
-            "data.no_text_field",
-            msg("data.reader.its_columns", file=file, what=what, columns=columns),
-            msg("data.reader.text_column"),
-            fixes,
-        )
-    )

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.data import device_copy
+from training.data import device_copy, mapped_file
 from training.data.batch_dataset import BatchDataset
 from training.data.permutation import Ints
 from training.data.prepared_corpus import PreparedCorpus
@@ -143,5 +143,4 @@ def _open(path: Path, kind: np.dtype[Any], tokens: int | None) -> npt.NDArray[An
             ),
             Exit.RESOURCES,
         )
-    # The plain array of the memmap: slicing it costs a fraction of slicing the memmap.
-    return np.asarray(np.memmap(path, dtype=kind, mode="r")) if size else np.zeros(0, kind)
+    return mapped_file.read_only(path, kind)

@@ -1,9 +1,11 @@
-"""The folders in which shards are prepared, before they get their name. Killed runs leave them,
-also on machines that are gone (containers): one that was not touched for a day is removed."""
+"""The folders in which shards are prepared, before they get their name. Killed runs leave them:
+one of this machine is removed once its lock is free, and any that was not touched for a day, since
+its machine may be gone (containers)."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import tempfile
@@ -12,9 +14,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from training.core import umask
+from training.core import file_lock, umask, units
+from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
+from training.data.corpus import CorpusSource
+from training.data.tokenizer_base import BYTES
 
 END = ".work"  # of their names
+# Text of a file by its size: lines of JSON may have other fields, and characters as escapes.
+LEAST_TEXT = {".txt": 1.0, ".jsonl": 1 / 8}
+MOST_PER_TOKEN, TOKEN_BYTES = 8, 2  # bytes of text, in the mean of a corpus, and of a token
 TOUCH_S, ABANDONED_S = 60.0, 86400.0
 
 
@@ -32,11 +41,50 @@ def create(cache: Path, name: str, *, locked: bool) -> Path:
     return work
 
 
+def check_room(cache: Path, source: CorpusSource, chosen: str) -> None:
+    """Raises UserError if the tokens cannot fit: a full disk ends the preparation after hours."""
+    needed, free = least_bytes(source, chosen), shutil.disk_usage(cache).free
+    if free < needed:
+        what = msg(
+            "data.prepare.no_room",
+            name=source.name,
+            cache=cache,
+            needed=units.size(needed),
+            free=units.size(free),
+        )
+        allowed = msg("data.prepare.more_room")
+        fixes = [f"df -h {shlex.quote(str(cache))}"]
+        raise UserError(Problem("data.no_room", what, allowed, fixes), Exit.RESOURCES)
+
+
+def least_bytes(source: CorpusSource, chosen: str) -> int:
+    """Bytes that the tokens need at least; 0 where the size of the text is unknown."""
+    if source.encoding:
+        return 0
+    text = sum(f.stat().st_size * LEAST_TEXT.get(f.suffix.lower(), 0) for f in source.files)
+    return int(text / (1 if chosen == BYTES else MOST_PER_TOKEN) * TOKEN_BYTES)
+
+
+def lock(cache: Path, name: str) -> Path:
+    """Held while the folder of this name is prepared."""
+    return cache / f".{name}.lock"
+
+
 def remove_abandoned(cache: Path) -> None:
+    own = f".{socket.gethostname()}{END}"
     for work in cache.glob(f".*{END}"):
         with suppress(OSError):
             if time.time() - work.stat().st_mtime > ABANDONED_S:
                 shutil.rmtree(work)
+            elif work.name.endswith(own):
+                name = work.name.removeprefix(".").removesuffix(own)
+                with file_lock.alone(lock(cache, name), _in_use) as locked:
+                    if locked:
+                        shutil.rmtree(work)
+
+
+def _in_use() -> None:
+    raise BlockingIOError
 
 
 def touching(

@@ -117,7 +117,7 @@ class Task(ABC):
         """Number of samples in a batch."""
         return _first(batch).shape[0]
 
-    def share(self, count: int, rank: int, ranks: int) -> range:
+    def share(self, count: int, rank: int, ranks: int) -> Sequence[int]:
         """The validation samples out of `count` that this rank measures."""
         return range(rank, count, ranks)
 

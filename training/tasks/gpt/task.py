@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from training.data.token_dataset import Pair, TokenDataset
 from training.data.tokenizer import for_corpus as tokenizer_of
 from training.data.tokenizer import identity
 from training.tasks.base import Task
-from training.tasks.gpt import generate, optim, scores
+from training.tasks.gpt import evaluated, generate, optim, scores
 from training.tasks.gpt.model import GPT, MemorySavings
 from training.tasks.gpt.model_dims import ModelDims, blocks_per_graph, flops_per_token
 from training.tasks.gpt.muon import Muon
@@ -101,10 +101,15 @@ class LanguageModel(Task):
         loss: torch.Tensor = model(*batch)
         return loss
 
-    def share(self, count: int, rank: int, ranks: int) -> range:
-        """The first `eval_tokens` of the text, for any number of ranks."""
-        measured = max(1, self.config.eval_tokens // self.config.max_seq_len)
-        return super().share(min(count, measured), rank, ranks)
+    def share(self, count: int, rank: int, ranks: int) -> Sequence[int]:
+        """The sequences of a rank: `eval_tokens` in all, for any number of ranks the same."""
+        wanted = max(1, self.config.eval_tokens // self.config.max_seq_len)
+        return evaluated.spread(count, wanted)[rank::ranks]
+
+    def measured(self, count: int) -> dict[str, int]:
+        """With `count` if that is more: earlier versions measured the first sequences."""
+        found = super().measured(count)
+        return found | ({"of": count} if found["samples"] < count else {})
 
     def why_not(self, count: int) -> str:
         if count:

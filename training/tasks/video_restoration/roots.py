@@ -53,6 +53,8 @@ def frames(root: Path, clip: str, kind: str) -> Frames:
         try:
             found = pictures.in_folder(folder, suffixes)
         except (FileNotFoundError, NotADirectoryError):
+            if find_run.is_lost_folder(folder):
+                raise
             continue
         if found:
             return found
@@ -97,7 +99,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     """True also for a link that cannot be followed: reading it gives the error. A link to itself is
     none."""
     try:
-        return entry.is_dir()
+        return entry.is_dir() or find_run.is_lost_folder(Path(entry.path))
     except OSError as error:
         return error.errno != errno.ELOOP
 
