@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.e2e.conftest import Launched
 from tests.e2e.two_machines import Launch
 from training.core.rundir import RunDir
 from training.host.placement import LOOPBACK
+from training.launcher.first_failure import SIGNALS_S
 from training.launcher.local_ranks import free_port
 
 pytestmark = pytest.mark.slow
@@ -29,6 +31,21 @@ SAVES = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(os.environ["RANK"])))
 print("ready", flush=True)
+time.sleep(600)
+"""
+# slower than the grace of the other ranks after a failure
+STAYS = """
+import atexit, os, pathlib, signal, time
+here = pathlib.Path(__file__)
+def save(*_):
+    time.sleep(5)
+    here.with_name("saved" + os.environ["RANK"]).touch()
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+if os.environ["RANK"] == "1":
+    atexit.register(time.sleep, 600)
+    raise ValueError("planted")
 time.sleep(600)
 """
 
@@ -91,3 +108,24 @@ def test_a_script_stopped_on_one_machine_stops_on_both(launch: Launch, tmp_path:
             f"rank {rank} {'exited with status 1' if rank else 'ended with status 0'}" in run.output
         )
         assert "SUCCESS" not in run.output and "failed" not in run.output
+
+
+def test_a_script_that_had_failed_before_a_stop_request_saves_on_both(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """Something keeps the process of the failed rank."""
+    runs = on_two_nodes(launch, tmp_path, STAYS)
+    error = runs[1].run.rank_error(1)
+    # else the request may have come first
+    wait_until(lambda: error.exists() and time.time() - error.stat().st_mtime > SIGNALS_S)
+    wait_until(lambda: "ready" in runs[0].run.rank_log(0).read_text())
+    for run in runs:  # as SLURM does
+        run.process.send_signal(signal.SIGTERM)
+    assert [run.wait(60) for run in runs] == [4, 4], runs[0].output[-2000:]
+    assert sorted(path.name for path in tmp_path.glob("saved*")) == ["saved0", "saved1"]
+    for run in runs:
+        assert (run.failure["rank"], run.failure["node"], run.failure["summary"]) == (
+            1,
+            1,
+            "ValueError: planted",
+        )

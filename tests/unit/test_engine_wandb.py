@@ -19,6 +19,7 @@ from tests.conftest import TOKEN
 from tests.unit.conftest import ROOT, clean_environment
 from tests.unit.wandb_server import WandbServer
 from training.config.schema import Config
+from training.core.jsonl import parse
 from training.core.rundir import RunDir, append_json, read_json, read_records, write_json
 from training.trainer import tracking
 
@@ -304,6 +305,23 @@ def test_wandb_gets_at_the_next_start_what_it_lacks_of_a_start_that_was_killed(
         {"step": 2, "val_loss": 2.5},
     ]
     assert sent(3) == [], "once"
+
+
+def test_of_a_long_run_only_the_lines_that_wandb_may_lack_are_parsed(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.create()
+    for step in range(1, 101):
+        append_json(run.metrics, {"time": 1.5, "step": step, "loss": 0.5})
+    size = run.metrics.stat().st_size
+    append_json(run.metrics, {"time": 2.5, "step": 99, "loss": 9.0})  # of the next start
+    parsed: list[bytes] = []
+    monkeypatch.setattr(tracking, "parse", lambda line: parsed.append(line) or parse(line))
+    found = tracking._recorded(run.metrics, size, range(98, 100))
+    assert [(record["step"], record["loss"]) for record in found] == [(98, 0.5), (99, 0.5)]
+    assert len(parsed) == 2
+    cut = tracking._recorded(run.metrics, size - 3, range(98, 102))
+    assert [record["step"] for record in cut] == [98, 99]
 
 
 @each(

@@ -3,14 +3,12 @@ is restarted."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_launch_attempt import PLAN, RANK
-from tests.unit.verdicts import report_error
 from training.core import manifest
 from training.core.errors import Exit
 from training.core.rundir import RunDir, read_json
@@ -194,34 +191,6 @@ def test_a_stop_request_after_a_failure_does_not_hide_it(
     assert (outcome.guilty, outcome.killed) == ((1, 1), False)
     assert (outcome.asked, outcome.late_stop) == (Exit.INTERRUPTED, signal.SIGINT)
     assert failure_report.exit_code(outcome) == Exit.TRAINING
-
-
-@pytest.mark.parametrize(
-    ("kind", "age_s", "failed"),
-    [
-        ("ValueError", 60, True),
-        ("ValueError", 0, False),  # the signal may have reached the rank first
-        ("KeyboardInterrupt", 60, False),
-        ("SystemExit", 60, False),
-    ],
-)
-def test_a_rank_of_a_script_that_raised_before_a_stop_request_has_failed(
-    run: RunDir, handlers: None, pair: Callable[..., Outcome], kind: str, age_s: int, failed: bool
-) -> None:
-    """Its process stays for an atexit function, and the other rank waits for it."""
-    report_error(run, 1, kind, "75", time.time() - age_s)
-    written = read_json(run.rank_error(1))
-    body = f"""
-    signal.signal({int(signal.SIGTERM)}, lambda *_: os._exit(1))
-    if rank:
-        Path({str(run.rank_error(1))!r}).write_text({json.dumps(written)!r})
-    Path(sys.argv[1], f"ready{{rank}}").touch(); sleep()
-    """
-    outcome = pair(body, script=True, stop=signal.SIGTERM)
-    assert outcome.guilty == ((1, 1) if failed else None)
-    code = Exit.TRAINING if failed else Exit.PREEMPTED
-    assert (failure_report.exit_code(outcome), outcome.asked) == (code, Exit.PREEMPTED)
-    assert outcome.killed is False, "the ranks may still save"
 
 
 def test_a_stop_status_of_one_rank_of_a_script_alone_is_a_failure(

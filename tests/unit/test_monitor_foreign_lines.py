@@ -255,6 +255,9 @@ LINES: dict[str, dict[str, Any]] = {
     " 40%|████      | 40/100 [00:10<00:15,  4.0 examples/s, loss=0.3]": {"step": 40, "loss": 0.3},
     "epochs: 3 steps: 100 loss: 0.3": {"step": 100, "loss": 0.3},
     "Epochs: 3/10, Steps: 4/100": {"step": 4, "total": 100},
+    "{'step': 100, 'epochs': 1.5, 'reward': 0.3}": {"step": 100},
+    "step: 100, epochs: 1.25, lr: 1e-4, acc: 0.3": {"step": 100, "lr": 1e-4},
+    "step 4/100 epochs 3 of 10": {"step": 4, "total": 100},
     # a batch: its own loss counts in training, in an evaluation only the mean of all batches
     "Epoch: [0][ 10/100]\tTime  0.1 ( 0.1)\tLoss 6.9000e+00 (6.9500e+00)\tAcc@1   0.00 (  0.20)": {
         "step": 10,
@@ -314,6 +317,7 @@ def test_progress_line(line: str) -> None:
         # options
         "Namespace(lr=0.1, epochs=10, steps=1000)",
         "args: Options(lr=0.1, steps=1000, batch=8)",
+        "INFO:root:Namespace(lr=0.1, steps=1000)",
         "{'lr': 0.1, 'epochs': 10, 'steps': 1000}",
     ],
 )

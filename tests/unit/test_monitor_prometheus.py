@@ -211,3 +211,11 @@ def test_a_newer_run_replaces_one_that_has_ended(made: Made) -> None:
     assert [shown(), shown()] == [made.run.name] * 2
     made.supervisor(dead_pid())
     assert [shown(), shown()] == [made.run.name, newer.run.name]
+
+
+def test_a_newer_run_replaces_one_that_has_not_started(made: Made) -> None:
+    """Its job is queued, perhaps without end."""
+    read = monitor._reader(options.parse(["--prometheus=9464"]), RunWatch(made.run))
+    newer = Made(made.run.path.parent / "newer", age_s=0.0)
+    shown = [str(dig(read()[0], "run", "name")) for _ in range(2)]
+    assert shown == [made.run.name, newer.run.name]

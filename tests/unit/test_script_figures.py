@@ -124,6 +124,27 @@ def test_a_second_training_of_hugging_face_counts(tmp_path: Path) -> None:
     assert (found.step, found.loss) == (30, 0.5)
 
 
+def test_trainings_of_hugging_face_that_log_no_loss_count(tmp_path: Path) -> None:
+    """Folds that are shorter than its logging_steps."""
+    fold = [*(bar(step, 300) for step in (0, 100, 200, 300)), "{'train_runtime': '5.1'}"]
+    found = finished(tmp_path / "run", *fold, *fold, bar(0, 300), bar(120, 300))
+    assert found.step == 120
+
+
+def test_the_bar_of_an_evaluation_after_a_training_is_progress_without_a_step(
+    tmp_path: Path,
+) -> None:
+    made = script(tmp_path / "run", *TRAINED)
+    log = LogMetrics(made.run.rank_log(0))
+    log.read(0)
+    before = log.tally.newest_offset
+    with made.run.rank_log(0).open("a") as file:
+        file.write(f"{bar(0, 20)}\n{bar(10, 20)}\n")
+    log.read(0)
+    assert log.tally.newest_offset > before
+    assert log.progress(running=True)["step"] == 60
+
+
 def test_a_download_is_not_training(tmp_path: Path) -> None:
     lines = (
         "100%|██████████| 97.8M/97.8M [00:00<00:00, 103MB/s]",  # torch.hub

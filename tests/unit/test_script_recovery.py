@@ -81,6 +81,25 @@ def test_the_same_exception_is_tried_again_after_a_newer_checkpoint() -> None:
     assert remedy(second, plan, [none, first, second]) == again
     rewritten = replace(second, snapshot=replace(sixth, written=7.0))
     assert remedy(rewritten, plan, [second]) == again, "the same epoch"
+    earlier = replace(first, snapshot=replace(third, written=7.0))
+    assert remedy(earlier, plan, [second]) == again, "from the beginning"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        ("step 9", "step 10", True),
+        ("step 10", "step 9", False),
+        ("epoch 1, step 90", "epoch 2, step 10", True),
+        ("step 90, epoch 1", "epoch 2, step 10", True),
+        ("epoch 2, step 10", "epoch 1, step 90", False),
+        ("epoch -1", "epoch 0", True),
+        ("checkpoint 500", "epoch 1", True),  # not comparable
+    ],
+)
+def test_checkpoints_are_compared_by_their_numbers(before: str, now: str, expected: bool) -> None:
+    old, new = (Snapshot(Path("last.pt"), 1.0, text) for text in (before, now))
+    assert script_snapshot.moved(old, new) is expected
 
 
 def test_a_script_continues_without_a_lost_gpu() -> None:

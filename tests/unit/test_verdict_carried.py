@@ -111,15 +111,19 @@ def test_an_exception_in_mp_spawn_is_that_of_its_process(
     assert diagnose([run.path])["process"] == 3
 
 
-@pytest.mark.parametrize(("ranks", "spawns"), [(1, False), (2, True)])
+@pytest.mark.parametrize(
+    ("ranks", "here", "spawns"),
+    [(1, 1, False), (2, 2, True), (2, 1, False)],  # at last two machines
+)
 def test_ranks_that_start_all_ranks_themselves_have_the_same_port(
-    run: RunDir, ranks: int, spawns: bool
+    run: RunDir, ranks: int, here: int, spawns: bool
 ) -> None:
-    """Lightning's ddp_spawn in each of the ranks. The only rank may well do that."""
+    """Lightning's ddp_spawn in each of the ranks. The only rank of a machine may well do that."""
     error = "The server socket has failed to listen on any local network address. port: 29500"
     lines = f"torch.distributed.DistNetworkError: {error}, code: -98, name: EADDRINUSE"
     report_error(run, 0, "ProcessRaisedException", spawned(lines))
-    outcome, of_run = Outcome(guilty=(0, 1), here=(0, 1), ours=False), plan() | {"ranks": ranks}
+    outcome = Outcome(guilty=(0, 1), here=(0, 1), ours=False)
+    of_run = plan(ranks=ranks, local_ranks=here)
     record = failure_report.failure(outcome, run, cast(Plan, of_run))
     assert (record["cause"], record.get("spawns", False)) == ("port_in_use", spawns)
     assert (record["advice"] == advice.of_kind("spawns", {"ranks": "2"})) == spawns

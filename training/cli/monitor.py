@@ -17,7 +17,7 @@ from training.core.messages import msg
 from training.host import program
 from training.monitor import options, screen, state
 from training.monitor.options import MonitorOptions
-from training.monitor.run_status import ENDED
+from training.monitor.run_status import ENDED, STARTING
 from training.monitor.state import StateSource
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def _screen(seen: RunState | RunsState, view: screen.View) -> list[str]:
 def _reader(
     chosen: MonitorOptions, source: StateSource
 ) -> Callable[[], Sequence[RunState | RunsState]]:
-    """A function that reads the current state; after the end of a run that was not given it
-    switches to a newer one."""
+    """A function that reads the current state; after the end of a run that was not given, and
+    before its start, it switches to a newer one."""
     shown, over = source, False
 
     def read() -> list[RunState | RunsState]:
@@ -116,7 +116,7 @@ def _reader(
         over = (
             isinstance(shown, state.RunWatch)
             and "run" in seen
-            and seen["run"]["state"] in ENDED
+            and seen["run"]["state"] in (*ENDED, STARTING)
             and not seen["run"]["supervisor_alive"]
         )
         # the machine too: a finished run's last state may be old

@@ -131,9 +131,11 @@ class Attempt:
             return not self.children.blocked()
         self.failure.of_late_exit()
         alone = self.state.link is None
-        if alone or self.outcome.failed_at is not None or self.outcome.killed:
-            return False
-        return self.state.others.wait(int(failure_report.exit_code(self.outcome)))
+        over = alone or self.outcome.failed_at is not None or self.outcome.killed
+        if not over and self.state.others.wait(int(failure_report.exit_code(self.outcome))):
+            return True
+        self.failure.of_earlier()
+        return False
 
     def _check(self) -> None:
         self.children.follow_stop()

@@ -211,7 +211,8 @@ def _add_parts(
         record["threads"] = {str(r): text for r, text in sorted(outcome.in_threads.items())}
     if own and "process" in own and own["rank"] == record["rank"]:
         record["process"] = own["process"]
-        if record["cause"] == cause_ids.PORT_IN_USE and plan["ranks"] > 1 and not outcome.watched:
+        several = len(seats.ranks(plan)) > 1 and not outcome.watched
+        if record["cause"] == cause_ids.PORT_IN_USE and several:
             record["spawns"] = True
     if record["cause"] in OF_MEMORY and causes.of_worker(own, line):
         record["worker"] = True

@@ -33,6 +33,8 @@ class FirstFailure:
         self._state, self._children = state, children
         self.stop_exit: tuple[float, Child, int] | None = None
         self._late: tuple[Child, int] | None = None  # the first that crashed at its exit
+        # rank of a script that raised before this stop signal; None: one of another machine
+        self._earlier: tuple[int | None, int] | None = None
 
     def of_rank(self, child: Child, status: int) -> None:
         """A child has exited unexpectedly."""
@@ -144,7 +146,7 @@ class FirstFailure:
         self._record()
         self._children.kill()
 
-    def of_raised(self, rank: int) -> bool:
+    def of_raised(self, rank: int, *, send: bool = True) -> bool:
         """Has this rank reported an exception? It has failed then, although something keeps its
         process: a thread or an atexit function of a script, the driver of a failed GPU."""
         outcome = self._state.outcome
@@ -159,20 +161,45 @@ class FirstFailure:
             self._state.best_effort(
                 msg("launcher.effort.report"), functools.partial(self._explain, *outcome.guilty)
             )
-        self._record()
+        self._record(send=send)
         return True
 
-    def before_request(self) -> None:
-        """A request to stop comes. A rank of a script whose exception is older has failed already,
-        although something keeps its process."""
-        run, outcome, now = self._state.run, self._state.outcome, time.time()
+    def came_before(self, number: int, asked: float) -> bool:
+        """Had a rank of a script raised an exception before this stop signal, at the time `asked`?
+        It has failed then, although something keeps its process. The ranks may still save for as
+        long as after any request: nothing but of_earlier() follows from it."""
+        outcome = self._state.outcome
         if outcome.ours or outcome.resized or outcome.guilty is not None:
-            return
+            return False
         ranks = self._children.pids().keys()
-        for error in sorted(error_reports.of_all(run), key=lambda error: error["time"]):
-            old = now - error["time"] > SIGNALS_S and error["type"] not in STOPPED
-            if old and error["rank"] in ranks and self.of_raised(error["rank"]):
-                return
+        old = [
+            error
+            for error in error_reports.of_all(self._state.run)
+            if asked - error["time"] > SIGNALS_S
+            and error["type"] not in STOPPED
+            and error["rank"] in ranks
+        ]
+        if old:
+            self._earlier = min(old, key=lambda error: error["time"])["rank"], number
+        return bool(old)
+
+    def came_before_elsewhere(self, number: int) -> None:
+        """The same of a rank of another machine."""
+        self._earlier = self._earlier or (None, number)
+
+    def of_earlier(self) -> None:
+        """No rank is left: record a failure that came before the request to stop. Other machines
+        know it, and their ranks may still save."""
+        outcome = self._state.outcome
+        if self._earlier is None or outcome.guilty is not None or outcome.resized:
+            return
+        rank, number = self._earlier
+        if rank is None:
+            outcome.elsewhere, outcome.guilty = True, (None, 0)
+            self._record(send=False)
+        elif not self.of_raised(rank, send=False):
+            return
+        outcome.late_stop, outcome.killed = number, False  # that others did not stop follows
 
     def _reported_first(self) -> int | None:
         """The rank of this machine with the first report, which the others may wait for."""
@@ -249,7 +276,8 @@ class FirstFailure:
         with the failure in it."""
         log.error(text, shown=not self._state.plan["retries"]["value"])
 
-    def _record(self) -> None:
+    def _record(self, *, send: bool = True) -> None:
+        """`send`: to the other machines, which end their ranks."""
         outcome, link = self._state.outcome, self._state.link
         outcome.failed_at = time.monotonic()
         if outcome.kernel:
@@ -258,7 +286,7 @@ class FirstFailure:
             # unless the rank's own report explains it better (failure_report)
             outcome.lost = outcome.lost or link.overdue()
         # the other machines are connected to node 0 alone
-        if link and (not outcome.elsewhere or outcome.lost or self._state.others.first):
+        if link and send and (not outcome.elsewhere or outcome.lost or self._state.others.first):
             rank, status = outcome.guilty or (None, 0)
             link.send_all({"failed": {"rank": rank, "status": status}})
 

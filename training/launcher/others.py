@@ -72,6 +72,11 @@ class Others:
         if self.line:
             self.line.send_all({"asked": number, "times": times, "left": left})
 
+    def report_raised(self, number: int) -> None:
+        """A rank of a script had raised an exception before the first stop request."""
+        if self.line:
+            self.line.send_all({"asked": number, "times": 1, "raised": True})
+
 
 def asked(message: Message) -> tuple[int, int] | None:
     """(signal, how many requests) of a stop request from another machine; None if malformed: it

@@ -40,6 +40,7 @@ STORED = ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT")  # operations of a pickle, 
 READ = ("GET", "BINGET", "LONG_BINGET")
 NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1")
 UNITS = ("epoch", "step", "iter")
+TOLD = re.compile(r"(\w+) (-?\d+)")  # in Snapshot.progress
 IN_NAME = re.compile(r"(epoch|step|iter|checkpoint)[-_=]?(\d+)", re.IGNORECASE)
 # Reading a file may fail with these if it is unfinished, damaged, or another program's.
 UNREADABLE = (
@@ -67,9 +68,17 @@ def moved(before: Snapshot | None, now: Snapshot | None) -> bool:
     checkpoint again."""
     if before is None or now is None:
         return now is not None
-    if before.progress and now.progress:
-        return before.progress != now.progress
-    return now.written > before.written
+    if not (before.progress and now.progress):
+        return now.written > before.written
+    old, new = _counters(before), _counters(now)
+    if old.keys() != new.keys():
+        return True
+    order = sorted(new, key=(*UNITS, *new).index)
+    return [new[unit] for unit in order] > [old[unit] for unit in order]
+
+
+def _counters(snapshot: Snapshot) -> dict[str, int]:
+    return {unit: int(number) for unit, number in TOLD.findall(snapshot.progress)}
 
 
 def look(plan: Plan, since: float | None = None) -> tuple[Snapshot | None, str]:

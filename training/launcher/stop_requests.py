@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import time
 
@@ -60,11 +61,17 @@ class StopRequests:
 
     def from_peer(self, message: Message, name: str) -> None:
         """A request that another machine passes on. `name`: of that machine."""
+        if (request := others.asked(message)) is None:
+            return
         # every machine of a job may get the signal itself
-        if (request := others.asked(message)) and request[1] > self.count:
+        if request[1] > self.count:
             if isinstance(rank := message.get("left"), int):
                 self._rank_left(rank)
             self._request(request[0], msg("launcher.stop.on_node", name=name))
+        if message.get("raised") is True:
+            self._failure.came_before_elsewhere(request[0])
+            if self._state.others.first:  # the others are connected to this machine alone
+                self._state.others.report_raised(request[0])
 
     def from_rank(self, child: Child, status: int) -> None:
         """A rank of Duet's training received a stop signal itself and exited without the others:
@@ -81,14 +88,13 @@ class StopRequests:
 
     def _request(self, number: int, origin: str = "") -> None:
         hurry()
-        outcome = self._state.outcome
+        outcome, now = self._state.outcome, time.time()
         name = f"{stop_signals.name(number)}{origin}"
         self.count += 1
         self._state.others.pass_on(number, self.count, outcome.left)
         if self.count > 1:
             self._insist(name)
             return
-        self._failure.before_request()
         outcome.asked = stop_signals.code(number)
         if outcome.failed_at is not None and outcome.left is None:
             outcome.late_stop = number
@@ -98,6 +104,14 @@ class StopRequests:
         will = will if outcome.left is None else msg("launcher.stop.others_too")
         log.warning(msg("launcher.stop.first", name=name, will=will))
         self._children.ask_to_stop(number)
+        # last: the disk of the reports may be slow
+        self._state.best_effort(
+            msg("launcher.effort.report"), functools.partial(self._find_earlier, number, now)
+        )
+
+    def _find_earlier(self, number: int, asked: float) -> None:
+        if self._failure.came_before(number, asked):
+            self._state.others.report_raised(number)
 
     def after_hang(self, found: str) -> None:
         """The ranks of a script hang after the first request: as after a second one."""

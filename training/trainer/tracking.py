@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 import sys
@@ -24,6 +25,8 @@ from training.core.metric_units import EVALUATION
 if TYPE_CHECKING:
     from training.core.contracts.metrics import Figures
 
+# begin of a record: a long run has too many to parse all of them at its start
+STEP = re.compile(rb'\{"time": [\d.]+, "step": (\d+)')
 # in wandb.json: the folder of the run and, until everything is sent or in an offline part, the
 # first step that W&B may lack
 FOLDER, LACKS_FROM = "folder", "lacks_from"
@@ -226,11 +229,14 @@ def _recorded(metrics: Path, size: int, steps: range) -> list[Figures]:
     found: dict[tuple[int, bool], Figures] = {}
     try:
         with metrics.open("rb") as file:
-            lines = file.read(size).split(b"\n")
+            while size > 0 and (line := file.readline(size)):
+                size -= len(line)
+                known = STEP.match(line)
+                if known and int(known[1]) not in steps:
+                    continue
+                record = parse(line)
+                if record and whole(record.get("step")) in steps:
+                    found[record["step"], of_evaluation(record)] = record
     except OSError:
         return []
-    for line in lines:
-        record = parse(line)
-        if record and whole(record.get("step")) in steps:
-            found[record["step"], of_evaluation(record)] = record
     return [record for _, record in sorted(found.items(), key=itemgetter(0))]

@@ -127,7 +127,7 @@ class FailureRecord(EndRecord):
 
     node: NotRequired[int]  # index of the machine, if it is another one or one of several
     process: NotRequired[int]  # of mp.spawn in `rank`, which raised the exception
-    spawns: NotRequired[bool]  # each of several ranks has started all ranks itself
+    spawns: NotRequired[bool]  # each of several ranks of a machine has started all ranks itself
     ranks: NotRequired[list[int]]  # several have the same error as `rank`, which is one of them
     victim: bool  # the rank only lost its connection to another one
     step: int  # last one begun; 0 before the first

@@ -136,8 +136,12 @@ class LogAggregator:
             return False
         self._rank_has_loss |= has_loss
         foreign = fact.bar and not has_loss and (self._trained or self._lines_with_step)
-        self._trained = fact.trained or (self._trained and not has_loss)
+        # one that logs no loss may be followed by others like it
+        ended = fact.trained and self._rank_has_loss
+        self._trained = ended or (self._trained and not has_loss)
         if foreign and not fact.scores:
+            if self._trained:
+                self.newest_offset = fact.offset  # work, though no step
             return False
         if foreign and self._trained:
             fact.step = fact.total = None  # of an evaluation with a bar like that of the training

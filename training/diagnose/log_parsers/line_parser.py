@@ -50,9 +50,12 @@ _AVERAGED = re.compile(r"\bAveraged (?:\w+ )?stats: ")
 _OWN_SCORES = re.compile(rf"(?:Validation:|,) (\w+) ({NUMBER})(?: dB)?(?: \([^()]*\))?(?=,|$)")
 # a task may have another name for its samples
 _OWN_RATE = re.compile(r", (\d[\d.]*) (?!tokens)\w+/s$")
-# `Namespace(lr=0.1, steps=1000)`, `{'epochs': 10, 'steps': 1000}`: options, unless there is a loss
+# `Namespace(lr=0.1, steps=1000)`, `{'epochs': 10, 'steps': 1000}`: options, unless there is a loss;
+# not `epochs: 1.25` or `epochs 3 of 10`
 _OPTIONS = re.compile(
-    r"(?:\w+ ?[:=] ?)?[a-zA-Z]\w*\(\w+=|.*\bepochs['\"]?(?: ?[:=] ?| )\d+\b(?! ?/)", re.I
+    r"(?:\w+ ?[:=] ?)*[a-zA-Z]\w*\(\w+="
+    r"|.*\bepochs['\"]?(?: ?[:=] ?| )\d+\b(?!\.\d| ?/| of )",
+    re.I,
 )
 _PERCENT = re.compile(r"step \d+ \(([\d.]+)%\)", re.I)
 
