@@ -118,6 +118,13 @@ def test_a_platform_that_does_not_count_the_ranks_of_a_machine(
     assert len(made["gpus"]) == gpus
 
 
+def test_machines_with_one_gpu_have_one_rank_each(plan: Plan) -> None:
+    """The number typed in a launch script is that of all ranks."""
+    words = (LAUNCH, "16", "--total_batch_size=393216")
+    made = plan(1, script=words, MASTER_ADDR=FAR, RANK="3", WORLD_SIZE="16")
+    assert (made["ranks"], made["local_ranks"]) == (16, 1)
+
+
 @pytest.mark.parametrize(
     ("local_rank", "flags", "tested"),
     [("", (), True), ("", ("--dry_run",), False), ("0", (), False)],
