@@ -110,7 +110,7 @@ def _unless_taken(run: rundir.RunDir, plan: Plan, request: LaunchRequest) -> Non
     if there and there.get("launch") != plan["launch"]:
         config = replace(request.config, run_name=run.name)
         args = config, request.origins, request.experiments, request.command
-        raise UserError(run_name.taken(*args))
+        raise UserError(run_name.taken(*args, resumable=False))
 
 
 def become_launcher(run: rundir.RunDir, environ: Mapping[str, str]) -> NoReturn:
