@@ -153,6 +153,26 @@ def test_a_rank_reports_what_only_it_sees_of_its_own_gpu(
     assert (caught.value.code, caught.value.said_by_another) == (Exit.RESOURCES, silent)
 
 
+@pytest.mark.parametrize(
+    ("local_rank", "free", "codes", "silent"),
+    [
+        ("0", 0, ["gpu", "log_folder"], False),
+        ("1", 0, ["gpu"], False),
+        ("1", 31, ["log_folder"], True),
+    ],
+)
+def test_a_problem_of_the_machine_is_reported_by_its_first_rank_alone(
+    local_rank: str, free: int, codes: list[str], silent: bool, plan: Plan, home: Path
+) -> None:
+    (home / "file").touch()
+    words = (TRAIN, f"--log_dir={home}/file")
+    with pytest.raises(UserError) as caught:
+        plan(1, free, words, RANK=local_rank, LOCAL_RANK=local_rank, LOCAL_WORLD_SIZE="2")
+    found = [problem.code for problem in caught.value.problems]
+    assert found == [f"preflight.{code}" for code in codes]
+    assert caught.value.said_by_another is silent
+
+
 def test_ranks_that_srun_has_bound_do_not_divide_their_cores(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
