@@ -39,12 +39,12 @@ class MpiProcess:
     size: int
     local_rank: int
     local_size: int
-    nodes: int  # machines with processes; 0: unknown
+    nodes: int  # machines with processes, in old versions all allocated ones; 0: unknown
 
     @property
     def one_per_node(self) -> bool:
         """Whether each process is alone on its machine, as far as this one knows."""
-        return self.local_size == 1 and self.nodes in (0, self.size)
+        return self.local_size == 1 and not 0 < self.nodes < self.size
 
 
 def process(environ: Mapping[str, str]) -> MpiProcess | None:
