@@ -125,8 +125,8 @@ def meant_here(sent: "dict[str, str]") -> "dict[str, str]":
 
 
 def _is_elsewhere(name: str, value: str) -> bool:
-    """NCCL's variables are lists of prefixes, with = of names, with ^ of those to exclude; those of
-    other libraries are lists of names."""
+    """NCCL's variables are lists of prefixes, with = of names, with ^ of those to exclude: it uses
+    those that exist. Those of other libraries are lists of names, all of which must exist."""
     folder = next((DEVICES[end] for end in DEVICES if name.endswith(end)), "")
     if not folder or not value or value.startswith("^"):
         return False
@@ -134,11 +134,13 @@ def _is_elsewhere(name: str, value: str) -> bool:
         there = os.listdir(folder)
     except OSError:
         return False
-    exact = value.startswith("=") or not name.startswith("NCCL_")
-    wanted = [word.partition(":")[0].strip() for word in value.lstrip("=").split(",")]
-    return not any(
-        one == word or (one.startswith(word) and not exact) for one in there for word in wanted
-    )
+    words = [word.partition(":")[0].strip() for word in value.lstrip("=").split(",")]
+    wanted = [word for word in words if word]
+    if not name.startswith("NCCL_"):
+        return not set(wanted) <= set(there)
+    if not value.startswith("="):
+        there = [one[: len(word)] for one in there for word in wanted]
+    return bool(wanted) and not set(wanted) & set(there)
 
 
 def _begin(here: bool) -> None:

@@ -80,23 +80,23 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     def write(
         plan: Any, _: Any, request: Any, ask: Any, starter: int, find: Any, begins: Any
     ) -> Any:
-        assert (ask, starter) == (draft.rendezvous.ask, os.getpid())
+        assert starter == os.getpid()
         made.found = find(plan, request.experiments)
+        made.asked = ask(plan, 1.0)
         begins()
 
     def become(*_: object) -> None:
         raise Started
 
     monkeypatch.setattr(draft.planner, "make", lambda *_: (made, plan(), []))
+    monkeypatch.setattr(draft.continued_run, "of_plan", lambda *found, resumed: (*found, resumed))
+    monkeypatch.setattr(draft.rendezvous, "ask", lambda *_: ("run", "launch", "token"))
     monkeypatch.setattr(draft.writer, "write", write)
     monkeypatch.setattr(draft.writer, "become_launcher", become)
     return made
 
 
-def test_a_node_looks_for_a_run_that_continues_without_it(
-    node: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(draft.continued_run, "of_plan", lambda *found, resumed: (*found, resumed))
+def test_a_node_looks_for_a_run_that_continues_without_it(node: SimpleNamespace) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         with pytest.raises(Started):
@@ -105,6 +105,7 @@ def test_a_node_looks_for_a_run_that_continues_without_it(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert node.found == (plan(), node.experiments, None)
+    assert node.asked == ("run", "launch", "token")
     assert held >= set(process.STOP_SIGNALS), "they wait for the launcher"
 
 
@@ -115,6 +116,15 @@ def test_a_node_that_is_stopped_while_it_looks_has_no_traceback(
         raise process.StopAsked(signal.SIGTERM)
 
     monkeypatch.setattr(draft.continued_run, "of_plan", stopped)
+    assert draft.draft([], {}, os.getppid()) == Exit.PREEMPTED
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_node_that_is_stopped_while_it_waits_for_node_0(
+    node: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: pytest.fail("it would end silently"))
+    monkeypatch.setattr(draft.rendezvous, "ask", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert draft.draft([], {}, os.getppid()) == Exit.PREEMPTED
 
 

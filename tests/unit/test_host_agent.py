@@ -129,10 +129,13 @@ def test_a_ctrl_c_that_was_ignored_at_the_start(tmp_path: Path, token: str, here
         ("NCCL_SOCKET_IFNAME", "=absent0", False),
         ("NCCL_SOCKET_IFNAME", "absent0,l", True),  # a prefix of lo
         ("NCCL_SOCKET_IFNAME", "=l", False),
+        ("NCCL_SOCKET_IFNAME", "absent0,", False),
+        ("NCCL_SOCKET_IFNAME", ",", True),  # names none
         ("NCCL_SOCKET_IFNAME", "=absent0,lo:1", True),
         ("NCCL_SOCKET_IFNAME", "^absent", True),
         ("GLOO_SOCKET_IFNAME", "l", False),
         ("GLOO_SOCKET_IFNAME", "lo", True),
+        ("GLOO_SOCKET_IFNAME", "absent0,lo", False),  # Gloo needs all of them
         ("TP_SOCKET_IFNAME", "", True),
         ("MY_DATA", "absent0", True),
     ],

@@ -24,7 +24,7 @@ from training.core.check_names import check_title
 from training.core.errors import UserError
 from training.core.rundir import RunDir, write_json
 from training.host import cgroups, env_vars
-from training.plan import preflight
+from training.plan import preflight, script_request
 from training.plan import training_plan as planner
 from training.plan.preflight import ERROR, OK, WARNING, Check, folder, startup_checks
 from training.tasks.gpt import memory
@@ -73,17 +73,26 @@ def test_a_disk_without_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found.text.endswith(": 3.0 GiB free, 4.0 GiB needed")
 
 
-def test_a_disk_that_cannot_map_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As FUSE with direct_io."""
+def test_a_disk_that_cannot_map_files(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As FUSE with direct_io. The ranks of a script have no heartbeat file."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
     monkeypatch.setattr(startup_checks.mmap, "mmap", refuse)
-    found = check(tmp_path)
+    asked = ask("--device=cpu")
+    found = startup_checks.run_folder(asked, None)
     assert (found.status, found.fixes) == (ERROR, ["--out_dir=/local/folder"])
-    assert folder("log", tmp_path, 1, "-", []).status == OK
-    assert os.listdir(tmp_path) == []
+    asked.resume_from = RunDir(tmp_path)
+    (fix,) = startup_checks.run_folder(asked, None).fixes
+    assert f" --resume=/local/folder/{tmp_path.name}" in fix
+    assert check(tmp_path).status == OK, "of a log folder"
+    (home / "my.py").touch()
+    script = script_request.read(LAUNCH, ["2", "--script=my.py"], {})
+    assert startup_checks.run_folder(script, None).status == OK
+    assert os.listdir(home) == ["my.py"]
 
 
 CODE = """

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
-from tests.unit.conftest import clean_environment
+from tests.unit.conftest import clean_environment, python
 from training.host import proc_memory, process
 
 
@@ -79,6 +79,19 @@ def test_without_it_the_child_survives() -> None:
         parent.kill()
         parent.wait()
         assert alive(child)
+
+
+@pytest.mark.parametrize(("variables", "number"), [({"DUET_SCRIPT": "x.sh"}, 15), ({}, 0)])
+def test_only_a_plan_is_stopped_with_the_script_that_waits_for_it(
+    variables: dict[str, str], number: int
+) -> None:
+    """The shell that has started train.py may end before it."""
+    code = (
+        "import ctypes; from training.host import process; number = ctypes.c_int()\n"
+        "with process.stoppable(): process._libc.prctl(2, ctypes.byref(number))\n"
+        "print(number.value)"
+    )  # 2: PR_GET_PDEATHSIG
+    assert python("-c", code, **variables).stdout == f"{number}\n"
 
 
 def test_an_earlier_death_of_the_parent_is_detected() -> None:

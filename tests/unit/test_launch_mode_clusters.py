@@ -49,7 +49,9 @@ def test_mpirun_with_a_process_for_each_machine() -> None:
 
 @pytest.mark.parametrize("script", [True, False])
 @pytest.mark.parametrize(
-    ("nodes", "kind"), [("2", RANK), ("3", NODE), ("", NODE)], ids=["2", "3", "unknown"]
+    ("nodes", "kind"),
+    [("2", RANK), ("3", NODE), ("4", NODE), ("", NODE)],
+    ids=["2", "3", "with an unused one", "unknown"],
 )
 def test_mpirun_with_machines_of_different_sizes_starts_ranks(
     nodes: str, kind: str, script: bool

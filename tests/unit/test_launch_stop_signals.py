@@ -13,7 +13,7 @@ import pytest
 
 from training.core.errors import Exit
 from training.core.project import ROOT
-from training.core.rundir import RunDir
+from training.core.rundir import RunDir, write_json
 from training.host import process
 from training.host.process import STOP_SIGNALS, remember_stops
 from training.launcher import stop_signals, supervisor
@@ -21,6 +21,13 @@ from training.launcher.hosts.conductor import Conductor
 from training.launcher.post_run import PostRun
 from training.launcher.stop_signals import StopSignals
 
+PLAN: Any = {
+    "place": {"nnodes": 1},
+    "resume": None,
+    "launch": "a1b2",
+    "created": 0.0,
+    "config": {},
+}
 pytestmark = pytest.mark.usefixtures("handlers")
 
 
@@ -69,17 +76,34 @@ def test_a_signal_while_the_supervisor_is_imported_withdraws_the_run(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     run = RunDir(tmp_path / "run")
     run.create()
-    plan: Any = {
-        "place": {"nnodes": 1},
-        "resume": None,
-        "launch": "a1b2",
-        "created": 0.0,
-        "config": {},
-    }
     early = remember_stops()
     os.kill(os.getpid(), number)
-    found = supervisor._run(run, plan, set(), PostRun(run, plan), early)
+    found = supervisor._run(run, PLAN, set(), PostRun(run, PLAN), early)
     assert found == (code, f"{how}; {run.path} was removed") and not run.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("shared", "earlier", "shown"),
+    [
+        (True, False, "{run.own} was removed"),
+        (True, True, "run is unchanged"),
+        (False, False, "{run.path} was removed"),
+        (False, True, "run is unchanged"),
+    ],
+)
+def test_a_machine_that_is_stopped_names_what_it_has_removed(
+    shared: bool, earlier: bool, shown: str, tmp_path: Path
+) -> None:
+    """Not the files of an earlier start, which it would have continued."""
+    run = RunDir(tmp_path / "run", 1)
+    run.create()
+    write_json(run.own_plan, {"shared": shared})
+    if shared:
+        write_json(run.plan, {"of": "node 0"})
+    if earlier:
+        write_json(run.machines if shared else run.plan_before, {"of": "an earlier start"})
+    text = supervisor._run(run, PLAN, set(), PostRun(run, PLAN), [signal.SIGTERM])[1]
+    assert text.partition("; ")[2] == shown.format(run=run)
 
 
 def test_a_second_ctrl_c_ends_the_import() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.conftest import ENHANCED
+from tests.unit.conftest import ENHANCED, only
 from tests.unit.test_plan import make
 from training.core.errors import UserError
 from training.core.rundir import RunDir, read_json, write_json
@@ -102,7 +102,10 @@ def test_another_run_of_that_name_is_not_overwritten(start: Start) -> None:
     before = files(run.path)
     with pytest.raises(UserError) as refused:
         start("second")
-    assert [problem.code for problem in refused.value.problems] == ["run_name.taken"]
+    problem = only(refused.value.problems)
+    assert problem.code == "run_name.taken"
+    (fix,) = problem.fixes  # node 0 may not have that run: no --resume
+    assert f"--run_name={NAME}_2" in fix
     assert files(run.path) == before
 
 

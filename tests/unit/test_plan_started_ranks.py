@@ -118,6 +118,13 @@ def test_a_platform_that_does_not_count_the_ranks_of_a_machine(
     assert len(made["gpus"]) == gpus
 
 
+def test_machines_with_one_gpu_have_one_rank_each(plan: Plan) -> None:
+    """The number typed in a launch script is that of all ranks."""
+    words = (LAUNCH, "16", "--total_batch_size=393216")
+    made = plan(1, script=words, MASTER_ADDR=FAR, RANK="3", WORLD_SIZE="16")
+    assert (made["ranks"], made["local_ranks"]) == (16, 1)
+
+
 @pytest.mark.parametrize(
     ("local_rank", "flags", "tested"),
     [("", (), True), ("", ("--dry_run",), False), ("0", (), False)],
@@ -144,6 +151,26 @@ def test_a_rank_reports_what_only_it_sees_of_its_own_gpu(
     with pytest.raises(UserError) as caught:
         plan(gpus, free=0, RANK="1", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
     assert (caught.value.code, caught.value.said_by_another) == (Exit.RESOURCES, silent)
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "free", "codes", "silent"),
+    [
+        ("0", 0, ["gpu", "log_folder"], False),
+        ("1", 0, ["gpu"], False),
+        ("1", 31, ["log_folder"], True),
+    ],
+)
+def test_a_problem_of_the_machine_is_reported_by_its_first_rank_alone(
+    local_rank: str, free: int, codes: list[str], silent: bool, plan: Plan, home: Path
+) -> None:
+    (home / "file").touch()
+    words = (TRAIN, f"--log_dir={home}/file")
+    with pytest.raises(UserError) as caught:
+        plan(1, free, words, RANK=local_rank, LOCAL_RANK=local_rank, LOCAL_WORLD_SIZE="2")
+    found = [problem.code for problem in caught.value.problems]
+    assert found == [f"preflight.{code}" for code in codes]
+    assert caught.value.said_by_another is silent
 
 
 def test_ranks_that_srun_has_bound_do_not_divide_their_cores(

@@ -96,7 +96,7 @@ def _become_launcher(
     """Start the ranks of this node, as the launch scripts do."""
     find = partial(continued_run.of_plan, resumed=request.resume_from)
     begins = process.hold_stops  # the supervisor withdraws the run
-    run = writer.write(plan, checks, request, rendezvous.ask, request.starter, find, begins)
+    run = writer.write(plan, checks, request, plan_command.ask, request.starter, find, begins)
     writer.become_launcher(run, environ)
 
 

@@ -193,7 +193,7 @@ def _hand_out(
     # From the first file on the launch script answers stop signals: it has the supervisor withdraw
     # the run.
     begins = process.ignore_stop_signals
-    run = writer.write(plan, checks, request, _ask, request.starter, find, begins)
+    run = writer.write(plan, checks, request, ask, request.starter, find, begins)
     try:
         command.answer(run.own)
     except BrokenPipeError:
@@ -205,7 +205,8 @@ def _hand_out(
     return 0
 
 
-def _ask(plan: Plan, seconds: float) -> tuple[str, str, str]:
+def ask(plan: Plan, seconds: float) -> tuple[str, str, str]:
+    """rendezvous.ask, which may last as long as --rendezvous_timeout."""
     with process.stoppable():
         return rendezvous.ask(plan, seconds)
 

@@ -29,6 +29,7 @@ _NAMES = (
     ),
 )
 _NODES = "OMPI_MCA_orte_num_nodes"  # up to Open MPI 4
+_UNBOUND = "--bind-to none"  # Open MPI
 _JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 
 
@@ -39,12 +40,12 @@ class MpiProcess:
     size: int
     local_rank: int
     local_size: int
-    nodes: int  # machines with processes; 0: unknown
+    nodes: int  # machines with processes, in old versions all allocated ones; 0: unknown
 
     @property
     def one_per_node(self) -> bool:
         """Whether each process is alone on its machine, as far as this one knows."""
-        return self.local_size == 1 and self.nodes in (0, self.size)
+        return self.local_size == 1 and not 0 < self.nodes < self.size
 
 
 def process(environ: Mapping[str, str]) -> MpiProcess | None:
@@ -62,9 +63,18 @@ def process(environ: Mapping[str, str]) -> MpiProcess | None:
 
 def unbound(environ: Mapping[str, str]) -> list[str]:
     """The options of mpirun with which it binds no process to cores."""
-    if "OMPI_COMM_WORLD_SIZE" in environ:
-        return ["--bind-to none"]
+    if _is_open_mpi(environ):
+        return [_UNBOUND]
     return ["-genv I_MPI_PIN=off", "-bind-to none"]  # Intel MPI, MPICH
+
+
+def one_per_machine(environ: Mapping[str, str]) -> str:
+    """The options of mpirun for one process on each machine, with all its cores."""
+    return f"--map-by ppr:1:node {_UNBOUND}" if _is_open_mpi(environ) else "-ppn 1"
+
+
+def _is_open_mpi(environ: Mapping[str, str]) -> bool:
+    return _NAMES[0][1] in environ
 
 
 def rank(environ: Mapping[str, str], asked: LauncherOptions, found: MpiProcess) -> Topology:

@@ -146,14 +146,17 @@ def hold_stops() -> None:
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """While a launch script waits for this process: TERM and USR1 raise StopAsked, and so does the
-    death of the script."""
+    """While this process waits: TERM and USR1 raise StopAsked, and so does the death of the launch
+    script that waits for it. train.py may outlive the shell that has started it (nohup)."""
     before = {n: signal.signal(n, raise_stop) for n in (signal.SIGTERM, signal.SIGUSR1)}
-    die_with_parent(number=signal.SIGTERM)
+    tied = "DUET_SCRIPT" in os.environ
+    if tied:
+        die_with_parent(number=signal.SIGTERM)
     try:
         yield
     finally:
-        die_with_parent(number=0)
+        if tied:
+            die_with_parent(number=0)
         for number, handler in before.items():
             if signal.getsignal(number) == raise_stop:  # none has arrived
                 signal.signal(number, handler)

@@ -143,11 +143,11 @@ def _stopped_before(
     else:
         text = stop_signals.before_start(number)
     if withdraw and run.own.exists():
-        writer.withdraw(run)
+        removed = writer.withdraw(run)
         text = (
             msg("launcher.end.unchanged", text=text, name=run.name)
-            if plan["resume"]
-            else msg("launcher.end.removed", text=text, path=run.own)
+            if plan["resume"] or not removed
+            else msg("launcher.end.removed", text=text, path=removed)
         )
     code = stop_signals.code(number)
     console.warning(msg("launcher.end.exit", text=text, code=int(code)))

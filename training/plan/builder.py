@@ -130,12 +130,14 @@ def _not_installed(request: LaunchRequest) -> list[str]:
 
 def refuse_errors(request: LaunchRequest, checks: list[preflight.Check]) -> None:
     """Raises UserError (exit 3) for failed checks; --dry_run and --check show them in the report
-    instead."""
-    problems = [c.problem() for c in checks if c.status == preflight.ERROR]
-    if problems and not (request.dry_run or request.check):
+    instead. The first rank of a machine reports what all its ranks see."""
+    failed = [c for c in checks if c.status == preflight.ERROR]
+    if failed and not (request.dry_run or request.check):
         alike = request.gpu_ranks == request.local_ranks  # otherwise each rank sees its own GPU
-        said = alike and request.place.local_rank != 0
-        raise UserError(problems, Exit.RESOURCES, said_by_another=said)
+        own = [c for c in failed if not (alike or c.name in preflight.OF_MACHINE)]
+        first = request.place.local_rank == 0
+        problems = [c.problem() for c in (failed if first or not own else own)]
+        raise UserError(problems, Exit.RESOURCES, said_by_another=not (first or own))
 
 
 def warnings(checks: list[preflight.Check]) -> list[str]:

@@ -44,5 +44,4 @@ def _one_per_machine(
         return f"srun --ntasks={machines} --ntasks-per-node=1 {launch}"
     if machines == 1:
         return f"{launch}   # {msg('plan.nested.without_mpirun')}"
-    spread = "--map-by ppr:1:node --bind-to none" if "OMPI_COMM_WORLD_SIZE" in environ else "-ppn 1"
-    return f"mpirun -n {machines} {spread} … {launch}"
+    return f"mpirun -n {machines} {mpi_env.one_per_machine(environ)} … {launch}"

@@ -58,8 +58,11 @@ def taken(
     origins: Mapping[str, str],
     experiments: Path,
     again: Callable[..., str],
+    *,
+    resumable: bool = True,
 ) -> list[Problem]:
-    """Problems of a --run_name that names an existing run."""
+    """Problems of a --run_name that names an existing run. `resumable`: not one that only this
+    machine may have."""
     name = config.run_name
     if os.path.lexists(experiments / name):
         given = msg("plan.run_name.given", name=name, origin=origins["run_name"])
@@ -71,8 +74,8 @@ def taken(
             fixes = running.fixes(run, pid)
         else:
             what = msg("plan.run_name.taken", given=given, path=run.path)
-            resumable = rundir.read_json(run.plan)
-            fixes = [again(resume=name)] if resumable and not resumable.get("script") else []
+            plan = rundir.read_json(run.plan) if resumable else None
+            fixes = [again(resume=name)] if plan and not plan.get("script") else []
         return [
             Problem(
                 "run_name.taken",

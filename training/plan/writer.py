@@ -110,7 +110,7 @@ def _unless_taken(run: rundir.RunDir, plan: Plan, request: LaunchRequest) -> Non
     if there and there.get("launch") != plan["launch"]:
         config = replace(request.config, run_name=run.name)
         args = config, request.origins, request.experiments, request.command
-        raise UserError(run_name.taken(*args))
+        raise UserError(run_name.taken(*args, resumable=False))
 
 
 def become_launcher(run: rundir.RunDir, environ: Mapping[str, str]) -> NoReturn:
@@ -142,15 +142,17 @@ def _keep_before(run: rundir.RunDir) -> None:
     run.data.unlink(missing_ok=True)  # ranks of another launcher must not read old data
 
 
-def withdraw(run: rundir.RunDir) -> None:
+def withdraw(run: rundir.RunDir) -> Path | None:
     """Undo a start that was refused or stopped before its first step: remove a new run, restore a
-    resumed one."""
+    resumed one. Returns the folder that was removed; None: it is of an earlier start too."""
     if run.own == run.path:
-        if not give_back(run):
-            _remove(run.path)
-        return
+        if give_back(run):
+            return None
+        _remove(run.path)
+        return run.path
     own_disk = not (rundir.read_json(run.own_plan) or {}).get("shared", True)
-    if own_disk and not give_back(run):
+    restored = own_disk and give_back(run)
+    if own_disk and not restored:
         _remove_files(run.plan, run.data)
         if not any(run.checkpoints.iterdir()):
             _remove(run.tokenizer)
@@ -162,6 +164,9 @@ def withdraw(run: rundir.RunDir) -> None:
     _remove_empty(run.own)
     if own_disk:
         _remove_empty(run.path)
+    if restored:
+        return None
+    return next((folder for folder in (run.path, run.own) if not folder.exists()), None)
 
 
 def _remove_files(*paths: Path) -> None:

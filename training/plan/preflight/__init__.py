@@ -27,6 +27,7 @@ from training.plan.preflight.precision_checks import precision_works
 from training.plan.preflight.report import (
     DATA,
     ERROR,
+    OF_MACHINE,
     OK,
     WANDB,
     WARNING,
@@ -52,7 +53,7 @@ from training.plan.request import LaunchRequest, Request
 from training.tasks.memory import Estimate, StepNeeds
 
 __all__ = [
-    "ERROR", "OK", "WARNING", "Check", "PreflightContext", "at_every_start",
+    "ERROR", "OF_MACHINE", "OK", "WARNING", "Check", "PreflightContext", "at_every_start",
     "compile_left_out", "compile_works", "count", "folder", "gpus", "host_memory", "in_parts",
     "not_running", "of_ranks", "only_in_check", "port", "precision_works", "shared_memory",
     "smaller_runs", "table", "torch_fits", "unusable", "with_lines", "worst",

@@ -23,6 +23,8 @@ WARNING: Final = "warning"
 ERROR: Final = "error"
 # Names of the checks that do not concern the machine.
 DATA, WANDB = "data", "W&B"
+# Names of those whose result does not depend on the GPU.
+OF_MACHINE = ("host memory", "log folder", "run", "run folder", "torch")
 SEVERITY = {OK: 0, WARNING: 1, ERROR: 2}
 MARKS = {
     OK: msg("plan.check.ok"),

@@ -16,7 +16,7 @@ from training.core.messages import msg
 from training.host import cgroups, decisions, ports, process
 from training.plan import running
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
-from training.plan.request import LaunchRequest
+from training.plan.request import LaunchRequest, Request
 from training.tasks import memory
 from training.tasks.memory import StepNeeds
 
@@ -24,6 +24,7 @@ WORKER_SHM_BYTES = 64 << 20
 NCCL_SHM_BYTES = 256 << 20  # without peer-to-peer copies; containers get 64 MiB by default
 OTHER_FILES_BYTES = 64 << 20  # of a run: logs and metrics
 RANK_FILES, WORKER_FILES = 256, 32
+LOCAL = "/local/folder"  # in fixes: to be replaced by the user
 # A run that is running writes at least that often, unless its steps are longer.
 WRITTEN_S, POLL_S = 60.0, 0.5
 
@@ -121,15 +122,20 @@ def host_memory(
 
 
 def run_folder(request: LaunchRequest, step: StepNeeds | None) -> Check:
-    """Room for the checkpoints to come. A resumed run stays in its folder."""
-    run, needed = request.resume_from, OTHER_FILES_BYTES
+    """Room for the checkpoints to come. A resumed run stays in its folder. The heartbeats of a
+    task's ranks are mapped files."""
+    run, needed, maps = request.resume_from, OTHER_FILES_BYTES, isinstance(request, Request)
     if step:
         needed += step.stored * _more_checkpoints(request)
     if run is None:
-        another = ["--out_dir=/another/folder"]
-        return folder("run", request.experiments, needed, request.origins["out_dir"], another)
-    used = [f"du -sh {shlex.quote(str(run.path.parent))}/* | sort -h"]
-    return folder("run", run.path, needed, request.origins["resume"], used)
+        room, local = "--out_dir=/another/folder", f"--out_dir={LOCAL}"
+        path, origin = request.experiments, request.origins["out_dir"]
+    else:
+        room = f"du -sh {shlex.quote(str(run.path.parent))}/* | sort -h"
+        again = request.command(resume=f"{LOCAL}/{run.name}")
+        local = f"cp -a {shlex.quote(str(run.path))} {LOCAL}/ && {again}"
+        path, origin = run.path, request.origins["resume"]
+    return folder("run", path, needed, origin, [room], [local] if maps else None)
 
 
 def _more_checkpoints(request: LaunchRequest) -> int:
@@ -150,9 +156,17 @@ def _times(every: int, begin: int, last: int) -> int:
     return 1 if not every else last // every - begin // every + (last % every > 0)
 
 
-def folder(name: str, path: Path, needed: int, origin: str, fixes: list[str]) -> Check:
-    """The folder (or its nearest existing parent) is writable, and the disk has room; that of a run
-    can map files too, as the heartbeats of its ranks. Leaves no files."""
+def folder(
+    name: str,
+    path: Path,
+    needed: int,
+    origin: str,
+    fixes: list[str],
+    local: list[str] | None = None,
+) -> Check:
+    """The folder (or its nearest existing parent) is writable, and the disk has room. Leaves no
+    files. `local`: the fixes for a file system that cannot map files; None: there are no mapped
+    ones."""
     there = path
     while not os.path.lexists(there) and there != there.parent:
         there = there.parent
@@ -170,7 +184,7 @@ def folder(name: str, path: Path, needed: int, origin: str, fixes: list[str]) ->
             probe.write(b"\0" * 65536)
             probe.flush()
             os.fsync(probe.fileno())
-            mapped = name == "log" or _mappable(probe.fileno())
+            mapped = local is None or _mappable(probe.fileno())
     except OSError as error:
         return Check(
             f"{name} folder",
@@ -180,7 +194,7 @@ def folder(name: str, path: Path, needed: int, origin: str, fixes: list[str]) ->
         )
     if not mapped:
         text = msg("plan.folder.not_mappable", shown=shown)
-        return Check(f"{name} folder", ERROR, text, ["--out_dir=/local/folder"])
+        return Check(f"{name} folder", ERROR, text, local or [])
     free = shutil.disk_usage(there).free
     if free < needed:
         return Check(
