@@ -205,7 +205,8 @@ def test_a_sweep_continues_where_its_files_are_after_its_folder_was_moved(
     def of(*words: str) -> Sweep:
         return prepare.prepare(options.parse([*words, *small]), [*words, *small], {})
 
-    both = of("my.py", "--depth=1,2"), of("--task=line.py", "--total_batch_size=128", "--slope=1,2")
+    line = ("--task=line.py", "--total_batch_size=128", "--slope=1,2")
+    both = of("my.py", "--depth=1,2"), of(*line)
     for sweep in both:
         sweep.folder.create(sweep.record)
     monkeypatch.chdir(tmp_path)
@@ -218,8 +219,9 @@ def test_a_sweep_continues_where_its_files_are_after_its_folder_was_moved(
     monkeypatch.chdir(new)
     for sweep in both:
         assert resumed(runs, sweep.folder.name).record["cwd"] == str(new)
-    again = of("my.py", "--depth=1,2")
-    assert (again.known, again.record["cwd"]) == (True, str(new))
+    Path("line.py").write_text(f"{LINE}\n")
+    again = of(*line)
+    assert (again.known, again.folder.name) == (False, f"{both[1].folder.name}_2")
     monkeypatch.chdir(tmp_path)
     for sweep in both:  # nothing is missing
         for index in range(2):
