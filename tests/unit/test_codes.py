@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from training.core import codes, failure_kinds
+from training.core import codes, failure_kinds, problem_codes
 from training.core.contracts import kinds
 from training.watchdog import hang_report
 
@@ -48,7 +48,7 @@ def test_problems() -> None:
             )
     shell = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "lib").glob("*.sh"))
     used |= set(re.findall(r"messages::refuse(?:_as_json)? ([a-z_]+\.[a-z_]+)", shell))
-    assert used == set(codes.PROBLEMS)
+    assert used == set(problem_codes.PROBLEMS)
 
 
 def test_events() -> None:

@@ -23,6 +23,7 @@ from training.cli import report
 from training.cli.sweep import __main__ as command
 from training.cli.sweep import board, launchers, options, prepare, session
 from training.cli.sweep.prepare import Sweep
+from training.config import flags
 from training.core import file_lock, find_run, rundir, sweep_dir
 from training.core.contracts.run_files import SweepRecord
 from training.core.errors import Exit, UserError
@@ -164,6 +165,22 @@ def test_a_moved_sweep_trains_all_its_runs_in_the_new_folder(tmp_path: Path) -> 
         assert [w for w in words if w.startswith("--out_dir")] == [f"--out_dir={tmp_path}/new"]
 
 
+@each("installed, cwd, moved", [(True, "original", 1), (True, "copy", 0), (False, "original", 0)])
+def test_a_copied_sweep_trains_in_its_own_folder(
+    installed: bool, cwd: str, moved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default of a launcher is experiments/ in the checkout, or where an installed one runs."""
+    experiments = tmp_path / "copy/experiments"
+    monkeypatch.setattr(session, "INSTALLED", installed)
+    monkeypatch.setattr(session, "WORK", tmp_path / "copy")
+    sweep = prepared(experiments, "--depth=1,2")
+    sweep.record["cwd"] = str(tmp_path / cwd)
+    run = sweep.record["runs"][0]
+    run["args"] = flags.without(run["args"], "out_dir")
+    words = started(sweep).command(run)
+    assert words.count(f"--out_dir={experiments}") == moved
+
+
 def test_a_changed_config_is_that_of_another_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +222,8 @@ def test_a_sweep_continues_where_its_files_are_after_its_folder_was_moved(
     def of(*words: str) -> Sweep:
         return prepare.prepare(options.parse([*words, *small]), [*words, *small], {})
 
-    both = of("my.py", "--depth=1,2"), of("--task=line.py", "--total_batch_size=128", "--slope=1,2")
+    line = ("--task=line.py", "--total_batch_size=128", "--slope=1,2")
+    both = of("my.py", "--depth=1,2"), of(*line)
     for sweep in both:
         sweep.folder.create(sweep.record)
     monkeypatch.chdir(tmp_path)
@@ -218,8 +236,9 @@ def test_a_sweep_continues_where_its_files_are_after_its_folder_was_moved(
     monkeypatch.chdir(new)
     for sweep in both:
         assert resumed(runs, sweep.folder.name).record["cwd"] == str(new)
-    again = of("my.py", "--depth=1,2")
-    assert (again.known, again.record["cwd"]) == (True, str(new))
+    Path("line.py").write_text(f"{LINE}\n")
+    again = of(*line)
+    assert (again.known, again.folder.name) == (False, f"{both[1].folder.name}_2")
     monkeypatch.chdir(tmp_path)
     for sweep in both:  # nothing is missing
         for index in range(2):

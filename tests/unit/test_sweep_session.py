@@ -270,28 +270,41 @@ def test_the_last_gpu_that_is_set_aside_ends_the_sweep(
 
 UNREAD = """
 import sys
-from training.cli.sweep import __main__ as sweep, session
+from training.cli.sweep import __main__ as sweep, results, session
 from training.host import program
-session.Session.command = lambda self, run: ["bash", "-c", "read -rt 0.5 <> <(:); exit 4"]
+fails = 'echo >"$0/metrics.jsonl"; read -rt 0.5 <> <(:); exit 4'
+def command(self, run):
+    folder = self.sweep.folder.experiments / run["name"]
+    folder.mkdir()
+    return ["bash", "-c", fails, str(folder)]
+def write(folder, *_):
+    sys.stdin.readline()
+    (folder / "report.html").touch()
+    return True
+session.Session.command, results.report_program.write = command, write
 sys.exit(program.run(sweep.main, sweep.__doc__))
 """
 
 
-def test_a_sweep_outlives_the_reader_of_its_output(tmp_path: Path) -> None:
+@pytest.mark.parametrize("until", ["start", "table"])
+def test_a_sweep_outlives_the_reader_of_its_output(tmp_path: Path, until: str) -> None:
     """The exit status is its own: of `duet sweep … 2>&1 | tee log` with pipefail, for example."""
     words = [*TINY, "--seed=1,2", f"--out_dir={tmp_path}"]
     with subprocess.Popen(
         [sys.executable, "-c", UNREAD, *words],
         cwd=ROOT,
         env=clean_environment(),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.STDOUT if until == "start" else subprocess.DEVNULL,  # only the table
     ) as process:
-        assert process.stdout
+        assert process.stdin and process.stdout
         process.stdout.readline()
         process.stdout.close()
+        process.stdin.close()
         assert process.wait(timeout=60) == Exit.TRAINING
-    assert len(list(tmp_path.glob("sweeps/*/*.log"))) == 2
+    (folder,) = tmp_path.glob("sweeps/*")
+    assert (len(list(folder.glob("*.log"))), len(list(folder.glob("*.html")))) == (2, 1)
     shown = subprocess.run(
         f"{sys.executable} lib/run_module.py training.cli.sweep --show=run_sweep "
         f"--out_dir={shlex.quote(str(tmp_path))} | head -c1",

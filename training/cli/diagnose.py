@@ -114,8 +114,7 @@ def main(argv: list[str]) -> int:
             ),
             closing=msg("cli.diagnose.nothing_printed"),
         )
-        # flushing the rest of the buffer at exit would fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        program.discard_output()
         return int(Exit.RESOURCES)
     return int(Exit.DONE)
 

@@ -199,8 +199,7 @@ def _hand_out(
     except BrokenPipeError:
         # the launch script was killed: the plan will not be started
         writer.withdraw(run)
-        # for the flush at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        command.discard_output()
         return int(Exit.INTERRUPTED)
     return 0
 

@@ -100,16 +100,24 @@ def _train(sweep: Sweep, chosen: SweepOptions) -> int:
         what = msg("cli.sweep.unwritable", file=file, error=error.strerror)
         allowed = msg("config.saved.writable_file")
         raise UserError(Problem("output.unwritable", what, allowed), Exit.RESOURCES) from None
-    try:
+    with _unread():
         results.show(sweep.folder, sweep.record, ascii_only=chosen.ascii)
-    except BrokenPipeError:
-        program.discard_output()
-    except OSError as error:  # the terminal was closed; `--show` has the table
-        program.unwritable(error)
-    results.write_page(sweep.folder, sweep.record)
+    with _unread():
+        results.write_page(sweep.folder, sweep.record)
     if code != Exit.DONE:
         log.warning(msg("cli.sweep.continue", command=again(sweep), code=code))
     return code
+
+
+@contextmanager
+def _unread() -> Iterator[None]:
+    """Output whose reader may have ended, or whose terminal was closed; `--show` has it too."""
+    try:
+        yield
+    except BrokenPipeError:
+        program.discard_output()
+    except OSError as error:
+        program.unwritable(error)
 
 
 def _run(sweep: Sweep, chosen: SweepOptions) -> int:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from training.cli.sweep import grid
 from training.core import sweep_dir
 from training.core.errors import Problem, UserError
-from training.core.find_run import is_folder
 from training.core.messages import msg
 from training.core.sweep_dir import COMMAND, SweepDir
 from training.plan.request import Request
@@ -52,7 +51,7 @@ def find(
 
 def _same(known: SweepRecord, record: SweepRecord) -> bool:
     return (
-        (known["cwd"] == record["cwd"] or not is_folder(Path(known["cwd"])))
+        known["cwd"] == record["cwd"]
         and known["ranks"] == record["ranks"]
         and len(known["runs"]) == len(record["runs"])
         and all(map(_same_run, known["runs"], record["runs"]))

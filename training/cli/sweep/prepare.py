@@ -114,7 +114,6 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
     }
     folder, known = naming.find(options.name, record, requests[0], values)
     if known:
-        known["cwd"] = record["cwd"]  # that of its start may have been moved
         _require_gpus(known, planned.slots, planned.machine)
     expected = Expected(requests[0].experiments)
     return Sweep(

@@ -47,4 +47,4 @@ def write_page(folder: SweepDir, record: SweepRecord) -> None:
     if not any(run.metrics.exists() for run in runs):
         return
     if report_program.write(folder.path, PAGE_S, StopSignals()):
-        print(msg("cli.sweep.page", page=folder.page))
+        print(msg("cli.sweep.page", page=folder.page), flush=True)

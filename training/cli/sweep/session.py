@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.cli.sweep import config_files, launchers
@@ -23,7 +24,7 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import EXPERIMENTS
 from training.core.jsonl import number
 from training.core.messages import msg
-from training.core.project import LAUNCH_SCRIPT, PROBLEMS, WORK, script, typed
+from training.core.project import INSTALLED, LAUNCH_SCRIPT, PROBLEMS, WORK, script, typed
 from training.core.rundir import RunDir, read_json
 from training.host import env_vars, gpus, process
 from training.launcher.stop_signals import StopSignals, code
@@ -164,7 +165,8 @@ class Session:
         own = ["--device=cuda"] if run.get("device") == "cuda" else []
         args = flags.without(args, "device") if own else args
         given = flags.parse(args).flags
-        if "out_dir" in given or folder.experiments != WORK / EXPERIMENTS:
+        default = (Path(self.sweep.record["cwd"]) if INSTALLED else WORK) / EXPERIMENTS
+        if "out_dir" in given or folder.experiments != default:
             own.append(f"--out_dir={folder.experiments}")
         if not (folder.experiments / run["name"]).exists():
             # the sweep may have been moved since the flag was typed
