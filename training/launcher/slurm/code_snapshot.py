@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -84,7 +85,9 @@ def take(root: Path, target: Path, without: Iterable[Path] = ()) -> Code:
         if _has_login(source):  # the plan has its path
             continue
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, target / name, follow_symlinks=False)
+        shutil.copyfile(source, target / name, follow_symlinks=False)
+        with contextlib.suppress(PermissionError):  # as umask.change()
+            shutil.copystat(source, target / name, follow_symlinks=False)
         count += 1
     return Code(revision, changed, count, left_out)
 
