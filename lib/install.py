@@ -34,6 +34,8 @@ SHOWN_LINES = 6
 KILLED = 128  # exit statuses above are 128 + signal
 UV_QUIET = ("--no-progress", "--color=never")
 PIP_QUIET = ("--no-compile", "--disable-pip-version-check", "--progress-bar=off")
+# Debian's Python without python3-venv, and the one that its python3-venv belongs to
+NO_ENSUREPIP = re.compile("No module named ensurepip|ensurepip is disabled")
 # Imports of a training start, in two parts of equal work; importing compiles to bytecode.
 IMPORTS = (
     (
@@ -206,8 +208,10 @@ class Steps:
             if has_pip(self.venv) or not self.run("python -m ensurepip", ensure, env=env):
                 command = [*pip(self.venv), "install", *words]
                 _, problem = self._packages("pip", command, PIP_QUIET, env)
-            elif not uv:
+            elif not uv and NO_ENSUREPIP.search(self._output):
                 problem = msg("lib.environment.no_pip", output=self.excerpt())
+            elif not uv:
+                problem = self._failed("python -m ensurepip", ensure)
         shutil.rmtree(self._part, ignore_errors=True)
         return problem
 
@@ -224,8 +228,11 @@ class Steps:
         status = self.run(what, [*command, *quiet], env=env, detail=self._how_far)
         if not status:
             return 0, ""
-        again = redact.joined([*shown, *command])
-        return status, msg("lib.install.failed", name=name, output=self.excerpt(), command=again)
+        return status, self._failed(name, [*shown, *command])
+
+    def _failed(self, name: str, command: Sequence[str]) -> str:
+        again = redact.joined(command)
+        return msg("lib.install.failed", name=name, output=self.excerpt(), command=again)
 
     def _how_far(self, printed: str) -> str:
         """Progress from the output of pip or uv."""

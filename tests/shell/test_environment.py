@@ -4,7 +4,6 @@ gigabytes. The choice of Python is tested in python.bats."""
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import re
 import shutil
@@ -157,20 +156,6 @@ def test_a_python_without_venv(user: User, tmp_path: Path) -> None:
     done = user.run()
     assert done.code == 3 and done.out == ""
     assert "`python3 -m venv` failed (try: apt-get install python3-venv) (exit 3)" in done.err
-
-
-def test_a_python_without_pip_and_ensurepip(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """As Debian's without python3-venv. The start uses a uv on PATH, which needs no root."""
-    monkeypatch.syspath_prepend(str(ROOT / "lib"))
-    install = importlib.import_module("install")
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(install, "has_pip", lambda venv: False)
-    steps = install.Steps("title", tmp_path, 0)
-    monkeypatch.setattr(steps, "run", lambda *_, **__: 1)
-    problem = steps.install(tmp_path / "requirements.txt")
-    assert "apt-get install python3-venv" in problem and "install uv" in problem
 
 
 @pytest.mark.slow
