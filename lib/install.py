@@ -71,8 +71,8 @@ for name in sys.argv[1:]:
 
 class Steps:
     """The steps of one installation. `title`: prefix of the progress line. Child processes inherit
-    the open file `lock`, so it stays locked while they run. `full`: what a program printed that
-    found no space on the disk."""
+    the open file `lock`, so it stays locked while they run. `full`: what the program of the problem
+    printed if it found no space on the disk."""
 
     full = ""
 
@@ -123,8 +123,7 @@ class Steps:
             ),
             default=0,
         )
-        if status and disk_room.FULL.search(self._output):
-            self.full = self.excerpt()
+        self.full = self.excerpt() if status and disk_room.FULL.search(self._output) else ""
         return status
 
     def _record(self, what: str, seconds: float) -> None:
@@ -204,13 +203,16 @@ class Steps:
             )
         # pip also as a fallback: its settings may hold a proxy or password that uv does not know
         if 0 < status <= KILLED:
+            full_for_uv = self.full
             ensure = [python, "-I", "-m", "ensurepip", "--default-pip"]
             if has_pip(self.venv) or not self.run("python -m ensurepip", ensure, env=env):
                 command = [*pip(self.venv), "install", *words]
                 _, problem = self._packages("pip", command, PIP_QUIET, env)
-            elif not uv and NO_ENSUREPIP.search(self._output):
+            elif uv:  # the problem remains that of uv
+                self.full = self.full or full_for_uv
+            elif NO_ENSUREPIP.search(self._output):
                 problem = msg("lib.environment.no_pip", output=self.excerpt())
-            elif not uv:
+            else:
                 problem = self._failed("python -m ensurepip", ensure)
         shutil.rmtree(self._part, ignore_errors=True)
         return problem

@@ -28,6 +28,8 @@ INSTALLS_ALL = "apt-get install python3-venv"
         (None, DISABLED, None, (INSTALLS_ALL, "install uv", DISABLED), False),
         (None, "zlib is broken", None, ("-m ensurepip", "zlib is broken"), False),
         (None, FULL, None, ("-m ensurepip", FULL), True),
+        # uv's cache may be on another disk than .venv
+        (FULL, None, "ERROR: no such wheel", ("pip failed", "ERROR: no such wheel"), False),
         ("error: no way in", None, FULL, ("pip failed", FULL), True),
         (FULL, NO_ENSUREPIP, None, ("uv failed", FULL), True),
         ("error: no way in", "zlib is broken", None, ("uv failed", "error: no way in"), False),
