@@ -278,7 +278,7 @@ def test_another_user_with_read_access_only(user: User) -> None:
             done.returncode == 3
             and f"{project}/.venv.lock is not writable by this user" in done.stderr
         ), done.stderr
-        assert f"try:     cp -r '{project}'" in done.stderr and "Traceback" not in done.stderr
+        assert f"tar -C '{project}'" in done.stderr and "Traceback" not in done.stderr
     finally:
         shutil.rmtree(copy)
 
