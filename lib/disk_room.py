@@ -60,7 +60,7 @@ def too_small(venv: Path) -> str:
 def full(venv: Path, output: str) -> str:
     """Removes a half-made environment, which would keep the disk full; returns the problem.
     `output`: of the program that found no space."""
-    if not (venv / old_environment.STAMP).is_file():
+    if venv.is_dir() and not (venv / old_environment.STAMP).is_file():
         old_environment.empty(venv)
     problem = msg("lib.environment.disk_full", folder=venv, output=output)
     return f"{problem}\n{_another_disk()}"

@@ -24,7 +24,8 @@ if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
   exit 3
 fi
 set -euo pipefail
-unset TMOUT # of a server's login shells: a limit for each `read`
+# A limit for each `read`, of a server's login shells. It may be readonly (BASH_ENV, `bash -l`).
+unset TMOUT 2>/dev/null || read() { builtin read -rt 99999999 "$@"; }
 shopt -s inherit_errexit
 if [[ ${DUET_DEBUG-} == 1 ]]; then # trace the shell; run::export hides values that may be secrets
   PS4='+ ${BASH_SOURCE:+${BASH_SOURCE[0]#"${DUET_ROOT-}/"}:$LINENO }${FUNCNAME[0]-} '

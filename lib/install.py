@@ -34,6 +34,8 @@ SHOWN_LINES = 6
 KILLED = 128  # exit statuses above are 128 + signal
 UV_QUIET = ("--no-progress", "--color=never")
 PIP_QUIET = ("--no-compile", "--disable-pip-version-check", "--progress-bar=off")
+# Debian's Python without python3-venv, and the one that its python3-venv belongs to
+NO_ENSUREPIP = re.compile("No module named ensurepip|ensurepip is disabled")
 # Imports of a training start, in two parts of equal work; importing compiles to bytecode.
 IMPORTS = (
     (
@@ -69,8 +71,8 @@ for name in sys.argv[1:]:
 
 class Steps:
     """The steps of one installation. `title`: prefix of the progress line. Child processes inherit
-    the open file `lock`, so it stays locked while they run. `full`: what a program printed that
-    found no space on the disk."""
+    the open file `lock`, so it stays locked while they run. `full`: what the program of the problem
+    printed if it found no space on the disk."""
 
     full = ""
 
@@ -121,8 +123,7 @@ class Steps:
             ),
             default=0,
         )
-        if status and disk_room.FULL.search(self._output):
-            self.full = self.excerpt()
+        self.full = self.excerpt() if status and disk_room.FULL.search(self._output) else ""
         return status
 
     def _record(self, what: str, seconds: float) -> None:
@@ -202,12 +203,17 @@ class Steps:
             )
         # pip also as a fallback: its settings may hold a proxy or password that uv does not know
         if 0 < status <= KILLED:
+            full_for_uv = self.full
             ensure = [python, "-I", "-m", "ensurepip", "--default-pip"]
             if has_pip(self.venv) or not self.run("python -m ensurepip", ensure, env=env):
                 command = [*pip(self.venv), "install", *words]
                 _, problem = self._packages("pip", command, PIP_QUIET, env)
-            elif not uv:
+            elif uv:  # the problem remains that of uv
+                self.full = self.full or full_for_uv
+            elif NO_ENSUREPIP.search(self._output):
                 problem = msg("lib.environment.no_pip", output=self.excerpt())
+            else:
+                problem = self._failed("python -m ensurepip", ensure)
         shutil.rmtree(self._part, ignore_errors=True)
         return problem
 
@@ -224,8 +230,11 @@ class Steps:
         status = self.run(what, [*command, *quiet], env=env, detail=self._how_far)
         if not status:
             return 0, ""
-        again = redact.joined([*shown, *command])
-        return status, msg("lib.install.failed", name=name, output=self.excerpt(), command=again)
+        return status, self._failed(name, [*shown, *command])
+
+    def _failed(self, name: str, command: Sequence[str]) -> str:
+        again = redact.joined(command)
+        return msg("lib.install.failed", name=name, output=self.excerpt(), command=again)
 
     def _how_far(self, printed: str) -> str:
         """Progress from the output of pip or uv."""

@@ -192,13 +192,16 @@ recorded() {
   is "$status:$output" '0:to true'
 }
 
-@test "an exported TMOUT does not end the wait for the plan" {
+@test "an exported or readonly TMOUT does not end the wait for the plan" {
   mkdir run
   printf 'true\0' >run/launch.argv
   : >run/launch.env
   executable python <<<'sleep 1.3; echo run'
-  TMOUT=1 DUET_LOG_FILE=log run in_shell 'PYTHON=./python; run::plan; echo "${RUN_COMMAND[0]}"'
-  is "$status:$output" 0:true
+  echo 'readonly TMOUT=1' >hardened
+  for variable in TMOUT=1 BASH_ENV=./hardened; do
+    run env "$variable" DUET_LOG_FILE=log bash -c 'source lib/init.sh; PYTHON=./python; run::plan; echo "${RUN_COMMAND[0]}"'
+    is "$status:$output" 0:true
+  done
 }
 
 @test "a stop request to the script alone reaches the plan, which may wait for other machines" {

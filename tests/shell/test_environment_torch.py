@@ -167,6 +167,15 @@ def test_the_real_torch_as_a_local_build(on_this_machine: User, tmp_path: Path) 
     assert not list(user.venv.glob("lib/python3*/site-packages/torch"))
 
 
+def test_a_full_disk_without_an_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A quota may refuse its folder already."""
+    monkeypatch.syspath_prepend(str(ROOT / "lib"))
+    disk_room = importlib.import_module("disk_room")
+    assert "why" in disk_room.full(tmp_path / "none", "why")
+
+
 def test_a_disk_without_room_for_torch_with_cuda(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
@@ -23,15 +24,21 @@ def test_the_command_copies_the_project(git: bool, others: bool, tmp_path: Path)
     home, root = tmp_path / "home", tmp_path / "du et"
     home.mkdir()
     root.mkdir()
-    (root / "train.py").touch()
+    for name in ("train.py", "training/data/code.py", "data/text", "experiments/x", ".venv/x"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
     env = clean_environment(HOME=str(home))
     if git:
         commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first"]
-        for words in (["init", "-q"], ["add", "train.py"], commit):
+        for words in (["init", "-q"], ["add", "train.py", "training"], commit):
             subprocess.run(["git", *words], cwd=root, env=env, check=True)
+    for folder in (root / "training", root):
+        folder.chmod(0o555)
     if others:
         for path in (root, *root.rglob("*")):
             shutil.chown(path, OTHER_USER)
     subprocess.run(["bash", "-c", project.own_copy(root)], env=env, check=True)
-    assert (home / "du et/train.py").is_file()
-    assert (home / "du et/.git").exists() == git
+    copy = home / "du et"
+    assert {path.name for path in copy.iterdir()} - {".git"} == {"train.py", "training"}
+    assert (copy / "training/data/code.py").is_file() and (copy / ".git").exists() == git
+    assert copy.stat().st_mode & (copy / "training").stat().st_mode & stat.S_IWUSR

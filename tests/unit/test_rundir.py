@@ -18,6 +18,8 @@ import pytest
 from tests.unit.conftest import clean_environment
 from training.core import checkpoint_folder, rundir, umask
 from training.core.rundir import RunDir
+from training.launcher.slurm import code_snapshot
+from training.plan import writer
 
 
 @pytest.mark.parametrize(("mask", "file", "folder"), [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700)])
@@ -50,6 +52,15 @@ def test_a_file_system_that_refuses_chmod(tmp_path: Path, monkeypatch: pytest.Mo
         rundir.write_output(tmp_path / "file", content)
         assert (tmp_path / "file").read_bytes() == content
     umask.use(tmp_path)
+    made = RunDir(tmp_path / "run")
+    made.create()
+    rundir.write_json(made.plan, {})
+    os.utime(made.plan, (1000, 1000))
+    writer._keep_before(made)  # as each --resume
+    assert made.plan_before.stat().st_mtime == 1000
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/train.py").touch()
+    assert code_snapshot.take(tmp_path / "project", tmp_path / "copy").files == 1
 
 
 def test_an_output_keeps_the_permissions_of_the_file_it_replaces(tmp_path: Path) -> None:

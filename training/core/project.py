@@ -18,6 +18,9 @@ INSTALLED = ROOT.name == "duet_home"
 # The folder of experiments/, logs/ and data/: the checkout, or the working directory of an
 # installed `duet`.
 WORK = Path.cwd() if INSTALLED else ROOT
+# Environments, results and prepared texts in ROOT: folders, or links to another disk, which git
+# would take for code.
+NO_CODE = {".venv", ".venv.old", ".tools", "experiments", "logs", "data"}
 # Errors of a user who needs a copy of the project (own_copy).
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 # The path of the script that the user has started, unless the current directory is the project
@@ -53,10 +56,12 @@ def script(name: str) -> list[str]:
 def own_copy(root: Path = ROOT) -> str:
     """The command with which a user who may not write to the project copies it."""
     git = root / ".git"
-    words = [shlex.quote(str(root)), f"~/{shlex.quote(root.name)}"]
+    there, copy = shlex.quote(str(root)), f"~/{shlex.quote(root.name)}"
     if not git.exists():
-        return " ".join(["cp -r", *words])
-    clone = " ".join(["git clone", *words])
+        # of a project that is read-only for its owner, too
+        made = f"tar -C {there} --mode=u+w --exclude=./{{{','.join(sorted(NO_CODE))}}} -c ."
+        return f"mkdir {copy} && {made} | tar -C {copy} -x"
+    clone = f"git clone {there} {copy}"
     if git.stat().st_uid == os.getuid():
         return clone
     # otherwise git refuses another user's repository

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -135,8 +136,10 @@ def _keep_before(run: rundir.RunDir) -> None:
             (run.plan, run.plan_before),
         ):
             if old.exists():
-                rundir.write_bytes(kept, old.read_bytes())  # complete after a power failure too
-                shutil.copystat(old, kept)
+                facts = old.stat()
+                # complete after a power failure too
+                rundir.write_bytes(kept, old.read_bytes(), stat.S_IMODE(facts.st_mode))
+                os.utime(kept, ns=(facts.st_atime_ns, facts.st_mtime_ns))
             else:
                 kept.unlink(missing_ok=True)
     run.data.unlink(missing_ok=True)  # ranks of another launcher must not read old data

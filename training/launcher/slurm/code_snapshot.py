@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -12,14 +13,12 @@ from typing import TYPE_CHECKING, cast
 
 from training import tasks
 from training.core.messages import msg
+from training.core.project import NO_CODE
 from training.core.units import plural
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import CodeRecord
 
-# Environments, results and prepared texts: folders, or links to another disk, which git would take
-# for code.
-NO_CODE = {".venv", ".venv.old", ".tools", "experiments", "logs", "data"}
 # Part of the code only if git tracks them; the job has the variables of the submission (code.env).
 SECRETS = {".env", ".netrc"}
 # A larger file that git does not track is data that a user put into the project.
@@ -84,7 +83,9 @@ def take(root: Path, target: Path, without: Iterable[Path] = ()) -> Code:
         if _has_login(source):  # the plan has its path
             continue
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, target / name, follow_symlinks=False)
+        shutil.copyfile(source, target / name, follow_symlinks=False)
+        with contextlib.suppress(PermissionError):  # as umask.change()
+            shutil.copystat(source, target / name, follow_symlinks=False)
         count += 1
     return Code(revision, changed, count, left_out)
 
