@@ -84,20 +84,24 @@ def test_an_exception_is_dated_by_the_report_of_its_launcher(form: str, tmp_path
     assert found(tmp_path, node0=node0, node1=text) == ("exception", 5), "by its own time"
 
 
-def timeout(rank: int, enqueued: int = 0) -> str:
-    """torch's lines of a rank that has waited in vain for another one."""
+def timeout(rank: int, enqueued: int = 0, in_mesh: int = 0) -> str:
+    """torch's lines of a rank that has waited in vain for another one; `in_mesh`: of its second
+    process group."""
     before = f"[rank{rank}]:[E1130 03:12:02.0 ProcessGroupNCCL.cpp"
     text = (
         f"{before}:688] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL("
         "SeqNum=5, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600002 "
         "milliseconds before timing out.\n"
     )
-    if enqueued:
-        text += (
-            f"{before}:2241] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] failure detected by "
-            f"watchdog at work sequence id: 5 PG status: last enqueued work: {enqueued}, last "
-            "completed work: 4\n"
-        )
+    for group, number in (
+        ("ID 0 PG GUID 0(default_pg)", enqueued),
+        ("ID 3 PG GUID 9(dp)", in_mesh),
+    ):
+        if number:
+            text += (
+                f"{before}:2241] [PG {group} Rank {rank}] failure detected by watchdog at work "
+                f"sequence id: 5 PG status: last enqueued work: {number}, last completed work: 4\n"
+            )
     return text
 
 
@@ -144,6 +148,26 @@ def test_a_hang_after_a_restart_has_its_own_rank(late: int, tmp_path: Path) -> N
     assert found(tmp_path, node0=node0) == ("collective_timeout", 2)
     node1 = f"loading\n{''.join(first[4:])}loading\n{''.join(then[4:])}"  # without steps
     assert found(tmp_path, node0=node0, node1=node1) == ("collective_timeout", 2)
+
+
+@each(
+    ("numbers", "rank"),
+    [
+        ([(910, 50), (910, 50)], None),
+        ([(910, 50), (910, 50), (800, 50)], 2),
+        ([(910, 50), (910, 50), (910, 40)], 2),
+        ([(910, 50), (910, 40), (910, 50), (800, 50)], None),  # the groups differ
+        ([(910, 50), (800, 0)], 1),
+        ([(910, 0), (0, 50)], None),
+    ],
+)
+def test_collectives_are_counted_in_each_process_group(
+    numbers: list[tuple[int, int]], rank: int | None, tmp_path: Path
+) -> None:
+    """Every rank has a machine of its own; only rank 0 prints steps."""
+    texts = [timeout(rank, *counts) for rank, counts in enumerate(numbers)]
+    logs = {f"n{i}": f"{'loading' if i else STEPS}\n{text}" for i, text in enumerate(texts)}
+    assert found(tmp_path, **logs) == ("collective_timeout", rank)
 
 
 STEPS = "step 1 loss 2.0\nstep 2 loss 2.0\n"
