@@ -84,6 +84,29 @@ def test_an_exception_is_dated_by_the_report_of_its_launcher(form: str, tmp_path
     assert found(tmp_path, node0=node0, node1=text) == ("exception", 5), "by its own time"
 
 
+@each(
+    ("head", "rank"),
+    [
+        ("2026-11-30 02:39:50 ERROR training failed\n", 5),
+        ("2026-11-30 02:39:50 | CRITICAL | __main__:f:3 - training failed\n", 5),
+        ("E1130 02:39:50.123456 140 a.py:3] training failed\n", 5),
+        ("[rank5]: 2026-11-30 02:39:50 ERROR training failed\n[rank4]: x\n", 5),
+        ("2026-11-30 02:39:50 ERROR ", 5),  # before the head of the traceback itself
+        ("2026-11-30 02:39:50 ERROR training failed\nstep 9\n", 2),
+        ("2026-11-30 02:39:50 INFO step 9\n", 2),
+    ],
+)
+def test_a_logged_exception_has_the_time_of_its_message(
+    head: str, rank: int, tmp_path: Path
+) -> None:
+    """`logging.exception` prints a line with a time, then the traceback without any; the launcher
+    waits for the slow ends of other ranks before its report."""
+    node0 = f"2026-11-30 02:40:10 ERROR lost\n{raised(2)}{ended(2, 1, '02:40:12')}"
+    text = raised(5) if "[rank5]" in head else raised(5).replace("[rank5]: ", "")
+    node1 = f"{head}{text}{ended(5, 1, '02:41:20')}"
+    assert found(tmp_path, node0=node0, node1=node1)[1] == rank
+
+
 def timeout(rank: int, enqueued: int = 0, in_mesh: int = 0) -> str:
     """torch's lines of a rank that has waited in vain for another one; `in_mesh`: of its second
     process group."""

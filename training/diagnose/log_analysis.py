@@ -240,7 +240,7 @@ def _by_frame(analysis: LogAnalysis) -> None:
                             0,
                             len(text),
                             one.rank,
-                            analysis.times.at(one.end.offset),
+                            analysis.times.at(one.end.offset, one.since),
                             one,
                         )
                     )
@@ -273,7 +273,7 @@ def _hit(analysis: LogAnalysis, line: LogLine, key: str) -> SignatureMatch | Non
                     start,
                     found.end() - found.start() - sum(map(len, groups.values())),
                     rank,
-                    analysis.times.at(line.offset),
+                    analysis.times.at(line.offset, thrown.since if thrown else None),
                     thrown,
                 )
     return None
