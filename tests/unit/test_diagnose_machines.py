@@ -294,6 +294,9 @@ def test_a_failure_may_be_survived_by_the_steps_of_another_machine(
     """Years later: only the steps have a year."""
     monkeypatch.setattr(time, "time", lambda: calendar.timegm((2029, 1, 15, 0, 0, 0)))
     assert found(tmp_path, node0=node0, node1=node1) == expected
+    swapped = tmp_path / "swapped"  # node1 is read first
+    swapped.mkdir()
+    assert found(swapped, node0=node1, node1=node0) == expected
 
 
 def test_a_log_of_no_rank_may_be_in_another_time_zone(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ class LogTimes:
         # (offset of the line, time, whether a launcher reports a failure there)
         self._known: list[tuple[int, float, bool]] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
     def add(self, offset: int, time: float, *, reported: bool) -> None:
         self._known.append((offset, time, reported))
 
