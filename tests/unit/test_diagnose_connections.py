@@ -155,6 +155,30 @@ def test_a_connection_lost_long_before_an_exception_is_the_cause(
     assert result.diagnose([tmp_path])["rank"] == rank
 
 
+@each(
+    ("lost", "failed", "then", "rank"),
+    [
+        (0, 5, "", 0),
+        (5, 0, "", 5),
+        (0, 5, "2026-11-30 02:00:31 waiting\n", 0),
+        (0, 5, "2026-11-30 02:00:28 waiting\n", 5),  # certainly before
+        (0, 5, report(5, "02:00:33"), 5),
+    ],
+)
+def test_the_only_report_of_a_launcher_decides_before_the_time(
+    lost: int, failed: int, then: str, rank: int, tmp_path: Path
+) -> None:
+    """The last dated line before an exception may be any time before it."""
+    reset = "".join(f"[rank{lost}]: {line}\n" for line in UPLOAD.splitlines())
+    begin = "2026-11-30 02:00:29 step 1 loss 2.0\n"
+    (tmp_path / "n0.log").write_text(f"{begin}{reset}{report(lost, '02:00:31')}")
+    lines = "".join(
+        f"[rank{failed}]: {line}\n" for line in (HEAD + FRAME + "ValueError: no").splitlines()
+    )
+    (tmp_path / "n1.log").write_text(f"2026-11-30 02:00:27 step 1 loss 2.0\n{lines}{then}")
+    assert result.diagnose([tmp_path])["rank"] == rank
+
+
 def test_a_lost_connection_of_torch_may_be_the_first_of_a_chain(tmp_path: Path) -> None:
     """The rendezvous is at an etcd server."""
     (tmp_path / "log").write_text(

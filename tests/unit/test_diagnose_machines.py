@@ -84,20 +84,47 @@ def test_an_exception_is_dated_by_the_report_of_its_launcher(form: str, tmp_path
     assert found(tmp_path, node0=node0, node1=text) == ("exception", 5), "by its own time"
 
 
-def timeout(rank: int, enqueued: int = 0) -> str:
-    """torch's lines of a rank that has waited in vain for another one."""
+@each(
+    ("head", "rank"),
+    [
+        ("2026-11-30 02:39:50 ERROR training failed\n", 5),
+        ("2026-11-30 02:39:50 | CRITICAL | __main__:f:3 - training failed\n", 5),
+        ("E1130 02:39:50.123456 140 a.py:3] training failed\n", 5),
+        ("[rank5]: 2026-11-30 02:39:50 ERROR training failed\n[rank4]: x\n", 5),
+        ("2026-11-30 02:39:50 ERROR ", 5),  # before the head of the traceback itself
+        ("2026-11-30 02:39:50 ERROR training failed\nstep 9\n", 2),
+        ("2026-11-30 02:39:50 INFO step 9\n", 2),
+    ],
+)
+def test_a_logged_exception_has_the_time_of_its_message(
+    head: str, rank: int, tmp_path: Path
+) -> None:
+    """`logging.exception` prints a line with a time, then the traceback without any; the launcher
+    waits for the slow ends of other ranks before its report."""
+    node0 = f"2026-11-30 02:40:10 ERROR lost\n{raised(2)}{ended(2, 1, '02:40:12')}"
+    text = raised(5) if "[rank5]" in head else raised(5).replace("[rank5]: ", "")
+    node1 = f"{head}{text}{ended(5, 1, '02:41:20')}"
+    assert found(tmp_path, node0=node0, node1=node1)[1] == rank
+
+
+def timeout(rank: int, enqueued: int = 0, in_mesh: int = 0) -> str:
+    """torch's lines of a rank that has waited in vain for another one; `in_mesh`: of its second
+    process group."""
     before = f"[rank{rank}]:[E1130 03:12:02.0 ProcessGroupNCCL.cpp"
     text = (
         f"{before}:688] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL("
         "SeqNum=5, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600002 "
         "milliseconds before timing out.\n"
     )
-    if enqueued:
-        text += (
-            f"{before}:2241] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] failure detected by "
-            f"watchdog at work sequence id: 5 PG status: last enqueued work: {enqueued}, last "
-            "completed work: 4\n"
-        )
+    for group, number in (
+        ("ID 0 PG GUID 0(default_pg)", enqueued),
+        ("ID 3 PG GUID 9(dp)", in_mesh),
+    ):
+        if number:
+            text += (
+                f"{before}:2241] [PG {group} Rank {rank}] failure detected by watchdog at work "
+                f"sequence id: 5 PG status: last enqueued work: {number}, last completed work: 4\n"
+            )
     return text
 
 
@@ -144,6 +171,26 @@ def test_a_hang_after_a_restart_has_its_own_rank(late: int, tmp_path: Path) -> N
     assert found(tmp_path, node0=node0) == ("collective_timeout", 2)
     node1 = f"loading\n{''.join(first[4:])}loading\n{''.join(then[4:])}"  # without steps
     assert found(tmp_path, node0=node0, node1=node1) == ("collective_timeout", 2)
+
+
+@each(
+    ("numbers", "rank"),
+    [
+        ([(910, 50), (910, 50)], None),
+        ([(910, 50), (910, 50), (800, 50)], 2),
+        ([(910, 50), (910, 50), (910, 40)], 2),
+        ([(910, 50), (910, 40), (910, 50), (800, 50)], None),  # the groups differ
+        ([(910, 50), (800, 0)], 1),
+        ([(910, 0), (0, 50)], None),
+    ],
+)
+def test_collectives_are_counted_in_each_process_group(
+    numbers: list[tuple[int, int]], rank: int | None, tmp_path: Path
+) -> None:
+    """Every rank has a machine of its own; only rank 0 prints steps."""
+    texts = [timeout(rank, *counts) for rank, counts in enumerate(numbers)]
+    logs = {f"n{i}": f"{'loading' if i else STEPS}\n{text}" for i, text in enumerate(texts)}
+    assert found(tmp_path, **logs) == ("collective_timeout", rank)
 
 
 STEPS = "step 1 loss 2.0\nstep 2 loss 2.0\n"
@@ -247,6 +294,9 @@ def test_a_failure_may_be_survived_by_the_steps_of_another_machine(
     """Years later: only the steps have a year."""
     monkeypatch.setattr(time, "time", lambda: calendar.timegm((2029, 1, 15, 0, 0, 0)))
     assert found(tmp_path, node0=node0, node1=node1) == expected
+    swapped = tmp_path / "swapped"  # node1 is read first
+    swapped.mkdir()
+    assert found(swapped, node0=node1, node1=node0) == expected
 
 
 def test_a_log_of_no_rank_may_be_in_another_time_zone(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def failure_events(analysis: LogAnalysis) -> list[Event]:
             continue
         line = one.end or one.start
         cause, role = (RAISED, UNLISTED) if one.end else (UNKNOWN, CUT)
-        time, own = analysis.times.at(line.offset), id(one) in severed
+        time, own = analysis.times.at(line.offset, one.since), id(one) in severed
         events.append(Event(cause, role, line, one.rank, time, analysis, None, one, severed=own))
     events += [
         Event(

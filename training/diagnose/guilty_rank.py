@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from training.diagnose import rank_table
+from training.diagnose.enqueued import Member, slowest
 from training.diagnose.events import LOST, UNLISTED, Event
 from training.diagnose.log_analysis import LogAnalysis
 from training.diagnose.signatures import CASCADE, ROOT, VICTIM, WEAK
@@ -110,19 +111,19 @@ def _of_table(best: Event, analysis: LogAnalysis, waiting: set[int]) -> int | No
     return next(iter([*of_process, *first, *broken]), None)
 
 
-def _enqueued(analysis: LogAnalysis, events: Sequence[Event]) -> dict[int, int]:
-    """Rank → number of the last collective that it had enqueued when it failed, not in a failure
+def _enqueued(analysis: LogAnalysis, events: Sequence[Event]) -> dict[Member, int]:
+    """Number of the last collective that each rank had enqueued when it failed, not in a failure
     after which training continued."""
     failures = [e.line.offset for e in events if e.analysis is analysis]
     if not failures:
         return {}
     if not analysis.marks:  # that of the last failure
-        return {rank: number for _, rank, number in analysis.enqueued}
+        return {e.member: e.number for e in analysis.enqueued}
     since = max((m.offset for m in analysis.marks if m.offset < min(failures)), default=-1)
-    first: dict[int, int] = {}
-    for offset, rank, number in analysis.enqueued:
-        if offset > since:
-            first.setdefault(rank, number)
+    first: dict[Member, int] = {}
+    for one in analysis.enqueued:
+        if one.offset > since:
+            first.setdefault(one.member, one.number)
     return first
 
 
@@ -131,14 +132,11 @@ def _missing(best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysi
     that reports no wait."""
     if best.hit and best.hit.groups.get("rank", "").isdigit():
         return int(best.hit.groups["rank"])
-    enqueued: dict[int, int] = {}
+    enqueued: dict[Member, int] = {}
     for analysis in analyses:
         enqueued |= _enqueued(analysis, events)
-    if len(set(enqueued.values())) > 1:
-        lowest = min(enqueued.values())
-        slowest = [rank for rank, number in enqueued.items() if number == lowest]
-        if len(slowest) == 1:
-            return slowest[0]
+    if (rank := slowest(enqueued)) is not None:
+        return rank
     world = next((s.world for s in analyses if s.world), None)
     waiting = waiting_ranks(events)
     seen = waiting | {r.rank for a in analyses for r in a.reported}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from training.diagnose import (
     card,
+    enqueued,
     jobs,
     native_exception,
     patterns,
@@ -19,6 +20,7 @@ from training.diagnose import (
     signatures,
     traceback,
 )
+from training.diagnose.enqueued import Enqueued
 from training.diagnose.jobs import JobCount
 from training.diagnose.log_line import (
     RUN_DIRECTORY,
@@ -48,7 +50,6 @@ GOES_ON = re.compile(
     r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing|[Rr]ecover(?:ed|ing)"
     r"|going on|will ?[Rr]etry(?!=0)|[Rr]etr(?:ying|ied|y (?:in|after)))\b"  # language: quoted
 )
-ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d+)|last enqueued: (\d+)")
 CARD = re.compile(rf"^  {card.in_logs('diagnose.card.cause')}([a-z_]+): (.*)")
 CARD_DETAIL = re.compile(rf"^  {' ' * card.COLUMN}(\S.*)")  # below the title of the cause
 CARD_WHO = re.compile(rf"^  {card.in_logs('diagnose.card.who')}rank (\d+)")
@@ -101,8 +102,7 @@ class LogAnalysis:
     reported: list[rank_table.Reported] = field(default_factory=list)
     launcher: bool = False  # it has lines of a launcher of several ranks
     of_ranks: bool = False  # it has such lines, or names ranks
-    # (offset, rank, number of its last enqueued collective)
-    enqueued: list[tuple[int, int, int]] = field(default_factory=list)
+    enqueued: list[Enqueued] = field(default_factory=list)
     spawned: list[tuple[int, int]] = field(default_factory=list)  # (offset, process of mp.spawn)
     # Duet's failure cards: (line, cause, rank, summary)
     cards: list[tuple[LogLine, str, int | None, str]] = field(default_factory=list)
@@ -240,7 +240,7 @@ def _by_frame(analysis: LogAnalysis) -> None:
                             0,
                             len(text),
                             one.rank,
-                            analysis.times.at(one.end.offset),
+                            analysis.times.at(one.end.offset, one.since),
                             one,
                         )
                     )
@@ -273,7 +273,7 @@ def _hit(analysis: LogAnalysis, line: LogLine, key: str) -> SignatureMatch | Non
                     start,
                     found.end() - found.start() - sum(map(len, groups.values())),
                     rank,
-                    analysis.times.at(line.offset),
+                    analysis.times.at(line.offset, thrown.since if thrown else None),
                     thrown,
                 )
     return None
@@ -331,10 +331,8 @@ def _take(analysis: LogAnalysis, line: LogLine) -> None:
         analysis.starts.append(line.offset)
     if analysis.world is None:
         analysis.world = world_size(line.text)
-    if found := ENQUEUED.search(line.text):
-        rank = line.rank if line.rank is not None else said_by(line.text)
-        if rank is not None:
-            analysis.enqueued.append((line.offset, rank, int(found[1] or found[2])))
+    if last := enqueued.of_line(line):
+        analysis.enqueued.append(last)
     if spawned := SPAWNED.search(line.text):
         analysis.spawned.append((line.offset, int(spawned["process"])))
 

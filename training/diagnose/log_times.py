@@ -15,15 +15,19 @@ class LogTimes:
         # (offset of the line, time, whether a launcher reports a failure there)
         self._known: list[tuple[int, float, bool]] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
     def add(self, offset: int, time: float, *, reported: bool) -> None:
         self._known.append((offset, time, reported))
 
-    def at(self, offset: int) -> float | None:
+    def at(self, offset: int, since: int | None = None) -> float | None:
         """Timestamp of the line at `offset`, else of the last one before it that has one; if that
-        is old, of the launcher's report of a failure, where it is the next one."""
+        is old, of the launcher's report of a failure, where it is the next one. `since`: offset of
+        the first line of the same message, whose timestamp is that of all."""
         index = bisect.bisect_right(self._known, offset, key=operator.itemgetter(0))
         place, time, _ = self._known[index - 1] if index else (-1, None, False)
-        if place != offset and index < len(self._known):
+        if place < (offset if since is None else since) and index < len(self._known):
             _, after, reported = self._known[index]
             if reported and (time is None or after - time > RECENT_S):
                 return after

@@ -43,8 +43,7 @@ def diagnose(paths: Sequence[Path | None]) -> DiagnosisRecord:
     if run and end and not by_log:
         return _of_run(end, run, plan)
     own = run_files.reported(run) if run else []
-    analyses: list[LogAnalysis] = []
-    binary = 0
+    ranks: list[tuple[Path | None, int | None]] = []  # of the logs
     for path in paths:
         logs: Sequence[Path | None] = [path]
         errors: Sequence[Path] = []
@@ -55,14 +54,8 @@ def diagnose(paths: Sequence[Path | None]) -> DiagnosisRecord:
         )
         for log in logs:
             name = str(log.relative_to(path) if path and log != path else log.name) if log else ""
-            rank = rank_of(name, alone=len(paths) == len(logs) == 1)
-            # one at a time: a folder may hold more than may be open
-            with contextlib.closing(LogSource(log, rank)) as source:
-                if source.binary:
-                    binary += 1
-                else:
-                    near = analyses[-1].near if analyses else None
-                    analyses.append(read(source, scan(source), near))
+            ranks.append((log, rank_of(name, alone=len(paths) == len(logs) == 1)))
+    analyses = _analyses(ranks)
     found = find_root_cause(analyses, own)
     if run and end and found.cause != cause_ids.NAN_LOSS:
         return _of_run(end, run, plan)
@@ -80,8 +73,33 @@ def diagnose(paths: Sequence[Path | None]) -> DiagnosisRecord:
     if doing:
         record["summary"] = doing
     elif nothing and not any(analysis.lines for analysis in analyses):
-        record["summary"] = msg("diagnose.binary") if binary else msg("diagnose.empty")
+        record["summary"] = (
+            msg("diagnose.binary") if len(analyses) < len(ranks) else msg("diagnose.empty")
+        )
     return record
+
+
+def _analyses(ranks: Sequence[tuple[Path | None, int | None]]) -> list[LogAnalysis]:
+    """Binary logs are left out. A date without a year needs one of another log, which may be
+    read later: then its log is read again."""
+    found: list[LogAnalysis] = []
+    undated: list[tuple[int, Path, int | None]] = []
+    for log, rank in ranks:
+        one = _analysis(log, rank, found[-1].near if found else None)
+        # a pipe can be read only once
+        if one and one.near is None and one.times and log and log.is_file():
+            undated.append((len(found), log, rank))
+        found += [one] if one else []
+    near = found[-1].near if found else None
+    for index, log, rank in undated if near is not None else ():
+        found[index] = _analysis(log, rank, near) or found[index]
+    return found
+
+
+def _analysis(log: Path | None, rank: int | None, near: float | None) -> LogAnalysis | None:
+    # one at a time: a folder may hold more than may be open
+    with contextlib.closing(LogSource(log, rank)) as source:
+        return None if source.binary else read(source, scan(source), near)
 
 
 def _of_folder(path: Path) -> tuple[Sequence[Path | None], Sequence[Path]]:

@@ -199,24 +199,36 @@ def _first(events: Sequence[Event]) -> Event:
         first = firsts.setdefault(id(event.analysis), event)
         if (event.line.offset, -event.length) < (first.line.offset, -first.length):
             firsts[id(event.analysis)] = event
+    lost = [e for e in firsts.values() if e.severed]
     others = [e for e in firsts.values() if not e.severed]
-    return min(
-        firsts.values(),
-        key=lambda e: (
-            e.severed and any(_may_sever(other, e) for other in others),
-            _known(e.time),
-            _known(e.rank),
-        ),
-    )
+
+    def follows(event: Event) -> bool:
+        if event.severed:
+            return any(_may_sever(other, event) for other in others)
+        return any(_ended_by(one, event) and not _before(event, one) for one in lost)
+
+    return min(firsts.values(), key=lambda e: (follows(e), _known(e.time), _known(e.rank)))
 
 
 def _may_sever(failure: Event, event: Event) -> bool:
     """Whether the connection in the log of another machine may be lost to the process that
     failed: not if that happened later."""
-    if _heads_report(event) and not (failure.analysis and failure.analysis.reported):
-        return False  # its launcher ended all other ranks
+    if _ended_by(event, failure):
+        return False
     before = event.analysis.times.from_(event.last) if event.analysis else None
     return failure.time is None or before is None or failure.time <= before + RECENT_S
+
+
+def _ended_by(event: Event, failure: Event) -> bool:
+    """Whether only the launcher of `event` reports a first failure, and its rank: it ended all
+    other ranks."""
+    return _heads_report(event) and not (failure.analysis and failure.analysis.reported)
+
+
+def _before(failure: Event, event: Event) -> bool:
+    """Whether it certainly happened before the event: by the first time after it."""
+    after = failure.analysis.times.from_(failure.last) if failure.analysis else None
+    return after is not None and event.time is not None and after < event.time
 
 
 def _heads_report(event: Event) -> bool:

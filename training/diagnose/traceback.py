@@ -25,6 +25,8 @@ BARE = re.compile(
     r"?(?P<text>.*))?$"
 )
 HANDLED = "During handling of the above exception"
+# A message with a time as `logging.exception` writes it, or absl.
+LOGGED = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|^[EF]\d{4} [\d:.]{8,} ")
 LINKS = (HANDLED, "The above exception was the direct cause")
 HARMLESS = (
     "Exception ignored in",
@@ -70,6 +72,13 @@ class Traceback:
     in_thread: bool = False  # fatal for its thread only
     native: bool = False  # a C++ exception
     last: int = 0  # the offset of the last line that belongs to it
+    logged: LogLine | None = None  # the first line of the message with which it was logged
+
+    @property
+    def since(self) -> int:
+        """The offset of the first line that belongs to its chain."""
+        first = self.first()
+        return (first.logged or first.start).offset
 
     @property
     def rank(self) -> int | None:
@@ -146,6 +155,7 @@ def read(lines: Sequence[LogLine]) -> list[Traceback]:
     for index, line in enumerate(lines):
         if HEAD.search(line.text):
             one = _one(lines, index)
+            one.logged = _logged(lines, index)
             outer = _carrier(lines, index, found)
             link = None if outer else _link(lines, index)
             one.handling = link == HANDLED
@@ -159,6 +169,14 @@ def read(lines: Sequence[LogLine]) -> list[Traceback]:
                 outer.before, outer.carries = one, True
             found.append(one)
     return found
+
+
+def _logged(lines: Sequence[LogLine], index: int) -> LogLine | None:
+    """The line right before a traceback, if it may be the message with which it was logged."""
+    ranks = (None, lines[index].rank)
+    near = reversed(lines[max(0, index - OTHERS) : index])
+    line = next((line for line in near if line.rank in ranks), None)
+    return line if line and LOGGED.search(line.text) else None
 
 
 def _carrier(lines: Sequence[LogLine], index: int, found: Sequence[Traceback]) -> Traceback | None:
