@@ -70,8 +70,8 @@ def test_a_full_disk_leaves_nothing(
     ("tokenizer", "suffix", "needed"),
     [
         ("bytes", ".txt", 2000),
-        ("bytes", ".jsonl", 250),  # may contain other fields
-        ("bpe", ".txt", 250),
+        ("bytes", ".jsonl", 62),  # may contain other fields
+        ("bpe", ".txt", 125),
         ("bytes", ".txt.gz", 0),  # unknown
     ],
 )
@@ -96,6 +96,16 @@ def test_a_disk_that_is_too_small_is_refused_at_once(
     assert not any(cache.iterdir())
     used.free = needed
     work_folders.check_room(cache, corpus, tokenizer)
+
+
+def test_the_least_room_is_no_more_than_the_tokens_take(write: Write, cache: Path) -> None:
+    """Cyrillic letters have two bytes each; a frequent word is one token."""
+    pytest.importorskip("tokenizers")
+    words = [chr(0x430 + n % 32) * 3 + chr(0x430 + n // 32) * 2 for n in range(320)]
+    corpus = source(write("a.txt", " ".join(words[n * n % 320] for n in range(20_000))))
+    data = ensure(corpus, "text", cache, chosen="bpe", vocab_size=2000)
+    taken = sum(file.stat().st_size for file in Path(data.folder).glob("*.bin"))
+    assert work_folders.least_bytes(corpus, "bpe") <= taken < corpus.total_bytes / 8 * 2
 
 
 @pytest.mark.parametrize(

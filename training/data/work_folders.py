@@ -22,8 +22,8 @@ from training.data.tokenizer_base import BYTES
 
 END = ".work"  # of their names
 # Text of a file by its size: lines of JSON may have other fields, and characters as escapes.
-LEAST_TEXT = {".txt": 1.0, ".jsonl": 1 / 8}
-MOST_PER_TOKEN, TOKEN_BYTES = 8, 2  # bytes of text, in the mean of a corpus, and of a token
+LEAST_TEXT = {".txt": 1.0, ".jsonl": 1 / 32}
+MOST_PER_TOKEN, TOKEN_BYTES = 16, 2  # bytes of text, in the mean of a corpus, and of a token
 TOUCH_S, ABANDONED_S = 60.0, 86400.0
 
 
