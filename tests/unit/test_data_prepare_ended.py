@@ -164,17 +164,19 @@ def test_what_a_killed_preparation_of_this_machine_leaves_is_removed_at_once(
     cache: Path,
 ) -> None:
     """It may fill the disk that the next one needs. Its lock is free."""
-    host = socket.gethostname()
-    dead, used, unlocked = (
-        cache / f".{name}.work" for name in (f"a-01.{host}", f"b-23.{host}", "c-45.x8_ra")
+    host, of_a, of_b = socket.gethostname(), "a-0123456789ab", "b-0123456789ab"
+    dead, used, unlocked, other = (
+        cache / f".{name}.work"
+        for name in (f"{of_a}.{host}", f"{of_b}.{host}", f"{of_a}.x8_ra", f"{of_a}.c01.{host}")
     )
-    for folder in (dead, used, unlocked):
+    for folder in (dead, used, unlocked, other):
         folder.mkdir(parents=True)
-    (cache / ".a-01.lock").touch()
-    with file_lock.alone(cache / ".b-23.lock") as locked:
+    (cache / f".{of_a}.lock").touch()
+    with file_lock.alone(cache / f".{of_b}.lock") as locked:
         assert locked
         work_folders.remove_abandoned(cache)
-        assert {p.name for p in cache.iterdir()} == {used.name, ".b-23.lock", unlocked.name}
+        kept = {used.name, f".{of_b}.lock", unlocked.name, other.name}
+        assert {p.name for p in cache.iterdir()} == kept
 
 
 LEARNING = """
