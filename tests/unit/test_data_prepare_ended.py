@@ -98,6 +98,25 @@ def test_a_disk_that_is_too_small_is_refused_at_once(
     work_folders.check_room(cache, corpus, tokenizer)
 
 
+def test_what_a_killed_preparation_leaves_is_room_for_the_next(
+    write: Write, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was killed while this one waited for its lock."""
+    corpus = source(write("a.txt", "x" * 1000))
+    name = prepare.folder_of(corpus, "text", cache).name
+    left = cache / f".{name}.{socket.gethostname()}.work"
+    left.mkdir(parents=True)
+    (left / "train_00000.bin").write_bytes(b"x" * 2000)
+
+    def usage(path: Path) -> Any:
+        used = sum(file.stat().st_size for file in path.rglob("*.bin"))
+        return SimpleNamespace(free=3000 - used)
+
+    monkeypatch.setattr(work_folders.shutil, "disk_usage", usage)
+    monkeypatch.setattr(work_folders, "remove_abandoned", lambda cache: None)
+    assert ensure(corpus, "text", cache).documents == 1
+
+
 def test_the_least_room_is_no_more_than_the_tokens_take(write: Write, cache: Path) -> None:
     """Cyrillic letters have two bytes each; a frequent word is one token."""
     pytest.importorskip("tokenizers")
