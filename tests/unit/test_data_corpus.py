@@ -223,6 +223,18 @@ def test_a_file_behind_several_links_is_read_once(write: Write, home: Path) -> N
     assert found("hub").total_bytes == 2
 
 
+def test_a_file_system_without_inode_numbers(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.txt", "b.txt", "sub/c.txt", "sub/below/d.txt"):
+        write(f"corpus/{name}", "x")
+    status = Path.stat
+
+    def stat(path: Path, **more: bool) -> os.stat_result:
+        return os.stat_result([*status(path, **more)[:1], 0, *status(path, **more)[2:]])
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert [file.name for file in found("corpus").files] == ["a.txt", "b.txt", "c.txt", "d.txt"]
+
+
 def test_a_link_to_a_folder_that_is_not_there(write: Write, home: Path) -> None:
     """As of a disk that is not mounted: half of the text would be left out."""
     write("corpus/a.txt", "x")
