@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
-from benchmarks.target import first_text, plan, runs, table, turns
+from benchmarks.target import plan, runs, table, turns
 from benchmarks.target.plan import CPU, CUDA, DUET, SOURCES, Losses, Plan, Training
+from training.core.project import ROOT
 from training.tasks.gpt import evaluated
+from training.tasks.gpt.task import LanguageModel
 
 PLAN = Plan("gpt2", "fp32", [300, 1000], [1, 2], 4.0, [0.5, 0.6, 0.7, 0.8, 1.0], 0.7)
 
@@ -164,10 +170,25 @@ def test_trainings_on_a_gpu_have_a_table_of_their_own(tmp_path: Path) -> None:
     assert "2.000" not in other and "A step takes" not in other
 
 
-def test_duet_is_evaluated_on_the_text_of_the_others() -> None:
+def test_duet_is_evaluated_on_the_text_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On its first sequences, as in the stored trainings."""
-    assert first_text.first(1000, 3) == range(3) != evaluated.spread(1000, 3)
-    assert first_text.first(2, 3) == range(2)
+    measured: list[Sequence[int]] = []
+    task: Any = SimpleNamespace(config=SimpleNamespace(eval_tokens=5 * 16, max_seq_len=16))
+
+    def train(path: str, run_name: str) -> None:
+        assert (Path(path), run_name) == (ROOT / "train.py", "__main__")
+        measured.extend(LanguageModel.share(task, count, 1, 2) for count in (1000, 4))
+
+    commands: list[list[str]] = []
+    monkeypatch.setattr(runs.subprocess, "Popen", lambda argv, **more: commands.append(argv))
+    runs.Process(Training(DUET, 4, 1, 1.0, "fp32"), tmp_path / "run", 2)
+    (_, _, module, *_), *others = commands
+    monkeypatch.setattr(evaluated, "spread", evaluated.spread)  # restored at the end
+    monkeypatch.setattr(runpy, "run_path", train)
+    runpy.run_module(module, run_name="__main__")
+    assert [list(sequences) for sequences in measured] == [[1, 3], [1, 3]] and not others
 
 
 @pytest.fixture

@@ -223,16 +223,36 @@ def test_a_file_behind_several_links_is_read_once(write: Write, home: Path) -> N
     assert found("hub").total_bytes == 2
 
 
+def test_a_file_system_without_inode_numbers(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.txt", "b.txt", "sub/c.txt", "sub/below/d.txt"):
+        write(f"corpus/{name}", "x")
+    status = Path.stat
+
+    def stat(path: Path, **more: bool) -> os.stat_result:
+        return os.stat_result([*status(path, **more)[:1], 0, *status(path, **more)[2:]])
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert [file.name for file in found("corpus").files] == ["a.txt", "b.txt", "c.txt", "d.txt"]
+
+
 def test_a_link_to_a_folder_that_is_not_there(write: Write, home: Path) -> None:
     """As of a disk that is not mounted: half of the text would be left out."""
     write("corpus/a.txt", "x")
-    for other in ("README.md", ".part3"):
-        (home / "corpus" / other).symlink_to("nowhere")
+    for other in ("README", "LICENSE", "latest", "wiki.v1", ".part3"):
+        (home / "corpus" / other).symlink_to("nowhere")  # the disk of the link is there
     (home / "corpus/loop").symlink_to("loop")
     assert found("corpus").files == (Path("corpus/a.txt"),)
-    for name in ("part2", "wiki-v1.0"):
+    (home / "mount point").mkdir()
+    (home / "link").symlink_to("/mnt/not mounted/corpus")
+    for name, target in (
+        ("part2", "/mnt/not mounted/corpus"),
+        ("wiki.v2", "/mnt/not mounted/corpus"),
+        ("c4.en", "../not mounted/corpus"),
+        ("data.2024-06", home / "mount point/corpus"),
+        ("part4", home / "link"),
+    ):
         link = home / "corpus" / name
-        link.symlink_to("/mnt/not mounted/corpus")
+        link.symlink_to(target)
         problem = refused("corpus")
         link.unlink()
         assert problem.code == "data.unreadable" and not problem.fixes

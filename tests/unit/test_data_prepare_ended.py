@@ -70,8 +70,8 @@ def test_a_full_disk_leaves_nothing(
     ("tokenizer", "suffix", "needed"),
     [
         ("bytes", ".txt", 2000),
-        ("bytes", ".jsonl", 250),  # may contain other fields
-        ("bpe", ".txt", 250),
+        ("bytes", ".jsonl", 62),  # may contain other fields
+        ("bpe", ".txt", 125),
         ("bytes", ".txt.gz", 0),  # unknown
     ],
 )
@@ -96,6 +96,35 @@ def test_a_disk_that_is_too_small_is_refused_at_once(
     assert not any(cache.iterdir())
     used.free = needed
     work_folders.check_room(cache, corpus, tokenizer)
+
+
+def test_what_a_killed_preparation_leaves_is_room_for_the_next(
+    write: Write, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was killed while this one waited for its lock."""
+    corpus = source(write("a.txt", "x" * 1000))
+    name = prepare.folder_of(corpus, "text", cache).name
+    left = cache / f".{name}.{socket.gethostname()}.work"
+    left.mkdir(parents=True)
+    (left / "train_00000.bin").write_bytes(b"x" * 2000)
+
+    def usage(path: Path) -> Any:
+        used = sum(file.stat().st_size for file in path.rglob("*.bin"))
+        return SimpleNamespace(free=3000 - used)
+
+    monkeypatch.setattr(work_folders.shutil, "disk_usage", usage)
+    monkeypatch.setattr(work_folders, "remove_abandoned", lambda cache: None)
+    assert ensure(corpus, "text", cache).documents == 1
+
+
+def test_the_least_room_is_no_more_than_the_tokens_take(write: Write, cache: Path) -> None:
+    """Cyrillic letters have two bytes each; a frequent word is one token."""
+    pytest.importorskip("tokenizers")
+    words = [chr(0x430 + n % 32) * 3 + chr(0x430 + n // 32) * 2 for n in range(320)]
+    corpus = source(write("a.txt", " ".join(words[n * n % 320] for n in range(20_000))))
+    data = ensure(corpus, "text", cache, chosen="bpe", vocab_size=2000)
+    taken = sum(file.stat().st_size for file in Path(data.folder).glob("*.bin"))
+    assert work_folders.least_bytes(corpus, "bpe") <= taken < corpus.total_bytes / 8 * 2
 
 
 @pytest.mark.parametrize(
@@ -154,17 +183,19 @@ def test_what_a_killed_preparation_of_this_machine_leaves_is_removed_at_once(
     cache: Path,
 ) -> None:
     """It may fill the disk that the next one needs. Its lock is free."""
-    host = socket.gethostname()
-    dead, used, unlocked = (
-        cache / f".{name}.work" for name in (f"a-01.{host}", f"b-23.{host}", "c-45.x8_ra")
+    host, of_a, of_b = socket.gethostname(), "a-0123456789ab", "b-0123456789ab"
+    dead, used, unlocked, other = (
+        cache / f".{name}.work"
+        for name in (f"{of_a}.{host}", f"{of_b}.{host}", f"{of_a}.x8_ra", f"{of_a}.c01.{host}")
     )
-    for folder in (dead, used, unlocked):
+    for folder in (dead, used, unlocked, other):
         folder.mkdir(parents=True)
-    (cache / ".a-01.lock").touch()
-    with file_lock.alone(cache / ".b-23.lock") as locked:
+    (cache / f".{of_a}.lock").touch()
+    with file_lock.alone(cache / f".{of_b}.lock") as locked:
         assert locked
         work_folders.remove_abandoned(cache)
-        assert {p.name for p in cache.iterdir()} == {used.name, ".b-23.lock", unlocked.name}
+        kept = {used.name, f".{of_b}.lock", unlocked.name, other.name}
+        assert {p.name for p in cache.iterdir()} == kept
 
 
 LEARNING = """

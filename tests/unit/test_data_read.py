@@ -170,13 +170,23 @@ def test_all_unusable_parquet_files_are_reported_at_once(
     assert source
     with pytest.raises(UserError) as caught:
         ensure(source, "text", tmp_path / "cache", lambda what, done, total: seen.add(what))
-    assert [problem.code for problem in caught.value.problems] == [
-        "data.no_text_field",
-        *["data.damaged"] * 3,
-    ]
-    for number, problem in enumerate(caught.value.problems, 1):
-        assert problem.what.startswith(f"corpus/{number}.")
+    column, damage = caught.value.problems
+    assert (column.code, damage.code) == ("data.no_text_field", "data.damaged")
+    assert column.what.startswith("corpus/1.parquet") and "corpus/2" not in column.what
+    assert damage.what.startswith("corpus/2.parquet")
+    assert "corpus/3.parquet" in damage.what and "corpus/4.PARQUET" in damage.what
     assert not seen
+
+
+def test_a_wrong_column_of_many_files_is_one_problem(write: Write, home: Path) -> None:
+    put(write, home, "0.parquet", ["x"], field="body")
+    files = [Path(f"{number}.parquet") for number in range(30)]
+    for file in files[1:]:
+        write(file.name, (home / "0.parquet").read_bytes())
+    (problem,) = parquet_file.check(files, "text")
+    assert (problem.code, problem.fixes) == ("data.no_text_field", ["--text_field=body"])
+    rest = len(files) - 1 - parquet_file.SHOWN
+    assert problem.what.count(".parquet") + rest == 30 and f" {rest} " in problem.what
 
 
 def test_text_columns_are_suggested(write: Write, home: Path) -> None:

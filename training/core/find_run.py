@@ -87,14 +87,16 @@ def is_folder(path: Path) -> bool:
 
 
 def is_lost_folder(path: Path) -> bool:
-    """Whether this is a link to what may be a folder of a disk that is not mounted: nothing is
-    there, and the name has no suffix but a version."""
-    if not path.is_symlink() or path.suffix.strip(".0123456789"):
+    """Whether this is a link to what may be a folder of a disk that is not mounted: the folder
+    around it is missing or, as a mount point, empty."""
+    if not path.is_symlink():
         return False
     try:
         path.stat()
     except FileNotFoundError:
-        return True
+        around = Path(os.path.realpath(path)).parent
+        with contextlib.suppress(OSError):
+            return not around.exists() or not any(around.iterdir())
     except OSError:
         pass
     return False

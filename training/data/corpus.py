@@ -189,7 +189,7 @@ def _walk(
     text would be trained on repeatedly, or be part of training and validation. `failed`: called for
     a folder that cannot be read; without it, its files are left out."""
     found: list[Path] = []
-    visited: set[tuple[int, int]] = set()
+    visited: set[str] = set()
     _new(root, visited)
     for folder, inner, names in os.walk(root, followlinks=True, onerror=failed):
         inner[:] = sorted(d for d in inner if d not in without and not d.startswith("."))
@@ -208,15 +208,11 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _new(path: Path, visited: set[tuple[int, int]]) -> bool:
-    """Also what cannot be examined: reading it gives the error."""
-    try:
-        status = path.stat()
-    except OSError:
-        return True
-    identity = status.st_dev, status.st_ino
-    new = identity not in visited
-    visited.add(identity)
+def _new(path: Path, visited: set[str]) -> bool:
+    """By the path without links: not every file system has inode numbers."""
+    real = os.path.realpath(path)
+    new = real not in visited
+    visited.add(real)
     return new
 
 

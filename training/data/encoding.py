@@ -218,7 +218,7 @@ def problems(found: Sequence[NotUtf8]) -> list[Problem]:
 def _problem(name: str, found: Sequence[NotUtf8]) -> Problem:
     places = [one.place() if name in ("", UTF8) else one.where for one in found[:SHOWN]]
     shown = ", ".join(places) + (
-        msg("data.encoding.and_more", count=len(found) - SHOWN) if len(found) > SHOWN else ""
+        msg("data.reader.and_more", count=len(found) - SHOWN) if len(found) > SHOWN else ""
     )
     what = msg("data.encoding.not_utf8", shown=shown)
     files = [one.file for one in found[:SHOWN]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 
 ROWS, READ_BYTES = 256, 64 << 20  # the most per read
+SHOWN = 8  # further files with the same problem
 
 
 def texts(file: Path, size: int, text_field: str) -> Iterator[tuple[bytes, int]]:
@@ -30,16 +32,28 @@ def texts(file: Path, size: int, text_field: str) -> Iterator[tuple[bytes, int]]
 
 
 def check(files: Iterable[Path], text_field: str) -> list[Problem]:
-    """Problems of the Parquet files among these that are incomplete or have no such column; no text
-    is read."""
-    problems: list[Problem] = []
+    """One problem for the Parquet files among these that are incomplete, and one for those without
+    such a column; no text is read."""
+    found: dict[str, list[tuple[Path, Problem]]] = {}
     for file in (f for f in files if f.suffix.lower() == ".parquet"):
         try:
             with _opened(file, text_field):
                 pass
         except UserError as error:
-            problems += error.problems
-    return problems
+            for problem in error.problems:
+                found.setdefault(problem.code, []).append((file, problem))
+    return [_of_all(same) for same in found.values()]
+
+
+def _of_all(same: list[tuple[Path, Problem]]) -> Problem:
+    """The first one, with the names of the other files."""
+    (_, first), *others = same
+    if not others:
+        return first
+    names = ", ".join(str(file) for file, _ in others[:SHOWN])
+    if len(others) > SHOWN:
+        names += msg("data.reader.and_more", count=len(others) - SHOWN)
+    return replace(first, what=first.what + msg("data.reader.also", files=names))
 
 
 @contextmanager

@@ -110,10 +110,10 @@ def ensure(
             return found
         if damage:
             log.warning(msg("data.prepare.again", folder=folder, damage=damage, name=source.name))
-        work_folders.check_room(cache, source, chosen)
         # the first to finish counts
         work = work_folders.create(cache, folder.name, locked=locked)
         try:
+            work_folders.check_room(cache, source, chosen)  # after a leftover is removed
             shown = work_folders.touching(work, progress)
             made = _write(source, text_field, work, folder, shown, chosen, vocab_size)
             if problems := corpus.changed(before, corpus.states(source)):

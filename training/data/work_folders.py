@@ -5,6 +5,7 @@ its machine may be gone (containers)."""
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -21,9 +22,10 @@ from training.data.corpus import CorpusSource
 from training.data.tokenizer_base import BYTES
 
 END = ".work"  # of their names
+CORPUS = r".+-[0-9a-f]{12}"  # the name of a folder of shards (prepare.folder_of)
 # Text of a file by its size: lines of JSON may have other fields, and characters as escapes.
-LEAST_TEXT = {".txt": 1.0, ".jsonl": 1 / 8}
-MOST_PER_TOKEN, TOKEN_BYTES = 8, 2  # bytes of text, in the mean of a corpus, and of a token
+LEAST_TEXT = {".txt": 1.0, ".jsonl": 1 / 32}
+MOST_PER_TOKEN, TOKEN_BYTES = 16, 2  # bytes of text, in the mean of a corpus, and of a token
 TOUCH_S, ABANDONED_S = 60.0, 86400.0
 
 
@@ -76,8 +78,10 @@ def remove_abandoned(cache: Path) -> None:
         with suppress(OSError):
             if time.time() - work.stat().st_mtime > ABANDONED_S:
                 shutil.rmtree(work)
-            elif work.name.endswith(own):
-                name = work.name.removeprefix(".").removesuffix(own)
+                continue
+            name = work.name.removeprefix(".").removesuffix(own)
+            # The end alone may be that of another machine: `hpc` and `c01.hpc`.
+            if work.name.endswith(own) and re.fullmatch(CORPUS, name, re.DOTALL):
                 with file_lock.alone(lock(cache, name), _in_use) as locked:
                     if locked:
                         shutil.rmtree(work)
