@@ -135,6 +135,20 @@ def test_the_exception_counts_also_where_the_ranks_do_not_stop(
     )
 
 
+def test_the_exception_counts_also_where_a_rank_cannot_be_killed(
+    run: RunDir, handlers: None, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeouts, "UNKILLABLE_S", -1.0)  # not even a look after SIGKILL
+    ignores = f"signal.signal({TERM}, signal.SIG_IGN)\n"
+    outcome = made(ignores + raised(run), [TERM, TERM, TERM]).go()
+    assert outcome.blocked
+    assert (outcome.guilty, outcome.killed, failure_report.exit_code(outcome)) == (
+        (1, 1),
+        False,
+        Exit.TRAINING,
+    )
+
+
 def test_the_other_machines_know_it_but_are_not_ended(
     run: RunDir, handlers: None, made: Made
 ) -> None:

@@ -188,8 +188,8 @@ class FirstFailure:
         self._earlier = self._earlier or (None, number)
 
     def of_earlier(self) -> None:
-        """No rank is left: record a failure that came before the request to stop. Other machines
-        know it, and their ranks may still save."""
+        """No rank is left, or one that cannot be killed: record a failure that came before the
+        request to stop. Other machines know it, and their ranks may still save."""
         outcome = self._state.outcome
         if self._earlier is None or outcome.guilty is not None or outcome.resized:
             return
