@@ -119,7 +119,7 @@ def test_ranks_save_after_a_request_that_follows_an_exception(
     assert (outcome.guilty, outcome.late_stop) == (((1, 1), TERM) if failed else (None, None))
     code = Exit.TRAINING if failed else Exit.PREEMPTED
     assert (failure_report.exit_code(outcome), outcome.asked) == (code, Exit.PREEMPTED)
-    assert not outcome.killed
+    assert not (outcome.killed or outcome.forced)
 
 
 def test_the_exception_counts_also_where_the_ranks_do_not_stop(
@@ -133,6 +133,7 @@ def test_the_exception_counts_also_where_the_ranks_do_not_stop(
         False,
         Exit.TRAINING,
     )
+    assert outcome.forced
 
 
 def test_the_exception_counts_also_where_a_rank_cannot_be_killed(

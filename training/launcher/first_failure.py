@@ -199,7 +199,8 @@ class FirstFailure:
             self._record(send=False)
         elif not self.of_raised(rank, send=False):
             return
-        outcome.late_stop, outcome.killed = number, False  # that others did not stop follows
+        # that others did not stop follows
+        outcome.late_stop, outcome.forced, outcome.killed = number, outcome.killed, False
 
     def _reported_first(self) -> int | None:
         """The rank of this machine with the first report, which the others may wait for."""
