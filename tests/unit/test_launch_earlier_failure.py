@@ -19,7 +19,7 @@ from tests.unit.test_launch_attempt import PLAN
 from tests.unit.verdicts import report_error
 from training.core.errors import Exit
 from training.core.rundir import RunDir, read_json
-from training.launcher import failure_report, local_ranks, timeouts
+from training.launcher import failure_report, first_failure, local_ranks, timeouts
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
 from training.watchdog import missing_rank
@@ -71,6 +71,7 @@ def made(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Made:
     """Two ranks; once both are ready, the attempt gets each request: a signal, or a message."""
     monkeypatch.setattr(timeouts, "PEER_GRACE_S", 0.3)
     monkeypatch.setattr(timeouts, "STALL_S", 0.3)
+    monkeypatch.setattr(first_failure, "SIGNALS_S", 30.0)  # the ranks may start slowly
 
     def make(code: str, requests: list[Any], line: Any = None) -> Attempt:
         command = [sys.executable, "-c", RANK + textwrap.dedent(code) + BEGINS, str(run.path)]
