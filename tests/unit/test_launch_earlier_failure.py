@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -19,9 +19,11 @@ from tests.unit.test_launch_attempt import PLAN
 from tests.unit.verdicts import report_error
 from training.core.errors import Exit
 from training.core.rundir import RunDir, read_json
-from training.launcher import failure_report, local_ranks, timeouts
+from training.launcher import failure_report, first_failure, local_ranks, timeouts
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
+from training.watchdog import missing_rank
+from training.watchdog.hang_report import HANG, HangFinding
 
 TERM = int(signal.SIGTERM)
 RANK = """
@@ -38,6 +40,7 @@ signal.signal({TERM}, save)
 BEGINS = """
 (run / f"ready{rank}").touch(); time.sleep(600)
 """
+TIMEOUT = "Timed out waiting 6000ms for recv operation to complete"  # of gloo
 SCRIPT = {"path": "main.py", "args": [], "python": "python3"}
 
 
@@ -68,6 +71,7 @@ def made(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Made:
     """Two ranks; once both are ready, the attempt gets each request: a signal, or a message."""
     monkeypatch.setattr(timeouts, "PEER_GRACE_S", 0.3)
     monkeypatch.setattr(timeouts, "STALL_S", 0.3)
+    monkeypatch.setattr(first_failure, "SIGNALS_S", 30.0)  # the ranks may start slowly
 
     def make(code: str, requests: list[Any], line: Any = None) -> Attempt:
         command = [sys.executable, "-c", RANK + textwrap.dedent(code) + BEGINS, str(run.path)]
@@ -91,9 +95,9 @@ def made(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Made:
     return make
 
 
-def raised(run: RunDir, kind: str = "ValueError", age_s: float = 60) -> str:
+def raised(run: RunDir, kind: str = "ValueError", age_s: float = 60, said: str = "75") -> str:
     """Code with which rank 1 raises. Written by the rank: the launcher removes older reports."""
-    report_error(run, 1, kind, "75", time.time() - age_s)
+    report_error(run, 1, kind, said, time.time() - age_s)
     written = json.dumps(read_json(run.rank_error(1)))
     return f"if rank: Path({str(run.rank_error(1))!r}).write_text({written!r})\n"
 
@@ -119,7 +123,25 @@ def test_ranks_save_after_a_request_that_follows_an_exception(
     assert (outcome.guilty, outcome.late_stop) == (((1, 1), TERM) if failed else (None, None))
     code = Exit.TRAINING if failed else Exit.PREEMPTED
     assert (failure_report.exit_code(outcome), outcome.asked) == (code, Exit.PREEMPTED)
-    assert not outcome.killed
+    assert not (outcome.killed or outcome.forced)
+
+
+def test_the_rank_that_the_others_waited_for_is_found_while_ranks_run(
+    run: RunDir, handlers: None, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the time of the failure, no rank is left that could be examined."""
+    looks: list[tuple[list[int], int]] = []
+
+    def find(pids: Mapping[int, int], reporter: int, *_: Any) -> HangFinding:
+        looks.append((sorted(pids), reporter))
+        return HangFinding(HANG, 0, "b.py:6", "is at b.py:6", {1: "timed out"}, {}, 0.4)
+
+    monkeypatch.setattr(missing_rank, "find", find)
+    outcome = made(SAVES + raised(run, "RuntimeError", said=TIMEOUT), [TERM]).go()
+    assert (saved(run), looks) == (["saved0", "saved1"], [([0, 1], 1)])
+    assert outcome.guilty == (1, 1) and outcome.missing
+    assert (outcome.missing.rank, outcome.missing.where) == (0, "b.py:6")
+    assert outcome.death and outcome.death.rank == 0
 
 
 def test_the_exception_counts_also_where_the_ranks_do_not_stop(
@@ -128,6 +150,21 @@ def test_the_exception_counts_also_where_the_ranks_do_not_stop(
     ignores = f"signal.signal({TERM}, signal.SIG_IGN)\n"
     outcome = made(ignores + raised(run), [TERM, TERM]).go()
     assert sorted(outcome.ended) == [(0, -signal.SIGKILL), (1, -signal.SIGKILL)]
+    assert (outcome.guilty, outcome.killed, failure_report.exit_code(outcome)) == (
+        (1, 1),
+        False,
+        Exit.TRAINING,
+    )
+    assert outcome.forced
+
+
+def test_the_exception_counts_also_where_a_rank_cannot_be_killed(
+    run: RunDir, handlers: None, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeouts, "UNKILLABLE_S", -1.0)  # not even a look after SIGKILL
+    ignores = f"signal.signal({TERM}, signal.SIG_IGN)\n"
+    outcome = made(ignores + raised(run), [TERM, TERM, TERM]).go()
+    assert outcome.blocked
     assert (outcome.guilty, outcome.killed, failure_report.exit_code(outcome)) == (
         (1, 1),
         False,

@@ -305,21 +305,21 @@ def test_a_stop_signal_while_the_ranks_of_a_failed_attempt_end(
 
 
 @pytest.mark.parametrize(
-    ("facts", "retries", "killed", "blocked"),
+    ("facts", "retries", "found"),
     [
-        ({}, 0, False, ""),
-        ({"kind": "error", "status": 1}, 2, False, ""),
-        ({}, 2, True, ""),
-        ({}, 2, False, "rank 1 does not end"),
+        ({}, 0, {}),
+        ({"kind": "error", "status": 1}, 2, {}),
+        ({}, 2, {"killed": True}),
+        ({}, 2, {"forced": True}),
+        ({}, 2, {"blocked": "rank 1 does not end"}),
     ],
 )
 def test_without_a_restart_a_late_stop_signal_changes_nothing(
-    run: RunDir, facts: dict[str, Any], retries: int, killed: bool, blocked: str
+    run: RunDir, facts: dict[str, Any], retries: int, found: dict[str, Any]
 ) -> None:
     write_json(run.failure, {"cause": "unknown"})
     tried = Recovery(run, plan(retries))
-    outcome = Outcome(asked=Exit.PREEMPTED, late_stop=signal.SIGTERM, killed=killed)
-    outcome.blocked = blocked
+    outcome = Outcome(asked=Exit.PREEMPTED, late_stop=signal.SIGTERM, **found)
     assert not tried.again(record(**facts), outcome)
     assert (tried.stopped, tried.given_up) == (None, "")
     assert read_json(run.failure) == {"cause": "unknown"} and not list(read_records(run.events))

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -17,6 +18,7 @@ from tests.conftest import wait_until
 from tests.unit.exported_metrics import RUN, Serving, exporters, get, parsed, value
 from tests.unit.monitor_runs import PATIENCE_S, ROOT, Made, dead_pid, look
 from training.cli import monitor
+from training.core import rundir
 from training.core.contracts.state import RunState
 from training.core.errors import Exit, UserError
 from training.core.jsonl import dig
@@ -213,9 +215,48 @@ def test_a_newer_run_replaces_one_that_has_ended(made: Made) -> None:
     assert [shown(), shown()] == [made.run.name, newer.run.name]
 
 
-def test_a_newer_run_replaces_one_that_has_not_started(made: Made) -> None:
-    """Its job is queued, perhaps without end."""
+Shown = Callable[[], str]
+
+
+@pytest.fixture
+def shown(made: Made) -> Shown:
+    """The run of the next read."""
     read = monitor._reader(options.parse(["--prometheus=9464"]), RunWatch(made.run))
+    return lambda: str(dig(read()[0], "run", "name"))
+
+
+def elsewhere(made: Made) -> None:
+    made.supervisor(os.getpid())
+    supervisor = rundir.read_json(made.run.supervisor) or {}
+    rundir.write_json(made.run.supervisor, supervisor | {"host": "node17"})
+
+
+def test_a_newer_run_replaces_one_that_has_not_started(made: Made, shown: Shown) -> None:
+    """Its job is queued, perhaps without end."""
     newer = Made(made.run.path.parent / "newer", age_s=0.0)
-    shown = [str(dig(read()[0], "run", "name")) for _ in range(2)]
-    assert shown == [made.run.name, newer.run.name]
+    assert [shown(), shown(), shown()] == [made.run.name, newer.run.name, newer.run.name]
+
+
+@pytest.mark.parametrize("start", [elsewhere, lambda made: made.beats("data", step=0)])
+def test_a_newer_run_does_not_replace_one_that_has_started(
+    made: Made, shown: Shown, start: Callable[[Made], None]
+) -> None:
+    """On another machine its processes cannot be checked; another launcher has no supervisor."""
+    start(made)
+    Made(made.run.path.parent / "newer", age_s=0.0)
+    assert look(made.run)["run"]["state"] == "starting"
+    assert [shown(), shown()] == [made.run.name] * 2
+
+
+@pytest.mark.parametrize("start", [elsewhere, lambda made: made.supervisor(os.getpid())])
+def test_of_several_queued_runs_the_one_that_starts_is_shown(
+    made: Made, shown: Shown, start: Callable[[Made], None]
+) -> None:
+    newer = Made(made.run.path.parent / "newer", age_s=0.0)
+    Made(made.run.path.parent / "ended").supervisor(dead_pid()).failure()
+    os.utime(newer.run.plan)
+    assert [shown(), shown(), shown()] == [made.run.name, newer.run.name, newer.run.name]
+    start(made)
+    assert [shown(), shown()] == [made.run.name] * 2
+    made.supervisor(dead_pid()).failure()
+    assert [shown(), shown(), shown()] == [made.run.name, newer.run.name, newer.run.name]

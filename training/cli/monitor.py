@@ -8,9 +8,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import find_run, json_text, messages, project
+from training.core import find_run, json_text, messages, project, run_reader, rundir, standing
 from training.core import log as console
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
@@ -104,25 +105,51 @@ def _screen(seen: RunState | RunsState, view: screen.View) -> list[str]:
 def _reader(
     chosen: MonitorOptions, source: StateSource
 ) -> Callable[[], Sequence[RunState | RunsState]]:
-    """A function that reads the current state; after the end of a run that was not given, and
-    before its start, it switches to a newer one."""
-    shown, over = source, False
+    """A function that reads the current state; if no run was given, it switches to another one as
+    _successor() decides."""
+    shown, seen = source, None
 
     def read() -> list[RunState | RunsState]:
-        nonlocal shown, over
-        if over and chosen.run is None and chosen.log is None:
-            shown = _newer(shown) or shown
+        nonlocal shown, seen
+        if seen and chosen.run is None and chosen.log is None:
+            shown = _successor(shown, seen) or shown
         seen = shown.read()
-        over = (
-            isinstance(shown, state.RunWatch)
-            and "run" in seen
-            and seen["run"]["state"] in (*ENDED, STARTING)
-            and not seen["run"]["supervisor_alive"]
-        )
         # the machine too: a finished run's last state may be old
         return [*seen["runs"], seen] if "runs" in seen else [seen]
 
     return read
+
+
+def _successor(shown: StateSource, seen: RunState | RunsState) -> state.RunWatch | None:
+    """After the end of a run, the newest one; before its start, for which its job may be queued
+    without end, one that has started, or else the newest one."""
+    if not isinstance(shown, state.RunWatch) or "run" not in seen:
+        return None
+    run = seen["run"]
+    if run["state"] in ENDED:
+        return None if run["supervisor_alive"] else _newer(shown)
+    # the supervisor may be on another machine, and another launcher has none
+    started = run["supervisor_pid"] is not None or any(rank["pid"] for rank in seen["ranks"])
+    if run["state"] != STARTING or started:
+        return None
+    return _active(shown.run.path.parent) or _newer(shown)
+
+
+def _active(experiments: Path) -> state.RunWatch | None:
+    """The newest run that has started and not ended."""
+    from training.monitor.run_list import MOST
+
+    for _, path in sorted(find_run.planned(experiments), reverse=True)[:MOST]:
+        run = rundir.RunDir(path)
+        supervisor = run_reader.read_supervisor(run.supervisor)
+        # cheaper than reading a run
+        if not supervisor or not standing.is_active(run, supervisor) or any(standing.ends(run)):
+            continue
+        watch = state.RunWatch(run)
+        seen = watch.read(0.0)["run"]
+        if seen["state"] not in ENDED and seen["supervisor_pid"] is not None:
+            return watch
+    return None
 
 
 def _newer(shown: StateSource) -> state.RunWatch | None:

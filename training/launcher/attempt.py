@@ -100,6 +100,7 @@ class Attempt:
                     if time.monotonic() - checked > POLL_S:
                         self._check()
                         checked = time.monotonic()
+                self.failure.of_earlier()
             except BaseException:
                 kernel_evidence.end(self.outcome)
                 raise
@@ -132,10 +133,7 @@ class Attempt:
         self.failure.of_late_exit()
         alone = self.state.link is None
         over = alone or self.outcome.failed_at is not None or self.outcome.killed
-        if not over and self.state.others.wait(int(failure_report.exit_code(self.outcome))):
-            return True
-        self.failure.of_earlier()
-        return False
+        return not over and self.state.others.wait(int(failure_report.exit_code(self.outcome)))
 
     def _check(self) -> None:
         self.children.follow_stop()

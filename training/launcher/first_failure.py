@@ -10,14 +10,14 @@ from training.core import exit_status, find_run, log
 from training.core.errors import RANK_FAILED, Exit
 from training.core.failure_kinds import SILENT
 from training.core.messages import msg
-from training.diagnose import error_reports
+from training.diagnose import error_reports, exception_cause
 from training.diagnose.exception_cause import LEFT
 from training.launcher import seats
 from training.launcher.attempt_state import AttemptState
 from training.launcher.child import Child
 from training.launcher.child_processes import ChildProcesses
 from training.launcher.peer_link import LostPeer
-from training.watchdog import hang_dump, missing_rank, rank_exit, wrapped
+from training.watchdog import missing_rank, rank_exit
 from training.watchdog.hang_report import HangFinding
 from training.watchdog.rank_exit import RankExit
 
@@ -187,9 +187,18 @@ class FirstFailure:
         """The same of a rank of another machine."""
         self._earlier = self._earlier or (None, number)
 
+    def examine_earlier(self) -> None:
+        """Which rank did the one of came_before() wait for? Takes half a second, and cannot be
+        found once the ranks have ended."""
+        run, outcome = self._state.run, self._state.outcome
+        rank = self._earlier[0] if self._earlier else None
+        error = None if rank is None else error_reports.of_rank(run, rank)
+        if rank is not None and error and exception_cause.timed_out(error):
+            outcome.missing = self._missing(rank, error["where"])
+
     def of_earlier(self) -> None:
-        """No rank is left: record a failure that came before the request to stop. Other machines
-        know it, and their ranks may still save."""
+        """No rank is left, or one that cannot be killed: record a failure that came before the
+        request to stop. Other machines know it, and their ranks may still save."""
         outcome = self._state.outcome
         if self._earlier is None or outcome.guilty is not None or outcome.resized:
             return
@@ -199,7 +208,8 @@ class FirstFailure:
             self._record(send=False)
         elif not self.of_raised(rank, send=False):
             return
-        outcome.late_stop, outcome.killed = number, False  # that others did not stop follows
+        # that others did not stop follows
+        outcome.late_stop, outcome.forced, outcome.killed = number, outcome.killed, False
 
     def _reported_first(self) -> int | None:
         """The rank of this machine with the first report, which the others may wait for."""
@@ -247,20 +257,25 @@ class FirstFailure:
         self._explain(rank, status)
 
     def _explain(self, rank: int, status: int) -> None:
-        run, outcome, alive = self._state.run, self._state.outcome, self._children.alive
-        others = {c.rank: c.popen.pid for c in alive.values() if c.rank is not None}
+        run, outcome = self._state.run, self._state.outcome
         lost_by = outcome.here[0] if outcome.here else None
         victim = None if lost_by == rank else lost_by
-        death = rank_exit.explain(run, rank, status, others, outcome.log_from, victim)
+        death = rank_exit.explain(run, rank, status, self._running(), outcome.log_from, victim)
         if rank_exit.timed_out(run, rank, status, outcome.log_from):
-            pids = wrapped.trainings(others)
-            reported = {error["rank"] for error in error_reports.of_all(run, outcome.unwritten)}
-            waits_too = functools.partial(rank_exit.waits_too, run, log_from=outcome.log_from)
-            found = missing_rank.find(pids, rank, death.where, reported, waits_too)
-            outcome.missing = hang_dump.keep_stacks(run, found) if found.stacks else found
+            outcome.missing = outcome.missing or self._missing(rank, death.where)
             death = rank_exit.waited_for(outcome.missing, death, rank)
         outcome.death = death
         self._report_death(death)
+
+    def _missing(self, rank: int, where: str | None) -> HangFinding:
+        outcome = self._state.outcome
+        return missing_rank.of_timeout(
+            self._state.run, self._running(), rank, where, outcome.unwritten, outcome.log_from
+        )
+
+    def _running(self) -> dict[int, int]:
+        """Rank → PID."""
+        return {rank: pid for rank, pid in self._children.pids().items() if rank is not None}
 
     def _report_death(self, known: RankExit) -> None:
         outcome, alive = self._state.outcome, self._children.alive

@@ -33,6 +33,7 @@ class Outcome:
     late_stop: int | None = None  # that signal, where it came after the first failure
     resized: bool = False  # asked to save and exit, to start again with other ranks
     killed: bool = False  # asked to stop twice, or the ranks did not stop
+    forced: bool = False  # the same, where an exception before the request is the failure
     # which rank made no progress then, and which ones waited for it
     stalled: HangFinding | None = None
     idle: bool = False  # killed before a rank of Duet's training had begun a step

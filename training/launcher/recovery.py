@@ -117,7 +117,7 @@ class Recovery:
             failure = replace(failure, nodes=tuple(missing), back=back)
         asked = outcome.asked != Exit.DONE
         # after the failure: the restart ends as by a stop signal in its pause
-        late = outcome.late_stop is not None and not outcome.killed
+        late = outcome.late_stop is not None and not (outcome.killed or outcome.forced)
         chosen = (
             self._policy(failure, self.plan, self._failures) if late or not asked else GiveUp("")
         )

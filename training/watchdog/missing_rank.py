@@ -3,11 +3,15 @@ the only running one that is not in a collective."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 
 from training.core.messages import msg
-from training.watchdog import loader_workers, stall_detector
+from training.core.rundir import RunDir
+from training.diagnose import error_reports
+from training.watchdog import hang_dump, loader_workers, rank_exit, stall_detector, wrapped
 from training.watchdog.hang_report import HANG, HangFinding
 from training.watchdog.probes import waits
 from training.watchdog.probes.sampling import take
@@ -15,6 +19,23 @@ from training.watchdog.probes.stacks import own
 from training.watchdog.probes.trace import RankTrace, courses
 
 BETWEEN_S = 0.4
+
+
+def of_timeout(
+    run: RunDir,
+    ranks: Mapping[int, int],
+    reporter: int,
+    where: str | None,
+    unwritten: Mapping[int, str],
+    log_from: Mapping[Path, int],
+) -> HangFinding:
+    """As find(), with its evidence from the files of the run, where the stacks are kept. `ranks`:
+    rank → PID of the children that run; `unwritten`, `log_from`: of the attempt's Outcome."""
+    pids = wrapped.trainings(ranks)
+    reported = {error["rank"] for error in error_reports.of_all(run, unwritten)}
+    waits_too = functools.partial(rank_exit.waits_too, run, log_from=log_from)
+    found = find(pids, reporter, where, reported, waits_too)
+    return hang_dump.keep_stacks(run, found) if found.stacks else found
 
 
 def find(
