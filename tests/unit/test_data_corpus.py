@@ -238,16 +238,18 @@ def test_a_file_system_without_inode_numbers(write: Write, monkeypatch: pytest.M
 def test_a_link_to_a_folder_that_is_not_there(write: Write, home: Path) -> None:
     """As of a disk that is not mounted: half of the text would be left out."""
     write("corpus/a.txt", "x")
-    for other in ("README", "LICENSE", "latest", "wiki.v1", ".part3"):
+    for other in ("README", "LICENSE", "latest", "wiki.v1", ".part3", "no.md"):
         (home / "corpus" / other).symlink_to("nowhere")  # the disk of the link is there
     (home / "corpus/loop").symlink_to("loop")
+    (home / "corpus/logo.png").symlink_to(".git/annex/objects/not fetched/logo.png")
     assert found("corpus").files == (Path("corpus/a.txt"),)
     (home / "mount point").mkdir()
+    (home / "media/USB1").mkdir(parents=True)
     (home / "link").symlink_to("/mnt/not mounted/corpus")
     for name, target in (
         ("part2", "/mnt/not mounted/corpus"),
         ("wiki.v2", "/mnt/not mounted/corpus"),
-        ("c4.en", "../not mounted/corpus"),
+        ("part3", "../media/USB2"),
         ("data.2024-06", home / "mount point/corpus"),
         ("part4", home / "link"),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from training.core.suggest import suggest
 
 EXPERIMENTS = "experiments"
 LATEST = "latest"
+VERSION = re.compile(r"(\.v?\d[\d.-]*)?")  # suffix of a folder's name
 FIRST_RUN = "./train_dual_gpu.sh configs/dual_gpu/quickstart.py"
 
 
@@ -87,16 +89,16 @@ def is_folder(path: Path) -> bool:
 
 
 def is_lost_folder(path: Path) -> bool:
-    """Whether this is a link to what may be a folder of a disk that is not mounted: the folder
-    around it is missing or, as a mount point, empty."""
-    if not path.is_symlink():
+    """Whether this is a link to what may be a folder of a disk that is not mounted: its name has no
+    suffix but a version, and where it leads are no files."""
+    if not path.is_symlink() or not VERSION.fullmatch(path.suffix):
         return False
     try:
         path.stat()
     except FileNotFoundError:
         around = Path(os.path.realpath(path)).parent
         with contextlib.suppress(OSError):
-            return not around.exists() or not any(around.iterdir())
+            return not around.exists() or not any(map(is_file, around.iterdir()))
     except OSError:
         pass
     return False
