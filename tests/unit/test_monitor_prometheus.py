@@ -18,7 +18,7 @@ from tests.conftest import wait_until
 from tests.unit.exported_metrics import RUN, Serving, exporters, get, parsed, value
 from tests.unit.monitor_runs import PATIENCE_S, ROOT, Made, dead_pid, look
 from training.cli import monitor
-from training.core import rundir
+from training.core import rundir, standing
 from training.core.contracts.state import RunState
 from training.core.errors import Exit, UserError
 from training.core.jsonl import dig
@@ -237,7 +237,13 @@ def test_a_newer_run_replaces_one_that_has_not_started(made: Made, shown: Shown)
     assert [shown(), shown(), shown()] == [made.run.name, newer.run.name, newer.run.name]
 
 
-@pytest.mark.parametrize("start", [elsewhere, lambda made: made.beats("data", step=0)])
+def starting(made: Made) -> None:
+    plan = rundir.read_json(made.run.plan) or {}
+    own = {"starter": standing.identity(os.getpid()), "run_dir": str(made.run.path)}
+    rundir.write_json(made.run.plan, plan | own)
+
+
+@pytest.mark.parametrize("start", [elsewhere, starting, lambda made: made.beats("data", step=0)])
 def test_a_newer_run_does_not_replace_one_that_has_started(
     made: Made, shown: Shown, start: Callable[[Made], None]
 ) -> None:

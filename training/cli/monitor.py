@@ -130,7 +130,7 @@ def _successor(shown: StateSource, seen: RunState | RunsState) -> state.RunWatch
         return None if run["supervisor_alive"] else _newer(shown)
     # the supervisor may be on another machine, and another launcher has none
     started = run["supervisor_pid"] is not None or any(rank["pid"] for rank in seen["ranks"])
-    if run["state"] != STARTING or started:
+    if run["state"] != STARTING or started or standing.starter(shown.run) is not None:
         return None
     return _active(shown.run.path.parent) or _newer(shown)
 
