@@ -33,6 +33,12 @@ class LogTimes:
                 return after
         return time
 
+    def within(self, since: int, last: int) -> float | None:
+        """Timestamp of the first of these lines that has one."""
+        index = bisect.bisect_left(self._known, since, key=operator.itemgetter(0))
+        found = self._known[index][:2] if index < len(self._known) else (last + 1, 0.0)
+        return found[1] if found[0] <= last else None
+
     def from_(self, offset: int) -> float | None:
         """Timestamp of the first line from `offset` on that has one."""
         index = bisect.bisect_left(self._known, offset, key=operator.itemgetter(0))

@@ -226,9 +226,14 @@ def _ended_by(event: Event, failure: Event) -> bool:
 
 
 def _before(failure: Event, event: Event) -> bool:
-    """Whether it certainly happened before the event: by the first time after it."""
-    after = failure.analysis.times.from_(failure.last) if failure.analysis else None
-    return after is not None and event.time is not None and after < event.time
+    """Whether it certainly happened before the event: by a time of its own, or the first one after
+    it."""
+    if not failure.analysis or event.time is None:
+        return False
+    times, thrown = failure.analysis.times, failure.thrown
+    own = times.within(thrown.since, failure.last) if thrown else None
+    after = times.from_(failure.last) if own is None else own
+    return after is not None and after < event.time
 
 
 def _heads_report(event: Event) -> bool:
