@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,8 +22,6 @@ from training.core.rundir import RunDir, read_json
 from training.launcher import failure_report, first_failure, local_ranks, timeouts
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
-from training.watchdog import missing_rank
-from training.watchdog.hang_report import HANG, HangFinding
 
 TERM = int(signal.SIGTERM)
 RANK = """
@@ -124,24 +122,6 @@ def test_ranks_save_after_a_request_that_follows_an_exception(
     code = Exit.TRAINING if failed else Exit.PREEMPTED
     assert (failure_report.exit_code(outcome), outcome.asked) == (code, Exit.PREEMPTED)
     assert not (outcome.killed or outcome.forced)
-
-
-def test_the_rank_that_the_others_waited_for_is_found_while_ranks_run(
-    run: RunDir, handlers: None, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the time of the failure, no rank is left that could be examined."""
-    looks: list[tuple[list[int], int]] = []
-
-    def find(pids: Mapping[int, int], reporter: int, *_: Any) -> HangFinding:
-        looks.append((sorted(pids), reporter))
-        return HangFinding(HANG, 0, "b.py:6", "is at b.py:6", {1: "timed out"}, {}, 0.4)
-
-    monkeypatch.setattr(missing_rank, "find", find)
-    outcome = made(SAVES + raised(run, "RuntimeError", said=TIMEOUT), [TERM]).go()
-    assert (saved(run), looks) == (["saved0", "saved1"], [([0, 1], 1)])
-    assert outcome.guilty == (1, 1) and outcome.missing
-    assert (outcome.missing.rank, outcome.missing.where) == (0, "b.py:6")
-    assert outcome.death and outcome.death.rank == 0
 
 
 def test_the_exception_counts_also_where_the_ranks_do_not_stop(

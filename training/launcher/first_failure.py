@@ -10,7 +10,7 @@ from training.core import exit_status, find_run, log
 from training.core.errors import RANK_FAILED, Exit
 from training.core.failure_kinds import SILENT
 from training.core.messages import msg
-from training.diagnose import error_reports, exception_cause
+from training.diagnose import error_reports
 from training.diagnose.exception_cause import LEFT
 from training.launcher import seats
 from training.launcher.attempt_state import AttemptState
@@ -187,15 +187,6 @@ class FirstFailure:
         """The same of a rank of another machine."""
         self._earlier = self._earlier or (None, number)
 
-    def examine_earlier(self) -> None:
-        """Which rank did the one of came_before() wait for? Takes half a second, and cannot be
-        found once the ranks have ended."""
-        run, outcome = self._state.run, self._state.outcome
-        rank = self._earlier[0] if self._earlier else None
-        error = None if rank is None else error_reports.of_rank(run, rank)
-        if rank is not None and error and exception_cause.timed_out(error):
-            outcome.missing = self._missing(rank, error["where"])
-
     def of_earlier(self) -> None:
         """No rank is left, or one that cannot be killed: record a failure that came before the
         request to stop. Other machines know it, and their ranks may still save."""
@@ -262,16 +253,12 @@ class FirstFailure:
         victim = None if lost_by == rank else lost_by
         death = rank_exit.explain(run, rank, status, self._running(), outcome.log_from, victim)
         if rank_exit.timed_out(run, rank, status, outcome.log_from):
-            outcome.missing = outcome.missing or self._missing(rank, death.where)
+            outcome.missing = missing_rank.of_timeout(
+                run, self._running(), rank, death.where, outcome.unwritten, outcome.log_from
+            )
             death = rank_exit.waited_for(outcome.missing, death, rank)
         outcome.death = death
         self._report_death(death)
-
-    def _missing(self, rank: int, where: str | None) -> HangFinding:
-        outcome = self._state.outcome
-        return missing_rank.of_timeout(
-            self._state.run, self._running(), rank, where, outcome.unwritten, outcome.log_from
-        )
 
     def _running(self) -> dict[int, int]:
         """Rank → PID."""

@@ -112,7 +112,6 @@ class StopRequests:
     def _find_earlier(self, number: int, asked: float) -> None:
         if self._failure.came_before(number, asked):
             self._state.others.report_raised(number)
-            self._failure.examine_earlier()
 
     def after_hang(self, found: str) -> None:
         """The ranks of a script hang after the first request: as after a second one."""
