@@ -306,7 +306,7 @@ def test_a_sweep_outlives_the_reader_of_its_output(tmp_path: Path, until: str) -
     (folder,) = tmp_path.glob("sweeps/*")
     assert (len(list(folder.glob("*.log"))), len(list(folder.glob("*.html")))) == (2, 1)
     shown = subprocess.run(
-        f"{sys.executable} lib/run_module.py training.cli.sweep --show=run_sweep "
+        f"{shlex.quote(sys.executable)} lib/run_module.py training.cli.sweep --show=run_sweep "
         f"--out_dir={shlex.quote(str(tmp_path))} | head -c1",
         cwd=ROOT,
         shell=True,
