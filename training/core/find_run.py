@@ -90,7 +90,7 @@ def is_folder(path: Path) -> bool:
 
 def is_lost_folder(path: Path) -> bool:
     """Whether this is a link to what may be a folder of a disk that is not mounted: its name has no
-    suffix but a version, and where it leads are no files."""
+    suffix but a version, and the folder around its target contains no file."""
     if not path.is_symlink() or not VERSION.fullmatch(path.suffix):
         return False
     try:
