@@ -177,7 +177,7 @@ def test_wandb_that_is_abandoned_names_the_command_for_later(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Unless it never started: then there are no files to send."""
+    """Unless it never started: then it has not received anything."""
     monkeypatch.setattr(tracker_threads, "CLOSE_S", 0.2)
     monkeypatch.setattr(tracker_threads, "STARTING_S", 60.0 if started else 0.2)
     gate = threading.Event()

@@ -37,8 +37,8 @@ def of_line(line: LogLine) -> Enqueued | None:
 
 
 def slowest(numbers: Mapping[Member, int]) -> int | None:
-    """The rank with the fewest collectives in every process group where the numbers differ; those
-    of different groups cannot be compared. None: there is no such rank."""
+    """The one rank with the fewest collectives in its process groups, whose numbers cannot be
+    compared. None if groups have different ones, or in none a single rank is behind."""
     groups: dict[str, dict[int, int]] = {}
     for member, number in numbers.items():
         groups.setdefault(member.group, {})[member.rank] = number

@@ -13,6 +13,7 @@ from training.diagnose import (
     card,
     enqueued,
     jobs,
+    log_windows,
     native_exception,
     patterns,
     progress_marks,
@@ -26,22 +27,17 @@ from training.diagnose.log_line import (
     RUN_DIRECTORY,
     TIMED,
     LogLine,
-    decoded,
     full_time_of,
     said_by,
-    split,
     time_of,
 )
 from training.diagnose.log_times import LogTimes
-from training.diagnose.scan import OUTPUT_BELOW, LogSpan, Places, recognised
+from training.diagnose.scan import OUTPUT_BELOW, Places, recognised
 from training.diagnose.signatures import ROOT, WEAK, Signature
-from training.diagnose.source import COLOUR, LogSource
+from training.diagnose.source import LogSource
 from training.diagnose.traceback import EXCEPTION, NEW_MESSAGE, SPAWNED, Traceback
 from training.diagnose.world_size import world_size
 
-AROUND = 16 << 10  # bytes read before and after a place
-TAIL = 128 << 10
-MOST_WINDOWS = 400
 MESSAGE_LINES = 12  # of an exception
 NO_FAILURE = re.compile(r"NCCL INFO")  # NCCL logs its attempts there
 # Mere messages: Python's warnings, or a program that continues.
@@ -131,7 +127,7 @@ def read(source: LogSource, places: Places, near: float | None = None) -> LogAna
     """The last job, if the log has several. `near`: a time with a year in another log of the same
     run, for a log without any."""
     count, places = jobs.last(source, places)
-    lines = _lines(source, places)
+    lines = log_windows.lines(source, places)
     below = (place.offset for place in places.found if place.key == OUTPUT_BELOW)
     analysis = LogAnalysis(source, lines, jobs=count, output=max(below, default=-1))
     analysis.near = next((t for x in lines if (t := full_time_of(x.raw)) is not None), near)
@@ -351,56 +347,3 @@ def _cards(analysis: LogAnalysis) -> None:
             below = analysis.lines[index + 1].text if index + 1 < len(analysis.lines) else ""
             detail = CARD_DETAIL.match(below)
             analysis.cards.append((line, found[1], rank, detail[1] if detail else found[2]))
-
-
-def _lines(source: LogSource, places: Places) -> list[LogLine]:
-    """Lines of the log's head, its end and around the places, in file order; the rest is not
-    read."""
-    wanted = {source.since: source.line} | {p.offset: p.line for p in _fewer(places.found)}
-    # (start, end, a known offset in it, the number of its line)
-    spans: list[tuple[int, int, int, int]] = []
-    for offset, number in sorted(wanted.items()):
-        start, end = max(source.since, offset - AROUND), offset + AROUND
-        if spans and start <= spans[-1][1]:
-            spans[-1] = (spans[-1][0], max(end, spans[-1][1]), *spans[-1][2:])
-        else:
-            spans.append((start, end, offset, number))
-    tail = max(source.since, places.size - TAIL)
-    if tail <= spans[-1][1]:
-        spans[-1] = (spans[-1][0], places.size, *spans[-1][2:])
-    else:
-        spans.append((tail, places.size, -1, places.lines))
-    found: list[LogLine] = []
-    for start, end, offset, number in spans:
-        found += _window(source, start, end, offset, number)
-    return found
-
-
-def _fewer(places: Sequence[LogSpan]) -> Sequence[LogSpan]:
-    if len(places) <= MOST_WINDOWS:
-        return places
-    return [*places[: MOST_WINDOWS // 4], *places[-3 * MOST_WINDOWS // 4 :]]
-
-
-def _window(source: LogSource, start: int, end: int, offset: int, number: int) -> list[LogLine]:
-    source.file.seek(start)
-    raw = source.file.read(end - start)
-    known = raw.count(b"\n") if offset < 0 else raw.count(b"\n", 0, offset - start)
-    line = number - known
-    found = []
-    position = start
-    for segment in re.split(rb"(\r\n|\n|\r)", raw):
-        if segment in (b"\n", b"\r\n"):
-            line += 1
-        elif segment.strip():
-            found.append(_line(segment, line, position))
-        position += len(segment)
-    if start > source.since and found and found[0].offset == start:
-        del found[0]  # its start is missing
-    return found
-
-
-def _line(segment: bytes, number: int, offset: int) -> LogLine:
-    raw = decoded(COLOUR.sub(b"", segment) if b"\x1b" in segment else segment)
-    text, rank = split(raw.removeprefix("\ufeff"))
-    return LogLine(number, text, rank, raw, offset)

@@ -165,7 +165,7 @@ def full_time_of(raw: str) -> float | None:
 
 
 def _moment(part: dict[str, str | None], year: int) -> float | None:
-    """None: there is no such time."""
+    """None for a date that does not exist."""
     month = MONTHS.index(part["b"]) + 1 if part.get("b") else int(part["m"] or 0)
     day, hour, minute, second = (int(part[name] or 0) for name in "dHMS")
     try:

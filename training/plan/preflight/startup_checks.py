@@ -165,8 +165,8 @@ def folder(
     local: list[str] | None = None,
 ) -> Check:
     """The folder (or its nearest existing parent) is writable, and the disk has room. Leaves no
-    files. `local`: the fixes for a file system that cannot map files; None: there are no mapped
-    ones."""
+    files. `local`: the fixes for a file system that cannot map files; None: that does not matter.
+    """
     there = path
     while not os.path.lexists(there) and there != there.parent:
         there = there.parent
