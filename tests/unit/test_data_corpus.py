@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import wrong
+from training.core import find_run
 from training.core.errors import Problem
 from training.data import corpus
 from training.data.corpus import CorpusSource, find
@@ -259,3 +261,32 @@ def test_a_link_to_a_folder_that_is_not_there(write: Write, home: Path) -> None:
         link.unlink()
         assert problem.code == "data.unreadable" and not problem.fixes
         assert f"corpus/{name}" in problem.what and os.strerror(errno.ENOENT) in problem.what
+
+
+def test_a_removed_folder_of_a_corpus_of_folders(write: Write, home: Path) -> None:
+    """Its disk is that of the link."""
+    write("corpus/en/a.txt", "x")
+    write("corpus/de/b.txt", "x")
+    (home / "corpus/latest").symlink_to("2024-05")
+    (home / "corpus/de/latest").symlink_to("../2024-05")
+    assert [file.name for file in found("corpus").files] == ["b.txt", "a.txt"]
+
+
+@each("place", ["media/USB1/corpus", "corpus"])
+def test_a_mount_point_that_vanished_with_its_disk(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    status = Path.stat
+
+    def stat(path: Path, **more: bool) -> os.stat_result:
+        mode, inode, device, *rest = status(path, **more)
+        return os.stat_result([mode, inode, device + ("USB1" in path.parts), *rest])
+
+    monkeypatch.setattr(Path, "stat", stat)
+    if place == "corpus":  # `/` may have files
+        monkeypatch.setattr(find_run, "is_file", Path.exists)
+    link = folder / "part2"
+    link.symlink_to("/USB2" if place == "corpus" else "../../USB2")
+    assert find_run.is_lost_folder(link)
