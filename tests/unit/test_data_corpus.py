@@ -228,12 +228,17 @@ def test_a_file_behind_several_links_is_read_once(write: Write, home: Path) -> N
 def test_a_file_system_without_inode_numbers(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.txt", "b.txt", "sub/c.txt", "sub/below/d.txt"):
         write(f"corpus/{name}", "x")
-    status = Path.stat
 
-    def stat(path: Path, **more: bool) -> os.stat_result:
-        return os.stat_result([*status(path, **more)[:1], 0, *status(path, **more)[2:]])
+    def without_inode(status: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+        def found(*place: object, **more: object) -> os.stat_result:
+            mode, _, *rest = status(*place, **more)
+            return os.stat_result([mode, 0, *rest])
 
-    monkeypatch.setattr(Path, "stat", stat)
+        return found
+
+    for name in ("stat", "lstat", "fstat"):
+        monkeypatch.setattr(os, name, without_inode(getattr(os, name)))
+    assert Path("corpus/a.txt").stat().st_ino == Path("corpus/b.txt").lstat().st_ino == 0
     assert [file.name for file in found("corpus").files] == ["a.txt", "b.txt", "c.txt", "d.txt"]
 
 
