@@ -225,6 +225,25 @@ def test_a_file_behind_several_links_is_read_once(write: Write, home: Path) -> N
     assert found("hub").total_bytes == 2
 
 
+def test_the_path_of_a_folder_is_resolved_once_for_its_files(
+    write: Write, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a network disk each part of a path is a round trip."""
+    for number in range(100):
+        write(f"corpus/{number % 2}/{number}.txt", "x")
+    (home / "corpus/link.txt").symlink_to("0/0.txt")
+    resolved, real = list[object](), os.path.realpath
+
+    def counted(path: str | Path, **more: bool) -> str:
+        resolved.append(path)
+        return real(path, **more)
+
+    monkeypatch.setattr(os.path, "realpath", counted)
+    files = corpus._walk(Path("corpus"), (".txt",), set())
+    assert len(files) == 100 and files[0].name == "link.txt"
+    assert len(resolved) <= 10
+
+
 def test_a_file_system_without_inode_numbers(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.txt", "b.txt", "sub/c.txt", "sub/below/d.txt"):
         write(f"corpus/{name}", "x")
