@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import wrong
+from training.core import find_run
 from training.core.errors import Problem
 from training.data import corpus
 from training.data.corpus import CorpusSource, find
@@ -223,15 +225,39 @@ def test_a_file_behind_several_links_is_read_once(write: Write, home: Path) -> N
     assert found("hub").total_bytes == 2
 
 
+def test_the_path_of_a_folder_is_resolved_once_for_its_files(
+    write: Write, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a network disk each part of a path is a round trip."""
+    for number in range(100):
+        write(f"corpus/{number % 2}/{number}.txt", "x")
+    (home / "corpus/link.txt").symlink_to("0/0.txt")
+    resolved, real = list[object](), os.path.realpath
+
+    def counted(path: str | Path, **more: bool) -> str:
+        resolved.append(path)
+        return real(path, **more)
+
+    monkeypatch.setattr(os.path, "realpath", counted)
+    files = corpus._walk(Path("corpus"), (".txt",), set())
+    assert len(files) == 100 and files[0].name == "link.txt"
+    assert len(resolved) <= 10
+
+
 def test_a_file_system_without_inode_numbers(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.txt", "b.txt", "sub/c.txt", "sub/below/d.txt"):
         write(f"corpus/{name}", "x")
-    status = Path.stat
 
-    def stat(path: Path, **more: bool) -> os.stat_result:
-        return os.stat_result([*status(path, **more)[:1], 0, *status(path, **more)[2:]])
+    def without_inode(status: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+        def found(*place: object, **more: object) -> os.stat_result:
+            mode, _, *rest = status(*place, **more)
+            return os.stat_result([mode, 0, *rest])
 
-    monkeypatch.setattr(Path, "stat", stat)
+        return found
+
+    for name in ("stat", "lstat", "fstat"):
+        monkeypatch.setattr(os, name, without_inode(getattr(os, name)))
+    assert Path("corpus/a.txt").stat().st_ino == Path("corpus/b.txt").lstat().st_ino == 0
     assert [file.name for file in found("corpus").files] == ["a.txt", "b.txt", "c.txt", "d.txt"]
 
 
@@ -259,3 +285,32 @@ def test_a_link_to_a_folder_that_is_not_there(write: Write, home: Path) -> None:
         link.unlink()
         assert problem.code == "data.unreadable" and not problem.fixes
         assert f"corpus/{name}" in problem.what and os.strerror(errno.ENOENT) in problem.what
+
+
+def test_a_removed_folder_of_a_corpus_of_folders(write: Write, home: Path) -> None:
+    """Its disk is that of the link."""
+    write("corpus/en/a.txt", "x")
+    write("corpus/de/b.txt", "x")
+    (home / "corpus/latest").symlink_to("2024-05")
+    (home / "corpus/de/latest").symlink_to("../2024-05")
+    assert [file.name for file in found("corpus").files] == ["b.txt", "a.txt"]
+
+
+@each("place", ["media/USB1/corpus", "corpus"])
+def test_a_mount_point_that_vanished_with_its_disk(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    status = Path.stat
+
+    def stat(path: Path, **more: bool) -> os.stat_result:
+        mode, inode, device, *rest = status(path, **more)
+        return os.stat_result([mode, inode, device + ("USB1" in path.parts), *rest])
+
+    monkeypatch.setattr(Path, "stat", stat)
+    if place == "corpus":  # `/` may have files
+        monkeypatch.setattr(find_run, "is_file", Path.exists)
+    link = folder / "part2"
+    link.symlink_to("/USB2" if place == "corpus" else "../../USB2")
+    assert find_run.is_lost_folder(link)

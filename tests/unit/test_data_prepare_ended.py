@@ -88,6 +88,7 @@ def test_a_disk_that_is_too_small_is_refused_at_once(
     if not needed:
         return
     used: Any = SimpleNamespace(free=needed - 1)
+    monkeypatch.setattr(work_folders, "file_system", lambda folder: "ext4")
     monkeypatch.setattr(work_folders.shutil, "disk_usage", lambda path: used)
     with pytest.raises(UserError) as caught:
         ensure(corpus, "text", cache, chosen=tokenizer, vocab_size=300)
@@ -96,6 +97,27 @@ def test_a_disk_that_is_too_small_is_refused_at_once(
     assert not any(cache.iterdir())
     used.free = needed
     work_folders.check_room(cache, corpus, tokenizer)
+
+
+@each("kind", ["zfs", "overlay", ""])
+def test_a_disk_that_may_compress_is_a_warning(
+    kind: str,
+    write: Write,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    corpus = source(write("a.txt", "x" * 1000))
+    mounts, device = tmp_path / "mountinfo", tmp_path.stat().st_dev
+    mounted = f"1 0 {os.major(device)}:{os.minor(device)} / /mnt rw shared:1 - {kind} pool rw\n"
+    mounts.write_text("2 0 0:99999 / /proc rw - proc proc rw\n" + (mounted if kind else ""))
+    monkeypatch.setattr(work_folders, "MOUNTS", mounts)
+    assert work_folders.file_system(tmp_path) == kind
+    for free, lines in ((1999, 1), (2000, 0)):
+        used = SimpleNamespace(free=free)
+        monkeypatch.setattr(work_folders.shutil, "disk_usage", lambda path, used=used: used)
+        work_folders.check_room(tmp_path, corpus, "bytes")
+        assert len(capsys.readouterr().err.splitlines()) == lines
 
 
 def test_what_a_killed_preparation_leaves_is_room_for_the_next(

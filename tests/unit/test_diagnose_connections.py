@@ -179,14 +179,17 @@ def test_the_only_report_of_a_launcher_decides_before_the_time(
     assert result.diagnose([tmp_path])["rank"] == rank
 
 
-def test_an_exception_with_a_time_of_its_own_was_before_a_lost_connection(tmp_path: Path) -> None:
+@each(("text", "rank"), [("training failed", 5), ("upload failed, retrying in 60 s", 0)])
+def test_an_exception_with_a_time_of_its_own_was_before_a_lost_connection(
+    text: str, rank: int, tmp_path: Path
+) -> None:
     reset = "".join(f"[rank0]: {line}\n" for line in UPLOAD.splitlines())
     begin = "2026-11-30 02:30:29 step 1 loss 2.0\n"
     (tmp_path / "n0.log").write_text(f"{begin}{reset}{report(0, '02:30:31')}")
-    message = "[rank5]: 2026-11-30 02:00:50 ERROR training failed\n"
+    message = f"[rank5]: 2026-11-30 02:00:50 ERROR {text}\n"
     lines = "".join(f"[rank5]: {line}\n" for line in (HEAD + FRAME + "ValueError: no").splitlines())
     (tmp_path / "n1.log").write_text(f"2026-11-30 02:00:27 step 1 loss 2.0\n{message}{lines}")
-    assert result.diagnose([tmp_path])["rank"] == 5
+    assert result.diagnose([tmp_path])["rank"] == rank
 
 
 def test_a_lost_connection_of_torch_may_be_the_first_of_a_chain(tmp_path: Path) -> None:

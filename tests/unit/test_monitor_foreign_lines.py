@@ -258,6 +258,8 @@ LINES: dict[str, dict[str, Any]] = {
     "{'step': 100, 'epochs': 1.5, 'reward': 0.3}": {"step": 100},
     "step: 100, epochs: 1.25, lr: 1e-4, acc: 0.3": {"step": 100, "lr": 1e-4},
     "step 4/100 epochs 3 of 10": {"step": 4, "total": 100},
+    "step=100: Metrics(acc=0.5, seen=800)": {"step": 100},
+    "INFO:root:step=100: Metrics(acc=0.5)": {"step": 100},
     # a batch: its own loss counts in training, in an evaluation only the mean of all batches
     "Epoch: [0][ 10/100]\tTime  0.1 ( 0.1)\tLoss 6.9000e+00 (6.9500e+00)\tAcc@1   0.00 (  0.20)": {
         "step": 10,

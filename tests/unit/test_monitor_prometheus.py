@@ -254,7 +254,23 @@ def test_a_newer_run_does_not_replace_one_that_has_started(
     assert [shown(), shown()] == [made.run.name] * 2
 
 
-@pytest.mark.parametrize("start", [elsewhere, lambda made: made.supervisor(os.getpid())])
+def resumed_by_another_launcher(made: Made) -> None:
+    made.supervisor(dead_pid())
+    resumed = made.at + 50
+    rundir.write_json(made.run.plan, made.plan | {"created": resumed})
+    os.utime(made.run.plan, (resumed, resumed))
+    made.beats("data", step=0)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        elsewhere,
+        resumed_by_another_launcher,
+        lambda made: made.supervisor(os.getpid()),
+        lambda made: made.beats(step=7),
+    ],
+)
 def test_of_several_queued_runs_the_one_that_starts_is_shown(
     made: Made, shown: Shown, start: Callable[[Made], None]
 ) -> None:

@@ -118,12 +118,14 @@ def test_a_platform_that_does_not_count_the_ranks_of_a_machine(
     assert len(made["gpus"]) == gpus
 
 
-@pytest.mark.parametrize(("rank", "local"), [("0", 1), ("3", 4)])
-def test_all_ranks_are_on_one_machine_and_see_their_own_gpu(
-    rank: str, local: int, plan: Plan
+@pytest.mark.parametrize(
+    ("address", "rank", "local"), [(HERE, "0", 4), (HERE, "3", 4), (FAR, "0", 1), (FAR, "1", 2)]
+)
+def test_the_ranks_of_one_machine_see_their_own_gpu(
+    address: str, rank: str, local: int, plan: Plan
 ) -> None:
-    """Rank 0 cannot know whether the others are on its machine."""
-    environ = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4", "MASTER_ADDR": FAR}
+    """Those of the first of several machines have the same numbers."""
+    environ = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4", "MASTER_ADDR": address}
     made = plan(1, script=(LAUNCH, "4", "--total_batch_size=393216"), **environ)
     assert (made["ranks"], made["local_ranks"]) == (4, local)
 

@@ -102,6 +102,22 @@ def test_checkpoints_are_compared_by_their_numbers(before: str, now: str, expect
     assert script_snapshot.moved(old, new) is expected
 
 
+@pytest.mark.parametrize(
+    ("folder", "progress", "expected"),
+    [
+        ("out/fold0/step_8", "epoch 3", False),
+        ("out/fold0/step_3", "epoch 3", False),
+        ("out/fold1/step_3", "epoch 3", True),
+        ("out/fold1/step_8", "epoch 8", False),  # as in a folder named by the time of its start
+    ],
+)
+def test_a_checkpoint_in_another_folder(folder: str, progress: str, expected: bool) -> None:
+    """A script of several folds or phases counts from the beginning in each."""
+    old = Snapshot(Path("out/fold0/step_8/last.pt"), 1.0, "epoch 8")
+    new = Snapshot(Path(folder, "last.pt"), 2.0, progress)
+    assert script_snapshot.moved(old, new) is expected
+
+
 def test_a_script_continues_without_a_lost_gpu() -> None:
     gpus = [{"index": n, "uuid": f"GPU-000000a{n}", "name": "Card"} for n in range(4)]
     elastic = ELASTIC | {"gpus": gpus}  # one without a rank

@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import find_run, json_text, messages, project, run_reader, rundir, standing
+from training.core import (
+    find_run,
+    heartbeat,
+    json_text,
+    messages,
+    project,
+    run_reader,
+    rundir,
+    standing,
+)
 from training.core import log as console
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
@@ -128,9 +137,7 @@ def _successor(shown: StateSource, seen: RunState | RunsState) -> state.RunWatch
     run = seen["run"]
     if run["state"] in ENDED:
         return None if run["supervisor_alive"] else _newer(shown)
-    # the supervisor may be on another machine, and another launcher has none
-    started = run["supervisor_pid"] is not None or any(rank["pid"] for rank in seen["ranks"])
-    if run["state"] != STARTING or started or standing.starter(shown.run) is not None:
+    if run["state"] != STARTING or _has_started(seen) or standing.starter(shown.run) is not None:
         return None
     return _active(shown.run.path.parent) or _newer(shown)
 
@@ -141,15 +148,28 @@ def _active(experiments: Path) -> state.RunWatch | None:
 
     for _, path in sorted(find_run.planned(experiments), reverse=True)[:MOST]:
         run = rundir.RunDir(path)
-        supervisor = run_reader.read_supervisor(run.supervisor)
         # cheaper than reading a run
-        if not supervisor or not standing.is_active(run, supervisor) or any(standing.ends(run)):
+        if any(standing.ends(run)) or not _may_live(run):
             continue
         watch = state.RunWatch(run)
-        seen = watch.read(0.0)["run"]
-        if seen["state"] not in ENDED and seen["supervisor_pid"] is not None:
+        seen = watch.read(0.0)
+        if seen["run"]["state"] not in ENDED and _has_started(seen):
             return watch
     return None
+
+
+def _may_live(run: rundir.RunDir) -> bool:
+    supervisor = run_reader.read_supervisor(run.supervisor)
+    if supervisor and standing.is_active(run, supervisor):
+        return True
+    # another launcher has no supervisor; this one may be of an earlier start
+    beats = heartbeat.read_all(run.heartbeats)
+    return bool(beats) and standing.quiet_s(run) < standing.ELSEWHERE_S
+
+
+def _has_started(seen: RunState) -> bool:
+    """The supervisor may be on another machine, and another launcher has none."""
+    return seen["run"]["supervisor_pid"] is not None or any(r["pid"] for r in seen["ranks"])
 
 
 def _newer(shown: StateSource) -> state.RunWatch | None:

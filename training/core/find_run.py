@@ -90,18 +90,29 @@ def is_folder(path: Path) -> bool:
 
 def is_lost_folder(path: Path) -> bool:
     """Whether this is a link to what may be a folder of a disk that is not mounted: its name has no
-    suffix but a version, and the folder around its target contains no file."""
+    suffix but a version."""
     if not path.is_symlink() or not VERSION.fullmatch(path.suffix):
         return False
     try:
         path.stat()
     except FileNotFoundError:
-        around = Path(os.path.realpath(path)).parent
+        target, folder = os.path.realpath(path), os.path.realpath(path.parent)
         with contextlib.suppress(OSError):
-            return not around.exists() or not any(map(is_file, around.iterdir()))
+            return _may_lack_disk(Path(target).parent, Path(folder))
     except OSError:
         pass
     return False
+
+
+def _may_lack_disk(around: Path, here: Path) -> bool:
+    """Whether a folder of `around` may be on a disk that is not mounted: `around` contains no file.
+    `here`: a folder whose disk is mounted."""
+    if around == around.parent:
+        return True
+    # between them may be mount points, such as those in /media
+    if around in (here, *here.parents) and around.stat().st_dev == here.stat().st_dev:
+        return False
+    return not around.exists() or not any(map(is_file, around.iterdir()))
 
 
 def is_file(path: Path) -> bool:

@@ -189,16 +189,16 @@ def _walk(
     text would be trained on repeatedly, or be part of training and validation. `failed`: called for
     a folder that cannot be read; without it, its files are left out."""
     found: list[Path] = []
-    visited: set[str] = set()
-    _new(root, visited)
+    visited = {os.path.realpath(root)}
     for folder, inner, names in os.walk(root, followlinks=True, onerror=failed):
+        real = os.path.realpath(folder)  # once: each part of a path may be a request to a server
         inner[:] = sorted(d for d in inner if d not in without and not d.startswith("."))
-        inner[:] = [d for d in inner if _new(Path(folder, d), visited)]
+        inner[:] = [d for d in inner if _new(Path(folder, d), real, visited)]
         for file in (Path(folder, n) for n in sorted(names) if not n.startswith(".")):
             if not file.name.lower().endswith(suffixes):
                 if failed and find_run.is_lost_folder(file):
                     failed(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)))
-            elif _new(file, visited):
+            elif _new(file, real, visited):
                 found.append(file)
     return found
 
@@ -208,9 +208,10 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _new(path: Path, visited: set[str]) -> bool:
-    """By the path without links: not every file system has inode numbers."""
-    real = os.path.realpath(path)
+def _new(path: Path, folder: str, visited: set[str]) -> bool:
+    """By the path without links: not every file system has inode numbers. `folder`: that of the
+    folder around it."""
+    real = os.path.realpath(path) if path.is_symlink() else os.path.join(folder, path.name)
     new = real not in visited
     visited.add(real)
     return new

@@ -6,6 +6,7 @@ import bisect
 import operator
 
 RECENT_S = 60.0
+LONGEST_END_S = 900.0  # of a rank that has failed; the others wait for it in vain for 600 s (NCCL)
 
 
 class LogTimes:
@@ -32,6 +33,14 @@ class LogTimes:
             if reported and (time is None or after - time > RECENT_S):
                 return after
         return time
+
+    def reported_late(self, offset: int, last: int) -> bool:
+        """Whether the launcher's report of a failure is the next timestamp after the line at
+        `last`, and is too late for a failure at the time of the line at `offset`."""
+        index = bisect.bisect_right(self._known, last, key=operator.itemgetter(0))
+        _, after, reported = self._known[index] if index < len(self._known) else (0, 0.0, False)
+        time = self.at(offset)
+        return reported and time is not None and after - time > LONGEST_END_S
 
     def within(self, since: int, last: int) -> float | None:
         """Timestamp of the first of these lines that has one."""

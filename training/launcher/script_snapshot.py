@@ -71,10 +71,16 @@ def moved(before: Snapshot | None, now: Snapshot | None) -> bool:
     if not (before.progress and now.progress):
         return now.written > before.written
     old, new = _counters(before), _counters(now)
-    if old.keys() != new.keys():
-        return True
+    # folds and phases of a script count from the beginning, each in a folder of its own
+    if _folder(before) != _folder(now) or old.keys() != new.keys():
+        return old != new
     order = sorted(new, key=(*UNITS, *new).index)
     return [new[unit] for unit in order] > [old[unit] for unit in order]
+
+
+def _folder(snapshot: Snapshot) -> str:
+    """Where it is, without the numbers of a folder for each checkpoint."""
+    return IN_NAME.sub("", str(snapshot.path.parent))
 
 
 def _counters(snapshot: Snapshot) -> dict[str, int]:

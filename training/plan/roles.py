@@ -55,9 +55,8 @@ def count(place: Topology, typed: int, script: str, gpus: int) -> tuple[int, int
     """(total ranks, ranks on this machine, notes). The launcher's numbers override the typed
     one."""
     if place.kind == RANK:
-        alone = 0 < place.rank == place.local_rank  # rank 0 cannot know
         # the number of all ranks is not that of one machine of several
-        own = typed if alone or typed < place.world_size else 0
+        own = typed if typed < place.world_size else 0
         likely = gpus if gpus > 1 else own  # each rank may see a GPU of its own only
         local = place.local_world_size or min(place.world_size, max(place.local_rank + 1, likely))
         differs = script != ENTRYPOINT and typed not in (0, place.world_size, local)

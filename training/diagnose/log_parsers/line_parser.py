@@ -53,7 +53,7 @@ _OWN_RATE = re.compile(r", (\d[\d.]*) (?!tokens)\w+/s$")
 # `Namespace(lr=0.1, steps=1000)`, `{'epochs': 10, 'steps': 1000}`: options, unless there is a loss;
 # not `epochs: 1.25` or `epochs 3 of 10`
 _OPTIONS = re.compile(
-    r"(?:\w+ ?[:=] ?)*[a-zA-Z]\w*\(\w+="
+    r"(?:[^\W\d]\w* ?[:=] ?)*[a-zA-Z]\w*\(\w+="
     r"|.*\bepochs['\"]?(?: ?[:=] ?| )\d+\b(?!\.\d| ?/| of )",
     re.I,
 )
