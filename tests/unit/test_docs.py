@@ -15,6 +15,8 @@ from tests.conftest import ROOT
 from training.cli import __main__ as duet
 from training.cli import commands
 from training.config import flags
+from training.core.contracts.state import HealthRecord
+from training.core.contracts.verdict import DiagnosisRecord
 from training.plan import request
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -103,6 +105,13 @@ def test_launch_commands_are_accepted(
 def test_the_index_has_every_page_once() -> None:
     listed = re.findall(r"^\| \[[^]]+\]\(([^)#]+\.md)\) \|", INDEX.read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(str(p.relative_to(INDEX.parent)) for p in PAGES if p != INDEX)
+
+
+@each("page, record", [("diagnosis.md", DiagnosisRecord), ("inspect.md", HealthRecord)])
+def test_json_output_is_described(page: str, record: type) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    (section,) = re.findall(r"^## JSON\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert set(record.__annotations__) - set(re.findall(r"`(\w+)`", section)) == set()
 
 
 def test_generated_tables_are_current() -> None:
