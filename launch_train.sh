@@ -7,7 +7,7 @@
 #
 # Examples:
 #   ./launch_train.sh 1 configs/dual_gpu/quickstart.py    no process group
-#   ./launch_train.sh 4 configs/dual_gpu/quickstart.py
+#   ./launch_train.sh 4 configs/dual_gpu/quickstart.py --total_batch_size=8192
 #   ./launch_train.sh 8 configs/dual_gpu/balanced.py --total_batch_size=196608
 #   ./launch_train.sh 2 --script main.py -- --epochs=3    your script, unchanged
 #

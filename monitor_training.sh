@@ -7,7 +7,8 @@
 #   --run=DIR           a run directory, its name in experiments/, a file of
 #                       ./duet archive, or latest (default)
 #   --log=FILE          a log of Duet (shows its run) or of any other training
-#   --all               all runs side by side; Return opens the selected one
+#   --all               the newest 100 runs, and older active ones, side by side;
+#                       Return opens the selected one
 #   --interval=S        seconds between refreshes, 0.2 to 3600 (default 3)
 #   --once              print one full screen as plain text and exit
 #   --json              print one JSON object and exit: units in the keys, null

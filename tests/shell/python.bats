@@ -255,6 +255,20 @@ EOF
   done
 }
 
+@test "sweep and scaling, which start trainings, create .venv, and their help does not" {
+  quick_installer
+  for command in sweep scaling; do
+    echo 'print("planned")' >"training/cli/$command/__main__.py"
+    rm -rf .venv "training/cli/$command/__pycache__"
+    : >"$MADE"
+    for case in --help:0 --json:1; do
+      run --separate-stderr ./duet "$command" "${case%:*}"
+      is "$status:$output" 0:planned
+      is "$(wc -l <"$MADE" | tr -d ' ')" "${case#*:}"
+    done
+  done
+}
+
 @test "of a venv and a conda environment, the one that was activated last is used" {
   rm -r .venv
   quick_installer

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from tests.unit.conftest import ROOT
+from training.config import flags
 from training.config.flags import ACTIONS
 from training.config.schema import FIELDS, GROUPS
 from training.core.errors import EXIT_MEANING
@@ -48,6 +49,12 @@ def test_every_action_group_and_exit_code() -> None:
         assert f"\n{title}:\n" in text
     for code, meaning in EXIT_MEANING.items():
         assert f" {int(code)}  {meaning}" in " ".join(text.split("\n       ")).replace("\n", "\n ")
+
+
+def test_the_short_forms_of_bool_fields() -> None:
+    (line,) = [x for x in option_lines() if "--no-FIELD" in x]
+    for flag in re.findall("--(?:no-)?FIELD(?:=[a-z]+)?", line):
+        assert not flags.parse([flag.replace("FIELD", "report")]).problems
 
 
 def test_how_values_are_shown() -> None:

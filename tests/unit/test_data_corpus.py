@@ -93,6 +93,9 @@ def test_a_named_file_of_plain_text_needs_no_suffix(write: Write, home: Path) ->
     for name, stem in (("notes.md", "notes"), ("README", "README"), ("v1.2/main.c", "main")):
         write(name, "text")
         assert (found(name).files, found(name).name) == ((Path(name),), stem)
+    for suffix in corpus.NOT_ONE_TEXT:
+        problem = refused(write(f"a{suffix}", "text"))
+        assert (problem.code, suffix in problem.allowed) == ("data.suffix", True)
     (home / "weights.bin").write_bytes(b"text\0")
     assert refused("weights.bin").code == "data.suffix"
 

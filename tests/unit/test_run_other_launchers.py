@@ -81,6 +81,13 @@ def test_every_flag_of_another_launcher_is_understood_or_answered(
     assert (missing, unanswered) == ([], {})
 
 
+def test_flags_of_every_version_of_torchrun_are_documented() -> None:
+    documented = (ROOT / "docs/migrating.md").read_text()
+    accepted = {*run_words.TORCHRUN, *run_words.IGNORED_SWITCHES}
+    named = set(re.findall(r"`--([a-z-]+)[`=]", documented))
+    assert {name.replace("_", "-") for name in accepted} - named == set()
+
+
 @pytest.mark.parametrize(
     ("words", "fix"),
     [

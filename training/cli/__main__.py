@@ -36,7 +36,7 @@ Usage:
 
 Examples:
   ./duet doctor                                   # the defaults on two GPUs
-  ./duet doctor configs/dual_gpu/balanced.py --device_batch_size=16
+  ./duet doctor configs/dual_gpu/balanced.py --device_batch_size=6
   ./duet doctor --json > machine.json             # one JSON object
 
 Exit status 3: a check has failed, or the step does not fit."""

@@ -13,7 +13,8 @@ Takes 1 to 2 s if every rank trains, otherwise up to 6 s or a few steps.
 
 Exit codes: 0 YES, every rank trains, or the run has finished; 5 NO, a rank does
 not train, or the run ended unfinished; 3 unknown: no permission, starting, no
-progress yet; 2 invalid option, no such run or process.
+progress yet, or how a job of another launcher has ended (--watch); 2 invalid
+option, no such run or process; 130 Ctrl-C.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 Usage: ./duet report RUN… [--out=FILE] [--quiet]
        ./duet report SWEEP [--out=FILE] [--quiet]
 
-  RUN            a run directory, the name of a run, or latest
+  RUN            a run directory, the name of a run, latest, or an archive
   SWEEP          the folder or the name of a sweep: a comparison of its runs
   --out=FILE     default: report.html in the folder of one run or a sweep,
-                 experiments/comparison_<names>.html for several
+                 <run>.html here for an archive, for several runs
+                 experiments/comparison_<names, or date and time>.html
   --quiet        do not print the path of the file
 """
 

@@ -21,20 +21,8 @@ STDLIB = "stdlib"
 FORMS = (".txt", ".jsonl", ".parquet")
 SUFFIXES = (*FORMS, ".txt.gz", ".jsonl.gz", ".txt.zst", ".jsonl.zst")
 NAMED = msg("data.corpus.named")
-# Compressed, or text that is hardly meant as one document
-NOT_TEXT = (
-    ".gz",
-    ".zst",
-    ".bz2",
-    ".xz",
-    ".zip",
-    ".json",
-    ".csv",
-    ".tsv",
-    ".xml",
-    ".html",
-    ".ipynb",
-)
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".zip")
+NOT_ONE_TEXT = (".json", ".csv", ".tsv", ".xml", ".html", ".ipynb")  # hardly meant as one document
 FIRST_BYTES = 8000
 # Not part of every Python installation, or not typical text: tests contain tables and invalid
 # encodings.
@@ -73,7 +61,7 @@ def find(
     given = msg("data.corpus.given", data=data) + (
         msg("data.corpus.origin", origin=origin) if origin else ""
     )
-    allowed = msg("data.corpus.allowed", NAMED=NAMED)
+    allowed = msg("data.corpus.allowed", NAMED=NAMED, others=", ".join(NOT_ONE_TEXT))
     if not os.path.exists(path):
         return None, _missing(path, data, given, allowed)
     if path.is_dir():
@@ -120,7 +108,7 @@ def find(
 
 def _is_text(file: Path) -> bool:
     """Whether a file without a usual suffix is one document: `notes.md`, `main.c`, `README`."""
-    if file.suffix.lower() in NOT_TEXT:
+    if file.suffix.lower() in (*COMPRESSED, *NOT_ONE_TEXT):
         return False
     try:
         with file.open("rb") as opened:

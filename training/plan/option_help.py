@@ -21,6 +21,7 @@ def option_lines(left_out: Collection[str] = ()) -> list[str]:
     for name, text in ACTIONS.items():
         if name not in left_out:
             lines += _entry(f"  --{name}", text)
+    lines += ["", "Fields with =bool: --FIELD is --FIELD=true, --no-FIELD is --FIELD=false."]
     for group, title in GROUPS.items():
         lines += ["", f"{title}:"]
         for name, f in FIELDS.items():
