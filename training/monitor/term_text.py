@@ -100,6 +100,16 @@ def width_of(line: Line) -> int:
     return sum(cells(text) for text, _ in line)
 
 
+def rows_of(text: str, width: int) -> int:
+    """How many rows the text takes in a terminal that wraps it after any character."""
+    rows, room = 1, width
+    for c in text:
+        if cells(c) > room:
+            rows, room = rows + 1, width
+        room -= cells(c)
+    return rows
+
+
 def render(line: Line, width: int, *, colour: bool, ascii_only: bool) -> str:
     """The line as text of at most `width` cells."""
     out = ""
