@@ -16,9 +16,11 @@ from tests.unit.monitor_runs import Made, dead_pid, old
 from training.cli import monitor
 from training.core import rundir
 from training.core.cells import cells
-from training.monitor import run_list
+from training.host.gpus import Gpu, GpuInventory
+from training.monitor import host_stats, pages, run_list
 from training.monitor.run_list import RunTable
 from training.monitor.screen import View
+from training.monitor.terminal import END, HOME, PAGE_DOWN, PAGE_UP
 
 
 @pytest.fixture
@@ -82,6 +84,25 @@ def test_more_runs_than_rows_scroll_to_the_mark(tmp_path: Path) -> None:
     for marked in (0, 15, 29):
         shown = "\n".join(run_list.screen(seen, View(80, 16), marked))
         assert f"> {seen['runs'][marked]['run']['name']}" in shown and "of 30" in shown
+
+
+def test_pages_skip_no_run_on_a_machine_with_gpus(tmp_path: Path) -> None:
+    """GPUs, alerts and the machine take half of the screen."""
+    for number in range(40):
+        Made(tmp_path / "experiments" / f"r{number:02}", age_s=1.0).supervisor(dead_pid()).summary()
+    seen = RunTable(tmp_path / "experiments").read()
+    cards = tuple(Gpu(n, f"GPU-{n}", "a card", 32 << 30, 1 << 30, 0, 40, 50.0) for n in range(8))
+    seen["gpus"] = host_stats.gpu_records(GpuInventory(cards, ""), set(), set())
+    for forwards in (True, False):
+        page, shown = pages.Runs(), set[str]()
+        page.key(HOME if forwards else END, seen)
+        for _ in range(20):
+            lines = page.lines(seen, View(80, 24, footer="q quit"))
+            names = {match[0] for line in lines if (match := re.search(r"\br\d\d\b", line))}
+            assert 3 < len(names) < 12
+            shown |= names
+            page.key(PAGE_DOWN if forwards else PAGE_UP, seen)
+        assert len(shown) == 40
 
 
 def test_active_run_is_shown_at_any_age(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,35 +131,8 @@ def screen(state: RunsState, view: View, marked: int | None = None) -> list[str]
     words = msg("monitor.runs.count", runs=amounts.plural(state["runs_there"], "run"), alive=living)
     if state["runs_there"] > len(runs):
         words += msg("monitor.runs.newest", count=len(runs))
-    below: list[Line] = []
-    for run in runs:
-        below += [
-            [
-                ("! ", "bad"),
-                (
-                    msg(
-                        "monitor.runs.alert",
-                        run=term_text.clean(run["run"]["name"]),
-                        alert=term_text.clean(a["text"]),
-                    ),
-                    "bad",
-                ),
-            ]
-            for a in run["alerts"]
-        ]
-    below = below[:4]
-    below += tables.gpus(
-        {
-            "gpus": state["gpus"],
-            "gpus_reason": state["gpus_reason"],
-            "ranks": [],
-            "run": {"device": None},
-        },
-        view.width,
-        9,
-    )
-    below += term_text.flow(tables.system(state), view.width, 2, gap="  ")
-    room = rows_for(view, len(below))
+    below = _below(state, view.width)
+    room = _rows_above(below, view)
     first = max(0, min((marked or 0) - room // 2, len(runs) - room))
     right = units.clock(state["time_unix_s"])
     if len(runs) > room:
@@ -206,9 +179,38 @@ def _speed_title(runs: list[RunState]) -> str:
     )
 
 
-def rows_for(view: View, below: int = 0) -> int:
+def _below(state: RunsState, width: int) -> list[Line]:
+    """Alerts, GPUs and the machine."""
+    alerts = [
+        msg(
+            "monitor.runs.alert",
+            run=term_text.clean(run["run"]["name"]),
+            alert=term_text.clean(a["text"]),
+        )
+        for run in state["runs"]
+        for a in run["alerts"]
+    ]
+    gpus = tables.gpus(
+        {
+            "gpus": state["gpus"],
+            "gpus_reason": state["gpus_reason"],
+            "ranks": [],
+            "run": {"device": None},
+        },
+        width,
+        9,
+    )
+    machine = term_text.flow(tables.system(state), width, 2, gap="  ")
+    return [*([("! ", "bad"), (alert, "bad")] for alert in alerts[:4]), *gpus, *machine]
+
+
+def _rows_above(below: list[Line], view: View) -> int:
+    return max(1, view.height - 4 - len(below) - bool(view.footer))
+
+
+def rows_for(state: RunsState, view: View) -> int:
     """How many runs fit."""
-    return max(1, view.height - 4 - below - bool(view.footer))
+    return _rows_above(_below(state, view.width), view)
 
 
 def _row(state: RunState, name: int, wide: bool, marked: bool) -> Line:
