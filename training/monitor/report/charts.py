@@ -195,7 +195,7 @@ def lines(
         columns,
         [(name, one.colour) for name, one in zip(names, series, strict=True)],
         wide,
-        log,
+        log and any(value > 0 for value in values),
         named,
         tuple(i for i, one in enumerate(series) if one.style == THIN),
         hover=True,
