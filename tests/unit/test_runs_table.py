@@ -306,6 +306,18 @@ def test_a_piped_table_needs_no_torch(folder: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.parametrize("command", ["runs", "diagnose"])
+def test_json_has_the_whole_path_where_the_output_is_not_utf_8(
+    tmp_path: Path, command: str
+) -> None:
+    made = ended(Made(tmp_path / "名é" / "one"))
+    argv = [sys.executable, "-m", f"training.cli.{command}", "--json"]
+    argv += [f"--dir={tmp_path / '名é'}"] if command == "runs" else [str(made.run.path)]
+    environ = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, check=False, env=environ)
+    assert str(made.run.path) in json.dumps(json.loads(done.stdout), ensure_ascii=False)
+
+
 def test_durations_and_sizes_are_read() -> None:
     for text, seconds in (
         ("90s", 90),
