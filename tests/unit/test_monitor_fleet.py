@@ -162,6 +162,22 @@ def test_wide_letters_and_long_names(tmp_path: Path) -> None:
     assert any("031906" in row for row in rows) and any("032227" in row for row in rows)
 
 
+def test_long_losses_keep_the_columns(tmp_path: Path) -> None:
+    losses = {"pixels": 12345.6789, "snr": -200.1234, "huge": 2.885e12, "least": -1.7e300}
+    losses |= {"bits": 2.1234, "tiny": -1.234e-7, "plain": -123456789.0}
+    for name in losses:
+        Made(tmp_path / name).supervisor(dead_pid()).steps(2)
+    seen = RunTable(tmp_path).read()
+    for run in seen["runs"]:
+        loss = losses[run["run"]["name"]]
+        run["training"] |= {"loss": loss, "eval_best": loss, "bytes_per_token": None}
+        row = "".join(text for text, _ in run_list._row(run, 12, False, False))
+        head = run_list._titles(seen["runs"], 12, False)
+        figures = row[: head.index("EVAL") + 4].split()[-2:]
+        assert len(row) == len(head) and figures[0] == figures[1]
+        assert float(figures[0]) == pytest.approx(loss, rel=0.2)
+
+
 def test_json_and_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert monitor.main(["--all", "--json"]) == 0
     assert [r["run"]["name"] for r in json.loads(capsys.readouterr().out)["runs"]] == [

@@ -97,6 +97,13 @@ def decimal(value: float | None, form: str = "", *, places: int = 4) -> str:
     return format(value, form or plain)
 
 
+def narrow(value: float | None, width: int) -> str:
+    """decimal() with fewer digits where it is longer than `width` characters."""
+    texts = [decimal(value, places=places) for places in (4, 3, 2, 1, 0)]
+    texts += [decimal(value, form) for form in (".3g", ".2g")]
+    return next((text for text in texts if len(text) <= width), decimal(value, ".1g"))
+
+
 def unknown() -> str:
     """A missing value in a sentence; cells of tables have '-'."""
     return msg("core.units.unknown")

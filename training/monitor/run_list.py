@@ -15,7 +15,7 @@ from training.core.rundir import RunDir
 from training.monitor import host_stats, rank_states, tables, term_text
 from training.monitor.run_status import DIED, ENDED, state_word
 from training.monitor.screen import View, finish
-from training.monitor.sections import BADGES, loss
+from training.monitor.sections import BADGES
 from training.monitor.state import GPU_PATIENCE_S, SCHEMA_VERSION, RunWatch
 from training.monitor.term_text import Line
 
@@ -221,9 +221,10 @@ def _row(state: RunState, name: int, wide: bool, marked: bool) -> Line:
     label = term_text.cut_middle(term_text.clean(run["name"]), name)
     line: Line = [("> " if marked else "  ", "bold"), *term_text.fit([(label, style)], name + 1)]
     line.append((pad(state_word(run["state"]).upper(), 8) + " ", BADGES[run["state"]]))
-    numbers = (
-        f"{step:>9} {done:>6} {loss(training)[0]:>8} {units.decimal(training['eval_best']):>8} "
-    )
+    factor, _ = metric_units.display(training)
+    loss = None if training["loss"] is None else training["loss"] * factor
+    last, best = units.narrow(loss, 8), units.narrow(training["eval_best"], 8)
+    numbers = f"{step:>9} {done:>6} {last:>8} {best:>8} "
     line.append(
         (
             numbers + f"{units.count(metric_units.speed(training)):>9} "
