@@ -318,6 +318,17 @@ def test_json_has_the_whole_path_where_the_output_is_not_utf_8(
     assert str(made.run.path) in json.dumps(json.loads(done.stdout), ensure_ascii=False)
 
 
+def test_names_of_any_width_keep_the_columns_in_ascii(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("plain", "图像恢复", "cafe\u0301"):  # two columns each, a combining accent
+        ended(Made(tmp_path / name))
+    runs.main([f"--dir={tmp_path}", "--ascii"])
+    shown = capsys.readouterr().out
+    rows = [line for line in shown.splitlines() if " finished " in line]
+    assert shown.isascii() and len({row.index(" finished ") for row in rows}) == 1
+
+
 def test_durations_and_sizes_are_read() -> None:
     for text, seconds in (
         ("90s", 90),
