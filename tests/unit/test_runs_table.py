@@ -318,6 +318,29 @@ def test_json_has_the_whole_path_where_the_output_is_not_utf_8(
     assert str(made.run.path) in json.dumps(json.loads(done.stdout), ensure_ascii=False)
 
 
+@pytest.mark.parametrize(
+    ("command", "encoding", "chinese"),
+    [
+        ("runs", "latin-1", False),
+        ("runs", "gb18030", True),
+        ("diagnose", "latin-1", False),
+        ("report", "latin-1", True),  # of the page
+    ],
+)
+def test_no_question_marks_instead_of_chinese(
+    tmp_path: Path, command: str, encoding: str, chinese: bool
+) -> None:
+    made, page = ended(Made(tmp_path / ("one" * 40))), tmp_path / "page.html"
+    words = {"runs": [f"--dir={tmp_path}"], "report": [str(made.run.path), f"--out={page}"]}
+    argv = [sys.executable, "-m", f"training.cli.{command}"]
+    argv += words.get(command, [str(made.run.path)])
+    environ = {**os.environ, "PYTHONIOENCODING": encoding, "DUET_LANG": "zh", "COLUMNS": "80"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, check=False, env=environ)
+    shown = page.read_text("utf-8") if command == "report" else done.stdout.decode(encoding)
+    assert any("\u4e00" <= c <= "\u9fff" for c in shown) == chinese, shown
+    assert command == "report" or "?" not in shown
+
+
 def test_names_of_any_width_keep_the_columns_in_ascii(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from training.core.jsonl import Record, number, read_object
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.launcher import stop_signals
-from training.monitor import run_figures, term_text, terminal
+from training.monitor import print_table, run_figures, term_text, terminal
 from training.monitor.history import History
 from training.monitor.run_status import FAILED, FINISHED, RUNNING, STARTING, STOPPED
 from training.monitor.runs import sweep as sweep_runs
@@ -79,7 +79,7 @@ class Board:
     """Shows the runs of `sweep`."""
 
     def __init__(self, sweep: Sweep, *, ascii_only: bool) -> None:
-        self.sweep, self.ascii_only = sweep, ascii_only
+        self.sweep, self.ascii_only = sweep, print_table.in_ascii(ascii_only)
         self.runs: Sequence[SweepRun] = sweep.record["runs"]
         self.live = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._screen = console.of(1)
