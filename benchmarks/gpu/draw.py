@@ -80,4 +80,9 @@ def _legend(names: Sequence[str]) -> str:
 
 
 def _svg(parts: Sequence[str], height: float) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img">{"".join(parts)}</svg>'
+    return wide(f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img">{"".join(parts)}</svg>')
+
+
+def wide(part: str) -> str:
+    """Scrolls where the window is narrower."""
+    return f'<div class="wide">{part}</div>'

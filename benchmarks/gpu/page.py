@@ -37,7 +37,9 @@ def html(result: Mapping[str, Any]) -> str:
         parts += _stage(record)
     title = escape(f"Duet on {result['name']}")
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title>"
         f"<style>{CSS.read_text(encoding='utf-8')}</style><body>{''.join(parts)}</body></html>\n"
     )
 
@@ -178,7 +180,7 @@ def _table(rows: Iterable[tuple[str, str]]) -> str:
         f'<tr><td class="muted">{escape(name)}</td><td>{escape(text)}</td></tr>'
         for name, text in rows
     )
-    return f"<table>{cells}</table>" if cells else ""
+    return draw.wide(f"<table>{cells}</table>") if cells else ""
 
 
 def _grid(rows: Mapping[str, Mapping[str, Any]]) -> str:
@@ -194,4 +196,4 @@ def _grid(rows: Mapping[str, Mapping[str, Any]]) -> str:
         + "</tr>"
         for name, row in flat.items()
     )
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return draw.wide(f"<table><tr>{head}</tr>{body}</table>")

@@ -42,7 +42,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pages of a finished run, a failed one, and a comparison of both."""
+    """Pages of a finished run, a failed one, a comparison of both, and losses of both signs."""
     folder = tmp_path_factory.mktemp("a user's") / "experiments"
     good, bad = (
         trained(planned(folder / "good"), 120, pace=1.3),
@@ -52,7 +52,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     bad.step(61, float("nan"))
     event(bad, "warning", 7.0, text="<b>bold</b> words")
     bad.failure()
+    signs = planned(folder / "signs")
+    for step in range(1, 13):
+        signs.step(step, -1.0 if step in (5, 6) else float(step))
     made = {"good": page_of(good), "bad": page_of(bad), "both": comparison(good, bad)}
+    made["signs"] = page_of(signs)
     for name, page in made.items():
         (folder / f"{name}.html").write_text(page, encoding="utf-8")
     return {name: folder / f"{name}.html" for name in made}
@@ -275,6 +279,16 @@ def test_a_legend_entry_hides_its_curve(show: Open) -> None:
     page.wait_for_function(
         "([lines, full]) => document.querySelectorAll(lines).length === full", arg=[lines, full]
     )
+
+
+def test_a_logarithmic_scale_has_gaps_at_values_below_zero(show: Open) -> None:
+    page = show("signs")
+    parts = (
+        "document.querySelector('#chart-loss .mark-line path').getAttribute('d').split('M').length"
+    )
+    assert page.evaluate(parts) == 1 + 1
+    page.click("#chart-loss .log")
+    wait_until(lambda: page.evaluate(parts) == 1 + 2, 20, "a line of two parts")
 
 
 def test_other_axes(show: Open) -> None:

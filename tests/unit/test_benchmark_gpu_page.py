@@ -45,6 +45,13 @@ def test_the_page_has_pictures_and_needs_no_other_file() -> None:
     assert "null GPU: a device that computes nothing" in null
 
 
+def test_wide_parts_scroll_on_a_phone() -> None:
+    html = page.html(result())
+    assert '<meta name="viewport" content="width=device-width' in html
+    parts = html.count("<svg") + html.count("<table")
+    assert parts == 5 == len(re.findall('<div class="wide"><(?:svg|table)', html)) == parts
+
+
 def test_the_tables_of_the_documentation(tmp_path: Path) -> None:
     assert table.lines(table.results(tmp_path)) == [table.NONE]
     (tmp_path / "h100.json").write_text(json.dumps(result()))

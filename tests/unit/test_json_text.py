@@ -97,3 +97,10 @@ def test_commands_print_null() -> None:
         "step": 7,
         "all": [None, 1.0],
     }
+
+
+def test_commands_print_paths_in_any_encoding_of_the_output() -> None:
+    """Also those that are not text, in a terminal that is not UTF-8."""
+    found = {"dir": "名/é\udce9", "text": "2 × 3 °C…"}
+    printed = json_text.answer(found)
+    assert printed.isascii() and strict(printed) == found

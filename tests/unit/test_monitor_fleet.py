@@ -16,9 +16,11 @@ from tests.unit.monitor_runs import Made, dead_pid, old
 from training.cli import monitor
 from training.core import rundir
 from training.core.cells import cells
-from training.monitor import run_list
+from training.host.gpus import Gpu, GpuInventory
+from training.monitor import host_stats, pages, run_list
 from training.monitor.run_list import RunTable
 from training.monitor.screen import View
+from training.monitor.terminal import END, HOME, PAGE_DOWN, PAGE_UP
 
 
 @pytest.fixture
@@ -84,6 +86,25 @@ def test_more_runs_than_rows_scroll_to_the_mark(tmp_path: Path) -> None:
         assert f"> {seen['runs'][marked]['run']['name']}" in shown and "of 30" in shown
 
 
+def test_pages_skip_no_run_on_a_machine_with_gpus(tmp_path: Path) -> None:
+    """GPUs, alerts and the machine take half of the screen."""
+    for number in range(40):
+        Made(tmp_path / "experiments" / f"r{number:02}", age_s=1.0).supervisor(dead_pid()).summary()
+    seen = RunTable(tmp_path / "experiments").read()
+    cards = tuple(Gpu(n, f"GPU-{n}", "a card", 32 << 30, 1 << 30, 0, 40, 50.0) for n in range(8))
+    seen["gpus"] = host_stats.gpu_records(GpuInventory(cards, ""), set(), set())
+    for forwards in (True, False):
+        page, shown = pages.Runs(), set[str]()
+        page.key(HOME if forwards else END, seen)
+        for _ in range(20):
+            lines = page.lines(seen, View(80, 24, footer="q quit"))
+            names = {match[0] for line in lines if (match := re.search(r"\br\d\d\b", line))}
+            assert 3 < len(names) < 12
+            shown |= names
+            page.key(PAGE_DOWN if forwards else PAGE_UP, seen)
+        assert len(shown) == 40
+
+
 def test_active_run_is_shown_at_any_age(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_list, "MOST", 1)
     every = RunTable(runs)
@@ -139,6 +160,22 @@ def test_wide_letters_and_long_names(tmp_path: Path) -> None:
     rows = [line for line in lines if "FINISHED" in line]
     assert len({cells(row[: row.index("FINISHED")]) for row in rows}) == 1
     assert any("031906" in row for row in rows) and any("032227" in row for row in rows)
+
+
+def test_long_losses_keep_the_columns(tmp_path: Path) -> None:
+    losses = {"pixels": 12345.6789, "snr": -200.1234, "huge": 2.885e12, "least": -1.7e300}
+    losses |= {"bits": 2.1234, "tiny": -1.234e-7, "plain": -123456789.0}
+    for name in losses:
+        Made(tmp_path / name).supervisor(dead_pid()).steps(2)
+    seen = RunTable(tmp_path).read()
+    for run in seen["runs"]:
+        loss = losses[run["run"]["name"]]
+        run["training"] |= {"loss": loss, "eval_best": loss, "bytes_per_token": None}
+        row = "".join(text for text, _ in run_list._row(run, 12, False, False))
+        head = run_list._titles(seen["runs"], 12, False)
+        figures = row[: head.index("EVAL") + 4].split()[-2:]
+        assert len(row) == len(head) and figures[0] == figures[1]
+        assert float(figures[0]) == pytest.approx(loss, rel=0.2)
 
 
 def test_json_and_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from training.core import json_text, rundir
 from training.core.cells import cells
 from training.core.messages import LANGUAGES
 from training.host.gpus import SLOWDOWNS
-from training.monitor import run_status, screen, term_text
+from training.monitor import run_status, screen, sections, term_text
 from training.monitor.screen import View
 
 # The uuids of the stand-in driver
@@ -238,6 +238,19 @@ def test_wrap_keeps_all_text() -> None:
         assert all(term_text.width_of(row) <= max(width, 2) for row in rows), width
         letters = "".join(text for row in rows for text, _ in row).replace(" ", "")
         assert letters == "!awordand" + "x" * 50 + "训练运行end"
+
+
+def test_labels_of_a_diverged_loss_leave_room_for_its_curve() -> None:
+    for high in (1e9, 1.2e14, 1e38, 1e308):
+        points = [(step, 2.0 if step < 30 else high) for step in range(60)]
+        for rows in (1, 4):
+            lines = sections.curve(points, "loss", 60, rows)
+            labels = "".join(text for line in lines for text, style in line if style == "dim")
+            assert max(map(term_text.width_of, lines)) <= 60
+            assert {f"{high:.4g}", "2.000"} <= {*re.findall(r"[-+.e\d]+", labels)}
+            assert all(
+                cells(text) > 30 for line in lines for text, style in line if style == "info"
+            )
 
 
 def test_removed_checkpoint_has_no_age(made: Made) -> None:

@@ -4,8 +4,11 @@ and in their logs."""
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +23,9 @@ from training.monitor.health.activity import ActivityWindow
 from training.monitor.health.target import Target
 from training.monitor.run_list import RunTable
 from training.monitor.screen import View
+from training.tasks.base import Task
+from training.tasks.gpt.task import LanguageModel
+from training.trainer import summary as closing
 
 SUMMARY: dict[str, Any] = {
     "status": "done",
@@ -304,3 +310,19 @@ def test_courses_of_scores() -> None:
     assert metric_units.courses(summary) == ["psnr 27.1 → 29.81 dB", "psnr input 25.3 dB"]
     assert metric_units.courses({"loss_last": 1.0}) == []
     assert metric_units.course({"loss_first": 12345.6, "loss_last": 0.5}) == "12346 → 0.5"
+
+
+@pytest.mark.parametrize("loss", [1.7e16, 0.0002, 2.5])
+def test_huge_and_tiny_losses_are_short_and_not_zero(loss: float) -> None:
+    run = {"loss_begin": loss, "loss_end": loss, "val_bpb_first": loss, "val_bpb_last": loss}
+    facts: Any = {**run, "tokens": 1}
+    task: Any = SimpleNamespace(data=SimpleNamespace(bytes_per_token=1 / math.log(2)))
+    for text in (
+        metric_units.course(facts),
+        closing.learnt(facts),
+        Task.shown_loss(task, loss),
+        LanguageModel.shown_loss(task, loss),
+        LanguageModel.shown(task, {"bpb": loss}),
+    ):
+        numbers = re.findall(r"\d[-+.e\d]*", text)
+        assert {float(one) for one in numbers} == {loss} and max(map(len, numbers)) < 8, text

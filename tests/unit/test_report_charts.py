@@ -285,6 +285,19 @@ def test_tiny_and_huge_values_have_short_labels() -> None:
             assert len(set(labels)) == len(labels) > 1
 
 
+def test_a_logarithmic_scale_is_offered_for_values_that_it_shows(tmp_path: Path) -> None:
+    for name, losses, offered in (
+        ("likelihood", (-1.0, -2.0), False),
+        ("zero", (0.0, 0.0), False),
+        ("nan", (math.nan, math.nan), False),
+        ("both", (1.0, -2.0), True),
+    ):
+        made = planned(tmp_path / "experiments" / name)
+        for step, loss in enumerate(losses, 1):
+            made.step(step, loss)
+        assert loss_of(made).log == offered, name
+
+
 def test_axis_of_a_single_value_shows_it(tmp_path: Path) -> None:
     made = planned(tmp_path / "experiments" / "one")
     made.step(1, 3.5054)

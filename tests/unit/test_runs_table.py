@@ -306,6 +306,52 @@ def test_a_piped_table_needs_no_torch(folder: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.parametrize("command", ["runs", "diagnose"])
+def test_json_has_the_whole_path_where_the_output_is_not_utf_8(
+    tmp_path: Path, command: str
+) -> None:
+    made = ended(Made(tmp_path / "名é" / "one"))
+    argv = [sys.executable, "-m", f"training.cli.{command}", "--json"]
+    argv += [f"--dir={tmp_path / '名é'}"] if command == "runs" else [str(made.run.path)]
+    environ = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, check=False, env=environ)
+    assert str(made.run.path) in json.dumps(json.loads(done.stdout), ensure_ascii=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "encoding", "chinese"),
+    [
+        ("runs", "latin-1", False),
+        ("runs", "gb18030", True),
+        ("diagnose", "latin-1", False),
+        ("report", "latin-1", True),  # of the page
+    ],
+)
+def test_no_question_marks_instead_of_chinese(
+    tmp_path: Path, command: str, encoding: str, chinese: bool
+) -> None:
+    made, page = ended(Made(tmp_path / ("one" * 40))), tmp_path / "page.html"
+    words = {"runs": [f"--dir={tmp_path}"], "report": [str(made.run.path), f"--out={page}"]}
+    argv = [sys.executable, "-m", f"training.cli.{command}"]
+    argv += words.get(command, [str(made.run.path)])
+    environ = {**os.environ, "PYTHONIOENCODING": encoding, "DUET_LANG": "zh", "COLUMNS": "80"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, check=False, env=environ)
+    shown = page.read_text("utf-8") if command == "report" else done.stdout.decode(encoding)
+    assert any("\u4e00" <= c <= "\u9fff" for c in shown) == chinese, shown
+    assert command == "report" or "?" not in shown
+
+
+def test_names_of_any_width_keep_the_columns_in_ascii(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("plain", "图像恢复", "cafe\u0301"):  # two columns each, a combining accent
+        ended(Made(tmp_path / name))
+    runs.main([f"--dir={tmp_path}", "--ascii"])
+    shown = capsys.readouterr().out
+    rows = [line for line in shown.splitlines() if " finished " in line]
+    assert shown.isascii() and len({row.index(" finished ") for row in rows}) == 1
+
+
 def test_durations_and_sizes_are_read() -> None:
     for text, seconds in (
         ("90s", 90),

@@ -23,14 +23,13 @@ Exit codes: 0 diagnosed, with any result; 2 unreadable log or invalid option;
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import args, find_run, log, rundir
+from training.core import args, find_run, json_text, log, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import WORK, typed
@@ -103,7 +102,7 @@ def main(argv: list[str]) -> int:
         return int(Exit.CONFIG)
     try:
         print(
-            json.dumps(record, ensure_ascii=False, indent=1) if wanted.json else card.draw(record),
+            json_text.answer(record) if wanted.json else card.draw(record),
             flush=True,
         )
     except OSError as error:
@@ -168,5 +167,6 @@ def _run(word: str) -> str:
 
 if __name__ == "__main__":
     program.replace_unknown()
+    program.use_readable_language()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
     sys.exit(main(sys.argv[1:]))

@@ -306,4 +306,4 @@ def _cell(name: str, value: object) -> str:
 
 if __name__ == "__main__":
     process.fix_sets()
-    sys.exit(program.run(main, __doc__))
+    sys.exit(program.run(main, __doc__, pages=True))

@@ -151,4 +151,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(program.run(main, __doc__))
+    sys.exit(program.run(main, __doc__, pages=True))

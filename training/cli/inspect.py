@@ -80,5 +80,6 @@ def _print(report: HealthReport, chosen: HealthOptions) -> None:
 
 if __name__ == "__main__":
     program.replace_unknown()
+    program.use_readable_language()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
     sys.exit(main(sys.argv[1:]))

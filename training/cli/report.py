@@ -76,4 +76,4 @@ def _page(chosen: ReportOptions) -> ReportPage:
 
 
 if __name__ == "__main__":
-    sys.exit(program.run(main, __doc__))
+    sys.exit(program.run(main, __doc__, pages=True))

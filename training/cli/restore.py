@@ -27,7 +27,6 @@ the length of the video.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -39,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from training import tasks
 from training.cli import spare_gpu, weights_argument
-from training.core import args, log
+from training.core import args, json_text, log
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import path_of
 from training.core.messages import msg
@@ -242,7 +241,7 @@ def _report(
             "frames_per_s": round(speed, 3),
             **asdict(pieces),
         }
-        print(json.dumps(record, indent=1, ensure_ascii=False))
+        print(json_text.answer(record))
         return
     print(
         msg(

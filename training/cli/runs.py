@@ -167,7 +167,7 @@ def _print(runs: list[RunFacts], there: int, chosen: RunsOptions) -> None:
     width = print_table.columns()
     print_table.print_lines(table.lines(runs, width), width, ascii_only=chosen.ascii)
     foot = table.footer(runs, there)
-    print(term_text.to_ascii(foot) if chosen.ascii else foot)
+    print(term_text.to_ascii(foot) if print_table.in_ascii(chosen.ascii) else foot)
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ def as_given(value: Any) -> Any:
     return NAMES.get(value, value) if isinstance(value, str) else value
 
 
-def answer(value: Any, *, indent: int | None = 1, ensure_ascii: bool = False) -> str:
-    """For --json and --notify."""
+def answer(value: Any, *, indent: int | None = 1, ensure_ascii: bool = True) -> str:
+    """For --json, in ASCII since the output may have any encoding, and for --notify."""
     return json.dumps(finite(value), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
 
 

@@ -7,9 +7,10 @@ screen, in metrics.jsonl, in the report and in the closing summary.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from training.core import units
@@ -121,7 +122,9 @@ def course(summary: Mapping[str, Any]) -> str:
         for which, single in (("begin", "first"), ("end", "last"))
     ]
     factor, unit = display(summary)
-    form = "{:.3f}".format if unit else units.significant
+    form: Callable[[float], str] = (
+        functools.partial(units.decimal, places=3) if unit else units.significant
+    )
     shown = " → ".join("-" if value is None else form(value * factor) for value in ends)
     return f"{shown} {unit}" if unit else shown
 

@@ -88,12 +88,20 @@ def significant(value: float) -> str:
     return format(value, ".0f" if ROUNDED <= abs(value) < LARGE else ".4g")
 
 
-def decimal(value: float | None, form: str = "") -> str:
-    """Four decimal places; three significant digits below SMALL, four from LARGE on."""
+def decimal(value: float | None, form: str = "", *, places: int = 4) -> str:
+    """With decimal places; three significant digits below SMALL, four from LARGE on."""
     if value is None:
         return "-"
     size = abs(value)
-    return format(value, form or (".3g" if 0 < size < SMALL else ".4g" if size >= LARGE else ".4f"))
+    plain = ".3g" if 0 < size < SMALL else ".4g" if size >= LARGE else f".{places}f"
+    return format(value, form or plain)
+
+
+def narrow(value: float | None, width: int) -> str:
+    """decimal() with fewer digits where it is longer than `width` characters."""
+    texts = [decimal(value, places=places) for places in (4, 3, 2, 1, 0)]
+    texts += [decimal(value, form) for form in (".3g", ".2g")]
+    return next((text for text in texts if len(text) <= width), decimal(value, ".1g"))
 
 
 def unknown() -> str:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-from training.core import log, project
+from training.core import log, messages, project
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 
@@ -30,12 +30,16 @@ def run(
     internal: bool = False,
     needs: tuple[str, ...] = (),
     pipe: bool = True,
+    pages: bool = False,
 ) -> int:
     """The exit status of main(arguments). `internal`: called by the launch scripts, with `doc` as
     its --help. `needs`: required packages. `pipe`: a closed pipe ends the process silently; False
-    if it must continue."""
+    if it must continue. `pages`: it writes files that stay in the language that was asked for, as
+    do the runs of the launch scripts."""
     argv = sys.argv[1:]
     replace_unknown()
+    if not (internal or pages):
+        use_readable_language()
     if pipe:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends it silently
     helps = any(word in ("-h", "--help") for word in (argv[:1] if internal else argv))
@@ -79,6 +83,21 @@ def replace_unknown() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def shows_chinese() -> bool:
+    """Whether the standard output has Chinese letters; all such encodings have those of tables."""
+    try:
+        "中".encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def use_readable_language() -> None:
+    """English where Chinese would be question marks."""
+    if not shows_chinese():
+        os.environ[messages.VARIABLE] = "en"
 
 
 def answer(path: os.PathLike[str]) -> None:

@@ -115,7 +115,8 @@ class PostRun:
             "DUET_TEXT": facts["text"],
             "DUET_REPORT": facts["report"] or "",
         }
-        given = (json_text.answer(facts, indent=None) + "\n").encode("utf-8", "replace")
+        text = json_text.answer(facts, indent=None, ensure_ascii=False)
+        given = (text + "\n").encode("utf-8", "replace")
         # Facts are passed as data only: they are never part of a command line.
         error, output = hook_runner.run(
             [SHELL, "-c", command],

@@ -194,7 +194,7 @@ class Runs(ScreenPage["RunsState"]):
         self._rows = 1
 
     def lines(self, state: RunsState, view: View) -> list[str]:
-        self._rows = run_list.rows_for(view)
+        self._rows = run_list.rows_for(state, view)
         place = self._place(state)
         self.marked = state["runs"][place]["run"]["dir"] or "" if state["runs"] else ""
         return run_list.screen(state, view, place)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from training.core import log
+from training.host import program
 from training.monitor import term_text
 from training.monitor.term_text import Line
 
@@ -20,9 +21,15 @@ def columns() -> int | None:
     return os.get_terminal_size(sys.stdout.fileno()).columns or 80 if sys.stdout.isatty() else None
 
 
+def in_ascii(asked: bool) -> bool:
+    """Whether to draw in ASCII."""
+    return asked or not program.shows_chinese()
+
+
 def print_lines(lines: Sequence[Line], width: int | None, *, ascii_only: bool) -> None:
     """`width`: of `columns()`."""
+    plain = in_ascii(ascii_only)
     colour = log.colourful(sys.stdout)
     for line in lines:
         wide = term_text.width_of(line) if width is None else width
-        print(term_text.render(line, wide, colour=colour, ascii_only=ascii_only).rstrip())
+        print(term_text.render(line, wide, colour=colour, ascii_only=plain).rstrip())

@@ -15,7 +15,7 @@ from training.core.rundir import RunDir
 from training.monitor import host_stats, rank_states, tables, term_text
 from training.monitor.run_status import DIED, ENDED, state_word
 from training.monitor.screen import View, finish
-from training.monitor.sections import BADGES, loss
+from training.monitor.sections import BADGES
 from training.monitor.state import GPU_PATIENCE_S, SCHEMA_VERSION, RunWatch
 from training.monitor.term_text import Line
 
@@ -131,35 +131,8 @@ def screen(state: RunsState, view: View, marked: int | None = None) -> list[str]
     words = msg("monitor.runs.count", runs=amounts.plural(state["runs_there"], "run"), alive=living)
     if state["runs_there"] > len(runs):
         words += msg("monitor.runs.newest", count=len(runs))
-    below: list[Line] = []
-    for run in runs:
-        below += [
-            [
-                ("! ", "bad"),
-                (
-                    msg(
-                        "monitor.runs.alert",
-                        run=term_text.clean(run["run"]["name"]),
-                        alert=term_text.clean(a["text"]),
-                    ),
-                    "bad",
-                ),
-            ]
-            for a in run["alerts"]
-        ]
-    below = below[:4]
-    below += tables.gpus(
-        {
-            "gpus": state["gpus"],
-            "gpus_reason": state["gpus_reason"],
-            "ranks": [],
-            "run": {"device": None},
-        },
-        view.width,
-        9,
-    )
-    below += term_text.flow(tables.system(state), view.width, 2, gap="  ")
-    room = rows_for(view, len(below))
+    below = _below(state, view.width)
+    room = _rows_above(below, view)
     first = max(0, min((marked or 0) - room // 2, len(runs) - room))
     right = units.clock(state["time_unix_s"])
     if len(runs) > room:
@@ -206,9 +179,38 @@ def _speed_title(runs: list[RunState]) -> str:
     )
 
 
-def rows_for(view: View, below: int = 0) -> int:
+def _below(state: RunsState, width: int) -> list[Line]:
+    """Alerts, GPUs and the machine."""
+    alerts = [
+        msg(
+            "monitor.runs.alert",
+            run=term_text.clean(run["run"]["name"]),
+            alert=term_text.clean(a["text"]),
+        )
+        for run in state["runs"]
+        for a in run["alerts"]
+    ]
+    gpus = tables.gpus(
+        {
+            "gpus": state["gpus"],
+            "gpus_reason": state["gpus_reason"],
+            "ranks": [],
+            "run": {"device": None},
+        },
+        width,
+        9,
+    )
+    machine = term_text.flow(tables.system(state), width, 2, gap="  ")
+    return [*([("! ", "bad"), (alert, "bad")] for alert in alerts[:4]), *gpus, *machine]
+
+
+def _rows_above(below: list[Line], view: View) -> int:
+    return max(1, view.height - 4 - len(below) - bool(view.footer))
+
+
+def rows_for(state: RunsState, view: View) -> int:
     """How many runs fit."""
-    return max(1, view.height - 4 - below - bool(view.footer))
+    return _rows_above(_below(state, view.width), view)
 
 
 def _row(state: RunState, name: int, wide: bool, marked: bool) -> Line:
@@ -219,9 +221,10 @@ def _row(state: RunState, name: int, wide: bool, marked: bool) -> Line:
     label = term_text.cut_middle(term_text.clean(run["name"]), name)
     line: Line = [("> " if marked else "  ", "bold"), *term_text.fit([(label, style)], name + 1)]
     line.append((pad(state_word(run["state"]).upper(), 8) + " ", BADGES[run["state"]]))
-    numbers = (
-        f"{step:>9} {done:>6} {loss(training)[0]:>8} {units.decimal(training['eval_best']):>8} "
-    )
+    factor, _ = metric_units.display(training)
+    loss = None if training["loss"] is None else training["loss"] * factor
+    last, best = units.narrow(loss, 8), units.narrow(training["eval_best"], 8)
+    numbers = f"{step:>9} {done:>6} {last:>8} {best:>8} "
     line.append(
         (
             numbers + f"{units.count(metric_units.speed(training)):>9} "

@@ -300,7 +300,8 @@ def curve(
         return []
     clip = falls and len(finite) >= CLIPPED
     low, high = finite[0] if falls else 0.0, finite[len(finite) * 9 // 10] if clip else finite[-1]
-    shown = (lambda v: format(v, ".3f" if abs(high) >= FINE else ".3g")) if falls else units.count
+    form = "" if abs(high) >= FINE else ".3g"
+    shown = (lambda v: units.decimal(v, form, places=3)) if falls else units.count
     top, bottom = ("≥" if clip and high < finite[-1] else "") + shown(high), shown(low)
     if rows == 1:
         label = f" {top} – {bottom}"

@@ -35,7 +35,9 @@ def clean(text: str) -> str:
 
 
 def to_ascii(text: str) -> str:
-    return text.translate(_ASCII).encode("ascii", "replace").decode()
+    """In as many cells."""
+    text = text.translate(_ASCII)
+    return text if text.isascii() else "".join(c if c.isascii() else "?" * cells(c) for c in text)
 
 
 def cut(text: str, width: int) -> str:
@@ -100,13 +102,23 @@ def width_of(line: Line) -> int:
     return sum(cells(text) for text, _ in line)
 
 
+def rows_of(text: str, width: int) -> int:
+    """How many rows the text takes in a terminal that wraps it after any character."""
+    rows, room = 1, width
+    for c in text:
+        if cells(c) > room:
+            rows, room = rows + 1, width
+        room -= cells(c)
+    return rows
+
+
 def render(line: Line, width: int, *, colour: bool, ascii_only: bool) -> str:
     """The line as text of at most `width` cells."""
     out = ""
     for whole, style in line:
         text = clean(whole)
         piece = cut(to_ascii(text) if ascii_only else text, width)
-        piece = to_ascii(piece) if ascii_only else piece
+        piece = to_ascii(piece) if ascii_only else piece  # the mark of a cut
         width -= cells(piece)
         out += f"\x1b[{STYLES[style]}m{piece}\x1b[0m" if colour and style and piece else piece
         if width <= 0:

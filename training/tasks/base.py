@@ -167,7 +167,7 @@ class Task(ABC):
 
     def shown_loss(self, loss: float) -> str:
         """The loss for a progress line, in the unit of `shown` if there is one."""
-        return f"{loss:.4f}"
+        return units.decimal(loss)
 
     def shown(self, scores: Mapping[str, float]) -> str:
         """The scores for a progress line."""

@@ -208,7 +208,11 @@ def check_step(session: TrainState, report: StepReport, position: TrainProgress)
 def _share(session: TrainState, rank: int, share: RankStep) -> str:
     pieces = metric_units.piece_word(session.task.pieces, share.sequences)
     return msg(
-        "trainer.sanity.rank", r=rank, sequences=share.sequences, pieces=pieces, loss=share.loss
+        "trainer.sanity.rank",
+        r=rank,
+        sequences=share.sequences,
+        pieces=pieces,
+        loss=units.decimal(share.loss),
     )
 
 

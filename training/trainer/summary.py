@@ -91,7 +91,9 @@ def learnt(s: SummaryRecord) -> str:
     if metric_units.counted(s) != metric_units.TOKENS:
         scores = ", ".join(metric_units.courses(s))
     elif s.get("val_bpb_last") is not None:
-        scores = f"{s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f} {metric_units.BITS}"
+        ends = s["val_bpb_first"], s["val_bpb_last"]
+        shown = " → ".join(units.decimal(value, places=3) for value in ends)
+        scores = f"{shown} {metric_units.BITS}"
     else:
         scores = ""
     course = metric_units.course(s)

@@ -188,4 +188,4 @@ def _jobs(sweep: Sweep) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(program.run(main, __doc__))
+    sys.exit(program.run(main, __doc__, pages=True))

@@ -15,7 +15,7 @@ from training.core.jsonl import Record, number, read_object
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.launcher import stop_signals
-from training.monitor import run_figures, term_text
+from training.monitor import print_table, run_figures, term_text, terminal
 from training.monitor.history import History
 from training.monitor.run_status import FAILED, FINISHED, RUNNING, STARTING, STOPPED
 from training.monitor.runs import sweep as sweep_runs
@@ -79,7 +79,7 @@ class Board:
     """Shows the runs of `sweep`."""
 
     def __init__(self, sweep: Sweep, *, ascii_only: bool) -> None:
-        self.sweep, self.ascii_only = sweep, ascii_only
+        self.sweep, self.ascii_only = sweep, print_table.in_ascii(ascii_only)
         self.runs: Sequence[SweepRun] = sweep.record["runs"]
         self.live = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._screen = console.of(1)
@@ -87,7 +87,9 @@ class Board:
         self._watches: dict[int, _Watch] = {}
         self._took: list[float] = []  # s, of runs that have finished here
         self._began: dict[int, float] = {}
-        self._started, self._drawn_at, self._drawn = time.monotonic(), 0.0, 0
+        self._started, self._drawn_at = time.monotonic(), 0.0
+        self._drawn: list[str] = []  # the lines of the table on the terminal
+        self._width = 0  # of the terminal at that time
         self._note = ""
 
     def event(
@@ -153,32 +155,35 @@ class Board:
         rows = list(self._rows)
         for index, watch in self._watches.items():
             rows[index] = watch.row(self.runs[index])
-        try:
-            width, height = os.get_terminal_size(sys.stdout.fileno())
-        except OSError:  # the terminal was closed
-            self.live = False
-            return
         if self._screen.frozen:
             self._write("")  # shows what it has missed, if it can
-            self._drawn = 0
+            self._drawn = []
             return
-        lines = self._lines(rows, states, width or 80, height or 24)
+        width, height = terminal.size()
+        lines = self._lines(rows, states, width, height)
         colour = log.colourful(sys.stdout)
         text = [
-            term_text.render(line, (width or 80) - 1, colour=colour, ascii_only=self.ascii_only)
+            term_text.render(line, width - 1, colour=colour, ascii_only=self.ascii_only)
             for line in lines
         ]
-        up = f"\x1b[{self._drawn}A" if self._drawn else ""
         body = "".join(f"{line}\x1b[K\n" for line in text)
-        # synchronized output: a terminal that supports it shows only complete tables
-        self._write(f"\x1b[?2026h{up}\r{body}\x1b[J\x1b[?2026l")
-        self._drawn = len(text)
+        begin, end = terminal.BEGIN, terminal.END_OF_SCREEN
+        # else tmux keeps the rows wrapped as those that they replace
+        erased = "" if width == self._width else "\x1b[J"
+        self._write(f"{begin}{self._up(width)}\r{erased}{body}\x1b[J{end}")
+        self._width = width
+        self._drawn = [term_text.clean(line) for line in text]
 
     def clear(self) -> None:
         """Remove the table from the terminal, before a line of the log or the final table."""
         if self._drawn:
-            self._write(f"\x1b[{self._drawn}A\r\x1b[J")
-            self._drawn = 0
+            self._write(f"{self._up(terminal.size()[0])}\r\x1b[J")
+            self._drawn = []
+
+    def _up(self, width: int) -> str:
+        """Moves the cursor to the first row of the table, which a resized terminal has wrapped."""
+        rows = sum(term_text.rows_of(line, width) for line in self._drawn)
+        return f"\x1b[{rows}A" if rows else ""
 
     def _write(self, text: str) -> None:
         """To a terminal, which may have been closed or show nothing."""

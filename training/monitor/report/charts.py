@@ -8,6 +8,7 @@ from typing import Any
 
 from training.core import units
 from training.core.messages import msg
+from training.monitor.report import scale_top
 from training.monitor.report.chart_types import (
     COLOURS,
     CONFIG,
@@ -35,7 +36,6 @@ MARK, BEYOND = (
     -1000,
     -2000,
 )
-CALM_FROM = 5  # points: of fewer, the largest may be the usual one
 HALF_POINTS = 750  # of a curve in a chart of half the width
 EQUAL_SHARE = 0.02  # of the value: extent of the axis around it if all values are equal
 EDGE = 5  # pixels
@@ -83,7 +83,7 @@ def lines(
         rows += [(number, place.step, place.time_s, place.tokens, value) for place, value in points]
     rows += [(NO_NUMBER, place.step, place.time_s, place.tokens, None) for place, _ in marks]
     values = [value for one in series for _, value in one.points]
-    top = _top(values) if calm else top
+    top = scale_top.of_few(values) if calm else top
     own: dict[int, tuple[str, int]] = {}  # number of a series' marks → shape, colour
     for number, one in enumerate(series):
         beyond = [place for place, value in one.points if top is not None and value > top]
@@ -195,7 +195,7 @@ def lines(
         columns,
         [(name, one.colour) for name, one in zip(names, series, strict=True)],
         wide,
-        log,
+        log and any(value > 0 for value in values),
         named,
         tuple(i for i, one in enumerate(series) if one.style == THIN),
         hover=True,
@@ -235,19 +235,6 @@ def thin(points: list[tuple[PointPosition, float]], most: int) -> list[tuple[Poi
 
 def _value(point: tuple[PointPosition, float]) -> float:
     return point[1]
-
-
-def _top(values: list[float]) -> float | None:
-    """End of the scale if a few values are far above the others; else None."""
-    values = sorted(values)
-    most = values[int(0.98 * (len(values) - 1))] if values else 0.0
-    return 1.4 * most if len(values) >= CALM_FROM and values[-1] > 2.5 * most > 0 else None
-
-
-def spiky(curve: Curve) -> float | None:
-    """End of the scale of a loss, above its running median; None without a spike."""
-    usual = max((value for _, value in curve.smoothed()), default=0.0)
-    return 1.15 * usual if usual > 0 and curve.extent and curve.extent[1] > 2 * usual else None
 
 
 def zoom() -> VegaSpec:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from training.config.schema import of_the_run
+from training.core import metric_units
 from training.core.check_names import check_title
 from training.core.jsonl import dig, text
 from training.core.messages import msg
@@ -17,6 +18,7 @@ from training.monitor.report import (
     compare_figures,
     plan_sections,
     run_charts,
+    scale_top,
     sections,
 )
 from training.monitor.report.chart_types import DOTS, LINE, Chart, Series
@@ -172,6 +174,7 @@ def _loss(runs: Sequence[Run], names: Sequence[str], task: str, title: str) -> C
         wide=True,
         log=True,
         named=False,
+        top=scale_top.of_runs(series),
     )
 
 
@@ -185,7 +188,20 @@ def _small(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
             Series(n, i + 1, DOTS, c.points, c.marks)
             for i, (c, n) in enumerate(zip(curves, names, strict=True))
         ]
-        out.append(charts.lines(key, title, points, unit=unit, note=note, named=False))
+        # where higher is better, a run that diverges is far below the others
+        top = None if metric_units.higher_is_better(key) else scale_top.of_runs(points)
+        out.append(
+            charts.lines(
+                key,
+                title,
+                points,
+                unit=unit,
+                note=note,
+                named=False,
+                log=top is not None,
+                top=top,
+            )
+        )
     keys = dict.fromkeys(key for run in runs for key in run.metrics.curves if key != "loss")
     for key in sorted(keys, key=run_charts.order):
         title, unit = run_charts.titled(key)

@@ -46,7 +46,8 @@ function specOf(chart) {
   chart.rows = rowsOf(chart, unit).filter((row) => row.x !== null);
   chart.lines = chart.names.map((_, i) => chart.rows.filter((row) => row.series === i && row.y !== null).sort((a, b) => a.x - b.x));
   if (chart.logarithmic) {
-    spec.transform.push({ filter: `datum.series > ${chart.beyond} && (datum.y === null || datum.y > 0)` }); // a logarithmic scale shows all values
+    spec.transform.push({ filter: `datum.series > ${chart.beyond}` }); // a logarithmic scale shows all positive values
+    spec.transform.push({ calculate: "datum.y > 0 ? datum.y : null", as: "y" }); // and has gaps at the others
   }
   for (const layer of spec.layer) {
     layer.encoding.x.field = "x";

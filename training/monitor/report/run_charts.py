@@ -12,7 +12,7 @@ from training.core.jsonl import number, whole
 from training.core.messages import msg
 from training.core.units import GIB, MIB, decimal
 from training.monitor.launches import clock
-from training.monitor.report import charts
+from training.monitor.report import charts, scale_top
 from training.monitor.report.chart_types import DOTS, LINE, Chart, Series, joined
 from training.monitor.report.curve import Curve, PointPosition
 from training.monitor.report.run import Run
@@ -133,7 +133,7 @@ def loss(run: Run) -> Chart | None:
     if failed := failure_mark(run):
         marks.append(failed)
         notes.append(msg("monitor.report.charts.failed_at", step=failed[0].step, cause=failed[1]))
-    note, top = joined(notes), charts.spiky(curve)
+    note, top = joined(notes), scale_top.of_spikes(curve)
     return charts.lines(
         "loss",
         msg("monitor.report.charts.loss"),

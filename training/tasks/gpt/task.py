@@ -128,13 +128,11 @@ class LanguageModel(Task):
         return scores.scores(sums)
 
     def shown_loss(self, loss: float) -> str:
-        return (
-            f"{loss * metric_units.bits_per_byte(self.data.bytes_per_token):.4f} "
-            f"{metric_units.BITS}"
-        )
+        factor = metric_units.bits_per_byte(self.data.bytes_per_token)
+        return f"{units.decimal(loss * factor)} {metric_units.BITS}"
 
     def shown(self, scores: Mapping[str, float]) -> str:
-        return f"{scores['bpb']:.4f} {metric_units.BITS}"
+        return f"{units.decimal(scores['bpb'])} {metric_units.BITS}"
 
     def facts(self) -> ManifestRecord:
         return {
