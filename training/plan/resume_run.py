@@ -115,6 +115,10 @@ def _not_resumable(wish: ResumeRequest, run: rundir.RunDir, wanted: str, origin:
     if find_run.is_run(run):
         what = msg("plan.resume.damaged", wanted=wanted, origin=origin, file=run.plan)
         return Problem("run.damaged", what, allowed)
+    if closed := find_run.closed(wanted, wish.experiments):
+        reason = closed.reason()
+        what = msg("plan.resume.closed", wanted=wanted, origin=origin, reason=reason)
+        return closed.problem(what)
     names = [run.name for run, _ in _runs(wish.experiments, _known_plan)]
     what = msg("plan.resume.missing", wanted=wanted, origin=origin)
     fixes = [wish.again(resume=name) for name in _meant(wanted, names)]
