@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.unit.monitor_runs import Made, old
 from tests.unit.test_runs_table import ended
 from training.cli import clean
 from training.cli.cleaning import deletion, selection
-from training.core import manifest, rundir, standing
+from training.core import manifest, owner, rundir, standing
 from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat
 from training.core.messages import msg
@@ -363,3 +364,37 @@ def test_read_only_folders_are_deleted(folder: Path, tmp_path: Path) -> None:
     assert cleaned(folder, "--what=runs", "--yes", "done") == Exit.DONE
     assert sorted(path.name for path in folder.iterdir()) == ["live"]
     assert outside.stat().st_mode & 0o777 == 0o500
+
+
+def test_runs_of_another_user_are_left_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also what their own cleaning has not completed."""
+    foreign = (".trash-old-77", "done")
+    (folder / foreign[0]).mkdir()
+    ended(Made(folder / "mine", age_s=5000))
+    monkeypatch.setattr(owner, "other", lambda path: "alice" if path.name in foreign else "")
+    whose = msg("cli.clean.other_user", user="alice")
+    for argv in (["done"], ["--older_than=1h"]):
+        assert cleaned(folder, "--what=runs", *argv, "--json", "--yes") == Exit.DONE
+        left = json.loads(capsys.readouterr().out)["left"]
+        assert left == [{"run": name, "reason": whose} for name in foreign]
+    assert steps(folder) == [10, 20, 30]
+    assert [(folder / name).exists() for name in (foreign[0], "mine")] == [True, False]
+
+
+def test_what_cannot_be_deleted_keeps_its_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As by root on a server that gives it no rights, or the files of another user in a run."""
+    before = everything(folder)
+
+    def refused(path: Path) -> None:
+        raise PermissionError(1, os.strerror(1))
+
+    monkeypatch.setattr(shutil, "rmtree", refused)
+    for argv in (["--what=runs", "done"], ["--keep=last"], ["--what=logs"]):
+        assert cleaned(folder, *argv, "--yes", "--json") == Exit.RESOURCES
+        assert everything(folder) == before, argv
+    reason = json.loads(capsys.readouterr().out.splitlines()[-1])["left"][-1]["reason"]
+    assert reason == os.strerror(1)

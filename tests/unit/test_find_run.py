@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from training.core import find_run, rundir
+from tests.unit.conftest import wrong
+from training.core import find_run, owner, rundir
+from training.core.errors import Exit, UserError
 from training.core.find_run import RunSelector
+from training.core.messages import msg
 from training.core.rundir import RunDir
+
+ASKER = RunSelector("RUN", "./duet archive ", "latest")
 
 
 def test_the_newest_run_is_the_one_planned_last(tmp_path: Path) -> None:
@@ -47,5 +52,43 @@ def test_a_run_above_the_current_directory_has_its_name(
     run.create()
     rundir.write_json(run.plan, {})
     monkeypatch.chdir(run.path if typed == "." else run.checkpoints)
-    found = find_run.find(typed, tmp_path, RunSelector("RUN", "./duet archive ", "latest"))
+    found = find_run.find(typed, tmp_path, ASKER)
     assert found.path == run.path
+
+
+def test_a_run_that_may_not_be_read(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one written with umask 077, or below a home folder of mode 711 or 700."""
+    experiments = home / "experiments"
+    for folder in (experiments / "private", tmp_path / "711", tmp_path / "700"):
+        folder.mkdir(parents=True)
+    modes = {"private": 0, "711": os.X_OK, "700": 0}
+
+    def access(path: Path, wanted: int) -> bool:
+        return wanted & modes.get(path.name, wanted) == wanted
+
+    monkeypatch.setattr(os, "access", access)
+    for word, closed in (
+        ("private", experiments / "private"),
+        (str(experiments / "private"), experiments / "private"),
+        (str(tmp_path / "700/experiments/x"), tmp_path / "700"),
+        (str(tmp_path / "711"), tmp_path / "711"),
+        (str(tmp_path / "711/experiments/x"), None),
+        ("missing", None),
+    ):
+        with pytest.raises(UserError) as caught:
+            find_run.find(word, experiments, ASKER)
+        (problem,) = caught.value.problems
+        code, status = ("run.closed", 3) if closed else ("run.missing", 2)
+        assert (problem.code, caught.value.code) == (code, Exit(status)), word
+        what = (
+            msg("core.find_run.closed", folder=closed, user=owner.name(closed))
+            if closed
+            else msg("core.find_run.not_a_run")
+        )
+        assert what in problem.what, word
+        assert [str(closed) in fix for fix in problem.fixes if "chmod" in fix] == (
+            [True] if closed and word.endswith(closed.name) else []
+        )
+        assert [one.code for one in wrong(f"--resume={word}")] == [code], word

@@ -9,6 +9,7 @@ import ast
 import errno
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections import namedtuple
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.conftest import ROOT
 from tests.unit.conftest import ENHANCED, LAUNCH, Shell, ask, clean_environment, python
 from training.core.cells import cells
@@ -93,6 +95,29 @@ def test_a_disk_that_cannot_map_files(
     script = script_request.read(LAUNCH, ["2", "--script=my.py"], {})
     assert startup_checks.run_folder(script, None).status == OK
     assert os.listdir(home) == ["my.py"]
+
+
+@each(
+    ("number", "copies"),
+    [(errno.EACCES, True), (errno.EROFS, True), (errno.ENOSPC, False), (errno.EDQUOT, False)],
+)
+def test_a_run_that_may_not_be_written_is_copied(
+    number: int, copies: bool, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another user's; only a full disk is searched for what takes the room."""
+
+    def refuse(**_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(startup_checks.tempfile, "TemporaryFile", refuse)
+    asked = ask("--device=cpu")
+    found = startup_checks.run_folder(asked, None)
+    assert (found.status, found.fixes) == (ERROR, ["--out_dir=/another/folder"])
+    asked.resume_from = RunDir(tmp_path / "run")
+    (fix,) = startup_checks.run_folder(asked, None).fixes
+    copied = f"cp -a {shlex.quote(f'{tmp_path}/run')} /another/folder/ && "
+    assert (fix.startswith(copied), fix.startswith("du ")) == (copies, not copies)
+    assert not copies or " --resume=/another/folder/run" in fix
 
 
 CODE = """

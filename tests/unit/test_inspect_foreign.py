@@ -13,6 +13,7 @@ from tests.cases import each
 from tests.conftest import wait_until
 from tests.unit import targets
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.core.rundir import RunDir, write_json
 from training.monitor.health import activity, health, progress_checks, render, target
 from training.monitor.health.activity import ActivityWindow, RankActivity
@@ -193,6 +194,39 @@ def test_uninspectable_processes(tmp_path: Path) -> None:
     found = on_gpu(tmp_path / "train.py", blind)
     assert found.status == UNKNOWN
     assert found.shown_headline.endswith("process 1 may not be inspected")
+
+
+@each(
+    ("cpu", "bytes_read", "idle"),
+    [
+        (0.01, 0, (0, 1)),  # a thread of it polls
+        (1.0, 0, ()),
+        (0.01, 1 << 20, ()),
+    ],
+)
+def test_a_process_of_another_user_is_at_work_by_evidence_alone(
+    cpu: float, bytes_read: int, idle: tuple[int, ...]
+) -> None:
+    """Without a stack, nothing is known of its functions."""
+    why = "process 1 may not be inspected"
+
+    def seen(at: int) -> ProcessSample:
+        process = procfs.Process(1, 0, "S", "python x.py", at * cpu, at * cpu, at * bytes_read, "")
+        return ProcessSample(process, why, False, turns=at)
+
+    samples = [Sample(float(at), {0: seen(at), 1: seen(at)}) for at in (0, 1)]
+    motions = {
+        rank: RankActivity(rank, 1, states="SS", cpu=cpu, course=course)
+        for rank, course in courses(samples).items()
+    }
+    verdict = stall_detector.detect_stall(samples, {})
+    assert isinstance(verdict, NoFinding) and verdict.code == BLIND
+    found = progress_checks.of_processes(ActivityWindow(motions, 1.0, samples), verdict, {})
+    no_stacks = msg("monitor.health.steps.no_stacks", why=verdict)
+    headline = no_stacks if cpu == 1.0 else str(verdict)
+    assert (found.status, found.ranks, found.shown_headline) == (UNKNOWN, idle, headline)
+    assert (msg("monitor.health.work.none") in found.text) == bool(idle)
+    assert msg("monitor.health.work.loops") not in found.text
 
 
 def test_the_run_of_a_rank_of_a_script_is_known_by_its_open_file(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit import targets
 from tests.unit.conftest import ROOT, clean_environment
 from training.core.rundir import RunDir
@@ -32,7 +33,8 @@ POWER = {"USE": "97,96", "POWER": "431,425", "POWER_LIMIT": "575"}
 
 def inspect(pid: int, environment: dict[str, Any]) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """(exit status, JSON, its check of the GPUs)."""
-    env = clean_environment() | {k: v for k, v in environment.items() if k != "PYTHONPATH"}
+    env = clean_environment() | {"FAKE_NVML_NAME": "two of a kind"}
+    env |= {k: v for k, v in environment.items() if k != "PYTHONPATH"}
     command = [sys.executable, "-c", QUICKLY, f"--pid={pid}", "--json"]
     done = subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False
@@ -168,6 +170,39 @@ def test_gpus_are_distinguished_by_their_uuids() -> None:
     assert (check.status, wanted) == (BAD, {0: "GPU-y", 1: "GPU-x"})
     check, places, wanted = looked((0, "-"), (1, "-"), planned=("-", "-"))  # by index
     assert (check.status, wanted, {*places[1]}) == (OK, {}, {"1"})
+
+
+ORDER, VISIBLE = "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
+
+
+@each(
+    ("second", "variables", "wanted"),
+    [
+        ("a fast card", {}, {}),
+        ("a fast card", {VISIBLE: "1,0"}, {}),
+        ("a fast card", {ORDER: "FASTEST_FIRST"}, {}),
+        ("a fast card", {ORDER: "PCI_BUS_ID"}, {0: "GPU-0", 1: "GPU-1"}),
+        ("a fast card", {VISIBLE: "GPU-1,GPU-0"}, {0: "GPU-1", 1: "GPU-0"}),
+        ("a card", {VISIBLE: "1,0"}, {0: "GPU-1", 1: "GPU-0"}),
+    ],
+)
+def test_different_gpus_are_numbered_by_speed(
+    second: str, variables: dict[str, str], wanted: dict[int, str]
+) -> None:
+    """By CUDA, unless CUDA_DEVICE_ORDER is set: the GPU of a number is unknown then."""
+    pids = {0: 4194300, 1: 4194301}
+    gpus = tuple(
+        Gpu(index, f"GPU-{index}", name, 32 << 30, 1 << 30, 97, 60, 400.0,
+            processes=(GpuProcess(pids[1 - index], 20 << 30),))
+        for index, name in enumerate(("a card", second))
+    )  # fmt: skip
+    known = {rank: {"LOCAL_RANK": str(rank), **variables} for rank in pids}
+    target, seen = Target(None, {}, pids, 2, 2, "", known), GpuInventory(gpus, "2 on this machine")
+    assert gpu_placement.expected(target, seen) == wanted
+    on = {rank: f"GPU-{1 - rank}" for rank in pids}
+    assert gpu_placement.check(target, seen, begun=True).status == (
+        OK if wanted in ({}, on) else WARN
+    )
 
 
 def test_instances_that_the_ranks_of_a_script_name_are_listed(

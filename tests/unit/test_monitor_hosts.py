@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.monitor_runs import Made, look, old
-from training.core import rundir, standing
+from training.core import owner, rundir, standing
 from training.core.heartbeat import Heartbeat
 from training.core.rundir import RunDir
 from training.launcher.slurm import controller
@@ -17,7 +17,7 @@ from training.monitor import rank_states, slurm_job
 from training.monitor.rank_states import RankStates
 from training.monitor.run_list import RunTable
 from training.monitor.runs import facts
-from training.watchdog import discovery
+from training.watchdog import rank_process
 from training.watchdog.probes import procfs
 
 GONE = 1 << 30  # no pid of this machine
@@ -84,9 +84,9 @@ def test_ranks_of_another_launcher_on_several_machines(
     beats = [Heartbeat(made.run.heartbeat(0), 0), Heartbeat(made.run.heartbeat(1), 1, pid=GONE)]
     for beat in beats:
         beat.beat("forward")
-    looked, holds = [], discovery.holds
+    looked, maps = [], rank_process.maps
     monkeypatch.setattr(
-        discovery, "holds", lambda pid, file: looked.append(pid) or holds(pid, file)
+        rank_process, "maps", lambda pid, file: looked.append(pid) or maps(pid, file)
     )
     assert [r["alive"] for r in ranks.read(made.plan, {}, made.at)] == [True, None]
     file = made.run.heartbeat(0)
@@ -115,7 +115,7 @@ def test_ranks_of_another_user_are_on_this_machine_if_they_may_be(
     monkeypatch.setattr(procfs, "_memory", lambda pid, name: b"")
     for user, alive in ((7, True), (8, None)):
         monkeypatch.setattr(
-            rank_states, "_owner", lambda path, user=user: 7 if path.suffix == ".bin" else user
+            owner, "uid", lambda path, user=user: 7 if path.suffix == ".bin" else user
         )
         ranks = RankStates(made.run)
         for _ in range(2):

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,8 +20,9 @@ from tests.unit.conftest import ENHANCED, python
 from tests.unit.test_plan import Write, lacking, make
 from training.config.schema import FIELDS
 from training.core import log as console
-from training.core import standing
+from training.core import owner, standing
 from training.core.errors import UserError
+from training.core.messages import msg
 from training.core.rundir import RunDir, read_json, write_json
 from training.launcher import rendezvous
 from training.plan import training_plan as planner
@@ -164,7 +166,9 @@ def test_a_resumed_run_stays_where_it_is(folders: list[str], tmp_path: Path) -> 
     assert [p.name for p in (tmp_path / "runs").iterdir()] == ["mine"]
 
 
-def test_a_run_that_is_still_running_is_not_resumed(folders: list[str], tmp_path: Path) -> None:
+def test_a_run_that_is_still_running_is_not_resumed(
+    folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = [f"--out_dir={tmp_path}/my runs", folders[1]]
     run = RunDir(written(*place, "--run_name=mine"))
     asked = ["--device=cpu", *place, "--resume=mine"]
@@ -179,6 +183,11 @@ def test_a_run_that_is_still_running_is_not_resumed(folders: list[str], tmp_path
         assert problem.what == f"mine is still running (pid {supervisor.pid})"
         assert shlex.split(problem.fixes[0]) == ["./monitor_training.sh", f"--run={run.path}"]
         assert problem.fixes[1] == f"kill {supervisor.pid}"
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "kill", Mock(side_effect=PermissionError))
+            user = owner.name(Path(f"/proc/{supervisor.pid}"))
+            fixes = [problem.fixes[0], msg("plan.run.ask", user=user)]
+            assert lacking(*asked, script=ENHANCED)[0].fixes == fixes
         with pytest.raises(UserError) as refused:
             make("--device=cpu", *place, "--run_name=mine", script=ENHANCED)
         (taken,) = refused.value.problems

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ from tests.unit.conftest import (
     wrong,
 )
 from tests.unit.monitor_runs import Made, old
-from training.core import manifest, rundir, standing
+from training.core import manifest, owner, rundir, standing
 from training.core.errors import NothingToDo, UserError
 from training.core.rundir import RunDir
 from training.plan import finished, running
@@ -257,6 +258,30 @@ def test_without_a_run_of_the_config_other_runs_are_listed(
         ("stopped one", 400),
         ("done", 800),
     ]
+
+
+def test_latest_leaves_the_runs_of_other_users_alone(
+    home: Path, configs: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick, other = configs
+    mine = run_of(home, "mine", quick, steps=50, status="stopped", age_s=30)
+    later = run_of(home, "later", quick, steps=99, status="stopped")
+    rundir.write_json(later.plan, (rundir.read_json(later.plan) or {}) | {"schema_version": 99})
+    run_of(home, "of alice", quick, steps=100, status="stopped")
+    alices = ("of alice", "later")
+    monkeypatch.setattr(owner, "other", lambda path: "alice" if path.name in alices else "")
+    for config in ([], [quick]):
+        found = ask(*config, "--resume=latest", script=SIMPLE).resume_from
+        assert found and found.name == "mine"
+    found = ask("--resume=of alice", script=SIMPLE).resume_from
+    assert found and found.name == "of alice", "by its name"
+    assert "alice" not in only(wrong(other, "--resume=latest", script=SIMPLE)).what
+    run_of(home, "mine", quick, steps=400, status="done")
+    assert "alice" in answer(quick, "--resume=latest")[-1]
+    shutil.rmtree(mine.path)
+    problem = only(wrong(quick, "--resume=latest", script=SIMPLE))
+    assert problem.code == "resume.nothing_unfinished" and "alice" in problem.what
+    assert ["--resume='of alice'" in fix for fix in problem.fixes] == [True]
 
 
 def test_runs_of_another_task_are_compared_by_their_own_fields(home: Path, line: str) -> None:

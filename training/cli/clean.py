@@ -21,7 +21,8 @@ Further:
   --dir=DIR           default: experiments/
   --json              print one JSON object
 
-Running and starting runs, links, and other people's folders are never touched.
+Running and starting runs, runs of other users (except by root), links, and
+folders without a run are never touched.
 Exit codes: 0 listed or deleted; 2 invalid option; 3 something was not deleted.
 """
 

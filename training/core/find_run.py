@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import rundir
-from training.core.errors import Problem, UserError
+from training.core import owner, rundir
+from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import WORK
 from training.core.rundir import RunDir
@@ -36,6 +36,24 @@ class RunSelector:
 
     def command(self, name: str) -> str:
         return " ".join(filter(None, [self.named + shlex.quote(name), self.rest]))
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A folder that this user may not read: that of a run, or one around it."""
+
+    folder: Path
+    is_run: bool
+
+    def reason(self) -> str:
+        return msg("core.find_run.closed", folder=self.folder, user=owner.name(self.folder))
+
+    def problem(self, what: str) -> Problem:
+        quoted, user = shlex.quote(str(self.folder)), owner.name(self.folder)
+        opened = msg("data.prepare.opened", folder=quoted, owner=user)
+        # one around it, such as a home folder, contains more than the run
+        fixes = [opened] if self.is_run else []
+        return Problem("run.closed", what, msg("core.find_run.readable"), fixes)
 
 
 def find(wanted: str | None, experiments: Path, asker: RunSelector) -> RunDir:
@@ -139,6 +157,9 @@ def is_run(run: RunDir) -> bool:
 
 
 def _named(wanted: str, experiments: Path, asker: RunSelector) -> RunDir:
+    def missing(there: str) -> str:
+        return msg("core.find_run.missing", argument=asker.argument, wanted=wanted, there=there)
+
     for path in (path_of(wanted), experiments / wanted):
         if is_archive(path):
             from training.core import archive
@@ -147,6 +168,8 @@ def _named(wanted: str, experiments: Path, asker: RunSelector) -> RunDir:
         if is_run(RunDir(path)):
             return RunDir(with_name(path))
 
+    if found := closed(wanted, experiments):
+        raise UserError(found.problem(missing(found.reason())), Exit.RESOURCES)
     names = [plan.parent.name for plan in experiments.glob("*/plan.json")]
     fixes = [
         asker.command(name) for name in suggest(wanted.rstrip("/").rsplit("/", 1)[-1], names)[:1]
@@ -159,12 +182,20 @@ def _named(wanted: str, experiments: Path, asker: RunSelector) -> RunDir:
         if os.path.isdir(wanted)
         else msg("core.find_run.not_a_run")
     )
-    what = msg("core.find_run.missing", argument=asker.argument, wanted=wanted, there=there)
-    raise UserError(
-        Problem(
-            "run.missing", what, msg("core.find_run.run_or_name", experiments=experiments), fixes
-        )
-    )
+    allowed = msg("core.find_run.run_or_name", experiments=experiments)
+    raise UserError(Problem("run.missing", missing(there), allowed, fixes))
+
+
+def closed(wanted: str, experiments: Path) -> Closed | None:
+    """Whether this user may not read the run of this name, or a folder around it."""
+    for path in (path_of(wanted).absolute(), experiments / wanted):
+        there = path
+        while not os.path.lexists(there) and there != there.parent:
+            there = there.parent
+        needed = os.X_OK | (os.R_OK if there == path else 0)
+        if os.path.isdir(there) and not os.access(there, needed):
+            return Closed(there, is_run=there == path)
+    return None
 
 
 def is_archive(path: Path) -> bool:

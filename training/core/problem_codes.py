@@ -161,6 +161,7 @@ PROBLEMS = {
     "resume.other_task": "the task differs from that of the run to resume",
     "run.archived": "the run is an archive, which is opened without weights and cannot be changed",
     "run.backend": "a rendezvous backend of torchrun that needs a server of its own",
+    "run.closed": "the folder of the run, or one around it, may not be read",
     "run.damaged": "the plan of the run is missing or damaged",
     "run.elsewhere": "the ranks of the run are on another machine",
     "run.folder_lost": "the run directory was removed during the run",

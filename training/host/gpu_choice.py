@@ -11,7 +11,7 @@ from training.core.messages import msg
 from training.host import gpu_damage, nvlink
 from training.host.decisions import best_type
 from training.host.gpus import EXCLUSIVE, PROHIBITED, VISIBLE, Gpu, GpuInventory
-from training.host.visible_devices import WHOLE
+from training.host.visible_devices import WHOLE, entries
 
 # Smaller differences do not count: of idle GPUs the first ones are used.
 NOISE_BYTES, NOISE_PERCENT = 1 << 30, 10
@@ -102,11 +102,18 @@ def _listed(gpus: Sequence[Gpu]) -> str:
 
 
 def numbering(machine: GpuInventory, environ: Mapping[str, str]) -> list[str]:
-    """A note where CUDA may number different GPUs in another order than NVML."""
-    order, by_uuid = environ.get(ORDER, PCI), "GPU-" in environ.get(VISIBLE, "")
-    if order == PCI or by_uuid or len({gpu.name for gpu in machine.gpus}) < 2:
-        return []
-    return [msg("host.gpus.numbering", order=order)]
+    """A note where CUDA may number different GPUs in another order than NVML. Ranks of Duet have
+    its order by default."""
+    known = {ORDER: PCI, **environ}
+    return [msg("host.gpus.numbering", order=known[ORDER])] if reorders(machine, known) else []
+
+
+def reorders(machine: GpuInventory, environ: Mapping[str, str]) -> bool:
+    """Whether CUDA may number the GPUs of a process with these variables in another order than
+    NVML: by default it begins with the fastest one."""
+    by_uuid = any(isinstance(one, str) for one in entries(environ.get(VISIBLE, "")))
+    different = len({gpu.name for gpu in machine.gpus}) > 1
+    return different and not by_uuid and environ.get(ORDER) != PCI
 
 
 def emptiest(

@@ -25,9 +25,6 @@ try:
 except ImportError:  # an interpreter without Duet's packages can still show the run itself
     psutil = None  # type: ignore[assignment]
 
-CLOCK_SLACK_S = (
-    60.0  # a process's start time follows from the boot time, which moves when the clock is set
-)
 STALE_S = 10.0  # without an answer of the driver, its last measurements are unknown
 
 
@@ -46,7 +43,7 @@ def alive(known: Record, seen: float) -> bool:
             return False
         if ticks:  # unlike times, they do not move with the clock
             return procfs.began(pid) == ticks
-        return process.create_time() <= seen + CLOCK_SLACK_S
+        return process.create_time() <= seen + procfs.CLOCK_SLACK_S
     except (psutil.NoSuchProcess, OverflowError):
         return False
     except (

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from training.core import heartbeat, rundir, standing
 from training.core.jsonl import Record, dig, items, mtime, whole
 from training.host.placement import RANK
 from training.monitor import host_stats
-from training.watchdog import discovery
-from training.watchdog.probes import procfs
+from training.watchdog import rank_process
 
 if TYPE_CHECKING:
     from training.core.contracts.state import RankState
@@ -111,15 +109,11 @@ class RankStates:
             return False
         if self._here.get(beat.rank) == beat.pid:
             return False
-        file = self.run.heartbeat(beat.rank)
-        # Another user's, who has written the beat: it is the rank if it is old enough.
-        if procfs.is_closed(beat.pid) and _owner(Path(f"/proc/{beat.pid}")) == _owner(file):
-            return not host_stats.alive({"pid": beat.pid}, beat.wall_time)
         now, (pid, at) = time.monotonic(), self._looked.get(beat.rank, (0, 0.0))
         if pid == beat.pid and now - at < LOOK_S:
             return True
         self._looked[beat.rank] = beat.pid, now
-        if not discovery.holds(beat.pid, file):
+        if not rank_process.writes(beat, self.run.heartbeat(beat.rank)):
             return True
         self._here[beat.rank] = beat.pid
         return False
@@ -136,13 +130,6 @@ class RankStates:
                 if rank is not None and (record is supervisor or rank < planned):
                     found[rank] = Listed(known, mtime(file), elsewhere)
         return found
-
-
-def _owner(file: Path) -> int | None:
-    try:
-        return file.stat().st_uid
-    except OSError:
-        return None
 
 
 def processes(supervisor: Record) -> list[Record]:

@@ -1,5 +1,5 @@
-"""Resolves `--resume`: a run directory, a run's name, or `latest`, the newest unfinished run (of
-the config, where one is given)."""
+"""Resolves `--resume`: a run directory, a run's name, or `latest`, the newest unfinished run of
+this user (of the config, where one is given)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from training import tasks
 from training.config import flags, loader, resolve
 from training.config.schema import ENDLESS, FIELDS, Known, of_the_run
-from training.core import find_run, manifest, run_reader, rundir, standing, suggest, units
+from training.core import find_run, manifest, owner, run_reader, rundir, standing, suggest, units
 from training.core.errors import Problem, UserError
 from training.core.find_run import LATEST
 from training.core.messages import msg
@@ -115,6 +115,10 @@ def _not_resumable(wish: ResumeRequest, run: rundir.RunDir, wanted: str, origin:
     if find_run.is_run(run):
         what = msg("plan.resume.damaged", wanted=wanted, origin=origin, file=run.plan)
         return Problem("run.damaged", what, allowed)
+    if closed := find_run.closed(wanted, wish.experiments):
+        reason = closed.reason()
+        what = msg("plan.resume.closed", wanted=wanted, origin=origin, reason=reason)
+        return closed.problem(what)
     names = [run.name for run, _ in _runs(wish.experiments, _known_plan)]
     what = msg("plan.resume.missing", wanted=wanted, origin=origin)
     fixes = [wish.again(resume=name) for name in _meant(wanted, names)]
@@ -134,9 +138,13 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
     every: list[tuple[rundir.RunDir, Plan]] = []
     of_it: list[tuple[rundir.RunDir, Plan]] = []
     ends: dict[Path, finished.Finished] = {}
-    for run, plan in _runs(wish.experiments):
+    others = set[str]()
+    for run, plan in _runs(wish.experiments, _plan_meant):
         every.append((run, plan))
         if wanted is not None and finished.config_of(plan) != wanted:
+            continue
+        if user := owner.other(run.path):
+            others.add(user)
             continue
         of_it.append((run, plan))
         found = _merge(wish, run, plan)
@@ -144,7 +152,7 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
         if end is None:
             return found
         ends[run.path] = end
-    config, folder = wish.config_file, wish.experiments
+    config, folder, users = wish.config_file, wish.experiments, ", ".join(sorted(others))
     if ends:
         shown = [_row(wish, run, plan, ends[run.path]) for run, plan in of_it[:SHOWN]]
         answer = (
@@ -152,22 +160,24 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
             if config
             else msg("plan.resume.all_finished", folder=folder)
         )
+        shown += [msg("plan.resume.left_alone", users=users)] if users else []
         return Found(answer="\n    ".join([answer, *shown]))
-    others = [
+    rows = [
         _row(wish, run, plan, _finished(wish, _merge(wish, run, plan)))
         for run, plan in every[:SHOWN]
     ]
-    what = (
-        msg("plan.resume.none_of_config", origin=origin, config=config, folder=folder)
-        if config
-        else msg("plan.resume.none", origin=origin, folder=folder)
-    )
+    if users:
+        what = msg("plan.resume.of_others", origin=origin, users=users, folder=folder)
+    elif config:
+        what = msg("plan.resume.none_of_config", origin=origin, config=config, folder=folder)
+    else:
+        what = msg("plan.resume.none", origin=origin, folder=folder)
     problems.append(
         Problem(
             "resume.nothing_unfinished",
             what,
-            msg("core.find_run.existing") if others else msg("plan.resume.run_directory"),
-            others,
+            msg("core.find_run.existing") if rows else msg("plan.resume.run_directory"),
+            rows,
         )
     )
     return Found()
@@ -205,6 +215,12 @@ def _known_plan(run: rundir.RunDir) -> Plan | None:
         return standing.read_plan(run)
     except UserError:
         return None
+
+
+def _plan_meant(run: rundir.RunDir) -> Plan | None:
+    """As standing.read_plan, but None for another user's run of a later version, which `latest`
+    does not mean."""
+    return _known_plan(run) if owner.other(run.path) else standing.read_plan(run)
 
 
 def _merge(wish: ResumeRequest, run: rundir.RunDir, plan: Plan) -> Found:

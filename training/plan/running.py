@@ -6,7 +6,8 @@ import os
 import shlex
 from pathlib import Path
 
-from training.core import rundir, standing
+from training.core import owner, rundir, standing
+from training.core.messages import msg
 
 
 def pid_of(run: rundir.RunDir) -> int | None:
@@ -43,4 +44,10 @@ def monitor(run: rundir.RunDir) -> str:
 
 
 def fixes(run: rundir.RunDir, pid: int) -> list[str]:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return [monitor(run), msg("plan.run.ask", user=owner.name(Path(f"/proc/{pid}")))]
+    except OSError:  # it has ended meanwhile
+        pass
     return [monitor(run), f"kill {pid}"]

@@ -11,7 +11,7 @@ from training.core import find_run, heartbeat, rundir, standing
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host.process import LAUNCHERS
-from training.watchdog import rank_variables, spawned, wrapped
+from training.watchdog import rank_process, rank_variables, spawned, wrapped
 from training.watchdog.probes import procfs
 
 COMMAND = "./duet attach"
@@ -61,7 +61,7 @@ def of_run(path: Path) -> dict[int, int]:
             process
             and process.state not in "ZX"
             and beat.phase != heartbeat.FINISHED
-            and holds(beat.pid, run.heartbeat(beat.rank))
+            and rank_process.writes(beat, run.heartbeat(beat.rank))
         ):
             found[beat.rank] = beat.pid
     if len(found) == 1:
@@ -300,8 +300,3 @@ def _top(pid: int) -> int | None:
             found = now.pid
         now = procfs.read_process(now.parent)
     return found
-
-
-def holds(pid: int, file: Path) -> bool:
-    """Is this the process that writes the heartbeat, rather than one that reuses its PID?"""
-    return procfs.maps(pid, f"{file.resolve()}\n")

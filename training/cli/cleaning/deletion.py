@@ -1,7 +1,9 @@
-"""Deletion: renamed first, so that what is deleted is gone completely or not at all."""
+"""Deletion: renamed first, so that what is deleted is gone completely or not at all. What cannot be
+deleted at all has its name again."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -72,8 +74,19 @@ def _remove(item: Item) -> None:
     work = path.with_name(name)
     if work.exists():
         _erase(work)
+    there = _entries(path)
     path.rename(work)
-    _erase(work)
+    try:
+        _erase(work)
+    except OSError:
+        if _entries(work) == there:
+            with contextlib.suppress(OSError):
+                work.rename(path)
+        raise
+
+
+def _entries(folder: Path) -> int:
+    return sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
 
 
 def _erase(path: Path) -> None:

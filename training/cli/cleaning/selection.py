@@ -10,7 +10,7 @@ from pathlib import Path
 
 from training.cli.cleaning import queued
 from training.cli.cleaning.options import CHECKPOINTS, LOGS, RUNS, TRACES, CleanOptions
-from training.core import evaluations, manifest, run_reader, standing
+from training.core import evaluations, manifest, owner, run_reader, standing
 from training.core.jsonl import number
 from training.core.messages import msg
 from training.core.rundir import RunDir
@@ -56,7 +56,9 @@ def select(options: CleanOptions) -> Selection:
     """Raises OSError if the folder cannot be read."""
     found = Selection()
     for path in sorted(options.dir.glob(f"{TRASH}*")):
-        if not path.is_symlink():
+        if user := owner.other(path):
+            found.left.append((path.name, msg("cli.clean.other_user", user=user)))
+        elif not path.is_symlink():
             found.items.append(Item(RunDir(path), "trash", path, size_on_disk(path)))
     runs = facts.read_all(options.dir)
     found.runs = [run.name for run in runs]
@@ -83,6 +85,8 @@ def untouchable(run: RunFacts) -> str:
     """Why nothing of this run may be deleted now; "" if it may."""
     if run.run.path.is_symlink():
         return msg("cli.clean.link")
+    if user := owner.other(run.run.path):
+        return msg("cli.clean.other_user", user=user)
     if run.state in LIVE:
         return msg("cli.clean.live", state=facts.word(run.state))
     if run.state == FOREIGN:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from training.core.jsonl import dig, text
 from training.core.messages import msg
 from training.core.units import GIB
-from training.host import gpus
+from training.host import gpu_choice, gpus
 from training.host.gpus import Gpu, GpuInventory
 from training.monitor import alerts, host_stats
 from training.monitor.health.check import (
@@ -53,7 +53,7 @@ def find_placement(target: Target, seen: GpuInventory) -> Places:
 
 def expected(target: Target, seen: GpuInventory) -> dict[int, str]:
     """rank → key of its expected GPU: from the plan, else from CUDA_VISIBLE_DEVICES and
-    LOCAL_RANK."""
+    LOCAL_RANK, unless the numbers of CUDA are unknown."""
     there, out = by_key(seen), dict[int, str]()
     for rank in target.pids:
         local, known = target.local(rank), target.variables.get(rank, {})
@@ -63,7 +63,7 @@ def expected(target: Target, seen: GpuInventory) -> dict[int, str]:
                 and target.planned[local] in there
             ):
                 out[rank] = target.planned[local]
-        elif "LOCAL_RANK" in known:
+        elif "LOCAL_RANK" in known and not gpu_choice.reorders(seen, known):
             chosen, _ = gpus.visible(list(seen.gpus), known.get("CUDA_VISIBLE_DEVICES"))
             if len(chosen) == 1 or local < len(chosen):
                 gpu = chosen[0 if len(chosen) == 1 else local]

@@ -237,7 +237,7 @@ def of_processes(
         )
     idle = sorted(set(motions) - set(work))
     unsure = verdict.code in {BLIND, PAUSED, *UNDECIDED}
-    if verdict.code == BLIND and not idle:
+    if verdict.code == BLIND and not idle and all(map(_uses_cpu, motions.values())):
         return HealthCheck(
             STEPS,
             UNKNOWN,
@@ -336,11 +336,15 @@ def _work(m: RankActivity, gpu: GpuState | None) -> str:
         found.append(f"{c.bytes_moved / 1e3:.0f} kB/s")
     if c.frames and not c.same_place:
         found.append(msg("monitor.health.work.stack"))
-    if c.woken and not c.same_functions:
+    if c.frames and c.woken and not c.same_functions:
         found.append(msg("monitor.health.work.loops"))
     if gpu and _computes(gpu):
         found.append(f"GPU {gpu['index']} {gpu['use_percent']} %")
     return msg("monitor.join.comma").join(found)
+
+
+def _uses_cpu(m: RankActivity) -> bool:
+    return m.course is not None and m.course.own_cpu > IDLE_SHARE
 
 
 def _shown(motions: dict[int, RankActivity], work: dict[int, str]) -> str:

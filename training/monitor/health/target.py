@@ -24,6 +24,7 @@ VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
     "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
 )
 _HEARTBEAT = re.compile(r"\s(/\S.*)/heartbeat/rank\d+\.bin$")
 _STACKS = re.compile(r"(/.+)/ranks/rank\d+\.stacks$")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shlex
@@ -24,7 +25,8 @@ WORKER_SHM_BYTES = 64 << 20
 NCCL_SHM_BYTES = 256 << 20  # without peer-to-peer copies; containers get 64 MiB by default
 OTHER_FILES_BYTES = 64 << 20  # of a run: logs and metrics
 RANK_FILES, WORKER_FILES = 256, 32
-LOCAL = "/local/folder"  # in fixes: to be replaced by the user
+LOCAL, ANOTHER = "/local/folder", "/another/folder"  # in fixes: to be replaced by the user
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # A run that is running writes at least that often, unless its steps are longer.
 WRITTEN_S, POLL_S = 60.0, 0.5
 
@@ -127,15 +129,19 @@ def run_folder(request: LaunchRequest, step: StepNeeds | None) -> Check:
     run, needed, maps = request.resume_from, OTHER_FILES_BYTES, isinstance(request, Request)
     if step:
         needed += step.stored * _more_checkpoints(request)
-    if run is None:
-        room, local = "--out_dir=/another/folder", f"--out_dir={LOCAL}"
-        path, origin = request.experiments, request.origins["out_dir"]
-    else:
-        room = f"du -sh {shlex.quote(str(run.path.parent))}/* | sort -h"
-        again = request.command(resume=f"{LOCAL}/{run.name}")
-        local = f"cp -a {shlex.quote(str(run.path))} {LOCAL}/ && {again}"
-        path, origin = run.path, request.origins["resume"]
-    return folder("run", path, needed, origin, [room], [local] if maps else None)
+    path = run.path if run else request.experiments
+
+    def moved(to: str) -> str:
+        if run is None:
+            return f"--out_dir={to}"
+        return (
+            f"cp -a {shlex.quote(str(path))} {to}/ && {request.command(resume=f'{to}/{run.name}')}"
+        )
+
+    origin = request.origins["resume" if run else "out_dir"]
+    room = f"du -sh {shlex.quote(str(path.parent))}/* | sort -h" if run else moved(ANOTHER)
+    local = [moved(LOCAL)] if maps else None
+    return folder("run", path, needed, origin, [room], [moved(ANOTHER)], local)
 
 
 def _more_checkpoints(request: LaunchRequest) -> int:
@@ -162,11 +168,12 @@ def folder(
     needed: int,
     origin: str,
     fixes: list[str],
+    another: list[str] | None = None,
     local: list[str] | None = None,
 ) -> Check:
     """The folder (or its nearest existing parent) is writable, and the disk has room. Leaves no
-    files. `local`: the fixes for a file system that cannot map files; None: that does not matter.
-    """
+    files. `another`: the fixes for a folder that may not be written, if they differ from those for
+    a full disk; `local`: for a file system that cannot map files, None: that does not matter."""
     there = path
     while not os.path.lexists(there) and there != there.parent:
         there = there.parent
@@ -190,7 +197,7 @@ def folder(
             f"{name} folder",
             ERROR,
             msg("plan.folder.not_writable", shown=shown, error=error.strerror),
-            fixes,
+            another if another and error.errno not in NO_ROOM else fixes,
         )
     if not mapped:
         text = msg("plan.folder.not_mappable", shown=shown)

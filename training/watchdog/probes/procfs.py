@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,9 @@ from training.host import process as host_process
 from training.host.process import COMPILERS
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+CLOCK_SLACK_S = (
+    60.0  # a start time is counted from the boot time, which moves when the clock is set
+)
 # Python helper processes, which load no data.
 _HELPERS = ("multiprocessing.resource_tracker", *COMPILERS)
 # also in the command line of the workers that it forks
@@ -122,6 +126,12 @@ def began(pid: int) -> int:
     """When it was started, in clock ticks since boot; 0 when it has exited."""
     fields = _stat(f"/proc/{pid}/stat")
     return int(fields[20]) if fields else 0
+
+
+def begun_by(pid: int, seen: float) -> bool:
+    """Was it started before `seen` (unix s), as far as the clock shows?"""
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - began(pid) / _TICKS
+    return time.time() - age_s <= seen + CLOCK_SLACK_S
 
 
 def exit_status(pid: int) -> int | None:
