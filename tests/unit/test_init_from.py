@@ -7,7 +7,6 @@ import json
 import math
 import pickle
 import shlex
-import shutil
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
@@ -83,42 +82,6 @@ def test_an_earlier_checkpoint_replaces_an_incomplete_one(damage: str, tmp_path:
     start.file.write_bytes(b"")
     if damage != "half a manifest":  # a single file is verified by rank 0
         assert codes(*words) == ["checkpoint.damaged"]
-
-
-def begun_from(folder: Path, word: str) -> rundir.RunDir:
-    """A run that ended before its first checkpoint."""
-    words = (f"--init_from={word}", "--total_batch_size=256", f"--out_dir={folder}")
-    request = ask(*CPU, *words, script=LAUNCH)
-    new = rundir.RunDir(folder / "tune")
-    new.create()
-    rundir.write_json(new.plan, training_plan.build(request, {})[0])
-    return new
-
-
-def test_a_run_without_a_checkpoint_starts_from_the_same_weights_again(tmp_path: Path) -> None:
-    model = gpt(2, length=32)
-    run = made(tmp_path / "base", model)
-    for number, word in enumerate(("latest", str(run.path))):
-        new = begun_from(tmp_path, word)
-        trained_runs.checkpoint(run, model.state_dict(), asdict(model.shape), 8 + number)
-        asked = ask(*CPU, "--resume=tune", f"--out_dir={tmp_path}", script=LAUNCH)
-        assert asked.start and asked.start.step == 7 + number, word
-        plan, _ = training_plan.build(asked, {})
-        assert plan["init_from"]["file"] == str(asked.start.file)
-        shutil.rmtree(new.path)
-
-
-def test_lost_weights_of_a_run_without_a_checkpoint_can_be_replaced(tmp_path: Path) -> None:
-    model = gpt(2, length=32)
-    run = made(tmp_path / "base", model)
-    begun_from(tmp_path, "base")
-    trained_runs.checkpoint(run, model.state_dict(), asdict(model.shape), 9)
-    shutil.rmtree(run.checkpoints / "step_00000007")
-    problem = only(wrong(*CPU, "--resume=tune", f"--out_dir={tmp_path}", script=LAUNCH))
-    assert problem.code == "weights.unreadable" and "step 7" in problem.what
-    (fix,) = problem.fixes
-    asked = ask(*shlex.split(fix)[1:], script=LAUNCH)
-    assert asked.resume_from and asked.start and asked.start.step == 9
 
 
 def test_weights_of_earlier_versions_keep_their_keys(tmp_path: Path) -> None:
