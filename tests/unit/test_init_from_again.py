@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.cases import each
 from tests.unit import trained_runs
 from tests.unit.conftest import LAUNCH, ask, only, wrong
+from tests.unit.test_export import bpe_file
 from tests.unit.trained_runs import gpt, made
 from training.core import manifest, rundir
 from training.launcher.slurm import options, submission
@@ -72,3 +73,27 @@ def test_lost_weights_of_a_run_without_a_checkpoint_can_be_replaced(tmp_path: Pa
     (fix,) = problem.fixes
     asked = ask(*shlex.split(fix)[1:], script=LAUNCH)
     assert asked.resume_from and asked.start and asked.start.step == 9
+
+
+@each("lost", ["deleted", "renamed", "copied"])
+def test_a_run_has_the_tokenizer_of_its_weights(lost: str, tmp_path: Path) -> None:
+    file, model = bpe_file(tmp_path), gpt(2, vocab=448, length=32)
+    made(tmp_path / "base", model, file)
+    tune = begun_from(tmp_path, "base")
+    tune.tokenizer.mkdir()
+    shutil.copy(file, tune.tokenizer)
+    trained_runs.checkpoint(tune, model.state_dict(), asdict(model.shape), 3, file)
+    folder = tmp_path / "elsewhere" if lost == "copied" else tmp_path
+    if lost == "renamed":
+        (tmp_path / "base").rename(tmp_path / "old")
+    else:
+        shutil.rmtree(tmp_path / "base")
+    if lost == "copied":
+        folder.mkdir()
+        tune.path.rename(folder / "tune")
+    asked = ask(*CPU, "--resume=tune", f"--out_dir={folder}", script=LAUNCH)
+    assert asked.config.tokenizer == str(folder / "tune" / "tokenizer" / file.name)
+    assert not asked.start and training_plan.build(asked, {})
+    (folder / "tune" / "tokenizer" / file.name).write_text("{}")
+    problem = only(wrong(*CPU, "--resume=tune", f"--out_dir={folder}", script=LAUNCH))
+    assert problem.code == "tokenizer.missing"
