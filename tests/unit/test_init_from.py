@@ -22,7 +22,6 @@ from tests.unit import trained_runs
 from tests.unit.conftest import LAUNCH, ROOT, ask, clean_environment, only, wrong
 from tests.unit.test_export import bpe_file
 from tests.unit.trained_runs import flip_a_bit, gpt, made, stored
-from training import tasks
 from training.cli import export
 from training.core import manifest, rundir
 from training.core.errors import UserError
@@ -208,9 +207,9 @@ def test_weights_of_another_task_are_one_problem(tmp_path: Path) -> None:
 
 
 def loaded(file: Path, model: torch.nn.Module, **facts: Any) -> None:
-    start_weights.init_from(
-        model, {"file": str(file), "title": "x", "bytes": None, "sha256": None, **facts}, ALONE
-    )
+    record = {"file": str(file), "title": "x", "bytes": None, "sha256": None, **facts}
+    plan: Any = {"init_from": record, "origins": {"out_dir": "default"}}
+    start_weights.init_from(model, plan, rundir.RunDir("new"), ALONE)
 
 
 def test_weights_are_verified_and_compared_when_they_are_loaded(tmp_path: Path) -> None:
@@ -246,9 +245,8 @@ def test_sizes_of_a_file_of_tensors_are_compared_before_the_start(tmp_path: Path
     assert "--depth=1" in problems[0].fixes[0] and "448" in problems[1].what
     words = (f"--init_from={file}", "--depth=1", "--tokenizer=bpe", "--vocab_size=448", *size)
     assert ask(*CPU, *words, script=LAUNCH).start
-    record: Any = {"file": str(other), "title": "x", "bytes": None, "sha256": None}
     with pytest.raises(UserError) as caught:
-        start_weights.init_from(gpt(2), record, ALONE, tasks.DEFAULT)
+        loaded(other, gpt(2))
     (problem,) = caught.value.problems
     assert (problem.code, problem.fixes) == ("init.differs", ["--depth=1"])
     assert "320" in problem.what and "448" in problem.what and "Error" not in problem.what

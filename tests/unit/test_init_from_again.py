@@ -6,6 +6,10 @@ import shlex
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 
 from tests.cases import each
 from tests.unit import trained_runs
@@ -13,8 +17,11 @@ from tests.unit.conftest import LAUNCH, ask, only, wrong
 from tests.unit.test_export import bpe_file
 from tests.unit.trained_runs import gpt, made
 from training.core import manifest, rundir
+from training.core.errors import Problem, UserError
+from training.inspector.distributed import World
 from training.launcher.slurm import options, submission
 from training.plan import training_plan
+from training.trainer import start_weights
 
 CPU = ("1", "--device=cpu")
 
@@ -70,9 +77,32 @@ def test_lost_weights_of_a_run_without_a_checkpoint_can_be_replaced(tmp_path: Pa
     shutil.rmtree(run.checkpoints / "step_00000007")
     problem = only(wrong(*CPU, "--resume=tune", f"--out_dir={tmp_path}", script=LAUNCH))
     assert problem.code == "weights.unreadable" and "step 7" in problem.what
+    replaced_by_the_newest(problem)
+
+
+def replaced_by_the_newest(problem: Problem) -> None:
     (fix,) = problem.fixes
     asked = ask(*shlex.split(fix)[1:], script=LAUNCH)
     assert asked.resume_from and asked.start and asked.start.step == 9
+
+
+@pytest.mark.parametrize("by", ["name", "path"])
+def test_weights_that_are_lost_before_the_first_step_can_be_replaced(
+    by: str, tmp_path: Path
+) -> None:
+    model = gpt(2, length=32)
+    run = made(tmp_path / "base", model)
+    new = begun_from(tmp_path, "base")
+    trained_runs.checkpoint(run, model.state_dict(), asdict(model.shape), 9)
+    shutil.rmtree(run.checkpoints / "step_00000007")
+    if by == "path":  # it is not in the folder of its plan
+        new = rundir.RunDir(new.path.rename(tmp_path / "base" / "tune"))
+    plan: Any = rundir.read_json(new.plan)
+    with pytest.raises(UserError) as caught:
+        start_weights.init_from(model, plan, new, World(0, 0, 1, torch.device("cpu"), "none", "-"))
+    (problem,) = caught.value.problems
+    assert problem.code == "weights.unreadable" and "step 7" in problem.what
+    replaced_by_the_newest(problem)
 
 
 @each("lost", ["deleted", "renamed", "copied"])
