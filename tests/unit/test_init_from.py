@@ -7,6 +7,7 @@ import json
 import math
 import pickle
 import shlex
+import shutil
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
@@ -185,6 +186,16 @@ def test_unusable_weights(tmp_path: Path) -> None:
     for checkpoint in manifest.all_in(run.checkpoints):
         flip_a_bit(checkpoint / manifest.NAME)
     assert codes(f"--init_from={run.path}") == ["checkpoint.damaged"]
+
+
+def test_the_file_of_a_checkpoint_without_its_run_is_a_file_of_tensors(tmp_path: Path) -> None:
+    run, alone = made(tmp_path / "run", gpt(1)), tmp_path / "some" / "step_00000007"
+    shutil.copytree(run.checkpoints / alone.name, alone)
+    words = ("--depth=1", "--max_seq_len=16", "--total_batch_size=128")
+    start = ask(*CPU, f"--init_from={alone / manifest.STATE}", *words, script=LAUNCH).start
+    assert start and not start.plan and start.file == alone / manifest.STATE
+    loaded(start.file, gpt(1, seed=4))
+    assert codes(f"--init_from={alone}", *words) == ["run.damaged"]
 
 
 def test_weights_of_another_task_are_one_problem(tmp_path: Path) -> None:
