@@ -114,7 +114,8 @@ def untouchable(run: RunFacts) -> str:
     supervisor = run_reader.read_supervisor(run.run.supervisor)
     here = supervisor is not None and standing.is_here(supervisor)
     # finished, but the supervisor still writes its report
-    if supervisor and here and standing.lives(supervisor):
+    copied = standing.is_copy(run.run, read_object(run.run.plan))
+    if supervisor and here and standing.lives(supervisor) and not copied:
         return msg("cli.clean.live", state=facts.word("running"))
     # Its supervisor shows that it is over, if that is of its last start; ranks that another
     # launcher started have none, and their processes may be those of another machine.
