@@ -174,10 +174,10 @@ def test_the_weights_of_the_first_start_are_not_asked_for_again(tmp_path: Path) 
     variable = {"DUET_INIT_FROM": "/other"}
     line = options.split(["--init_from=/weights", "c.py"])
     kind = SimpleNamespace(fields=FIELDS)
-    new: Any = SimpleNamespace(resume_from=None, kind=kind, config=Config())
+    new: Any = SimpleNamespace(resume_from=None, kind=kind, config=Config(), start=None)
     assert submission._flags(new, line, None, variable) == [], "the frozen plan has them"
     assert submission._environment(variable)["DUET_INIT_FROM"] == ""
-    resumed: Any = SimpleNamespace(resume_from=True, kind=kind)
+    resumed: Any = SimpleNamespace(resume_from=True, kind=kind, start=None)
     assert submission._flags(resumed, line, None, variable) == ["--init_from=/weights"]
     flags = submission._flags(resumed, options.split(["--resume=r"]), None, variable)
     assert flags == ["--init_from=/other"]

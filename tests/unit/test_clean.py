@@ -140,6 +140,24 @@ def test_whole_runs_go_by_condition(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["live", "pictures"]
 
 
+def test_weights_that_a_run_starts_from_stay(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until its first checkpoint, while it may be running or queued."""
+    source = RunDir(folder / "done").checkpoints / manifest.folder_name(20) / manifest.STATE
+    begun = {"file": str(source)}
+    tune = Made(folder / "tune", init_from=begun).supervisor(os.getpid())
+    ended(Made(folder / "over", age_s=5000, init_from=begun))
+    assert cleaned(folder, "--what=runs", "--yes", "done") == Exit.DONE
+    assert steps(folder) == [10, 20, 30]
+    assert msg("cli.clean.starts_from", name="tune") in capsys.readouterr().out
+    assert cleaned(folder, "--keep=last", "--yes") == Exit.DONE
+    assert steps(folder) == [20, 30]
+    save(tune.run, 1)
+    assert cleaned(folder, "--keep=last", "--yes") == Exit.DONE
+    assert steps(folder) == [30]
+
+
 def test_logs_and_traces(folder: Path) -> None:
     run = RunDir(folder / "done")
     run.profile.mkdir()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
+from tokenizers import decoders
 
 from tests.cases import each
 from tests.unit.trained_runs import gpt
+from training.data import tokenizer
 from training.data.tokenizer_base import Bytes
 from training.tasks.gpt.generate import Decoder, Sampling, generate, pick
 from training.tasks.gpt.model import GPT
@@ -127,6 +131,31 @@ def test_streamed_text_is_the_decoded_text(seed: int) -> None:
     ids += list("é🙂".encode())[:-1]
     stream = TextStream(Bytes())
     assert "".join([*map(stream.add, ids), stream.end()]) == Bytes().decode(ids)
+
+
+@each("kind", ["Metaspace", "SentencePiece", "WordPiece"])
+def test_streamed_text_continues_the_prompt(kind: str, tmp_path: Path) -> None:
+    """Their decoders drop the space before the first token, or mark it as the middle of a word."""
+    known = ["<s>", "[UNK]"]
+    known += ["the", "t", "##est", "##ing"] if kind == "WordPiece" else ["▁the", "▁t", "est", "ing"]
+    ids = {name: number for number, name in enumerate(known)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, "[UNK]"))
+    made.add_special_tokens(["<s>"])
+    made.decoder = {
+        "Metaspace": decoders.Metaspace(),
+        "SentencePiece": decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+             decoders.Strip(" ", 1, 0)]
+        ),
+        "WordPiece": decoders.WordPiece(),
+    }[kind]  # fmt: skip
+    made.save(str(tmp_path / "tokenizer.json"))
+    words, tokens = tokenizer.load(str(tmp_path / "tokenizer.json")), [0, *[2, 3, 4, 5] * 4]
+    assert words.decode(tokens) == " ".join(["the testing"] * 4)
+    for cut in range(1, len(tokens)):
+        stream = TextStream(words, tokens[:cut])
+        parts = [*map(stream.add, tokens[cut:]), stream.end()]
+        assert words.decode(tokens[:cut]) + "".join(parts) == words.decode(tokens), cut
 
 
 def test_a_callback_runs_before_each_token() -> None:

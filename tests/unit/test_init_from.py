@@ -23,7 +23,6 @@ from tests.unit import trained_runs
 from tests.unit.conftest import LAUNCH, ROOT, ask, clean_environment, only, wrong
 from tests.unit.test_export import bpe_file
 from tests.unit.trained_runs import flip_a_bit, gpt, made, stored
-from training import tasks
 from training.cli import export
 from training.core import manifest, rundir
 from training.core.errors import UserError
@@ -83,42 +82,6 @@ def test_an_earlier_checkpoint_replaces_an_incomplete_one(damage: str, tmp_path:
     start.file.write_bytes(b"")
     if damage != "half a manifest":  # a single file is verified by rank 0
         assert codes(*words) == ["checkpoint.damaged"]
-
-
-def begun_from(folder: Path, word: str) -> rundir.RunDir:
-    """A run that ended before its first checkpoint."""
-    words = (f"--init_from={word}", "--total_batch_size=256", f"--out_dir={folder}")
-    request = ask(*CPU, *words, script=LAUNCH)
-    new = rundir.RunDir(folder / "tune")
-    new.create()
-    rundir.write_json(new.plan, training_plan.build(request, {})[0])
-    return new
-
-
-def test_a_run_without_a_checkpoint_starts_from_the_same_weights_again(tmp_path: Path) -> None:
-    model = gpt(2, length=32)
-    run = made(tmp_path / "base", model)
-    for number, word in enumerate(("latest", str(run.path))):
-        new = begun_from(tmp_path, word)
-        trained_runs.checkpoint(run, model.state_dict(), asdict(model.shape), 8 + number)
-        asked = ask(*CPU, "--resume=tune", f"--out_dir={tmp_path}", script=LAUNCH)
-        assert asked.start and asked.start.step == 7 + number, word
-        plan, _ = training_plan.build(asked, {})
-        assert plan["init_from"]["file"] == str(asked.start.file)
-        shutil.rmtree(new.path)
-
-
-def test_lost_weights_of_a_run_without_a_checkpoint_can_be_replaced(tmp_path: Path) -> None:
-    model = gpt(2, length=32)
-    run = made(tmp_path / "base", model)
-    begun_from(tmp_path, "base")
-    trained_runs.checkpoint(run, model.state_dict(), asdict(model.shape), 9)
-    shutil.rmtree(run.checkpoints / "step_00000007")
-    problem = only(wrong(*CPU, "--resume=tune", f"--out_dir={tmp_path}", script=LAUNCH))
-    assert problem.code == "weights.unreadable" and "step 7" in problem.what
-    (fix,) = problem.fixes
-    asked = ask(*shlex.split(fix)[1:], script=LAUNCH)
-    assert asked.resume_from and asked.start and asked.start.step == 9
 
 
 def test_weights_of_earlier_versions_keep_their_keys(tmp_path: Path) -> None:
@@ -225,6 +188,16 @@ def test_unusable_weights(tmp_path: Path) -> None:
     assert codes(f"--init_from={run.path}") == ["checkpoint.damaged"]
 
 
+def test_the_file_of_a_checkpoint_without_its_run_is_a_file_of_tensors(tmp_path: Path) -> None:
+    run, alone = made(tmp_path / "run", gpt(1)), tmp_path / "some" / "step_00000007"
+    shutil.copytree(run.checkpoints / alone.name, alone)
+    words = ("--depth=1", "--max_seq_len=16", "--total_batch_size=128")
+    start = ask(*CPU, f"--init_from={alone / manifest.STATE}", *words, script=LAUNCH).start
+    assert start and not start.plan and start.file == alone / manifest.STATE
+    loaded(start.file, gpt(1, seed=4))
+    assert codes(f"--init_from={alone}", *words) == ["run.damaged"]
+
+
 def test_weights_of_another_task_are_one_problem(tmp_path: Path) -> None:
     """Not one for each field that their task does not have."""
     run, file = stored(tmp_path), tmp_path / "own.py"
@@ -245,9 +218,9 @@ def test_weights_of_another_task_are_one_problem(tmp_path: Path) -> None:
 
 
 def loaded(file: Path, model: torch.nn.Module, **facts: Any) -> None:
-    start_weights.init_from(
-        model, {"file": str(file), "title": "x", "bytes": None, "sha256": None, **facts}, ALONE
-    )
+    record = {"file": str(file), "title": "x", "bytes": None, "sha256": None, **facts}
+    plan: Any = {"init_from": record, "origins": {"out_dir": "default"}}
+    start_weights.init_from(model, plan, rundir.RunDir("new"), ALONE)
 
 
 def test_weights_are_verified_and_compared_when_they_are_loaded(tmp_path: Path) -> None:
@@ -283,9 +256,8 @@ def test_sizes_of_a_file_of_tensors_are_compared_before_the_start(tmp_path: Path
     assert "--depth=1" in problems[0].fixes[0] and "448" in problems[1].what
     words = (f"--init_from={file}", "--depth=1", "--tokenizer=bpe", "--vocab_size=448", *size)
     assert ask(*CPU, *words, script=LAUNCH).start
-    record: Any = {"file": str(other), "title": "x", "bytes": None, "sha256": None}
     with pytest.raises(UserError) as caught:
-        start_weights.init_from(gpt(2), record, ALONE, tasks.DEFAULT)
+        loaded(other, gpt(2))
     (problem,) = caught.value.problems
     assert (problem.code, problem.fixes) == ("init.differs", ["--depth=1"])
     assert "320" in problem.what and "448" in problem.what and "Error" not in problem.what

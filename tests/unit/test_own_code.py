@@ -290,7 +290,8 @@ def test_extra_state_belongs_to_the_weights(tmp_path: Path) -> None:
     assert tasks.load_model(out).model.seen == 7
     fresh: Any = tasks.load_model(out).task.model()  # type: ignore[union-attr]
     start: Any = {"file": str(out / "model.pt"), "bytes": None, "sha256": None, "title": "out"}
-    start_weights.init_from(fresh, start, ALONE)
+    plan: Any = {"init_from": start}
+    start_weights.init_from(fresh, plan, rundir.RunDir("new"), ALONE)
     assert fresh.seen == 7
     with pytest.raises(UserError) as caught:
         export.main([run, f"--out={tmp_path / 'no'}"])

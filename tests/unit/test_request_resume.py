@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import fields
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.unit.conftest import (
     only,
     wrong,
 )
+from tests.unit.test_export import bpe_file
 from training import tasks
 from training.core.errors import UserError
 from training.core.messages import msg
@@ -49,6 +51,31 @@ def test_the_note_names_only_values_that_stay(home: Path, write: Write) -> None:
     assert "depth" not in ask("--resume=r1", config, "--depth=3").notes[0]
     found = ask("--resume=r1", config, "--tokens_per_param=3")
     assert found.config.num_iterations > 100 and "num_iterations" not in found.notes[0]
+
+
+def test_relative_paths_are_those_of_the_first_start(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, now = tmp_path / "first", tmp_path / "now"
+    for folder in (first, now):
+        (folder / "texts").mkdir(parents=True)
+        (folder / "texts" / "a.txt").write_text(f"some text of {folder.name}\n")
+    bpe_file(first).rename(first / "own.json")
+    run = make_run(home / "experiments", "r1", data="texts", tokenizer="own.json")
+    plan = read_json(run.plan) or {}
+    write_json(run.plan, plan | {"command": {"script": "", "args": [], "cwd": str(first)}})
+    monkeypatch.chdir(first)
+    same = ask("--resume=r1").config
+    assert (same.data, same.tokenizer) == ("texts", "own.json")
+    monkeypatch.chdir(now)
+    found = ask("--resume=r1")
+    assert (found.config.data, found.config.tokenizer) == (
+        str(first / "texts"), str(first / "own.json")
+    )  # fmt: skip
+    assert found.origins["data"] == "from resumed run r1"
+    assert ask("--resume=r1", "--data=texts").config.data == "texts"
+    shutil.rmtree(first / "texts")
+    assert ask("--resume=r1").config.data == "texts"  # moved along with the command
 
 
 def test_a_run_without_an_end_is_resumed(home: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.cases import each
 from tests.unit import trained_runs
 from tests.unit.conftest import LAUNCH, ask, only, wrong
-from tests.unit.test_init_from import CPU, begun_from
+from tests.unit.test_init_from_again import CPU, begun_from
 from tests.unit.trained_runs import gpt, made
 from training.cli import draft, restarted
 from training.core import standing

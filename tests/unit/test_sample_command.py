@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from training import tasks
 from training.cli import evaluate, export, sample, weights_argument
 from training.core import log, manifest, rundir
 from training.core.errors import Exit, UserError
+from training.core.messages import msg
 from training.host import gpu_claims
 from training.tasks.gpt import trained as gpt_trained
 
@@ -268,6 +270,16 @@ def test_unusable_runs_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert codes("empty") == ["weights.none"]
     empty.plan.write_text("{")
     assert codes("empty") == ["run.damaged"]
+    for folder in ("some/step_00000300", "some/good"):  # copied without the run
+        shutil.copytree(run.checkpoints / "step_00000300", tmp_path / folder)
+        for word in (tmp_path / folder, tmp_path / folder / manifest.STATE):
+            with pytest.raises(UserError) as caught:
+                sample.parse([str(word)])
+            (problem,) = caught.value.problems
+            assert problem.code == "run.damaged" and str(tmp_path / folder) in problem.what
+            assert problem.allowed == msg("tasks.weights.with_run")
+    (run.checkpoints / "step_00000300").rename(run.checkpoints / "good")
+    assert codes(str(run.checkpoints / "good")) == ["checkpoint.damaged"]
 
 
 @each(

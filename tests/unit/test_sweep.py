@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from tests.cases import each
+from tests.unit import trained_runs
 from tests.unit.conftest import ROOT
 from tests.unit.monitor_runs import Made
 from tests.unit.own_task import LINE
@@ -256,6 +258,22 @@ def test_a_resumed_sweep_skips_finished_runs(tmp_path: Path) -> None:
     assert second[2:4] == ["1", f"--resume={found.record['runs'][1]['name']}"]
     assert f"--out_dir={tmp_path}" in second and "--depth=2" not in second
     assert third[-1] == f"--run_name={found.record['runs'][2]['name']}" and "--depth=3" in third
+
+
+@each("word", ["latest", "base"])
+def test_all_runs_start_from_the_weights_of_the_plan(word: str, tmp_path: Path) -> None:
+    model = trained_runs.gpt(1)
+    base = trained_runs.made(tmp_path / "base", model)
+    words = (f"--init_from={word}", "--matrix_lr=0.01,0.02")
+    sweep = prepared(tmp_path, *words)
+    sweep.folder.create(sweep.record)
+    first, second = sweep.record["runs"]
+    trained_runs.made(tmp_path / first["name"], model, step=4)
+    trained_runs.checkpoint(base, model.state_dict(), asdict(model.shape), 8)
+    todo = session.Session(sweep, board.Board(sweep, ascii_only=True), fail_fast=False)
+    _, plan, _ = training_plan.make(LAUNCH_SCRIPT, todo.command(second)[2:], {})
+    assert plan["init_from"]["title"] == "base, step 7"
+    assert prepared(tmp_path, *words).known  # whatever the word means by now
 
 
 def test_a_run_that_another_process_trains_is_refused(tmp_path: Path) -> None:

@@ -70,8 +70,9 @@ def read(folder: Path) -> tuple[ManifestRecord | None, str]:
         return None, msg("core.manifest.lacks", file=NAME, missing=", ".join(missing))
     if not intact(found):
         return None, msg("core.manifest.checksum", file=NAME)
-    if folder.name.removeprefix(REPLACED) != folder_name(found["step"]):
-        return None, msg("core.manifest.other_step", file=NAME, step=found["step"])
+    name = folder_name(found["step"])
+    if folder.name.removeprefix(REPLACED) != name:
+        return None, msg("core.manifest.other_step", file=NAME, step=found["step"], name=name)
     return cast("ManifestRecord", found), ""
 
 

@@ -152,7 +152,9 @@ def is_active(run: rundir.RunDir, supervisor: SupervisorRecord) -> bool:
     """Whether a run without a recorded end is still running, as far as this machine can know."""
     if run.is_archived:
         return False
-    return quiet_s(run) < ELSEWHERE_S if elsewhere(supervisor) else lives(supervisor)
+    if elsewhere(supervisor):
+        return quiet_s(run) < ELSEWHERE_S
+    return lives(supervisor) and not is_copy(run, rundir.read_json(run.plan))
 
 
 def quiet_s(run: rundir.RunDir) -> float:
@@ -183,11 +185,19 @@ def starter(run: rundir.RunDir) -> int | None:
         return None
     if not runs_here(known, created) or any(ends_of(run, plan, created)):
         return None
+    return None if is_copy(run, plan) else int(known["pid"])
+
+
+def is_copy(run: rundir.RunDir, plan: Mapping[str, object] | None) -> bool:
+    """Whether the files of the run were copied from a run that still exists, so that the processes
+    on this machine that they name are not its own. A run that was moved keeps them."""
+    origin = (plan or {}).get("run_dir")
+    if not isinstance(origin, str) or run.is_archived:
+        return False
     try:
-        copied = not run.path.samefile(str(plan.get("run_dir")))
-    except OSError:
-        copied = True
-    return None if copied else int(known["pid"])
+        return not run.path.samefile(origin)
+    except (OSError, ValueError):
+        return False
 
 
 def runs_here(known: Mapping[str, object], since: float) -> bool:

@@ -62,6 +62,7 @@ class RankStates:
         expected = max(whole(dig(plan, "ranks")) or 0, whole(supervisor.get("found")) or 0)
         numbers = {*range(min(expected, MOST_RANKS)), *beats, *listed}
         elsewhere = standing.other_host(plan, supervisor) is not None
+        has_processes = not (self.run.is_archived or standing.is_copy(self.run, plan))
         out: list[RankState] = []
         for rank in sorted(numbers):
             beat = beats.get(rank)
@@ -72,7 +73,7 @@ class RankStates:
                 known = Listed({"pid": beat.pid}, seen, known.elsewhere)
             pid = known.pid
             living = (
-                not self.run.is_archived
+                has_processes
                 and not known.elsewhere
                 and host_stats.alive(known.process, known.seen or time.time())
             )
@@ -145,9 +146,8 @@ def supervised(run: rundir.RunDir, plan: Record | None, supervisor: Record) -> l
     if not supervisor or standing.other_host(plan, supervisor):
         return []
     seen = mtime(run.supervisor) or time.time()
-    return [
-        not run.is_archived and host_stats.alive(known, seen) for known in processes(supervisor)
-    ]
+    has_processes = not (run.is_archived or standing.is_copy(run, plan))
+    return [has_processes and host_stats.alive(known, seen) for known in processes(supervisor)]
 
 
 def mark_late(ranks: list[RankState], *, active: bool) -> None:

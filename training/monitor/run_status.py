@@ -13,7 +13,7 @@ from training.core.jsonl import Record, dig, mtime, number, text, whole
 from training.core.messages import msg
 from training.core.next_command import next_command
 from training.core.run_reader import as_plan
-from training.core.standing import ELSEWHERE_S, other_host, quiet_s, runs_here
+from training.core.standing import ELSEWHERE_S, is_copy, other_host, quiet_s, runs_here
 from training.core.units import duration, plural
 from training.monitor import slurm_job
 
@@ -119,6 +119,9 @@ def judge(seen: RunEvidence) -> tuple[RunStatus, str | None]:
             if quiet < ELSEWHERE_S
             else (DIED, msg("monitor.reason.silent_elsewhere", host=host, time=duration(quiet)))
         )
+    if not host and is_copy(run, plan):
+        again = _resume_hint(seen) if seen.resumable else ""
+        return DIED, msg("monitor.reason.copied", folder=dig(plan, "run_dir"), resume=again)
     if started:
         again = _resume_hint(seen) if seen.resumable else ""
         return (

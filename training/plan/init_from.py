@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config import loader, origin, resolve
 from training.config.schema import FIELDS
-from training.core import find_run, log, manifest, rundir, standing
+from training.core import find_run, log, manifest, next_command, rundir, standing
 from training.core.errors import Problem, UserError
 from training.core.find_run import RunSelector
 from training.core.messages import msg
@@ -20,7 +23,7 @@ from training.tasks.weights import Weights
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from training.core.contracts.plan import InitRecord
+    from training.core.contracts.plan import InitRecord, Plan
     from training.tasks.spec import TaskSpec
 
 ASKER = RunSelector("--init_from", "--init_from=", "--init_from=latest")
@@ -114,15 +117,32 @@ def _again(
             return found
     elif before["sha256"] is None and file.is_file():
         return weights.bare(file, kind)
+    raise _gone(*(before, resumed, experiments), lambda name: f"--init_from={shlex.quote(name)}")
+
+
+def check_file(plan: Plan, run: rundir.RunDir) -> None:
+    """Raises UserError if the weights of the plan are lost by now: the data may have been prepared
+    for hours, while their own run has replaced them."""
+    before = plan["init_from"]
+    if not os.path.exists(before["file"]):
+        named = next_command.known_as(plan, run) == run.name
+        again = partial(next_command.next_command, plan, run)
+        experiments = run.path.parent if named else Path()
+        raise _gone(before, run, experiments, lambda name: again(init_from=name))
+
+
+def _gone(
+    before: InitRecord, run: rundir.RunDir, experiments: Path, again: Callable[[str], str]
+) -> UserError:
+    """The weights of `run` no longer exist. `again`: the suggestion to start from the run with this
+    name or path, which may have newer ones."""
+    file = Path(before["file"])
     source = rundir.RunDir(file.parent.parent.parent)
     name = source.name if source.path.parent == experiments else str(source.path)
-    fixes = [f"--init_from={shlex.quote(name)}"] if manifest.newest(source.checkpoints) else []
-    what = msg("plan.init.gone", name=resumed.name, title=before["title"], file=file)
-    raise UserError(
-        Problem(
-            "weights.unreadable", what, msg("plan.init.other_weights"), fixes, field="init_from"
-        )
-    )
+    fixes = [again(name)] if manifest.newest(source.checkpoints) else []
+    what = msg("plan.init.gone", name=run.name, title=before["title"], file=file)
+    allowed = msg("plan.init.other_weights")
+    return UserError(Problem("weights.unreadable", what, allowed, fixes, field="init_from"))
 
 
 def values(start: Weights, given: Iterable[str]) -> loader.Values:

@@ -18,7 +18,7 @@ from training.core.errors import Problem, UserError
 from training.core.find_run import LATEST
 from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT
-from training.plan import finished, length
+from training.plan import finished, length, moved_paths
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -225,7 +225,8 @@ def _plan_meant(run: rundir.RunDir) -> Plan | None:
 
 def _merge(wish: ResumeRequest, run: rundir.RunDir, plan: Plan) -> Found:
     origin = msg("plan.resume.origin", name=run.name)
-    config = {**plan["config"], **_length(plan["config"])}
+    moved = moved_paths.changes(run, plan, wish.experiments)
+    config = {**plan["config"], **_length(plan["config"]), **moved}
     known = {n: (v, origin) for n, v in config.items() if n in FIELDS and of_the_run(n)}
     known |= {n: (v, origin) for n, v in tasks.task_of(plan)["options"].items()}
     return Found(known, run, wish.merged(known, wish.fields, run))

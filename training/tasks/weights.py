@@ -175,12 +175,16 @@ def _of_kind(found: Weights, kind: str | None, again: str, shown: str) -> Weight
 
 
 def is_weights(path: Path) -> bool:
-    """Whether this is a checkpoint, an exported folder or a file in one of them."""
+    """Whether this is a checkpoint in its run, an exported folder or a file in one of them."""
     return any(
-        find_run.is_file(place / name)
+        find_run.is_file(place / EXPORT)
+        or (find_run.is_file(place / manifest.NAME) and find_run.is_run(_run_of(place.absolute())))
         for place in _places(path)
-        for name in (EXPORT, manifest.NAME)
     )
+
+
+def _run_of(checkpoint: Path) -> RunDir:
+    return RunDir(checkpoint.parent.parent)
 
 
 def _places(path: Path) -> list[Path]:
@@ -256,7 +260,10 @@ def _is_task(record: object) -> bool:
 
 def _checkpoint(folder: Path) -> Weights:
     """A checkpoint that was named itself: no other one replaces it."""
-    run = RunDir(folder.parent.parent)
+    run = _run_of(folder)
+    if not find_run.is_run(run):  # copied alone
+        what = msg("tasks.weights.no_run", path=folder, file=run.plan.name)
+        raise UserError(Problem("run.damaged", what, msg("tasks.weights.with_run")))
     facts, wrong = manifest.read(folder)
     if facts is None:
         raise UserError(

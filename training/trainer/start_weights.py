@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from training import tasks
 from training.config.schema import FIELDS, Config
 from training.core import checkpoint_folder, heartbeat, log, manifest, rundir, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.inspector.distributed import World, from_main
+from training.plan import init_from as planned
 from training.tasks import gpu_error, module_versions, optim, own_error, own_modules, trained
 from training.trainer import checkpoint
 from training.trainer.weight_average import WeightAverage
@@ -79,18 +81,17 @@ def weight_average(
     return average
 
 
-def init_from(
-    raw: torch.nn.Module, start: InitRecord, world: World, spec: TaskSpec | None = None
-) -> None:
+def init_from(raw: torch.nn.Module, plan: Plan, run: rundir.RunDir, world: World) -> None:
     """Load the weights of --init_from on rank 0; DDP copies its tensors to the others. Raises
-    UserError if they are damaged or of another model, RuntimeError for the GPU, and errors of the
-    model's own methods."""
+    UserError if they are lost, damaged or of another model, RuntimeError for the GPU, and errors of
+    the model's own methods."""
     if world.rank == 0:
-        _load(raw, start, spec)
+        planned.check_file(plan, run)
+        _load(raw, plan["init_from"], tasks.spec_of(plan))
     _share_extra_states(raw, world)
 
 
-def _load(raw: torch.nn.Module, start: InitRecord, spec: TaskSpec | None) -> None:
+def _load(raw: torch.nn.Module, start: InitRecord, spec: TaskSpec) -> None:
     file = Path(start["file"])
     size, checksum = start["bytes"], start["sha256"]
     if size is not None and checksum is not None:  # else it is a file of another program
@@ -105,7 +106,7 @@ def _load(raw: torch.nn.Module, start: InitRecord, spec: TaskSpec | None) -> Non
         if gpu_error.of_gpu(error) or own_error.in_loading(error):
             raise
         reasons = " ".join(str(error).split())[:600]
-        theirs, own = (spec.sizes_in(_shapes(t)) if spec else {} for t in (found, raw.state_dict()))
+        theirs, own = (spec.sizes_in(_shapes(t)) for t in (found, raw.state_dict()))
         other = {n: size for n, size in theirs.items() if own.get(n, size) != size}
         if other:
             reasons = ", ".join(

@@ -203,7 +203,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
             scale.load_state_dict(loaded.state["loss_scale"])
         start_weights.report_resume(loaded, run, world, facts, plan, optimizer_continued=continued)
     elif "init_from" in plan:
-        start_weights.init_from(raw, plan["init_from"], world, tasks.spec_of(plan))
+        start_weights.init_from(raw, plan, run, world)
     length = plan_length(
         config, batch, len(train), step=position.step, epoch=position.epoch, used=position.used
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.cli.cleaning import queued
 from training.cli.cleaning.options import CHECKPOINTS, LOGS, RUNS, TRACES, CleanOptions
-from training.core import evaluations, manifest, owner, run_reader, standing
-from training.core.jsonl import number
+from training.core import evaluations, find_run, manifest, owner, run_reader, standing
+from training.core.jsonl import dig, number, read_object, text
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.core.units import duration
@@ -60,7 +61,7 @@ def select(options: CleanOptions) -> Selection:
             found.left.append((path.name, msg("cli.clean.other_user", user=user)))
         elif not path.is_symlink():
             found.items.append(Item(RunDir(path), "trash", path, size_on_disk(path)))
-    runs = facts.read_all(options.dir)
+    runs, needed = facts.read_all(options.dir), _needed(options.dir)
     found.runs = [run.name for run in runs]
     found.missing = [
         name.value for name in options.names if not any(name.holds(run) for run in runs)
@@ -73,11 +74,31 @@ def select(options: CleanOptions) -> Selection:
             found.left.append((run.name, reason))
             continue
         for item in _items(run, options):
-            if inside(item.path, options.dir):
-                found.items.append(item)
-            else:
+            if reason := _kept(item, options, needed):
                 name = f"{run.name}/{item.path.name}" if item.kind != RUNS else run.name
-                found.left.append((name, msg("cli.clean.link")))
+                found.left.append((name, reason))
+            else:
+                found.items.append(item)
+    return found
+
+
+def _kept(item: Item, options: CleanOptions, needed: Mapping[Path, str]) -> str:
+    """Why this part of a run stays; "" if it goes."""
+    if not inside(item.path, options.dir):
+        return msg("cli.clean.link")
+    real = Path(os.path.realpath(item.path))
+    users = [name for folder, name in needed.items() if folder.is_relative_to(real)]
+    return msg("cli.clean.starts_from", name=users[0]) if users else ""
+
+
+def _needed(experiments: Path) -> dict[Path, str]:
+    """The folders of weights that a run starts from (--init_from), with its name: it may be
+    running, or wait in a queue, and has no checkpoint of its own."""
+    found = {}
+    for run in map(RunDir, find_run.folders(experiments)):
+        file = text(dig(read_object(run.plan), "init_from", "file"))
+        if file and not manifest.newest(run.checkpoints) and untouchable(facts.read(run.path)):
+            found[Path(os.path.realpath(file)).parent] = run.name
     return found
 
 
@@ -97,7 +118,8 @@ def untouchable(run: RunFacts) -> str:
     supervisor = run_reader.read_supervisor(run.run.supervisor)
     here = supervisor is not None and standing.is_here(supervisor)
     # finished, but the supervisor still writes its report
-    if supervisor and here and standing.lives(supervisor):
+    copied = standing.is_copy(run.run, read_object(run.run.plan))
+    if supervisor and here and standing.lives(supervisor) and not copied:
         return msg("cli.clean.live", state=facts.word("running"))
     # Its supervisor shows that it is over, if that is of its last start; ranks that another
     # launcher started have none, and their processes may be those of another machine.

@@ -108,6 +108,7 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
                 "values": one,
                 "device": device,
                 "config_sha256": config_files.digest(request.config_file),
+                "init_from": str(request.start.file) if request.start else "",
             }
             for request, run, one, device in zip(requests, runs, shown, devices, strict=True)
         ],

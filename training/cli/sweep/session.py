@@ -159,7 +159,8 @@ class Session:
 
     def command(self, run: SweepRun) -> list[str]:
         """Starts the run, or resumes it. One that was planned on GPUs by --device=auto must not
-        train on the CPU after the driver is lost."""
+        train on the CPU after the driver is lost. All start from the weights that were planned:
+        `latest` would be the run before in this sweep."""
         folder, ranks = self.sweep.folder, str(self.sweep.record["ranks"])
         words, args = [*script(LAUNCH_SCRIPT), ranks], run["args"]
         own = ["--device=cuda"] if run.get("device") == "cuda" else []
@@ -169,6 +170,8 @@ class Session:
         if "out_dir" in given or folder.experiments != default:
             own.append(f"--out_dir={folder.experiments}")
         if not (folder.experiments / run["name"]).exists():
+            if file := run.get("init_from"):
+                args = [*flags.without(args, "init_from"), f"--init_from={file}"]
             # the sweep may have been moved since the flag was typed
             return [*words, *flags.without(args, "out_dir"), *own, f"--run_name={run['name']}"]
         # a resumed run keeps its configuration, but not its folders

@@ -378,6 +378,7 @@ class FrozenPlan(TypedDict):
     run_name: str
     run_dir: str
     submission: str
+    init_from: NotRequired[InitRecord]
 
 
 class CheckRecord(TypedDict):

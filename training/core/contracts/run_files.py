@@ -104,6 +104,7 @@ class SweepRun(TypedDict):
     values: FieldValues  # of the fields in which the runs differ
     device: NotRequired[str]  # of its first plan: cuda or cpu
     config_sha256: NotRequired[str]  # of its config file; '' without one
+    init_from: NotRequired[str]  # the file that --init_from meant; '' without
 
 
 class SweepRecord(TypedDict):

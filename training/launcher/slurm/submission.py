@@ -28,6 +28,7 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.project import ROOT, WORK
 from training.launcher.slurm import code_snapshot, log_files, options, requested
+from training.plan import init_from
 from training.plan.request import Request
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def _plan(
     """Configuration of a run that has not been planned: what depends on the machine is added when
     the job starts."""
     kind = replace(request.kind, file=task or request.kind.file)
-    return {
+    plan: FrozenPlan = {
         "created": time.time(),
         "command": {
             "script": options.SCRIPT,
@@ -190,6 +191,9 @@ def _plan(
         "run_dir": str(frozen.run.path),
         "submission": frozen.code.name,
     }
+    if request.start:
+        plan["init_from"] = init_from.record(request.start)
+    return plan
 
 
 def _flags(
@@ -205,6 +209,8 @@ def _flags(
     }
     if request.resume_from and (name := resolve.variable_of("init_from", fields, environ)):
         chosen.setdefault("init_from", environ[name])  # _environment() clears it
+    if request.start and "init_from" in chosen:
+        chosen["init_from"] = request.start.file  # whatever the word means when the job starts
     chosen |= {"task": task} if task else {}
     if not request.resume_from:
         # The job has the variables of the submission, which come before what a resumed run keeps.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ SEEDS = 1 << 31
 EVALUATED = 8192  # tokens per batch
 LOGITS = 1 << 26  # computed at once
 LARGEST = 709.0  # loss; above, the perplexity exceeds float64
+DECODED = 8  # tokens of the prompt before the first new one
 KEPT = 2 << 30  # bytes of keys and values of samples computed together
 
 
@@ -106,8 +107,8 @@ class TrainedGpt(TextModel):
         words = self.tokenizer
         drawn = random.randrange(SEEDS) if seed is None else seed
         how = Sampling(max_tokens, temperature, top_k, drawn, samples, words.bos, words.vocab)
-        streams = [TextStream(words) for _ in range(samples)]
         ids = self.encode(prompt)
+        streams = [TextStream(words, ids) for _ in range(samples)]
         if len(ids) > self.context and prompt != self.shortened:
             log.warning(msg("tasks.gpt.trained.cut", count=len(ids), context=self.context))
             self.shortened = prompt
@@ -238,12 +239,13 @@ def _rows(tokens: npt.NDArray[np.int64], context: int) -> torch.Tensor:
 
 class TextStream:
     """Tokens one by one → text as soon as it is final: a character of several bytes may be spread
-    over several tokens."""
+    over several tokens. `prompt`: the tokens before them, whose text is known."""
 
-    def __init__(self, words: Tokenizer) -> None:
+    def __init__(self, words: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self.words = words
-        self.ids: list[int] = []
-        self.before = self.sent = 0  # the text of ids[:sent] is out; ids[before:sent] is its end
+        self.ids = [*prompt[-DECODED:]]
+        # the text of ids[:sent] is out; ids[before:sent] is its end
+        self.before, self.sent = 0, len(self.ids)
 
     def add(self, token: int) -> str:
         """The new text, "" while a character is incomplete."""

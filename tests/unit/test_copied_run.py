@@ -1,0 +1,54 @@
+"""A copy of a run that is starting or running: the processes are not its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.unit.monitor_runs import Made, old
+from training.cli import archive
+from training.cli.cleaning import selection
+from training.core import rundir, standing
+from training.core.errors import UserError
+from training.core.rundir import RunDir
+from training.diagnose import run_files
+from training.monitor.runs import facts
+from training.monitor.state import RunWatch
+from training.plan import running
+
+
+@pytest.fixture(params=[True, False], ids=["running", "starting"])
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
+    me = standing.identity(os.getpid())
+    made = Made(tmp_path / "experiments" / "origin", age_s=9000, starter=me)
+    if request.param:
+        made.steps(5).supervisor(os.getpid()).beats(age_s=selection.HIDDEN_S)
+        rundir.write_json(made.run.supervisor, (rundir.read_json(made.run.supervisor) or {}) | me)
+    assert facts.read(made.run.path).state == ("running" if request.param else "starting")
+    return made
+
+
+def test_a_copy_has_no_processes(made: Made) -> None:
+    copy = RunDir(shutil.copytree(made.run.path, made.run.path.with_name("copy")))
+    found = facts.read(copy.path)
+    assert found.state == "died" and str(made.run.path) in (found.reason or "")
+    seen = RunWatch(copy).read()
+    assert not any(rank["alive"] for rank in seen["ranks"])
+    assert not seen["run"]["supervisor_alive"] and run_files.alive(copy) == ""
+    assert standing.starter(copy) is None and running.pid_of(copy) is None
+    assert archive.options([str(copy.path)], copy.path.parent.parent).run.path == copy.path
+    for file in copy.path.rglob("*"):
+        old(file, standing.ELSEWHERE_S)
+    assert selection.untouchable(facts.read(copy.path)) == ""
+
+
+def test_a_moved_run_keeps_its_processes(made: Made) -> None:
+    moved = RunDir(made.run.path.rename(made.run.path.with_name("moved")))
+    assert facts.read(moved.path).state in facts.LIVE
+    assert standing.starter(moved) == os.getpid()
+    with pytest.raises(UserError) as caught:
+        archive.options([str(moved.path)], moved.path.parent.parent)
+    assert [problem.code for problem in caught.value.problems] == ["run.live"]
