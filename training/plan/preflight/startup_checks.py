@@ -15,6 +15,7 @@ from training.core import log, manifest, rundir, standing, units
 from training.core.messages import msg
 from training.host import cgroups, decisions, ports, process
 from training.plan import running
+from training.plan.preflight import run_files
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
 from training.plan.request import LaunchRequest, Request
 from training.tasks import memory
@@ -135,7 +136,10 @@ def run_folder(request: LaunchRequest, step: StepNeeds | None) -> Check:
         again = request.command(resume=f"{LOCAL}/{run.name}")
         local = f"cp -a {shlex.quote(str(run.path))} {LOCAL}/ && {again}"
         path, origin = run.path, request.origins["resume"]
-    return folder("run", path, needed, origin, [room], [local] if maps else None)
+    found = folder("run", path, needed, origin, [room], [local] if maps else None)
+    if run is None or found.status == ERROR:
+        return found
+    return run_files.closed(run, local) or found
 
 
 def _more_checkpoints(request: LaunchRequest) -> int:
