@@ -217,13 +217,13 @@ def add(root: Path, section: str, folder: Path | None) -> int:
 def _locked(root: Path, failure: str, work: Callable[[int], str]) -> int:
     """Run `work`, which returns its problem, under the lock of .venv; returns the exit status."""
     sys.path.insert(0, str(root))
-    from training.core import log
+    from training.core import file_lock, log
     from training.core.project import NOT_WRITABLE
     from training.host.process import die_with_parent
 
     die_with_parent()
     try:
-        with _open(root / ".venv.lock") as lock:
+        with file_lock.opened(root / ".venv.lock") as lock:
             _lock(lock)
             problem = work(lock.fileno())
     except OSError as error:
@@ -238,18 +238,6 @@ def _locked(root: Path, failure: str, work: Callable[[int], str]) -> int:
     return RESOURCES if problem else OK
 
 
-def _open(path: Path) -> IO[str]:
-    """Open the lock file; another user's read-only file will do."""
-    from training.core.project import NOT_WRITABLE
-
-    try:
-        return path.open("a")
-    except OSError as error:
-        if error.errno not in NOT_WRITABLE or not path.exists():
-            raise
-        return path.open()
-
-
 def _lock(lock: IO[str]) -> None:
     """Where the file system has locks. Two first runs at once: the second waits for the first."""
     from training.core import file_lock, log
@@ -257,9 +245,8 @@ def _lock(lock: IO[str]) -> None:
     try:
         file_lock.take(lock, lambda: log.info(msg("lib.environment.waiting")))
     except OSError as error:
-        if error.errno != errno.EBADF:
+        if error.errno != file_lock.READ_ONLY:
             raise
-        # NFS locks only a file that is open for writing
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), lock.name) from None
 
 

@@ -12,6 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from training.host import process
 
 if __name__ == "__main__":
+    process.outlive_terminal()
     process.ignore_stop_signals()
     while os.read(0, 1):  # nothing is ever written
         pass

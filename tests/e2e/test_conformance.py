@@ -71,10 +71,12 @@ def seen(place: Path, token: str, project: Path) -> Iterator[Callable[..., list[
         assert "to stderr 0\n" in ended.stderr and "to stderr" not in ended.stdout
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
-    # A shell ignores SIGQUIT for its jobs in the background; torchrun does not pass that on.
-    before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    # A shell ignores SIGQUIT for its jobs in the background, and nohup SIGHUP; torchrun does not pass
+    # that on.
+    before = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGQUIT, signal.SIGHUP)}
     yield run
-    signal.signal(signal.SIGQUIT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def duet(place: Path, project: Path, *words: str) -> list[str]:
@@ -96,10 +98,15 @@ def comparable(facts: Facts) -> Facts:
 
 
 def without_duet(facts: Facts, project: Path) -> Facts:
-    """Without what Duet adds on purpose: the inspector, last on sys.path, and the open file of its
-    stacks."""
+    """Without what Duet adds on purpose: the inspector, last on sys.path, the open file of its
+    stacks, and that ranks ignore SIGHUP, as under nohup."""
     assert facts["path"].pop() == str(project / "lib/pythonpath")
-    return facts | {"descriptors": facts["descriptors"] - 1}
+    signals = facts["signals"]
+    assert signals["SIGHUP"] == str(signal.SIG_IGN)
+    return facts | {
+        "descriptors": facts["descriptors"] - 1,
+        "signals": signals | {"SIGHUP": str(signal.SIG_DFL)},
+    }
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ import pytest
 
 from tests.conftest import TOKEN, processes, wait_until
 from tests.e2e.conftest import TINY, Launched
+from training.core import manifest
 from training.core.rundir import RunDir, read_json
+from training.watchdog.probes import procfs
 
 
 class Terminal:
@@ -157,6 +159,27 @@ def test_nohup(launch: Callable[..., Launched]) -> None:
     for number in (signal.SIGHUP, signal.SIGINT):
         run.process.send_signal(number)
     assert run.wait() == 0 and run.summary["steps"] == 200
+
+
+@pytest.mark.slow
+def test_a_session_that_systemd_ends(launch: Callable[..., Launched]) -> None:
+    """At a reboot, or a logout with KillUserProcesses: TERM and at once HUP to every process."""
+    run = launch(
+        "./launch_train.sh",
+        "2",
+        "configs/dual_gpu/quickstart.py",
+        num_iterations=2000,
+        num_workers=1,
+    )
+    run.wait_for("Iter: 3,")
+    session = [run.process.pid, *procfs.family(run.process.pid)]
+    assert len(session) == 6, "launcher, guardian, ranks and their workers"
+    for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGHUP):
+        for pid in session:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+    assert run.wait() == 75, run.output
+    assert manifest.newest_step(run.run.checkpoints) >= 3
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def environment(libraries: Path, state: Path) -> dict[str, str]:
         "NULL_GPU_STATE": str(state),
         # what was found out about null GPUs is not for the user's own; kept for the session
         "XDG_CACHE_HOME": str(libraries / "cache"),
-        "XDG_RUNTIME_DIR": str(libraries),
+        "TMPDIR": str(libraries),
         "NULL_GPU_GIB": "24",
         "NULL_GPU_CAPABILITY": "8.9",
         "FAKE_NVML_CAPABILITY": "8.9",

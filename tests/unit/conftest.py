@@ -263,7 +263,7 @@ def nvidia(fake_driver: Path) -> Callable[..., dict[str, Any]]:
         named = {(k if k in real else f"FAKE_NVML_{k}"): str(v) for k, v in values.items()}
         path = f"{fake_torch(fake_driver, torch)}:{ROOT}"
         # of launches of other tests, too
-        claims = {"XDG_RUNTIME_DIR": str(fake_driver)}
+        claims = {"TMPDIR": str(fake_driver)}
         return {"LD_LIBRARY_PATH": str(fake_driver), "PYTHONPATH": path, **claims, **named}
 
     return environment

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -260,25 +261,26 @@ def locks_of_one_machine(file: object, operation: int) -> None:
     """For two processes on different machines."""
 
 
-@pytest.mark.parametrize("call", ["flock", "fstat"])
-def test_a_lock_file_that_another_machine_has_removed(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_another_user_leaves_does_not_block_the_next(
+    write: Write, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On NFS the open file is stale then."""
-    module = {"flock": file_lock.fcntl, "fstat": file_lock.os}[call]
-    real, failed = getattr(module, call), list[str]()
+    """Its folder cannot be removed."""
+    name = write("a.txt", "some text" * 100)
+    final = prepare.folder_of(source(name), "text", cache)
+    left = cache / f".{final.name}.{socket.gethostname()}.work"
+    left.mkdir(parents=True)
+    real = shutil.rmtree
 
-    def stale(*given: int) -> object:
-        if not failed:
-            failed.append(call)
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return real(*given)
+    def removed(path: Path, *, ignore_errors: bool = False) -> None:
+        if path != left:
+            real(path, ignore_errors=ignore_errors)
+        elif not ignore_errors:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr(module, call, stale)
-    path = tmp_path / "lock"
-    with file_lock.alone(path) as locked:
-        assert locked and path.exists() and failed == [call]
-    assert not path.exists()
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    assert Path(made(name, cache).folder) == final
+    assert {*cache.iterdir()} == {final, left}
+    assert final.stat().st_mode == cache.stat().st_mode
 
 
 @pytest.mark.parametrize("flock", [no_locks, locks_of_one_machine])

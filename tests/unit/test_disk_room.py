@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -84,3 +86,20 @@ def test_a_resumed_run_stays_in_its_folder(
     assert found.status == ERROR and str(run.path) in found.text
     assert found.fixes and not any("out_dir" in fix for fix in found.fixes)
     assert checked(monkeypatch, 0).fixes == ["--out_dir=/another/folder"]
+
+
+def test_the_files_of_a_resumed_run_are_writable(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a shared folder they may be another user's."""
+    run = run_of(home, "r1", steps=100)
+    run.events.touch()
+    asked = f"--resume={run.path}"
+    assert checked(monkeypatch, 9, asked).status == OK
+    monkeypatch.setattr(os, "access", lambda path, mode: path != run.events)
+    found = checked(monkeypatch, 9, asked)
+    assert found.status == ERROR and str(run.events) in found.text
+    assert [shlex.split(fix)[:2] for fix in found.fixes] == [["chmod", "g+w"], ["cp", "-a"]]
+    assert found.fixes[1].endswith(f" --resume=/local/folder/{run.name}")
+    run.events.unlink()
+    assert checked(monkeypatch, 9, asked).status == OK

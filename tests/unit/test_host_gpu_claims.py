@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from training.host.gpus import Gpu
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """A process in place of another launch."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
@@ -43,6 +44,20 @@ def test_a_claim_ends_with_its_process(launch: subprocess.Popen[bytes]) -> None:
     assert not list(gpu_claims._folder().iterdir())
 
 
+def test_launches_of_all_sessions_see_each_other(
+    launch: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cron and `sudo -u` have no runtime folder, that after `su` is another user's, and a logout
+    removes it."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    gpu_claims.claim(launch.pid, [known(0)])
+    for runtime in (tmp_path / "run", tmp_path / "removed"):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        assert gpu_claims.others() == {UUID.format(0): launch.pid}
+    assert not [*(tmp_path / "run").iterdir()]
+
+
 def test_the_own_claim_is_none_of_another(launch: subprocess.Popen[bytes]) -> None:
     gpu_claims.claim(os.getpid(), [known(0)])
     assert gpu_claims.others() == {}
@@ -59,7 +74,7 @@ def test_a_folder_of_someone_else_is_not_used(
 
 def test_the_next_launch_takes_other_gpus(launch: subprocess.Popen[bytes], nvidia: Nvidia) -> None:
     gpu_claims.claim(launch.pid, [known(0), known(1)])
-    here = {"XDG_RUNTIME_DIR": os.environ["XDG_RUNTIME_DIR"]}
+    here = {"TMPDIR": tempfile.gettempdir()}
     found = dry_run(nvidia(COUNT=4) | here, QUICKSTART).stdout
     assert "CUDA_VISIBLE_DEVICES=2,3 " in found and f"(pid {launch.pid})" in found
     # Of two GPUs both are needed: a warning that names the launch.
@@ -69,7 +84,7 @@ def test_the_next_launch_takes_other_gpus(launch: subprocess.Popen[bytes], nvidi
 
 
 def test_only_a_start_claims(nvidia: Nvidia, tmp_path: Path) -> None:
-    variables = nvidia(COUNT=2) | {"XDG_RUNTIME_DIR": str(tmp_path)}
+    variables = nvidia(COUNT=2) | {"TMPDIR": str(tmp_path)}
     folder = tmp_path / f"duet-gpus-{os.getuid()}"
     assert not dry_run(variables, QUICKSTART).returncode and not list(folder.glob("*.json"))
     words = (SIMPLE, QUICKSTART, f"--out_dir={tmp_path}", f"--log_dir={tmp_path}")

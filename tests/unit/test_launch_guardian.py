@@ -16,7 +16,7 @@ from training.core.project import ROOT
 from training.host import process
 from training.launcher import reaper
 from training.launcher.reaper import Guardian
-from training.watchdog.probes import procfs
+from training.watchdog.probes import procfs, signal_masks
 
 
 def test_a_stopped_guardian_is_continued() -> None:
@@ -27,6 +27,16 @@ def test_a_stopped_guardian_is_continued() -> None:
         began = time.monotonic()
     assert procfs.read_process(pid) is None
     assert time.monotonic() - began < reaper.LEAVES_S, "it exited by itself"
+
+
+def test_a_hang_up_does_not_end_the_guardian() -> None:
+    """systemd sends it to every process of a session that it ends."""
+    keeper = Guardian()
+    with keeper as token:
+        pid = next(one for one in procfs.family(os.getpid()) if token in procfs.command(one))
+        wait_until(lambda: signal_masks.ignores(pid, signal.SIGTERM), 20, "it has started")
+        os.kill(pid, signal.SIGHUP)
+    assert keeper._popen.returncode == 0
 
 
 def test_only_processes_of_the_launch_are_killed_whatever_their_environment() -> None:

@@ -66,6 +66,23 @@ def test_a_rank_gets_the_ctrl_c_that_its_launcher_ignores() -> None:
             os.close(fd)
 
 
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_rank_ignores_a_hang_up_and_another_launcher_does_not(watched: bool) -> None:
+    """systemd ends a session by TERM and at once HUP to every process, before any has saved."""
+    code = "import signal; raise SystemExit(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)"
+    command = [sys.executable, "-I", "-S", "-c", code]
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    token = process.new_token()
+    try:
+        started = [spawn.start_watched(command, token)] if watched else start(command)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    for child in started:
+        assert child.popen.wait(30) == (not watched)
+        for fd in (child.pidfd, *child.outputs.values()):
+            os.close(fd)
+
+
 @pytest.mark.parametrize("call", ["pipe", "pidfd_open"])
 def test_too_few_open_files(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """For the output of the second rank, or to watch the first one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ Plan = Callable[..., dict[str, Any]]
 def plan(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) -> Plan:
     """plan(2, MASTER_ADDR=FAR): train.py as rank 0 of two, where two GPUs are visible."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # of the claims of GPUs
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # of the claims of GPUs
     monkeypatch.setattr(planner.torch_build, "installed", lambda: TorchBuild("2.99.0", "13.0"))
     monkeypatch.setattr(planner.toolchain, "missing", lambda *_: {})
     towards = ("eth1", "10.0.0.9")

@@ -16,17 +16,26 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import clean_environment
-from training.core import checkpoint_folder, rundir, umask
+from training.config.schema import Config
+from training.core import checkpoint_folder, log, rundir, umask
+from training.core.heartbeat import Heartbeat
 from training.core.rundir import RunDir
 from training.launcher.slurm import code_snapshot
 from training.plan import writer
+from training.trainer.metrics_writer import MetricsWriter
 
 
-@pytest.mark.parametrize(("mask", "file", "folder"), [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700)])
-def test_permissions_follow_the_umask(tmp_path: Path, mask: int, file: int, folder: int) -> None:
+@pytest.mark.parametrize(
+    ("mask", "file", "folder"),
+    [(0o002, 0o664, 0o775), (0o022, 0o644, 0o755), (0o077, 0o600, 0o700)],
+)
+def test_permissions_follow_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int, file: int, folder: int
+) -> None:
     def mode(path: Path) -> int:
         return stat.S_IMODE(path.stat().st_mode)
 
+    monkeypatch.setattr(log, "_log", None)
     before = os.umask(mask)
     try:
         rundir.write_json(tmp_path / "a.json", {})
@@ -34,10 +43,16 @@ def test_permissions_follow_the_umask(tmp_path: Path, mask: int, file: int, fold
         umask.use(made)
         work = checkpoint_folder.new_work(tmp_path, 1)
         checkpoint_folder.publish(work, tmp_path / "step_00000001")
+        # a colleague may continue the run
+        rundir.append_json(tmp_path / "events.jsonl", {})
+        Heartbeat(tmp_path / "rank0.bin", 0)
+        log.open_log(tmp_path / "run.log")
+        MetricsWriter(RunDir(tmp_path), Config(use_dummy_wandb=True, tensorboard=False))
         assert os.umask(mask) == mask
     finally:
         os.umask(before)
-    assert mode(tmp_path / "a.json") == file
+    for name in ("a.json", "events.jsonl", "rank0.bin", "run.log", "metrics.jsonl"):
+        assert mode(tmp_path / name) == file, name
     assert mode(made) == mode(tmp_path / "step_00000001") == folder
 
 

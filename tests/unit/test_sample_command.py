@@ -6,6 +6,7 @@ import base64
 import json
 import shutil
 import subprocess
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,11 +126,11 @@ def test_the_gpu_of_a_running_training_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
     nvidia: Nvidia,
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run, data = stored(tmp_path), tmp_path / "text.txt"
     data.write_text("some text")
     words = {"sample": [], "evaluate": [f"--data={data}"]}
-    here = {"XDG_RUNTIME_DIR": str(tmp_path), "FAKE_NVML_COUNT": "2"}
+    here = {"TMPDIR": str(tmp_path), "FAKE_NVML_COUNT": "2"}
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as launch:
         gpu_claims.claim(launch.pid, [replace(gpu(n, 79), uuid=UUID.format(n)) for n in claimed])
         for command, more in words.items() if claimed == [0, 1] else [("sample", [])]:

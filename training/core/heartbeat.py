@@ -101,7 +101,7 @@ class Heartbeat:
         """`pid`: of the rank, if another process writes on its behalf."""
         self.rank, self.epoch, self.step, self._beats = rank, 0, 0, 0
         self._begun = self._place = self._first_step = 0
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             # Allocated, not sparse: writing to a hole through the map raises SIGBUS on a full disk.
             os.posix_fallocate(handle, 0, SIZE)

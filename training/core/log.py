@@ -35,7 +35,7 @@ def open_log(path: str | os.PathLike[str]) -> None:
     global _log, _log_name, _missing, _warned
     _missing = _warned = False
     # Unbuffered: a killed process loses nothing.
-    _log, _log_name = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), os.fspath(path)
+    _log, _log_name = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), os.fspath(path)
 
 
 def of_launcher() -> None:

@@ -338,7 +338,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def append_json(path: Path, record: Mapping[str, object]) -> None:
     text = json_text.dumps(record, ensure_ascii=False) + "\n"
     line = text.encode("utf-8", "backslashreplace")
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         line = b"\n" + line if torn(handle) else line
         if os.write(handle, line) < len(line):

@@ -35,13 +35,14 @@ def create(cache: Path, name: str, *, locked: bool) -> Path:
     """A new one. Without locks another run may prepare the same, and with those that count on one
     machine only (BeeGFS, NFS with nolock) another machine. A fixed name for each machine if
     `locked`, since leftovers of a killed run are removed."""
-    if not locked:
-        work = Path(tempfile.mkdtemp(dir=cache, prefix=f".{name}.", suffix=END))
-        umask.use(work)
-        return work
-    work = cache / f".{name}.{socket.gethostname()}{END}"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
+    if locked:
+        work = cache / f".{name}.{socket.gethostname()}{END}"
+        shutil.rmtree(work, ignore_errors=True)
+        with suppress(FileExistsError):  # another user's, whose files may not be removed
+            work.mkdir()
+            return work
+    work = Path(tempfile.mkdtemp(dir=cache, prefix=f".{name}.", suffix=END))
+    umask.use(work)
     return work
 
 

@@ -1,8 +1,9 @@
 """The GPUs that this user's launches on this machine have chosen. Those of another launch look
 empty until its ranks have started, and while it waits for its next attempt.
 
-A file for each launch, valid while the process lives, in a folder that the next boot empties.
-Claims only move a preference: where the folder cannot be used, a launch chooses without them.
+A file for each launch, valid while the process lives, in the folder for temporary files. The
+runtime folder of a login would not do: cron has none, and the last logout removes it. Claims only
+move a preference: where the folder cannot be used, a launch chooses without them.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from pathlib import Path
 
 from training.core import file_lock, rundir, standing
 from training.host.gpus import UNKNOWN, Gpu
-
-RUNTIME = "XDG_RUNTIME_DIR"
 
 
 @contextmanager
@@ -61,9 +60,7 @@ def _file(pid: int) -> Path:
 
 def _folder() -> Path:
     """Raises OSError."""
-    own = Path(os.environ.get(RUNTIME, ""))
-    parent = own if own.is_absolute() and own.is_dir() else Path(tempfile.gettempdir())
-    folder = parent / f"duet-gpus-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"duet-gpus-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     facts = folder.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():

@@ -84,7 +84,7 @@ class FindingsOutput:
             return
         line = json.dumps({"time": time.time(), "event": event, **facts}, ensure_ascii=False) + "\n"
         try:
-            handle = os.open(self._events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            handle = os.open(self._events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
                 os.write(handle, line.encode("utf-8", "backslashreplace"))
             finally:

@@ -32,7 +32,7 @@ def claim(run: RunDir, plan: Plan, attempt: int, dead: Collection[int] = ()) -> 
     is one of the `dead`. Raises OSError if the run directory cannot be written."""
     path, own = run.claim(plan["launch"], attempt), str(plan["place"]["node_rank"])
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
         known = path.read_text(errors="replace")
         if known in map(str, dead):

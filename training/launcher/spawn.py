@@ -161,7 +161,9 @@ def _start(
                 start_new_session=True,
                 pass_fds=inherited,
                 # The supervisor has one thread, so code between fork and exec is safe.
-                preexec_fn=functools.partial(_in_child, os.getpid(), binding, memory),  # noqa: PLW1509
+                preexec_fn=functools.partial(  # noqa: PLW1509
+                    _in_child, os.getpid(), rank is not None, binding, memory
+                ),
             )
     except OSError as error:
         _close(streams.readers)
@@ -240,11 +242,15 @@ def _terminal_like(number: int) -> tuple[int, int]:
     return reader, writer
 
 
-def _in_child(parent: int, binding: BindingRecord | None, memory: bool) -> None:
+def _in_child(parent: int, is_rank: bool, binding: BindingRecord | None, memory: bool) -> None:
     process.die_with_parent(parent)
     # A shell ignores these for its jobs in the background; the launcher passes on what counts.
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
+    if is_rank:
+        # systemd ends a session by TERM and at once HUP to every process: a rank would not save.
+        # Another launcher ends by it as in a shell.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if binding:
         node, text = binding["node"], ""
         try:

@@ -52,7 +52,7 @@ class MetricsWriter:
     ) -> None:
         """`values`: configuration for trackers, if not the complete one; `key`: for W&B."""
         global _current
-        self._file = os.open(run.metrics, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file = os.open(run.metrics, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         self._path, self._disk_warned = run.metrics, False
         self._unwritten = b"\n" if rundir.torn(self._file) else b""
         self._notes = _since_the_last_start(run)

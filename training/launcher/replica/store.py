@@ -211,7 +211,7 @@ class Checkpoint:
 
 def _append(path: Path, content: bytes) -> None:
     """All or nothing, unless another process has appended meanwhile."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         size, written = os.fstat(handle).st_size, 0
         try:

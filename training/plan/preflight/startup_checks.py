@@ -16,6 +16,7 @@ from training.core import log, manifest, rundir, standing, units
 from training.core.messages import msg
 from training.host import cgroups, decisions, ports, process
 from training.plan import running
+from training.plan.preflight import run_files
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
 from training.plan.request import LaunchRequest, Request
 from training.tasks import memory
@@ -141,7 +142,10 @@ def run_folder(request: LaunchRequest, step: StepNeeds | None) -> Check:
     origin = request.origins["resume" if run else "out_dir"]
     room = f"du -sh {shlex.quote(str(path.parent))}/* | sort -h" if run else moved(ANOTHER)
     local = [moved(LOCAL)] if maps else None
-    return folder("run", path, needed, origin, [room], [moved(ANOTHER)], local)
+    found = folder("run", path, needed, origin, [room], [moved(ANOTHER)], local)
+    if run is None or found.status == ERROR:
+        return found
+    return run_files.closed(run, moved(ANOTHER)) or found
 
 
 def _more_checkpoints(request: LaunchRequest) -> int:
