@@ -28,7 +28,7 @@ from training.core.rundir import RunDir, write_json
 from training.host import cgroups, env_vars
 from training.plan import preflight, script_request
 from training.plan import training_plan as planner
-from training.plan.preflight import ERROR, OK, WARNING, Check, folder, startup_checks
+from training.plan.preflight import ERROR, OK, WARNING, Check, folder, folder_checks, startup_checks
 from training.tasks.gpt import memory
 from training.tasks.gpt.step import GptStep
 
@@ -83,17 +83,17 @@ def test_a_disk_that_cannot_map_files(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
-    monkeypatch.setattr(startup_checks.mmap, "mmap", refuse)
+    monkeypatch.setattr(folder_checks.mmap, "mmap", refuse)
     asked = ask("--device=cpu")
-    found = startup_checks.run_folder(asked, None)
+    found = folder_checks.run_folder(asked, None)
     assert (found.status, found.fixes) == (ERROR, ["--out_dir=/local/folder"])
     asked.resume_from = RunDir(tmp_path)
-    (fix,) = startup_checks.run_folder(asked, None).fixes
+    (fix,) = folder_checks.run_folder(asked, None).fixes
     assert f" --resume=/local/folder/{tmp_path.name}" in fix
     assert check(tmp_path).status == OK, "of a log folder"
     (home / "my.py").touch()
     script = script_request.read(LAUNCH, ["2", "--script=my.py"], {})
-    assert startup_checks.run_folder(script, None).status == OK
+    assert folder_checks.run_folder(script, None).status == OK
     assert os.listdir(home) == ["my.py"]
 
 
@@ -109,12 +109,12 @@ def test_a_run_that_may_not_be_written_is_copied(
     def refuse(**_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(startup_checks.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(folder_checks.tempfile, "TemporaryFile", refuse)
     asked = ask("--device=cpu")
-    found = startup_checks.run_folder(asked, None)
+    found = folder_checks.run_folder(asked, None)
     assert (found.status, found.fixes) == (ERROR, ["--out_dir=/another/folder"])
     asked.resume_from = RunDir(tmp_path / "run")
-    (fix,) = startup_checks.run_folder(asked, None).fixes
+    (fix,) = folder_checks.run_folder(asked, None).fixes
     copied = f"cp -a {shlex.quote(f'{tmp_path}/run')} /another/folder/ && "
     assert (fix.startswith(copied), fix.startswith("du ")) == (copies, not copies)
     assert not copies or " --resume=/another/folder/run" in fix

@@ -16,6 +16,7 @@ from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight import torch_import, torch_wheels
 from training.plan.preflight.cpu_checks import cpu
+from training.plan.preflight.folder_checks import folder, run_folder
 from training.plan.preflight.gpu_checks import (
     compile_left_out,
     compile_works,
@@ -39,13 +40,11 @@ from training.plan.preflight.report import (
     worst,
 )
 from training.plan.preflight.startup_checks import (
-    folder,
     host_memory,
     not_running,
     open_files,
     port,
     ram_beside_gpus,
-    run_folder,
     shared_memory,
 )
 from training.plan.preflight.torch_kernels import kernels
