@@ -26,7 +26,8 @@ from tests.cases import each
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.data import device_copy
-from training.data.loader import Batches
+from training.data.loader import Batches, reading
+from training.diagnose.traceback import carried
 from training.tasks import base
 from training.tasks.base import Samples, Task, moved
 
@@ -134,6 +135,36 @@ def test_samples_that_form_no_batch_are_named(samples: list[Any], named: str) ->
         assert "sample 11" not in text
         place = traceback.extract_tb(caught.tb)[-1]
         assert (place.filename, place.name) == (__file__, f"{part}_data")
+
+
+class Labelled(Dataset[Any]):
+    """Sample 2 has no label."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return next(label for label in (0, 1, 3) if label == index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_does_not_end_the_data(workers: int) -> None:
+    """A StopIteration is an error of that line, in a worker too."""
+    data = given(Labelled()).rows("val")
+    assert data
+    keys = [(0, range(2)), (0, range(2, 4))]
+    with (
+        pytest.raises(RuntimeError, match=r"val_data\(\) of Given: sample 2 ") as caught,
+        reading(data, keys, workers=workers) as rows,
+    ):
+        list(rows)
+    if workers:
+        found = carried(str(caught.value))
+        assert (
+            found and found.type == "RuntimeError" and (found.code or "").startswith("return next(")
+        )
+    else:
+        assert place(caught.value) == (__file__, "__getitem__", "return next")
 
 
 def test_an_error_of_equal_samples_is_not_theirs(monkeypatch: pytest.MonkeyPatch) -> None:

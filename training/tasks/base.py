@@ -216,10 +216,19 @@ class Samples(BatchDataset):
         try:
             return default_collate(samples)
         except (TypeError, RuntimeError, KeyError) as error:
-            part = "train" if self.drawn else "val"
-            returned.no_batch(self.task, part, indices, samples, error)
+            returned.no_batch(self.task, self._part, indices, samples, error)
+
+    @property
+    def _part(self) -> str:
+        return "train" if self.drawn else "val"
 
     def _one(self, index: int, epoch: int) -> Any:
+        try:
+            return self._read(index, epoch)
+        except StopIteration as error:  # a loop over batches would take it for their end
+            returned.no_sample(self.task, self._part, index, error)
+
+    def _read(self, index: int, epoch: int) -> Any:
         data: Any
         data, place = _innermost(self.data, index) if self.drawn else (None, index)
         if not hasattr(data, "draw"):
