@@ -207,9 +207,11 @@ class Samples(BatchDataset):
     ) -> None:
         self.data, self.seed, self.drawn, self.task = data, seed, drawn, task
         self.most_readers = _most_readers(data)
+        # The order of an epoch and the shares of the ranks depend on it: it must not change.
+        self._count = len(data)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
-        return len(self.data)  # type: ignore[arg-type]
+        return self._count
 
     def rows(self, indices: Ints | Sequence[int], epoch: int = 0) -> Any:
         samples = [self._one(int(index), epoch) for index in indices]
