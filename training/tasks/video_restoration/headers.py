@@ -207,7 +207,7 @@ def _size(file: str, problems: list[Problem]) -> Size | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns about very large pictures
             with Image.open(pictures.stream(file)) as picture:
-                size, mode = picture.size, picture.mode
+                size, mode = picture.size, pictures.deep_mode(picture) or picture.mode
     except pictures.Unreadable as error:
         problems.append(Problem("video.frame_unreadable", str(error)))
         return None
