@@ -242,6 +242,17 @@ def test_pictures_must_have_eight_bits(options: VideoOptions, tmp_path: Path) ->
     assert f"{file}: not a picture that Pillow can read" in shown(options)
 
 
+def test_the_format_of_every_checked_frame_is_checked(
+    options: VideoOptions, tmp_path: Path
+) -> None:
+    """Not only that of the first frames."""
+    file = tmp_path / "gt" / "c0" / "000003.png"
+    Image.fromarray(np.zeros((12, 16), np.uint16)).save(file)
+    assert codes(options) == ["video.pixel_format"]
+    deep_png(file, 16, 12)
+    assert codes(options) == ["video.pixel_format"]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
