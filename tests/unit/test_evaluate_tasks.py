@@ -7,7 +7,7 @@ import io
 import json
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from tests.unit.conftest import ROOT
 from tests.unit.test_evaluate_command import Page, answer, codes, problems
 from tests.unit.trained_runs import checkpoint, gpt, made
 from tests.unit.video_data import rendered
 from training import tasks
-from training.cli import evaluate
+from training.cli import evaluate, export
 from training.core import rundir
 from training.core.errors import Exit, UserError
+from training.tasks.base import Task
+from training.tasks.trained import Trained
 from training.tasks.video_restoration.options import VideoOptions
 
 
@@ -54,9 +57,15 @@ def restoring(folder: Path) -> tuple[Path, rundir.RunDir]:
     return frames, run_of(folder, "video_restoration", None, options)
 
 
-def spirals(folder: Path) -> rundir.RunDir:
+def spirals(folder: Path, **config: Any) -> rundir.RunDir:
     options = {"points": 40, "noise": 0.05, "width": 8, "lr": 1e-3}
-    return run_of(folder, "spirals.py", str(ROOT / "examples/spirals.py"), options)
+    return run_of(folder, "spirals.py", str(ROOT / "examples/spirals.py"), options, **config)
+
+
+def exported(run: Path) -> Trained:
+    out = run / "out"
+    assert export.main([str(run), "--format=torch", f"--out={out}", "--quiet"]) == 0
+    return tasks.load_model(out)
 
 
 def test_video_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,3 +134,24 @@ def test_a_users_task_measures_its_own_data(
     run = spirals(tmp_path)
     assert 0.2 < answer(capsys, str(run.path))[0]["accuracy"] < 0.8
     assert codes(str(run.path), "--data=stdlib") == ["task.unsupported"]
+
+
+@pytest.mark.parametrize("of", [tasks.load_model, exported])
+def test_a_batch_is_not_larger_than_in_the_training(
+    of: Callable[[Path], Trained], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its samples may form no larger one, or not fit into memory."""
+    sizes, real = set[int](), Task.measure
+
+    def measure(task: Task, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        sizes.add(task.count(batch))
+        return real(task, model, batch)
+
+    monkeypatch.setattr(Task, "measure", measure)
+    for number, (planned, own, wanted) in enumerate([(4, None, 4), (500, None, 16), (4, 50, 50)]):
+        trained = of(spirals(tmp_path / str(number), device_batch_size=planned).path)
+        assert trained.task
+        trained.task.eval_batch = own
+        sizes.clear()
+        trained.evaluate()
+        assert max(sizes) == wanted

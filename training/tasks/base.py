@@ -37,7 +37,9 @@ class Task(ABC):
     unit = "samples"  # unit of batch size and speed
     pieces = "samples"  # unit of dataset size
     random = True  # whether the model uses random numbers in training (dropout)
-    eval_batch: int | None = None  # samples per validation batch; None: the training micro-batch
+    # Samples per validation batch; None: the training micro-batch, in ./duet evaluate at most
+    # trained.EVALUATED.
+    eval_batch: int | None = None
 
     file_sha256 = ""  # of the user's file that defines the task
 
