@@ -35,6 +35,8 @@ class Unreadable(RuntimeError):
     """A frame that cannot be read or has the wrong size. One text argument, so that it can be
     passed unchanged from a loader worker."""
 
+    of_code = False  # the line that raised it explains nothing
+
 
 def in_folder(folder: str | Path, suffixes: tuple[str, ...] = SUFFIXES) -> dict[str, str]:
     """The frames of a folder in order: name without suffix → file. Raises OSError, and Unreadable
