@@ -89,10 +89,10 @@ class VideoSpec(SampleSpec):
         ready = installed and not problems
         return None, problems + folders.check(video, origins, headers_too=ready)
 
-    def sentences(self, options: Mapping[str, Any]) -> list[str]:
-        from training.tasks.video_restoration import folders
+    def of_data(self, options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        from training.tasks.video_restoration import clip_text
 
-        return [folders.sentence(VideoOptions(**options))]
+        return clip_text.lines_and_notes(VideoOptions(**options))
 
     def read_config(self, path: Path, text: str, ranks: int) -> ConfigFile | None:
         from training.tasks.video_restoration.kair import loader
