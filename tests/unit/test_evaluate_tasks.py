@@ -155,3 +155,16 @@ def test_a_batch_is_not_larger_than_in_the_training(
         sizes.clear()
         trained.evaluate()
         assert max(sizes) == wanted
+
+
+def test_a_score_with_the_name_of_a_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has the name under which a run records it."""
+    run = spirals(tmp_path)
+    own = dict.fromkeys(("run", "step", "weights", "file", "accuracy"), 0.5)
+    monkeypatch.setattr(Trained, "evaluate", lambda *given: own)
+    (found,) = answer(capsys, str(run.path))
+    assert (found["run"], found["step"], found["weights"]) == ("run", 9, "raw")
+    assert [found[f"val_{name}"] for name in ("run", "step", "weights", "file")] == [0.5] * 4
+    assert found["accuracy"] == 0.5
