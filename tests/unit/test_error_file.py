@@ -24,11 +24,12 @@ from training.core import rundir
 from training.core.errors import RANK_FAILED, Exit, Problem, RunStopped
 from training.core.project import ROOT
 from training.core.rundir import RunDir, read_json
+from training.data.frames.pictures import Unreadable
 from training.diagnose import card
 from training.launcher import failure_report
 from training.launcher.outcome import Outcome
 from training.trainer import error_file, memory_snapshot
-from training.trainer.sanity_checks import EmptyBatch, NotFinite, SanityCheckError
+from training.trainer.sanity_checks import EmptyBatch, NotFinite
 from training.watchdog.probes import flight_recorder
 from training.watchdog.probes.flight_recorder import Call
 
@@ -105,11 +106,15 @@ def test_the_place_is_the_last_one_outside_of_libraries(
 
 
 def test_a_failed_check_has_no_place_in_the_code(tmp_path: Path) -> None:
-    for error in (NotFinite("loss is nan on rank 1 at step 5", 1), EmptyBatch("none", 0)):
-        with pytest.raises(SanityCheckError) as caught:
+    for error, rank in (
+        (NotFinite("loss is nan on rank 1 at step 5", 1), 1),
+        (EmptyBatch("none", 0), 0),
+        (Unreadable("a.png is truncated"), 0),
+    ):
+        with pytest.raises(type(error)) as caught:
             raise error
         found = error_file._facts(RunDir(tmp_path), 0, caught.value)
-        assert (found["where"], found["code"], found["guilty_rank"]) == ("", None, error.rank)
+        assert (found["where"], found["code"], found["guilty_rank"]) == ("", None, rank)
         assert found["traceback"]
 
 

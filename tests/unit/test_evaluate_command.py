@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
-import io
 import json
 import math
 import os
 import shlex
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from tests.cases import each
-from tests.unit.conftest import ROOT
-from tests.unit.trained_runs import checkpoint, flip_a_bit, gpt, made, on_fake_gpu, stored
-from tests.unit.video_data import rendered
+from tests.unit.trained_runs import flip_a_bit, gpt, made, on_fake_gpu, stored
 from training import tasks
 from training.cli import evaluate, export
-from training.core import manifest, rundir
+from training.core import manifest
 from training.core.cells import cells
 from training.core.errors import Exit, Problem, UserError
 from training.data.tokenizer_base import BOS, Bytes
 from training.tasks.gpt import trained
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.passages import Passages
-from training.tasks.video_restoration.options import VideoOptions
 from training.tasks.weights import RAW
 
 TEXT = "The plan of a run is written before it starts. naïve 🙂\n" * 20
@@ -227,72 +219,6 @@ def test_problems(tmp_path: Path) -> None:
         "flag.unknown", "data.encoding_name", "data.missing", "run.missing"
     ]  # fmt: skip
     assert codes(run, f"--data={empty}") == ["data.empty"]
-
-
-def test_video_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """PSNR and SSIM of frames that are not those of the training."""
-    frames = rendered(tmp_path / "clips") / "test"
-    capsys.readouterr()
-    run = made(tmp_path / "run", gpt(1))
-    plan = json.loads(run.plan.read_text())
-    options = vars(VideoOptions(dataroot_gt="/gone", embed_dim=4, num_blocks=1))
-    plan["task"] = {
-        "name": "video_restoration",
-        "unit": "samples",
-        "file": None,
-        "options": options,
-    }
-    rundir.write_json(run.plan, plan)
-    model = tasks.make(plan, torch.device("cpu"), None).model()
-    checkpoint(run, model.state_dict(), {}, 9)
-    (found,) = answer(capsys, str(run.path), f"--data={frames}")
-    # the untrained network returns its input
-    assert found["psnr"] == pytest.approx(found["psnr_input"], abs=1e-3) and 0 < found["ssim"] <= 1
-    out = tmp_path / "page.html"
-    checkpoint(run, model.state_dict(), {}, 12)
-    shutil.rmtree(run.checkpoints / "step_00000007")  # of a language model
-    answer(capsys, str(run.path), "--checkpoints=all", f"--data={frames}", f"--out={out}")
-    page = Page(out)
-    assert page.sections == ["scores", "curves", "clips", "pictures"]
-    assert len(page.pictures) == 4  # input, two results, target of the only clip
-    given, _, _, target = (
-        np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))))
-        for address in page.pictures
-    )
-    assert given.shape == target.shape and (given != target).any()
-    assert page.rows[-1][0] == "clip_000" and page.rows[-1][1] == f"{found['psnr_input']:.2f}"
-    assert codes(str(run.path)) == ["video.no_data"]
-    assert codes(str(run.path), f"--data={frames}", "--encoding=gbk") == ["flag.unknown"]
-    (problem,) = problems(str(run.path), f"--data={tmp_path / 'clips/tset'}")
-    fix = f"./duet evaluate {shlex.quote(str(run.path))} --data={frames}"
-    assert problem.fixes == [fix] and "--data" in problem.what
-    for name in ("x" * 300, "x" * 300 + ".lmdb"):  # a place that cannot be examined
-        assert codes(str(run.path), f"--data={tmp_path / name}") == ["video.folder_missing"]
-    # the validation frames of the run, relative to where it was started
-    options["test_dataroot_gt"] = "clips/test"
-    plan["command"] = {"script": "train.py", "args": [], "cwd": str(tmp_path)}
-    rundir.write_json(run.plan, plan)
-    (chosen,) = evaluate.parse([str(run.path)]).weights
-    assert chosen.plan["task"]["options"]["test_dataroot_gt"] == str(frames)
-    shutil.rmtree(tmp_path / "clips")
-    (problem,) = problems(str(run.path))
-    assert problem.code == "video.folder_missing" and "--data" not in problem.what
-
-
-def test_a_users_task_measures_its_own_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = made(tmp_path / "run", gpt(1))
-    plan = json.loads(run.plan.read_text())
-    file, options = (
-        str(ROOT / "examples/spirals.py"),
-        {"points": 40, "noise": 0.05, "width": 8, "lr": 1e-3},
-    )
-    plan["task"] = {"name": "spirals.py", "unit": "samples", "file": file, "options": options}
-    rundir.write_json(run.plan, plan)
-    checkpoint(run, tasks.make(plan, torch.device("cpu"), None).model().state_dict(), {}, 9)
-    assert 0.2 < answer(capsys, str(run.path))[0]["accuracy"] < 0.8
-    assert codes(str(run.path), "--data=stdlib") == ["task.unsupported"]
 
 
 def test_a_replaced_checkpoint_is_measured_on_the_same_data(

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.unit.films import apart, content, film, moving, network, pictures, trained
+from tests.unit.video_data import deep_png
 from training import tasks
 from training.cli import restore
 from training.core import args
@@ -107,9 +108,10 @@ def test_pictures_are_checked_before_the_start(run: str, tmp_path: Path) -> None
     assert uneven.code == "input.sizes" and "im4.png (32 × 32)" in uneven.what
     assert restored(run, folder, tmp_path / "out", "--frames=0:4") == 0
     deep = moving(0)[..., 0].astype(np.uint16) * 256
-    Image.fromarray(deep).save(folder / "im5.png")  # 16 bits: Pillow would cut it at 255
-    (unreadable,) = problems(run, folder, out, "--frames=5:", "--overwrite")
-    assert unreadable.code == "input.unreadable" and "im5.png" in unreadable.what
+    for save in (Image.fromarray(deep).save, lambda file: deep_png(file, 64, 48)):
+        save(folder / "im5.png")  # 16 bits: Pillow would cut them
+        (unreadable,) = problems(run, folder, out, "--frames=5:", "--overwrite")
+        assert unreadable.code == "input.unreadable" and "im5.png" in unreadable.what
     (folder / "im3.jpg").write_bytes(b"a preview")
     (twice,) = problems(run, folder, out, "--frames=0:3", "--overwrite")
     assert twice.code == "input.unreadable" and "im3.jpg and im3.png" in twice.what

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import traceback
 from collections import namedtuple
 from collections.abc import Iterator
@@ -26,7 +25,8 @@ from tests.cases import each
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.data import device_copy
-from training.data.loader import Batches
+from training.data.loader import Batches, reading
+from training.diagnose.traceback import carried
 from training.tasks import base
 from training.tasks.base import Samples, Task, moved
 
@@ -134,6 +134,55 @@ def test_samples_that_form_no_batch_are_named(samples: list[Any], named: str) ->
         assert "sample 11" not in text
         place = traceback.extract_tb(caught.tb)[-1]
         assert (place.filename, place.name) == (__file__, f"{part}_data")
+
+
+class Growing(Drawn):
+    """Another program adds files."""
+
+    count = 3
+
+    def __len__(self) -> int:
+        self.count += 1
+        return self.count
+
+
+def test_the_length_of_a_data_set_is_asked_once() -> None:
+    """The order of an epoch and the share of each rank depend on it."""
+    data = given(Growing())
+    for part, count in (("train", 4), ("val", 5)):
+        rows = data.rows(part)
+        assert rows and [len(rows), len(rows)] == [count, count]
+
+
+class Labelled(Dataset[Any]):
+    """Sample 2 has no label."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return next(label for label in (0, 1, 3) if label == index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_does_not_end_the_data(workers: int) -> None:
+    """A StopIteration is an error of that line, in a worker too."""
+    data = given(Labelled()).rows("val")
+    assert data
+    keys = [(0, range(2)), (0, range(2, 4))]
+    with (
+        pytest.raises(RuntimeError, match=r"val_data\(\) of Given: sample 2 ") as caught,
+        reading(data, keys, workers=workers) as rows,
+    ):
+        list(rows)
+    if workers:
+        found = carried(str(caught.value))
+        assert (
+            found and found.type == "RuntimeError" and (found.code or "").startswith("return next(")
+        )
+    else:
+        place = traceback.extract_tb(caught.tb)[-1]
+        assert (place.filename, place.name) == (__file__, "__getitem__")
 
 
 def test_an_error_of_equal_samples_is_not_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,76 +338,3 @@ def test_tensors_are_copied_through_pinned_memory(monkeypatch: pytest.MonkeyPatc
 )
 def test_samples_of_a_batch(batch: Any, count: int) -> None:
     assert Task.count(SimpleNamespace(), batch) == count  # type: ignore[arg-type]
-
-
-@each("found", [torch.ones(1), torch.ones(2, 2), (torch.ones(()), None), 0.5])
-def test_a_loss_is_one_number(found: Any) -> None:
-    class Wrong(Task):
-        def model(self) -> Any: ...
-        def train_data(self) -> Any: ...
-        def loss(self, model: Any, batch: Any) -> Any:
-            return found
-
-    task = Wrong(SimpleNamespace(), Config(), torch.device("cpu"))
-    with pytest.raises(TypeError, match=r"loss\(\) of Wrong returned "):
-        task.checked_loss(torch.nn.Identity(), None)
-
-
-class Returning(Task):
-    """Each method returns an option."""
-
-    def model(self) -> Any:
-        return self.options.found
-
-    def train_data(self) -> Any:
-        return self.options.found
-
-    def loss(self, model: Any, batch: Any) -> Any:
-        return self.options.found
-
-
-def returning(found: Any) -> Returning:
-    return Returning(SimpleNamespace(found=found), Config(), torch.device("cpu"))
-
-
-def place(error: BaseException) -> tuple[str, str, str]:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return frame.filename, frame.name, (frame.line or "").partition("(")[0]
-
-
-@each("found", [None, nn.Linear, [nn.Linear(1, 1)], {}])
-def test_a_model_is_a_module(found: Any) -> None:
-    with pytest.raises(TypeError, match=r"model\(\) of Returning returned ") as caught:
-        returning(found).checked_model()
-    assert place(caught.value) == (__file__, "model", "def model")
-    module = nn.Linear(1, 1)
-    assert returning(module).checked_model() is module
-
-
-def test_a_loss_has_a_gradient_unless_none_is_wanted() -> None:
-    model = nn.Linear(1, 1)
-    found = model.weight.sum()
-    assert returning(found).checked_loss(model, None) is found
-    with pytest.raises(TypeError, match="without a gradient") as caught:
-        returning(found.detach()).checked_loss(model, None)
-    assert place(caught.value) == (__file__, "loss", "def loss")
-    with torch.no_grad():
-        returning(found.detach()).checked_loss(model, None)
-
-
-def test_a_loss_is_where_the_model_is() -> None:
-    model = nn.Linear(1, 1)
-    with pytest.raises(TypeError, match="on meta") as caught:
-        returning(model.weight.sum().to("meta")).checked_loss(model, None)
-    assert place(caught.value) == (__file__, "loss", "def loss")
-    found = torch.ones((), requires_grad=True)
-    assert returning(found).checked_loss(model.to("meta"), None) is found, "of the CPU"
-
-
-def test_a_wrong_return_of_a_callable_object_is_named_without_a_place() -> None:
-    class Partial(Returning):
-        loss = functools.partial(lambda model, batch: 3)
-
-    task = Partial(SimpleNamespace(), Config(), torch.device("cpu"))
-    with pytest.raises(TypeError, match=r"loss\(\) of Partial returned int"):
-        task.checked_loss(nn.Identity(), None)

@@ -81,6 +81,20 @@ def test_an_exception_of_a_worker_is_reported_as_raised_there(
     assert (record["cause"], record["summary"], record["where"]) == expected
 
 
+@each("worker", [False, True])
+def test_a_frame_that_cannot_be_read_is_to_be_corrected(worker: bool, run: RunDir) -> None:
+    """No line of Duet is the place."""
+    message = "b.png cannot be read: image file is truncated"
+    report = raised(True, f"training.data.frames.pictures.Unreadable: {message}")
+    trace = ["Traceback (most recent call last):\n"]
+    text = report if worker else message
+    report_error(run, 1, "Unreadable", text, where="", code=None, traceback=trace)
+    record = failed(run)
+    found = record["cause"], record["summary"], record["where"]
+    assert found == ("exception", f"Unreadable: {message}", None)
+    assert "./launch_train.sh 2 --resume=" in record["advice"][0]
+
+
 @each(
     ("lines", "expected"),
     [

@@ -16,8 +16,10 @@ import pytest
 from PIL import Image
 
 from tests.unit.conftest import ROOT, python
-from tests.unit.video_data import pairs, pixels, write
+from tests.unit.video_data import deep_png, pairs, pixels, write
 from training.core.errors import UserError
+from training.data.frames import pictures
+from training.data.frames.pictures import Unreadable
 from training.tasks.video_restoration import folders, headers
 from training.tasks.video_restoration.options import VideoOptions
 
@@ -232,8 +234,23 @@ def test_pictures_must_have_eight_bits(options: VideoOptions, tmp_path: Path) ->
     file = tmp_path / "gt" / "c0" / "000000.png"
     Image.fromarray(np.zeros((12, 16), np.uint16)).save(file)
     assert f"{file} has pixel mode I;16" in shown(options)
+    deep_png(file, 16, 12)
+    assert f"{file} has pixel mode RGB;16B" in shown(options)
+    with pytest.raises(Unreadable, match="RGB;16B"):
+        pictures.pixels(str(file))
     file.write_bytes(b"no picture")
     assert f"{file}: not a picture that Pillow can read" in shown(options)
+
+
+def test_the_format_of_every_checked_frame_is_checked(
+    options: VideoOptions, tmp_path: Path
+) -> None:
+    """Not only that of the first frames."""
+    file = tmp_path / "gt" / "c0" / "000003.png"
+    Image.fromarray(np.zeros((12, 16), np.uint16)).save(file)
+    assert codes(options) == ["video.pixel_format"]
+    deep_png(file, 16, 12)
+    assert codes(options) == ["video.pixel_format"]
 
 
 @pytest.mark.parametrize(

@@ -195,10 +195,7 @@ def _measure(weights: Weights, chosen: EvaluateOptions, done: list[Evaluation]) 
 
 def _answer(chosen: EvaluateOptions, done: list[Evaluation], device: str) -> list[UserError]:
     """Prints the scores and writes the page; why it cannot be written."""
-    rows = [
-        {"run": e.run, "step": e.step, "weights": e.weights, "file": e.file, **e.scores}
-        for e in done
-    ]
+    rows = [_row(one) for one in done]
     if chosen.json:
         print(json_text.answer({"evaluations": rows}))
     elif done:
@@ -211,6 +208,13 @@ def _answer(chosen: EvaluateOptions, done: list[Evaluation], device: str) -> lis
     except UserError as error:
         return [error]
     return []
+
+
+def _row(one: Evaluation) -> dict[str, object]:
+    """A score with the name of another column has that of tracking."""
+    row = {"run": one.run, "step": one.step, "weights": one.weights, "file": one.file}
+    scores = {f"val_{n}" if n in row else n: value for n, value in one.scores.items()}
+    return {**row, **scores}
 
 
 def _write(out: Path, done: list[Evaluation], data: str, device: str) -> None:

@@ -44,6 +44,7 @@ CRASH_STACKS = "crash_stacks"  # value: their files
 RANK_STACKS = "stacks"  # value: their folder; only of runs of Duet
 # Whether the card has the kernel's messages: empty values, one of which is known.
 KERNEL_READ, KERNEL_UNREAD = "kernel_read", "kernel_unread"
+RESUME_COMMAND = "resume_command"  # value: of a Duet run, also for a signature's own advice
 # An empty value: only the general advice is about restoring a GPU.
 GPU_RESET, RESTORES = "gpu_reset", re.compile(r"\b(reset|reboot)\b")
 FORMAT = string.Formatter()
@@ -61,7 +62,12 @@ def advice(
     A signature's own advice is complete; the general advice of its cause is used only for
     signatures without any."""
     known = signatures.causes().get(cause) or signatures.causes()[cause_ids.UNKNOWN]
-    special = filled(signature.advice, groups) if signature and _is_of(signature, cause) else []
+    resumes = {n: text for n, text in (run_values or {}).items() if n == RESUME_COMMAND}
+    special = (
+        filled(signature.advice, {**resumes, **groups})
+        if signature and _is_of(signature, cause)
+        else []
+    )
     restores = _restores(signature, cause)
     general = {} if restores else {GPU_RESET: ""}
     if run_values and (own := filled(known.ours, {**general, **groups, **run_values})):
@@ -232,7 +238,7 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
     config, batch = plan["config"], plan["batch"]
     now, total = batch["device_sequences"], config["total_batch_size"]
     found: dict[str, object] = {
-        "resume_command": command(),
+        RESUME_COMMAND: command(),
         "dry_run_command": f"{command()} --dry_run",
         "now": now,
         "total": total,

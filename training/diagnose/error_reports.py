@@ -43,7 +43,7 @@ def original(error: RankErrorRecord) -> RankErrorRecord:
     if found is None:
         return error
     known: dict[str, object] = {"type": found.type, "message": found.text}
-    if found.where:
+    if found.where and (error["where"] or not error.get("traceback")):  # else it explains nothing
         known |= {"where": found.where, "code": found.code}
     if found.process is not None:
         known["process"] = found.process

@@ -228,7 +228,8 @@ def _merge(wish: ResumeRequest, run: rundir.RunDir, plan: Plan) -> Found:
     moved = moved_paths.changes(run, plan, wish.experiments)
     config = {**plan["config"], **_length(plan["config"]), **moved}
     known = {n: (v, origin) for n, v in config.items() if n in FIELDS and of_the_run(n)}
-    known |= {n: (v, origin) for n, v in tasks.task_of(plan)["options"].items()}
+    options = tasks.spec_of(plan).located(tasks.task_of(plan)["options"], plan)
+    known |= {n: (v, origin) for n, v in options.items()}
     return Found(known, run, wish.merged(known, wish.fields, run))
 
 

@@ -37,7 +37,9 @@ class Task(ABC):
     unit = "samples"  # unit of batch size and speed
     pieces = "samples"  # unit of dataset size
     random = True  # whether the model uses random numbers in training (dropout)
-    eval_batch: int | None = None  # samples per validation batch; None: the training micro-batch
+    # Samples per validation batch; None: the training micro-batch, in ./duet evaluate at most
+    # trained.EVALUATED.
+    eval_batch: int | None = None
 
     file_sha256 = ""  # of the user's file that defines the task
 
@@ -207,19 +209,30 @@ class Samples(BatchDataset):
     ) -> None:
         self.data, self.seed, self.drawn, self.task = data, seed, drawn, task
         self.most_readers = _most_readers(data)
+        # The order of an epoch and the shares of the ranks depend on it: it must not change.
+        self._count = len(data)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
-        return len(self.data)  # type: ignore[arg-type]
+        return self._count
 
     def rows(self, indices: Ints | Sequence[int], epoch: int = 0) -> Any:
         samples = [self._one(int(index), epoch) for index in indices]
         try:
             return default_collate(samples)
         except (TypeError, RuntimeError, KeyError) as error:
-            part = "train" if self.drawn else "val"
-            returned.no_batch(self.task, part, indices, samples, error)
+            returned.no_batch(self.task, self._part, indices, samples, error)
+
+    @property
+    def _part(self) -> str:
+        return "train" if self.drawn else "val"
 
     def _one(self, index: int, epoch: int) -> Any:
+        try:
+            return self._read(index, epoch)
+        except StopIteration as error:  # a loop over batches would take it for their end
+            returned.no_sample(self.task, self._part, index, error)
+
+    def _read(self, index: int, epoch: int) -> Any:
         data: Any
         data, place = _innermost(self.data, index) if self.drawn else (None, index)
         if not hasattr(data, "draw"):

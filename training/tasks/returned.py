@@ -43,6 +43,13 @@ def data(found: Any, task: type, part: str) -> Dataset[Any]:
     return checked
 
 
+def no_sample(task: type, part: str, index: int, error: StopIteration) -> NoReturn:
+    """A StopIteration of the user's code, as an error at the same place."""
+    what = f"{part}_data() of {task.__name__}: sample {index} raised StopIteration"
+    why = "next() raises it where nothing is found and no default is given"
+    raise RuntimeError(f"{what}; {why}").with_traceback(error.__traceback__) from None
+
+
 def no_batch(
     task: type, part: str, indices: Iterable[int], samples: Sequence[Any], error: Exception
 ) -> NoReturn:

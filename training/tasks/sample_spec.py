@@ -33,9 +33,9 @@ class SampleSpec(TaskSpec):
     def divides(self, config: Config, origins: Mapping[str, str], ranks: int) -> list[Problem]:
         return sample_batch.divides(config, origins, ranks)
 
-    def sentences(self, options: Mapping[str, Any]) -> list[str]:
-        """Plan lines about the data named by the options; after check()."""
-        return []
+    def of_data(self, options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """Plan lines, and notes, about the data named by the options; after check()."""
+        return [], []
 
     def decide(self, request: PlanRequest, machine: Situation) -> Decided:
         from training.tasks import sample_plan
@@ -46,14 +46,11 @@ class SampleSpec(TaskSpec):
             else msg("tasks.sample.spec.task", name=self.name)
         )
         decided = sample_plan.decide(request, machine, self.record(request.options))
+        lines, notes = self.of_data(request.options)
         return replace(
             decided,
-            text=[
-                shown,
-                *self.sentences(request.options),
-                *decided.text,
-                *self.memory_text(decided.fields),
-            ],
+            text=[shown, *lines, *decided.text, *self.memory_text(decided.fields)],
+            notes=[*notes, *decided.notes],
         )
 
     def memory_text(self, plan: Plan | TaskFields) -> list[str]:

@@ -75,6 +75,11 @@ class TaskSpec(ABC):
 
     # Request.
 
+    def located(self, options: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+        """The options of a run with the paths that they meant where the run of this plan was
+        started."""
+        return dict(options)
+
     def seq_len(self, config: Config) -> int:
         """Units per sample."""
         return 1

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 PICTURED = 6  # samples
-EVALUATED = 16  # samples per batch
+EVALUATED = 16  # most samples per batch
 # where programs keep the weights in a file; the last ones are of BasicSR and DeepSpeed
 INNER = ("model", "model_state_dict", "state_dict", "net", "params", "params_ema", "module")
 AVERAGE = "ema"  # the moving average of the weights in a checkpoint, by name of the parameter
@@ -103,7 +103,9 @@ class Trained:
         planned = self.weights.plan.get("precision")  # exports of earlier versions lack it
         precision = half.on(planned["value"] if planned else "fp32", self.device)
         autocast = half.autocast(precision, self.device)
-        size = task.eval_batch or EVALUATED
+        micro = task.config.device_batch_size  # more may form no batch, or not fit into memory
+        most = min(EVALUATED, micro) if isinstance(micro, int) else EVALUATED
+        size = task.eval_batch or most
         for start in range(0, len(data), size):
             stop = min(start + size, len(data))
             with torch.no_grad():

@@ -16,21 +16,26 @@ from training.data.frames import lmdb_folder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from PIL import Image
+    from PIL import Image, ImageFile
 
     Planes = npt.NDArray[Any]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA"}  # Pillow's with 8 bits per colour
 
-T = TypeVar("T")
 DEEP = ("I", "F")  # with 16 or 32 bits
+# Of colours with 16 bits, which Pillow reads with 8. The 16 bits of BMP's BGR;16 are of a pixel.
+DEEP_COLOURS = re.compile(r"\w+;16[A-Z]")
 ORIENTATION, ASIDE = 0x0112, (5, 6, 7, 8)  # of Exif
+
+T = TypeVar("T")
 
 
 class Unreadable(RuntimeError):
     """A frame that cannot be read or has the wrong size. One text argument, so that it can be
     passed unchanged from a loader worker."""
+
+    of_code = False  # the line that raised it explains nothing
 
 
 def in_folder(folder: str | Path, suffixes: tuple[str, ...] = SUFFIXES) -> dict[str, str]:
@@ -112,11 +117,20 @@ def opened(file: str) -> Iterator[Image.Image]:
 
     try:
         with Image.open(stream(file)) as picture:
-            if picture.mode.startswith(DEEP):  # Pillow would cut brighter values
-                raise Unreadable(msg("data.frames.pixel_mode", file=file, mode=picture.mode))
+            if mode := deep_mode(picture):  # Pillow would cut the values
+                raise Unreadable(msg("data.frames.pixel_mode", file=file, mode=mode))
             yield picture
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise Unreadable(msg("data.frames.unreadable", file=file, error=error)) from None
+
+
+def deep_mode(picture: ImageFile.ImageFile) -> str:
+    """Pillow's name of more than 8 bits per colour; "" for others. `picture`: not yet loaded."""
+    if picture.mode.startswith(DEEP):
+        return picture.mode
+    # The arguments of the decoder: a text, or a tuple that begins with it.
+    found = DEEP_COLOURS.search(str(picture.tile[0].args)) if picture.tile else None
+    return found[0] if found else ""
 
 
 def pixels(

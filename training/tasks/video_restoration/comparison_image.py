@@ -30,7 +30,7 @@ def write(
 ) -> str | None:
     """Write folder/restored_CLIP.png for a few clips. Returns 'CLIP: 24.1 → 27.3 dB, …' for the
     frames shown. Raises OSError."""
-    results = []
+    results, names = [], set[str]()
     clips = data.frames.clips
     for index in sorted({round(i * (len(clips) - 1) / max(1, CLIPS - 1)) for i in range(CLIPS)}):
         clip = clips[index]
@@ -44,7 +44,11 @@ def write(
         one = [float(metrics.psnr(x[:, middle], gt[:, middle])[0]) for x in (given, found)]
         labels = [f"blurred {one[0]:.2f} dB", f"restored {one[1]:.2f} dB", "sharp"]
         picture = _strip([_picture(x[0, count // 2]) for x in (given, found, gt)], labels)
-        picture.save(folder / f"restored_{re.sub(r'[^A-Za-z0-9._-]', '_', clip.name)}.png")
+        name = re.sub(r"[^\w.-]", "_", clip.name)
+        while name in names:
+            name += "_"
+        names.add(name)
+        picture.save(folder / f"restored_{name}.png")
     return ", ".join(results) or None
 
 

@@ -189,7 +189,7 @@ def _planes(file: str, options: Any) -> Planes:
             found = np.load(file, allow_pickle=False)
             return found[None] if found.ndim == 2 else found
         if not file.endswith(".dat"):
-            with Image.open(file) as picture:
+            with pictures.opened(file) as picture:
                 return np.asarray(picture.convert("L"), dtype=np.float32)[None] / 255
         height, width = options.spike_h, options.spike_w
         # Planes in order, each row by row; the first pixel is a byte's lowest bit (SpikeCV).

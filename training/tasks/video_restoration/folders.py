@@ -12,7 +12,6 @@ from typing import Any
 from training.core import heartbeat
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.core.units import plural
 from training.data.frames import lmdb_folder, pictures
 from training.host import packages
 from training.tasks.video_restoration import headers, lists
@@ -71,28 +70,6 @@ def clips(options: Any, part: str) -> list[Clip]:
     if scan.problems:
         raise UserError(scan.problems)
     return scan.clips
-
-
-def sentence(options: Any) -> str:
-    """Plan line about the data. Raises UserError as clips() does."""
-
-    def much(part: str) -> str:
-        found = clips(options, part)
-        frames = sum(len(clip.gt) for clip in found)
-        return msg("tasks.video.check.much", clips=plural(len(found), "clip"), frames=frames)
-
-    root, held = options.dataroot_gt, options.test_dataroot_gt
-    return (
-        msg(
-            "tasks.video.check.data_and_validation",
-            root=root,
-            much=much("train"),
-            held=held,
-            held_much=much("val"),
-        )
-        if held
-        else msg("tasks.video.check.data", root=root, much=much("train"))
-    )
 
 
 def content(options: Any, *parts: str) -> str:

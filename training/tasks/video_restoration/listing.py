@@ -123,7 +123,7 @@ class Scan:
                 found["gt"] = {
                     stem: file
                     for stem, file in found["gt"].items()
-                    if first <= _number(stem) < first + count
+                    if first <= number_of(stem) < first + count
                 }
                 if len(found["gt"]) != count:
                     uneven.setdefault("meta", []).append(
@@ -358,7 +358,7 @@ def some(names: list[str], limit: int = 3) -> str:
     return msg("tasks.video.clips.more", first=first, rest=rest) if rest > 0 else first
 
 
-def _number(stem: str) -> int:
+def number_of(stem: str) -> int:
     """Number of a frame: the last number in its name; -1 if there is none."""
     digits = re.findall(r"\d+", stem)
     return int(digits[-1]) if digits else -1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +30,16 @@ if TYPE_CHECKING:
 
 
 FLAG = "--test_dataroot_gt="
+PATH = re.compile(r"dataroot_|^meta_info_file$")  # in the names of options
 
 
-def _roots(plan: Plan, options: Mapping[str, Any]) -> dict[str, str]:
-    """The validation roots as the command of the run meant them, where it was started."""
-    folder = (plan.get("command") or {}).get("cwd") or ""
-    given = {n: v for n, v in options.items() if n.startswith("test_dataroot_") and v}
-    paths = {name: os.path.join(folder, os.path.expanduser(v)) for name, v in given.items()}  # noqa: PTH111
-    return {name: path for name, path in paths.items() if os.path.exists(path)}
+def _elsewhere(value: str, folder: str) -> str:
+    """A relative path in this folder, unless there is none or it is the same."""
+    here = os.path.expanduser(value)  # noqa: PTH111 – Path.expanduser raises for an unknown user
+    there = os.path.join(folder, here)
+    if not os.path.exists(there) or (os.path.exists(here) and Path(here).samefile(there)):
+        return value
+    return there
 
 
 def _by_data(fixes: Iterable[str]) -> list[str]:
@@ -89,10 +92,17 @@ class VideoSpec(SampleSpec):
         ready = installed and not problems
         return None, problems + folders.check(video, origins, headers_too=ready)
 
-    def sentences(self, options: Mapping[str, Any]) -> list[str]:
-        from training.tasks.video_restoration import folders
+    def of_data(self, options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        from training.tasks.video_restoration import clip_text
 
-        return [folders.sentence(VideoOptions(**options))]
+        return clip_text.lines_and_notes(VideoOptions(**options))
+
+    def located(self, options: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+        folder = (plan.get("command") or {}).get("cwd") or ""
+        return {
+            name: _elsewhere(value, folder) if value and PATH.search(name) else value
+            for name, value in options.items()
+        }
 
     def read_config(self, path: Path, text: str, ranks: int) -> ConfigFile | None:
         from training.tasks.video_restoration.kair import loader
@@ -119,7 +129,7 @@ class VideoSpec(SampleSpec):
             options |= {"test_dataroot_gt": given["data"], "test_dataroot_lq": ""}
             origins["test_dataroot_gt"] = "--data"
         else:
-            options |= _roots(plan, options)
+            options = self.located(options, plan)
         if not options.get("test_dataroot_gt"):
             return plan, [Problem("video.no_data", msg("tasks.video.no_evaluation"))]
         video = VideoOptions(**options)

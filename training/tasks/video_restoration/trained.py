@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from training.core.errors import Problem, UserError
+from training.data.frames.pictures import Unreadable
 from training.host import cgroups
-from training.tasks.trained import FrameModel, Pieces
+from training.tasks.trained import FrameModel, Pieces, Progress, silent
 from training.tasks.video_restoration import inference, network
 from training.tasks.video_restoration.folders import OVERLAP
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from training.tasks.evaluation import Part
 
 WINDOW, SHARED = 24, 6  # frames per piece and shared by two, where the training sets none
 # share of the free memory that a piece may need, and as much for the restored frames of two
@@ -23,6 +27,14 @@ CONTEXT = 8  # the overlap of two tiles is at least a fraction 1 / CONTEXT of th
 
 
 class VideoModel(FrameModel):
+    def evaluate(
+        self, progress: Progress = silent, parts: list[Part] | None = None
+    ) -> dict[str, float]:
+        try:
+            return super().evaluate(progress, parts)
+        except Unreadable as error:
+            raise UserError(Problem("video.frame_unreadable", str(error))) from None
+
     @property
     def scale(self) -> int:
         return self.network.scale

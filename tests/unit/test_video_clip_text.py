@@ -1,0 +1,44 @@
+"""Plan lines and notes about the clips."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.cases import each
+from tests.unit.video_data import pairs
+from training.tasks import BUILT_IN
+from training.tasks.sample_spec import SampleSpec
+from training.tasks.video_restoration.clip_text import gaps, lines_and_notes
+
+
+@each(
+    "names, found",
+    [
+        ("000 001 002 007 008 009", [("002", "007")]),
+        ("a_1 a_2 a_4 a_5 a_9 a_10", [("a_2", "a_4"), ("a_5", "a_9")]),
+        ("000 002 004 008 010", [("004", "008")]),
+        ("000 002 004 006", []),
+        ("1403636579 1403645123 1403651007 1403662222", []),  # times
+        ("left right up", []),
+        ("000", []),
+    ],
+)
+def test_gaps_in_the_numbers(names: str, found: list[tuple[str, str]]) -> None:
+    assert gaps(names.split()) == found
+
+
+def test_missing_frames_are_noted_before_the_start(tmp_path: Path) -> None:
+    options = pairs(tmp_path)
+    lines, notes = lines_and_notes(options)
+    assert len(lines) == 1 and "2 clips" in lines[0] and "12" in lines[0] and not notes
+    for root in ("gt", "lq"):
+        for frame in (2, 3):
+            (tmp_path / root / "c1" / f"{frame:06d}.png").unlink()
+    held = replace(options, test_dataroot_gt=f"{tmp_path}/lq", test_dataroot_lq=f"{tmp_path}/gt")
+    spec = BUILT_IN["video_restoration"]
+    assert isinstance(spec, SampleSpec)
+    lines, notes = spec.of_data(vars(held))
+    assert [note.partition(":")[0] for note in notes] == [f"{tmp_path}/gt", f"{tmp_path}/lq"]
+    for note in notes:
+        assert "c1" in note and "c0" not in note and "000001" in note and "000004" in note
