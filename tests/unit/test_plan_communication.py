@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.conftest import ENHANCED, ask
+from tests.unit.conftest import ENHANCED, ask, python
+from tests.unit.nvidia_machine import Nvidia
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.host import env_vars, p2p_cache
@@ -22,6 +24,7 @@ from training.plan import communication, preflight
 
 SET = {"NCCL_P2P_DISABLE": "1"}
 UUIDS = ("GPU-a", "GPU-b")
+NAMES = [f"{uuid} - - - -" for uuid in UUIDS]
 
 
 @pytest.fixture(autouse=True)
@@ -30,12 +33,12 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
 
 
-def key(**environ: str) -> p2p_cache.Key:
-    return p2p_cache.key([f"{uuid} - -" for uuid in UUIDS], "580.65.06", "2.13.0", environ)
+def key(names: Sequence[str] = NAMES, **environ: str) -> p2p_cache.Key:
+    return p2p_cache.key(names, "580.65.06", "2.13.0", environ)
 
 
-def verdict(variables: dict[str, str]) -> p2p_cache.P2PVerdict:
-    return p2p_cache.verdict(key(), variables, gb_per_s=11.3, small_ms=0.05)
+def verdict(variables: dict[str, str], names: Sequence[str] = NAMES) -> p2p_cache.P2PVerdict:
+    return p2p_cache.verdict(key(names), variables, gb_per_s=11.3, small_ms=0.05)
 
 
 class Ranks:
@@ -85,6 +88,25 @@ def test_gpus_are_tested_once() -> None:
         assert plan["communication"] == first["communication"]
         assert plan["communication"]["gb_per_s"] == 11.3 and plan["communication"]["p2p"]
         assert len(plan["text"]) == 1 and plan["text"] == plan["headline"]
+
+
+def test_gpus_whose_copies_or_lanes_change_are_others(nvidia: Nvidia) -> None:
+    """The driver's version, the slots and the kernel stay."""
+    code = (
+        "import json, os; from training.host import gpus, p2p_cache;"
+        "found = gpus.inventory_at_start(os.environ).gpus;"
+        "print(json.dumps([p2p_cache.identity(gpu.record()) for gpu in found]))"
+    )
+    identities = [
+        json.loads(python("-c", code, **nvidia(COUNT=2, **facts)).stdout)
+        for facts in ({"P2P": 2}, {"P2P": 0}, {"P2P": 2, "WIDTH_MOST": 8}, {"NOT_SUPPORTED": 1})
+    ]
+    assert [one.split()[3:] for one, _ in identities] == [
+        *(["0", "16"], ["1", "16"], ["0", "8"], ["-", "-"])
+    ]
+    p2p_cache.remember(key(identities[0]), verdict({}, identities[0]))
+    known = [p2p_cache.known(key(one)) is not None for one in identities]
+    assert known == [True, False, False, False]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, cast
 from training.core import log, redact, standing
 from training.core.messages import msg
 from training.core.units import plural
-from training.host import bare_nvml, kernel_quotes, nvlink, process, utilization, visible_devices
+from training.host import (
+    bare_nvml,
+    kernel_quotes,
+    nvlink,
+    peers,
+    process,
+    utilization,
+    visible_devices,
+)
 from training.host.nvml import ask
 from training.host.visible_devices import PART
 
@@ -81,6 +89,8 @@ class Gpu:
     numa_node: int | None = None
     pci: str | None = None  # address
     nvlinks: int | None = None  # active ones; None: it has none
+    peers: int | None = None  # other GPUs of the machine that copy directly; None: not asked
+    lanes: int | None = None  # of PCIe, which card and slot have in common
     virtual: bool = False  # a share of a GPU that the hypervisor gives to this machine (vGPU)
 
     @property
@@ -114,8 +124,8 @@ def inventory(
     patient: bool = False,
 ) -> GpuInventory:
     """The GPUs visible to a process with this environment. `instances`: UUIDs of MIG instances
-    that are listed in place of their GPU. `patient`: with their utilisation after the driver has
-    been loaded, which may take a second longer."""
+    that are listed in place of their GPU. `patient`: with what may take a second longer, their
+    utilisation after the driver has been loaded, and their peers."""
     try:
         ctypes.CDLL(bare_nvml.LIBRARY)
     except OSError:  # checked before the slow import of pynvml
@@ -136,7 +146,7 @@ def inventory(
         count = ask("nvmlDeviceGetCount") or 0
         every = [gpu for gpu in (_read(index) for index in range(count)) if gpu]
         if patient:
-            every = utilization.after_load(every)
+            every = peers.counted(utilization.after_load(every))
         silent = sorted(set(range(count)) - {gpu.index for gpu in every})
         named = visible_devices.entries(environ.get(VISIBLE, ""))
         parts = [_part(uuid) for uuid in named if isinstance(uuid, str) and uuid.startswith(PART)]
@@ -262,6 +272,7 @@ def _read(index: int) -> Gpu | None:
         numa_node=_numa_node(handle),
         pci=folder.name if (folder := pci_folder(handle)) else None,
         nvlinks=nvlink.active(handle),
+        lanes=ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
         virtual=ask("nvmlDeviceGetVirtualizationMode", handle) == VIRTUAL,
     )
 

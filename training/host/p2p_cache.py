@@ -1,8 +1,8 @@
 """Cache of communication test results per set of GPUs, in the user's cache folder.
 
-A result is valid for the same GPUs in the same slots with the same NVLinks, driver, torch, NCCL,
-kernel, IOMMU and NCCL variables of the user. It saves a test and prevents a known hang, so a
-missing, damaged or unwritable file is not an error.
+A result is valid for the same GPUs in the same slots with the same NVLinks, direct copies, PCIe
+lanes, driver, torch, NCCL, kernel, IOMMU and NCCL variables of the user. It saves a test and
+prevents a known hang, so a missing, damaged or unwritable file is not an error.
 """
 
 from __future__ import annotations
@@ -85,11 +85,12 @@ class Key:
 
 
 def identity(gpu: GpuRecord) -> str:
-    """A GPU and how it is attached; '' if the driver does not report it."""
-    uuid, links = gpu["uuid"], gpu.get("nvlinks")
-    if uuid in ("", "-"):
+    """A GPU and how it is attached; '' if the driver does not report it. Direct copies and lanes
+    may change alone: by the BIOS, an option of the driver, or a card next to it."""
+    if gpu["uuid"] in ("", "-"):
         return ""
-    return f"{uuid} {gpu.get('pci') or '-'} {'-' if links is None else links}"
+    facts = (gpu.get("pci"), gpu.get("nvlinks"), gpu.get("peers"), gpu.get("lanes"))
+    return " ".join([gpu["uuid"], *("-" if one is None else str(one) for one in facts)])
 
 
 def key(

@@ -101,7 +101,9 @@ class GpuRecord(TypedDict):
     numa_node: NotRequired[int | None]  # this and the next two are missing in early 0.1
     pci: NotRequired[str | None]  # address
     nvlinks: NotRequired[int | None]  # active ones
-    virtual: NotRequired[bool]  # vGPU; missing in early 0.1
+    virtual: NotRequired[bool]  # vGPU; this and the next two are missing in early 0.1
+    peers: NotRequired[int | None]  # other GPUs of the machine that copy directly
+    lanes: NotRequired[int | None]  # of PCIe, which card and slot have in common
 
 
 class VariableRecord(TypedDict):
