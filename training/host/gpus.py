@@ -14,18 +14,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from training.core import log, redact, standing
+from training.core import log
 from training.core.messages import msg
 from training.core.units import plural
 from training.host import (
     bare_nvml,
+    gpu_processes,
     kernel_quotes,
     nvlink,
     peers,
-    process,
     utilization,
     visible_devices,
 )
+from training.host.gpu_processes import MPS, UNKNOWN, GpuProcess
 from training.host.nvml import ask
 from training.host.visible_devices import PART
 
@@ -48,23 +49,10 @@ SLOWDOWNS = {
 TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 SLOW_S, LIMIT_S = 5.0, 120.0  # a driver that is not kept loaded takes seconds for each GPU
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-PIDS = standing.PID_NAMESPACE
-HOST_PIDS = "pid:[4026531836]"  # the first namespace of every kernel (PROC_PID_INIT_INO)
-MPS = "nvidia-cuda-mps-server"  # shares a GPU in exclusive mode
 MPS_PIPES, MPS_USUAL = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
-UNKNOWN = "-"  # user or command of a process
 VIRTUAL = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 DRIVER_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"))  # the second: Jetson
-
-
-@dataclass(frozen=True)
-class GpuProcess:
-    pid: int
-    used_bytes: int | None
-    user: str = UNKNOWN
-    command: str = UNKNOWN
-    known: bool = True  # False: the pid is one of the host, seen from a container
 
 
 @dataclass(frozen=True)
@@ -80,7 +68,7 @@ class Gpu:
     temperature_c: int | None
     power_w: float | None
     capability: tuple[int, int] | None = None
-    processes: tuple[GpuProcess, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()  # that compute
     compute_mode: str | None = None  # one of COMPUTE_MODES
     mig: bool | None = None  # split into instances
     power_limit_w: float | None = None
@@ -91,6 +79,7 @@ class Gpu:
     nvlinks: int | None = None  # active ones; None: it has none
     peers: int | None = None  # other GPUs of the machine that copy directly; None: not asked
     lanes: int | None = None  # of PCIe, which card and slot have in common
+    displays: tuple[GpuProcess, ...] = ()  # processes that only draw
     virtual: bool = False  # a share of a GPU that the hypervisor gives to this machine (vGPU)
 
     @property
@@ -253,6 +242,7 @@ def _read(index: int) -> Gpu | None:
     memory = ask("nvmlDeviceGetMemoryInfo", first) if first is not None else None
     power = ask("nvmlDeviceGetPowerUsage", handle)
     limit = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+    processes = gpu_processes.computing(handle) or ()
     return Gpu(
         index=index,
         uuid=ask("nvmlDeviceGetUUID", handle) or "-",
@@ -263,7 +253,7 @@ def _read(index: int) -> Gpu | None:
         temperature_c=ask("nvmlDeviceGetTemperature", handle, TEMPERATURE_GPU),
         power_w=power / 1000 if power is not None else None,
         capability=ask("nvmlDeviceGetCudaComputeCapability", handle),
-        processes=_processes(handle) or (),
+        processes=processes,
         compute_mode=None if mode is None else COMPUTE_MODES.get(mode),
         mig=None if mig is None else bool(mig[0]),
         power_limit_w=limit / 1000 if limit is not None else None,
@@ -273,6 +263,7 @@ def _read(index: int) -> Gpu | None:
         pci=folder.name if (folder := pci_folder(handle)) else None,
         nvlinks=nvlink.active(handle),
         lanes=ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+        displays=gpu_processes.drawing(handle, processes),
         virtual=ask("nvmlDeviceGetVirtualizationMode", handle) == VIRTUAL,
     )
 
@@ -286,7 +277,7 @@ def _part(uuid: str) -> Gpu | None:
     if whole is None:
         return None
     memory, name = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetName", handle)
-    processes = _processes(handle)
+    processes = gpu_processes.computing(handle)
     return replace(
         whole,
         uuid=uuid,
@@ -336,40 +327,6 @@ def slowdowns(reasons: int) -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def own_pids() -> bool:
-    """Whether the driver's pids are those of this process too: in a container they are not."""
-    try:
-        return str(PIDS.readlink()) == HOST_PIDS
-    except OSError:  # no /proc
-        return True
-
-
 def _mps_runs() -> bool:
     """Whether MPS serves this process: its clients need this file."""
     return os.path.exists(os.path.join(os.environ.get(MPS_PIPES) or MPS_USUAL, "control"))
-
-
-def _processes(handle: Any) -> tuple[GpuProcess, ...] | None:
-    running = ask("nvmlDeviceGetComputeRunningProcesses", handle)
-    if running is None:  # a driver before 510
-        running = ask("nvmlDeviceGetComputeRunningProcesses_v2", handle)
-    return None if running is None else tuple(_process(p.pid, p.usedGpuMemory) for p in running)
-
-
-def _process(pid: int, used: int | None) -> GpuProcess:
-    if not own_pids():
-        return GpuProcess(pid, used, known=False)  # here it may be another process
-    return process_here(pid, used)
-
-
-def process_here(pid: int, used: int | None = None) -> GpuProcess:
-    """`pid`: in the namespace of this process."""
-    try:
-        import psutil
-    except ModuleNotFoundError:  # before the installation
-        return GpuProcess(pid, used)
-    try:
-        words = process.command(pid) or Path(f"/proc/{pid}/comm").read_text().strip()
-        return GpuProcess(pid, used, psutil.Process(pid).username(), redact.running(words, 80))
-    except (psutil.Error, OSError):  # it has ended
-        return GpuProcess(pid, used)

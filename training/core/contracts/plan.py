@@ -92,7 +92,7 @@ class GpuRecord(TypedDict):
     temperature_c: int | None
     power_w: float | None
     capability: Sequence[int] | None  # major, minor
-    processes: Sequence[GpuProcessRecord]
+    processes: Sequence[GpuProcessRecord]  # that compute
     compute_mode: str | None
     mig: bool | None
     power_limit_w: float | None
@@ -101,9 +101,10 @@ class GpuRecord(TypedDict):
     numa_node: NotRequired[int | None]  # this and the next two are missing in early 0.1
     pci: NotRequired[str | None]  # address
     nvlinks: NotRequired[int | None]  # active ones
-    virtual: NotRequired[bool]  # vGPU; this and the next two are missing in early 0.1
+    virtual: NotRequired[bool]  # vGPU; this and the next ones are missing in early 0.1
     peers: NotRequired[int | None]  # other GPUs of the machine that copy directly
     lanes: NotRequired[int | None]  # of PCIe, which card and slot have in common
+    displays: NotRequired[Sequence[GpuProcessRecord]]  # processes that only draw
 
 
 class VariableRecord(TypedDict):
