@@ -265,7 +265,7 @@ class ExchangeRecord(TypedDict):
     exposed_ms: float  # not hidden by the backward pass
     compute_ms: float | None  # of a rank; None: unknown, as the next two
     share: float | None  # of a step, 0 to 1: exposed
-    speed_up: float | None  # over one GPU
+    speed_up: float | None  # over the fastest GPU alone
 
 
 class StarterRecord(TypedDict):
