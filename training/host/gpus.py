@@ -104,6 +104,7 @@ class GpuInventory:
     hidden: tuple[Gpu, ...] = ()  # whole GPUs that CUDA_VISIBLE_DEVICES leaves out
     silent: tuple[int, ...] = ()  # GPUs that the driver counts but that do not answer
     spare: int = 0  # further visible ones, which this launch does not use
+    mute: bool = False  # there is a driver, but it does not answer
 
 
 def inventory(
@@ -127,7 +128,7 @@ def inventory(
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return GpuInventory((), msg("host.gpus.driver_error", error=error))
+        return GpuInventory((), msg("host.gpus.driver_error", error=error), mute=True)
     try:
         driver = ask("nvmlSystemGetDriverVersion")
         version = ask("nvmlSystemGetCudaDriverVersion_v2")
@@ -170,7 +171,7 @@ def inventory_at_start(environ: Mapping[str, str]) -> GpuInventory:
         log.warning(msg("host.gpus.waits", seconds=SLOW_S, limit=LIMIT_S, kernel=kernel))
         thread.join(LIMIT_S - SLOW_S)
     if not answers:
-        return GpuInventory((), msg("host.gpus.no_answer", limit=LIMIT_S))
+        return GpuInventory((), msg("host.gpus.no_answer", limit=LIMIT_S), mute=True)
     if isinstance(answers[0], Exception):
         raise answers[0]
     return answers[0]
@@ -180,7 +181,7 @@ def _counted(environ: Mapping[str, str]) -> GpuInventory:
     """The GPUs before pynvml is installed."""
     bare = bare_nvml.count()
     if bare is None:
-        return GpuInventory((), msg("host.gpus.driver_silent"))
+        return GpuInventory((), msg("host.gpus.driver_silent"), mute=True)
     every = [
         Gpu(
             *(one.index, one.uuid, one.name, one.total_bytes, one.free_bytes, None, None, None),

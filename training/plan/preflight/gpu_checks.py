@@ -10,6 +10,7 @@ from dataclasses import replace
 from training.config.schema import Config
 from training.core import units
 from training.core.messages import msg
+from training.diagnose import signatures
 from training.host import gpu_claims, gpu_processes, process
 from training.host.gpu_choice import closed, emptiest_gpus
 from training.host.gpus import VISIBLE, Gpu, GpuInventory, silent_quotes
@@ -47,7 +48,7 @@ def gpus(
     have, ranks = len(machine.gpus), request.gpu_ranks
     if have < ranks:
         parts = [msg("plan.gpus.whole")] if "MIG-" in machine.reason else []
-        fixes = [*parts, *_all_visible(machine, estimate, request)]
+        fixes = [*_repairs(machine), *parts, *_all_visible(machine, estimate, request)]
         fixes += [request.command_with(have)] if have else []
         anywhere = msg("plan.gpus.anywhere")
         fixes += [
@@ -91,6 +92,19 @@ def gpus(
         yield one_gpu.check(gpu, estimate, fixes, ours, measured=request.check)
         if gpu.mig and not (gpu.uuid.startswith(PART) and ranks == 1):
             yield in_parts(gpu, ranks, request.command_with(1))
+
+
+def _repairs(machine: GpuInventory) -> list[str]:
+    """Repairs of the driver or a GPU, by the reason for the number of GPUs."""
+    from training.diagnose import advice, scan
+
+    found = (
+        sentences
+        for signature, groups in scan.matched(machine.reason)
+        if signature.role in (signatures.ROOT, signatures.WEAK)
+        and (sentences := advice.filled(signature.advice, groups))
+    )
+    return next(found, ["nvidia-smi"] if machine.mute else [])
 
 
 def _all_visible(
