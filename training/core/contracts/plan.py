@@ -331,7 +331,8 @@ class PlanStart(RanksPlan):
     activation_checkpointing: NotRequired[NumberDecision]  # whole blocks
     selective_checkpointing: NotRequired[NumberDecision]  # further blocks; not in earlier versions
     loss_chunks: NotRequired[NumberDecision]  # parts
-    # of a run that was out of memory: a resume has at least these savings
+    # of a run that was out of memory: a resume has at least these savings (with --deterministic
+    # every resume has them)
     keeps_savings: NotRequired[bool]
     reported_memory: NotRequired[str]  # for this config, by its original authors
     memory: NotRequired[PlannedMemory]
