@@ -15,7 +15,7 @@ from tests.unit.conftest import ENHANCED, ask, python
 from tests.unit.nvidia_machine import Nvidia
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
-from training.host import env_vars, p2p_cache
+from training.host import env_vars, nccl_settings, p2p_cache
 from training.host.gpus import Gpu, GpuInventory
 from training.launcher.communication import run, start_test
 from training.launcher.communication.analysis import CommunicationFinding
@@ -255,6 +255,55 @@ def test_the_users_variable_stays() -> None:
     test = Ranks(None)
     plan = settled(test, NCCL_P2P_DISABLE="0")
     assert (plan["set"], plan["notes"], len(test.plans)) == ({}, [], 1)
+
+
+def conf(file: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment in which only this file has settings of NCCL."""
+    monkeypatch.setattr(nccl_settings, "OF_SYSTEM", file.with_name("none"))
+    monkeypatch.setattr(nccl_settings, "_home", lambda: None)
+    return {"NCCL_CONF_FILE": str(file)}
+
+
+def test_a_change_of_nccls_file_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "nccl.conf"
+    environ = conf(file, monkeypatch)
+
+    def ranks(plan: Any) -> p2p_cache.P2PVerdict:
+        tests.append(file.read_text())
+        of = key(**environ)
+        new = p2p_cache.verdict(of, {}, gb_per_s=11.3, small_ms=0.05)
+        p2p_cache.remember(of, new)
+        return new
+
+    tests = list[str]()
+    for text, p2p in (
+        ("NCCL_P2P_DISABLE=1\nNCCL_DEBUG=INFO\n", False),
+        ("# NCCL_P2P_DISABLE=1", True),
+    ):
+        file.write_text(text)
+        for _ in range(2):
+            assert settled(ranks, **environ)["communication"]["p2p"] is p2p
+        assert tests[-1] == text
+        file.write_text(text.replace("INFO", "WARN"))  # without an influence
+        settled(ranks, **environ)
+    assert len(tests) == 2
+
+
+def test_the_users_choice_in_nccls_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "nccl.conf"
+    environ = conf(file, monkeypatch)
+    file.write_text("NCCL_P2P_DISABLE=0\n")
+    of = key(**environ)
+    assert of.forced and of == key(NCCL_P2P_DISABLE="0", **environ)
+    p2p_cache.remember(
+        replace(of, forced=False), p2p_cache.verdict(of, SET, gb_per_s=1, small_ms=1)
+    )
+    plan = settled(test := Ranks(None), **environ)
+    assert (plan["set"], plan["notes"], len(test.plans)) == ({}, [], 1)
+    file.write_text("")
+    assert settled(Ranks(None), **environ)["set"] == SET
 
 
 def started(
