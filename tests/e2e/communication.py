@@ -62,7 +62,7 @@ dist.all_reduce = planted
 
 
 def key() -> p2p_cache.Key:
-    return p2p_cache.key(["GPU-a - -", "GPU-b - -"], "580.65.06", "2.13.0")
+    return p2p_cache.key(["GPU-a - - - -", "GPU-b - - - -"], "580.65.06", "2.13.0")
 
 
 SMALL, LARGE = "data.numel() == 256", "data.numel() > 256"

@@ -17,6 +17,7 @@
  * FAKE_NVML_ENERGY=431,70  W, in the counter of energy, which older cards lack
  * FAKE_NVML_FAN=40  %          FAKE_NVML_NAME=NVIDIA GeForce RTX 5090
  * FAKE_NVML_PROCESSES=4711:21.5,4712:0.5;4713:20     pid and GiB of processes: on GPU 0; on GPU 1; …
+ * FAKE_NVML_DISPLAYS=1200:0.4  those that draw
  *
  * FAKE_NVML_MIG=0,1            in parts, one on each GPU: MIG-00000000, MIG-00000001 …      FAKE_NVML_MIG_GIB=10   their memory
  *
@@ -222,9 +223,9 @@ int nvmlDeviceGetCudaComputeCapability(Device *d, int *major, int *minor) {
   return (void)d, sscanf(variable("FAKE_NVML_CAPABILITY", "12.0"), "%d.%d", major, minor), supported();
 }
 
-/* The processes of a GPU in FAKE_NVML_PROCESSES, as many as fit into `out`; how many there are. */
-static unsigned processes(unsigned index, Process *out, unsigned room) {
-  const char *at = variable("FAKE_NVML_PROCESSES", "");
+/* The processes of a GPU in this variable, as many as fit into `out`; how many there are. */
+static unsigned processes(const char *name, unsigned index, Process *out, unsigned room) {
+  const char *at = variable(name, "");
   unsigned found = 0, pid, skipped = 0;
   double used;
   for (; index && (at = strchr(at, ';')); index--) at++;
@@ -244,7 +245,14 @@ int nvmlDeviceGetComputeRunningProcesses_v2(Device *d, unsigned *count, Process 
     if (room < 1) return INSUFFICIENT_SIZE;
     return *out = (Process){.pid = number("FAKE_NVML_PID", 0), .used = 1ull << 30}, OK;
   }
-  *count = processes(gpu, out, room);
+  *count = processes("FAKE_NVML_PROCESSES", gpu, out, room);
+  return *count > room ? INSUFFICIENT_SIZE : OK;
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v2(Device *d, unsigned *count, Process *out) {
+  unsigned room = *count;
+  if (supported()) return *count = 0, NOT_SUPPORTED;
+  *count = processes("FAKE_NVML_DISPLAYS", d->index % WHOLE, out, room);
   return *count > room ? INSUFFICIENT_SIZE : OK;
 }
 
@@ -302,6 +310,10 @@ int nvmlDeviceGetP2PStatus(Device *a, Device *b, unsigned what, unsigned *out) {
 #ifndef OLD_DRIVER
 int nvmlDeviceGetComputeRunningProcesses_v3(Device *d, unsigned *count, Process *out) {
   return nvmlDeviceGetComputeRunningProcesses_v2(d, count, out);
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v3(Device *d, unsigned *count, Process *out) {
+  return nvmlDeviceGetGraphicsRunningProcesses_v2(d, count, out);
 }
 
 int nvmlDeviceGetCurrentClocksEventReasons(Device *d, unsigned long long *out) { return reasons(d, out); }

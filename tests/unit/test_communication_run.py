@@ -29,7 +29,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def key() -> p2p_cache.Key:
-    return p2p_cache.key(["GPU-a - -", "GPU-b - -"], "580", "2.13.0")
+    return p2p_cache.key(["GPU-a - - - -", "GPU-b - - - -"], "580", "2.13.0")
 
 
 def hung() -> CommunicationOutcome:

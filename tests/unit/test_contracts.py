@@ -17,7 +17,7 @@ from training.core.contracts import events, kinds, plan, run_files, state
 from training.core.errors import Exit, UserError
 from training.data.duration import TrainingLength
 from training.data.prepared_corpus import PreparedCorpus
-from training.host import gpus
+from training.host import gpu_processes, gpus
 from training.host.env_vars import Variable
 from training.host.placement import Topology
 from training.launcher.slurm.code_snapshot import Code
@@ -58,7 +58,7 @@ def of(made_from: Any) -> set[str]:
     ("record", "made_from", "more"),
     [
         (plan.GpuRecord, gpus.Gpu, set()),
-        (plan.GpuProcessRecord, gpus.GpuProcess, set()),
+        (plan.GpuProcessRecord, gpu_processes.GpuProcess, set()),
         (plan.VariableRecord, Variable, set()),
         (plan.PlaceRecord, Topology, set()),
         (plan.BatchRecord, Batch, set()),

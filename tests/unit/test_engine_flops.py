@@ -15,6 +15,7 @@ from training.host import flops
 from training.inspector.distributed import World
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims, flops_per_token
+from training.trainer import gpu_peak
 from training.trainer.progress import _speed_at_peak
 
 
@@ -108,37 +109,50 @@ def test_other_gpus_have_no_known_peak(name: str) -> None:
     assert flops.peak(name, "bf16") is None
 
 
-def test_the_peak_is_that_of_all_ranks_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@each(
+    ("names", "precision", "tera"),
+    [
+        (["NVIDIA A100-SXM4-80GB"] * 2, "bf16", 624.0),
+        (["NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 4090"], "bf16", 236.2),
+        (["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3090"], "bf16", 236.2),
+        (["NVIDIA L40S"], "fp8", 362.0),  # that of bf16
+        (["Tesla V100-SXM2-32GB"] * 2, "fp16", 250.0),
+        (["Tesla V100-SXM2-32GB"] * 2, "bf16", None),  # which it emulates
+        (["NVIDIA A100-SXM4-80GB"] * 2, "fp32", None),  # another peak
+        (["NVIDIA A100-SXM4-80GB", "NVIDIA Something New"], "bf16", None),
+    ],
+)
+def test_the_peak_is_that_of_all_ranks_together(
+    names: list[str], precision: str, tera: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, found = list[str](), list[float | None]()
+
+    def exchange(key: str, text: str) -> list[str]:
+        texts.insert(0, text)
+        return texts if len(texts) == len(names) else []
+
+    monkeypatch.setattr(gpu_peak, "exchange_texts", exchange)
+    for rank in (*range(1, len(names)), 0):  # rank 0 reads those of the others
+        world = World(rank, rank, len(names), torch.device(f"cuda:{rank}"), "nccl", "-")
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device.index])
+        found.append(gpu_peak.of_all(world, precision))
+    assert found == [*([None] * (len(names) - 1)), tera and pytest.approx(tera * 1e12)]
+
+
+def test_a_cpu_has_no_peak() -> None:
+    assert gpu_peak.of_all(World(0, 0, 1, torch.device("cpu"), "gloo", "-"), "bf16") is None
+
+
+def test_the_speed_at_the_peak() -> None:
     shape = ModelDims(12, 8192, 1536)
-
-    def session(device: str, precision: str = "bf16") -> Any:
-        task, raw = (
-            SimpleNamespace(flops=lambda model: flops_per_token(model.shape)),
-            SimpleNamespace(shape=shape),
-        )
-        return SimpleNamespace(
-            world=World(0, 0, 2, torch.device(device), "nccl", "-"),
-            raw=raw,
-            task=task,
-            precision=precision,
-        )
-
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
     # 12 blocks of 7.1 M weights and a head of 6.3 M; attention 12 · 12 · 768 · 1536.
-    assert (
-        flops_per_token(shape)
-        == 6 * (12 * (4 * 768**2 + 3 * 768 * 2048) + 8192 * 768) + 12 * 12 * 768 * 1536
-    )
-    assert _speed_at_peak(session("cuda:0")) == pytest.approx(2 * 312e12 / flops_per_token(shape))
-    assert _speed_at_peak(session("cpu")) is None
-    assert _speed_at_peak(session("cuda:0", "fp32")) is None, "fp32 has another peak"
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-32GB")
-    assert _speed_at_peak(session("cuda:0", "fp16")) == pytest.approx(
-        2 * 125e12 / flops_per_token(shape)
-    )
-    assert _speed_at_peak(session("cuda:0")) is None, "it emulates bf16"
-    unknown = session("cuda:0")
-    unknown.task.flops = lambda model: None
-    assert _speed_at_peak(unknown) is None
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Something New")
-    assert _speed_at_peak(session("cuda:0")) is None
+    cost = 6 * (12 * (4 * 768**2 + 3 * 768 * 2048) + 8192 * 768) + 12 * 12 * 768 * 1536
+    assert flops_per_token(shape) == cost
+    for peak, flops_of, speed in (
+        (624e12, cost, 624e12 / cost),
+        (624e12, None, None),
+        (None, cost, None),
+    ):
+        task = SimpleNamespace(flops=lambda model, value=flops_of: value)
+        session: Any = SimpleNamespace(task=task, raw=None, peak=peak)
+        assert _speed_at_peak(session) == speed

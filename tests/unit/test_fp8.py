@@ -28,7 +28,6 @@ from training.tasks.gpt.generate import Sampling, generate
 from training.tasks.gpt.model import GPT, MemorySavings
 from training.tasks.gpt.model_dims import FP8_MULTIPLE, ModelDims
 from training.tasks.planning import Situation
-from training.trainer.progress import _speed_at_peak
 
 GIB = 1 << 30
 BALANCED = "configs/dual_gpu/balanced.py"
@@ -184,17 +183,6 @@ def test_another_task_has_none(home: Path) -> None:
     problem = only([p for p in wrong("--task=own.py", "--precision=fp8") if p.field == "precision"])
     assert (problem.code, problem.allowed) == ("config.task_precision", "auto, bf16, fp16, fp32")
     assert "--precision=auto" in problem.fixes[0] and "from from" not in problem.what
-
-
-def test_mfu_is_of_the_peak_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L40S")
-    task = SimpleNamespace(flops=lambda model: 1e6)
-    world = SimpleNamespace(device=torch.device("cuda:0"), world_size=1)
-    found = [
-        _speed_at_peak(SimpleNamespace(world=world, raw=None, task=task, precision=precision))  # type: ignore[arg-type]
-        for precision in ("fp8", "bf16")
-    ]
-    assert found == [362e6, 362e6]
 
 
 # ── arithmetic

@@ -12,7 +12,8 @@ from tests.cases import each
 from training.core.messages import msg
 from training.host import gpu_choice, gpus
 from training.host.gpu_choice import emptiest, emptiest_gpus, numbering
-from training.host.gpus import EXCLUSIVE, PROHIBITED, VISIBLE, Gpu, GpuInventory, GpuProcess
+from training.host.gpu_processes import GpuProcess
+from training.host.gpus import EXCLUSIVE, PROHIBITED, VISIBLE, Gpu, GpuInventory
 
 GIB = 1 << 30
 

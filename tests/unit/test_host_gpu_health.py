@@ -14,7 +14,7 @@ from tests.unit.conftest import python
 from training.core.messages import msg
 from training.host import gpu_choice
 from training.host.gpus import EXCLUSIVE, PROHIBITED, SLOWDOWNS, Gpu, slowdowns
-from training.plan.preflight import gpu_checks, gpu_health, report
+from training.plan.preflight import gpu_health, one_gpu, report
 from training.plan.preflight.gpu_state import Pair, State
 from training.tasks.gpt.memory import Estimate
 
@@ -111,7 +111,7 @@ def test_a_compute_mode_is_refused_in_chinese(monkeypatch: pytest.MonkeyPatch) -
     gpu = Gpu(0, "GPU-0", "Fake", 32 << 30, 31 << 30, 0, 40, 50.0, compute_mode=PROHIBITED)
     estimate = Estimate(1 << 30, 0, 0, 0, 0, 0, 0, 0)
     monkeypatch.setenv("DUET_LANG", "zh")
-    (check,) = gpu_checks._gpu(gpu, estimate, [], set(), measured=False)
+    check = one_gpu.check(gpu, estimate, [], set(), measured=False)
     assert (check.status, check.name) == ("error", "GPU 0")
     assert "'禁止'" in check.text and PROHIBITED not in check.text
 
@@ -121,7 +121,7 @@ def test_a_gpu_with_unknown_memory_has_no_placeholder() -> None:
     texts = []
     for total, free in ((None, None), (32 << 30, None), (None, 8 << 30)):
         gpu = Gpu(0, "GPU-0", "Fake", total, free, None, 40, 50.0)
-        (check,) = gpu_checks._gpu(gpu, estimate, [], set(), measured=False)
+        check = one_gpu.check(gpu, estimate, [], set(), measured=False)
         texts.append(check.text)
     unreported = [
         msg("plan.gpus.free_unknown", shown=shown, occupied="")

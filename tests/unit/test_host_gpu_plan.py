@@ -229,8 +229,8 @@ def test_mps_shares_a_gpu_in_exclusive_mode(nvidia: Nvidia) -> None:
 
 def test_a_pid_of_the_host_is_not_looked_up_in_a_container(nvidia: Nvidia, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from training.host import gpus;"
-        "gpus.PIDS = Path(sys.argv[1]); found = gpus.inventory().gpus[0].processes[0];"
+        "import sys; from pathlib import Path; from training.host import gpu_processes, gpus;"
+        "gpu_processes.PIDS = Path(sys.argv[1]); found = gpus.inventory().gpus[0].processes[0];"
         "print(found.pid, found.user, found.command, found.known)"
     )
     (tmp_path / "pid").symlink_to("pid:[4026532193]")

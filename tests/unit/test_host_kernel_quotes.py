@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.communication_outcomes import ended, find, hung
-from training.host import gpus, kernel_log, kernel_quotes
+from training.host import gpu_processes, gpus, kernel_log, kernel_quotes
 from training.host.gpus import Gpu
 from training.host.kernel_log import KernelLog
 from training.launcher.communication import kernel, stages
@@ -103,8 +103,8 @@ def test_an_iommu_that_has_logged_faults(logged: Logged) -> None:
 
 
 def test_a_killed_rank(logged: Logged, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "pids").symlink_to(gpus.HOST_PIDS)
-    monkeypatch.setattr(gpus, "PIDS", tmp_path / "pids")
+    (tmp_path / "pids").symlink_to(gpu_processes.HOST_PIDS)
+    monkeypatch.setattr(gpu_processes, "PIDS", tmp_path / "pids")
     outcome = ended(1, -9, records={0: {"error": "Connection closed by peer", "time": 50.0}})
     outcome.pids = {4100: 0, 4101: 1}
     assert find(outcome).killed

@@ -16,7 +16,8 @@ from tests.cases import each
 from tests.unit import targets
 from tests.unit.conftest import ROOT, clean_environment
 from training.core.rundir import RunDir
-from training.host.gpus import Gpu, GpuInventory, GpuProcess
+from training.host.gpu_processes import GpuProcess
+from training.host.gpus import Gpu, GpuInventory
 from training.monitor import host_stats
 from training.monitor.health import gpu_placement, health
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck

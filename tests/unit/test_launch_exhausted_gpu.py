@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.test_launch_recovery import plan as trained_plan
 from tests.unit.verdicts import new_run, plan, report_error
+from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.diagnose import card, gpu_occupants
 from training.launcher import failure_report, recovery_policy, script_recovery
@@ -66,6 +67,27 @@ def test_the_processes_that_took_the_memory_are_named(run: RunDir) -> None:
     text = gpu_occupants.text(held)
     assert "27.0" in text and "4713" in text and text in card.of_run(record)
     assert not any("--device_batch_size=" in one for one in record["advice"])
+
+
+def test_a_browser_that_took_the_memory_is_named(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NVML_PROCESSES", "")
+    monkeypatch.setenv("FAKE_NVML_DISPLAYS", ";4714:0.5,4715:25")
+    record = exhausted(run)
+    held = record["occupied"]
+    assert [p["pid"] for p in held["processes"]] == [4715, 4714]
+    assert msg("diagnose.gpus.unlisted") not in gpu_occupants.text(held)
+    assert any(one.startswith("kill 4715 ") for one in record["advice"])
+
+
+def test_the_desktop_is_never_to_be_killed() -> None:
+    server: Any = {"pid": 7, "user": "root", "command": "/usr/lib/xorg/Xorg :0", "known": True}
+    browser = {**server, "pid": 9, "user": "ann", "command": "chrome"}
+    of: Any = {"gpu": 1, "held_bytes": 1, "total_bytes": 2, "processes": [server]}
+    assert "held_pid" not in gpu_occupants.values(of)
+    of["processes"] = [server, browser]
+    assert gpu_occupants.values(of)["held_pid"] == "9"
 
 
 def test_the_run_itself_or_what_was_there_before_it_is_not_to_blame_on_others(run: RunDir) -> None:

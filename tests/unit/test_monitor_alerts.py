@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.unit.monitor_runs import GIB, Made, look, text_of
-from training.host import gpus
+from training.host import gpu_processes, gpus
 from training.monitor import alerts
 
 STALLED = "no step for 89 s: ranks 0, 1 in 'step 7: forward'"
@@ -118,7 +118,7 @@ def test_heat_and_other_processes(healthy: dict[str, Any]) -> None:
         "this_run": False,
     }
     mine, of_host = gpu()["processes"], other | {"pid": 2912345, "known": False}
-    server = other | {"pid": 88, "user": "root", "command": f"/usr/bin/{gpus.MPS}"}
+    server = other | {"pid": 88, "user": "root", "command": f"/usr/bin/{gpu_processes.MPS}"}
     healthy["gpus"] = [
         gpu(
             throttle_reasons=[HOT],

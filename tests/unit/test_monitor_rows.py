@@ -18,7 +18,7 @@ from tests.unit.exported_metrics import names, of
 from tests.unit.monitor_runs import GIB, PATIENCE_S, ROOT, Made, look, text_of
 from training.core import rundir
 from training.core.messages import msg
-from training.host import gpus
+from training.host import gpu_processes, gpus
 from training.monitor import host_stats, log_watch, screen, sections, state
 from training.monitor.screen import View
 
@@ -42,7 +42,7 @@ def test_warnings_are_shown_without_control_sequences(made: Made) -> None:
     assert all(c.isprintable() or c == "\n" for c in shown)
 
 
-def gpu(index: int, *processes: gpus.GpuProcess) -> gpus.Gpu:
+def gpu(index: int, *processes: gpu_processes.GpuProcess) -> gpus.Gpu:
     return gpus.Gpu(
         index,
         f"GPU-{index}",
@@ -69,10 +69,10 @@ def test_gpu_rows_mark_processes_of_this_run(made: Made, monkeypatch: pytest.Mon
         found = (
             gpu(
                 0,
-                gpus.GpuProcess(1, 2 * GIB, "bob", "jupyter"),
-                gpus.GpuProcess(os.getpid(), 21 * GIB, "ann", "python"),
+                gpu_processes.GpuProcess(1, 2 * GIB, "bob", "jupyter"),
+                gpu_processes.GpuProcess(os.getpid(), 21 * GIB, "ann", "python"),
             ),
-            gpu(1, gpus.GpuProcess(worker.pid, None)),
+            gpu(1, gpu_processes.GpuProcess(worker.pid, None)),
             gpus.Gpu(2, "GPU-2", "NVIDIA A2", None, None, None, None, None),
         )
         monkeypatch.setattr(gpus, "inventory", lambda *_: gpus.GpuInventory(found, "3"))
@@ -156,7 +156,7 @@ def test_measurements_of_a_driver_that_hangs_become_unknown(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What cannot change is kept; also `--prometheus` exports no measurement then."""
-    process = gpus.GpuProcess(os.getpid(), GIB)
+    process = gpu_processes.GpuProcess(os.getpid(), GIB)
     gpu = gpus.Gpu(0, "GPU-0", "H200", 8 * GIB, 2 * GIB, 97, 71, 650.0)
     gpu = replace(gpu, fan_percent=30, slowdowns=("too hot",), processes=(process,))
     answers, released = iter([gpus.GpuInventory((gpu,), "")]), threading.Event()

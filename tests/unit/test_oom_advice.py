@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -119,7 +120,8 @@ def test_savings_that_keep_the_model_come_before_a_smaller_one(run: RunDir) -> N
 
 
 FAILED = {"launch": "a1b2", "cause": "gpu_oom"}
-Begin = Callable[[float], "tuple[RunDir, Plan]"]
+Begin = Callable[..., "tuple[RunDir, Plan]"]
+SAVED = ("device_batch_size", "activation_checkpointing", "loss_chunks")  # fields
 SIZES = ("--depth=20", "--max_seq_len=2048", "--total_batch_size=524288", "--device_batch_size=4")
 
 
@@ -144,8 +146,8 @@ def of(found: Decided) -> list[int]:
 def begin(home: Path) -> Begin:
     """A run that was planned for so many GiB."""
 
-    def made(gib: float) -> tuple[RunDir, Plan]:
-        request = ask("configs/dual_gpu/quickstart.py", *SIZES)
+    def made(gib: float, *flags: str) -> tuple[RunDir, Plan]:
+        request = ask("configs/dual_gpu/quickstart.py", *SIZES, *flags)
         run, then = RunDir(home / "experiments" / "night"), planned(request, decided(request, gib))
         run.create()
         write_json(run.plan, then)
@@ -185,3 +187,52 @@ def test_later_resumes_keep_the_savings_of_a_recovery(begin: Begin) -> None:
         now = planned(request, found)
     less = decided(ask("--resume=night"), 7)  # of another GPU
     assert less.fields["activation_checkpointing"]["value"] > 0
+
+
+# ── a resume with --deterministic
+
+
+def test_a_deterministic_run_keeps_its_savings_as_long_as_they_fit(begin: Begin) -> None:
+    for flags, repeats in (((), False), (("--deterministic",), True)):
+        run, then = begin(16, *flags)
+        before = [then[name]["value"] for name in SAVINGS]
+        assert any(value > 1 for value in before)
+        for gib in (14.9, 16, 40):  # 14.9: tight, which others would avoid
+            found = decided(ask("--resume=night"), gib)
+            assert found.step and found.step.estimate.needed <= gib * (1 << 30)
+            assert (of(found) == before) == (repeats or gib == 16), (flags, gib)
+            assert "keeps_savings" not in found.fields and not found.notes
+        assert of(decided(ask("--resume=night"), 11)) != before, "they are too few"
+        asked = ask("--resume=night", "--activation_checkpointing=auto", "--loss_chunks=auto")
+        assert of(decided(asked, 40)) == [0, 0, 1], "on request"
+        (run.path / "plan.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("gib", "flags", "fixed"),
+    [
+        (40, {}, None),  # nothing is saved
+        (16, {}, ["activation_checkpointing", "loss_chunks"]),
+        (11, {}, ["activation_checkpointing", "loss_chunks"]),  # a mixture
+        (16, {"activation_checkpointing": "selective", "loss_chunks": "2"}, None),
+        (40, {"device_batch_size": "auto"}, list(SAVED)),
+    ],
+)
+def test_a_new_deterministic_run_has_flags_that_fix_its_bits(
+    gib: int, flags: dict[str, str], fixed: list[str] | None, home: Path
+) -> None:
+    sizes = dict(one[2:].split("=") for one in SIZES)
+
+    def made(*more: str, **fixed: str) -> Decided:
+        words = [f"--{name}={value}" for name, value in (sizes | flags | fixed).items()]
+        return decided(ask("configs/dual_gpu/quickstart.py", *words, *more), gib)
+
+    usual = made().notes
+    new = [note for note in made("--deterministic").notes if note not in usual]
+    assert len(new) == (fixed is not None)
+    for note in new:
+        named = re.findall(r"--(\w+)=(\w+)", note)
+        assert [name for name, _ in named] == fixed
+        again = made("--deterministic", **dict(named))
+        assert again.step and again.step.estimate.needed <= gib << 30
+        assert not [one for one in again.notes if one not in usual]

@@ -16,7 +16,8 @@ from tests.unit.test_resuming import run_of
 from training.config.schema import FIELDS
 from training.core.errors import Exit, Problem, UserError
 from training.host import decisions
-from training.host.gpus import Gpu, GpuInventory, GpuProcess
+from training.host.gpu_processes import GpuProcess
+from training.host.gpus import Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan import request
 from training.plan import training_plan as planner

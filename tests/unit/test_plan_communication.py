@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.conftest import ENHANCED, ask
+from tests.unit.conftest import ENHANCED, ask, python
+from tests.unit.nvidia_machine import Nvidia
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
-from training.host import env_vars, p2p_cache
+from training.host import env_vars, nccl_settings, p2p_cache
 from training.host.gpus import Gpu, GpuInventory
 from training.launcher.communication import run, start_test
 from training.launcher.communication.analysis import CommunicationFinding
@@ -22,6 +24,7 @@ from training.plan import communication, preflight
 
 SET = {"NCCL_P2P_DISABLE": "1"}
 UUIDS = ("GPU-a", "GPU-b")
+NAMES = [f"{uuid} - - - -" for uuid in UUIDS]
 
 
 @pytest.fixture(autouse=True)
@@ -30,12 +33,12 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
 
 
-def key(**environ: str) -> p2p_cache.Key:
-    return p2p_cache.key([f"{uuid} - -" for uuid in UUIDS], "580.65.06", "2.13.0", environ)
+def key(names: Sequence[str] = NAMES, **environ: str) -> p2p_cache.Key:
+    return p2p_cache.key(names, "580.65.06", "2.13.0", environ)
 
 
-def verdict(variables: dict[str, str]) -> p2p_cache.P2PVerdict:
-    return p2p_cache.verdict(key(), variables, gb_per_s=11.3, small_ms=0.05)
+def verdict(variables: dict[str, str], names: Sequence[str] = NAMES) -> p2p_cache.P2PVerdict:
+    return p2p_cache.verdict(key(names), variables, gb_per_s=11.3, small_ms=0.05)
 
 
 class Ranks:
@@ -85,6 +88,25 @@ def test_gpus_are_tested_once() -> None:
         assert plan["communication"] == first["communication"]
         assert plan["communication"]["gb_per_s"] == 11.3 and plan["communication"]["p2p"]
         assert len(plan["text"]) == 1 and plan["text"] == plan["headline"]
+
+
+def test_gpus_whose_copies_or_lanes_change_are_others(nvidia: Nvidia) -> None:
+    """The driver's version, the slots and the kernel stay."""
+    code = (
+        "import json, os; from training.host import gpus, p2p_cache;"
+        "found = gpus.inventory_at_start(os.environ).gpus;"
+        "print(json.dumps([p2p_cache.identity(gpu.record()) for gpu in found]))"
+    )
+    identities = [
+        json.loads(python("-c", code, **nvidia(COUNT=2, **facts)).stdout)
+        for facts in ({"P2P": 2}, {"P2P": 0}, {"P2P": 2, "WIDTH_MOST": 8}, {"NOT_SUPPORTED": 1})
+    ]
+    assert [one.split()[3:] for one, _ in identities] == [
+        *(["0", "16"], ["1", "16"], ["0", "8"], ["-", "-"])
+    ]
+    p2p_cache.remember(key(identities[0]), verdict({}, identities[0]))
+    known = [p2p_cache.known(key(one)) is not None for one in identities]
+    assert known == [True, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -233,6 +255,55 @@ def test_the_users_variable_stays() -> None:
     test = Ranks(None)
     plan = settled(test, NCCL_P2P_DISABLE="0")
     assert (plan["set"], plan["notes"], len(test.plans)) == ({}, [], 1)
+
+
+def conf(file: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment in which only this file has settings of NCCL."""
+    monkeypatch.setattr(nccl_settings, "OF_SYSTEM", file.with_name("none"))
+    monkeypatch.setattr(nccl_settings, "_home", lambda: None)
+    return {"NCCL_CONF_FILE": str(file)}
+
+
+def test_a_change_of_nccls_file_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "nccl.conf"
+    environ = conf(file, monkeypatch)
+
+    def ranks(plan: Any) -> p2p_cache.P2PVerdict:
+        tests.append(file.read_text())
+        of = key(**environ)
+        new = p2p_cache.verdict(of, {}, gb_per_s=11.3, small_ms=0.05)
+        p2p_cache.remember(of, new)
+        return new
+
+    tests = list[str]()
+    for text, p2p in (
+        ("NCCL_P2P_DISABLE=1\nNCCL_DEBUG=INFO\n", False),
+        ("# NCCL_P2P_DISABLE=1", True),
+    ):
+        file.write_text(text)
+        for _ in range(2):
+            assert settled(ranks, **environ)["communication"]["p2p"] is p2p
+        assert tests[-1] == text
+        file.write_text(text.replace("INFO", "WARN"))  # without an influence
+        settled(ranks, **environ)
+    assert len(tests) == 2
+
+
+def test_the_users_choice_in_nccls_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "nccl.conf"
+    environ = conf(file, monkeypatch)
+    file.write_text("NCCL_P2P_DISABLE=0\n")
+    of = key(**environ)
+    assert of.forced and of == key(NCCL_P2P_DISABLE="0", **environ)
+    p2p_cache.remember(
+        replace(of, forced=False), p2p_cache.verdict(of, SET, gb_per_s=1, small_ms=1)
+    )
+    plan = settled(test := Ranks(None), **environ)
+    assert (plan["set"], plan["notes"], len(test.plans)) == ({}, [], 1)
+    file.write_text("")
+    assert settled(Ranks(None), **environ)["set"] == SET
 
 
 def started(

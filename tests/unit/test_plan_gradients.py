@@ -125,7 +125,7 @@ def begun(
         "local_ranks": 2,
         "place": placement.Topology(placement.LOCAL, "", "").record(),
         "device": {"value": "cuda", "reason": ""},
-        "gpus": [{"name": name}, {"name": name}],
+        "gpus": [{"name": name, "index": n, "uuid": f"GPU-{n}"} for n in range(2)],
         **({"communication": known} if rate else {}),
         **other,
     }
@@ -145,9 +145,11 @@ def decide(
     done: Decided | None = None,
     precision: str = "bf16",
     resumed: RunDir | None = None,
+    place: placement.Topology | None = None,
 ) -> gradients.GradientPlan:
     request = ask("configs/dual_gpu/quickstart.py", f"--gradient_compression={wish}")
     request.resume_from = resumed
+    request.place = place or request.place
     cards = [Gpu(i, f"GPU-{i}", CARD, None, None, None, None, None) for i in range(2)]
     return gradients.decide(
         *(request, cards, start, done or decided()),
@@ -282,6 +284,47 @@ def test_little_gain_is_explained_with_what_helps(monkeypatch: pytest.MonkeyPatc
     assert "--gradient_compression" not in note, "it would save nothing"
     (note,) = decide("bf16", begun(0.5)).notes
     assert "--gradient_compression" not in note and "one GPU alone" in note
+
+
+@each("fast", [0, 1])
+def test_unequal_gpus_are_as_fast_as_the_slowest(fast: int) -> None:
+    start = begun(10.0)
+    start["gpus"][1 - fast]["name"] = "NVIDIA GeForce RTX 3090"
+    plan, equal = decide("none", start), decide("none", begun(10.0, name="NVIDIA GeForce RTX 3090"))
+    found, same = plan.fields["exchange"], equal.fields["exchange"]
+    assert found["compute_ms"] == same["compute_ms"] and found["share"] == same["share"]
+    assert found["speed_up"] is not None and same["speed_up"] is not None
+    assert found["speed_up"] == pytest.approx(same["speed_up"] * 71.0 / 165.2) and not equal.notes
+    (note,) = plan.notes
+    card = msg(
+        "plan.gradients.unequal",
+        index=1 - fast,
+        name="NVIDIA GeForce RTX 3090",
+        part=71 / 165.2,
+        other=fast,
+    )
+    assert card in note and "GB/s" not in note and "--total_batch_size" not in note
+    assert f"CUDA_VISIBLE_DEVICES=GPU-{fast} ./launch_train.sh 1 " in note
+
+
+def test_the_gpu_that_another_launcher_starts_alone_has_no_command() -> None:
+    start = begun(10.0)
+    start["gpus"][0]["name"] = "NVIDIA GeForce RTX 3090"
+    (note,) = decide("none", start, place=placement.Topology(placement.RANK, "", "")).notes
+    assert msg("plan.gradients.help_one_gpu") in note and "CUDA_VISIBLE_DEVICES" not in note
+
+
+def test_slow_and_unequal_gpus_have_two_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "_why", lambda *facts: ["3 GB/s"])
+    start = begun(3.0)
+    start["gpus"][1]["name"] = "NVIDIA GeForce RTX 4090 D"
+    plan = decide("none", start)
+    (note,) = plan.notes
+    share = plan.fields["exchange"]["share"]
+    assert (
+        share is not None and msg("plan.gradients.waits", share=100 * share, why="3 GB/s") in note
+    )
+    assert "GPU 1" in note and "--total_batch_size=" in note
 
 
 @each(

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from training.core import log
 from training.trainer.checkpoint import TrainProgress
@@ -24,7 +23,7 @@ ERASED = "\r\x1b[K"
 
 def progress() -> Progress:
     session: Any = SimpleNamespace(
-        world=SimpleNamespace(device=torch.device("cpu")),
+        peak=None,
         batches=SimpleNamespace(step_sequences=4),
         steps_to_train=lambda position: 300,
     )

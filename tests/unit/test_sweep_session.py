@@ -22,7 +22,8 @@ from training.core.errors import Exit
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.host import env_vars
-from training.host.gpus import Gpu, GpuInventory, GpuProcess
+from training.host.gpu_processes import GpuProcess
+from training.host.gpus import Gpu, GpuInventory
 
 
 def gpu(visible: str, free_gib: float = 31, pids: tuple[int, ...] = ()) -> Gpu:

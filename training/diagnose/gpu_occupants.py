@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from training.core import units
 from training.core.messages import msg
+from training.host.gpu_processes import is_desktop
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import OccupiedRecord
@@ -30,6 +31,6 @@ def text(found: OccupiedRecord) -> str:
 
 def values(found: OccupiedRecord) -> dict[str, str]:
     """For the sentences of advice."""
-    known = [p for p in found["processes"] if p["known"]]
+    known = [p for p in found["processes"] if p["known"] and not is_desktop(p["command"])]
     one = {"held_pid": str(known[0]["pid"]), "held_by": known[0]["command"][:40]} if known else {}
     return {"held_gpu": str(found["gpu"]), **one}

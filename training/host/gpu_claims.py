@@ -16,7 +16,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from training.core import file_lock, rundir, standing
-from training.host.gpus import UNKNOWN, Gpu
+from training.host.gpu_processes import UNKNOWN
+from training.host.gpus import Gpu
 
 
 @contextmanager

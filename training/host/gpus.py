@@ -14,10 +14,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from training.core import log, redact, standing
+from training.core import log
 from training.core.messages import msg
 from training.core.units import plural
-from training.host import bare_nvml, kernel_quotes, nvlink, process, utilization, visible_devices
+from training.host import (
+    bare_nvml,
+    gpu_processes,
+    kernel_quotes,
+    nvlink,
+    peers,
+    utilization,
+    visible_devices,
+)
+from training.host.gpu_processes import MPS, UNKNOWN, GpuProcess
 from training.host.nvml import ask
 from training.host.visible_devices import PART
 
@@ -40,23 +49,10 @@ SLOWDOWNS = {
 TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 SLOW_S, LIMIT_S = 5.0, 120.0  # a driver that is not kept loaded takes seconds for each GPU
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-PIDS = standing.PID_NAMESPACE
-HOST_PIDS = "pid:[4026531836]"  # the first namespace of every kernel (PROC_PID_INIT_INO)
-MPS = "nvidia-cuda-mps-server"  # shares a GPU in exclusive mode
 MPS_PIPES, MPS_USUAL = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
-UNKNOWN = "-"  # user or command of a process
 VIRTUAL = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 DRIVER_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"))  # the second: Jetson
-
-
-@dataclass(frozen=True)
-class GpuProcess:
-    pid: int
-    used_bytes: int | None
-    user: str = UNKNOWN
-    command: str = UNKNOWN
-    known: bool = True  # False: the pid is one of the host, seen from a container
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ class Gpu:
     temperature_c: int | None
     power_w: float | None
     capability: tuple[int, int] | None = None
-    processes: tuple[GpuProcess, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()  # that compute
     compute_mode: str | None = None  # one of COMPUTE_MODES
     mig: bool | None = None  # split into instances
     power_limit_w: float | None = None
@@ -81,6 +77,9 @@ class Gpu:
     numa_node: int | None = None
     pci: str | None = None  # address
     nvlinks: int | None = None  # active ones; None: it has none
+    peers: int | None = None  # other GPUs of the machine that copy directly; None: not asked
+    lanes: int | None = None  # of PCIe, which card and slot have in common
+    displays: tuple[GpuProcess, ...] = ()  # processes that only draw
     virtual: bool = False  # a share of a GPU that the hypervisor gives to this machine (vGPU)
 
     @property
@@ -105,6 +104,7 @@ class GpuInventory:
     hidden: tuple[Gpu, ...] = ()  # whole GPUs that CUDA_VISIBLE_DEVICES leaves out
     silent: tuple[int, ...] = ()  # GPUs that the driver counts but that do not answer
     spare: int = 0  # further visible ones, which this launch does not use
+    mute: bool = False  # there is a driver, but it does not answer
 
 
 def inventory(
@@ -114,8 +114,8 @@ def inventory(
     patient: bool = False,
 ) -> GpuInventory:
     """The GPUs visible to a process with this environment. `instances`: UUIDs of MIG instances
-    that are listed in place of their GPU. `patient`: with their utilisation after the driver has
-    been loaded, which may take a second longer."""
+    that are listed in place of their GPU. `patient`: with what may take a second longer, their
+    utilisation after the driver has been loaded, and their peers."""
     try:
         ctypes.CDLL(bare_nvml.LIBRARY)
     except OSError:  # checked before the slow import of pynvml
@@ -128,7 +128,7 @@ def inventory(
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return GpuInventory((), msg("host.gpus.driver_error", error=error))
+        return GpuInventory((), msg("host.gpus.driver_error", error=error), mute=True)
     try:
         driver = ask("nvmlSystemGetDriverVersion")
         version = ask("nvmlSystemGetCudaDriverVersion_v2")
@@ -136,7 +136,7 @@ def inventory(
         count = ask("nvmlDeviceGetCount") or 0
         every = [gpu for gpu in (_read(index) for index in range(count)) if gpu]
         if patient:
-            every = utilization.after_load(every)
+            every = peers.counted(utilization.after_load(every))
         silent = sorted(set(range(count)) - {gpu.index for gpu in every})
         named = visible_devices.entries(environ.get(VISIBLE, ""))
         parts = [_part(uuid) for uuid in named if isinstance(uuid, str) and uuid.startswith(PART)]
@@ -171,7 +171,7 @@ def inventory_at_start(environ: Mapping[str, str]) -> GpuInventory:
         log.warning(msg("host.gpus.waits", seconds=SLOW_S, limit=LIMIT_S, kernel=kernel))
         thread.join(LIMIT_S - SLOW_S)
     if not answers:
-        return GpuInventory((), msg("host.gpus.no_answer", limit=LIMIT_S))
+        return GpuInventory((), msg("host.gpus.no_answer", limit=LIMIT_S), mute=True)
     if isinstance(answers[0], Exception):
         raise answers[0]
     return answers[0]
@@ -181,7 +181,7 @@ def _counted(environ: Mapping[str, str]) -> GpuInventory:
     """The GPUs before pynvml is installed."""
     bare = bare_nvml.count()
     if bare is None:
-        return GpuInventory((), msg("host.gpus.driver_silent"))
+        return GpuInventory((), msg("host.gpus.driver_silent"), mute=True)
     every = [
         Gpu(
             *(one.index, one.uuid, one.name, one.total_bytes, one.free_bytes, None, None, None),
@@ -243,6 +243,7 @@ def _read(index: int) -> Gpu | None:
     memory = ask("nvmlDeviceGetMemoryInfo", first) if first is not None else None
     power = ask("nvmlDeviceGetPowerUsage", handle)
     limit = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+    processes = gpu_processes.computing(handle) or ()
     return Gpu(
         index=index,
         uuid=ask("nvmlDeviceGetUUID", handle) or "-",
@@ -253,7 +254,7 @@ def _read(index: int) -> Gpu | None:
         temperature_c=ask("nvmlDeviceGetTemperature", handle, TEMPERATURE_GPU),
         power_w=power / 1000 if power is not None else None,
         capability=ask("nvmlDeviceGetCudaComputeCapability", handle),
-        processes=_processes(handle) or (),
+        processes=processes,
         compute_mode=None if mode is None else COMPUTE_MODES.get(mode),
         mig=None if mig is None else bool(mig[0]),
         power_limit_w=limit / 1000 if limit is not None else None,
@@ -262,6 +263,8 @@ def _read(index: int) -> Gpu | None:
         numa_node=_numa_node(handle),
         pci=folder.name if (folder := pci_folder(handle)) else None,
         nvlinks=nvlink.active(handle),
+        lanes=ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+        displays=gpu_processes.drawing(handle, processes),
         virtual=ask("nvmlDeviceGetVirtualizationMode", handle) == VIRTUAL,
     )
 
@@ -275,7 +278,7 @@ def _part(uuid: str) -> Gpu | None:
     if whole is None:
         return None
     memory, name = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetName", handle)
-    processes = _processes(handle)
+    processes = gpu_processes.computing(handle)
     return replace(
         whole,
         uuid=uuid,
@@ -325,40 +328,6 @@ def slowdowns(reasons: int) -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def own_pids() -> bool:
-    """Whether the driver's pids are those of this process too: in a container they are not."""
-    try:
-        return str(PIDS.readlink()) == HOST_PIDS
-    except OSError:  # no /proc
-        return True
-
-
 def _mps_runs() -> bool:
     """Whether MPS serves this process: its clients need this file."""
     return os.path.exists(os.path.join(os.environ.get(MPS_PIPES) or MPS_USUAL, "control"))
-
-
-def _processes(handle: Any) -> tuple[GpuProcess, ...] | None:
-    running = ask("nvmlDeviceGetComputeRunningProcesses", handle)
-    if running is None:  # a driver before 510
-        running = ask("nvmlDeviceGetComputeRunningProcesses_v2", handle)
-    return None if running is None else tuple(_process(p.pid, p.usedGpuMemory) for p in running)
-
-
-def _process(pid: int, used: int | None) -> GpuProcess:
-    if not own_pids():
-        return GpuProcess(pid, used, known=False)  # here it may be another process
-    return process_here(pid, used)
-
-
-def process_here(pid: int, used: int | None = None) -> GpuProcess:
-    """`pid`: in the namespace of this process."""
-    try:
-        import psutil
-    except ModuleNotFoundError:  # before the installation
-        return GpuProcess(pid, used)
-    try:
-        words = process.command(pid) or Path(f"/proc/{pid}/comm").read_text().strip()
-        return GpuProcess(pid, used, psutil.Process(pid).username(), redact.running(words, 80))
-    except (psutil.Error, OSError):  # it has ended
-        return GpuProcess(pid, used)

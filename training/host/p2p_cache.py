@@ -1,8 +1,8 @@
 """Cache of communication test results per set of GPUs, in the user's cache folder.
 
-A result is valid for the same GPUs in the same slots with the same NVLinks, driver, torch, NCCL,
-kernel, IOMMU and NCCL variables of the user. It saves a test and prevents a known hang, so a
-missing, damaged or unwritable file is not an error.
+A result is valid for the same GPUs in the same slots with the same NVLinks, direct copies, PCIe
+lanes, driver, torch, NCCL, kernel, IOMMU and settings of NCCL by the user. It saves a test and
+prevents a known hang, so a missing, damaged or unwritable file is not an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 
 from training.core import file_lock, rundir
 from training.core.messages import msg
-from training.host import torch_build
+from training.host import nccl_settings, torch_build
 from training.host.env_vars import HERE, Variable
 from training.host.utilization import BUSY_PERCENT
 
@@ -38,7 +38,7 @@ class _Measured(TypedDict):
     torch: str | None  # version
     nccl: str | None  # version
     machine: str  # kernel and IOMMU
-    settings: dict[str, str]  # NCCL variables of the user
+    settings: dict[str, str]  # NCCL variables of the user, also in NCCL's files
     variables: dict[str, str]  # {} or WITHOUT_P2P
     gb_per_s: float  # size / time of a large all_reduce
     small_ms: float  # of an all_reduce of 1 KiB
@@ -85,11 +85,12 @@ class Key:
 
 
 def identity(gpu: GpuRecord) -> str:
-    """A GPU and how it is attached; '' if the driver does not report it."""
-    uuid, links = gpu["uuid"], gpu.get("nvlinks")
-    if uuid in ("", "-"):
+    """A GPU and how it is attached; '' if the driver does not report it. Direct copies and lanes
+    may change alone: by the BIOS, an option of the driver, or a card next to it."""
+    if gpu["uuid"] in ("", "-"):
         return ""
-    return f"{uuid} {gpu.get('pci') or '-'} {'-' if links is None else links}"
+    facts = (gpu.get("pci"), gpu.get("nvlinks"), gpu.get("peers"), gpu.get("lanes"))
+    return " ".join([gpu["uuid"], *("-" if one is None else str(one) for one in facts)])
 
 
 def key(
@@ -100,8 +101,8 @@ def key(
 ) -> Key:
     settings = {
         name: value
-        for name, value in environ.items()
-        if name.startswith("NCCL_") and value and name not in _SILENT
+        for name, value in nccl_settings.effective(environ).items()
+        if value and name not in _SILENT
     }
     forced = settings.get(P2P) == "0"
     if forced:  # as without the variable
@@ -155,10 +156,8 @@ def remembered(of: Key) -> dict[str, str]:
 
 def variables(values: Mapping[str, str], environ: Mapping[str, str]) -> list[Variable]:
     """`values` as variables of a plan, without those that the user has set."""
-    why = msg("host.p2p.why", FOUND=FOUND, path=path())
-    return [
-        Variable(name, value, why, HERE) for name, value in values.items() if not environ.get(name)
-    ]
+    why, own = msg("host.p2p.why", FOUND=FOUND, path=path()), nccl_settings.effective(environ)
+    return [Variable(name, value, why, HERE) for name, value in values.items() if not own.get(name)]
 
 
 def busy_gpu(gpus: Iterable[GpuRecord]) -> GpuRecord | None:

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 from training.core import log
 from training.core.messages import msg
 from training.diagnose import exception_cause
-from training.host.gpus import MPS
+from training.host.gpu_processes import MPS, MUCH
 from training.host.visible_devices import PART
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import GpuRecord, Plan
     from training.core.contracts.verdict import ExhaustedMemoryRecord, OccupiedRecord
-
-MUCH = 1 << 30  # bytes: more than displays and the driver's own memory vary
 
 
 def occupants(
@@ -42,7 +40,8 @@ def occupants(
         return None
     if not grown and gpu["total_bytes"] - held >= (estimate or 0):
         return None
-    others = [p for p in gpu["processes"] if p["pid"] not in run_pids and MPS not in p["command"]]
+    listed = (*gpu["processes"], *gpu.get("displays", ()))
+    others = [p for p in listed if p["pid"] not in run_pids and MPS not in p["command"]]
     return {
         "gpu": gpu["index"],
         "held_bytes": held,

@@ -17,7 +17,7 @@ from training.core.redact import masked
 from training.diagnose import advice, exception_cause, kernel_lines
 from training.diagnose.kernel_lines import KernelLine
 from training.diagnose.signatures import ROOT, WEAK
-from training.host import cgroups, gpus
+from training.host import cgroups, gpu_processes
 from training.host.kernel_log import KernelLog, KernelMessages
 from training.host.visible_devices import PART
 from training.host.xid_events import XidEvents
@@ -189,7 +189,7 @@ def consult(
         until = min(until, own["time"])  # the end of a process leaves some as well
     events = [one for one in outcome.xids.read() if one.time <= until] if outcome.xids else []
     end(outcome)
-    same = gpus.own_pids()
+    same = gpu_processes.own_pids()
     # a watched command selects its GPUs itself
     used = [] if outcome.watched else plan["gpus"]
     pids = _pids(outcome, run, plan, own)

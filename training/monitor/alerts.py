@@ -11,7 +11,7 @@ from training.core import phases
 from training.core.jsonl import whole
 from training.core.messages import msg
 from training.core.units import GIB
-from training.host.gpus import MPS
+from training.host.gpu_processes import MPS
 from training.monitor import host_stats
 
 if TYPE_CHECKING:

@@ -69,7 +69,7 @@ def settle(
         begun["headline"].append(_sentence(known, begun, environ))
         begun["text"].append(begun["headline"][-1])
     begun["variables"] += _missing(begun, needed, environ)
-    if needed and not environ.get(p2p_cache.P2P):
+    if p2p_cache.variables(needed, environ):
         begun["notes"].append(
             msg("plan.communication.without_p2p", found=p2p_cache.FOUND, variable=p2p_cache.P2P)
         )

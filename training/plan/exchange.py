@@ -2,7 +2,7 @@
 hides, and what follows for buckets and compression. Pure arithmetic.
 
     exchange   bytes of the gradients / measured bandwidth, and Muon's updates
-    arithmetic operations of a step / (peak of the GPU × MFU)
+    arithmetic operations of a step / (peak of the slowest GPU × MFU)
     hidden     as much as fits into the backward pass of the last micro-batch
 """
 
@@ -34,6 +34,7 @@ class Exchange:
     bytes_per_s: float  # size / time of an all_reduce
     latency_s: float  # of a small all_reduce
     compute_s: float | None  # arithmetic of a rank; None: unknown
+    fastest: float = 1.0  # peak of the fastest GPU, as a multiple of that of the slowest
     accumulation: int = 1
     compressed: bool = False
     bucket_mib: int = BUCKET_MIB
@@ -86,9 +87,14 @@ class Exchange:
         )
 
     @property
+    def waits_little(self) -> bool:
+        """For the exchange; faster GPUs also wait for slower ones."""
+        return self.share is not None and 1 - self.share >= LITTLE
+
+    @property
     def speed_up(self) -> float | None:
-        """Over one GPU with the same work per GPU."""
-        return None if self.share is None else self.ranks * (1 - self.share)
+        """Over the fastest GPU alone with the same work per GPU."""
+        return None if self.share is None else self.ranks * (1 - self.share) / self.fastest
 
     def accumulated(self, factor: int) -> Exchange:
         """The same with so many times the micro-batches."""

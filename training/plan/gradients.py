@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 from training.core import standing, units
 from training.core.messages import msg
-from training.host import flops, p2p_cache
+from training.host import flops, p2p_cache, visible_devices
 from training.host.decisions import AS_ASKED, Decision
-from training.host.gpus import Gpu
-from training.host.placement import on_one_machine
+from training.host.gpus import VISIBLE, Gpu
+from training.host.placement import LOCAL, on_one_machine
 from training.plan import exchange, tuning
 from training.plan.exchange import Exchange
 from training.plan.request import Request
@@ -72,7 +72,7 @@ def decide(
     fields = _fields(compression, tuned.bucket, tuned.graphs)
     fields["exchange"] = _record(found)
     text = _sentence(found, compression, tuned.bucket, _mfu(compiled))
-    notes = _little_gain(gpus, begun, decided, choice, choice_for)
+    notes = _little_gain(request, gpus, begun, decided, precision.value, choice, choice_for)
     return GradientPlan(fields, [text, *_together(tuned.graphs)], notes)
 
 
@@ -118,9 +118,9 @@ def predicted(
         return None
     if not step.gradient_bytes:
         return None
-    peak = _peak(begun["gpus"], precision.value)
+    peaks = _peaks([gpu["name"] for gpu in begun["gpus"]], precision.value)
     work = step.flops(1)
-    compute = work / begun["ranks"] / (peak * _mfu(compiled)) if peak and work else None
+    compute = work / begun["ranks"] / (min(peaks) * _mfu(compiled)) if peaks and work else None
     measured = begun["communication"]
     return Exchange(
         ranks=begun["ranks"],
@@ -129,17 +129,18 @@ def predicted(
         bytes_per_s=measured["gb_per_s"] * 1e9,
         latency_s=measured["small_ms"] / 1e3,
         compute_s=compute,
+        fastest=max(peaks) / min(peaks) if peaks else 1.0,
         accumulation=decided.batch.accumulation,
     )
 
 
-def _peak(gpus: list[GpuRecord], precision: str) -> float | None:
-    """Peak of the slowest GPU, operations per s; None if unknown, as for fp8, whose products are
-    faster than their peak in bf16."""
+def _peaks(names: Sequence[str], precision: str) -> list[float]:
+    """Operations per s of these GPUs; [] if one is unknown, as for fp8, whose products are faster
+    than their peak in bf16."""
     if precision == "fp8":
-        return None
-    peaks = [flops.peak(gpu["name"], precision) for gpu in gpus]
-    return min((p for p in peaks if p is not None), default=None) if all(peaks) else None
+        return []
+    known = [peak for name in names if (peak := flops.peak(name, precision))]
+    return known if len(known) == len(names) else []
 
 
 def _mfu(compiled: Decision) -> float:
@@ -207,18 +208,38 @@ def times(speed: float | None) -> str:
 
 
 def _little_gain(
+    request: Request,
     gpus: Sequence[Gpu],
     begun: PlanStart,
     decided: Decided,
+    precision: str,
     choice: Choice,
     choice_for: Callable[[Exchange], Choice],
 ) -> list[str]:
-    """A note where communication takes most of what the further GPUs bring: why, and what helps."""
+    """A note where communication or a slower GPU takes most of what the further GPUs bring: why,
+    and what helps."""
     one, half = choice.exchange, choice.half
     if one.share is None or one.speed_up is None or one.speed_up >= exchange.LITTLE * one.ranks:
         return []
-    helps = []
-    enough = tuning.enough_accumulation(one, choice_for)
+    reasons, helps = [], []
+    if not one.waits_little:
+        why = msg("plan.word.comma").join(_why(gpus, begun, one))
+        reasons.append(msg("plan.gradients.waits", share=100 * one.share, why=why))
+    slowest, fastest = (
+        end(begun["gpus"], key=lambda gpu: flops.peak(gpu["name"], precision) or 0.0)
+        for end in (min, max)
+    )
+    if one.fastest > 1:
+        reasons.append(
+            msg(
+                "plan.gradients.unequal",
+                index=slowest["index"],
+                name=slowest["name"],
+                part=1 / one.fastest,
+                other=fastest["index"],
+            )
+        )
+    enough = None if one.waits_little else tuning.enough_accumulation(one, choice_for)
     if enough:
         factor, then = enough
         helps.append(
@@ -233,17 +254,26 @@ def _little_gain(
     if not one.compressed and (exchange.saved(one, half) or 0.0) >= exchange.PAYS:
         helps.append(msg("plan.gradients.help_compression", speed=times(half.speed_up)))
     if one.speed_up <= 1:
-        helps.append(msg("plan.gradients.help_one_gpu"))
+        unequal = one.fastest > 1
+        alone = _fastest_alone(request, fastest) if unequal else msg("plan.gradients.help_one_gpu")
+        helps.append(alone)
     text = msg(
         "plan.gradients.little_gain",
         speed=times(one.speed_up),
         ranks=one.ranks,
-        share=100 * one.share,
-        why=msg("plan.word.comma").join(_why(gpus, begun, one)),
+        reasons=msg("plan.word.semicolon").join(reasons),
     )
     if helps:
         text = msg("plan.gradients.with_helps", text=text, helps=msg("plan.word.comma").join(helps))
     return [text]
+
+
+def _fastest_alone(request: Request, fastest: GpuRecord) -> str:
+    if request.place.kind != LOCAL:
+        return msg("plan.gradients.help_one_gpu")
+    (named,) = visible_devices.naming([(fastest["uuid"], fastest["index"])])
+    command = f"{VISIBLE}={named} {request.command_with(1)}"
+    return msg("plan.gradients.help_fastest", index=fastest["index"], command=command)
 
 
 def _why(gpus: Sequence[Gpu], begun: PlanStart, one: Exchange) -> list[str]:

@@ -28,16 +28,17 @@ def grow(
     if not config.max_total_batch_size or standing.plan_of_start(request.resume_from):
         return decided, []
     one = gradients.predicted(begun, decided, situation.precision, situation.compiled)
-    now = _choice(request, decided, one).exchange.speed_up if one else None
-    if one is None or now is None:
+    present = _choice(request, decided, one).exchange if one else None
+    if one is None or present is None or present.speed_up is None:
         reason = (
             msg("plan.gradients.one_rank")
             if begun["ranks"] == 1
             else gradients.unknown(begun, situation.precision)
         )
         return decided, [msg("plan.larger_batch.unknown", total=total, reason=reason)]
-    if now >= exchange.LITTLE * begun["ranks"]:
-        return decided, [msg("plan.larger_batch.enough", total=total, speed=gradients.times(now))]
+    now = gradients.times(present.speed_up)
+    if present.waits_little:
+        return decided, [msg("plan.larger_batch.enough", total=total, speed=now)]
     enough = tuning.enough_accumulation(one, partial(_choice, request, decided), most)
     factor = enough[0] if enough else exchange.largest_factor(most)
     if not factor:
@@ -64,7 +65,7 @@ def grow(
         larger=factor * total,
         total=total,
         speed=gradients.times(_choice(request, then, other).exchange.speed_up if other else None),
-        before=gradients.times(now),
+        before=now,
         ranks=begun["ranks"],
     )
     if steps:

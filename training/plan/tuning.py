@@ -68,7 +68,7 @@ def enough_accumulation(
     factor = 2
     while factor <= most:
         then = choice(one.accumulated(factor)).exchange
-        if then.speed_up is not None and then.speed_up >= exchange.LITTLE * one.ranks:
+        if then.waits_little:
             return factor, then
         factor *= 2
     return None

@@ -13,7 +13,6 @@ import torch
 from tqdm import tqdm
 
 from training.core import log, metric_units, units
-from training.host import flops
 from training.inspector.step_timer import elapsed_s, moment
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.evaluate import Scores
@@ -46,15 +45,9 @@ class Stopwatch:
 
 
 def _speed_at_peak(session: TrainState) -> float | None:
-    """Units per second if all ranks' GPUs (assumed equal) only did the model's arithmetic, in bf16
-    (also of fp8) or fp16; None: unknown, or fp32."""
-    if session.world.device.type != "cuda":
-        return None
-    peak, cost = (
-        flops.peak(torch.cuda.get_device_name(session.world.device), session.precision),
-        session.task.flops(session.raw),
-    )
-    return session.world.world_size * peak / cost if peak and cost else None
+    """Units per second if all ranks' GPUs only did the model's arithmetic; None: unknown."""
+    cost = session.task.flops(session.raw) if session.peak else None
+    return session.peak / cost if session.peak and cost else None
 
 
 class Progress:

@@ -30,6 +30,7 @@ from training.trainer import (
     checkpoint,
     checkpoint_transfer,
     ddp_model,
+    gpu_peak,
     gradients,
     same_data,
     start_weights,
@@ -72,6 +73,7 @@ class TrainState:
     position: checkpoint.TrainProgress
     saver: AsyncCheckpointer
     facts: ManifestRecord  # stored in every checkpoint and compared by a resume
+    peak: float | None = None  # of all GPUs together (gpu_peak)
     time_limit: TimeLimit | None = None  # of --max_time
     average: WeightAverage | None = None  # of --ema
     best: BestScore | None = None  # of --keep_best
@@ -246,6 +248,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         position=position,
         saver=_saver(run, config, next_command.next_command(plan, run), position.step, loaded),
         facts=facts,
+        peak=gpu_peak.of_all(world, precision),
         time_limit=time_limit.begin(
             config.max_time,
             length.total_steps,

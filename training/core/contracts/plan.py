@@ -92,7 +92,7 @@ class GpuRecord(TypedDict):
     temperature_c: int | None
     power_w: float | None
     capability: Sequence[int] | None  # major, minor
-    processes: Sequence[GpuProcessRecord]
+    processes: Sequence[GpuProcessRecord]  # that compute
     compute_mode: str | None
     mig: bool | None
     power_limit_w: float | None
@@ -101,7 +101,10 @@ class GpuRecord(TypedDict):
     numa_node: NotRequired[int | None]  # this and the next two are missing in early 0.1
     pci: NotRequired[str | None]  # address
     nvlinks: NotRequired[int | None]  # active ones
-    virtual: NotRequired[bool]  # vGPU; missing in early 0.1
+    virtual: NotRequired[bool]  # vGPU; this and the next ones are missing in early 0.1
+    peers: NotRequired[int | None]  # other GPUs of the machine that copy directly
+    lanes: NotRequired[int | None]  # of PCIe, which card and slot have in common
+    displays: NotRequired[Sequence[GpuProcessRecord]]  # processes that only draw
 
 
 class VariableRecord(TypedDict):
@@ -262,7 +265,7 @@ class ExchangeRecord(TypedDict):
     exposed_ms: float  # not hidden by the backward pass
     compute_ms: float | None  # of a rank; None: unknown, as the next two
     share: float | None  # of a step, 0 to 1: exposed
-    speed_up: float | None  # over one GPU
+    speed_up: float | None  # over the fastest GPU alone
 
 
 class StarterRecord(TypedDict):
@@ -328,7 +331,8 @@ class PlanStart(RanksPlan):
     activation_checkpointing: NotRequired[NumberDecision]  # whole blocks
     selective_checkpointing: NotRequired[NumberDecision]  # further blocks; not in earlier versions
     loss_chunks: NotRequired[NumberDecision]  # parts
-    # of a run that was out of memory: a resume has at least these savings
+    # of a run that was out of memory: a resume has at least these savings (with --deterministic
+    # every resume has them)
     keeps_savings: NotRequired[bool]
     reported_memory: NotRequired[str]  # for this config, by its original authors
     memory: NotRequired[PlannedMemory]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from training.core.plain_text import one_line
 from training.core.redact import masked
 from training.diagnose import kernel_lines
-from training.host import gpus, kernel_quotes
+from training.host import gpu_processes, kernel_quotes
 from training.host.kernel_log import KernelLog
 from training.host.kernel_quotes import SHOWN, KernelQuotes
 from training.launcher.communication.analysis import CommunicationFinding
@@ -28,7 +28,7 @@ def consult(
 
 def _kills(outcome: CommunicationOutcome, log: KernelLog) -> KernelQuotes:
     read = log.read()
-    if not (gpus.own_pids() and read.source and read.whole):
+    if not (gpu_processes.own_pids() and read.source and read.whole):
         return KernelQuotes(command=KILLS)
     lines = kernel_lines.about(read.lines, outcome.pids, [])
     return KernelQuotes(tuple(one_line(masked(line.text)) for line in lines[:SHOWN]))

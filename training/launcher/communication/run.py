@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from training.core import log
 from training.core.messages import msg
-from training.host import p2p_cache
+from training.host import nccl_settings, p2p_cache
 from training.host.gpus import VISIBLE
 from training.host.kernel_log import KernelLog
 from training.host.kernel_quotes import KernelQuotes
@@ -51,7 +51,8 @@ def run(
     if ranks == 1:
         return CommunicationResult(1, device, "none", None)
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
-    own = {name: os.environ[name] for name in (P2P, INTERFACE, VISIBLE) if os.environ.get(name)}
+    there = {**os.environ, **nccl_settings.effective(os.environ)}
+    own = {name: there[name] for name in (P2P, INTERFACE, VISIBLE) if there.get(name)}
     outcome, finding, logged = _try(ranks, backend, device, set_here, limit_s, patience_s)
     seconds, first, kernel = outcome.seconds, None, logged
     if backend == "nccl" and worth_without_p2p(finding) and P2P not in own | set_here:

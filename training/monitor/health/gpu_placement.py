@@ -5,7 +5,7 @@ from __future__ import annotations
 from training.core.jsonl import dig, text
 from training.core.messages import msg
 from training.core.units import GIB
-from training.host import gpu_choice, gpus
+from training.host import gpu_choice, gpu_processes, gpus
 from training.host.gpus import Gpu, GpuInventory
 from training.monitor import alerts, host_stats
 from training.monitor.health.check import (
@@ -162,7 +162,7 @@ def _placed(
         for name in others
     ]
     for name, gpu in cards.items():
-        others = [p for p in gpu.processes if p.known and gpus.MPS not in p.command]
+        others = [p for p in gpu.processes if p.known and gpu_processes.MPS not in p.command]
         for process in others if name in on.values() else ():
             if not host_stats.belongs(process.pid, set(target.pids.values())):
                 notes.append(

@@ -10,28 +10,19 @@ from dataclasses import replace
 from training.config.schema import Config
 from training.core import units
 from training.core.messages import msg
-from training.host import gpu_claims, gpu_words, process
+from training.diagnose import signatures
+from training.host import gpu_claims, gpu_processes, process
 from training.host.gpu_choice import closed, emptiest_gpus
-from training.host.gpus import (
-    EXCLUSIVE,
-    MPS,
-    PROHIBITED,
-    VISIBLE,
-    Gpu,
-    GpuInventory,
-    GpuProcess,
-    process_here,
-    silent_quotes,
-)
+from training.host.gpus import VISIBLE, Gpu, GpuInventory, silent_quotes
 from training.host.placement import LOCAL, RANK
 from training.host.torch_build import TorchBuild
 from training.host.visible_devices import PART
+from training.plan.preflight import one_gpu
 from training.plan.preflight.report import ERROR, OK, WARNING, Check, with_lines
 from training.plan.request import LaunchRequest
 from training.tasks import memory
 from training.tasks.memory import StepNeeds
 
-RECOMMENDED_GPU_BYTES = 20 * 10**9  # what the original configs were made for
 # a few cores: two of them compute the quickstart's 1.5e13 operations in a minute
 CPU_FLOPS, PATIENCE_S = 1e11, 600
 ALLOCATED = {"SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"}
@@ -57,7 +48,7 @@ def gpus(
     have, ranks = len(machine.gpus), request.gpu_ranks
     if have < ranks:
         parts = [msg("plan.gpus.whole")] if "MIG-" in machine.reason else []
-        fixes = [*parts, *_all_visible(machine, estimate, request)]
+        fixes = [*_repairs(machine), *parts, *_all_visible(machine, estimate, request)]
         fixes += [request.command_with(have)] if have else []
         anywhere = msg("plan.gpus.anywhere")
         fixes += [
@@ -97,10 +88,23 @@ def gpus(
     fixes = [*_fewer_ranks(machine, request, step), *smaller]
     for gpu in machine.gpus[:ranks]:
         if not gpu.processes and gpu.uuid in claims:
-            gpu = replace(gpu, processes=(process_here(claims[gpu.uuid]),))  # noqa: PLW2901
-        yield from _gpu(gpu, estimate, fixes, ours, measured=request.check)
+            gpu = replace(gpu, processes=(gpu_processes.here(claims[gpu.uuid]),))  # noqa: PLW2901
+        yield one_gpu.check(gpu, estimate, fixes, ours, measured=request.check)
         if gpu.mig and not (gpu.uuid.startswith(PART) and ranks == 1):
             yield in_parts(gpu, ranks, request.command_with(1))
+
+
+def _repairs(machine: GpuInventory) -> list[str]:
+    """Repairs of the driver or a GPU, by the reason for the number of GPUs."""
+    from training.diagnose import advice, scan
+
+    found = (
+        sentences
+        for signature, groups in scan.matched(machine.reason)
+        if signature.role in (signatures.ROOT, signatures.WEAK)
+        and (sentences := advice.filled(signature.advice, groups))
+    )
+    return next(found, ["nvidia-smi"] if machine.mute else [])
 
 
 def _all_visible(
@@ -156,95 +160,6 @@ def in_parts(gpu: Gpu, ranks: int, other: str) -> Check:
     if ranks == 1:
         return Check(name, WARNING, msg("plan.gpus.mig"), [whole])
     return Check(name, ERROR, msg("plan.gpus.mig_ranks"), [whole, other])
-
-
-def _gpu(
-    gpu: Gpu, estimate: memory.Estimate, smaller: list[str], ours: set[int], *, measured: bool
-) -> Iterable[Check]:
-    """`smaller`: commands for when the memory of the GPU is too small. `measured`: a step is, after
-    these checks; what it may need is then in that check alone."""
-    name = f"GPU {gpu.index}"
-    shown = _shown(gpu)
-    others = [p for p in gpu.processes if not (p.known and p.pid in ours) and MPS not in p.command]
-    listed = [_described(p) for p in others]
-    occupied = msg("plan.gpus.occupied", processes=", ".join(listed)) if others else ""
-    known = [p for p in others if p.known]
-    yours = [msg("plan.gpus.if_yours", command=p.command[:40]) for p in known]
-    kill = [f"kill {p.pid}   # {text}" for p, text in zip(known, yours, strict=True)]
-    taken = bool(others) and not gpu.by_mps
-    if gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and taken):
-        why = (
-            msg("plan.gpus.prohibited")
-            if gpu.compute_mode == PROHIBITED
-            else msg("plan.gpus.exclusive", occupied=occupied)
-        )
-        fixes = [*(kill if others else []), f"sudo nvidia-smi -i {gpu.index} -c DEFAULT"]
-        yield Check(
-            name,
-            ERROR,
-            msg(
-                "plan.gpus.compute_mode",
-                shown=shown,
-                mode=gpu_words.compute_mode(gpu.compute_mode),
-                why=why,
-            ),
-            fixes,
-        )
-    elif gpu.free_bytes is None:
-        yield Check(
-            name, WARNING, msg("plan.gpus.free_unknown", shown=shown, occupied=occupied), kill
-        )
-    elif gpu.free_bytes < estimate.needed:
-        fixes = [*kill, *smaller] or [
-            msg("plan.gpus.with_free", needed=memory.gib(estimate.needed))
-        ]
-        yield Check(
-            name,
-            ERROR,
-            msg(
-                "plan.gpus.needs",
-                shown=shown,
-                needed=memory.gib(estimate.needed),
-                occupied=occupied,
-            ),
-            fixes,
-        )
-    elif gpu.free_bytes < estimate.tight:
-        yield Check(
-            name,
-            WARNING,
-            msg("plan.gpus.tight_step", shown=shown, occupied=occupied)
-            if measured
-            else msg(
-                "plan.gpus.tight", shown=shown, tight=memory.gib(estimate.tight), occupied=occupied
-            ),
-            kill,
-        )
-    elif others:
-        yield Check(name, WARNING, f"{shown}{occupied}", kill)
-    else:
-        small = gpu.total_bytes is not None and gpu.total_bytes < RECOMMENDED_GPU_BYTES
-        text = msg("plan.gpus.recommended", shown=shown)
-        yield Check(name, OK, text if small else shown)
-
-
-def _shown(gpu: Gpu) -> str:
-    """Its name, and as much of its memory as the driver reports."""
-    free, total = gpu.free_bytes, gpu.total_bytes
-    if free is not None and total is not None:
-        return msg(
-            "plan.gpus.memory", name=gpu.name, free=memory.gib(free), total=memory.gib(total)
-        )
-    known = [] if free is None else [msg("plan.memory.free", room=memory.gib(free))]
-    known += [] if total is None else [memory.gib(total)]
-    return msg("plan.word.comma").join([gpu.name, *known])
-
-
-def _described(one: GpuProcess) -> str:
-    used = memory.gib(one.used_bytes)
-    if not one.known:
-        return msg("plan.gpus.host_process", pid=one.pid, used=used)
-    return msg("plan.gpus.process", pid=one.pid, user=one.user, used=used, command=one.command)
 
 
 def torch_fits(

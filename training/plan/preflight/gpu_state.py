@@ -10,7 +10,7 @@ from typing import Any
 
 from training.core.messages import msg
 from training.core.units import unknown
-from training.host import gpu_damage, nvlink
+from training.host import gpu_damage, nvlink, peers
 from training.host.gpus import Gpu, kernel_number, pci_folder
 from training.host.nvml import ask
 
@@ -37,7 +37,6 @@ LIMITS = {
     0x10: msg("plan.gpu.clocks.sync"),
     0x100: msg("plan.gpu.clocks.display"),
 }
-P2P_READ, P2P_OK = 0, 0
 BUS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
@@ -159,12 +158,12 @@ def _limits(handle: Any) -> tuple[str, ...] | None:
 
 def _pair(first: int, second: int, one: Any, other: Any) -> Pair:
     level = ask("nvmlDeviceGetTopologyCommonAncestor", one, other)
-    direct = ask("nvmlDeviceGetP2PStatus", one, other, P2P_READ)
+    direct = peers.status(one, other)
     return Pair(
         first,
         second,
         None if level is None else WHERE.get(level),
         nvlink.connects(one, other),
-        None if direct is None else direct == P2P_OK,
+        None if direct is None else direct == peers.WORKS,
         REFUSED.get(direct or 0, ""),
     )

@@ -63,20 +63,24 @@ class MemoryPlan:
         )
 
 
-def choose(load: StepWorkload, config: Config, ranks: int, room: int | None) -> MemoryPlan | None:
-    """Choose the values of `auto`. The savings of `load` are the least that it gets. `room`: free
-    bytes for one rank, None if unknown. None if no micro-batch divides the batch."""
+def choose(
+    load: StepWorkload, config: Config, ranks: int, room: int | None, *, exact: bool = False
+) -> MemoryPlan | None:
+    """Choose the values of `auto`. The savings of `load` are the least that it gets; with `exact`
+    it gets no others unless they are too few. `room`: free bytes for one rank, None if unknown.
+    None if no micro-batch divides the batch."""
     size = _sequences(load, config, ranks, room)
     if size is None:
         return None
-    found, saves, idle = _frugal(replace(load, sequences=size.value), config, room)
+    found, saves, idle = _frugal(replace(load, sequences=size.value), config, room, exact)
+    kept = msg("tasks.gpt.fit.kept_exactly") if exact else msg("tasks.gpt.fit.kept")
 
     def decided(asked: int | str, value: int, unused: int, least: int) -> Decision:
         if asked != AUTO:
             return Decision(value, AS_ASKED)
         if value == unused:
             return Decision(value, idle)
-        return Decision(value, msg("tasks.gpt.fit.kept") if value == least else saves)
+        return Decision(value, kept if value == least else saves)
 
     return MemoryPlan(
         found,
@@ -134,7 +138,9 @@ def _time(load: StepWorkload) -> float:
     return (1 + load.extra_time) * (1 + OVERHEAD_TOKENS / load.tokens)
 
 
-def _frugal(load: StepWorkload, config: Config, room: int | None) -> tuple[StepWorkload, str, str]:
+def _frugal(
+    load: StepWorkload, config: Config, room: int | None, exact: bool
+) -> tuple[StepWorkload, str, str]:
     """The load with its savings, the reason of those, and of the ones it does without."""
     if room is None:
         reason = msg("tasks.gpt.fit.not_chosen", memory=memory_word(load.cuda))
@@ -152,7 +158,7 @@ def _frugal(load: StepWorkload, config: Config, room: int | None) -> tuple[StepW
         )
         return least, reason, reason
     roomy = cheapest(load, config, room, lambda one: one.tight)
-    if roomy and roomy.extra_time - found.extra_time <= CHEAP:
+    if roomy and not exact and roomy.extra_time - found.extra_time <= CHEAP:
         found = roomy
     return (
         found,
@@ -271,6 +277,18 @@ def suggestions(load: StepWorkload, config: Config, ranks: int, room: int) -> li
         size_too = {"device_batch_size": load.sequences} if config.device_batch_size == AUTO else {}
         out.append({"depth": low, **size_too, **_settings(found, config)})
     return out
+
+
+def fixed(load: StepWorkload, config: Config, room: int) -> FieldValues:
+    """Values in place of `auto` with which this micro-batch fits: those of `load`, or in place of a
+    mixture the fastest ones."""
+    if config.activation_checkpointing == AUTO == settings(load)["activation_checkpointing"]:
+        values = (SELECTIVE, *range(1, load.depth + 1))
+        options = (replace(config, activation_checkpointing=one) for one in values)
+        fitting = [one for each in options if (one := cheapest(_plain(load), each, room))]
+        load = min(fitting, key=_time, default=load)
+    found = {"device_batch_size": load.sequences, **settings(load)}
+    return {name: value for name, value in found.items() if getattr(config, name) == AUTO != value}
 
 
 def _settings(found: StepWorkload, config: Config) -> FieldValues:

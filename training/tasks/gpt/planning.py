@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from training.core.metric_units import memory_word
 from training.data.tokenizer_base import BPE
 from training.host.decisions import Decision
 from training.tasks.gpt import memory, memory_fit, validation
+from training.tasks.gpt.memory_fit import AUTO
 from training.tasks.gpt.model_dims import FP8_MULTIPLE, ModelDims
 from training.tasks.gpt.step import GptStep
 from training.tasks.memory import may_compress
@@ -80,16 +81,31 @@ def memory_text(plan: Plan | TaskFields) -> list[str]:
     ]
 
 
-def _kept_savings(request: PlanRequest) -> FieldValues:
-    """The savings of a run that was out of memory, as fields of StepWorkload: with fewer, its
-    smaller micro-batch would need as much as the one before. {}: the plan decides again."""
+@dataclass(frozen=True)
+class _Kept:
+    """What a resumed run keeps of its savings, as fields of StepWorkload. `exhausted`: because it
+    was out of memory: with fewer, its smaller micro-batch would need as much as the one before.
+    `exact`: because others would change its bits."""
+
+    savings: FieldValues = field(default_factory=dict)
+    exhausted: bool = False
+    exact: bool = False
+
+
+def _kept_savings(request: PlanRequest) -> _Kept:
+    """Without savings: the plan decides again."""
     run, before = request.resume_from, standing.plan_of_start(request.resume_from)
     if run is None or before is None or "loss_chunks" not in before:
-        return {}
+        return _Kept()
     failure = standing.ends(run)[1]
-    exhausted = failure and failure.get("cause") == cause_ids.GPU_OOM and "occupied" not in failure
-    if not (exhausted or before.get("keeps_savings")):
-        return {}
+    now = (
+        failure is not None
+        and failure.get("cause") == cause_ids.GPU_OOM
+        and "occupied" not in failure
+    )
+    exhausted, exact = now or before.get("keeps_savings", False), request.config.deterministic
+    if not (exhausted or exact):
+        return _Kept()
     found: FieldValues = {}
     if not asked_for(request.origins["activation_checkpointing"]):
         found["blocks"] = before["activation_checkpointing"]["value"]
@@ -97,7 +113,25 @@ def _kept_savings(request: PlanRequest) -> FieldValues:
         found["selective"] = before.get("selective_checkpointing", {"value": 0})["value"]
     if not asked_for(request.origins["loss_chunks"]):
         found["chunks"] = before["loss_chunks"]["value"]
-    return found
+    return _Kept(found, exhausted, exact and not now)
+
+
+def _may_differ(load: memory.StepWorkload, config: Config, room: int | None) -> list[str]:
+    """A note where the bits of a new run with --deterministic depend on the free memory at its
+    start."""
+    if not (config.deterministic and load.cuda) or room is None:
+        return []
+    saves = load.compiled and load.plain < load.depth  # eager blocks are recomputed identically
+    chosen = (
+        config.device_batch_size == AUTO
+        or (config.activation_checkpointing == AUTO and saves)
+        or (config.loss_chunks == AUTO and load.chunks > 1)
+    )
+    if not chosen:
+        return []
+    found = memory_fit.fixed(load, config, room)
+    flags = " ".join(f"--{name}={value}" for name, value in found.items())
+    return [msg("tasks.gpt.plan.may_differ", flags=flags)]
 
 
 def decide(request: PlanRequest, machine: Situation) -> Decided:
@@ -123,8 +157,9 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         copy=machine.device == "cpu" or machine.shared,
         compressed=may_compress(config),
     )
-    kept = _kept_savings(request) if asked.cuda else {}
-    fitting = memory_fit.choose(replace(asked, **kept), config, ranks, machine.room)
+    kept = _kept_savings(request) if asked.cuda else _Kept()
+    least = replace(asked, **kept.savings)
+    fitting = memory_fit.choose(least, config, ranks, machine.room, exact=kept.exact)
     split = (
         batch.split(fitting.load.sequences, config.max_seq_len, ranks, config.total_batch_size)
         if fitting
@@ -145,14 +180,17 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
             "bytes": request.source.total_bytes,
         },
     }
-    if kept:
+    if kept.savings and kept.exhausted:
         fields["keeps_savings"] = True
     if promise:
         fields["reported_memory"] = promise
     text = memory_text(fields)
     # A run that is resumed may have the smaller batch for a reason: it ran out of memory.
     begun = standing.plan_of_start(request.resume_from) is not None
-    notes = [] if begun else larger(fitting.load, config, ranks, machine.room)
+    notes = []
+    if not begun:
+        notes += larger(fitting.load, config, ranks, machine.room)
+        notes += _may_differ(fitting.load, config, machine.room)
     if fp8:
         more, padded = _fp8(step.load.shape, step.load.tokens, machine.compiled.value)
         text, notes = text + more, notes + padded
