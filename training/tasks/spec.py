@@ -75,10 +75,10 @@ class TaskSpec(ABC):
 
     # Request.
 
-    def located(self, options: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    def located(self, options: Mapping[str, Any], plan: Plan) -> Mapping[str, Any]:
         """The options of a run with the paths that they meant where the run of this plan was
         started."""
-        return dict(options)
+        return options
 
     def seq_len(self, config: Config) -> int:
         """Units per sample."""

@@ -97,7 +97,7 @@ class VideoSpec(SampleSpec):
 
         return clip_text.lines_and_notes(VideoOptions(**options))
 
-    def located(self, options: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    def located(self, options: Mapping[str, Any], plan: Plan) -> Mapping[str, Any]:
         folder = (plan.get("command") or {}).get("cwd") or ""
         return {
             name: _elsewhere(value, folder) if value and PATH.search(name) else value
@@ -129,7 +129,7 @@ class VideoSpec(SampleSpec):
             options |= {"test_dataroot_gt": given["data"], "test_dataroot_lq": ""}
             origins["test_dataroot_gt"] = "--data"
         else:
-            options = self.located(options, plan)
+            options = dict(self.located(options, plan))
         if not options.get("test_dataroot_gt"):
             return plan, [Problem("video.no_data", msg("tasks.video.no_evaluation"))]
         video = VideoOptions(**options)
