@@ -291,29 +291,41 @@ def test_a_link_to_a_folder_that_is_not_there(write: Write, home: Path) -> None:
 
 
 def test_a_removed_folder_of_a_corpus_of_folders(write: Write, home: Path) -> None:
-    """Its disk is that of the link."""
+    """Its disk is that of the corpus."""
     write("corpus/en/a.txt", "x")
     write("corpus/de/b.txt", "x")
-    (home / "corpus/latest").symlink_to("2024-05")
-    (home / "corpus/de/latest").symlink_to("../2024-05")
-    assert [file.name for file in found("corpus").files] == ["b.txt", "a.txt"]
+    write("corpus/versions/2024-04/c.txt", "x")
+    write("disk/text/de/d.txt", "x")
+    for name, target in (
+        ("corpus/latest", "2024-05"),
+        ("corpus/de/latest", "../2024-05"),
+        ("corpus/de/french", "../fr/2024-05"),
+        ("corpus/newest", "versions/2024-05"),
+        ("corpus/more", "../disk/text"),
+        ("disk/text/de/latest", "../2024-05"),
+    ):
+        (home / name).symlink_to(target)
+    names = [file.name for file in found("corpus").files]
+    assert names == ["b.txt", "a.txt", "d.txt", "c.txt"]
 
 
-@each("place", ["media/USB1/corpus", "corpus"])
+@each(
+    ("folder", "target", "empty"),
+    [
+        ("media/USB1/corpus", "../../USB2", ""),
+        ("tank/corpus", "../extra", ""),  # ZFS, too, removes the mount point with the disk
+        ("corpus", "/USB2", ""),  # `/` may have files
+        ("corpus", "/USB2/corpus", ""),
+        ("corpus", "disk/corpus", "corpus/disk"),
+    ],
+)
 def test_a_mount_point_that_vanished_with_its_disk(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, target: str, empty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / place
-    folder.mkdir(parents=True)
-    status = Path.stat
-
-    def stat(path: Path, **more: bool) -> os.stat_result:
-        mode, inode, device, *rest = status(path, **more)
-        return os.stat_result([mode, inode, device + ("USB1" in path.parts), *rest])
-
-    monkeypatch.setattr(Path, "stat", stat)
-    if place == "corpus":  # `/` may have files
+    root = tmp_path / folder
+    root.mkdir(parents=True)
+    (tmp_path / empty).mkdir(exist_ok=True)
+    if target.startswith("/"):
         monkeypatch.setattr(find_run, "is_file", Path.exists)
-    link = folder / "part2"
-    link.symlink_to("/USB2" if place == "corpus" else "../../USB2")
-    assert find_run.is_lost_folder(link)
+    (root / "part2").symlink_to(target)
+    assert find_run.is_lost_folder(root / "part2", root)

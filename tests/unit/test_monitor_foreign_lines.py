@@ -260,6 +260,7 @@ LINES: dict[str, dict[str, Any]] = {
     "step 4/100 epochs 3 of 10": {"step": 4, "total": 100},
     "step=100: Metrics(acc=0.5, seen=800)": {"step": 100},
     "INFO:root:step=100: Metrics(acc=0.5)": {"step": 100},
+    "INFO:root:global_step: 100: Metrics(acc=0.5)": {"step": 100},
     # a batch: its own loss counts in training, in an evaluation only the mean of all batches
     "Epoch: [0][ 10/100]\tTime  0.1 ( 0.1)\tLoss 6.9000e+00 (6.9500e+00)\tAcc@1   0.00 (  0.20)": {
         "step": 10,
@@ -320,6 +321,9 @@ def test_progress_line(line: str) -> None:
         "Namespace(lr=0.1, epochs=10, steps=1000)",
         "args: Options(lr=0.1, steps=1000, batch=8)",
         "INFO:root:Namespace(lr=0.1, steps=1000)",
+        "INFO:root:12: Namespace(step=5)",
+        "seed=1: Config(step=100, lr=0.1)",
+        "run=3: Namespace(epoch=5,steps=100)",
         "{'lr': 0.1, 'epochs': 10, 'steps': 1000}",
     ],
 )

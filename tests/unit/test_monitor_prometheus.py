@@ -21,6 +21,7 @@ from training.cli import monitor
 from training.core import rundir, standing
 from training.core.contracts.state import RunState
 from training.core.errors import Exit, UserError
+from training.core.heartbeat import Heartbeat
 from training.core.jsonl import dig
 from training.monitor import options
 from training.monitor.prometheus import HOST, Exporter
@@ -282,3 +283,27 @@ def test_of_several_queued_runs_the_one_that_starts_is_shown(
     assert [shown(), shown()] == [made.run.name] * 2
     made.supervisor(dead_pid()).failure()
     assert [shown(), shown(), shown()] == [made.run.name, newer.run.name, newer.run.name]
+
+
+def test_beside_a_queued_run_those_that_died_are_not_read(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be many, with long metrics, and each scrape would read them again."""
+    runs = made.run.path.parent
+    dead = dead_pid()
+    supervised = Made(runs / "supervised").supervisor(dead).beats()
+    known = rundir.read_json(supervised.run.supervisor) or {}
+    rundir.write_json(supervised.run.supervisor, known | standing.identity(dead))
+    torchrun = Made(runs / "torchrun")
+    Heartbeat(torchrun.run.heartbeat(0), 0, dead).beat("forward")
+    copied = Made(runs / "copied", run_dir=str(made.run.path)).beats()
+    read, real = list[str](), RunWatch.read
+
+    def counted(watch: RunWatch, *most: float) -> RunState:
+        read.append(watch.run.name)
+        return real(watch, *most)
+
+    monkeypatch.setattr(RunWatch, "read", counted)
+    assert monitor._active(runs) is None and not read
+    rundir.write_json(copied.run.plan, copied.plan | {"run_dir": str(copied.run.path)})
+    assert monitor._active(runs) is not None and read == [copied.run.name]

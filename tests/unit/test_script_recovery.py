@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from tests.cases import each
 from training.core.cause_ids import KILLED, RAISED
 from training.launcher import replan, script_snapshot
 from training.launcher.recovery_policy import NEVER
@@ -115,6 +116,33 @@ def test_a_checkpoint_in_another_folder(folder: str, progress: str, expected: bo
     """A script of several folds or phases counts from the beginning in each."""
     old = Snapshot(Path("out/fold0/step_8/last.pt"), 1.0, "epoch 8")
     new = Snapshot(Path(folder, "last.pt"), 2.0, progress)
+    assert script_snapshot.moved(old, new) is expected
+
+
+@each(
+    ("before", "now", "expected"),
+    [
+        ("logs/version_0/checkpoints", "logs/version_1/checkpoints", False),  # Lightning
+        ("outputs/2026-11-30/10-00-00", "outputs/2026-11-30/10-20-00", False),  # Hydra
+        ("runs/Nov30_10-00-00_host", "runs/Nov30_10-20-00_host", False),
+        ("out/run_20261130_1000", "out/run_20261130_1020", False),
+        ("runs/detect/train/weights", "runs/detect/train2/weights", False),  # YOLO
+        ("out/best", "out/last", False),
+        ("out/step_8", "out", False),
+        ("out/ckpt_500", "out/ckpt_300", False),
+        ("out/model_10", "out/model_9", False),
+        ("out/0005", "out/0003", False),
+        ("out/model_1", "out/model_2", True),  # of an ensemble
+        ("out/fold_09", "out/fold_10", True),
+        ("out/version_0/phase1", "out/version_0/phase2", True),
+        ("out/pretrain/best", "out/finetune/last", True),
+        ("out/train", "out/finetune", True),
+    ],
+)
+def test_smaller_numbers_in_another_folder(before: str, now: str, expected: bool) -> None:
+    """A script that repeats its work may have a new folder too."""
+    old = Snapshot(Path("/w", before, "a.pt"), 1.0, "epoch 8")
+    new = Snapshot(Path("/w", now, "a.pt"), 2.0, "epoch 3")
     assert script_snapshot.moved(old, new) is expected
 
 

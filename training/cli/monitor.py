@@ -9,20 +9,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from training.core import (
-    find_run,
-    heartbeat,
-    json_text,
-    messages,
-    project,
-    run_reader,
-    rundir,
-    standing,
-)
+from training.core import find_run, json_text, messages, project, rundir, standing
 from training.core import log as console
 from training.core.errors import Exit, UserError
+from training.core.jsonl import number
 from training.core.messages import msg
 from training.host import program
 from training.monitor import options, screen, state
@@ -31,6 +23,7 @@ from training.monitor.run_status import ENDED, STARTING
 from training.monitor.state import StateSource
 
 if TYPE_CHECKING:
+    from training.core.contracts.run_files import SupervisorRecord
     from training.core.contracts.state import RunsState, RunState
 
 
@@ -159,12 +152,12 @@ def _active(experiments: Path) -> state.RunWatch | None:
 
 
 def _may_live(run: rundir.RunDir) -> bool:
-    supervisor = run_reader.read_supervisor(run.supervisor)
-    if supervisor and standing.is_active(run, supervisor):
-        return True
-    # another launcher has no supervisor; this one may be of an earlier start
-    beats = heartbeat.read_all(run.heartbeats)
-    return bool(beats) and standing.quiet_s(run) < standing.ELSEWHERE_S
+    plan = rundir.read_json(run.plan) or {}
+    if supervisor := standing.supervisor_of(run, plan):
+        return standing.is_active(run, cast("SupervisorRecord", supervisor))
+    created = number(plan.get("created")) or 0.0
+    alive = standing.ranks_may_live(run, plan, created)  # of another launcher
+    return bool(alive) and standing.quiet_s(run) < standing.ELSEWHERE_S
 
 
 def _has_started(seen: RunState) -> bool:

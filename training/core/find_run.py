@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,31 +106,32 @@ def is_folder(path: Path) -> bool:
     return os.path.isdir(path)
 
 
-def is_lost_folder(path: Path) -> bool:
-    """Whether this is a link to what may be a folder of a disk that is not mounted: its name has no
-    suffix but a version."""
+def is_lost_folder(path: Path, root: Path) -> bool:
+    """Whether this path below `root` is a link to what may be a folder of a disk that is not
+    mounted: its name has no suffix but a version."""
     if not path.is_symlink() or not VERSION.fullmatch(path.suffix):
         return False
     try:
         path.stat()
     except FileNotFoundError:
-        target, folder = os.path.realpath(path), os.path.realpath(path.parent)
+        around = Path(os.path.realpath(path)).parent
+        present = [Path(os.path.realpath(root / f)) for f in path.relative_to(root).parents]
         with contextlib.suppress(OSError):
-            return _may_lack_disk(Path(target).parent, Path(folder))
+            return _may_lack_disk(around, present)
     except OSError:
         pass
     return False
 
 
-def _may_lack_disk(around: Path, here: Path) -> bool:
+def _may_lack_disk(around: Path, present: Iterable[Path]) -> bool:
     """Whether a folder of `around` may be on a disk that is not mounted: `around` contains no file.
-    `here`: a folder whose disk is mounted."""
-    if around == around.parent:
-        return True
-    # between them may be mount points, such as those in /media
-    if around in (here, *here.parents) and around.stat().st_dev == here.stat().st_dev:
+    `present`: folders whose disks are mounted."""
+    there = next(folder for folder in (around, *around.parents) if folder.exists())
+    # below them, only an empty folder may be a mount point
+    if any(map(there.is_relative_to, present)) and any(there.iterdir()):
         return False
-    return not around.exists() or not any(map(is_file, around.iterdir()))
+    is_top = around == around.parent
+    return is_top or there != around or not any(map(is_file, around.iterdir()))
 
 
 def is_file(path: Path) -> bool:

@@ -257,14 +257,23 @@ def _may_live(run: rundir.RunDir, plan: Record, created: float) -> bool:
     STARTED_WITHIN_S without a supervisor or a rank."""
     if supervisor := supervisor_of(run, plan):
         return lives(cast("SupervisorRecord", supervisor))
-    from training.core import heartbeat
-
-    beats = [beat for beat in heartbeat.read_all(run.heartbeats) if beat.wall_time >= created]
-    if beats:
-        return bool(other_host(plan, {})) or any(
-            os.path.exists(f"/proc/{beat.pid}") for beat in beats
-        )
+    if (alive := ranks_may_live(run, plan, created)) is not None:
+        return alive
     known = plan.get("starter")
     if isinstance(known, dict) and not runs_here(known, created):
         return False  # the launch script was killed before it became the supervisor
     return time.time() - created < STARTED_WITHIN_S
+
+
+def ranks_may_live(run: rundir.RunDir, plan: Record, created: float) -> bool | None:
+    """Whether ranks of the start of `plan`, made at `created` (unix s), may be alive if no
+    supervisor lists them, as under another launcher; None without any."""
+    from training.core import heartbeat
+
+    beats = [beat for beat in heartbeat.read_all(run.heartbeats) if beat.wall_time >= created]
+    if not beats:
+        return None
+    if other_host(plan, {}):
+        return True
+    here = any(os.path.exists(f"/proc/{beat.pid}") for beat in beats)
+    return here and not is_copy(run, plan)

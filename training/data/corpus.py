@@ -184,7 +184,7 @@ def _walk(
         inner[:] = [d for d in inner if _new(Path(folder, d), real, visited)]
         for file in (Path(folder, n) for n in sorted(names) if not n.startswith(".")):
             if not file.name.lower().endswith(suffixes):
-                if failed and find_run.is_lost_folder(file):
+                if failed and find_run.is_lost_folder(file, root):
                     failed(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)))
             elif _new(file, real, visited):
                 found.append(file)

@@ -35,12 +35,17 @@ from training.diagnose.log_times import LogTimes
 from training.diagnose.scan import OUTPUT_BELOW, Places, recognised
 from training.diagnose.signatures import ROOT, WEAK, Signature
 from training.diagnose.source import LogSource
-from training.diagnose.traceback import EXCEPTION, GOES_ON, NEW_MESSAGE, SPAWNED, Traceback
+from training.diagnose.traceback import EXCEPTION, NEW_MESSAGE, SPAWNED, Traceback
 from training.diagnose.world_size import world_size
 
 MESSAGE_LINES = 12  # of an exception
 NO_FAILURE = re.compile(r"NCCL INFO")  # NCCL logs its attempts there
-MERELY = re.compile(r"\b[A-Z]\w*Warning: ")  # Python's warnings
+# Mere messages: Python's warnings, or a program that continues.
+MERELY = re.compile(r"\b[A-Z]\w*Warning: ")
+GOES_ON = re.compile(
+    r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing|[Rr]ecover(?:ed|ing)"
+    r"|going on|will ?[Rr]etry(?!=0)|[Rr]etr(?:ying|ied|y (?:in|after)))\b"  # language: quoted
+)
 CARD = re.compile(rf"^  {card.in_logs('diagnose.card.cause')}([a-z_]+): (.*)")
 CARD_DETAIL = re.compile(rf"^  {' ' * card.COLUMN}(\S.*)")  # below the title of the cause
 CARD_WHO = re.compile(rf"^  {card.in_logs('diagnose.card.who')}rank (\d+)")

@@ -27,10 +27,10 @@ BARE = re.compile(
 HANDLED = "During handling of the above exception"
 # A message with a time as `logging.exception` writes it, or absl.
 LOGGED = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|^[EF]\d{4} [\d:.]{8,} ")
-# A message of a program that continues.
-GOES_ON = re.compile(
-    r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing|[Rr]ecover(?:ed|ing)"
-    r"|going on|will ?[Rr]etry(?!=0)|[Rr]etr(?:ying|ied|y (?:in|after)))\b"  # language: quoted
+# It announces another attempt: the exception below is a later one.
+RETRIES = re.compile(
+    r"(?<!after )(?<!not )(?<!without )\b[Rr]etrying\b"
+    r"|\b(?:will ?[Rr]etry|[Rr]etry (?:in|after))\b"
 )
 LINKS = (HANDLED, "The above exception was the direct cause")
 HARMLESS = (
@@ -181,7 +181,7 @@ def _logged(lines: Sequence[LogLine], index: int) -> LogLine | None:
     ranks = (None, lines[index].rank)
     near = reversed(lines[max(0, index - OTHERS) : index])
     line = next((line for line in near if line.rank in ranks), None)
-    own = line and LOGGED.search(line.text) and not GOES_ON.search(line.text)
+    own = line and LOGGED.search(line.text) and not RETRIES.search(line.text)
     return line if own else None
 
 

@@ -42,6 +42,12 @@ NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1")
 UNITS = ("epoch", "step", "iter")
 TOLD = re.compile(r"(\w+) (-?\d+)")  # in Snapshot.progress
 IN_NAME = re.compile(r"(epoch|step|iter|checkpoint)[-_=]?(\d+)", re.IGNORECASE)
+# Folders of a new start (YOLO, Lightning, Hydra) or of a selected checkpoint.
+OF_A_START = re.compile(
+    r"(?<![^/])(?:best|last|latest|(?:exp|run|train|version)[-_]?\d*)(?![^/])"
+    r"|(?:\d{8,}|\d{4}[-_.]\d\d[-_.]\d\d)(?:[-_T:]\d+)*|\d\d(?:[-_:]\d\d)+",
+    re.IGNORECASE,
+)
 # Reading a file may fail with these if it is unfinished, damaged, or another program's.
 UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, EOFError, RuntimeError),
@@ -71,16 +77,26 @@ def moved(before: Snapshot | None, now: Snapshot | None) -> bool:
     if not (before.progress and now.progress):
         return now.written > before.written
     old, new = _counters(before), _counters(now)
-    # folds and phases of a script count from the beginning, each in a folder of its own
-    if _folder(before) != _folder(now) or old.keys() != new.keys():
+    if old.keys() != new.keys() or _is_later_phase(before, now):
         return old != new
     order = sorted(new, key=(*UNITS, *new).index)
     return [new[unit] for unit in order] > [old[unit] for unit in order]
 
 
+def _is_later_phase(before: Snapshot, now: Snapshot) -> bool:
+    """Whether `now` is in the folder of another fold or phase, each of which counts from the
+    beginning. A repeated start writes into an earlier of the numbered folders, or into its own."""
+    old, new = (_folder(snapshot) for snapshot in (before, now))
+    if re.sub(r"\d+", "", old) != re.sub(r"\d+", "", new):
+        return True
+    old_numbers, new_numbers = ([int(n) for n in re.findall(r"\d+", f)] for f in (old, new))
+    return new_numbers > old_numbers
+
+
 def _folder(snapshot: Snapshot) -> str:
-    """Where it is, without the numbers of a folder for each checkpoint."""
-    return IN_NAME.sub("", str(snapshot.path.parent))
+    """Where it is, without what names a start or a checkpoint."""
+    parent = IN_NAME.sub("", str(snapshot.path.parent))
+    return str(Path(OF_A_START.sub("", parent)))
 
 
 def _counters(snapshot: Snapshot) -> dict[str, int]:

@@ -51,9 +51,9 @@ _OWN_SCORES = re.compile(rf"(?:Validation:|,) (\w+) ({NUMBER})(?: dB)?(?: \([^()
 # a task may have another name for its samples
 _OWN_RATE = re.compile(r", (\d[\d.]*) (?!tokens)\w+/s$")
 # `Namespace(lr=0.1, steps=1000)`, `{'epochs': 10, 'steps': 1000}`: options, unless there is a loss;
-# not `epochs: 1.25` or `epochs 3 of 10`
+# not `epochs: 1.25` or `epochs 3 of 10`, nor `step=100: Metrics(acc=0.5)`
 _OPTIONS = re.compile(
-    r"(?:[^\W\d]\w* ?[:=] ?)*[a-zA-Z]\w*\(\w+="
+    r"(?![^(]*(?:step|iter)\w* ?[:=] ?\d+ ?:)(?:\w+ ?[:=] ?)*[a-zA-Z]\w*\(\w+="
     r"|.*\bepochs['\"]?(?: ?[:=] ?| )\d+\b(?!\.\d| ?/| of )",
     re.I,
 )

@@ -53,7 +53,7 @@ def frames(root: Path, clip: str, kind: str) -> Frames:
         try:
             found = pictures.in_folder(folder, suffixes)
         except (FileNotFoundError, NotADirectoryError):
-            if find_run.is_lost_folder(folder):
+            if find_run.is_lost_folder(folder, root):
                 raise
             continue
         if found:
@@ -99,7 +99,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     """True also for a link that cannot be followed: reading it gives the error. A link to itself is
     none."""
     try:
-        return entry.is_dir() or find_run.is_lost_folder(Path(entry.path))
+        path = Path(entry.path)
+        return entry.is_dir() or find_run.is_lost_folder(path, path.parent)
     except OSError as error:
         return error.errno != errno.ELOOP
 
