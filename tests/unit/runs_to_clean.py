@@ -46,5 +46,6 @@ def cleaned(folder: Path, *argv: str) -> int:
     return clean.main([f"--dir={folder}", *argv])
 
 
-def everything(folder: Path) -> list[str]:
-    return sorted(str(path) for path in folder.rglob("*"))
+def everything(folder: Path) -> list[tuple[str, int]]:
+    """Names and modes."""
+    return sorted((str(path), path.lstat().st_mode) for path in folder.rglob("*"))

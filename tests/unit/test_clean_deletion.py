@@ -106,6 +106,9 @@ def test_what_cannot_be_deleted_keeps_its_name(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As by root on a server that gives it no rights, or the files of another user in a run."""
+    done = folder / "done"
+    for path, mode in ((done, 0o775), (done / "ranks", 0o500), (done / "checkpoints", 0o555)):
+        path.chmod(mode)
     before = everything(folder)
 
     def refused(path: Path) -> None:
