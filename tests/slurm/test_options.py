@@ -14,7 +14,7 @@ import pytest
 
 from tests.cases import each
 from tests.conftest import ROOT
-from tests.unit.test_clean import save
+from tests.unit.runs_to_clean import save
 from training.cli import option_list
 from training.config.flags import ACTIONS
 from training.config.schema import FIELDS, Config

@@ -20,7 +20,7 @@ import pytest
 
 from tests.cases import each
 from tests.unit.monitor_runs import Made
-from tests.unit.test_clean import save
+from tests.unit.runs_to_clean import save
 from tests.unit.test_runs_table import ended
 from training.cli import archive as command
 from training.cli import diagnose, report, runs

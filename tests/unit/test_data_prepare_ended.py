@@ -19,7 +19,7 @@ import pytest
 from tests.cases import each
 from tests.unit.conftest import clean_environment
 from tests.unit.corpora import made, source
-from training.core import file_lock
+from training.core import file_lock, mounts
 from training.core.errors import Exit, UserError
 from training.data import prepare, work_folders
 from training.data.prepare import ensure
@@ -88,7 +88,7 @@ def test_a_disk_that_is_too_small_is_refused_at_once(
     if not needed:
         return
     used: Any = SimpleNamespace(free=needed - 1)
-    monkeypatch.setattr(work_folders, "file_system", lambda folder: "ext4")
+    monkeypatch.setattr(mounts, "file_system", lambda folder: "ext4")
     monkeypatch.setattr(work_folders.shutil, "disk_usage", lambda path: used)
     with pytest.raises(UserError) as caught:
         ensure(corpus, "text", cache, chosen=tokenizer, vocab_size=300)
@@ -108,11 +108,11 @@ def test_a_disk_that_may_compress_is_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     corpus = source(write("a.txt", "x" * 1000))
-    mounts, device = tmp_path / "mountinfo", tmp_path.stat().st_dev
+    listed, device = tmp_path / "mountinfo", tmp_path.stat().st_dev
     mounted = f"1 0 {os.major(device)}:{os.minor(device)} / /mnt rw shared:1 - {kind} pool rw\n"
-    mounts.write_text("2 0 0:99999 / /proc rw - proc proc rw\n" + (mounted if kind else ""))
-    monkeypatch.setattr(work_folders, "MOUNTS", mounts)
-    assert work_folders.file_system(tmp_path) == kind
+    listed.write_text("2 0 0:99999 / /proc rw - proc proc rw\n" + (mounted if kind else ""))
+    monkeypatch.setattr(mounts, "MOUNTS", listed)
+    assert mounts.file_system(tmp_path) == kind
     for free, lines in ((1999, 1), (2000, 0)):
         used = SimpleNamespace(free=free)
         monkeypatch.setattr(work_folders.shutil, "disk_usage", lambda path, used=used: used)

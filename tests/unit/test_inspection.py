@@ -117,6 +117,17 @@ def test_a_single_process(
         alone.step(float("nan"))
 
 
+def test_losses_of_any_size(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with DDPInspector(torch.nn.Linear(6, 1), every=1) as alone:
+        for loss in (1.30124, 2e-5, 1.7e16):
+            alone.step(loss)
+    shown = re.findall(r"loss (\S+)", capsys.readouterr().err)
+    assert shown == ["1.3012", "2e-05", "1.7e+16"]
+
+
 def test_ranks_without_a_process_group_train_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

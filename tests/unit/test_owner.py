@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.cases import each
-from training.core import owner
+from training.core import mounts, owner
 
 ME, OTHER, UNKNOWN = 4712, 4711, 4710
 
@@ -50,3 +52,35 @@ def test_the_user_of_new_files(tmp_path: Path) -> None:
     assert owner._new_files(tmp_path / "missing") is None
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert owner.name(tmp_path / "missing") == "?"
+
+
+@each(
+    ("code", "kind", "writable", "who"),
+    [
+        (errno.ENOSPC, "cifs", True, ""),
+        (errno.EDQUOT, "fuse.sshfs", True, ""),
+        (errno.ENOSPC, "cifs", False, str(OTHER)),
+        (errno.ENOSPC, "ext4", True, str(OTHER)),
+        (errno.EROFS, "cifs", True, str(OTHER)),
+    ],
+)
+def test_a_full_disk(
+    code: int,
+    kind: str,
+    writable: bool,
+    who: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing can be created there, and the own runs are to be deleted."""
+
+    def full(**options: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(os, "geteuid", lambda: ME)
+    monkeypatch.setattr(os, "access", lambda path, mode: writable)
+    monkeypatch.setattr(owner, "unknown", lambda: UNKNOWN)
+    monkeypatch.setattr(owner, "uid", lambda path: OTHER)
+    monkeypatch.setattr(mounts, "file_system", lambda folder: kind)
+    assert owner.other(tmp_path / kind / "run") == who

@@ -85,6 +85,10 @@ def diverges(step: int) -> float:
     return learns(step) if step < 30 else 900.0
 
 
+def linear(first: float, last: float) -> Callable[[int], float]:
+    return lambda step: first + (last - first) * step / 60
+
+
 def test_runs_that_diverge_do_not_flatten_the_losses_of_the_others(tmp_path: Path) -> None:
     """A sweep over learning rates; most of its runs may diverge."""
     for count in (1, 3):
@@ -100,6 +104,8 @@ def test_runs_that_diverge_do_not_flatten_the_losses_of_the_others(tmp_path: Pat
 def test_losses_that_differ_but_do_not_diverge_are_shown_whole(tmp_path: Path) -> None:
     for name, several in {
         "fine-tuned": {"scratch": learns, "tuned": lambda step: 2.0 - step / 100},
+        "short": {"scratch": linear(10.2, 6.9), "tuned": linear(3.6, 3.2)},
+        "two kinds of loss": {"a": linear(0.5, 0.35), "b": linear(0.05, 0.03)},
         "rising": {"a": lambda step: step / 60, "b": lambda step: step / 50},
         "negative": {"a": lambda step: -step, "b": lambda step: -3.0 * step},
         "alone": {"bad": diverges},

@@ -322,7 +322,12 @@ def test_json_has_the_whole_path_where_the_output_is_not_utf_8(
     ("command", "encoding", "chinese"),
     [
         ("runs", "latin-1", False),
+        ("runs", "euc_kr", False),
+        ("runs", "big5", False),
+        ("runs", "gbk", True),
         ("runs", "gb18030", True),
+        ("monitor", "gb18030", True),
+        ("monitor", "gbk", False),  # it has no bars
         ("diagnose", "latin-1", False),
         ("report", "latin-1", True),  # of the page
     ],
@@ -332,6 +337,7 @@ def test_no_question_marks_instead_of_chinese(
 ) -> None:
     made, page = ended(Made(tmp_path / ("one" * 40))), tmp_path / "page.html"
     words = {"runs": [f"--dir={tmp_path}"], "report": [str(made.run.path), f"--out={page}"]}
+    words["monitor"] = [f"--run={made.run.path}", "--once"]
     argv = [sys.executable, "-m", f"training.cli.{command}"]
     argv += words.get(command, [str(made.run.path)])
     environ = {**os.environ, "PYTHONIOENCODING": encoding, "DUET_LANG": "zh", "COLUMNS": "80"}

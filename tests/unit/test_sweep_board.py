@@ -1,4 +1,4 @@
-"""The live table of a sweep on a terminal that rewraps its rows when it is resized."""
+"""The live table of a sweep on a terminal that rewraps or cuts its rows when it is resized."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from training.cli.sweep.board import Board
 from training.core.cells import cells
 from training.core.plain_text import without_escapes
@@ -40,6 +41,9 @@ class Rewrapping:
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Rewrapping:
     seen = Rewrapping()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("TMUX", "STY", "XTERM_VERSION"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((seen.width, 24)))
     monkeypatch.setattr("training.cli.sweep.board.REDRAWN_S", 0.0)
     return seen
@@ -79,3 +83,31 @@ def test_a_narrower_terminal_keeps_nothing_of_the_old_table(
     board.clear()
     board.refresh(waiting)
     assert terminal.up() == 0
+
+
+@each(
+    ("variables", "cuts"),
+    [
+        ({"XTERM_VERSION": "XTerm(390)"}, True),
+        ({"XTERM_VERSION": "XTerm(390)", "TMUX": "/tmp/tmux"}, False),
+        ({"XTERM_VERSION": "XTerm(390)", "STY": "7.pts-0"}, False),
+        ({"TERM": "putty-256color"}, True),
+        ({"TERM": "st-256color"}, True),
+        ({"TERM": "xterm-kitty"}, False),
+    ],
+)
+def test_a_narrower_terminal_keeps_the_errors_above_the_table(
+    variables: dict[str, str],
+    cuts: bool,
+    board: Board,
+    terminal: Rewrapping,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    terminal.width = 80
+    board.refresh(["waiting"] * 4)
+    terminal.width = 40
+    whole, wrapped = len(board._drawn), terminal.rows()
+    board.clear()
+    assert wrapped > whole and terminal.up() == (whole if cuts else wrapped)

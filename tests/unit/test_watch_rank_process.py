@@ -5,41 +5,53 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cases import each
 from tests.unit import targets
-from training.core import owner, rundir
+from training.core import owner, rundir, standing
 from training.core.errors import UserError
 from training.core.heartbeat import Heartbeat
 from training.watchdog import discovery
 from training.watchdog.probes import procfs
 
 USER, NOBODY = 7, 65534
+PYTHON = "import time\nprint('ready', flush=True)\ntime.sleep(1000)\n"
+DAEMON = "import os\nos.execvp('sh', ['sh', '-c', 'echo ready; sleep 1000; :'])\n"
+CONTAINER = {"host": "6f1c0d9a", "pid_namespace": "pid:[1]"}
 
 
 @each(
-    ("of_file", "beat_age_s", "found"),
+    ("of_file", "changes", "found"),
     [
-        (USER, 0.0, True),
-        (NOBODY, 0.0, True),  # a mount that maps all users to one
-        (8, 0.0, False),
-        (USER, 1e7, False),  # the process has begun since
+        (USER, {}, True),
+        (NOBODY, {}, True),  # a mount that maps all users to one
+        (8, {}, False),
+        (USER, {"age_s": 1e7}, False),  # the process has begun since
+        (USER, {"boot_s": 1e6}, False),  # a rank of another machine
+        (USER, {"program": DAEMON}, False),
+        (USER, {"starter": standing.identity(1)}, True),
+        (USER, {"starter": CONTAINER}, False),
     ],
 )
 def test_a_rank_of_another_user(
-    of_file: int, beat_age_s: float, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of_file: int,
+    changes: dict[str, Any],
+    found: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = rundir.RunDir(tmp_path / "run")
     run.create()
-    rundir.write_json(run.plan, {})
-    with targets.running(
-        tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(1000)\n"
-    ) as (pid, _, _):
+    rundir.write_json(run.plan, {"starter": changes.get("starter")})
+    with targets.running(tmp_path, changes.get("program", PYTHON)) as (pid, _, _):
         with monkeypatch.context() as patched:
-            at = time.time() - beat_age_s
+            at, ns = time.time() - changes.get("age_s", 0.0), time.monotonic_ns()
+            ns -= int((changes.get("age_s", 0.0) + changes.get("boot_s", 0.0)) * 1e9)
             patched.setattr(time, "time", lambda: at)
+            patched.setattr(time, "monotonic_ns", lambda: ns)
             Heartbeat(run.heartbeat(0), 0, pid=pid).beat("forward")
         with monkeypatch.context() as patched:
             patched.setattr(procfs, "_memory", lambda pid, name: b"")

@@ -17,7 +17,7 @@ from training.core.errors import Exit, UserError
 from training.core.jsonl import number
 from training.core.messages import msg
 from training.host import program
-from training.monitor import options, screen, state
+from training.monitor import options, print_table, screen, state, term_text
 from training.monitor.options import MonitorOptions
 from training.monitor.run_status import ENDED, STARTING
 from training.monitor.state import StateSource
@@ -60,7 +60,7 @@ def _source(chosen: MonitorOptions) -> StateSource:
 
 
 def _show(chosen: MonitorOptions, source: StateSource) -> int:
-    ascii_only = chosen.ascii or (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    ascii_only = print_table.in_ascii(chosen.ascii, term_text.EMPTY)
     if ascii_only:
         os.environ[messages.VARIABLE] = "en"  # Chinese would be question marks
     on_terminal = sys.stdout.isatty()

@@ -50,7 +50,7 @@ class Closed:
 
     def problem(self, what: str) -> Problem:
         quoted, user = shlex.quote(str(self.folder)), owner.name(self.folder)
-        opened = msg("data.prepare.opened", folder=quoted, owner=user)
+        opened = msg("core.owner.opened", folder=quoted, owner=user)
         # one around it, such as a home folder, contains more than the run
         fixes = [opened] if self.is_run else []
         return Problem("run.closed", what, msg("core.find_run.readable"), fixes)

@@ -9,6 +9,9 @@ import pwd
 import tempfile
 from pathlib import Path
 
+from training.core import mounts
+from training.core.errors import DISK_FULL
+
 OVERFLOW = Path("/proc/sys/kernel/overflowuid")
 
 
@@ -40,7 +43,12 @@ def other(path: Path) -> str:
         return ""
     if found == unknown() and os.access(path, os.W_OK):
         return ""
-    return "" if found == _new_files(path.absolute().parent) else name(path)
+    folder = path.absolute().parent
+    try:
+        is_own = found == _new_files(folder)
+    except OSError:
+        is_own = mounts.may_show_one_user(folder) and os.access(path, os.W_OK)
+    return "" if is_own else name(path)
 
 
 def unknown() -> int:
@@ -52,9 +60,12 @@ def unknown() -> int:
 
 @functools.cache
 def _new_files(folder: Path) -> int | None:
-    """The user that the files that this one creates there belong to; None if it may create none."""
+    """The user that the files that this one creates there belong to; None if it may create none.
+    Raises OSError if there is no room for one."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             return os.fstat(file.fileno()).st_uid
-    except OSError:
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise
         return None

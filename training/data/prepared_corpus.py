@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import project, rundir
+from training.core import owner, project, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.data import shards
@@ -103,15 +103,10 @@ def _verified(folder: Path, checking: Checking) -> tuple[PreparedCorpus | None, 
 
 
 def _unreadable(folder: Path, error: OSError) -> UserError:
-    try:
-        owner = folder.owner()
-    except KeyError:  # a user that this machine does not know
-        owner = str(folder.stat().st_uid)
-    except OSError:
-        owner = "?"
-    what = msg("data.prepare.unreadable", folder=folder, owner=owner, strerror=error.strerror)
+    user = owner.name(folder.resolve())  # it may be a link
+    what = msg("data.prepare.unreadable", folder=folder, owner=user, strerror=error.strerror)
     allowed = msg("data.prepare.readable")
-    opened = msg("data.prepare.opened", folder=shlex.quote(str(folder)), owner=owner)
+    opened = msg("core.owner.opened", folder=shlex.quote(str(folder)), owner=user)
     fixes = [opened, own_copy()] if isinstance(error, PermissionError) else []
     return UserError(Problem("data.unreadable", what, allowed, fixes), Exit.RESOURCES)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from training.core import file_lock, log, umask, units
+from training.core import file_lock, log, mounts, umask, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.data.corpus import CorpusSource
@@ -26,7 +26,6 @@ CORPUS = r".+-[0-9a-f]{12}"  # the name of a folder of shards (prepare.folder_of
 # Text of a file by its size: lines of JSON may have other fields, and characters as escapes.
 LEAST_TEXT = {".txt": 1.0, ".jsonl": 1 / 32}
 MOST_PER_TOKEN, TOKEN_BYTES = 16, 2  # bytes of text, in the mean of a corpus, and of a token
-MOUNTS = Path("/proc/self/mountinfo")
 PLAIN = ("ext2", "ext3", "ext4", "xfs", "tmpfs")  # file systems that store what is written
 TOUCH_S, ABANDONED_S = 60.0, 86400.0
 
@@ -59,24 +58,12 @@ def check_room(cache: Path, source: CorpusSource, chosen: str) -> None:
         needed=units.size(needed),
         free=units.size(free),
     )
-    if file_system(cache) not in PLAIN:
+    if mounts.file_system(cache) not in PLAIN:
         log.warning(msg("data.prepare.unless_compressed", what=what))
         return
     allowed = msg("data.prepare.more_room")
     fixes = [f"df -h {shlex.quote(str(cache))}"]
     raise UserError(Problem("data.no_room", what, allowed, fixes), Exit.RESOURCES)
-
-
-def file_system(folder: Path) -> str:
-    """Its type, such as `ext4`; "" if it is unknown."""
-    device = folder.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    with suppress(OSError):
-        for line in MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines():
-            fields = line.split()
-            if fields[2] == number:
-                return fields[fields.index("-") + 1]
-    return ""
 
 
 def least_bytes(source: CorpusSource, chosen: str) -> int:

@@ -86,9 +86,15 @@ def replace_unknown() -> None:
 
 
 def shows_chinese() -> bool:
-    """Whether the standard output has Chinese letters; all such encodings have those of tables."""
+    """Whether the encoding of the standard output has the letters of Chinese texts and of tables;
+    those of Taiwan, Japan and Korea have only a part of the simplified ones."""
+    return shows("训练复运·–…→≥×│▁█")
+
+
+def shows(text: str) -> bool:
+    """Whether the encoding of the standard output has these characters."""
     try:
-        "中".encode(getattr(sys.stdout, "encoding", None) or "ascii")
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except UnicodeEncodeError:
         return False
     return True

@@ -21,9 +21,9 @@ def columns() -> int | None:
     return os.get_terminal_size(sys.stdout.fileno()).columns or 80 if sys.stdout.isatty() else None
 
 
-def in_ascii(asked: bool) -> bool:
-    """Whether to draw in ASCII."""
-    return asked or not program.shows_chinese()
+def in_ascii(asked: bool, also: str = "") -> bool:
+    """Whether to draw in ASCII. `also`: characters that tables do not have."""
+    return asked or not (program.shows_chinese() and program.shows(also))
 
 
 def print_lines(lines: Sequence[Line], width: int | None, *, ascii_only: bool) -> None:

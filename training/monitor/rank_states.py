@@ -114,7 +114,7 @@ class RankStates:
         if pid == beat.pid and now - at < LOOK_S:
             return True
         self._looked[beat.rank] = beat.pid, now
-        if not rank_process.writes(beat, self.run.heartbeat(beat.rank)):
+        if not rank_process.writes(beat, self.run):
             return True
         self._here[beat.rank] = beat.pid
         return False

@@ -15,6 +15,7 @@ from training.core.plain_text import without_escapes
 Line = list[tuple[str, str]]
 STYLES = {"bold": "1", "dim": "2", "good": "32", "warn": "33", "bad": "1;31", "info": "36"}
 LEVELS = "▁▂▃▄▅▆▇█"
+FULL, EMPTY = "█░"
 _ASCII = str.maketrans("▁▂▃▄▅▆▇█░│·…→≥×–°", "__..::##-||~>>x- ")
 # In Chinese text a line may end after any character, but not before closing punctuation.
 _WIDE = r"[\u2e80-\u9fff\uff00-\uffef]"
@@ -173,7 +174,7 @@ def fit(line: Line, width: int) -> Line:
 
 def bar(share: float, width: int) -> str:
     full = round(max(0.0, min(1.0, share)) * width)
-    return "█" * full + "░" * (width - full)
+    return FULL * full + EMPTY * (width - full)
 
 
 def plot(values: list[float], low: float, high: float, rows: int) -> list[str]:

@@ -76,6 +76,15 @@ def size(fallback: tuple[int, int] = (80, 24)) -> tuple[int, int]:
     return columns or fallback[0], rows or fallback[1]
 
 
+def rewraps() -> bool:
+    """Whether the terminal rewraps its rows when it becomes narrower, as tmux, GNU screen and most
+    others do; xterm, PuTTY, st and the console cut them. Over ssh the name may be another one's."""
+    if "TMUX" in os.environ or "STY" in os.environ:
+        return True
+    cuts = os.environ.get("TERM", "").startswith(("linux", "putty", "st-"))
+    return not cuts and "XTERM_VERSION" not in os.environ
+
+
 def names_of(keys: bytes) -> list[str]:
     """Names of the pressed keys: lower-case characters, or names like "page up"."""
     return [_SEQUENCES.get(key) or key.decode("latin-1").lower() for key in _KEY.findall(keys)]

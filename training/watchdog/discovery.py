@@ -61,7 +61,7 @@ def of_run(path: Path) -> dict[int, int]:
             process
             and process.state not in "ZX"
             and beat.phase != heartbeat.FINISHED
-            and rank_process.writes(beat, run.heartbeat(beat.rank))
+            and rank_process.writes(beat, run)
         ):
             found[beat.rank] = beat.pid
     if len(found) == 1:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from pathlib import Path
 
 from training.cli.cleaning import selection
@@ -90,13 +91,29 @@ def _entries(folder: Path) -> int:
 
 
 def _erase(path: Path) -> None:
-    """Also with read-only folders in it, such as those of a package cache. Raises OSError."""
+    """Also with read-only folders in it, such as those of a package cache. Raises OSError; what is
+    left keeps its permissions."""
     try:
         shutil.rmtree(path)
     except PermissionError:
-        path.chmod(0o700)
-        for folder, folders, _ in os.walk(path):
-            for inner in (Path(folder, name) for name in folders):
-                if not inner.is_symlink():
-                    inner.chmod(0o700)
-        shutil.rmtree(path)
+        before: dict[Path, int] = {}
+        try:
+            _open(path, before)
+            for folder, folders, _ in os.walk(path):
+                for inner in (Path(folder, name) for name in folders):
+                    if not inner.is_symlink():
+                        _open(inner, before)
+            shutil.rmtree(path)
+        except OSError:
+            for opened, mode in reversed(before.items()):  # the inner ones first
+                with contextlib.suppress(OSError):
+                    opened.chmod(mode)
+            raise
+
+
+def _open(folder: Path, before: dict[Path, int]) -> None:
+    """Give its owner all rights. `before`: gets its mode, if that was another. Raises OSError."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        folder.chmod(mode | stat.S_IRWXU)
+        before[folder] = mode

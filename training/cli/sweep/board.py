@@ -181,8 +181,11 @@ class Board:
             self._drawn = []
 
     def _up(self, width: int) -> str:
-        """Moves the cursor to the first row of the table, which a resized terminal has wrapped."""
-        rows = sum(term_text.rows_of(line, width) for line in self._drawn)
+        """Moves the cursor to the first row of the table, whose lines a resized terminal may have
+        wrapped."""
+        rows = len(self._drawn)
+        if terminal.rewraps():
+            rows = sum(term_text.rows_of(line, width) for line in self._drawn)
         return f"\x1b[{rows}A" if rows else ""
 
     def _write(self, text: str) -> None:

@@ -10,6 +10,7 @@ from training.monitor.report.curve import Curve
 
 CALM_FROM = 5  # points: of fewer, the largest may be the usual one
 SPIKE, ABOVE = 2, 1.15  # times the usual values: what is far above them, and the end of the scale
+FAR = 20  # times the lowest run: there a run has diverged, unless it still learns
 
 
 def of_few(values: Sequence[float]) -> float | None:
@@ -32,13 +33,16 @@ def of_runs(series: Sequence[Series]) -> float | None:
         return None
     most = [max(curve) for curve in curves]
     # A run from scratch starts far above one that is fine-tuned.
-    usual = max([min(most), *(max(curve) for curve in curves if _falls(curve))])
+    calm = [max(curve) for curve in curves if _is_calm(curve, FAR * min(most))]
+    usual = max([min(most), *calm])
     near = [one for one in most if one <= SPIKE * usual]
     return _above(max(near, default=usual), max(most))
 
 
-def _falls(curve: Sequence[float]) -> bool:
-    return max(curve) <= SPIKE * curve[0] and curve[-1] <= curve[0] / SPIKE
+def _is_calm(curve: Sequence[float], far: float) -> bool:
+    """Without a rise. A run that diverges before its first evaluation has none either."""
+    first, last, most = curve[0], curve[-1], max(curve)
+    return most <= SPIKE * first and (last <= first / SPIKE or (last <= first and most <= far))
 
 
 def _above(usual: float, most: float) -> float | None:
