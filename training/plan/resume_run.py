@@ -244,7 +244,8 @@ def _finished(wish: ResumeRequest, found: Found) -> finished.Finished | None:
     assert found.run
     kind, _ = tasks.find(*found.known.get("task", (tasks.DEFAULT.name, "")))
     resolved = wish.merged(found.known, kind.fields, found.run)
-    return finished.find(found.run, resolved.config, resolved.options)
+    before = {name: value for name, (value, _) in found.known.items()}
+    return finished.find(found.run, before, resolved.config, resolved.options)
 
 
 def _row(wish: ResumeRequest, run: rundir.RunDir, plan: Plan, end: finished.Finished | None) -> str:
