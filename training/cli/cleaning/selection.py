@@ -97,7 +97,7 @@ def _needed(experiments: Path) -> dict[Path, str]:
     found = {}
     for run in map(RunDir, find_run.folders(experiments)):
         file = text(dig(read_object(run.plan), "init_from", "file"))
-        if file and not manifest.newest(run.checkpoints) and untouchable(facts.read(run.path)):
+        if file and not manifest.newest(run.checkpoints) and _may_run(facts.read(run.path)):
             found[Path(os.path.realpath(file)).parent] = run.name
     return found
 
@@ -108,6 +108,11 @@ def untouchable(run: RunFacts) -> str:
         return msg("cli.clean.link")
     if user := owner.other(run.run.path):
         return msg("cli.clean.other_user", user=user)
+    return _may_run(run)
+
+
+def _may_run(run: RunFacts) -> str:
+    """Why a run may be running, or wait in a queue; "" if it does not."""
     if run.state in LIVE:
         return msg("cli.clean.live", state=facts.word(run.state))
     if run.state == FOREIGN:
