@@ -49,6 +49,18 @@ def test_a_moved_run_keeps_its_processes(made: Made) -> None:
     moved = RunDir(made.run.path.rename(made.run.path.with_name("moved")))
     assert facts.read(moved.path).state in facts.LIVE
     assert standing.starter(moved) == os.getpid()
+    assert_refused(moved)
+
+
+def test_a_moved_run_keeps_them_if_its_name_is_used_again(made: Made) -> None:
+    moved = RunDir(made.run.path.rename(made.run.path.with_name("moved")))
+    Made(made.run.path, age_s=100)
+    assert facts.read(moved.path).state in facts.LIVE
+    assert standing.starter(moved) == os.getpid()
+    assert_refused(moved)
+
+
+def assert_refused(moved: RunDir) -> None:
     with pytest.raises(UserError) as caught:
         archive.options([str(moved.path)], moved.path.parent.parent)
     assert [problem.code for problem in caught.value.problems] == ["run.live"]
