@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.monitor_runs import Made, old
+from tests.unit.monitor_runs import Made
 from training.cli import archive
 from training.cli.cleaning import selection
 from training.core import rundir, standing
@@ -40,9 +40,10 @@ def test_a_copy_has_no_processes(made: Made) -> None:
     assert not seen["run"]["supervisor_alive"] and run_files.alive(copy) == ""
     assert standing.starter(copy) is None and running.pid_of(copy) is None
     assert archive.options([str(copy.path)], copy.path.parent.parent).run.path == copy.path
-    for file in copy.path.rglob("*"):
-        old(file, standing.ELSEWHERE_S)
     assert selection.untouchable(facts.read(copy.path)) == ""
+    if copy.supervisor.exists():
+        (vanished,) = run_files.reported(copy)
+        assert str(made.run.path) in vanished.text
 
 
 def test_a_moved_run_keeps_its_processes(made: Made) -> None:

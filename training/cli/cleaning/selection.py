@@ -8,11 +8,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from training.cli.cleaning import queued
 from training.cli.cleaning.options import CHECKPOINTS, LOGS, RUNS, TRACES, CleanOptions
 from training.core import evaluations, find_run, manifest, owner, run_reader, standing
-from training.core.jsonl import dig, number, read_object, text
+from training.core.jsonl import Record, dig, number, read_object, text
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.core.units import duration
@@ -121,10 +122,14 @@ def _may_run(run: RunFacts) -> str:
     if run.state in (DAMAGED, EMPTY) and (run.age_s or 0.0) < standing.STARTED_WITHIN_S:
         return msg("cli.clean.live", state=facts.word("starting"))
     supervisor = run_reader.read_supervisor(run.run.supervisor)
+    plan = read_object(run.run.plan)
+    elsewhere = standing.other_host(plan, cast("Record", supervisor or {}))
+    # its processes, and the times of its files, are those of the original
+    if standing.is_copy(run.run, plan) and not elsewhere:
+        return queued.reason(run)
     here = supervisor is not None and standing.is_here(supervisor)
     # finished, but the supervisor still writes its report
-    copied = standing.is_copy(run.run, read_object(run.run.plan))
-    if supervisor and here and standing.lives(supervisor) and not copied:
+    if supervisor and here and standing.lives(supervisor):
         return msg("cli.clean.live", state=facts.word("running"))
     # Its supervisor shows that it is over, if that is of its last start; ranks that another
     # launcher started have none, and their processes may be those of another machine.
