@@ -10,8 +10,10 @@ import pytest
 from tests.unit.monitor_runs import Made
 from tests.unit.test_runs_table import ended
 from training.cli.cleaning import options, selection
-from training.core import manifest, owner
+from training.core import manifest, owner, sweep_dir
+from training.core.contracts.run_files import SweepRun
 from training.core.messages import msg
+from training.core.sweep_dir import SweepDir
 
 
 @pytest.fixture
@@ -40,3 +42,23 @@ def test_a_run_of_someone_else_needs_them_while_it_may_be_running(
     assert users(tmp_path) == []
     Made(tmp_path / "tune", init_from=begun).supervisor(os.getpid())
     assert users(tmp_path) == [("done", msg("cli.clean.starts_from", name="tune"))]
+
+
+def test_runs_of_a_sweep_need_them_until_they_begin(source: Path, tmp_path: Path) -> None:
+    run: SweepRun = {"name": "s_1", "args": [], "values": {}, "init_from": str(source)}
+    sweep = SweepDir(tmp_path, "s")
+    sweep.create(
+        {
+            "schema_version": sweep_dir.VERSION,
+            "duet_version": "",
+            "created": 1.0,
+            "command": [],
+            "cwd": "/",
+            "ranks": 1,
+            "device": "cpu",
+            "runs": [run],
+        }
+    )
+    assert users(tmp_path) == [("done", msg("cli.clean.sweep_starts_from", name="s"))]
+    ended(Made(tmp_path / "s_1"))
+    assert users(tmp_path) == []

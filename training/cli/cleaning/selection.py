@@ -12,7 +12,7 @@ from typing import cast
 
 from training.cli.cleaning import queued
 from training.cli.cleaning.options import CHECKPOINTS, LOGS, RUNS, TRACES, CleanOptions
-from training.core import evaluations, find_run, manifest, owner, run_reader, standing
+from training.core import evaluations, find_run, manifest, owner, run_reader, standing, sweep_dir
 from training.core.jsonl import Record, dig, number, read_object, text
 from training.core.messages import msg
 from training.core.rundir import RunDir
@@ -88,18 +88,25 @@ def _kept(item: Item, options: CleanOptions, needed: Mapping[Path, str]) -> str:
     if not inside(item.path, options.dir):
         return msg("cli.clean.link")
     real = Path(os.path.realpath(item.path))
-    users = [name for folder, name in needed.items() if folder.is_relative_to(real)]
-    return msg("cli.clean.starts_from", name=users[0]) if users else ""
+    return next((why for folder, why in needed.items() if folder.is_relative_to(real)), "")
 
 
 def _needed(experiments: Path) -> dict[Path, str]:
-    """The folders of weights that a run starts from (--init_from), with its name: it may be
-    running, or wait in a queue, and has no checkpoint of its own."""
+    """The folders of weights that a run starts from (--init_from), and why they stay: it may be
+    running, or wait in a queue or for its turn in a sweep, and has no checkpoint of its own."""
     found = {}
+    for sweep in sweep_dir.names(experiments):
+        record = sweep_dir.read(sweep_dir.SweepDir(experiments, sweep))
+        for planned in record["runs"] if record else ():
+            file = text(planned.get("init_from"))
+            if file and not (experiments / planned["name"]).exists():
+                why = msg("cli.clean.sweep_starts_from", name=sweep)
+                found[Path(os.path.realpath(file)).parent] = why
     for run in map(RunDir, find_run.folders(experiments)):
         file = text(dig(read_object(run.plan), "init_from", "file"))
         if file and not manifest.newest(run.checkpoints) and _may_run(facts.read(run.path)):
-            found[Path(os.path.realpath(file)).parent] = run.name
+            why = msg("cli.clean.starts_from", name=run.name)
+            found[Path(os.path.realpath(file)).parent] = why
     return found
 
 
