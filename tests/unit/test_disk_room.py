@@ -16,7 +16,7 @@ from tests.cases import each
 from tests.unit.conftest import ask
 from tests.unit.test_resuming import run_of
 from training.core import manifest
-from training.plan.preflight import ERROR, OK, Check, startup_checks
+from training.plan.preflight import ERROR, OK, Check, folder_checks
 
 Usage = namedtuple("Usage", "total used free")
 GIB = 1 << 30
@@ -25,7 +25,7 @@ STEP: Any = SimpleNamespace(stored=GIB)
 
 def checked(monkeypatch: pytest.MonkeyPatch, free: float, *args: str) -> Check:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, int(free * GIB)))
-    return startup_checks.run_folder(ask("--device=cpu", *args), STEP)
+    return folder_checks.run_folder(ask("--device=cpu", *args), STEP)
 
 
 def needed(*args: str) -> int:
@@ -100,6 +100,6 @@ def test_the_files_of_a_resumed_run_are_writable(
     found = checked(monkeypatch, 9, asked)
     assert found.status == ERROR and str(run.events) in found.text
     assert [shlex.split(fix)[:2] for fix in found.fixes] == [["chmod", "g+w"], ["cp", "-a"]]
-    assert found.fixes[1].endswith(f" --resume=/local/folder/{run.name}")
+    assert found.fixes[1].endswith(f" --resume=/another/folder/{run.name}")
     run.events.unlink()
     assert checked(monkeypatch, 9, asked).status == OK

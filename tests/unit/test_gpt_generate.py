@@ -158,6 +158,26 @@ def test_streamed_text_continues_the_prompt(kind: str, tmp_path: Path) -> None:
         assert words.decode(tokens[:cut]) + "".join(parts) == words.decode(tokens), cut
 
 
+def test_streamed_text_continues_a_prompt_of_bytes(tmp_path: Path) -> None:
+    """Rare characters are several tokens of one byte; if one is incomplete, all those beside it
+    are unreadable."""
+    known = ["<s>", "[UNK]", "a", *(f"<0x{byte:02X}>" for byte in range(256))]
+    ids = {name: number for number, name in enumerate(known)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, "[UNK]"))
+    made.add_special_tokens(["<s>"])
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    made.save(str(tmp_path / "tokenizer.json"))
+    words = tokenizer.load(str(tmp_path / "tokenizer.json"))
+    for prompt in ("鑫鑫鑫", "鑫" * 9, "é" * 5, "🙂🙂🙂"):
+        stream = TextStream(words, [0, 2, *(byte + 3 for byte in prompt.encode())])
+        parts = [stream.add(byte + 3) for byte in "淼淼".encode()]
+        assert [part for part in [*parts, stream.add(2), stream.end()] if part] == [
+            "淼",
+            "淼",
+            "a",
+        ], prompt
+
+
 def test_a_callback_runs_before_each_token() -> None:
     calls: list[int] = []
     made = generate(GPT(ModelDims(1, 64, 8)), [1], Sampling(5), lambda: calls.append(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,27 @@ def test_launches_of_all_sessions_see_each_other(
     assert not [*(tmp_path / "run").iterdir()]
 
 
+def test_machines_may_share_the_folder(
+    launch: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = os.uname()
+    gpu_claims.claim(launch.pid, [known(0)])
+    there = os.uname_result((here.sysname, "another", *here[2:]))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "uname", lambda: there)
+        gpu_claims.claim(launch.pid, [known(1)])  # of the same PID
+        assert gpu_claims.others() == {UUID.format(1): launch.pid}
+        gpu_claims.release(launch.pid)
+    assert gpu_claims.others() == {UUID.format(0): launch.pid}
+
+
+def test_old_claims_are_not_cleaned_up(launch: subprocess.Popen[bytes]) -> None:
+    """By systemd-tmpfiles(8), during long trainings."""
+    gpu_claims.claim(launch.pid, [known(0)])
+    (file,) = gpu_claims._folder().glob("*.json")
+    assert file.stat().st_mode & stat.S_ISVTX
+
+
 def test_the_own_claim_is_none_of_another(launch: subprocess.Popen[bytes]) -> None:
     gpu_claims.claim(os.getpid(), [known(0)])
     assert gpu_claims.others() == {}
@@ -92,4 +114,4 @@ def test_only_a_start_claims(nvidia: Nvidia, tmp_path: Path) -> None:
         "-m", "training.cli.plan", *words, "--communication_test=0", cwd=ROOT, **variables
     )
     assert done.returncode == 0, done.stderr
-    assert [file.stem for file in folder.glob("*.json")] == [str(os.getpid())]
+    assert [file.name for file in folder.glob("*.json")] == [gpu_claims._name(os.getpid())]

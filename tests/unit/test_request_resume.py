@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tests.unit.conftest import (
 )
 from tests.unit.test_export import bpe_file
 from training import tasks
-from training.core.errors import UserError
+from training.core.errors import NothingToDo, UserError
 from training.core.messages import msg
 from training.core.rundir import read_json, write_json
 from training.plan import resume_checks
@@ -76,6 +77,26 @@ def test_relative_paths_are_those_of_the_first_start(
     assert ask("--resume=r1", "--data=texts").config.data == "texts"
     shutil.rmtree(first / "texts")
     assert ask("--resume=r1").config.data == "texts"  # moved along with the command
+
+
+def test_a_finished_run_is_finished_in_every_folder(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is that of its data, which has another path there."""
+    first, now = tmp_path / "first", tmp_path / "now"
+    for folder in (first, now):
+        folder.mkdir()
+        (folder / "a.txt").write_text(f"some text of {folder.name}\n")
+    run = make_run(home / "experiments", "r1", data="a.txt", num_epochs=1)
+    command = {"script": "", "args": [], "cwd": str(first)}
+    write_json(run.plan, (read_json(run.plan) or {}) | {"command": command, "created": 1.0})
+    write_json(run.summary, {"status": "done", "steps": 7, "time": time.time()})
+    for folder in (first, now):
+        monkeypatch.chdir(folder)
+        for name in ("r1", "latest"):
+            with pytest.raises(NothingToDo):
+                ask(f"--resume={name}", f"--out_dir={home / 'experiments'}")
+    assert ask("--resume=r1", "--data=a.txt").resume_from  # another one
 
 
 def test_a_run_without_an_end_is_resumed(home: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.conftest import ask, make_run, only, wrong
 from tests.unit.video_data import rendered
+from training.core.errors import NothingToDo
 from training.core.rundir import write_json
 from training.tasks.video_restoration.options import NAME, VideoOptions
 
@@ -26,7 +27,7 @@ def test_relative_folders_are_those_of_the_first_start(
     run = make_run(home / "experiments", "r1")
     task = {"name": NAME, "unit": "samples", "file": None, "options": vars(options)}
     command = {"script": "", "args": [], "cwd": str(first)}
-    config = {"task": NAME, "num_iterations": 9}
+    config = {"task": NAME, "num_iterations": 9, "num_epochs": 1}
     write_json(run.plan, {"config": config, "task": task, "command": command})
     monkeypatch.chdir(first)
     there = f"--out_dir={home}/experiments"
@@ -37,6 +38,10 @@ def test_relative_folders_are_those_of_the_first_start(
     moved = {"dataroot_gt": str(train), "meta_info_file": str(first / listed)}
     assert found.options == vars(options) | moved and not found.notes
     assert found.origins["dataroot_gt"] == "from resumed run r1"
+    write_json(run.summary, {"status": "done", "steps": 7})  # finished there, and here
+    with pytest.raises(NothingToDo):
+        ask("--resume=r1", there)
+    run.summary.unlink()
     assert ask("--resume=r1", there, "--dataroot_gt=clips/train").options["dataroot_gt"] == (
         "clips/train"
     )

@@ -227,6 +227,7 @@ PROBLEMS = {
     "sweep.resume_with_grid": "--resume or --show together with fields",
     "sweep.running": "another process runs the sweep or one of its runs",
     "sweep.too_many": "more runs than a sweep may have",
+    "sweep.weights_lost": "the weights that the runs of a sweep start from no longer exist",
     "task.differs": "the machines have different versions of the task file",
     "task.failed": "the code of a user's task has failed in a command that uses its weights",
     "task.name_taken": "the task file has the name of a built-in task",

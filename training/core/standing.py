@@ -192,12 +192,16 @@ def is_copy(run: rundir.RunDir, plan: Mapping[str, object] | None) -> bool:
     """Whether the files of the run were copied from a run that still exists, so that the processes
     on this machine that they name are not its own. A run that was moved keeps them."""
     origin = (plan or {}).get("run_dir")
-    if not isinstance(origin, str) or run.is_archived:
+    if not isinstance(origin, str) or run.is_archived or str(run.path) == origin:
         return False
     try:
-        return not run.path.samefile(origin)
+        if run.path.samefile(origin):
+            return False
     except (OSError, ValueError):
         return False
+    there = rundir.read_json(rundir.RunDir(Path(origin)).plan)
+    # else another run has the name of this one, which was moved
+    return (there or {}).get("created") == (plan or {}).get("created")
 
 
 def runs_here(known: Mapping[str, object], since: float) -> bool:

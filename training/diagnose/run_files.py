@@ -130,11 +130,13 @@ def _vanished(run: RunDir) -> list[Event]:
         for b in beats
     )
     host = None if run.is_archived else standing.elsewhere(supervisor)
-    text = (
-        msg("diagnose.run.silent_elsewhere", host=host, time=duration(standing.quiet_s(run)))
-        if host
-        else msg("diagnose.run.vanished")
-    )
+    plan = read_json(run.plan) or {}
+    if host:
+        text = msg("diagnose.run.silent_elsewhere", host=host, time=duration(standing.quiet_s(run)))
+    elif standing.is_copy(run, plan):
+        text = msg("monitor.reason.copied", folder=plan["run_dir"], resume="")
+    else:
+        text = msg("diagnose.run.vanished")
     text += msg("diagnose.run.last_heartbeats", last=last) if last else ""
     return [
         Event(

@@ -1,7 +1,8 @@
 """The GPUs that this user's launches on this machine have chosen. Those of another launch look
 empty until its ranks have started, and while it waits for its next attempt.
 
-A file for each launch, valid while the process lives, in the folder for temporary files. The
+A file for each launch, valid while the process lives, in the folder for temporary files, which
+machines may share. The next look at the GPUs of the machine removes those of ended launches. The
 runtime folder of a login would not do: cron has none, and the last logout removes it. Claims only
 move a preference: where the folder cannot be used, a launch chooses without them.
 """
@@ -33,7 +34,7 @@ def others() -> dict[str, int]:
     """PID of the launch by the UUID of each GPU that another launch has chosen."""
     found: dict[str, int] = {}
     with suppress(OSError):
-        for file in sorted(_folder().glob("*.json")):
+        for file in sorted(_folder().glob(_name("*"))):
             record = rundir.read_json(file)
             if record is None or not standing.runs_here(record, 0.0):
                 file.unlink(missing_ok=True)
@@ -47,16 +48,19 @@ def claim(pid: int, gpus: Iterable[Gpu]) -> None:
     """`pid`: of the process that starts the ranks."""
     with suppress(OSError):
         record = {**standing.identity(pid), "gpus": [gpu.uuid for gpu in gpus]}
-        rundir.write_json(_file(pid), record)
+        file = _folder() / _name(pid)
+        rundir.write_json(file, record)
+        # systemd removes files in /tmp that are older than 10 days, but none with the sticky bit
+        file.chmod(stat.S_ISVTX | stat.S_IRUSR | stat.S_IWUSR)
 
 
 def release(pid: int) -> None:
     with suppress(OSError):
-        _file(pid).unlink(missing_ok=True)
+        (_folder() / _name(pid)).unlink(missing_ok=True)
 
 
-def _file(pid: int) -> Path:
-    return _folder() / f"{pid}.json"
+def _name(pid: int | str) -> str:
+    return f"{os.uname().nodename}-{pid}.json"
 
 
 def _folder() -> Path:

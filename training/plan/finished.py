@@ -38,9 +38,11 @@ class Finished:
         )
 
 
-def find(run: rundir.RunDir, config: Config, options: FieldValues) -> Finished | None:
+def find(
+    run: rundir.RunDir, before: FieldValues, config: Config, options: FieldValues
+) -> Finished | None:
     """None: the run was stopped or failed, or this configuration trains it for longer. `options`:
-    of the task."""
+    of the task. `before`: fields and options of the run, with its paths as they are here."""
     plan, summary = standing.read_plan(run), standing.ends(run)[0]
     if (
         plan is None
@@ -50,7 +52,7 @@ def find(run: rundir.RunDir, config: Config, options: FieldValues) -> Finished |
     ):
         return None
     steps = summary["steps"]
-    if not _reached(run, plan, config, options, steps):
+    if not _reached(run, plan, before, config, options, steps):
         return None
     limits = {name: getattr(config, name) for name in LIMITS}
     if share := config.tokens_per_param:
@@ -74,17 +76,19 @@ def longer(config: FieldValues, steps: int) -> dict[str, float]:
 
 
 def _reached(
-    run: rundir.RunDir, plan: Plan, config: Config, options: FieldValues, steps: int
+    run: rundir.RunDir,
+    plan: Plan,
+    before: FieldValues,
+    config: Config,
+    options: FieldValues,
+    steps: int,
 ) -> bool:
     if config.num_iterations and steps >= config.num_iterations:
         return True
     if config.max_time and _used_s(run) >= config.max_time:
         return True
-    before = plan["config"]
-    same = all(before.get(n) == getattr(config, n) for n in EPOCH if n in before)
-    same &= all(
-        options.get(name) == value for name, value in tasks.task_of(plan)["options"].items()
-    )
+    same = all(before[n] == getattr(config, n) for n in EPOCH if n in before)
+    same &= all(options.get(name) == before[name] for name in tasks.task_of(plan)["options"])
     if all(before.get(name, 0) == getattr(config, name) for name in LIMITS):
         return same  # the same limits
     # the rest of a change of the time is known only during the run

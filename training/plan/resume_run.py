@@ -16,6 +16,7 @@ from training.config.schema import ENDLESS, FIELDS, Known, of_the_run
 from training.core import find_run, manifest, owner, run_reader, rundir, standing, suggest, units
 from training.core.errors import Problem, UserError
 from training.core.find_run import LATEST
+from training.core.jsonl import read_object
 from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT
 from training.plan import finished, length, moved_paths
@@ -244,7 +245,8 @@ def _finished(wish: ResumeRequest, found: Found) -> finished.Finished | None:
     assert found.run
     kind, _ = tasks.find(*found.known.get("task", (tasks.DEFAULT.name, "")))
     resolved = wish.merged(found.known, kind.fields, found.run)
-    return finished.find(found.run, resolved.config, resolved.options)
+    before = {name: value for name, (value, _) in found.known.items()}
+    return finished.find(found.run, before, resolved.config, resolved.options)
 
 
 def _row(wish: ResumeRequest, run: rundir.RunDir, plan: Plan, end: finished.Finished | None) -> str:
@@ -262,7 +264,9 @@ def _where(run: rundir.RunDir, plan: Plan) -> str:
     """State, step and time of an unfinished run."""
     summary, failure = standing.ends(run)
     ended = run.summary if summary else run.failure if failure else None
-    lives = standing.lives(run_reader.read_supervisor(run.supervisor) or {})
+    supervisor = run_reader.read_supervisor(run.supervisor)
+    copied = standing.is_copy(run, read_object(run.plan))
+    lives = standing.is_active(run, supervisor) if supervisor else not copied
     if summary:
         state = msg("plan.state.done") if summary["status"] == "done" else msg("plan.state.stopped")
     elif failure:

@@ -8,11 +8,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from training.cli.cleaning import queued
 from training.cli.cleaning.options import CHECKPOINTS, LOGS, RUNS, TRACES, CleanOptions
-from training.core import evaluations, find_run, manifest, owner, run_reader, standing
-from training.core.jsonl import dig, number, read_object, text
+from training.core import evaluations, find_run, manifest, owner, run_reader, standing, sweep_dir
+from training.core.jsonl import Record, dig, number, read_object, text
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.core.units import duration
@@ -87,18 +88,25 @@ def _kept(item: Item, options: CleanOptions, needed: Mapping[Path, str]) -> str:
     if not inside(item.path, options.dir):
         return msg("cli.clean.link")
     real = Path(os.path.realpath(item.path))
-    users = [name for folder, name in needed.items() if folder.is_relative_to(real)]
-    return msg("cli.clean.starts_from", name=users[0]) if users else ""
+    return next((why for folder, why in needed.items() if folder.is_relative_to(real)), "")
 
 
 def _needed(experiments: Path) -> dict[Path, str]:
-    """The folders of weights that a run starts from (--init_from), with its name: it may be
-    running, or wait in a queue, and has no checkpoint of its own."""
+    """The folders of weights that a run starts from (--init_from), and why they stay: it may be
+    running, or wait in a queue or for its turn in a sweep, and has no checkpoint of its own."""
     found = {}
+    for sweep in sweep_dir.names(experiments):
+        record = sweep_dir.read(sweep_dir.SweepDir(experiments, sweep))
+        for planned in record["runs"] if record else ():
+            file = text(planned.get("init_from"))
+            if file and not (experiments / planned["name"]).exists():
+                why = msg("cli.clean.sweep_starts_from", name=sweep)
+                found[Path(os.path.realpath(file)).parent] = why
     for run in map(RunDir, find_run.folders(experiments)):
         file = text(dig(read_object(run.plan), "init_from", "file"))
-        if file and not manifest.newest(run.checkpoints) and untouchable(facts.read(run.path)):
-            found[Path(os.path.realpath(file)).parent] = run.name
+        if file and not manifest.newest(run.checkpoints) and _may_run(facts.read(run.path)):
+            why = msg("cli.clean.starts_from", name=run.name)
+            found[Path(os.path.realpath(file)).parent] = why
     return found
 
 
@@ -108,6 +116,11 @@ def untouchable(run: RunFacts) -> str:
         return msg("cli.clean.link")
     if user := owner.other(run.run.path):
         return msg("cli.clean.other_user", user=user)
+    return _may_run(run)
+
+
+def _may_run(run: RunFacts) -> str:
+    """Why a run may be running, or wait in a queue; "" if it does not."""
     if run.state in LIVE:
         return msg("cli.clean.live", state=facts.word(run.state))
     if run.state == FOREIGN:
@@ -116,10 +129,14 @@ def untouchable(run: RunFacts) -> str:
     if run.state in (DAMAGED, EMPTY) and (run.age_s or 0.0) < standing.STARTED_WITHIN_S:
         return msg("cli.clean.live", state=facts.word("starting"))
     supervisor = run_reader.read_supervisor(run.run.supervisor)
+    plan = read_object(run.run.plan)
+    elsewhere = standing.other_host(plan, cast("Record", supervisor or {}))
+    # its processes, and the times of its files, are those of the original
+    if standing.is_copy(run.run, plan) and not elsewhere:
+        return queued.reason(run)
     here = supervisor is not None and standing.is_here(supervisor)
     # finished, but the supervisor still writes its report
-    copied = standing.is_copy(run.run, read_object(run.run.plan))
-    if supervisor and here and standing.lives(supervisor) and not copied:
+    if supervisor and here and standing.lives(supervisor):
         return msg("cli.clean.live", state=facts.word("running"))
     # Its supervisor shows that it is over, if that is of its last start; ranks that another
     # launcher started have none, and their processes may be those of another machine.

@@ -1,5 +1,5 @@
 """The files of a sweep that a run which starts later needs: its config must not have other values
-than those of the table."""
+than those of the table, and its weights must still exist."""
 
 from __future__ import annotations
 
@@ -59,12 +59,22 @@ def of(run: SweepRun, cwd: str) -> Path | None:
     return there if is_file(there) else shipped(path_of(words[0]))
 
 
+def lacks_weights(run: SweepRun) -> bool:
+    """Whether the weights of the first start (--init_from) no longer exist."""
+    file = run.get("init_from")
+    return bool(file) and not is_file(Path(str(file)))
+
+
 def changed(run: SweepRun, cwd: str) -> Problem | None:
-    """The problem of a run whose config is no longer that of the first start. A missing file is a
-    problem of the run itself."""
+    """The problem of a run whose config or weights are no longer those of the first start. A
+    missing config is a problem of the run itself."""
+    allowed = msg("cli.sweep.config_allowed")
+    if lacks_weights(run):
+        what = msg("cli.sweep.weights_lost", file=run.get("init_from"))
+        return Problem("sweep.weights_lost", what, allowed, field="init_from")
     file, known = of(run, cwd), run.get("config_sha256")
     now = digest(file)
     if not known or not now or now == known:
         return None
     what = msg("cli.sweep.config_changed", file=file)
-    return Problem("sweep.config_changed", what, msg("cli.sweep.config_allowed"), field="config")
+    return Problem("sweep.config_changed", what, allowed, field="config")

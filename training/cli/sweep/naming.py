@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.cli.sweep import grid
+from training.cli.sweep import config_files, grid
 from training.core import sweep_dir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
@@ -34,7 +34,7 @@ def find(
     for name in [given] if given else sweep_dir.names(experiments):
         folder = SweepDir(experiments, name)
         known = sweep_dir.read(folder)
-        if known and _same(known, record):
+        if known and _same(known, record) and not _lacks_weights(folder, known):
             return folder, known
     name = given or _free(experiments, f"{_plain(request.base_name)}_sweep")
     folder = SweepDir(experiments, name)
@@ -61,6 +61,12 @@ def _same(known: SweepRecord, record: SweepRecord) -> bool:
 def _same_run(known: SweepRun, run: SweepRun) -> bool:
     config = run.get("config_sha256")
     return known["args"] == run["args"] and known.get("config_sha256", config) == config
+
+
+def _lacks_weights(folder: SweepDir, known: SweepRecord) -> bool:
+    """Whether a run that has not begun can no longer start from the weights of the others."""
+    waiting = (run for run in known["runs"] if not (folder.experiments / run["name"]).exists())
+    return any(map(config_files.lacks_weights, waiting))
 
 
 def _plain(base: str) -> str:

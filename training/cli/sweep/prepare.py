@@ -22,7 +22,7 @@ from training.cli.sweep.slots import Slot, emptiest, gpu_slots, jobs
 from training.config import flags
 from training.config.origin import VARIABLE, Origin
 from training.config.schema import FIELDS, of_the_run
-from training.core import sweep_dir
+from training.core import run_reader, standing, sweep_dir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT
@@ -108,7 +108,7 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
                 "values": one,
                 "device": device,
                 "config_sha256": config_files.digest(request.config_file),
-                "init_from": str(request.start.file) if request.start else "",
+                "init_from": str(request.start.file.absolute()) if request.start else "",
             }
             for request, run, one, device in zip(requests, runs, shown, devices, strict=True)
         ],
@@ -116,6 +116,8 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
     folder, known = naming.find(options.name, record, requests[0], values)
     if known:
         _require_gpus(known, planned.slots, planned.machine)
+    elif len(runs) > len(planned.slots):
+        planned.warnings += _replaced(requests)
     expected = Expected(requests[0].experiments)
     return Sweep(
         folder,
@@ -125,6 +127,17 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
         planned.warnings,
         known=known is not None,
     )
+
+
+def _replaced(requests: Sequence[Request]) -> list[str]:
+    """Warnings: weights that their run, which is being trained, deletes before all have begun."""
+    names = list[str]()
+    for run in [request.start.run for request in requests if request.start]:
+        supervisor = run_reader.read_supervisor(run.supervisor) if run else None
+        ended = run and any(standing.ends(run))
+        if run and supervisor and not ended and standing.is_active(run, supervisor):
+            names.append(run.name)
+    return [msg("cli.sweep.weights_replaced", name=name) for name in dict.fromkeys(names)]
 
 
 def _exported(request: Request, environ: Mapping[str, str]) -> list[str]:

@@ -60,8 +60,8 @@ class Session:
             folder = RunDir(self.sweep.folder.experiments / run["name"])
             known = run_reader.read_supervisor(folder.supervisor)
             row = sweep_runs.row(self.sweep.folder, run["name"], run["values"])
-            lives = known and standing.is_here(known) and standing.lives(known)
-            if known and lives and row.state != FINISHED:
+            active = known and standing.is_here(known) and standing.is_active(folder, known)
+            if known and active and row.state != FINISHED:
                 what = msg("cli.sweep.run_alive", name=run["name"], pid=known["pid"])
                 fixes = [f"./duet monitor --run={run['name']}", f"kill {known['pid']}"]
                 problems.append(

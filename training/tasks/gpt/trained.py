@@ -243,7 +243,10 @@ class TextStream:
 
     def __init__(self, words: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self.words = words
-        self.ids = [*prompt[-DECODED:]]
+        start = max(0, len(prompt) - DECODED)
+        while start and words.decode(prompt[start:]).startswith("\ufffd"):
+            start -= 1  # in the middle of a character
+        self.ids = [*prompt[start:]]
         # the text of ids[:sent] is out; ids[before:sent] is its end
         self.before, self.sent = 0, len(self.ids)
 

@@ -1,0 +1,64 @@
+"""`./duet clean` and the weights that other runs start from (--init_from)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.unit.monitor_runs import Made
+from tests.unit.test_runs_table import ended
+from training.cli.cleaning import options, selection
+from training.core import manifest, owner, sweep_dir
+from training.core.contracts.run_files import SweepRun
+from training.core.messages import msg
+from training.core.sweep_dir import SweepDir
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """The weights of a finished run."""
+    run = ended(Made(tmp_path / "done", age_s=5000)).run
+    file = run.checkpoints / manifest.folder_name(20) / manifest.STATE
+    file.parent.mkdir()
+    file.write_bytes(b"weights")
+    return file
+
+
+def users(folder: Path) -> list[tuple[str, str]]:
+    """Why the finished run stays."""
+    asked = options.parse([f"--dir={folder}", "--what=runs", "done"])
+    return selection.select(asked).left
+
+
+def test_a_run_of_someone_else_needs_them_while_it_may_be_running(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_other = {tmp_path / "over", tmp_path / "tune"}
+    monkeypatch.setattr(owner, "other", lambda path: "bob" if path in of_other else None)
+    begun = {"file": str(source)}
+    ended(Made(tmp_path / "over", age_s=5000, init_from=begun))
+    assert users(tmp_path) == []
+    Made(tmp_path / "tune", init_from=begun).supervisor(os.getpid())
+    assert users(tmp_path) == [("done", msg("cli.clean.starts_from", name="tune"))]
+
+
+def test_runs_of_a_sweep_need_them_until_they_begin(source: Path, tmp_path: Path) -> None:
+    run: SweepRun = {"name": "s_1", "args": [], "values": {}, "init_from": str(source)}
+    sweep = SweepDir(tmp_path, "s")
+    sweep.create(
+        {
+            "schema_version": sweep_dir.VERSION,
+            "duet_version": "",
+            "created": 1.0,
+            "command": [],
+            "cwd": "/",
+            "ranks": 1,
+            "device": "cpu",
+            "runs": [run],
+        }
+    )
+    assert users(tmp_path) == [("done", msg("cli.clean.sweep_starts_from", name="s"))]
+    ended(Made(tmp_path / "s_1"))
+    assert users(tmp_path) == []
