@@ -4,6 +4,7 @@ start. After a run that was out of memory: test_launch_exhausted_gpu.py."""
 from __future__ import annotations
 
 import getpass
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from training.tasks.gpt.memory import Estimate
 GIB = 1 << 30
 ME = getpass.getuser()
 SERVER = GpuProcess(7, GIB // 2, "root", "/usr/lib/xorg/Xorg -core :0")
+TINY = replace(SERVER, used_bytes=4 << 20)
 BROWSER = GpuProcess(9, 9 * GIB, ME, "/opt/google/chrome/chrome --type=gpu-process")
 
 
@@ -54,6 +56,10 @@ def test_processes_that_only_draw_are_listed_apart(
         (31, [SERVER], OK, []),
         (22, [SERVER, BROWSER], WARNING, [9, 7]),  # much, though the run fits
         (12.5, [SERVER], WARNING, [7]),  # little is left
+        (12.5, [TINY], WARNING, []),
+        (13.499, [TINY], WARNING, [7]),  # without it the run is not tight
+        (5, [TINY], ERROR, []),
+        (5, [SERVER], ERROR, [7]),
         (5, [SERVER, BROWSER], ERROR, [9, 7]),
         (5, [], ERROR, []),
         (5, [GpuProcess(9, None, known=False)], ERROR, [9]),
