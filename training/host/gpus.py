@@ -48,6 +48,7 @@ SLOWDOWNS = {
 
 TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 SLOW_S, LIMIT_S = 5.0, 120.0  # a driver that is not kept loaded takes seconds for each GPU
+FAILED, LOST = "Failed to initialize NVML", "GPU is lost"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MPS_PIPES, MPS_USUAL = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 VIRTUAL = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
@@ -104,7 +105,7 @@ class GpuInventory:
     hidden: tuple[Gpu, ...] = ()  # whole GPUs that CUDA_VISIBLE_DEVICES leaves out
     silent: tuple[int, ...] = ()  # GPUs that the driver counts but that do not answer
     spare: int = 0  # further visible ones, which this launch does not use
-    mute: bool = False  # there is a driver, but it does not answer
+    failure: str = ""  # of a driver that does not answer, as NVIDIA's tools print it
 
 
 def inventory(
@@ -128,7 +129,9 @@ def inventory(
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return GpuInventory((), msg("host.gpus.driver_error", error=error), mute=True)
+        return GpuInventory(
+            (), msg("host.gpus.driver_error", error=error), failure=f"{FAILED}: {error}"
+        )
     try:
         driver = ask("nvmlSystemGetDriverVersion")
         version = ask("nvmlSystemGetCudaDriverVersion_v2")
@@ -171,7 +174,7 @@ def inventory_at_start(environ: Mapping[str, str]) -> GpuInventory:
         log.warning(msg("host.gpus.waits", seconds=SLOW_S, limit=LIMIT_S, kernel=kernel))
         thread.join(LIMIT_S - SLOW_S)
     if not answers:
-        return GpuInventory((), msg("host.gpus.no_answer", limit=LIMIT_S), mute=True)
+        return GpuInventory((), msg("host.gpus.no_answer", limit=LIMIT_S), failure=LOST)
     if isinstance(answers[0], Exception):
         raise answers[0]
     return answers[0]
@@ -181,7 +184,7 @@ def _counted(environ: Mapping[str, str]) -> GpuInventory:
     """The GPUs before pynvml is installed."""
     bare = bare_nvml.count()
     if bare is None:
-        return GpuInventory((), msg("host.gpus.driver_silent"), mute=True)
+        return GpuInventory((), msg("host.gpus.driver_silent"), failure=FAILED)
     every = [
         Gpu(
             *(one.index, one.uuid, one.name, one.total_bytes, one.free_bytes, None, None, None),
