@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cases import each
+from tests.unit.conftest import python
 from tests.unit.nvidia_machine import Nvidia, look
 from training.core.messages import msg
 from training.host import gpu_choice
@@ -46,6 +47,8 @@ def test_processes_that_only_draw_are_listed_apart(
         assert [[p["pid"] for p in one.processes] for one in gpus] == [[4712], [4713]]
         assert [[p["pid"] for p in one.displays] for one in gpus] == [[4711], []]
         assert gpus[0].displays[0]["used_bytes"] == 9 * GIB
+    code = "from training.host import gpus; print(len(gpus.inventory(displays=False).gpus[0].displays))"
+    assert python("-c", code, **facts).stdout == "0\n"
     for unsupported in (nvidia(NOT_SUPPORTED=1), nvidia()):
         assert [tuple(one.displays) for one in look(unsupported).gpus] == [(), ()]
 
