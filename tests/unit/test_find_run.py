@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,23 @@ def test_a_folder_that_cannot_be_examined_hides_no_run(tmp_path: Path) -> None:
     newest = find_run.newest(tmp_path)
     assert newest and newest.name == "a"
     assert find_run.planned(tmp_path / "missing") == []
+
+
+def test_a_path_as_it_was_typed_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, now = tmp_path / "first", tmp_path / "now"
+    for place in (first / "a", first / "b", now / "b", now / "c"):
+        place.mkdir(parents=True)
+    monkeypatch.chdir(now)
+    (now / "same").symlink_to(first / "a")
+    (first / "same").symlink_to("a")
+    plan: Any = {"command": {"script": "", "args": [], "cwd": str(first)}}
+    moved = {name: str(first / name) for name in ("a", "b")}
+    for typed in ("a", "b", "c", "d", "same", "", "~no-such-user/a", str(now / "b")):
+        assert find_run.as_started(typed, plan) == moved.get(typed, typed)
+        without: Any = {}
+        assert find_run.as_started(typed, without) == typed
 
 
 @pytest.mark.parametrize("typed", ["..", "../", ".", "../.", "../checkpoints/.."])

@@ -4,11 +4,13 @@ start. After a run that was out of memory: test_launch_exhausted_gpu.py."""
 from __future__ import annotations
 
 import getpass
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.cases import each
+from tests.unit.conftest import python
 from tests.unit.nvidia_machine import Nvidia, look
 from training.core.messages import msg
 from training.host import gpu_choice
@@ -21,6 +23,7 @@ from training.tasks.gpt.memory import Estimate
 GIB = 1 << 30
 ME = getpass.getuser()
 SERVER = GpuProcess(7, GIB // 2, "root", "/usr/lib/xorg/Xorg -core :0")
+TINY = replace(SERVER, used_bytes=4 << 20)
 BROWSER = GpuProcess(9, 9 * GIB, ME, "/opt/google/chrome/chrome --type=gpu-process")
 
 
@@ -44,6 +47,8 @@ def test_processes_that_only_draw_are_listed_apart(
         assert [[p["pid"] for p in one.processes] for one in gpus] == [[4712], [4713]]
         assert [[p["pid"] for p in one.displays] for one in gpus] == [[4711], []]
         assert gpus[0].displays[0]["used_bytes"] == 9 * GIB
+    code = "from training.host import gpus; print(len(gpus.inventory(displays=False).gpus[0].displays))"
+    assert python("-c", code, **facts).stdout == "0\n"
     for unsupported in (nvidia(NOT_SUPPORTED=1), nvidia()):
         assert [tuple(one.displays) for one in look(unsupported).gpus] == [(), ()]
 
@@ -54,6 +59,10 @@ def test_processes_that_only_draw_are_listed_apart(
         (31, [SERVER], OK, []),
         (22, [SERVER, BROWSER], WARNING, [9, 7]),  # much, though the run fits
         (12.5, [SERVER], WARNING, [7]),  # little is left
+        (12.5, [TINY], WARNING, []),
+        (13.499, [TINY], WARNING, [7]),  # without it the run is not tight
+        (5, [TINY], ERROR, []),
+        (5, [SERVER], ERROR, [7]),
         (5, [SERVER, BROWSER], ERROR, [9, 7]),
         (5, [], ERROR, []),
         (5, [GpuProcess(9, None, known=False)], ERROR, [9]),

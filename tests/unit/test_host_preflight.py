@@ -1,7 +1,7 @@
 """Resource report and checks at every start: folders, disk, memory. Shared memory, cores and open
-files: test_host_workers.py; GPUs and memory: test_plan.py, test_host_gpu_plan.py; `--check`:
-test_host_gpu_health.py, test_host_torch_kernels.py, test_host_inputs.py,
-test_host_surroundings.py."""
+files: test_host_workers.py; GPUs and memory: test_plan.py, test_host_gpu_plan.py,
+test_host_driver.py; `--check`: test_host_gpu_health.py, test_host_torch_kernels.py,
+test_host_inputs.py, test_host_surroundings.py."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ import shutil
 import subprocess
 from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,11 +24,8 @@ from tests.unit.conftest import ENHANCED, LAUNCH, Shell, ask, clean_environment,
 from training.core.cells import cells
 from training.core.check_names import check_title
 from training.core.errors import UserError
-from training.core.messages import msg
 from training.core.rundir import RunDir, write_json
-from training.diagnose import signatures
 from training.host import cgroups, env_vars
-from training.host.gpus import GpuInventory
 from training.plan import preflight, script_request
 from training.plan import training_plan as planner
 from training.plan.preflight import (
@@ -40,7 +35,6 @@ from training.plan.preflight import (
     Check,
     folder,
     folder_checks,
-    gpu_checks,
     startup_checks,
 )
 from training.tasks.gpt import memory
@@ -311,38 +305,6 @@ def test_a_failed_check_is_a_problem_with_fixes() -> None:
         "fixes": [],
     }
     assert clean_environment()["PYTHONPATH"]
-
-
-@each(
-    ("status", "known"),
-    [
-        (18, "gpu.driver.nvml_mismatch"),  # updated, but not reloaded
-        (9, "gpu.none.nvidia_smi"),  # no module for this kernel
-        (4, None),  # permissions
-    ],
-)
-def test_a_driver_that_does_not_answer_has_a_remedy(
-    status: int, known: str | None, nvidia: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
-    folders = (f"--out_dir={tmp_path}", f"--log_dir={tmp_path}")
-    args = ("configs/dual_gpu/quickstart.py", "--device=cuda", *folders)
-    code = (
-        "import json, os, sys; from training.core.errors import UserError\n"
-        "from training.plan import training_plan\n"
-        "try: training_plan.make('train_dual_gpu_enhanced.sh', sys.argv[1:], os.environ)\n"
-        "except UserError as error: print(json.dumps([p.fixes for p in error.problems]))"
-    )
-    done = python("-c", code, *args, cwd=ROOT, **nvidia(COUNT=2, INIT=status))
-    (fixes,) = json.loads(done.stdout)
-    advice = [s.advice.en for s in signatures.signatures() if s.id == known]
-    first = list(advice[0]) if known else ["nvidia-smi"]
-    assert fixes[: len(first)] == first and len(fixes) > len(first)
-
-
-def test_no_driver_has_no_remedy() -> None:
-    missing = GpuInventory((), msg("host.gpus.no_driver"))
-    assert gpu_checks._repairs(missing) == []
-    assert gpu_checks._repairs(replace(missing, mute=True)) == ["nvidia-smi"]
 
 
 def test_more_ranks_than_cores_suggests_fewer(

@@ -76,9 +76,21 @@ def test_a_browser_that_took_the_memory_is_named(
     monkeypatch.setenv("FAKE_NVML_DISPLAYS", ";4714:0.5,4715:25")
     record = exhausted(run)
     held = record["occupied"]
-    assert [p["pid"] for p in held["processes"]] == [4715, 4714]
+    assert [p["pid"] for p in held["processes"]] == [4715], "the one with much"
     assert msg("diagnose.gpus.unlisted") not in gpu_occupants.text(held)
     assert any(one.startswith("kill 4715 ") for one in record["advice"])
+
+
+def test_small_displays_have_not_taken_the_memory(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that the driver attributes to no process is not theirs."""
+    monkeypatch.setenv("FAKE_NVML_PROCESSES", "")
+    monkeypatch.setenv("FAKE_NVML_DISPLAYS", ";4714:0.04,4715:0.005")
+    record = exhausted(run)
+    assert record["occupied"]["processes"] == []
+    assert msg("diagnose.gpus.unlisted") in gpu_occupants.text(record["occupied"])
+    assert not any("kill" in one for one in record["advice"])
 
 
 def test_the_desktop_is_never_to_be_killed() -> None:

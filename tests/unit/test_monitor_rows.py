@@ -75,7 +75,7 @@ def test_gpu_rows_mark_processes_of_this_run(made: Made, monkeypatch: pytest.Mon
             gpu(1, gpu_processes.GpuProcess(worker.pid, None)),
             gpus.Gpu(2, "GPU-2", "NVIDIA A2", None, None, None, None, None),
         )
-        monkeypatch.setattr(gpus, "inventory", lambda *_: gpus.GpuInventory(found, "3"))
+        monkeypatch.setattr(gpus, "inventory", lambda *_, **__: gpus.GpuInventory(found, "3"))
         seen = look(made.run)
         assert [[p["this_run"] for p in g["processes"]] for g in seen["gpus"]] == [
             [False, True],
@@ -117,8 +117,8 @@ def test_the_instance_of_a_gpu_on_which_a_run_trains(
     assert [g.uuid[:4] for g in found] == ["GPU-", "MIG-"]
     asked: list[object] = []
 
-    def inventory(environ: object, instances: object) -> gpus.GpuInventory:
-        asked.append(instances)
+    def inventory(environ: object, instances: object, *, displays: bool) -> gpus.GpuInventory:
+        asked.append((instances, displays))
         return gpus.GpuInventory(tuple(found), "")
 
     monkeypatch.setattr(host_stats.gpus, "inventory", inventory)
@@ -126,7 +126,7 @@ def test_the_instance_of_a_gpu_on_which_a_run_trains(
     made.plan["device"] = {"value": "cuda"}
     rundir.write_json(made.run.plan, made.plan)
     seen = look(made.run)
-    assert asked == [{"MIG-00000001"}]
+    assert asked == [({"MIG-00000001"}, False)]
     assert [g["in_plan"] for g in seen["gpus"]] == [False, True]
     rows = text_of(made.run, 100).splitlines()
     (row,) = (row for row in rows if row.startswith(" 1* "))
@@ -139,7 +139,7 @@ def test_hanging_or_failing_driver_does_not_block_the_monitor(
     rundir.write_json(made.run.plan, made.plan | {"device": {"value": "cuda", "reason": "-"}})
     released = threading.Event()
 
-    def hanging(*_: object) -> gpus.GpuInventory:
+    def hanging(*_: object, **__: object) -> gpus.GpuInventory:
         released.wait(PATIENCE_S)
         raise OSError("Xid 79")
 
@@ -161,7 +161,7 @@ def test_measurements_of_a_driver_that_hangs_become_unknown(
     gpu = replace(gpu, fan_percent=30, slowdowns=("too hot",), processes=(process,))
     answers, released = iter([gpus.GpuInventory((gpu,), "")]), threading.Event()
 
-    def inventory(*_: object) -> gpus.GpuInventory:
+    def inventory(*_: object, **__: object) -> gpus.GpuInventory:
         for answer in answers:
             return answer
         released.wait(PATIENCE_S)

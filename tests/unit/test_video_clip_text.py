@@ -20,12 +20,28 @@ from training.tasks.video_restoration.clip_text import gaps, lines_and_notes
         ("000 002 004 008 010", [("004", "008")]),
         ("000 002 004 006", []),
         ("1403636579 1403645123 1403651007 1403662222", []),  # times
+        ("scene1_0004 scene1_0005 scene1_0006 scene2_0010 scene2_0011", []),
+        ("0l 1l 2l 5l 6l", [("2l", "5l")]),
         ("left right up", []),
         ("000", []),
     ],
 )
 def test_gaps_in_the_numbers(names: str, found: list[tuple[str, str]]) -> None:
     assert gaps(names.split()) == found
+
+
+@each(("per_second", "unit"), [(30, 1e3), (30, 1e9), (24, 1e3), (60, 1e3), (59.94, 1e6)])
+def test_gaps_in_times_of_a_constant_rate(per_second: float, unit: float) -> None:
+    """Their distances differ by the last digit."""
+    names = [f"{int(frame / per_second * unit):012d}" for frame in range(40)]
+    assert gaps(names) == []
+    assert gaps(names[:20] + names[21:]) == [(names[19], names[21])]
+
+
+def test_gaps_in_seconds() -> None:
+    names = [f"{frame / 30:.3f}" for frame in range(40)]
+    assert gaps(names) == []
+    assert gaps(names[:20] + names[21:]) == [(names[19], names[21])]
 
 
 def test_missing_frames_are_noted_before_the_start(tmp_path: Path) -> None:

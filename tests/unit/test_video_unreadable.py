@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from tests.unit.video_data import pairs
+from tests.unit.video_data import deep_png, pairs, pixels
 from training.core import heartbeat
 from training.core.errors import UserError
+from training.data.frames import pictures
 from training.tasks.video_restoration import folders
 from training.tasks.video_restoration.options import VideoOptions
 
@@ -85,3 +87,16 @@ def test_every_clip_counts_as_progress(
     assert len(beats) == len(found)
     folders.content(options, "train")
     assert len(beats) == 3 * len(found)  # names, then sizes
+
+
+def test_the_depth_of_colours_is_known_to_every_pillow(tmp_path: Path) -> None:
+    """Before version 11 its tiles are plain tuples."""
+    file = tmp_path / "frame.png"
+    Image.fromarray(pixels(0, 0)).save(file)
+    with Image.open(file) as plain:
+        plain.tile = [tuple(one) for one in plain.tile]  # type: ignore[misc]
+        assert pictures.deep_mode(plain) == ""
+    deep_png(file, 16, 12)
+    with Image.open(file) as deep:
+        deep.tile = [tuple(one) for one in deep.tile]  # type: ignore[misc]
+        assert pictures.deep_mode(deep) == "RGB;16B"

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.core import owner, rundir
 from training.core.errors import Exit, Problem, UserError
@@ -17,6 +18,9 @@ from training.core.messages import msg
 from training.core.project import WORK
 from training.core.rundir import RunDir
 from training.core.suggest import suggest
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
 
 EXPERIMENTS = "experiments"
 LATEST = "latest"
@@ -86,6 +90,18 @@ def several(words: Sequence[str], asker: RunSelector) -> list[Problem]:
 def path_of(typed: str) -> Path:
     """A typed path with `~` expanded; `~` of an unknown user is kept, as in a shell."""
     return Path(os.path.expanduser(typed))  # noqa: PTH111 – Path.expanduser raises for an unknown user
+
+
+def as_started(typed: str, plan: Plan) -> str:
+    """A relative path as it was typed at the start of the run of this plan: in the folder of its
+    command, unless it is there no longer."""
+    command = plan.get("command")
+    if not (typed and command):
+        return typed
+    here = path_of(typed)
+    there = Path(command["cwd"]) / here
+    same = exists(here) and exists(there) and here.samefile(there)
+    return typed if same or not exists(there) else str(there)
 
 
 def with_name(path: Path) -> Path:

@@ -48,6 +48,7 @@ SLOWDOWNS = {
 
 TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 SLOW_S, LIMIT_S = 5.0, 120.0  # a driver that is not kept loaded takes seconds for each GPU
+FAILED, LOST = "Failed to initialize NVML", "GPU is lost"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MPS_PIPES, MPS_USUAL = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 VIRTUAL = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
@@ -104,7 +105,7 @@ class GpuInventory:
     hidden: tuple[Gpu, ...] = ()  # whole GPUs that CUDA_VISIBLE_DEVICES leaves out
     silent: tuple[int, ...] = ()  # GPUs that the driver counts but that do not answer
     spare: int = 0  # further visible ones, which this launch does not use
-    mute: bool = False  # there is a driver, but it does not answer
+    failure: str = ""  # of a driver that does not answer, as NVIDIA's tools print it
 
 
 def inventory(
@@ -112,10 +113,12 @@ def inventory(
     instances: Collection[str] = (),
     *,
     patient: bool = False,
+    displays: bool = True,
 ) -> GpuInventory:
     """The GPUs visible to a process with this environment. `instances`: UUIDs of MIG instances
     that are listed in place of their GPU. `patient`: with what may take a second longer, their
-    utilisation after the driver has been loaded, and their peers."""
+    utilisation after the driver has been loaded, and their peers. `displays`: with the processes
+    that only draw, of which a desktop has many to look up."""
     try:
         ctypes.CDLL(bare_nvml.LIBRARY)
     except OSError:  # checked before the slow import of pynvml
@@ -128,19 +131,24 @@ def inventory(
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return GpuInventory((), msg("host.gpus.driver_error", error=error), mute=True)
+        return GpuInventory(
+            (), msg("host.gpus.driver_error", error=error), failure=f"{FAILED}: {error}"
+        )
     try:
         driver = ask("nvmlSystemGetDriverVersion")
         version = ask("nvmlSystemGetCudaDriverVersion_v2")
         cuda = _cuda_version(version)
         count = ask("nvmlDeviceGetCount") or 0
-        every = [gpu for gpu in (_read(index) for index in range(count)) if gpu]
+        read = (_read(index, displays=displays) for index in range(count))
+        every = [gpu for gpu in read if gpu]
         if patient:
             every = peers.counted(utilization.after_load(every))
         silent = sorted(set(range(count)) - {gpu.index for gpu in every})
         named = visible_devices.entries(environ.get(VISIBLE, ""))
-        parts = [_part(uuid) for uuid in named if isinstance(uuid, str) and uuid.startswith(PART)]
-        listed = [part for uuid in sorted(instances) if (part := _part(uuid))]
+        own = [uuid for uuid in named if isinstance(uuid, str) and uuid.startswith(PART)]
+        parts = [_part(uuid, displays=displays) for uuid in own]
+        others = (_part(uuid, displays=displays) for uuid in sorted(instances))
+        listed = [part for part in others if part]
     finally:
         pynvml.nvmlShutdown()
     chosen, reason = _selected([*every, *filter(None, parts)], silent, environ)
@@ -171,7 +179,7 @@ def inventory_at_start(environ: Mapping[str, str]) -> GpuInventory:
         log.warning(msg("host.gpus.waits", seconds=SLOW_S, limit=LIMIT_S, kernel=kernel))
         thread.join(LIMIT_S - SLOW_S)
     if not answers:
-        return GpuInventory((), msg("host.gpus.no_answer", limit=LIMIT_S), mute=True)
+        return GpuInventory((), msg("host.gpus.no_answer", limit=LIMIT_S), failure=LOST)
     if isinstance(answers[0], Exception):
         raise answers[0]
     return answers[0]
@@ -181,7 +189,7 @@ def _counted(environ: Mapping[str, str]) -> GpuInventory:
     """The GPUs before pynvml is installed."""
     bare = bare_nvml.count()
     if bare is None:
-        return GpuInventory((), msg("host.gpus.driver_silent"), mute=True)
+        return GpuInventory((), msg("host.gpus.driver_silent"), failure=FAILED)
     every = [
         Gpu(
             *(one.index, one.uuid, one.name, one.total_bytes, one.free_bytes, None, None, None),
@@ -233,7 +241,7 @@ def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:
     return [every[at] for at in found], reason
 
 
-def _read(index: int) -> Gpu | None:
+def _read(index: int, *, displays: bool) -> Gpu | None:
     handle = ask("nvmlDeviceGetHandleByIndex", index)
     if handle is None:
         return None
@@ -264,17 +272,17 @@ def _read(index: int) -> Gpu | None:
         pci=folder.name if (folder := pci_folder(handle)) else None,
         nvlinks=nvlink.active(handle),
         lanes=ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
-        displays=gpu_processes.drawing(handle, processes),
+        displays=gpu_processes.drawing(handle, processes) if displays else (),
         virtual=ask("nvmlDeviceGetVirtualizationMode", handle) == VIRTUAL,
     )
 
 
-def _part(uuid: str) -> Gpu | None:
+def _part(uuid: str, *, displays: bool) -> Gpu | None:
     """An instance of a GPU in parts (MIG)."""
     handle = ask("nvmlDeviceGetHandleByUUID", uuid)
     parent = None if handle is None else ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
     index = None if parent is None else ask("nvmlDeviceGetIndex", parent)
-    whole = None if index is None else _read(index)
+    whole = None if index is None else _read(index, displays=displays)
     if whole is None:
         return None
     memory, name = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetName", handle)

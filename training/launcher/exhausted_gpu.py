@@ -40,7 +40,11 @@ def occupants(
         return None
     if not grown and gpu["total_bytes"] - held >= (estimate or 0):
         return None
-    listed = (*gpu["processes"], *gpu.get("displays", ()))
+    # Every desktop has small ones; where the driver does not report their memory, it may be theirs.
+    drawing = [
+        p for p in gpu.get("displays", ()) if p["used_bytes"] is None or p["used_bytes"] >= MUCH
+    ]
+    listed = (*gpu["processes"], *drawing)
     others = [p for p in listed if p["pid"] not in run_pids and MPS not in p["command"]]
     return {
         "gpu": gpu["index"],

@@ -135,7 +135,7 @@ class Gpus:
 
     def _look(self) -> None:
         try:
-            self._answer = gpus.inventory({}, self.instances)
+            self._answer = gpus.inventory({}, self.instances, displays=False)
         except ImportError:
             self._answer = gpus.GpuInventory((), msg("monitor.gpus.no_nvml"))
         except Exception as error:

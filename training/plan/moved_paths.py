@@ -27,20 +27,12 @@ def changes(run: RunDir, plan: Plan, experiments: Path) -> dict[str, str]:
         typed = plan["config"].get(name)
         if not isinstance(typed, str) or typed in words:
             continue
-        path = _from_its_folder(find_run.path_of(typed), plan)
+        path = find_run.path_of(find_run.as_started(typed, plan))
         if name == "tokenizer" and not find_run.is_file(path):
             path = _own_tokenizer((run, RunDir(experiments / run.name))) or path
         if path != find_run.path_of(typed):
             found[name] = str(path)
     return found
-
-
-def _from_its_folder(path: Path, plan: Plan) -> Path:
-    """A relative path in the folder of the run's command, unless it is there no longer."""
-    command = plan.get("command")
-    there = Path(command["cwd"]) / path if command else path
-    same = find_run.exists(path) and find_run.exists(there) and path.samefile(there)
-    return path if same or not find_run.exists(there) else there
 
 
 def _own_tokenizer(runs: tuple[RunDir, ...]) -> Path | None:

@@ -128,8 +128,9 @@ def deep_mode(picture: ImageFile.ImageFile) -> str:
     """Pillow's name of more than 8 bits per colour; "" for others. `picture`: not yet loaded."""
     if picture.mode.startswith(DEEP):
         return picture.mode
-    # The arguments of the decoder: a text, or a tuple that begins with it.
-    found = DEEP_COLOURS.search(str(picture.tile[0].args)) if picture.tile else None
+    # The arguments of the decoder: a text, or a tuple that begins with it. They have no name before
+    # Pillow 11.
+    found = DEEP_COLOURS.search(str(picture.tile[0][3])) if picture.tile else None
     return found[0] if found else ""
 
 

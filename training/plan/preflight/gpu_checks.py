@@ -100,11 +100,11 @@ def _repairs(machine: GpuInventory) -> list[str]:
 
     found = (
         sentences
-        for signature, groups in scan.matched(machine.reason)
+        for signature, groups in scan.matched(f"{machine.reason}\n{machine.failure}")
         if signature.role in (signatures.ROOT, signatures.WEAK)
         and (sentences := advice.filled(signature.advice, groups))
     )
-    return next(found, ["nvidia-smi"] if machine.mute else [])
+    return next(found, ["nvidia-smi"] if machine.failure else [])
 
 
 def _all_visible(

@@ -14,6 +14,7 @@ from training.tasks import memory
 
 RECOMMENDED_BYTES = 20 * 10**9  # what the original configs were made for
 LISTED = 3  # displays
+SOME = MUCH // 4  # bytes: more than an idle display has
 ROOT = "root"
 
 
@@ -64,10 +65,12 @@ def check(
 
 
 def _drawing(gpu: Gpu, estimate: memory.Estimate) -> list[GpuProcess]:
-    """The largest displays, if they have much memory or leave little."""
-    tight = gpu.free_bytes is not None and gpu.free_bytes < estimate.tight
-    much = sum(one.used_bytes or 0 for one in gpu.displays) >= MUCH
-    if not (tight or much):
+    """The largest displays, if they have much memory, or some where little is left."""
+    held, least = [one.used_bytes for one in gpu.displays], MUCH
+    if gpu.free_bytes is not None and gpu.free_bytes < estimate.tight:
+        wanted = estimate.needed if gpu.free_bytes < estimate.needed else estimate.tight
+        least = 0 if None in held else min(SOME, wanted - gpu.free_bytes)
+    if sum(filter(None, held)) < least:
         return []
     return sorted(gpu.displays, key=lambda one: -(one.used_bytes or 0))[:LISTED]
 

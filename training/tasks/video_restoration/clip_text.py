@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -60,10 +61,15 @@ def _gaps(root: str, clips: Sequence[Clip]) -> str:
 
 def gaps(stems: Sequence[str]) -> list[tuple[str, str]]:
     """The frames before and after each gap in the numbers. Names of most frames must have one
-    distance: times of a camera have none."""
-    pairs = list(pairwise(stems))
+    distance; in times of a constant rate a gap exceeds it by more than their rounding."""
+    pairs = [(before, after) for before, after in pairwise(stems) if _text(before) == _text(after)]
     distances = [number_of(after) - number_of(before) for before, after in pairs]
     usual, times = Counter(distances).most_common(1)[0] if distances else (0, 0)
     if usual < 1 or 2 * times < len(distances):
         return []
-    return [pair for pair, distance in zip(pairs, distances, strict=True) if distance > usual]
+    return [pair for pair, distance in zip(pairs, distances, strict=True) if distance > 1.5 * usual]
+
+
+def _text(stem: str) -> str:
+    """A name without the number of its frame."""
+    return re.sub(r"\d+(?=\D*$)", "", stem)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.config.loader import ConfigFile
 from training.config.schema import Config
+from training.core import find_run
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.core.phases import EVALUATIONS
@@ -30,16 +29,6 @@ if TYPE_CHECKING:
 
 
 FLAG = "--test_dataroot_gt="
-PATH = re.compile(r"dataroot_|^meta_info_file$")  # in the names of options
-
-
-def _elsewhere(value: str, folder: str) -> str:
-    """A relative path in this folder, unless there is none or it is the same."""
-    here = os.path.expanduser(value)  # noqa: PTH111 – Path.expanduser raises for an unknown user
-    there = os.path.join(folder, here)
-    if not os.path.exists(there) or (os.path.exists(here) and Path(here).samefile(there)):
-        return value
-    return there
 
 
 def _by_data(fixes: Iterable[str]) -> list[str]:
@@ -98,9 +87,9 @@ class VideoSpec(SampleSpec):
         return clip_text.lines_and_notes(VideoOptions(**options))
 
     def located(self, options: Mapping[str, Any], plan: Plan) -> Mapping[str, Any]:
-        folder = (plan.get("command") or {}).get("cwd") or ""
+        paths = {name for name, field in self.own.items() if field.metadata["unit"] == "path"}
         return {
-            name: _elsewhere(value, folder) if value and PATH.search(name) else value
+            name: find_run.as_started(value, plan) if name in paths else value
             for name, value in options.items()
         }
 
