@@ -55,18 +55,23 @@ def test_the_user_of_new_files(tmp_path: Path) -> None:
 
 
 @each(
-    ("code", "kind", "writable", "who"),
+    ("code", "mount", "writable", "who"),
     [
-        (errno.ENOSPC, "cifs", True, ""),
-        (errno.EDQUOT, "fuse.sshfs", True, ""),
-        (errno.ENOSPC, "cifs", False, str(OTHER)),
-        (errno.ENOSPC, "ext4", True, str(OTHER)),
-        (errno.EROFS, "cifs", True, str(OTHER)),
+        (errno.ENOSPC, "vfat /dev/sdb1 rw,uid=0", True, ""),
+        (errno.EDQUOT, "cifs //nas/a rw,uid=0,forceuid,gid=0", True, ""),
+        (errno.EDQUOT, "cifs //nas/a rw,uid=0,noforceuid,gid=0", True, str(OTHER)),
+        (errno.EDQUOT, "fuse.rclone drive: rw", True, ""),
+        (errno.EDQUOT, "fuse.juicefs JuiceFS:a rw", True, str(OTHER)),  # shows the real owners
+        (errno.ENOSPC, "fuse.sshfs nas:/a rw", True, str(OTHER)),  # those of the other machine
+        (errno.ENOSPC, "fuseblk /dev/sdb1 rw", True, str(OTHER)),
+        (errno.ENOSPC, "vfat /dev/sdb1 rw,uid=0", False, str(OTHER)),
+        (errno.ENOSPC, "ext4 /dev/sdb1 rw", True, str(OTHER)),
+        (errno.EROFS, "vfat /dev/sdb1 rw,uid=0", True, str(OTHER)),
     ],
 )
 def test_a_full_disk(
     code: int,
-    kind: str,
+    mount: str,
     writable: bool,
     who: str,
     tmp_path: Path,
@@ -82,5 +87,9 @@ def test_a_full_disk(
     monkeypatch.setattr(os, "access", lambda path, mode: writable)
     monkeypatch.setattr(owner, "unknown", lambda: UNKNOWN)
     monkeypatch.setattr(owner, "uid", lambda path: OTHER)
-    monkeypatch.setattr(mounts, "file_system", lambda folder: kind)
-    assert owner.other(tmp_path / kind / "run") == who
+    device, listed = tmp_path.stat().st_dev, tmp_path / "mountinfo"
+    number = f"{os.major(device)}:{os.minor(device)}"
+    listed.write_text(f"28 1 {number} / /data rw shared:1 - {mount}\n")
+    monkeypatch.setattr(mounts, "MOUNTS", listed)
+    owner._new_files.cache_clear()
+    assert owner.other(tmp_path / "run") == who

@@ -47,7 +47,7 @@ def other(path: Path) -> str:
     try:
         is_own = found == _new_files(folder)
     except OSError:
-        is_own = mounts.may_show_one_user(folder) and os.access(path, os.W_OK)
+        is_own = mounts.shows_one_user(folder) and os.access(path, os.W_OK)
     return "" if is_own else name(path)
 
 
