@@ -95,9 +95,16 @@ def test_an_exception_is_dated_by_the_report_of_its_launcher(form: str, tmp_path
         ("2026-11-30 02:39:50 ERROR training failed\nstep 9\n", 2),
         ("2026-11-30 02:39:50 INFO step 9\n", 2),
         ("2026-11-30 02:39:50 ERROR upload failed, retrying in 60 s\n", 2),  # continues
+        ("2026-11-30 02:39:50 ERROR corrupt image 17.jpg, skipping\n", 2),
+        ("2026-11-30 02:39:50 ERROR Skipping batch 17\n", 2),
+        ("2026-11-30 02:39:50 ERROR upload failed, ignored\n", 2),
+        ("2026-11-30 02:39:50 ERROR upload failed, continuing without it\n", 2),
         ("2026-11-30 02:39:50 ERROR training failed after retrying 3 times\n", 5),
         ("2026-11-30 02:39:50 ERROR job 12 retried 3 times, aborting\n", 5),
         ("2026-11-30 02:39:50 ERROR training failed, not retrying\n", 5),
+        ("2026-11-30 02:39:50 ERROR training failed, gave up retrying\n", 5),
+        ("2026-11-30 02:39:50 ERROR training failed, no longer retrying\n", 5),
+        ("2026-11-30 02:39:50 ERROR training failed after skipping 9 batches\n", 5),
         ("2026-11-30 02:39:50 ERROR error in skip connection\n", 5),
         ("2026-11-30 02:39:50 ERROR Recovering from checkpoint failed\n", 5),
         ("2026-11-30 02:25:00 ERROR upload failed\n", 2),  # no launcher waits that long

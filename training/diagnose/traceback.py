@@ -27,10 +27,11 @@ BARE = re.compile(
 HANDLED = "During handling of the above exception"
 # A message with a time as `logging.exception` writes it, or absl.
 LOGGED = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|^[EF]\d{4} [\d:.]{8,} ")
-# It announces another attempt: the exception below is a later one.
-RETRIES = re.compile(
-    r"(?<!after )(?<!not )(?<!without )\b[Rr]etrying\b"
-    r"|\b(?:will ?[Rr]etry|[Rr]etry (?:in|after))\b"
+# The program continues: the exception below is a later one.
+CONTINUES = re.compile(
+    r"(?<!after )(?<!not )(?<!without )(?<!up )(?<!stopped )(?<!longer )"
+    r"\b(?:[Rr]etrying|[Ss]kipp(?:ing|ed)|[Ii]gnor(?:ing|ed)|[Cc]ontinuing)\b"
+    r"|\b(?:going on|will ?[Rr]etry|[Rr]etry (?:in|after))\b"  # language: quoted
 )
 LINKS = (HANDLED, "The above exception was the direct cause")
 HARMLESS = (
@@ -181,7 +182,7 @@ def _logged(lines: Sequence[LogLine], index: int) -> LogLine | None:
     ranks = (None, lines[index].rank)
     near = reversed(lines[max(0, index - OTHERS) : index])
     line = next((line for line in near if line.rank in ranks), None)
-    own = line and LOGGED.search(line.text) and not RETRIES.search(line.text)
+    own = line and LOGGED.search(line.text) and not CONTINUES.search(line.text)
     return line if own else None
 
 
