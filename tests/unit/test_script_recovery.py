@@ -109,7 +109,9 @@ def test_checkpoints_are_compared_by_their_numbers(before: str, now: str, expect
         ("out/fold0/step_8", "epoch 3", False),
         ("out/fold0/step_3", "epoch 3", False),
         ("out/fold1/step_3", "epoch 3", True),
-        ("out/fold1/step_8", "epoch 8", False),  # as in a folder named by the time of its start
+        ("out/fold1/step_8", "epoch 8", True),  # the last epoch of each fold
+        ("out/fold0/best", "epoch 8", False),
+        ("out/other0", "epoch 8", False),
     ],
 )
 def test_a_checkpoint_in_another_folder(folder: str, progress: str, expected: bool) -> None:
@@ -126,6 +128,13 @@ def test_a_checkpoint_in_another_folder(folder: str, progress: str, expected: bo
         ("outputs/2026-11-30/10-00-00", "outputs/2026-11-30/10-20-00", False),  # Hydra
         ("runs/Nov30_10-00-00_host", "runs/Nov30_10-20-00_host", False),
         ("out/run_20261130_1000", "out/run_20261130_1020", False),
+        ("out/1130_100000", "out/1130_102000", False),
+        ("out/261130_100000", "out/261130_102000", False),
+        ("out/2026-11-30_10.00.00", "out/2026-11-30_10.20.00", False),
+        ("out/2026-11-30 10:00:00.123456", "out/2026-11-30 10:20:00.654321", False),
+        ("out/20261130-100000.123456", "out/20261130-102000.654321", False),
+        ("out/1764500000.12", "out/1764501000.55", False),
+        ("project/4f0kx2ab/checkpoints", "project/x71b0kza/checkpoints", False),  # W&B
         ("runs/detect/train/weights", "runs/detect/train2/weights", False),  # YOLO
         ("out/best", "out/last", False),
         ("out/step_8", "out", False),
@@ -134,6 +143,9 @@ def test_a_checkpoint_in_another_folder(folder: str, progress: str, expected: bo
         ("out/0005", "out/0003", False),
         ("out/model_1", "out/model_2", True),  # of an ensemble
         ("out/fold_09", "out/fold_10", True),
+        ("cv/05-01", "cv/05-02", True),
+        ("out/10_20", "out/10_21", True),
+        ("out/phase001", "out/finetun2", True),
         ("out/version_0/phase1", "out/version_0/phase2", True),
         ("out/pretrain/best", "out/finetune/last", True),
         ("out/train", "out/finetune", True),

@@ -42,10 +42,12 @@ NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1")
 UNITS = ("epoch", "step", "iter")
 TOLD = re.compile(r"(\w+) (-?\d+)")  # in Snapshot.progress
 IN_NAME = re.compile(r"(epoch|step|iter|checkpoint)[-_=]?(\d+)", re.IGNORECASE)
-# Folders of a new start (YOLO, Lightning, Hydra) or of a selected checkpoint.
+# Folders of a new start (YOLO, Lightning, Hydra, W&B) or of a selected checkpoint, and times: three
+# groups of two digits, or at least eight digits in all; never a part of a number.
 OF_A_START = re.compile(
-    r"(?<![^/])(?:best|last|latest|(?:exp|run|train|version)[-_]?\d*)(?![^/])"
-    r"|(?:\d{8,}|\d{4}[-_.]\d\d[-_.]\d\d)(?:[-_T:]\d+)*|\d\d(?:[-_:]\d\d)+",
+    r"(?<![^/])(?:best|last|latest|(?:exp|run|train|version)[-_]?\d*"
+    r"|(?=[a-z]*\d+[a-z])[a-z\d]{8})(?![^/])"
+    r"|(?<!\d)(?:\d\d[-_.:]\d\d[-_.:]\d\d(?!\d)|(?=(?:[-_.:T]?\d){8})\d{2,})(?:[-_.:T]\d+)*",
     re.IGNORECASE,
 )
 # Reading a file may fail with these if it is unfinished, damaged, or another program's.
@@ -71,32 +73,27 @@ class Snapshot:
 
 def moved(before: Snapshot | None, now: Snapshot | None) -> bool:
     """Has the script made progress in between? One that starts from nothing writes the same
-    checkpoint again."""
+    checkpoint again. Larger counters are progress, and so is a folder of a later fold or phase,
+    each of which counts from the beginning: one with larger numbers, or with another name unless
+    the counters are the same. Parts of a name that differ with each start do not count."""
     if before is None or now is None:
         return now is not None
     if not (before.progress and now.progress):
         return now.written > before.written
     old, new = _counters(before), _counters(now)
-    if old.keys() != new.keys() or _is_later_phase(before, now):
+    (old_name, old_numbers), (new_name, new_numbers) = _folder(before), _folder(now)
+    if old.keys() != new.keys() or old_name != new_name:
         return old != new
     order = sorted(new, key=(*UNITS, *new).index)
-    return [new[unit] for unit in order] > [old[unit] for unit in order]
+    larger = [new[unit] for unit in order] > [old[unit] for unit in order]
+    return larger or new_numbers > old_numbers
 
 
-def _is_later_phase(before: Snapshot, now: Snapshot) -> bool:
-    """Whether `now` is in the folder of another fold or phase, each of which counts from the
-    beginning. A repeated start writes into an earlier of the numbered folders, or into its own."""
-    old, new = (_folder(snapshot) for snapshot in (before, now))
-    if re.sub(r"\d+", "", old) != re.sub(r"\d+", "", new):
-        return True
-    old_numbers, new_numbers = ([int(n) for n in re.findall(r"\d+", f)] for f in (old, new))
-    return new_numbers > old_numbers
-
-
-def _folder(snapshot: Snapshot) -> str:
-    """Where it is, without what names a start or a checkpoint."""
+def _folder(snapshot: Snapshot) -> tuple[str, list[int]]:
+    """Its name and the numbers in it, without what names a start or a checkpoint."""
     parent = IN_NAME.sub("", str(snapshot.path.parent))
-    return str(Path(OF_A_START.sub("", parent)))
+    path = str(Path(OF_A_START.sub("", parent)))
+    return re.sub(r"\d+", "", path), [int(number) for number in re.findall(r"\d+", path)]
 
 
 def _counters(snapshot: Snapshot) -> dict[str, int]:
