@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -307,6 +308,26 @@ def test_a_removed_folder_of_a_corpus_of_folders(write: Write, home: Path) -> No
         (home / name).symlink_to(target)
     names = [file.name for file in found("corpus").files]
     assert names == ["b.txt", "a.txt", "d.txt", "c.txt"]
+
+
+def test_many_links_to_nothing_list_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would list all of them."""
+    links = [tmp_path / f"{n:04}" for n in range(50)]
+    for link in links:
+        link.symlink_to(f"gone{link.name}")
+    read, scan = list[str](), os.scandir
+
+    @contextlib.contextmanager
+    def counted(folder: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+        with scan(folder) as entries:
+            yield (read.append(entry.name) or entry for entry in entries)
+
+    monkeypatch.setattr(os, "listdir", lambda folder: pytest.fail("lists a folder"))
+    monkeypatch.setattr(os, "scandir", counted)
+    assert not any(find_run.is_lost_folder(link, tmp_path) for link in links)
+    assert len(read) == len(links)
 
 
 @each(

@@ -144,10 +144,15 @@ def _may_lack_disk(around: Path, present: Iterable[Path]) -> bool:
     `present`: folders whose disks are mounted."""
     there = next(folder for folder in (around, *around.parents) if folder.exists())
     # below them, only an empty folder may be a mount point
-    if any(map(there.is_relative_to, present)) and any(there.iterdir()):
+    if any(map(there.is_relative_to, present)) and not _is_empty(there):
         return False
     is_top = around == around.parent
     return is_top or there != around or not any(map(is_file, around.iterdir()))
+
+
+def _is_empty(folder: Path) -> bool:
+    with os.scandir(folder) as entries:  # Path.iterdir lists the whole folder
+        return next(entries, None) is None
 
 
 def is_file(path: Path) -> bool:
