@@ -14,13 +14,26 @@ from tests.unit import targets
 from training.core import owner, rundir, standing
 from training.core.errors import UserError
 from training.core.heartbeat import Heartbeat
+from training.host import proc_memory, process
 from training.watchdog import discovery
-from training.watchdog.probes import procfs
 
 USER, NOBODY = 7, 65534
 PYTHON = "import time\nprint('ready', flush=True)\ntime.sleep(1000)\n"
 DAEMON = "import os\nos.execvp('sh', ['sh', '-c', 'echo ready; sleep 1000; :'])\n"
 CONTAINER = {"host": "6f1c0d9a", "pid_namespace": "pid:[1]"}
+
+
+def answer(kept: bytes | OSError) -> bytes:
+    """What was read, or raises it."""
+    if isinstance(kept, OSError):
+        raise kept
+    return kept
+
+
+def closed(path: Path) -> Path:
+    if path.name == "exe":
+        raise PermissionError
+    return Path(os.readlink(path))  # noqa: PTH115 – Path.readlink is replaced
 
 
 @each(
@@ -32,6 +45,10 @@ CONTAINER = {"host": "6f1c0d9a", "pid_namespace": "pid:[1]"}
         (USER, {"age_s": 1e7}, False),  # the process has begun since
         (USER, {"boot_s": 1e6}, False),  # a rank of another machine
         (USER, {"program": DAEMON}, False),
+        (USER, {"cmdline": b"/home/a/my env/bin/python3\0-u\0train.py\0"}, True),
+        (USER, {"cmdline": b"/usr/bin/worker python\0"}, False),
+        (USER, {"cmdline": b""}, False),  # of a kernel thread
+        (USER, {"cmdline": proc_memory.Blocked()}, True),  # stuck in a driver
         (USER, {"starter": standing.identity(1)}, True),
         (USER, {"starter": CONTAINER}, False),
     ],
@@ -54,7 +71,11 @@ def test_a_rank_of_another_user(
             patched.setattr(time, "monotonic_ns", lambda: ns)
             Heartbeat(run.heartbeat(0), 0, pid=pid).beat("forward")
         with monkeypatch.context() as patched:
-            patched.setattr(procfs, "_memory", lambda pid, name: b"")
+            cmdline = changes.get("cmdline", Path(f"/proc/{pid}/cmdline").read_bytes())
+            seen = {"cmdline": cmdline}
+            patched.setattr(proc_memory, "read", lambda pid, name: answer(seen.get(name, b"")))
+            patched.setattr(process, "_read", lambda pid, name: b"a title")  # its name
+            patched.setattr(Path, "readlink", closed)
             with pytest.raises(UserError) as none:
                 discovery.of_run(run.path)
             assert none.value.problems[0].code == "run.no_ranks", "its own is seen by its mappings"

@@ -8,13 +8,15 @@ from pathlib import Path
 from training.core import owner, rundir, standing
 from training.core.heartbeat import HeartbeatRecord
 from training.core.jsonl import dig
+from training.host import proc_memory
 from training.watchdog.probes import procfs
 
 
 def writes(beat: HeartbeatRecord, run: rundir.RunDir) -> bool:
     """Is it that of `beat`? The mappings of another user's process cannot be read: there it is the
     one if it is a Python that this user has started before the beat, as far as that is shown, and
-    the beat can be of this machine and PID namespace."""
+    the beat can be of this machine and PID namespace. One that is stuck shows only its name, which
+    may be any."""
     pid, file = beat.pid, run.heartbeat(beat.rank)
     if not procfs.is_closed(pid):
         return maps(pid, file)
@@ -22,7 +24,7 @@ def writes(beat: HeartbeatRecord, run: rundir.RunDir) -> bool:
     return (
         owner.uid(file) in users
         and procfs.begun_by(pid, beat.wall_time)
-        and procfs.is_python(pid)
+        and (procfs.is_python(pid) or _is_stuck(pid))
         and _has_this_clock(beat)
         and _has_these_pids(run)
     )
@@ -31,6 +33,16 @@ def writes(beat: HeartbeatRecord, run: rundir.RunDir) -> bool:
 def maps(pid: int, file: Path) -> bool:
     """Has it mapped this heartbeat?"""
     return procfs.maps(pid, f"{file.resolve()}\n")
+
+
+def _is_stuck(pid: int) -> bool:
+    try:
+        proc_memory.read(pid, "cmdline")
+    except proc_memory.Blocked:
+        return True
+    except OSError:  # has exited
+        pass
+    return False
 
 
 def _has_this_clock(beat: HeartbeatRecord) -> bool:

@@ -262,7 +262,8 @@ def is_python(pid: int, parents_command: str = "") -> bool:
     try:
         program = Path(f"/proc/{pid}/exe").readlink()
     except OSError:  # another user's, or exited
-        program = Path(words.partition(" ")[0])
+        first = _memory(pid, "cmdline").partition(b"\0")[0]
+        program = Path(os.fsdecode(first) or words)
     return program.name.startswith("python") or words == parents_command
 
 
