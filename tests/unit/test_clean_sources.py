@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.unit.monitor_runs import Made
+from tests.unit.runs_to_clean import save
 from tests.unit.test_runs_table import ended
 from training.cli.cleaning import options, selection
 from training.core import manifest, owner, sweep_dir
@@ -44,21 +47,47 @@ def test_a_run_of_someone_else_needs_them_while_it_may_be_running(
     assert users(tmp_path) == [("done", msg("cli.clean.starts_from", name="tune"))]
 
 
-def test_runs_of_a_sweep_need_them_until_they_begin(source: Path, tmp_path: Path) -> None:
-    run: SweepRun = {"name": "s_1", "args": [], "values": {}, "init_from": str(source)}
-    sweep = SweepDir(tmp_path, "s")
+def begun(folder: Path, source: Path, created: float = 1.0) -> SweepDir:
+    """A sweep of two runs that start from these weights."""
+    runs: list[SweepRun] = [
+        {"name": name, "args": [], "values": {}, "init_from": str(source)}
+        for name in ("s_1", "s_2")
+    ]
+    sweep = SweepDir(folder, "s")
     sweep.create(
         {
             "schema_version": sweep_dir.VERSION,
             "duet_version": "",
-            "created": 1.0,
+            "created": created,
             "command": [],
             "cwd": "/",
             "ranks": 1,
             "device": "cpu",
-            "runs": [run],
+            "runs": runs,
         }
     )
-    assert users(tmp_path) == [("done", msg("cli.clean.sweep_starts_from", name="s"))]
+    return sweep
+
+
+def test_runs_of_a_sweep_need_them_until_they_have_a_checkpoint(
+    source: Path, tmp_path: Path
+) -> None:
+    sweep = begun(tmp_path, source, created=time.time())
+    command = sweep_dir.command("resume", "s", tmp_path)
+    needed = msg("cli.clean.sweep_starts_from", command=command, folder=sweep.path)
+    assert users(tmp_path) == [("done", needed)], "no run has begun yet"
     ended(Made(tmp_path / "s_1"))
+    second = Made(tmp_path / "s_2", age_s=5000)  # it died before its first checkpoint
+    assert users(tmp_path) == [("done", needed)]
+    save(second.run, 10)
+    assert users(tmp_path) == []
+
+
+def test_a_sweep_without_runs_needs_nothing(source: Path, tmp_path: Path) -> None:
+    begun(tmp_path, source)
+    runs = [ended(Made(tmp_path / name, age_s=5000)).run for name in ("s_1", "s_2")]
+    assert users(tmp_path) == []
+    shutil.rmtree(runs[0].path)
+    assert len(users(tmp_path)) == 1, "--resume would train it again"
+    shutil.rmtree(runs[1].path)
     assert users(tmp_path) == []

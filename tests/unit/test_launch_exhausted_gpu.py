@@ -93,8 +93,19 @@ def test_small_displays_have_not_taken_the_memory(
     assert not any("kill" in one for one in record["advice"])
 
 
+def test_displays_that_together_took_the_memory_are_named(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NVML_PROCESSES", "")
+    monkeypatch.setenv("FAKE_NVML_DISPLAYS", ";4714:0.5,4715:0.8,4716:0.04,4717:0.95")
+    record = exhausted(run)
+    assert [p["pid"] for p in record["occupied"]["processes"]] == [4717, 4715, 4714]
+    assert not any("kill" in one for one in record["advice"]), "none of them frees much"
+
+
 def test_the_desktop_is_never_to_be_killed() -> None:
     server: Any = {"pid": 7, "user": "root", "command": "/usr/lib/xorg/Xorg :0", "known": True}
+    server["used_bytes"] = 2 * GIB
     browser = {**server, "pid": 9, "user": "ann", "command": "chrome"}
     of: Any = {"gpu": 1, "held_bytes": 1, "total_bytes": 2, "processes": [server]}
     assert "held_pid" not in gpu_occupants.values(of)

@@ -9,16 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from training.core import rundir
+from training.core import manifest, rundir
 from training.core.errors import Problem, UserError
 from training.core.find_run import EXPERIMENTS, path_of
 from training.core.jsonl import dig, items, text, whole
 from training.core.messages import msg
 from training.core.project import WORK
+from training.core.rundir import RunDir
 from training.core.suggest import suggest
 
 if TYPE_CHECKING:
-    from training.core.contracts.run_files import SweepRecord
+    from training.core.contracts.run_files import SweepRecord, SweepRun
 
 SWEEPS = "sweeps"  # in experiments/: not a run
 VERSION = 1
@@ -70,6 +71,15 @@ def read(folder: SweepDir) -> SweepRecord | None:
         )
     )
     return cast("SweepRecord", found) if complete else None
+
+
+def needed_weights(run: SweepRun, experiments: Path) -> Path | None:
+    """The weights of the first start (--init_from) while a run still starts from them: it has
+    neither a checkpoint nor a summary."""
+    file, own = text(run.get("init_from")), RunDir(experiments / run["name"])
+    if not file or own.summary.exists() or manifest.newest(own.checkpoints):
+        return None
+    return Path(file)
 
 
 def names(experiments: Path) -> list[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from training.core import units
 from training.core.messages import msg
-from training.host.gpu_processes import is_desktop
+from training.host.gpu_processes import MUCH, is_desktop
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import OccupiedRecord
@@ -30,7 +30,13 @@ def text(found: OccupiedRecord) -> str:
 
 
 def values(found: OccupiedRecord) -> dict[str, str]:
-    """For the sentences of advice."""
-    known = [p for p in found["processes"] if p["known"] and not is_desktop(p["command"])]
-    one = {"held_pid": str(known[0]["pid"]), "held_by": known[0]["command"][:40]} if known else {}
+    """For the sentences of advice. The process to end is one whose end frees much."""
+    ends = [
+        p
+        for p in found["processes"]
+        if p["known"]
+        and not is_desktop(p["command"])
+        and (p["used_bytes"] is None or p["used_bytes"] >= MUCH)
+    ]
+    one = {"held_pid": str(ends[0]["pid"]), "held_by": ends[0]["command"][:40]} if ends else {}
     return {"held_gpu": str(found["gpu"]), **one}

@@ -16,6 +16,7 @@ HOST_PIDS = "pid:[4026531836]"  # the first namespace of every kernel (PROC_PID_
 MPS = "nvidia-cuda-mps-server"  # shares a GPU in exclusive mode
 UNKNOWN = "-"  # user or command of a process
 MUCH = 1 << 30  # bytes: more than displays and the driver's own memory vary
+SOME = MUCH // 4  # bytes: more than an idle display has
 # Programs without which a desktop ends, with all that runs in it.
 DESKTOP = {
     *("X", "Xorg", "Xwayland", "cinnamon", "gnome-shell", "mutter"),

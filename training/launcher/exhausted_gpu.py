@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from training.core import log
 from training.core.messages import msg
 from training.diagnose import exception_cause
-from training.host.gpu_processes import MPS, MUCH
+from training.host.gpu_processes import MPS, MUCH, SOME
 from training.host.visible_devices import PART
 
 if TYPE_CHECKING:
-    from training.core.contracts.plan import GpuRecord, Plan
+    from training.core.contracts.plan import GpuProcessRecord, GpuRecord, Plan
     from training.core.contracts.verdict import ExhaustedMemoryRecord, OccupiedRecord
 
 
@@ -40,11 +40,7 @@ def occupants(
         return None
     if not grown and gpu["total_bytes"] - held >= (estimate or 0):
         return None
-    # Every desktop has small ones; where the driver does not report their memory, it may be theirs.
-    drawing = [
-        p for p in gpu.get("displays", ()) if p["used_bytes"] is None or p["used_bytes"] >= MUCH
-    ]
-    listed = (*gpu["processes"], *drawing)
+    listed = (*gpu["processes"], *_drawing(gpu.get("displays", ())))
     others = [p for p in listed if p["pid"] not in run_pids and MPS not in p["command"]]
     return {
         "gpu": gpu["index"],
@@ -52,6 +48,15 @@ def occupants(
         "total_bytes": gpu["total_bytes"],
         "processes": sorted(others, key=lambda p: -(p["used_bytes"] or 0)),
     }
+
+
+def _drawing(displays: Sequence[GpuProcessRecord]) -> list[GpuProcessRecord]:
+    """Those with much memory, also together: every desktop has small ones. Where the driver does
+    not report their memory, it may be theirs."""
+    sizes = [p["used_bytes"] for p in displays]
+    single = any(size is None or size >= MUCH for size in sizes)
+    least = MUCH if single or sum(filter(None, sizes)) < MUCH else SOME
+    return [p for p in displays if p["used_bytes"] is None or p["used_bytes"] >= least]
 
 
 def _held(gpu: GpuRecord) -> int | None:

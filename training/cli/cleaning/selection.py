@@ -5,21 +5,26 @@ from __future__ import annotations
 import math
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from training.cli.cleaning import queued
 from training.cli.cleaning.options import CHECKPOINTS, LOGS, RUNS, TRACES, CleanOptions
 from training.core import evaluations, find_run, manifest, owner, run_reader, standing, sweep_dir
 from training.core.jsonl import Record, dig, number, read_object, text
 from training.core.messages import msg
+from training.core.project import typed
 from training.core.rundir import RunDir
 from training.core.units import duration
 from training.monitor.run_status import DIED
 from training.monitor.runs import facts
 from training.monitor.runs.facts import DAMAGED, EMPTY, FOREIGN, LIVE, RunFacts, size_on_disk
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import SweepRecord
 
 TRASH = ".trash-"  # prefix of what is being deleted
 # A run whose processes are not found, though its machine is this one, is over once it has written
@@ -95,19 +100,31 @@ def _needed(experiments: Path) -> dict[Path, str]:
     """The folders of weights that a run starts from (--init_from), and why they stay: it may be
     running, or wait in a queue or for its turn in a sweep, and has no checkpoint of its own."""
     found = {}
-    for sweep in sweep_dir.names(experiments):
-        record = sweep_dir.read(sweep_dir.SweepDir(experiments, sweep))
-        for planned in record["runs"] if record else ():
-            file = text(planned.get("init_from"))
-            if file and not (experiments / planned["name"]).exists():
-                why = msg("cli.clean.sweep_starts_from", name=sweep)
-                found[Path(os.path.realpath(file)).parent] = why
+    for name in sweep_dir.names(experiments):
+        sweep = sweep_dir.SweepDir(experiments, name)
+        record = sweep_dir.read(sweep)
+        if record is None or not _continues(record, experiments):
+            continue
+        command = typed(sweep_dir.command("resume", name, experiments))
+        why = msg("cli.clean.sweep_starts_from", command=command, folder=sweep.path)
+        for planned in record["runs"]:
+            if weights := sweep_dir.needed_weights(planned, experiments):
+                found[Path(os.path.realpath(weights)).parent] = why
     for run in map(RunDir, find_run.folders(experiments)):
         file = text(dig(read_object(run.plan), "init_from", "file"))
         if file and not manifest.newest(run.checkpoints) and _may_run(facts.read(run.path)):
             why = msg("cli.clean.starts_from", name=run.name)
             found[Path(os.path.realpath(file)).parent] = why
     return found
+
+
+def _continues(sweep: SweepRecord, experiments: Path) -> bool:
+    """Whether a sweep has begun just now, or has runs. Without any, nothing is lost if it cannot be
+    continued: the same command begins another one."""
+    age = time.time() - (number(sweep.get("created")) or 0.0)
+    return age < standing.STARTED_WITHIN_S or any(
+        (experiments / run["name"]).exists() for run in sweep["runs"]
+    )
 
 
 def untouchable(run: RunFacts) -> str:

@@ -37,7 +37,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from training.cli.sweep import naming, options, prepare, results
+from training.cli.sweep import config_files, naming, options, prepare, results
 from training.cli.sweep.board import Board
 from training.cli.sweep.options import SweepOptions
 from training.cli.sweep.prepare import Sweep
@@ -104,7 +104,7 @@ def _train(sweep: Sweep, chosen: SweepOptions) -> int:
         results.show(sweep.folder, sweep.record, ascii_only=chosen.ascii)
     with _unread():
         results.write_page(sweep.folder, sweep.record)
-    if code != Exit.DONE:
+    if code != Exit.DONE and not config_files.all_lost(sweep.folder, sweep.record):
         log.warning(msg("cli.sweep.continue", command=again(sweep), code=code))
     return code
 

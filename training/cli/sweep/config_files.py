@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config import flags
+from training.core import sweep_dir
 from training.core.errors import Problem, UserError
 from training.core.find_run import is_file, is_folder, path_of
 from training.core.messages import msg
 from training.core.project import shipped
+from training.core.sweep_dir import SweepDir
+from training.monitor.run_status import FINISHED
+from training.monitor.runs import sweep as sweep_runs
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import SweepRecord, SweepRun
@@ -59,22 +63,31 @@ def of(run: SweepRun, cwd: str) -> Path | None:
     return there if is_file(there) else shipped(path_of(words[0]))
 
 
-def lacks_weights(run: SweepRun) -> bool:
-    """Whether the weights of the first start (--init_from) no longer exist."""
-    file = run.get("init_from")
-    return bool(file) and not is_file(Path(str(file)))
-
-
-def changed(run: SweepRun, cwd: str) -> Problem | None:
-    """The problem of a run whose config or weights are no longer those of the first start. A
-    missing config is a problem of the run itself."""
+def changed(run: SweepRun, cwd: str, experiments: Path) -> Problem | None:
+    """The problem of a run whose weights, or, if it is new, config are no longer those of the first
+    start. A missing config is a problem of the run itself."""
     allowed = msg("cli.sweep.config_allowed")
-    if lacks_weights(run):
-        what = msg("cli.sweep.weights_lost", file=run.get("init_from"))
+    if lost := _lost_weights(run, experiments):
+        what = msg("cli.sweep.weights_lost", file=lost)
         return Problem("sweep.weights_lost", what, allowed, field="init_from")
+    if (experiments / run["name"]).exists():
+        return None  # a resumed one keeps its configuration
     file, known = of(run, cwd), run.get("config_sha256")
     now = digest(file)
     if not known or not now or now == known:
         return None
     what = msg("cli.sweep.config_changed", file=file)
     return Problem("sweep.config_changed", what, allowed, field="config")
+
+
+def all_lost(folder: SweepDir, record: SweepRecord) -> bool:
+    """Whether nothing of a sweep can be continued: all runs that are left need weights that no
+    longer exist."""
+    rows = sweep_runs.read(folder, record)
+    left = [run for run, row in zip(record["runs"], rows, strict=True) if row.state != FINISHED]
+    return bool(left) and all(_lost_weights(run, folder.experiments) for run in left)
+
+
+def _lost_weights(run: SweepRun, experiments: Path) -> Path | None:
+    file = sweep_dir.needed_weights(run, experiments)
+    return file if file and not is_file(file) else None

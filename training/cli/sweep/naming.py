@@ -34,7 +34,7 @@ def find(
     for name in [given] if given else sweep_dir.names(experiments):
         folder = SweepDir(experiments, name)
         known = sweep_dir.read(folder)
-        if known and _same(known, record) and not _lacks_weights(folder, known):
+        if known and _same(known, record) and not config_files.all_lost(folder, known):
             return folder, known
     name = given or _free(experiments, f"{_plain(request.base_name)}_sweep")
     folder = SweepDir(experiments, name)
@@ -63,12 +63,6 @@ def _same_run(known: SweepRun, run: SweepRun) -> bool:
     return known["args"] == run["args"] and known.get("config_sha256", config) == config
 
 
-def _lacks_weights(folder: SweepDir, known: SweepRecord) -> bool:
-    """Whether a run that has not begun can no longer start from the weights of the others."""
-    waiting = (run for run in known["runs"] if not (folder.experiments / run["name"]).exists())
-    return any(map(config_files.lacks_weights, waiting))
-
-
 def _plain(base: str) -> str:
     """The name of a config, with the characters and the length that --run_name allows."""
     plain = re.sub(r"[^\w.-]+", "_", base).encode()[: LONGEST - 20].decode(errors="ignore")
@@ -94,6 +88,9 @@ def wrong(name: str) -> list[Problem]:
 
 def taken(folder: SweepDir) -> Problem:
     what = msg("cli.sweep.name_taken", name=folder.name, folder=folder.path)
+    known = sweep_dir.read(folder)
+    if known and config_files.all_lost(folder, known):
+        return _taken(folder, what, [])
     return _taken(folder, what, [f"{COMMAND} --resume={shlex.quote(folder.name)}"])
 
 

@@ -130,7 +130,7 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
 
 
 def _replaced(requests: Sequence[Request]) -> list[str]:
-    """Warnings: weights that their run, which is being trained, deletes before all have begun."""
+    """Warnings: weights that their run, which is trained now, may delete before all have begun."""
     names = list[str]()
     for run in [request.start.run for request in requests if request.start]:
         supervisor = run_reader.read_supervisor(run.supervisor) if run else None

@@ -53,8 +53,9 @@ class Session:
 
     def begin(self) -> None:
         """Find out which runs are finished. Raises UserError for a run that another process
-        trains, or whose config has changed. On another machine its process cannot be checked; it
-        has ended with the sweep that started it, whose lock is free."""
+        trains, or whose config has changed, and if all that are left have lost their weights. On
+        another machine its process cannot be checked; it has ended with the sweep that started it,
+        whose lock is free."""
         problems = []
         for index, run in enumerate(self.runs):
             folder = RunDir(self.sweep.folder.experiments / run["name"])
@@ -71,8 +72,12 @@ class Session:
                 self.states[index] = FINISHED
             elif (found := self._changed(run)) and found not in problems:
                 problems.append(found)
-        if problems:
+        lost = [problem for problem in problems if problem.code == "sweep.weights_lost"]
+        sweep = self.sweep
+        if lost != problems or (lost and config_files.all_lost(sweep.folder, sweep.record)):
             raise UserError(problems)
+        for problem in lost:  # the other runs do not need them
+            log.warning(problem.what)
 
     def go(self) -> int:
         """Train all runs that are not finished; the exit code. Leaves no process."""
@@ -153,9 +158,8 @@ class Session:
         return Started(index, slot, popen, at, began)
 
     def _changed(self, run: SweepRun) -> Problem | None:
-        """The problem of a new run with another config; a resumed one keeps its configuration."""
-        new = not (self.sweep.folder.experiments / run["name"]).exists()
-        return config_files.changed(run, self.sweep.record["cwd"]) if new else None
+        folder = self.sweep.folder
+        return config_files.changed(run, self.sweep.record["cwd"], folder.experiments)
 
     def command(self, run: SweepRun) -> list[str]:
         """Starts the run, or resumes it. One that was planned on GPUs by --device=auto must not

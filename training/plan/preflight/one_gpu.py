@@ -7,14 +7,13 @@ from collections.abc import Iterable
 
 from training.core.messages import msg
 from training.host import gpu_processes, gpu_words
-from training.host.gpu_processes import MPS, MUCH, GpuProcess
+from training.host.gpu_processes import MPS, MUCH, SOME, GpuProcess
 from training.host.gpus import EXCLUSIVE, PROHIBITED, Gpu
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
 from training.tasks import memory
 
 RECOMMENDED_BYTES = 20 * 10**9  # what the original configs were made for
 LISTED = 3  # displays
-SOME = MUCH // 4  # bytes: more than an idle display has
 ROOT = "root"
 
 
