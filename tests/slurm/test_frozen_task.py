@@ -56,7 +56,9 @@ def test_a_file_that_is_not_copied_stays_where_it_is(project: Path, tmp_path: Pa
 
 
 def test_a_resumed_run_starts_with_the_new_copy(project: Path) -> None:
-    request: Any = SimpleNamespace(resume_from=True, kind=SimpleNamespace(fields=FIELDS))
+    request: Any = SimpleNamespace(
+        resume_from=True, start=None, kind=SimpleNamespace(fields=FIELDS)
+    )
     line = options.split(["--resume=run", "--task=mine/line.py", "--seed=3"])
     copy = project / "experiments/run/code_2/mine/line.py"
     assert sorted(submission._flags(request, line, copy, {})) == ["--seed=3", f"--task={copy}"]

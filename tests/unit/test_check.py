@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import ENHANCED, ROOT, Shell, python
+from tests.unit.test_host_preflight import Usage
 from training.cli import doctor
 from training.config import flags
 from training.core import redact
@@ -251,8 +253,9 @@ def test_json_requires_check() -> None:
 
 
 def test_explain_is_a_dry_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # the plan shows the free memory, which other processes change between two plans
+    # the plan shows what is free, which other processes change between two plans
     monkeypatch.setattr(cgroups, "available_memory", lambda: 12 * GIB)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(96 * GIB, 32 * GIB, 64 * GIB))
     asked = ["--device=cpu", "--depth=1"]
     environ = {"NCCL_TIMEOUT": "1800", "WANDB_API_KEY": "k" * 40}
     shown = [

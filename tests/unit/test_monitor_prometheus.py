@@ -295,8 +295,9 @@ def test_beside_a_queued_run_those_that_died_are_not_read(
     known = rundir.read_json(supervised.run.supervisor) or {}
     rundir.write_json(supervised.run.supervisor, known | standing.identity(dead))
     torchrun = Made(runs / "torchrun")
+    origin = {"run_dir": str(made.run.path), "created": made.plan["created"]}
     Heartbeat(torchrun.run.heartbeat(0), 0, dead).beat("forward")
-    copied = Made(runs / "copied", run_dir=str(made.run.path)).beats()
+    copied = Made(runs / "copied", **origin).beats()
     read, real = list[str](), RunWatch.read
 
     def counted(watch: RunWatch, *most: float) -> RunState:

@@ -14,7 +14,7 @@ from training.core.contracts.verdict import FailureRecord
 from training.core.rundir import RunDir, write_json
 from training.diagnose import card, signatures
 from training.diagnose.advice import filled
-from training.host import cgroups, gpus, kernel_log
+from training.host import cgroups, gpu_processes, kernel_log
 from training.host.kernel_log import KernelLog
 from training.launcher import failed_gpus, failure_report, recovery_policy
 from training.launcher.outcome import Outcome
@@ -175,7 +175,7 @@ def test_pids_of_the_host_prove_nothing_in_a_container(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "pids").symlink_to("pid:[4026532001]")
-    monkeypatch.setattr(gpus, "PIDS", tmp_path / "pids")
+    monkeypatch.setattr(gpu_processes, "PIDS", tmp_path / "pids")
     record = failed(run, OOM.format(pid=PIDS[1]))
     assert verdict(record)[0] == "killed" and record["kernel"]["source"] == ""
     assert "dmesg" in record["advice"][0]

@@ -43,7 +43,8 @@ def original(error: RankErrorRecord) -> RankErrorRecord:
     if found is None:
         return error
     known: dict[str, object] = {"type": found.type, "message": found.text}
-    if found.where and (error["where"] or not error.get("traceback")):  # else it explains nothing
+    # A damaged file has no line of code on purpose; then that of a worker counts neither.
+    if found.where and (error.get("where") or not error.get("traceback")):
         known |= {"where": found.where, "code": found.code}
     if found.process is not None:
         known["process"] = found.process
