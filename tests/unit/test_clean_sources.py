@@ -74,7 +74,7 @@ def test_runs_of_a_sweep_need_them_until_they_have_a_checkpoint(
 ) -> None:
     sweep = begun(tmp_path, source, created=time.time())
     command = sweep_dir.command("resume", "s", tmp_path)
-    needed = msg("cli.clean.sweep_starts_from", command=command, folder=sweep.path)
+    needed = msg("cli.clean.sweep_starts_from", name="s", command=command, folder=sweep.path)
     assert users(tmp_path) == [("done", needed)], "no run has begun yet"
     ended(Made(tmp_path / "s_1"))
     second = Made(tmp_path / "s_2", age_s=5000)  # it died before its first checkpoint

@@ -106,7 +106,7 @@ def _needed(experiments: Path) -> dict[Path, str]:
         if record is None or not _continues(record, experiments):
             continue
         command = typed(sweep_dir.command("resume", name, experiments))
-        why = msg("cli.clean.sweep_starts_from", command=command, folder=sweep.path)
+        why = msg("cli.clean.sweep_starts_from", name=name, command=command, folder=sweep.path)
         for planned in record["runs"]:
             if weights := sweep_dir.needed_weights(planned, experiments):
                 found[Path(os.path.realpath(weights)).parent] = why
