@@ -83,6 +83,13 @@ def test_runs_of_a_sweep_need_them_until_they_have_a_checkpoint(
     assert users(tmp_path) == []
 
 
+def test_a_sweep_whose_first_run_was_refused_needs_them_for_a_day(
+    source: Path, tmp_path: Path
+) -> None:
+    begun(tmp_path, source, created=time.time() - 600)
+    assert len(users(tmp_path)) == 1
+
+
 def test_a_sweep_without_runs_needs_nothing(source: Path, tmp_path: Path) -> None:
     begun(tmp_path, source)
     runs = [ended(Made(tmp_path / name, age_s=5000)).run for name in ("s_1", "s_2")]

@@ -119,10 +119,10 @@ def _needed(experiments: Path) -> dict[Path, str]:
 
 
 def _continues(sweep: SweepRecord, experiments: Path) -> bool:
-    """Whether a sweep has begun just now, or has runs. Without any, nothing is lost if it cannot be
-    continued: the same command begins another one."""
+    """Whether a sweep has runs, or may not have made any yet: its first start may be slow, or was
+    refused and is tried again later."""
     age = time.time() - (number(sweep.get("created")) or 0.0)
-    return age < standing.STARTED_WITHIN_S or any(
+    return age < standing.ELSEWHERE_S or any(
         (experiments / run["name"]).exists() for run in sweep["runs"]
     )
 
