@@ -147,6 +147,8 @@ def test_a_checkpoint_in_another_folder(folder: str, progress: str, expected: bo
         ("out/10_20", "out/10_21", True),
         ("out/phase001", "out/finetun2", True),
         ("out/version_0/phase1", "out/version_0/phase2", True),
+        ("cv/fold1of5", "cv/fold2of5", True),
+        ("out/gpt2tiny", "out/gpt3tiny", True),
         ("out/pretrain/best", "out/finetune/last", True),
         ("out/train", "out/finetune", True),
     ],

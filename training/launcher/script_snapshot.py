@@ -45,8 +45,8 @@ IN_NAME = re.compile(r"(epoch|step|iter|checkpoint)[-_=]?(\d+)", re.IGNORECASE)
 # Folders of a new start (YOLO, Lightning, Hydra, W&B) or of a selected checkpoint, and times: three
 # groups of two digits, or at least eight digits in all; never a part of a number.
 OF_A_START = re.compile(
-    r"(?<![^/])(?:best|last|latest|(?:exp|run|train|version)[-_]?\d*"
-    r"|(?=[a-z]*\d+[a-z])[a-z\d]{8})(?![^/])"
+    r"(?<![^/])(?:best|last|latest|(?:exp|run|train|version)[-_]?\d*)(?![^/])"
+    r"|(?<![^/])(?=[a-z]*\d+[a-z])[a-z\d]{8}(?=/checkpoints(?![^/]))"
     r"|(?<!\d)(?:\d\d[-_.:]\d\d[-_.:]\d\d(?!\d)|(?=(?:[-_.:T]?\d){8})\d{2,})(?:[-_.:T]\d+)*",
     re.IGNORECASE,
 )
