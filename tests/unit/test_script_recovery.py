@@ -160,6 +160,33 @@ def test_smaller_numbers_in_another_folder(before: str, now: str, expected: bool
     assert script_snapshot.moved(old, new) is expected
 
 
+@each(
+    ("before", "now", "expected"),
+    [
+        ("sacred/3", "sacred/4", False),
+        ("out/name-1", "out/name-2", False),
+        ("out/00000-name-x", "out/00001-name-x", False),
+        ("out/job_481", "out/job_482", False),
+        ("out/pid12345", "out/pid12390", False),
+        ("out/100000", "out/102000", False),
+        ("out/2026-11-30_10h00m00s", "out/2026-11-30_10h20m00s", False),
+        ("out/2026-11-30 10:00", "out/2026-11-30 10:20", False),
+        ("cv/fold0/run-a-3", "cv/fold0/run-a-4", False),
+        ("out/scaffold-3", "out/scaffold-4", False),
+        ("cv/fold1of5", "cv/fold2of5", True),
+        ("out/fold_09/weights", "out/fold_10/weights", True),
+        ("out/folds/3/weights", "out/folds/4/weights", True),
+        ("cv/05-01", "cv/05-02", True),
+        ("out/kfold=3", "out/kfold=4", True),
+        ("out/Stage-1", "out/Stage-2", True),
+    ],
+)
+def test_equal_numbers_in_a_later_folder(before: str, now: str, expected: bool) -> None:
+    """A script that repeats its work numbers its folders, so only one of a fold or phase counts."""
+    old, new = (Snapshot(Path("/w", folder, "a.pt"), 1.0, "epoch 8") for folder in (before, now))
+    assert script_snapshot.moved(old, new) is expected
+
+
 def test_a_script_continues_without_a_lost_gpu() -> None:
     gpus = [{"index": n, "uuid": f"GPU-000000a{n}", "name": "Card"} for n in range(4)]
     elastic = ELASTIC | {"gpus": gpus}  # one without a rank

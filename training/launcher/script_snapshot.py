@@ -40,6 +40,7 @@ STORED = ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT")  # operations of a pickle, 
 READ = ("GET", "BINGET", "LONG_BINGET")
 NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1")
 UNITS = ("epoch", "step", "iter")
+NUMBER = re.compile(r"\d+")
 TOLD = re.compile(r"(\w+) (-?\d+)")  # in Snapshot.progress
 IN_NAME = re.compile(r"(epoch|step|iter|checkpoint)[-_=]?(\d+)", re.IGNORECASE)
 # Folders of a new start (YOLO, Lightning, Hydra, W&B) or of a selected checkpoint, and times: three
@@ -48,6 +49,11 @@ OF_A_START = re.compile(
     r"(?<![^/])(?:best|last|latest|(?:exp|run|train|version)[-_]?\d*)(?![^/])"
     r"|(?<![^/])(?=[a-z]*\d+[a-z])[a-z\d]{8}(?=/checkpoints(?![^/]))"
     r"|(?<!\d)(?:\d\d[-_.:]\d\d[-_.:]\d\d(?!\d)|(?=(?:[-_.:T]?\d){8})\d{2,})(?:[-_.:T]\d+)*",
+    re.IGNORECASE,
+)
+# The end of a path before the number of a fold or phase.
+OF_A_PART = re.compile(
+    r"(?<![a-z])(?:k?fold|phase|stage|split|task|cv)s?[^a-z]*\Z",
     re.IGNORECASE,
 )
 # Reading a file may fail with these if it is unfinished, damaged, or another program's.
@@ -74,26 +80,34 @@ class Snapshot:
 def moved(before: Snapshot | None, now: Snapshot | None) -> bool:
     """Has the script made progress in between? One that starts from nothing writes the same
     checkpoint again. Larger counters are progress, and so is a folder of a later fold or phase,
-    each of which counts from the beginning: one with larger numbers, or with another name unless
-    the counters are the same. Parts of a name that differ with each start do not count."""
+    each of which counts from the beginning: one with larger numbers or another name. With the same
+    counters it must be called a fold or phase, since scripts number the folders of their starts
+    too. Parts of a name that are known to differ with each start do not count."""
     if before is None or now is None:
         return now is not None
     if not (before.progress and now.progress):
         return now.written > before.written
     old, new = _counters(before), _counters(now)
-    (old_name, old_numbers), (new_name, new_numbers) = _folder(before), _folder(now)
-    if old.keys() != new.keys() or old_name != new_name:
+    old_folder, new_folder = _folder(before), _folder(now)
+    if old.keys() != new.keys() or NUMBER.sub("", old_folder) != NUMBER.sub("", new_folder):
         return old != new
     order = sorted(new, key=(*UNITS, *new).index)
-    larger = [new[unit] for unit in order] > [old[unit] for unit in order]
-    return larger or new_numbers > old_numbers
+    if [new[unit] for unit in order] > [old[unit] for unit in order]:
+        return True
+    if _numbers(new_folder) <= _numbers(old_folder):
+        return False
+    common = os.path.commonprefix([old_folder, new_folder])  # noqa: RUF071 – ends within a name
+    return old != new or bool(OF_A_PART.search(common))
 
 
-def _folder(snapshot: Snapshot) -> tuple[str, list[int]]:
-    """Its name and the numbers in it, without what names a start or a checkpoint."""
+def _folder(snapshot: Snapshot) -> str:
+    """Without what names a start or a checkpoint."""
     parent = IN_NAME.sub("", str(snapshot.path.parent))
-    path = str(Path(OF_A_START.sub("", parent)))
-    return re.sub(r"\d+", "", path), [int(number) for number in re.findall(r"\d+", path)]
+    return str(Path(OF_A_START.sub("", parent)))
+
+
+def _numbers(folder: str) -> list[int]:
+    return [int(number) for number in NUMBER.findall(folder)]
 
 
 def _counters(snapshot: Snapshot) -> dict[str, int]:
