@@ -27,11 +27,15 @@ BARE = re.compile(
 HANDLED = "During handling of the above exception"
 # A message with a time as `logging.exception` writes it, or absl.
 LOGGED = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|^[EF]\d{4} [\d:.]{8,} ")
-# The program continues: the exception below is a later one.
+# The program continues, unless its message ENDS too: the exception below is a later one.
 CONTINUES = re.compile(
-    r"(?<!after )(?<!not )(?<!without )(?<!up )(?<!stopped )(?<!longer )"
+    r"(?<!after )(?<!while )(?<!not )(?<!without )(?<!stopped )(?<!longer )"
     r"\b(?:[Rr]etrying|[Ss]kipp(?:ing|ed)|[Ii]gnor(?:ing|ed)|[Cc]ontinuing)\b"
     r"|\b(?:going on|will ?[Rr]etry|[Rr]etry (?:in|after))\b"  # language: quoted
+)
+ENDS = re.compile(
+    r"^F\d{4} |\bFATAL\b|\bCRITICAL\b(?!.*[Rr]etry)"
+    r"|\b(?i:aborting|exiting|too many(?! requests)|(?:giving|gave|given) up(?! on))\b"
 )
 LINKS = (HANDLED, "The above exception was the direct cause")
 HARMLESS = (
@@ -182,8 +186,9 @@ def _logged(lines: Sequence[LogLine], index: int) -> LogLine | None:
     ranks = (None, lines[index].rank)
     near = reversed(lines[max(0, index - OTHERS) : index])
     line = next((line for line in near if line.rank in ranks), None)
-    own = line and LOGGED.search(line.text) and not CONTINUES.search(line.text)
-    return line if own else None
+    if line is None or not LOGGED.search(line.text):
+        return None
+    return line if ENDS.search(line.text) or not CONTINUES.search(line.text) else None
 
 
 def _carrier(lines: Sequence[LogLine], index: int, found: Sequence[Traceback]) -> Traceback | None:
