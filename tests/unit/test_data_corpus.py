@@ -310,13 +310,19 @@ def test_a_removed_folder_of_a_corpus_of_folders(write: Write, home: Path) -> No
     assert names == ["b.txt", "a.txt", "d.txt", "c.txt"]
 
 
+@each("place", [".", "../other"])
 def test_many_links_to_nothing_list_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each would list all of them."""
-    links = [tmp_path / f"{n:04}" for n in range(50)]
+    root, there = tmp_path / "corpus", tmp_path / "other"
+    for folder in (root, there):
+        folder.mkdir()
+    for n in range(50):
+        (there / f"{n}.txt").touch()
+    links = [root / f"{n:04}" for n in range(50)]
     for link in links:
-        link.symlink_to(f"gone{link.name}")
+        link.symlink_to(f"{place}/gone{link.name}")
     read, scan = list[str](), os.scandir
 
     @contextlib.contextmanager
@@ -326,7 +332,7 @@ def test_many_links_to_nothing_list_no_folder(
 
     monkeypatch.setattr(os, "listdir", lambda folder: pytest.fail("lists a folder"))
     monkeypatch.setattr(os, "scandir", counted)
-    assert not any(find_run.is_lost_folder(link, tmp_path) for link in links)
+    assert not any(find_run.is_lost_folder(link, root) for link in links)
     assert len(read) == len(links)
 
 

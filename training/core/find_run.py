@@ -147,12 +147,17 @@ def _may_lack_disk(around: Path, present: Iterable[Path]) -> bool:
     if any(map(there.is_relative_to, present)) and not _is_empty(there):
         return False
     is_top = around == around.parent
-    return is_top or there != around or not any(map(is_file, around.iterdir()))
+    return is_top or there != around or not _has_file(around)
 
 
 def _is_empty(folder: Path) -> bool:
     with os.scandir(folder) as entries:  # Path.iterdir lists the whole folder
         return next(entries, None) is None
+
+
+def _has_file(folder: Path) -> bool:
+    with os.scandir(folder) as entries:
+        return any(is_file(Path(entry)) for entry in entries)
 
 
 def is_file(path: Path) -> bool:
