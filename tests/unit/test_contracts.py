@@ -13,7 +13,7 @@ import training
 from tests.unit.conftest import ROOT
 from training.config.batch import Batch
 from training.core import codes, manifest, run_reader, rundir, standing
-from training.core.contracts import events, kinds, plan, run_files, state
+from training.core.contracts import events, kinds, plan, preflight, run_files, state
 from training.core.errors import Exit, UserError
 from training.data.duration import TrainingLength
 from training.data.prepared_corpus import PreparedCorpus
@@ -63,7 +63,7 @@ def of(made_from: Any) -> set[str]:
         (plan.PlaceRecord, Topology, set()),
         (plan.BatchRecord, Batch, set()),
         (plan.ScriptRecord, Script, {"-installed"}),
-        (plan.CheckRecord, Check, {"-facts", "code"}),
+        (preflight.CheckRecord, Check, {"-facts", "code"}),
         (run_files.CodeRecord, Code, {"sentence"}),
         (
             run_files.DataRecord,

@@ -1,4 +1,4 @@
-"""What a plan leaves behind, and the planner as a program."""
+"""What a plan leaves behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.unit.conftest import ENHANCED, python
+from tests.unit.conftest import ENHANCED
 from tests.unit.test_plan import Write, lacking, make
 from training.config.schema import FIELDS
 from training.core import log as console
@@ -328,75 +328,3 @@ def test_the_console_shows_the_main_lines_of_a_plan_and_the_log_file_all(
         err = capsys.readouterr().err
         assert all(sentence in err for sentence in plan["text"])
         assert "set OMP_NUM_THREADS=" in err
-
-
-# ── as a program
-# ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def plan_program(*args: str, cwd: Path, **variables: str) -> Any:
-    return python(
-        "-m",
-        "training.cli.plan",
-        ENHANCED,
-        "--device=cpu",
-        "--depth=1",
-        *args,
-        cwd=cwd,
-        **variables,
-    )
-
-
-def test_it_prints_the_run_directory_and_nothing_else(tmp_path: Path) -> None:
-    done = plan_program("--out_dir=runs", "--log_dir=logs", "--run_name=r", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{tmp_path}/runs/r\n", "")
-    assert (tmp_path / "runs/r/plan.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("args", "code"),
-    [
-        (["--depht=1"], 2),
-        (["--total_batch_size=7"], 2),
-        (["--log_dir=file/logs"], 3),
-        (["--out_dir=link"], 3),
-        (["--log_dir=link/logs"], 3),
-        (["--depth=256"], 3),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
-)
-def test_problems_go_to_standard_error_and_nothing_is_made(
-    args: list[str], code: int, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to("nowhere")
-    defaults = [
-        f for f in ("--out_dir=runs", "--log_dir=logs") if f.partition("=")[0] not in args[0]
-    ]
-    done = python(
-        "-m", "training.cli.plan", ENHANCED, "--device=cpu", *defaults, *args, cwd=tmp_path
-    )
-    assert (done.returncode, done.stdout) == (code, "")
-    assert "Traceback" not in done.stderr
-    assert f"nothing was launched (exit {code})" in done.stderr
-    assert sorted(os.listdir(tmp_path)) == ["file", "link"]
-
-
-def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
-    done = plan_program("--dry_run", "--out_dir=runs", "--log_dir=logs", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Plan (dry run")
-    assert os.listdir(tmp_path) == []
-    (tmp_path / "runs").touch()
-    failing = plan_program("--dry_run", "--out_dir=runs", "--log_dir=logs", cwd=tmp_path)
-    assert failing.returncode == 3
-    assert "is not a folder" in failing.stdout
-
-
-def test_a_data_file_name_that_is_not_utf8(tmp_path: Path) -> None:
-    name = os.fsdecode(b"caf\xe9.txt")
-    (tmp_path / name).write_text("some text")
-    done = plan_program(
-        "--out_dir=runs", "--log_dir=logs", "--run_name=r", f"--data={name}", cwd=tmp_path
-    )
-    assert (done.returncode, done.stderr) == (0, "")

@@ -61,7 +61,7 @@ def unknown() -> int:
 @functools.cache
 def _new_files(folder: Path) -> int | None:
     """The user that the files that this one creates there belong to; None if it may create none.
-    Raises OSError if there is no room for one."""
+    Raises OSError if the disk is full."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             return os.fstat(file.fileno()).st_uid

@@ -19,7 +19,8 @@ from training.core.messages import msg
 
 if TYPE_CHECKING:
     from training.core.contracts.events import EventRecord
-    from training.core.contracts.plan import Plan, PreflightRecord
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.preflight import PreflightRecord
     from training.core.contracts.run_files import DataRecord, SummaryRecord, SupervisorRecord
     from training.core.contracts.verdict import FailureRecord, RankErrorRecord
 

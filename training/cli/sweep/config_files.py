@@ -64,7 +64,7 @@ def of(run: SweepRun, cwd: str) -> Path | None:
 
 
 def changed(run: SweepRun, cwd: str, experiments: Path) -> Problem | None:
-    """The problem of a run whose weights, or, if it is new, config are no longer those of the first
+    """The problem of a run whose weights, or, if it is new, config differ from those of the first
     start. A missing config is a problem of the run itself."""
     allowed = msg("cli.sweep.config_allowed")
     if lost := _lost_weights(run, experiments):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from training.core.contracts.kinds import CheckStatus, FieldValues, PlaceKind
+from training.core.contracts.kinds import FieldValues, PlaceKind
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
@@ -383,19 +383,3 @@ class FrozenPlan(TypedDict):
     run_dir: str
     submission: str
     init_from: NotRequired[InitRecord]
-
-
-class CheckRecord(TypedDict):
-    """A line of the resource report (preflight.json)."""
-
-    code: NotRequired[str]  # docs/codes.md; missing in early 0.1
-    name: str
-    status: CheckStatus
-    text: str
-    fixes: list[str]  # commands
-
-
-class PreflightRecord(TypedDict):
-    """preflight.json."""
-
-    checks: list[CheckRecord]

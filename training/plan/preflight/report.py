@@ -16,7 +16,7 @@ from training.core.units import plural
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import CheckStatus
-    from training.core.contracts.plan import CheckRecord
+    from training.core.contracts.preflight import CheckRecord
 
 OK: Final = "ok"
 WARNING: Final = "warning"
