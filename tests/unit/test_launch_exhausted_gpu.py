@@ -69,12 +69,16 @@ def test_the_processes_that_took_the_memory_are_named(run: RunDir) -> None:
     assert not any("--device_batch_size=" in one for one in record["advice"])
 
 
+def beside_displays(displays: str, run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("FAKE_NVML_PROCESSES", "")
+    monkeypatch.setenv("FAKE_NVML_DISPLAYS", displays)
+    return exhausted(run)
+
+
 def test_a_browser_that_took_the_memory_is_named(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_NVML_PROCESSES", "")
-    monkeypatch.setenv("FAKE_NVML_DISPLAYS", ";4714:0.5,4715:25")
-    record = exhausted(run)
+    record = beside_displays(";4714:0.5,4715:25", run, monkeypatch)
     held = record["occupied"]
     assert [p["pid"] for p in held["processes"]] == [4715], "the one with much"
     assert msg("diagnose.gpus.unlisted") not in gpu_occupants.text(held)
@@ -85,9 +89,7 @@ def test_small_displays_have_not_taken_the_memory(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory that the driver attributes to no process is not theirs."""
-    monkeypatch.setenv("FAKE_NVML_PROCESSES", "")
-    monkeypatch.setenv("FAKE_NVML_DISPLAYS", ";4714:0.04,4715:0.005")
-    record = exhausted(run)
+    record = beside_displays(";4714:0.04,4715:0.005", run, monkeypatch)
     assert record["occupied"]["processes"] == []
     assert msg("diagnose.gpus.unlisted") in gpu_occupants.text(record["occupied"])
     assert not any("kill" in one for one in record["advice"])
@@ -96,9 +98,7 @@ def test_small_displays_have_not_taken_the_memory(
 def test_displays_that_together_took_the_memory_are_named(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_NVML_PROCESSES", "")
-    monkeypatch.setenv("FAKE_NVML_DISPLAYS", ";4714:0.5,4715:0.8,4716:0.04,4717:0.95")
-    record = exhausted(run)
+    record = beside_displays(";4714:0.5,4715:0.8,4716:0.04,4717:0.95", run, monkeypatch)
     assert [p["pid"] for p in record["occupied"]["processes"]] == [4717, 4715, 4714]
     assert not any("kill" in one for one in record["advice"]), "none of them frees much"
 
