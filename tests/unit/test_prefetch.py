@@ -46,14 +46,21 @@ def test_the_next_batch_is_copied_beside_the_step_that_uses_the_one_before(
 
     for name, stub in (("Stream", Stream), ("current_stream", current_stream), ("stream", stream)):
         monkeypatch.setattr(torch.cuda, name, stub)
-    for batch in ahead(iter((1, 2, 3)), arrive, device):
+
+    def read() -> Iterator[int]:
+        """A data set on the GPU queues what makes its batches."""
+        for batch in (1, 2, 3):
+            queued.append((current[-1].name, "read", batch))
+            yield batch
+
+    for batch in ahead(read(), arrive, device):
         queued.append((current[-1].name, "use", -batch))
     there, free = (STEPS, "wait", COPIES), (COPIES, "wait", STEPS)
     assert queued == [
-        *(free, (COPIES, "copy", 1)),
+        *((STEPS, "read", 1), free, (COPIES, "copy", 1)),
         # what uses the first batch waits for its copy alone, the next copy for no step
-        *(there, free, (COPIES, "copy", 2), (STEPS, "use", 1)),
-        *(there, free, (COPIES, "copy", 3), (STEPS, "use", 2)),
+        *(there, (STEPS, "read", 2), free, (COPIES, "copy", 2), (STEPS, "use", 1)),
+        *(there, (STEPS, "read", 3), free, (COPIES, "copy", 3), (STEPS, "use", 2)),
         *(there, free, (STEPS, "use", 3)),
     ]
 
@@ -87,6 +94,23 @@ def test_a_batch_is_released_before_the_next_copy() -> None:
     for _ in range(4):
         next(batches)
     assert counts == [1, 2, 2, 2]
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_batch_as_it_was_read_lives_until_its_copy_has_been_made() -> None:
+    """Otherwise a step would take the memory that the copy still reads."""
+
+    class Read:
+        def __init__(self) -> None:
+            counts.append(len(there))  # the steps wait for the copy before
+            there.add(self)
+
+    there: WeakSet[Read] = WeakSet()
+    counts = list[int]()
+    read = (Read() for _ in range(3))
+    for _ in ahead(read, lambda batch: object(), torch.device("cuda")):
+        counts.append(len(there))  # of the next batch, which is being copied
+    assert counts == [0, 0, 1, 0, 1, 0]
 
 
 @pytest.mark.usefixtures("streams")

@@ -15,19 +15,23 @@ def ahead(
     """Every batch as `arrive` returns it for `device`, a GPU."""
     copies = torch.cuda.Stream(device)
 
-    def copied() -> Any:
-        # The memory of an earlier batch, which queued work may still read, is taken by this one, or
-        # returned to the driver behind the last one.
+    def copied() -> tuple[Any, Any] | None:
+        """The next batch as it is read and as it arrives."""
+        read = next(batches, None)
+        # After the read, which only queues work if the data set is on the GPU. The memory of an
+        # earlier batch, which queued work may still read, is taken by this one, or returned to the
+        # driver behind the last one.
         copies.wait_stream(torch.cuda.current_stream(device))
-        one = next(batches, None)
-        if one is None:
+        if read is None:
             return None
         with torch.cuda.stream(copies):
-            return arrive(one)
+            return read, arrive(read)
 
     coming = copied()
-    while coming is not None:
+    while coming:
         torch.cuda.current_stream(device).wait_stream(copies)
-        batch, coming = coming, None  # releases the batch before: its memory is for the next one
+        # Releases the batch before, whose memory is for the next one, and this one as it was read:
+        # until now the copies needed it.
+        batch, coming = coming[1], None
         coming = copied()
         yield batch
