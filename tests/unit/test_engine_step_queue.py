@@ -11,7 +11,7 @@ import torch
 
 from training.core import heartbeat
 from training.core.errors import Exit
-from training.trainer import step_stats
+from training.trainer import sanity_checks, step_stats
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.progress import Stopwatch
 from training.trainer.step_queue import QueuedStep, StepQueue
@@ -85,6 +85,30 @@ def test_the_wait_for_the_newest_step_is_in_the_phase_of_such_waits(
     queue("cuda", 1, 2, stops=1).read(Recorded(), everything=False)  # type: ignore[arg-type]
     assert waited == ["optimizer", "optimizer"]
     assert phases == ["optimizer", "record", "optimizer", "record"]
+
+
+def test_a_step_that_fails_its_checks_is_the_one_of_the_heartbeat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """failure.json and the card take the step from there; the loop is already in the next one."""
+    beats = list[tuple[int, str]]()
+
+    class Pulse:
+        step = 3
+
+        def beat(self, phase: str) -> None:
+            beats.append((self.step, phase))
+
+    monkeypatch.setattr(heartbeat, "current", Pulse())
+
+    def check_step(session: Any, report: StepReport, begun: TrainProgress) -> None:
+        if begun.step == 1:
+            raise sanity_checks.NotFinite("loss is nan on rank 0 at step 2", 0)
+
+    monkeypatch.setattr(sanity_checks, "check_step", check_step)
+    with pytest.raises(sanity_checks.NotFinite):
+        queue("cuda", 1, 2, 3).read(Recorded(), everything=False)  # type: ignore[arg-type]
+    assert beats[-1] == (2, "record")
 
 
 @dataclass
