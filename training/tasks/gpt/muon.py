@@ -65,8 +65,8 @@ class Muon(torch.optim.Optimizer):
     """The matrices of one shape become views of one tensor; their storage must not be replaced
     after that. `dtype`: of the iteration and of the exchanged updates. `found_inf` as an attribute
     during a step: 1.0 skips it, which may change the sign of a zero (training.tasks.optim). With a
-    process group the constructor, step() and gather() are called by all ranks; its state dict has
-    the form of torch.optim.Muon's and does not depend on the number of ranks."""
+    process group the constructor, step() and gather() are called by all ranks; its state dict is
+    torch.optim.Muon's without the constants and does not depend on the number of ranks."""
 
     # torch's name for: reads found_inf and skips the step on the device
     _step_supports_amp_scaling = True
@@ -266,7 +266,7 @@ class Muon(torch.optim.Optimizer):
                 bucket.gathered = [bucket.momentum, *(part.cpu() for part in parts[1:])]
 
     def state_dict(self) -> Group:
-        """As torch.optim.Muon's. With several ranks on rank 0 only, after gather()."""
+        """With several ranks on rank 0 only, after gather()."""
         state = super().state_dict()
         place = self._places()
         for bucket in self.buckets if self.ranks > 1 else ():
