@@ -15,16 +15,18 @@ last steps.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-from benchmarks import NANOCHAT_DIR, nanochat_checkout, null_gpus
+from benchmarks import NANOCHAT_DIR, nanochat_checkout, null_gpus, number, several
 from tests.null_gpu import programs
 from tests.null_gpu.counters import launches, waits
 
@@ -60,10 +62,11 @@ def duet(
 
 def bare(
     environ: dict[str, str],
-    kind: str,
     depth: int,
     ranks: int,
     compiled: int,
+    *,
+    kind: str = "same",
     folder: Path | None = None,
 ) -> list[dict[str, Any]]:
     """`folder`: of the files of this kind, on PYTHONPATH."""
@@ -90,15 +93,13 @@ def row(label: str, steps: list[dict[str, Any]]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def numbers(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
-
-
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--depths", type=numbers, default=[12, 16, 20])
-    parser.add_argument("--ranks", type=numbers, default=[1, 2])
-    parser.add_argument("--compiled", type=numbers, default=[0, 1])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--depths", type=several(number(1, 100)), default=[12, 16, 20])
+    parser.add_argument("--ranks", type=several(number(1, 2)), default=[1, 2])
+    parser.add_argument("--compiled", type=several(number(0, 1)), default=[0, 1])
     parser.add_argument(
         "--nanochat",
         metavar="DIR",
@@ -109,23 +110,25 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    args = arguments()
+    args, failed = arguments(), False
+    measured: dict[str, Callable[..., list[dict[str, Any]]]] = {"Duet": duet, "bare loop": bare}
+    if args.nanochat:
+        measured["nanochat"] = partial(bare, kind="nanochat", folder=args.nanochat)
     with null_gpus.environment() as environ:
-        rows = []
-        todo = [(d, c) for d in args.depths for c in args.compiled]
-        for depth, compiled in tqdm(todo, unit="model", disable=None):
+        print("| | launches without the optimizer | optimizer | waits | optimizer, CPU ms | step |")
+        print("|---|---|---|---|---|---|", flush=True)
+        sizes = itertools.product(args.depths, args.compiled, args.ranks)
+        for (depth, compiled, ranks), name in itertools.product(sizes, measured):
             kind = f"depth {depth}, {'compiled' if compiled else 'eager'}"
-            for ranks in args.ranks:
-                label = f"{ranks} rank{'s' * (ranks > 1)}"
-                rows.append(row(f"{kind}: Duet, {label}", duet(environ, depth, ranks, compiled)))
-                steps = bare(environ, "same", depth, ranks, compiled)
-                rows.append(row(f"{kind}: bare loop, {label}", steps))
-                if args.nanochat:
-                    steps = bare(environ, "nanochat", depth, ranks, compiled, args.nanochat)
-                    rows.append(row(f"{kind}: nanochat, {label}", steps))
-    print("| | launches without the optimizer | optimizer | waits | optimizer, CPU ms | step |")
-    print("|---|---|---|---|---|---|")
-    print("\n".join(rows))
+            label = f"{kind}: {name}, {ranks} rank{'s' * (ranks > 1)}"
+            try:
+                steps = measured[name](environ, depth, ranks, compiled)
+                print(row(label, steps), flush=True)
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                print(f"| {label} | failed | | | | |", flush=True)
+                print(error, file=sys.stderr)
+                failed = True
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

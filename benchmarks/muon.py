@@ -6,9 +6,9 @@ and torch's shared by ZeroRedundancyOptimizer, as in early versions of Duet.
 
 One thread per rank; all variants run in the same processes, in interleaved rounds. The time of a
 rank is the mean over the ranks. 'own Gram' is Duet's with a Gram matrix for each step of the
-iteration. torch's Muon always iterates in bf16, which a CPU without bf16 matrix instructions
-emulates (measured with --emulated). 'torch, fp32' is its code in fp32, which Duet uses on such a
-CPU; --fp32 does as if this were one.
+iteration, which it has anyway in bf16. torch's Muon always iterates in bf16, which a CPU without
+bf16 matrix instructions emulates (measured with --emulated). 'torch, fp32' is its code in fp32,
+which Duet uses on such a CPU; --fp32 does as if this were one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
 
+from benchmarks import known, number, several
 from benchmarks.peers import SHAPES
 from training.host import allocator, decisions
 from training.tasks.gpt import newton_schulz
@@ -65,9 +66,9 @@ def variants(
 
     made: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
         DUET: lambda matrices: Muon(matrices, dtype=dtype, **SETTINGS),
-        "own Gram": lambda matrices: OwnGram(matrices, dtype=dtype, **SETTINGS),
     }
     if not bf16:
+        made["own Gram"] = lambda matrices: OwnGram(matrices, dtype=dtype, **SETTINGS)
         made["torch, fp32"] = lambda matrices: Fp32Muon(matrices, **SETTINGS)
     if bf16 or asked.emulated:
         made["torch, bf16"] = lambda matrices: torch.optim.Muon(matrices, **SETTINGS)
@@ -83,7 +84,7 @@ def rank(number: int, ranks: int, asked: argparse.Namespace, folder: str) -> Non
     if ranks > 1:
         store = dist.FileStore(f"{folder}/store", ranks)
         dist.init_process_group("gloo", store=store, rank=number, world_size=ranks)
-    found = {shape: of_shape(shape, ranks, asked) for shape in asked.shapes.split(",")}
+    found = {shape: of_shape(shape, ranks, asked) for shape in asked.shapes}
     if number == 0:
         Path(folder, "times.json").write_text(json.dumps(found))
     if ranks > 1:
@@ -121,18 +122,22 @@ def measure(ranks: int, asked: argparse.Namespace) -> dict[str, dict[str, list[f
         return dict(json.loads(Path(folder, "times.json").read_text()))
 
 
-def main() -> None:
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shapes", default="small,big")
-    parser.add_argument("--ranks", default="1,2")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--shapes", type=several(known(SHAPES)), default=["small", "big"])
+    parser.add_argument("--ranks", type=several(number(1, 64)), default=[1, 2])
+    parser.add_argument("--rounds", type=number(1, 1000), default=9)
+    parser.add_argument("--steps", type=number(1, 1000), default=3)
     parser.add_argument("--fp32", action="store_true")
     parser.add_argument("--emulated", action="store_true")
-    asked = parser.parse_args()
-    for ranks in map(int, asked.ranks.split(",")):
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    asked = arguments()
+    for ranks in asked.ranks:
         for shape, times in measure(ranks, asked).items():
             print(f"\n{shape}, {ranks} rank(s): {SHAPES[shape]}")
             print(f"{'':<14}{'ms/step':>9}{'min':>9}{'max':>9}{'against Duet':>14}")

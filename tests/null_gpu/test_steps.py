@@ -94,7 +94,7 @@ def test_a_large_model_needs_as_few_launches_as_a_bare_loop(
         return statistics.median(counters.launches(step[part]) for step in steps)
 
     steps = duet(gpus.environ, depth, ranks, compiled, precision)
-    others = bare(gpus.environ, "same", depth, ranks, compiled)
+    others = bare(gpus.environ, depth, ranks, compiled)
     assert_no_waits(steps, late=ranks == 2)
     assert median(steps, "other") <= 1.15 * median(others, "other")
     assert median(steps, "optimizer") <= 120 < median(others, "optimizer")

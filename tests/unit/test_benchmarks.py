@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import NANOCHAT_DIR, launches, peers
+from benchmarks import NANOCHAT_DIR, launches, muon, null_gpus, peers
 from benchmarks.contenders import gpt2, loop, parts
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.target import runs
 from tests.cases import each
 from tests.conftest import ROOT
 from training.core.rundir import read_records
-from training.host import packages
+from training.host import decisions, packages
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
 
@@ -93,6 +94,59 @@ def test_a_checkout_of_nanochat_is_found_from_any_folder(
     assert arguments([]).nanochat is None
     with pytest.raises(SystemExit):
         arguments(["--nanochat=."])
+
+
+@each(
+    ("program", "word", "problem"),
+    [
+        (launches.arguments, "--depths=", "'' is not a number from 1 to 100"),
+        (launches.arguments, "--ranks=1,3", "'3' is not a number from 1 to 2"),
+        (launches.arguments, "--compiled=yes", "'yes' is not a number from 0 to 1"),
+        (muon.arguments, "--shapes=huge", "'huge' is not one of small, big, probe"),
+        (muon.arguments, "--rounds=0", "'0' is not a number from 1 to 1000"),
+    ],
+)
+def test_a_wrong_value_is_an_error_of_its_flag(
+    program: Callable[[list[str]], argparse.Namespace],
+    word: str,
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        program([word])
+    assert f"argument {word.partition('=')[0]}: {problem}\n" in capsys.readouterr().err
+
+
+def test_launches_are_printed_as_they_are_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = {"LAUNCH kernel": 7}
+    step = {"other": part, "optimizer": part, "optimizer_cpu_ms": 1.0, "step_cpu_ms": 2.0}
+
+    def bare(environ: dict[str, str], depth: int, *_: int) -> list[dict[str, object]]:
+        assert f"| depth {depth}, eager: Duet, 1 rank | 7 |" in capsys.readouterr().out
+        if depth == 2:
+            raise RuntimeError("no module named tiktoken")
+        return [step]
+
+    monkeypatch.setattr(sys, "argv", ["launches", "--depths=3,2", "--ranks=1", "--compiled=0"])
+    monkeypatch.delenv(NANOCHAT_DIR, raising=False)
+    monkeypatch.setattr(null_gpus, "environment", lambda: nullcontext({}))
+    monkeypatch.setattr(launches, "duet", lambda *_: [step])
+    monkeypatch.setattr(launches, "bare", bare)
+    with pytest.raises(SystemExit) as ended:
+        launches.main()
+    out, err = capsys.readouterr()
+    assert ended.value.code and err == "no module named tiktoken\n"
+    assert out == "| depth 2, eager: bare loop, 1 rank | failed | | | | |\n"
+
+
+def test_variants_of_muon_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16 Duet has a Gram matrix for each step itself."""
+    monkeypatch.setattr(decisions, "cpu_bf16", lambda: True)
+    for fp32, differs in ((True, True), (False, False)):
+        asked = muon.arguments(["--fp32"] if fp32 else [])
+        assert ("own Gram" in muon.variants(1, asked)) == differs
 
 
 def test_missing_peers_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
