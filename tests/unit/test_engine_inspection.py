@@ -23,6 +23,7 @@ from training.trainer.checkpoint import TrainProgress
 from training.trainer.step_stats import (
     NO_CHECKSUM,
     NO_MEMORY,
+    NO_TIME,
     LocalStep,
     MemoryUse,
     RankStep,
@@ -252,12 +253,15 @@ def test_the_gpu_memory_peak_is_read_in_few_steps(monkeypatch: pytest.MonkeyPatc
     assert [memory.now() for _ in range(12)] == [101, *[102] * 9, 103, 103]
 
 
-def test_unreadable_memory_use_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_memory_use_and_a_time_that_is_still_measured_are_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(FileNotFoundError("/proc")))
     exchange = StepAllReduce(WORLD)
     assert exchange._memory.now() == NO_MEMORY
-    exchange.start(1, LocalStep(torch.tensor(1.0), 1, 0.0), None, 0)
-    assert exchange.finish(NORM).read().shares[0].memory is None
+    exchange.start(1, LocalStep(torch.tensor(1.0), 1, NO_TIME), None, 0)
+    (share,) = exchange.finish(NORM).read().shares
+    assert share.memory is None and share.compute_ms is None
 
 
 def test_an_interruption_takes_precedence_over_preemption() -> None:

@@ -145,7 +145,7 @@ def test_the_own_time_of_a_rank_is_its_gpu_s(monkeypatch: pytest.MonkeyPatch) ->
             gpu.queued += 100  # a backward pass
         return own.step_ms()
 
-    assert step(3, 4) == 0, "the GPU has not begun"
+    assert step(3, 4) == step_stats.NO_TIME, "the GPU has not begun"
     gpu.done = gpu.queued
     assert step(10) == pytest.approx(7)
     gpu.done += 9

@@ -114,7 +114,10 @@ class Progress:
         unit = self.session.task.unit
         use = {unit: position.tokens, f"{unit}_per_s": speed, "step_ms": milliseconds}
         ranks = {
-            "compute_ms": [round(share.compute_ms, 3) for share in report.shares],
+            "compute_ms": [
+                None if share.compute_ms is None else round(share.compute_ms, 3)
+                for share in report.shares
+            ],
             "memory_bytes": [share.memory for share in report.shares],
         }
         watts = self.recorder.power.watts if self.recorder.power else None

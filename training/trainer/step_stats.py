@@ -24,7 +24,7 @@ STOP_SIGNALS = {
     signal.SIGTERM: Exit.PREEMPTED,
     signal.SIGUSR1: Exit.PREEMPTED,
 }
-NO_CHECKSUM = NO_MEMORY = -1.0
+NO_CHECKSUM = NO_MEMORY = NO_TIME = -1.0  # unknown
 SLOTS = 7  # numbers of each rank in the reduction: those of RankStep
 # Reading the peak of GPU memory from torch takes some ten microseconds, reading the resident set
 # from the kernel two.
@@ -53,7 +53,7 @@ class LocalStep:
 
     loss: torch.Tensor  # mean of its sequences, nats per token
     sequences: int
-    compute_ms: float  # without waiting for others; on a GPU, of a step before (OwnTime)
+    compute_ms: float  # without waiting for others; as OwnTime.step_ms
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,8 @@ class RankStep:
     sequences: int
     loss: float  # as in LocalStep
     checksum: float
-    compute_ms: float = 0.0
-    memory: int | None = (
-        # bytes: peak allocated by torch on its GPU, or the resident set; None: unknown
-        None
-    )
+    compute_ms: float | None = None  # None, as in the next: unknown
+    memory: int | None = None  # bytes: peak allocated by torch on its GPU, or the resident set
     overflow: bool = False  # of fp16: its gradients were not finite
 
 
@@ -112,7 +109,9 @@ class PendingReport:
         rows = [slots[i : i + SLOTS] for i in range(0, len(slots), SLOTS)]
         shares = [
             RankStep(
-                *(_whole(step), _whole(count), loss, checksum, compute_ms, _memory(memory)),
+                *(_whole(step), _whole(count), loss, checksum),
+                None if compute_ms == NO_TIME else compute_ms,
+                None if memory == NO_MEMORY else _whole(memory),
                 overflow=overflow > 0,
             )
             for step, count, loss, checksum, compute_ms, memory, overflow in rows
@@ -210,7 +209,7 @@ class OwnTime:
         self._begun: Any = None
         self._parts: list[tuple[Any, Any]] = []
         self._queued: deque[list[tuple[Any, Any]]] = deque(maxlen=8)  # steps
-        self._ms = 0.0
+        self._ms = NO_TIME
 
     def begin(self) -> None:
         """Before the data of a micro-batch are read."""
@@ -221,7 +220,7 @@ class OwnTime:
         self._parts.append((self._begun, moment(self._device)))
 
     def step_ms(self) -> float:
-        """Milliseconds of the newest step known; begins a new step."""
+        """Milliseconds of the newest step known, or NO_TIME; begins a new step."""
         parts, self._parts = self._parts, []
         if self._device.type != "cuda":
             return 1000 * sum(elapsed_s(begin, end) for begin, end in parts)
@@ -251,10 +250,6 @@ class MemoryUse:
             self._last = float(torch.cuda.max_memory_allocated(self.device))
         self._asked += 1
         return self._last
-
-
-def _memory(value: float) -> int | None:
-    return None if value == NO_MEMORY else _whole(value)
 
 
 def _whole(value: float) -> int:

@@ -33,9 +33,10 @@ class StepRecord(TypedDict):
     mfu: float | None  # 0 to 1, share of the GPU's peak; None: peak unknown
     power_w: NotRequired[float]  # all GPUs together; this and the next one: only if known
     joules_per_unit: NotRequired[float]  # of the GPUs for a token or sample
-    # by rank: data loading and forward pass, without communication; 'own_ms' in early 0.1
-    compute_ms: list[float]
-    memory_bytes: list[int | None]  # by rank: peak so far
+    # By rank, as the next one; None: unknown. Data loading and forward pass, without communication;
+    # 'own_ms' in early 0.1.
+    compute_ms: list[float | None]
+    memory_bytes: list[int | None]  # peak so far
 
 
 class EvaluationRecord(TypedDict):
