@@ -291,7 +291,8 @@ def test_lengths_that_cannot_be_are_answered(
 
 def test_a_finished_run_is_prolonged_by_its_own_limit() -> None:
     limits = {"num_iterations": 0, "num_epochs": 0, "max_time": 3600.0}
-    assert finished.longer(limits, 900) == {"max_time": 7200.0}
+    assert str(finished.longer(limits, 900)) == "{'max_time': 7200}"
+    assert finished.longer(limits | {"max_time": 0.75 * 3}, 900) == {"max_time": 4.5}
 
 
 def test_the_forecast_takes_the_nearer_end() -> None:

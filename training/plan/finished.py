@@ -63,7 +63,7 @@ def find(
 
 
 def longer(config: FieldValues, steps: int) -> dict[str, float]:
-    """The limits that end a run, doubled."""
+    """The limits that end a run, doubled; whole numbers as such."""
     limits = {
         name: 2 * max(config[name], steps if name == "num_iterations" else 1)
         for name in LIMITS
@@ -72,7 +72,8 @@ def longer(config: FieldValues, steps: int) -> dict[str, float]:
     if "num_iterations" in limits and (share := config.get("tokens_per_param")):
         factor = limits.pop("num_iterations") / config["num_iterations"]  # which follow from it
         limits["tokens_per_param"] = float(f"{factor * share:.3g}")
-    return limits or {"num_iterations": 2 * steps}
+    limits = limits or {"num_iterations": 2 * steps}
+    return {name: int(value) if value == int(value) else value for name, value in limits.items()}
 
 
 def _reached(
