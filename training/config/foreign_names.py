@@ -91,7 +91,7 @@ VALUES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("true", "full", "on"), "auto"),
         **dict.fromkeys(("false", "off", "no"), "none"),
     },
-    "resume": dict.fromkeys((*TRUE, "last", "newest", "auto"), "latest"),
+    "resume": dict.fromkeys((*TRUE, "last", "newest"), "latest"),
     "retries": dict.fromkeys(("none", "no", "never", "off"), "0"),
 }
 _PRECISION = words(

@@ -449,8 +449,8 @@ class Config:
     resume: str = option(
         "",
         "run",
-        "resume this run: a run directory, its name, or latest (the newest unfinished one, of "
-        "CONFIG if given)",
+        "resume this run: a run directory, its name, latest (the newest unfinished one, of CONFIG "
+        "if given), or auto (the run of --run_name, a new one at the first start)",
         unit="path",
     )
     hang_timeout: int = option(

@@ -19,7 +19,7 @@ from training.core import find_run, rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.project import ENTRYPOINT, LAUNCH_SCRIPT, ROOT, shipped
-from training.plan import init_from, launcher_flags, length, resume_run
+from training.plan import auto_resume, init_from, launcher_flags, length, resume_run
 from training.plan.script_words import RUN, SEPARATOR, as_run, asked_for, launch_words, split
 from training.tasks.spec import TaskSpec
 from training.tasks.weights import Weights
@@ -148,6 +148,8 @@ def _look(
     resolved = resolve.resolve(line, file.values, environ, fields=fields, ranks=typed)
     length.settle(resolved)
     experiments = folder("out_dir", resolved)
+    again = partial(command, script, args)
+    resolved = auto_resume.settle(resolved, experiments, again, problems)
     found = resume_run.Found()
     if resolved.config.resume:
         own = resolved.config
@@ -170,13 +172,13 @@ def _look(
             experiments,
             merged,
             fields,
-            partial(command, script, args),
+            again,
             received(resolved.config, experiments) if starts else None,
         )
         found = resume_run.find(wish, problems)
         resolved = found.resolved or resolved
-    again = resolve.RESTARTED in environ
-    start = init_from.find(resolved, experiments, found.run, problems, restarted=again)
+    restarted = resolve.RESTARTED in environ
+    start = init_from.find(resolved, experiments, found.run, problems, restarted=restarted)
     if start:
         given = (*file.values, *line.flags)
         below = {n: v for n, v in init_from.values(start, given).items() if n in fields}

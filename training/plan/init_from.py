@@ -17,6 +17,7 @@ from training.core import find_run, log, manifest, next_command, rundir, standin
 from training.core.errors import Problem, UserError
 from training.core.find_run import RunSelector
 from training.core.messages import msg
+from training.plan.auto_resume import AUTO
 from training.tasks import safetensors_file, weights
 from training.tasks.weights import Weights
 
@@ -39,12 +40,13 @@ def find(
 ) -> Weights | None:
     """The weights; None without --init_from, with a problem, or if a run with a checkpoint is
     resumed. One without a checkpoint starts from the same file as before. `restarted`: by torchrun,
-    with the flags of the first start."""
+    with the flags of the first start, as with --resume=auto."""
     config, origins = resolved.config, resolved.origins
     if not config.init_from:
         return None
     begun = bool(resumed and manifest.newest(resumed.checkpoints))
-    asked = origin.asked_for(origins["init_from"]) and not (restarted and resumed)
+    repeated = resumed and (restarted or config.resume == AUTO)
+    asked = origin.asked_for(origins["init_from"]) and not repeated
     if config.resume and asked and (begun or not resumed):
         problems.append(
             Problem(
