@@ -70,7 +70,7 @@ gpu-path: env
 	  $(PY) -m uv pip install --quiet --compile-bytecode --target .tools/cuda "torch===$$version"
 	$(PY) -m pytest -v tests/null_gpu
 
-# No `env`: a lent machine has no network. Any Python can start it; it looks for one that has a GPU.
+# No `env`: a lent machine has no network. Python 3.6 can start it; it looks for one that has a GPU.
 gpu:
 	@$(or $(wildcard $(PY)),python3) -m benchmarks.gpu $(GPU_FLAGS)
 

@@ -21,7 +21,7 @@ skipped.
 
 import sys
 
-if sys.version_info < (3, 10):  # noqa: UP036 – any Python starts it
+if sys.version_info < (3, 10):  # noqa: UP036 – older ones start it
     from benchmarks.gpu import newer_python
 
     newer_python.use()

@@ -1,14 +1,12 @@
-"""Start again with a newer Python, where the usual one is older than Duet's oldest (RHEL 9, Debian
-11). Runs in that old one."""
-
-from __future__ import annotations
+"""Start again with a newer Python, where the usual one is older than Duet's oldest (RHEL 8 and 9,
+Debian 11). Runs in that old one, 3.6 or newer."""
 
 import os
 import shutil
 import subprocess
 import sys
 
-NAMES = ["python3.%d" % minor for minor in (12, 13, 14, 11, 10)]  # noqa: UP031 – any Python
+NAMES = [f"python3.{minor}" for minor in (12, 13, 14, 11, 10)]
 PYTHON = "--python="
 NEW = "import sys; sys.exit(sys.version_info < (3, 10))"
 
@@ -22,7 +20,7 @@ def use() -> None:
             os.execv(path, [path, "-m", "benchmarks.gpu", *sys.argv[1:]])
     version = ".".join(map(str, sys.version_info[:2]))
     sys.stderr.write(
-        "[ERROR] Python %s is older than 3.10\n"  # noqa: UP031
-        "    try:     make gpu GPU_FLAGS=--python=PATH\n" % version
+        f"[ERROR] Python {version} is older than 3.10\n"
+        "    try:     make gpu GPU_FLAGS=--python=PATH\n"
     )
     sys.exit(3)

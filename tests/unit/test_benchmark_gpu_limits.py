@@ -2,7 +2,9 @@
 which libraries are loaded."""
 
 from __future__ import annotations
+import __future__
 
+import ast
 import os
 import subprocess
 from collections.abc import Callable
@@ -275,6 +277,16 @@ def test_an_old_python_starts_a_newer_one(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(SystemExit):  # execv returns only here
             newer_python.use()
         assert started[0] == [str(tmp_path / first), "-m", "benchmarks.gpu", *words]
+
+
+def test_python_3_6_reads_what_starts_a_newer_one() -> None:
+    """The python3 of RHEL 8."""
+    for name in ("__init__.py", "gpu/__init__.py", "gpu/newer_python.py"):
+        text = (machine.ROOT / "benchmarks" / name).read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text, feature_version=(3, 6))):
+            if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+                features = [getattr(__future__, one.name) for one in node.names]
+                assert all(one.getOptionalRelease() < (3, 7) for one in features), name
 
 
 def test_the_probe_names_what_a_compiler_lacks(
