@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import page
-from benchmarks.gpu.stages import STAGES, Record, Session, Stage
+from benchmarks.gpu.stages import DONE, STAGES, Record, Session, Stage
 from training.core.rundir import read_json, write_bytes, write_json
 
 FORMAT = 1
@@ -60,6 +60,7 @@ class Results:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.json, self.html = _file(session.folder), session.folder / "gpu.html"
+        self._is_set_aside = False
 
     def before(self, stage: Stage) -> Record | None:
         """The record of a stage, if it belongs to this machine and commit. One with nanochat is
@@ -85,7 +86,11 @@ class Results:
         }
 
     def _set_aside(self) -> None:
-        """Keep a copy of the file: not all of its records stay."""
+        """Keep a copy of the file: not all of its records stay. One suffices for a call, which
+        measures nothing twice."""
+        if self._is_set_aside:
+            return
+        self._is_set_aside = True
         commit = (read_json(self.json) or {}).get("commit", "unknown")
         names = chain([f"gpu-{commit}"], (f"gpu-{commit}-{number}" for number in count(2)))
         paths = (self.json.with_name(f"{name}.json") for name in names)
@@ -94,9 +99,12 @@ class Results:
 
     def keep(self, stage: Stage, record: Record | None) -> dict[str, Any]:
         """Write both files with this record of the stage; None: it is being measured. Real figures
-        of another machine or commit, which the file does not keep, get a file of their own."""
+        of another machine or commit, or those that are measured again, get a file of their own."""
         kept = self._others()
-        if self.are_meant() and self._kept().keys() - kept.keys():
+        lost = self._kept().keys() - kept.keys()
+        if record is None and kept.get(stage.name, {}).get("status") == DONE:
+            lost |= {stage.name}
+        if lost and self.are_meant():
             self._set_aside()
         records = kept | {stage.name: record}
         machine = self.session.machine

@@ -109,6 +109,33 @@ def test_a_call_keeps_what_it_does_not_measure(
     assert names == {"gpu.json", "gpu-abc.json", "gpu-def.json", "gpu-abc-2.json"}
 
 
+@pytest.mark.parametrize("status", ["done", "failed"])
+def test_figures_that_are_measured_again_are_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """Once in a call: that copy has all that it replaces."""
+
+    def measure(lab: bench.Bench) -> stages.Record:
+        if (tmp_path / "broken").exists():
+            raise bench.Failed("broken")
+        return figures(1)
+
+    both = {name: stage(measure, name) for name in ("one", "two")}
+    monkeypatch.setattr(results, "STAGES", both)
+    run = functools.partial(command._all, session(tmp_path), list(both.values()))
+    run(again=False)
+    before = (tmp_path / "gpu.json").read_bytes()
+    if status == "failed":
+        (tmp_path / "broken").touch()
+    run(again=True)
+    assert (tmp_path / "gpu-abc.json").read_bytes() == before
+    found = json.loads((tmp_path / "gpu.json").read_text())["stages"]
+    assert {record["status"] for record in found.values()} == {status}
+    assert len(list(tmp_path.glob("gpu-*.json"))) == 1
+    run(again=False)
+    assert len(list(tmp_path.glob("gpu-*.json"))) == 1, "a failed stage has no figures to keep"
+
+
 def test_a_smoke_run_does_not_replace_real_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
