@@ -81,6 +81,26 @@ def test_a_run_that_is_killed_and_resumed(
     assert [c["name"].partition(": ")[2] for c in checks if not c["ok"]] == failed
 
 
+@pytest.mark.parametrize("null_gpu", [False, True])
+def test_replicas_are_compared_where_a_gpu_computes(
+    tmp_path: Path, connected: None, monkeypatch: pytest.MonkeyPatch, null_gpu: bool
+) -> None:
+    """Nothing is claimed that was not compared."""
+    compared: set[object] = set()
+
+    def train(lab: bench.Bench, name: str, **flags: Any) -> trainings.Run:
+        class Trained(trainings.Run):
+            losses = [1.0] * 12
+
+        compared.add(flags["inspect_every"])
+        return Trained(RunDir(tmp_path), 0, 0.0, "")
+
+    monkeypatch.setattr(correctness, "train", train)
+    checks = correctness.run(laboratory(tmp_path, null_gpu=null_gpu))["checks"]
+    claimed = "replicas are equal" in [check["name"] for check in checks]
+    assert compared == {int(claimed)} and claimed is not null_gpu
+
+
 def test_a_training_that_fails_does_not_cost_the_others(
     tmp_path: Path, connected: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
