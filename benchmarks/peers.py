@@ -178,7 +178,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--shapes", default="small,big", help="comma-separated, of small, big; may be empty"
+        "--shapes", default="small,big", help="comma-separated, of small, big; or none"
     )
     parser.add_argument("--precision", default="both", choices=("fp32", "bf16", "both"))
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds")
