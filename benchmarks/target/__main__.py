@@ -9,7 +9,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks import NANOCHAT_DIR, target
+from benchmarks import NANOCHAT_DIR, nanochat_checkout, target
 from benchmarks.common import ROOT, prepared, warn_of_emulation
 from benchmarks.gpu.bench import stand_ins
 from benchmarks.gpu.machine import PACKAGES
@@ -19,6 +19,27 @@ STARTS = {"gpt2": 7e-4, "nanochat": 16.0, "nanochat_windows": 16.0}
 OUT, PUBLISHED = ROOT / "experiments/target", ROOT / "benchmarks/results/target"
 
 
+def count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+def counts(text: str) -> list[int]:
+    return sorted(map(count, text.split(",")))
+
+
+def seeds(text: str) -> list[int]:
+    return list(map(int, text.split(",")))
+
+
+def shares(text: str) -> list[float]:
+    found = sorted(map(float, text.split(",")))
+    if not found[0] > 0:
+        raise ValueError
+    return found
+
+
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.target",
@@ -26,13 +47,13 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--baseline", default="gpt2", choices=STARTS)
-    parser.add_argument("--steps", default="300,1000,3000", help="of the baseline, ascending")
-    parser.add_argument("--seeds", default="1,2,3", help="the first one tunes the rate")
+    parser.add_argument("--steps", type=counts, default="300,1000,3000", help="of the baseline")
+    parser.add_argument("--seeds", type=seeds, default="1,2,3", help="the first one tunes the rate")
     parser.add_argument(
         "--rate", type=float, help="first rate to try: GPT-2's peak, or a factor of nanochat's own"
     )
     parser.add_argument(
-        "--shares", default="0.5,0.6,0.7,0.8,0.9,1,1.25,1.5", help="Duet's steps; ascending"
+        "--shares", type=shares, default="0.5,0.6,0.7,0.8,0.9,1,1.25,1.5", help="Duet's steps"
     )
     parser.add_argument("--share", type=float, default=0.6, help="the first of them to try")
     parser.add_argument("--precision", default="fp32", choices=("bf16", "fp32"), help="of both")
@@ -45,8 +66,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         choices=(plan.STDLIB, plan.SOURCES),
         help="sources: also torch's, for more than 2,400 steps",
     )
-    parser.add_argument("--eval_every", type=int, default=100, help="steps")
-    parser.add_argument("--parallel", type=int, default=1, help="trainings at a time")
+    parser.add_argument("--eval_every", type=count, default=100, help="steps")
+    parser.add_argument("--parallel", type=count, default=1, help="trainings at a time")
     parser.add_argument(
         "--results", type=Path, default=OUT, help="folder with one file for each training"
     )
@@ -54,22 +75,36 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--scratch", type=Path, default=OUT / "started", help="state of interrupted trainings"
     )
     parser.add_argument("--timing", action="store_true", help="measure the time of a step instead")
-    parser.add_argument("--rounds", type=int, default=9, help="of --timing")
+    parser.add_argument("--rounds", type=count, default=9, help="of --timing")
     parser.add_argument("--table", action="store_true", help="print the table only")
     wanted = parser.parse_args(argv)
-    wanted.steps = sorted(map(int, wanted.steps.split(",")))
-    wanted.seeds = list(map(int, wanted.seeds.split(",")))
-    wanted.shares = sorted(map(float, wanted.shares.split(",")))
     if wanted.share not in wanted.shares:
         parser.error(f"--share={wanted.share:g} is not one of --shares")
     wanted.rate = wanted.rate or STARTS[wanted.baseline]
-    files = Path(os.environ.get(NANOCHAT_DIR, ""), "nanochat/gpt.py")
-    if wanted.baseline.startswith("nanochat") and not wanted.table and not files.is_file():
+    wanted.nanochat = None
+    if not wanted.table:
+        if wanted.device == plan.CUDA and not _has_gpu():
+            parser.error(f"--device={plan.CUDA}: torch finds no GPU")
+        if wanted.baseline.startswith("nanochat"):
+            wanted.nanochat = _nanochat(parser)
+    return wanted
+
+
+def _has_gpu() -> bool:
+    import torch  # not for a table
+
+    return torch.cuda.is_available()
+
+
+def _nanochat(parser: argparse.ArgumentParser) -> Path:
+    given = os.environ.get(NANOCHAT_DIR, "")
+    try:
+        return nanochat_checkout(given)
+    except argparse.ArgumentTypeError:
         parser.error(
-            f"{NANOCHAT_DIR} is {os.environ.get(NANOCHAT_DIR, '')!r}; it must be a checkout of "
+            f"{NANOCHAT_DIR} is {given!r}; it must be a checkout of "
             "https://github.com/karpathy/nanochat"
         )
-    return wanted
 
 
 def planned(asked: argparse.Namespace) -> plan.Plan:
@@ -108,6 +143,8 @@ def main() -> None:
     asked = arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that trainings are ended
     chosen = planned(asked)
+    if asked.nanochat:
+        os.environ[NANOCHAT_DIR] = str(asked.nanochat)  # the trainings run in another folder
     if asked.device == plan.CUDA:
         _replace_missing(asked.scratch.resolve() / "stand_ins")
     kept = runs.Kept(asked.results)

@@ -42,6 +42,10 @@ def label(training: Training) -> str:
     return LABELS[training.contender].format(training.rate)
 
 
+def shown(bpb: float, digits: int) -> str:
+    return f"{bpb:.{digits}f}" if math.isfinite(bpb) else "diverged"
+
+
 class Kept:
     """One file for each complete training."""
 
@@ -50,19 +54,21 @@ class Kept:
 
     def losses(self) -> dict[Training, float]:
         """Final validation losses; infinite after a divergence, since NaN is worse than nothing."""
-        finals = {Training(**one["training"]): one["val_bpb"][-1][1] for one in self.records()}
+        finals = {one: record["val_bpb"][-1][1] for one, record in self.trainings().items()}
         return {one: math.inf if math.isnan(bpb) else bpb for one, bpb in finals.items()}
 
-    def records(self) -> list[dict[str, Any]]:
-        """Raises ValueError for a file that is not complete, which would be repeated silently."""
-        found = []
+    def trainings(self) -> dict[Training, dict[str, Any]]:
+        """Their records. Raises SystemExit for a file that is not complete, which would be repeated
+        silently."""
+        found = {}
         for path in sorted(self.folder.glob("*-seed*.json")):
-            record = read_json(path)
-            if record is None:
-                raise ValueError(f"{path} is not a complete record of a training")
-            for name in CURVES:  # in a file NaN is a word
-                record[name] = [[step, float(value)] for step, value in record[name]]
-            found.append(record)
+            try:
+                record = read_json(path) or {}
+                for name in CURVES:  # in a file NaN is a word
+                    record[name] = [[step, float(value)] for step, value in record[name]]
+                found[Training(**record["training"])] = record
+            except (KeyError, TypeError, ValueError):
+                sys.exit(f"{path} is not a complete record of a training")
         return found
 
     def add(self, training: Training, records: Path) -> float:
@@ -251,4 +257,4 @@ def _keep(kept: Kept, training: Training, folder: Path) -> None:
     final = kept.add(training, records(training, folder))
     shutil.rmtree(folder)
     name, steps = label(training), training.steps
-    print(f"{name:<24}{steps:>6} steps, seed {training.seed}: {final:.4f}", flush=True)
+    print(f"{name:<24}{steps:>6} steps, seed {training.seed}: {shown(final, 4)}", flush=True)

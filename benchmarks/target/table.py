@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.target import turns
 from benchmarks.target.plan import CPU, Losses, Pair, Plan, pairs
-from benchmarks.target.runs import Kept, label
+from benchmarks.target.runs import Kept, label, shown
 
 NONE = "No training of this comparison is complete yet."
 
@@ -36,13 +36,13 @@ def _pairs(complete: Sequence[Pair], losses: Losses, ratio: float | None) -> Ite
     yield "|" + "---|" * 8
     for pair in complete:
         base, own = pair.base, pair.duet
-        row = [label(base), str(base.steps), str(base.seed), f"{losses[base]:.3f}"]
+        row = [label(base), str(base.steps), str(base.seed), shown(losses[base], 3)]
         if own is None:
             row += ["not reached", "", "", ""]
         else:
             share = own.steps / base.steps
             seconds = "" if ratio is None else f"**{share * ratio:.2f}**"
-            row += [f"{losses[own]:.3f}", str(own.steps), f"{share:.2f}", seconds]
+            row += [shown(losses[own], 3), str(own.steps), f"{share:.2f}", seconds]
         yield f"| {' | '.join(row)} |"
 
 
@@ -53,7 +53,7 @@ def _all(losses: Losses, plan: Plan) -> Iterator[str]:
     kinds = {(t.steps, t.contender, t.rate): t for t in losses}
     for (steps, _, _), one in sorted(kinds.items()):
         by_seed = [losses.get(replace(one, seed=seed)) for seed in plan.seeds]
-        cells = ["" if loss is None else f"{loss:.3f}" for loss in by_seed]
+        cells = ["" if loss is None else shown(loss, 3) for loss in by_seed]
         yield f"| {label(one)} | {steps} | {' | '.join(cells)} |"
 
 

@@ -13,9 +13,13 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from benchmarks import NANOCHAT_DIR
+from benchmarks.target import __main__ as command
 from benchmarks.target import plan, runs, table, turns
 from benchmarks.target.plan import CPU, CUDA, DUET, SOURCES, Losses, Plan, Training
+from tests.cases import each
 from training.core.project import ROOT
 from training.tasks.gpt import evaluated
 from training.tasks.gpt.task import LanguageModel
@@ -101,7 +105,7 @@ def test_a_kept_training_is_read_again(tmp_path: Path) -> None:
     assert not kept.losses()
     assert kept.add(training, records(tmp_path / "records", 4)) == 2.5
     assert kept.losses() == {training: 2.5}
-    (record,) = kept.records()
+    (record,) = kept.trainings().values()
     assert record["loss"] == [[2, 1.5], [4, 3.5]], "means since the validation before"
     with pytest.raises(SystemExit, match="made 4 steps of 5"):
         kept.add(replace(training, steps=5), tmp_path / "records")
@@ -113,7 +117,9 @@ def test_a_rate_that_diverged_is_the_worst(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("2.5", "NaN"))
     kept.add(training, path)
     assert kept.losses() == {training: math.inf}
-    assert math.isnan(kept.records()[0]["val_bpb"][-1][1])
+    assert math.isnan(kept.trainings()[training]["val_bpb"][-1][1])
+    page = table.lines(kept.folder, replace(PLAN, lengths=[4], seeds=[1]))
+    assert "| GPT-2, AdamW 0.0007 | 4 | diverged |" in page
 
 
 def test_a_training_that_was_complete_but_not_kept(tmp_path: Path) -> None:
@@ -129,10 +135,44 @@ def test_a_training_that_was_complete_but_not_kept(tmp_path: Path) -> None:
     assert kept.losses() == {training: 2.5} and not folder.exists()
 
 
-def test_a_damaged_file_is_not_repeated_silently(tmp_path: Path) -> None:
-    (tmp_path / "duet-fp32-4-rate1-seed1.json").write_text('{"training": {')
-    with pytest.raises(ValueError, match="duet-fp32-4"):
+@each(
+    "text", ['{"training": {', "{}", "[1]", '{"training": {"name": 1}, "loss": [], "val_bpb": []}']
+)
+def test_a_damaged_file_is_not_repeated_silently(tmp_path: Path, text: str) -> None:
+    (tmp_path / "duet-fp32-4-rate1-seed1.json").write_text(text)
+    with pytest.raises(SystemExit, match="duet-fp32-4"):
         runs.Kept(tmp_path).losses()
+
+
+@each(
+    "flag",
+    ["steps=abc", "steps=0", "seeds=", "shares=0,1", "eval_every=0", "parallel=0", "device=cuda"],
+)
+def test_a_wrong_flag_is_named(
+    flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        command.arguments([f"--{flag}"])
+    assert ended.value.code == 2
+    assert f"--{flag.partition('=')[0]}" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_checkout_of_nanochat_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own/nanochat").mkdir(parents=True)
+    (tmp_path / "own/nanochat/gpt.py").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for given in ("own", "~/own", str(tmp_path / "own")):
+        monkeypatch.setenv(NANOCHAT_DIR, given)
+        assert command.arguments(["--baseline=nanochat"]).nanochat == tmp_path / "own"
+    monkeypatch.setenv(NANOCHAT_DIR, "~/none")
+    assert command.arguments(["--baseline=nanochat", "--table"]).nanochat is None
+    with pytest.raises(SystemExit):
+        command.arguments(["--baseline=nanochat"])
+    assert "NANOCHAT_DIR is '~/none'" in capsys.readouterr().err
 
 
 def test_the_table_multiplies_steps_and_the_time_of_a_step(tmp_path: Path) -> None:
@@ -228,7 +268,7 @@ def test_an_interrupted_comparison_continues(tmp_path: Path) -> None:
     assert started == {folder.relative_to(scratch) for folder in scratch.iterdir()}
     runs.complete(kept, missing, 2, 200, scratch)
     assert set(kept.losses()) == set(both) and not list(scratch.iterdir())
-    for record in kept.records():
+    for record in kept.trainings().values():
         assert [step for step, _ in record["loss"]] == [200, 400]
         assert [step for step, _ in record["val_bpb"]] == [200, 400]
 
