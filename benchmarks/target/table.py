@@ -24,11 +24,10 @@ def lines(folder: Path, plan: Plan) -> list[str]:
         if plan.includes(training)
     }
     time = turns.kept(folder, plan)
-    ratios = sorted(own / base for base, own in time[1]) if time else []
-    ratio = statistics.median(ratios) if ratios else None
+    ratio = _ratio(time[1]) if time else None
     complete = pairs(plan, losses)
     out = [*_pairs(complete, losses, ratio), "", *_all(losses, plan)] if losses else [NONE]
-    return [*out, "", _time(*time, ratios, plan.device)] if time else out
+    return [*out, "", _time(*time, plan.device)] if time else out
 
 
 def _pairs(complete: Sequence[Pair], losses: Losses, ratio: float | None) -> Iterator[str]:
@@ -57,16 +56,21 @@ def _all(losses: Losses, plan: Plan) -> Iterator[str]:
         yield f"| {label(one)} | {steps} | {' | '.join(cells)} |"
 
 
-def _time(
-    record: dict[str, Any], rounds: Sequence[Sequence[float]], ratios: Sequence[float], device: str
-) -> str:
+def _ratio(rounds: Sequence[Sequence[float]]) -> float:
+    """All rounds together: a single one has few steps."""
+    base, own = map(sum, zip(*rounds, strict=True))
+    return own / base
+
+
+def _time(record: dict[str, Any], rounds: Sequence[Sequence[float]], device: str) -> str:
     base, own = (statistics.median(column) for column in zip(*rounds, strict=True))
+    ratios = [_ratio([one]) for one in rounds]
     about = record["machine"]
     of, digits = (" of processor time", 0) if device == CPU else ("", 1)
     machine = f"{about['cpu']}, {about['cores']} cores" if device == CPU else about["gpu"]
     return (
-        f"A step takes {own:.{digits}f} ms{of} in Duet and {base:.{digits}f} ms in the baseline: "
-        f"median ratio of {len(ratios)} rounds {statistics.median(ratios):.3f} "
-        f"({ratios[0]:.2f}–{ratios[-1]:.2f}; {machine}, torch {about['torch']}, "
+        f"A step takes {own:.{digits}f} ms{of} in Duet and {base:.{digits}f} ms in the baseline "
+        f"(medians). All {len(rounds)} rounds together: {_ratio(rounds):.3f} × the baseline, "
+        f"single rounds {min(ratios):.2f} to {max(ratios):.2f} ({machine}, torch {about['torch']}, "
         f"commit `{record['commit']}`)."
     )

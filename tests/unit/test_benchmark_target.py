@@ -186,8 +186,10 @@ def test_the_table_multiplies_steps_and_the_time_of_a_step(tmp_path: Path) -> No
     rounds = [[100.0, 150.0], [200.0, 240.0], [100.0, 110.0]]
     turns.file(tmp_path, PLAN).write_text(json.dumps(time | {"step_cpu_ms": rounds}))
     page = "\n".join(table.lines(tmp_path, PLAN))
-    assert "| 180 | 0.60 | **0.72** |" in page, "0.6 × the median of 1.5, 1.2 and 1.1"
-    assert "median ratio of 3 rounds 1.200 (1.10–1.50; CPU, 2 cores" in page
+    assert "| 180 | 0.60 | **0.75** |" in page, "0.6 × 500 / 400: all rounds together"
+    assert "150 ms of processor time in Duet and 100 ms in the baseline" in page
+    assert "All 3 rounds together: 1.250 ×" in page
+    assert "single rounds 1.10 to 1.50 (CPU, 2 cores" in page
     assert "| GPT-2, AdamW 16 | 1000 | 2.000 | 2.000 |" in page
 
 
@@ -203,7 +205,7 @@ def test_trainings_on_a_gpu_have_a_table_of_their_own(tmp_path: Path) -> None:
     turns.file(tmp_path, on_gpu).write_text(json.dumps(time | {"step_ms": [[10.0, 15.0]]}))
     page = "\n".join(table.lines(tmp_path, on_gpu))
     assert "| 180 | 0.60 | **0.90** |" in page and "9.000" not in page
-    assert "15.0 ms in Duet and 10.0 ms in the baseline" in page and "; GPU, torch 2" in page
+    assert "15.0 ms in Duet and 10.0 ms in the baseline" in page and "(GPU, torch 2" in page
     assert "| of seconds |" in (
         other := "\n".join(table.lines(tmp_path, replace(on_gpu, device=CPU)))
     )
