@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks import NANOCHAT_DIR, nanochat_checkout, target
 from benchmarks.common import ROOT, prepared, warn_of_emulation
 from benchmarks.gpu.bench import stand_ins
-from benchmarks.gpu.machine import PACKAGES
+from benchmarks.gpu.machine import PACKAGES, commit
 from benchmarks.target import plan, runs, table, texts, turns
 
 STARTS = {"gpt2": 7e-4, "nanochat": 16.0, "nanochat_windows": 16.0}
@@ -85,7 +85,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     if not wanted.table:
         if wanted.device == plan.CUDA and not _has_gpu():
             parser.error(f"--device={plan.CUDA}: torch finds no GPU")
-        if wanted.baseline.startswith("nanochat"):
+        if plan.of_nanochat(wanted.baseline):
             wanted.nanochat = _nanochat(parser)
     return wanted
 
@@ -139,22 +139,35 @@ def _replace_missing(folder: Path) -> None:
         )
 
 
+def _refuse_others(kept: runs.Kept, chosen: plan.Plan) -> None:
+    """One rate is chosen among those of all files."""
+    trainings = {t: record for t, record in kept.trainings().items() if chosen.includes(t)}
+    if others := runs.nanochats(trainings) - {kept.nanochat}:
+        found = f"trainings with nanochat {', '.join(sorted(others))}"
+        sys.exit(
+            f"[ERROR] {kept.folder} has {found}, {NANOCHAT_DIR} is {kept.nanochat}\n"
+            "    try:     --results=FOLDER"
+        )
+
+
 def main() -> None:
     asked = arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that trainings are ended
     chosen = planned(asked)
+    version = commit(asked.nanochat, ("nanochat",)) if asked.nanochat else ""
+    kept = runs.Kept(asked.results, version)
     if asked.nanochat:
         os.environ[NANOCHAT_DIR] = str(asked.nanochat)  # the trainings run in another folder
+        _refuse_others(kept, chosen)
     if asked.device == plan.CUDA:
         _replace_missing(asked.scratch.resolve() / "stand_ins")
-    kept = runs.Kept(asked.results)
     try:
         if not asked.table:
             prepared(texts.data(asked.corpus))
             if asked.device == plan.CPU:
                 warn_of_emulation(asked.precision)
             if asked.timing:
-                turns.measure(chosen, kept.folder, asked.rounds)
+                turns.measure(chosen, kept, asked.rounds)
             else:
                 runs.complete(
                     kept,

@@ -29,6 +29,10 @@ class Training:
         return f"{self.contender}{where}-{self.precision}-{run}"
 
 
+def of_nanochat(contender: str) -> bool:
+    return contender.startswith("nanochat")
+
+
 @dataclass(frozen=True)
 class Plan:
     baseline: str

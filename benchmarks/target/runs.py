@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.common import ROOT, environment, prepared, train_command
 from benchmarks.gpu.machine import commit
 from benchmarks.target import BATCH, DEPTH, EVAL_TOKENS, SEQ_LEN, texts
-from benchmarks.target.plan import CUDA, DUET, Training
+from benchmarks.target.plan import CUDA, DUET, Training, of_nanochat
 from training.core.rundir import RunDir, read_json, read_records, write_json
 from training.host import process
 
@@ -46,18 +46,34 @@ def shown(bpb: float, digits: int) -> str:
     return f"{bpb:.{digits}f}" if math.isfinite(bpb) else "diverged"
 
 
-class Kept:
-    """One file for each complete training."""
+Record = dict[str, Any]
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+
+def finals(trainings: Mapping[Training, Record]) -> dict[Training, float]:
+    """Final validation losses; infinite after a divergence, since NaN is worse than nothing."""
+    found = {one: record["val_bpb"][-1][1] for one, record in trainings.items()}
+    return {one: math.inf if math.isnan(bpb) else bpb for one, bpb in found.items()}
+
+
+def nanochats(trainings: Mapping[Training, Record]) -> set[str]:
+    """Versions of nanochat."""
+    return {
+        record.get("nanochat", "unknown")
+        for one, record in trainings.items()
+        if of_nanochat(one.contender)
+    }
+
+
+class Kept:
+    """One file for each complete training. `nanochat`: the version of the checkout."""
+
+    def __init__(self, folder: Path, nanochat: str = "") -> None:
+        self.folder, self.nanochat = folder, nanochat
 
     def losses(self) -> dict[Training, float]:
-        """Final validation losses; infinite after a divergence, since NaN is worse than nothing."""
-        finals = {one: record["val_bpb"][-1][1] for one, record in self.trainings().items()}
-        return {one: math.inf if math.isnan(bpb) else bpb for one, bpb in finals.items()}
+        return finals(self.trainings())
 
-    def trainings(self) -> dict[Training, dict[str, Any]]:
+    def trainings(self) -> dict[Training, Record]:
         """Their records. Raises SystemExit for a file that is not complete, which would be repeated
         silently."""
         found = {}
@@ -85,6 +101,7 @@ class Kept:
         ]
         self.folder.mkdir(parents=True, exist_ok=True)
         about = {"commit": commit(), "torch": version("torch")}
+        about |= {"nanochat": self.nanochat} if of_nanochat(training.contender) else {}
         found: dict[str, object] = {"training": asdict(training), **about}
         val_bpb = [[step, round(bpb, 5)] for step, bpb in val]
         found |= dict(zip(CURVES, (losses, val_bpb), strict=True))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.target import turns
-from benchmarks.target.plan import CPU, Losses, Pair, Plan, pairs
-from benchmarks.target.runs import Kept, label, shown
+from benchmarks.target.plan import CPU, DUET, Losses, Pair, Plan, Training, pairs
+from benchmarks.target.runs import Kept, Record, finals, label, nanochats, shown
 
 NONE = "No training of this comparison is complete yet."
 
@@ -18,15 +18,13 @@ NONE = "No training of this comparison is complete yet."
 def lines(folder: Path, plan: Plan) -> list[str]:
     """Markdown: which run of Duet reaches the baseline's loss, all trainings, the time of a
     step."""
-    losses = {
-        training: loss
-        for training, loss in Kept(folder).losses().items()
-        if plan.includes(training)
-    }
+    trainings = {t: record for t, record in Kept(folder).trainings().items() if plan.includes(t)}
+    losses = finals(trainings)
     time = turns.kept(folder, plan)
     ratio = _ratio(time[1]) if time else None
     complete = pairs(plan, losses)
     out = [*_pairs(complete, losses, ratio), "", *_all(losses, plan)] if losses else [NONE]
+    out += ["", _commits(trainings)] if losses else []
     return [*out, "", _time(*time, plan.device)] if time else out
 
 
@@ -54,6 +52,17 @@ def _all(losses: Losses, plan: Plan) -> Iterator[str]:
         by_seed = [losses.get(replace(one, seed=seed)) for seed in plan.seeds]
         cells = ["" if loss is None else shown(loss, 3) for loss in by_seed]
         yield f"| {label(one)} | {steps} | {' | '.join(cells)} |"
+
+
+def _commits(trainings: Mapping[Training, Record]) -> str:
+    own = {record["commit"] for one, record in trainings.items() if one.contender == DUET}
+    found = {"Duet": own, "nanochat": nanochats(trainings)}
+    listed = (
+        f"{name} {', '.join(f'`{one}`' for one in sorted(commits))}"
+        for name, commits in found.items()
+        if commits
+    )
+    return f"Commits: {'; '.join(listed)}."
 
 
 def _ratio(rounds: Sequence[Sequence[float]]) -> float:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.machine import commit, cpu
-from benchmarks.target.plan import CPU, CUDA, Plan
-from benchmarks.target.runs import Process, read, stop
+from benchmarks.target.plan import CPU, CUDA, Plan, of_nanochat
+from benchmarks.target.runs import Kept, Process, read, stop
 from training.core.rundir import read_json, write_json
 
 # Steps in a turn, and before the first turn, when all is compiled. On a GPU a turn takes a second.
@@ -40,7 +40,7 @@ def _key(device: str) -> str:
     return "step_cpu_ms" if device == CPU else "step_ms"
 
 
-def measure(plan: Plan, folder: Path, count: int) -> None:
+def measure(plan: Plan, kept: Kept, count: int) -> None:
     """Write the milliseconds that each process takes for a step, a pair for each of `count` rounds.
     Neither runs while the other is measured, and both see the same load; on a CPU the time of other
     programs does not count."""
@@ -67,9 +67,10 @@ def measure(plan: Plan, folder: Path, count: int) -> None:
     about = {"cpu": cpu(), "cores": os.cpu_count(), "torch": version("torch")}
     if device != CPU:
         about |= {"gpu": _gpu()}
-    record = {"commit": commit(), "machine": about, _key(device): rounds}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(file(folder, plan), record)
+    record: dict[str, object] = {"commit": commit()}
+    record |= {"nanochat": kept.nanochat} if of_nanochat(plan.baseline) else {}
+    kept.folder.mkdir(parents=True, exist_ok=True)
+    write_json(file(kept.folder, plan), record | {"machine": about, _key(device): rounds})
 
 
 def _turn(process: Process) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import runpy
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -175,11 +176,16 @@ def test_the_checkout_of_nanochat_is_found_from_any_folder(
     assert "NANOCHAT_DIR is '~/none'" in capsys.readouterr().err
 
 
+def keep(folder: Path, losses: Losses) -> None:
+    for training, final in losses.items():
+        record = {"training": training.__dict__, "commit": "c0ffee", "loss": []}
+        record |= {"val_bpb": [[training.steps, final]]}
+        (folder / f"{training.name}.json").write_text(json.dumps(record))
+
+
 def test_the_table_multiplies_steps_and_the_time_of_a_step(tmp_path: Path) -> None:
     losses, _ = played(PLAN)
-    for training, final in losses.items():
-        record = {"training": training.__dict__, "loss": [], "val_bpb": [[training.steps, final]]}
-        (tmp_path / f"{training.name}.json").write_text(json.dumps(record))
+    keep(tmp_path, losses)
     assert "| of seconds |" in table.lines(tmp_path, PLAN)[0]
     assert "| 180 | 0.60 |  |" in "\n".join(table.lines(tmp_path, PLAN)), "not timed yet"
     time = {"commit": "c0ffee", "machine": {"cpu": "CPU", "cores": 2, "torch": "2"}}
@@ -191,15 +197,14 @@ def test_the_table_multiplies_steps_and_the_time_of_a_step(tmp_path: Path) -> No
     assert "All 3 rounds together: 1.250 ×" in page
     assert "single rounds 1.10 to 1.50 (CPU, 2 cores" in page
     assert "| GPT-2, AdamW 16 | 1000 | 2.000 | 2.000 |" in page
+    assert "\n\nCommits: Duet `c0ffee`.\n\n" in page
 
 
 def test_trainings_on_a_gpu_have_a_table_of_their_own(tmp_path: Path) -> None:
     on_gpu = replace(PLAN, lengths=[300], seeds=[1], device=CUDA)
     losses, _ = played(on_gpu)
     everywhere = losses | {replace(one, device=CPU): 9.0 for one in losses}
-    for training, final in everywhere.items():
-        record = {"training": training.__dict__, "loss": [], "val_bpb": [[training.steps, final]]}
-        (tmp_path / f"{training.name}.json").write_text(json.dumps(record))
+    keep(tmp_path, everywhere)
     assert runs.Kept(tmp_path).losses() == everywhere
     time = {"commit": "c0ffee", "machine": {"gpu": "GPU", "cpu": "CPU", "cores": 2, "torch": "2"}}
     turns.file(tmp_path, on_gpu).write_text(json.dumps(time | {"step_ms": [[10.0, 15.0]]}))
@@ -210,6 +215,31 @@ def test_trainings_on_a_gpu_have_a_table_of_their_own(tmp_path: Path) -> None:
         other := "\n".join(table.lines(tmp_path, replace(on_gpu, device=CPU)))
     )
     assert "2.000" not in other and "A step takes" not in other
+
+
+def test_versions_of_nanochat_are_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = replace(PLAN, baseline="nanochat", precision="bf16")
+    kept = runs.Kept(tmp_path / "kept", "abc")
+    for training in (chosen.base(4, 1, 16.0), replace(chosen.base(4, 1, 16.0), contender=DUET)):
+        kept.add(training, records(tmp_path / "records", 4))
+    assert {t.contender: r.get("nanochat") for t, r in kept.trainings().items()} == {
+        "nanochat": "abc",
+        DUET: None,
+    }
+    checkout = tmp_path / "own"
+    (checkout / "nanochat").mkdir(parents=True)
+    (checkout / "nanochat/gpt.py").write_text("")
+    monkeypatch.setenv(NANOCHAT_DIR, str(checkout))
+    words = ["--baseline=nanochat", "--precision=bf16", f"--results={kept.folder}"]
+    for more in ([], ["--timing"]):
+        monkeypatch.setattr(sys, "argv", ["target", *words, *more])
+        with pytest.raises(SystemExit, match=r"nanochat abc, .* unknown\+"):
+            command.main()
+    monkeypatch.setattr(sys, "argv", ["target", *words, "--table"])
+    command.main()
+    assert "; nanochat `abc`." in capsys.readouterr().out
 
 
 def test_duet_is_evaluated_on_the_text_of_the_others(
@@ -280,7 +310,7 @@ def test_an_interrupted_comparison_continues(tmp_path: Path) -> None:
 def test_both_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"STEPS": 20, "WARM": 2}.items():
         monkeypatch.setitem(getattr(turns, name), CPU, value)
-    turns.measure(PLAN, tmp_path, 2)
+    turns.measure(PLAN, runs.Kept(tmp_path), 2)
     found = json.loads(turns.file(tmp_path, PLAN).read_text())
     assert len(found["step_cpu_ms"]) == 2
     assert all(time > 0 for both in found["step_cpu_ms"] for time in both)
