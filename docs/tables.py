@@ -195,6 +195,8 @@ TABLES = {
     "spirals": spirals,
     "target": lambda: target.published("nanochat"),
     "target_windows": lambda: target.published("nanochat_windows"),
+    "target_long": lambda: target.published_long("stdlib"),
+    "target_sources": lambda: target.published_long("sources"),
     "kair_renamed": kair_renamed,
     "kair_same": kair_same,
     "kair_special": kair_special,

@@ -52,9 +52,13 @@ class Plan:
         return self._training(DUET, round(share * steps), seed, 1.0)
 
     def includes(self, training: Training) -> bool:
-        """Whether the training is one of this comparison, of whatever length."""
-        return training.contender in (self.baseline, DUET) and training == self._training(
-            training.contender, training.steps, training.seed, training.rate
+        """Whether the training is one of this comparison, or a shorter one."""
+        longest = max(self.lengths) * max(1, *self.shares)
+        return (
+            training.contender in (self.baseline, DUET)
+            and training.steps <= longest
+            and training
+            == self._training(training.contender, training.steps, training.seed, training.rate)
         )
 
     def _training(self, contender: str, steps: int, seed: int, rate: float) -> Training:

@@ -18,13 +18,12 @@ NONE = "No training of this comparison is complete yet."
 def lines(folder: Path, plan: Plan) -> list[str]:
     """Markdown: which run of Duet reaches the baseline's loss, all trainings, the time of a
     step."""
-    trainings = {t: record for t, record in Kept(folder).trainings().items() if plan.includes(t)}
-    losses = finals(trainings)
+    found = {t: record for t, record in Kept(folder).trainings().items() if plan.includes(t)}
+    losses = finals(found)
     time = turns.kept(folder, plan)
     ratio = _ratio(time[1]) if time else None
     complete = pairs(plan, losses)
-    out = [*_pairs(complete, losses, ratio), "", *_all(losses, plan)] if losses else [NONE]
-    out += ["", _commits(trainings)] if losses else []
+    out = [*_pairs(complete, losses, ratio), "", *trainings(found)] if found else [NONE]
     return [*out, "", _time(*time, plan.device)] if time else out
 
 
@@ -43,23 +42,27 @@ def _pairs(complete: Sequence[Pair], losses: Losses, ratio: float | None) -> Ite
         yield f"| {' | '.join(row)} |"
 
 
-def _all(losses: Losses, plan: Plan) -> Iterator[str]:
-    """A row for each kind of training, with its losses by seed."""
-    yield f"| training | steps | {' | '.join(f'seed {seed}' for seed in plan.seeds)} |"
-    yield "|" + "---|" * (2 + len(plan.seeds))
+def trainings(found: Mapping[Training, Record]) -> list[str]:
+    """Markdown: a row for each kind of training, with its losses by precision and seed; the
+    commits."""
+    losses = finals(found)
+    columns = sorted({(one.precision, one.seed) for one in losses})
+    several = len({precision for precision, _ in columns}) > 1
+    names = [f"{precision}, " * several + f"seed {seed}" for precision, seed in columns]
+    out = [f"| training | steps | {' | '.join(names)} |", "|" + "---|" * (2 + len(columns))]
     kinds = {(t.steps, t.contender, t.rate): t for t in losses}
     for (steps, _, _), one in sorted(kinds.items()):
-        by_seed = [losses.get(replace(one, seed=seed)) for seed in plan.seeds]
-        cells = ["" if loss is None else shown(loss, 3) for loss in by_seed]
-        yield f"| {label(one)} | {steps} | {' | '.join(cells)} |"
+        row = [losses.get(replace(one, precision=name, seed=seed)) for name, seed in columns]
+        cells = ["" if loss is None else shown(loss, 3) for loss in row]
+        out.append(f"| {label(one)} | {steps} | {' | '.join(cells)} |")
+    return [*out, "", _commits(found)]
 
 
-def _commits(trainings: Mapping[Training, Record]) -> str:
-    own = {record["commit"] for one, record in trainings.items() if one.contender == DUET}
-    found = {"Duet": own, "nanochat": nanochats(trainings)}
+def _commits(found: Mapping[Training, Record]) -> str:
+    own = {record["commit"] for one, record in found.items() if one.contender == DUET}
     listed = (
         f"{name} {', '.join(f'`{one}`' for one in sorted(commits))}"
-        for name, commits in found.items()
+        for name, commits in (("Duet", own), ("nanochat", nanochats(found)))
         if commits
     )
     return f"Commits: {'; '.join(listed)}."

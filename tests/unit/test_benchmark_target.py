@@ -217,6 +217,25 @@ def test_trainings_on_a_gpu_have_a_table_of_their_own(tmp_path: Path) -> None:
     assert "2.000" not in other and "A step takes" not in other
 
 
+def test_losses_of_two_precisions_are_columns_of_one_table(tmp_path: Path) -> None:
+    in_bf16 = replace(PLAN, precision="bf16").duet(300, 1, 1.0)
+    keep(tmp_path, {in_bf16: 1.5, PLAN.duet(300, 2, 1.0): 2.5, PLAN.base(300, 2, 4.0): 3.5})
+    assert table.trainings(runs.Kept(tmp_path).trainings()) == [
+        "| training | steps | bf16, seed 1 | fp32, seed 2 |",
+        "|---|---|---|---|",
+        "| Duet, defaults | 300 | 1.500 | 2.500 |",
+        "| GPT-2, AdamW 4 | 300 |  | 3.500 |",
+        "",
+        "Commits: Duet `c0ffee`.",
+    ]
+
+
+def test_longer_trainings_are_not_of_a_comparison() -> None:
+    short = replace(PLAN, lengths=[300])
+    assert short.includes(short.duet(300, 1, 1.0)) and not short.includes(PLAN.base(1000, 1, 4.0))
+    assert replace(PLAN, lengths=[1000]).includes(PLAN.base(300, 1, 4.0)), "shorter ones are"
+
+
 def test_versions_of_nanochat_are_not_mixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
