@@ -26,7 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import NANOCHAT_DIR, nanochat_checkout, null_gpus, number, several
+from benchmarks import null_gpus
+from benchmarks.flags import NANOCHAT_DIR, nanochat_checkout, number, several
 from tests.null_gpu import programs
 from tests.null_gpu.counters import launches, waits
 

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
 
-from benchmarks import known, number, several
+from benchmarks.flags import known, number, several
 from benchmarks.peers import SHAPES
 from training.host import allocator, decisions
 from training.tasks.gpt import newton_schulz

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import NANOCHAT_DIR
 from benchmarks.contenders.loop import Contender, Run, train
+from benchmarks.flags import NANOCHAT_DIR
 
 # Defaults of base_train.py of July 2026 (92d63d4).
 EMBEDDING, UNEMBEDDING, MATRIX, SCALAR, DECAY = 0.3, 0.008, 0.02, 0.5, 0.28

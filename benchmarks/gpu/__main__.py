@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks import NANOCHAT_DIR, nanochat_checkout
+from benchmarks.flags import NANOCHAT_DIR, nanochat_checkout
 from benchmarks.gpu import machine, results, stages
 from training.core.errors import Exit
 

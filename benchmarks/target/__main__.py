@@ -9,8 +9,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks import NANOCHAT_DIR, nanochat_checkout, target
+from benchmarks import target
 from benchmarks.common import ROOT, prepared, warn_of_emulation
+from benchmarks.flags import NANOCHAT_DIR, nanochat_checkout
 from benchmarks.gpu.bench import stand_ins
 from benchmarks.gpu.machine import PACKAGES, commit
 from benchmarks.target import plan, runs, table, texts, turns

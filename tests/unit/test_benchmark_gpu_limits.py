@@ -287,6 +287,9 @@ def test_python_3_6_reads_what_starts_a_newer_one() -> None:
             if isinstance(node, ast.ImportFrom) and node.module == "__future__":
                 features = [getattr(__future__, one.name) for one in node.names]
                 assert all(one.getOptionalRelease() < (3, 7) for one in features), name
+            # `Callable[…]` of collections.abc and `list[…]` need 3.9
+            for kind in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+                assert kind is None or isinstance(kind, ast.Name | ast.Constant), name
 
 
 def test_the_probe_names_what_a_compiler_lacks(

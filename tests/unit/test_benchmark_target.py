@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from benchmarks import NANOCHAT_DIR
+from benchmarks.flags import NANOCHAT_DIR
 from benchmarks.target import __main__ as command
 from benchmarks.target import plan, runs, table, turns
 from benchmarks.target.plan import CPU, CUDA, DUET, SOURCES, Losses, Plan, Training

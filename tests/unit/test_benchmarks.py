@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import NANOCHAT_DIR, launches, muon, null_gpus, peers
+from benchmarks import launches, muon, null_gpus, peers
 from benchmarks.contenders import gpt2, loop, parts
+from benchmarks.flags import NANOCHAT_DIR
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.target import runs
 from tests.cases import each
