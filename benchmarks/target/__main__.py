@@ -11,28 +11,15 @@ from pathlib import Path
 
 from benchmarks import target
 from benchmarks.common import ROOT, prepared, warn_of_emulation
-from benchmarks.flags import NANOCHAT_DIR, nanochat_checkout
+from benchmarks.flags import NANOCHAT_DIR, nanochat_checkout, number, several
 from benchmarks.gpu.bench import stand_ins
 from benchmarks.gpu.machine import PACKAGES, commit
 from benchmarks.target import plan, runs, table, texts, turns
 
 STARTS = {"gpt2": 7e-4, "nanochat": 16.0, "nanochat_windows": 16.0}
 OUT, PUBLISHED = ROOT / "experiments/target", ROOT / "benchmarks/results/target"
+COUNT = number(1, 1_000_000)  # steps
 LONG = 2000  # steps; most tables of the documentation have shorter trainings
-
-
-def count(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
-
-
-def counts(text: str) -> list[int]:
-    return sorted(map(count, text.split(",")))
-
-
-def seeds(text: str) -> list[int]:
-    return list(map(int, text.split(",")))
 
 
 def shares(text: str) -> list[float]:
@@ -49,8 +36,15 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--baseline", default="gpt2", choices=STARTS)
-    parser.add_argument("--steps", type=counts, default="300,1000,3000", help="of the baseline")
-    parser.add_argument("--seeds", type=seeds, default="1,2,3", help="the first one tunes the rate")
+    parser.add_argument(
+        "--steps", type=several(COUNT), default="300,1000,3000", help="of the baseline"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=several(number(0, 2**31)),
+        default="1,2,3",
+        help="the first one tunes the rate",
+    )
     parser.add_argument(
         "--rate", type=float, help="first rate to try: GPT-2's peak, or a factor of nanochat's own"
     )
@@ -68,8 +62,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         choices=(plan.STDLIB, plan.SOURCES),
         help="sources: also torch's, for more than 2,400 steps",
     )
-    parser.add_argument("--eval_every", type=count, default=100, help="steps")
-    parser.add_argument("--parallel", type=count, default=1, help="trainings at a time")
+    parser.add_argument("--eval_every", type=COUNT, default=100, help="steps")
+    parser.add_argument("--parallel", type=number(1, 64), default=1, help="trainings at a time")
     parser.add_argument(
         "--results", type=Path, default=OUT, help="folder with one file for each training"
     )
@@ -77,9 +71,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--scratch", type=Path, default=OUT / "started", help="state of interrupted trainings"
     )
     parser.add_argument("--timing", action="store_true", help="measure the time of a step instead")
-    parser.add_argument("--rounds", type=count, default=9, help="of --timing")
+    parser.add_argument("--rounds", type=number(1, 1000), default=9, help="of --timing")
     parser.add_argument("--table", action="store_true", help="print the table only")
     wanted = parser.parse_args(argv)
+    wanted.steps.sort()
     if wanted.share not in wanted.shares:
         parser.error(f"--share={wanted.share:g} is not one of --shares")
     wanted.rate = wanted.rate or STARTS[wanted.baseline]
