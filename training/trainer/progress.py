@@ -117,7 +117,8 @@ class Progress:
             "compute_ms": [round(share.compute_ms, 3) for share in report.shares],
             "memory_bytes": [share.memory for share in report.shares],
         }
-        watts = self.recorder.power.watts if self.recorder.power else None
+        power = self.recorder.power
+        watts = power.watts(milliseconds / 1000) if power else None
         if watts is not None:
             use |= {"power_w": watts, "joules_per_unit": watts / speed}
         self.recorder.write(
