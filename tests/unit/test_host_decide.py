@@ -161,6 +161,9 @@ def test_fp32_products() -> None:
         (fp32, "cuda", new, {}, False),
         (fp32, "cuda", new, {decisions.TF32_VARIABLE: "1"}, True),
         (fp32, "cuda", new, {decisions.TF32_VARIABLE: "0"}, False),
+        (bf16, "cuda", new, {decisions.NO_TF32_VARIABLE: "0"}, False),
+        (bf16, "cuda", new, {decisions.NO_TF32_VARIABLE: "1"}, True),
+        (fp32, "cuda", new, {decisions.TF32_VARIABLE: "1", decisions.NO_TF32_VARIABLE: "0"}, False),
         (bf16, "cpu", new, {decisions.TF32_VARIABLE: "1"}, False),
     ):
         found = decisions.tf32(chosen, on, 2, inventory, environ)
