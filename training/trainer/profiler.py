@@ -136,8 +136,8 @@ class StepProfiler:
         if device == "cuda" and digest["timeline"] != "gpu":
             _warn(self._run, msg("trainer.profile.no_gpu", rank=rank))
         if rank == 0:
-            last, folder = digest["last_step"], self._run.profile
-            log.info(msg("trainer.profile.written", first=self._first, last=last, folder=folder))
+            steps = units.steps(self._first, digest["last_step"])
+            log.info(msg("trainer.profile.written", steps=steps, folder=self._run.profile))
 
 
 class PhaseMarks:
