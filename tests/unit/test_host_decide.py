@@ -161,6 +161,9 @@ def test_fp32_products() -> None:
         (fp32, "cuda", new, {}, False),
         (fp32, "cuda", new, {decisions.TF32_VARIABLE: "1"}, True),
         (fp32, "cuda", new, {decisions.TF32_VARIABLE: "0"}, False),
+        (bf16, "cuda", new, {decisions.NO_TF32_VARIABLE: "0"}, False),
+        (bf16, "cuda", new, {decisions.NO_TF32_VARIABLE: "1"}, True),
+        (fp32, "cuda", new, {decisions.TF32_VARIABLE: "1", decisions.NO_TF32_VARIABLE: "0"}, False),
         (bf16, "cpu", new, {decisions.TF32_VARIABLE: "1"}, False),
     ):
         found = decisions.tf32(chosen, on, 2, inventory, environ)
@@ -284,3 +287,20 @@ def test_precisions_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "(from c.py:1)" in check.text
     monkeypatch.setattr(decisions, "cpu_flags", lambda: {"avx2", "amx_bf16"})
     assert found("bf16") == []
+
+
+@each(("precision", "capability", "slow"), [
+    ("bf16", (7, 5), "Card 0 has no bf16"), ("fp16", (6, 1), "Card 0 has no fp16"),
+    ("fp16", (7, 5), ""), ("fp16", (8, 0), ""), ("bf16", (8, 0), ""), ("fp32", (6, 1), ""),
+    ("fp16", None, ""),
+])  # fmt: skip
+def test_a_gpu_without_matrix_units_for_the_precision(
+    precision: str, capability: tuple[int, int] | None, slow: str
+) -> None:
+    request: Any = SimpleNamespace(gpu_ranks=2, command=lambda **changes: f"again {changes}")
+    gpus = machine(32, 32, capability=capability)
+    checks = list(precision_checks.precision_works(precision, gpus, "cuda", TORCH, request))
+    assert [(check.status, check.fixes) for check in checks] == (
+        [(WARNING, ["again {'precision': 'auto'}"])] if slow else []
+    )
+    assert all(check.text.startswith(slow) for check in checks)

@@ -135,22 +135,24 @@ def test_a_damaged_gpu_is_used_only_if_needed(damaged: set[int], chosen: list[in
 
 def test_the_reason_is_what_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     alike = tuple(gpu(n, 79, nvlinks=4, capability=(8, 6)) for n in range(4))
-    names: dict[str, Any] = {"chosen": "-, -", "first": "-, -", "count": 4}
-    monkeypatch.setattr(gpu_choice, "_described", lambda gpu: "-")
+    monkeypatch.setattr(gpu_choice, "_described", lambda gpu: str(gpu.index))
 
     def why(every: tuple[Gpu, ...]) -> str:
         return emptiest_gpus(GpuInventory(every, "-"), 2, {}, hide=True).why
 
+    def names(chosen: str, first: str) -> dict[str, Any]:
+        return {"chosen": chosen, "first": first, "count": 4}
+
     monkeypatch.setattr(gpu_choice.gpu_damage, "damaged", lambda indices: set())
     monkeypatch.setattr(gpu_choice.nvlink, "pairs", lambda indices: set())
     newer = (*alike[:3], replace(alike[3], capability=(8, 9)))
-    assert why(newer) == msg("host.gpus.newest", **names)
-    assert why(EVERY) == msg("host.gpus.emptiest", **names)
+    assert why(newer) == msg("host.gpus.newest", **names("0, 3", "1"))
+    assert why(EVERY) == msg("host.gpus.emptiest", **names("1, 3", "0"))
     monkeypatch.setattr(gpu_choice.nvlink, "pairs", lambda indices: {frozenset((2, 3))})
-    assert why(alike) == msg("host.gpus.linked", **names)
+    assert why(alike) == msg("host.gpus.linked", **names("2, 3", "0, 1"))
     monkeypatch.setattr(gpu_choice.nvlink, "pairs", lambda indices: set())
     monkeypatch.setattr(gpu_choice.gpu_damage, "damaged", lambda indices: {0})
-    assert why(alike) == msg("host.gpus.sound", avoided="0", **names)
+    assert why(alike) == msg("host.gpus.sound", avoided="0", **names("1, 2", "0"))
 
 
 def test_the_only_pair_with_nvlink_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from tests.unit.conftest import ROOT, SIMPLE, ask, fake_torch, python
 from training.host import packages, torch_build
 from training.host.gpus import Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
-from training.plan.preflight import torch_kernels, torch_wheels
+from training.plan.preflight import gpu_checks, torch_kernels, torch_wheels
 
 Nvidia = Callable[..., dict[str, Any]]
 QUICKSTART = "configs/dual_gpu/quickstart.py"
@@ -104,6 +104,13 @@ def test_a_run_of_hours_is_not_offered_on_the_cpu(tmp_path: Path) -> None:
         (check,) = torch_kernels.kernels([card], torch, request, step)
         assert check.status == "error"
         assert sum("--device=cpu" in fix for fix in check.fixes) == offered
+
+
+@each(("precision", "auto"), [("fp16", 1), ("fp8", 1), ("fp32", 0)])
+def test_the_command_for_the_cpu_has_a_precision_of_cpus(precision: str, auto: int) -> None:
+    request = ask(QUICKSTART, f"--precision={precision}", script=SIMPLE)
+    (command,) = gpu_checks.on_cpu(request, None)
+    assert command.count("--precision=") == 1 and command.count("--precision=auto") == auto
 
 
 @each(

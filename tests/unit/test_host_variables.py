@@ -82,6 +82,22 @@ def test_four_ranks_that_may_be_bound_to_cores(
     assert {v.name: v.value for v in found}["OMP_NUM_THREADS"] == threads
 
 
+@each(("cores", "local_ranks", "node_threads", "threads", "why"), [
+    (8, 2, None, "4", "8 cores shared by 2 ranks"),
+    (1, 2, None, "1", "1 core shared by 2 ranks"),
+    (8, 1, None, "8", "8 cores shared by 1 rank"),
+    (8, 2, 2, "2", "NUMA"),
+    (2, 2, 1, "1", "NUMA"),  # both GPUs on a node of one core
+])  # fmt: skip
+def test_the_reason_of_the_threads(
+    cores: int, local_ranks: int, node_threads: int | None, threads: str, why: str
+) -> None:
+    ranks = {"ranks": 2, "local_ranks": local_ranks, "node_threads": node_threads}
+    found = choose({}, device="cuda", debug=False, cores=cores, **ranks)  # type: ignore[arg-type]
+    (variable,) = [v for v in found if v.name == "OMP_NUM_THREADS"]
+    assert variable.value == threads and why in variable.why
+
+
 def test_sets_have_one_order_in_all_ranks_of_a_task_but_not_of_a_script() -> None:
     def seeds(environ: dict[str, str], task: bool) -> list[tuple[str, str]]:
         found = choose(environ, device="cpu", ranks=2, local_ranks=2, debug=False, task=task)

@@ -110,6 +110,16 @@ def test_a_slow_report_is_killed(
     )
 
 
+def test_a_report_that_is_killed_after_it_was_written_counts(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.report.write_text("of an earlier start")
+    with_report(run, monkeypatch, f"{MAKES}\nos.kill(os.getpid(), 9)").close(0)
+    assert "training.cli.report" in run.report.read_text()
+    logged = capfd.readouterr().err
+    assert f"report: {run.report}" in logged and logged.count("[") == 1
+
+
 def test_no_report_without_permission_or_if_turned_off(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

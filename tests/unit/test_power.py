@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,12 +23,12 @@ UUIDS = [f"GPU-{number:08x}-0000-4000-8000-000000000000" for number in (0xA0, 0x
 READ = """
 import sys, time
 from training.trainer import power
-power.EVERY_S = 0.2
+power.EVERY_S = 0.1
 meter = power.PowerMeter(sys.argv[1:])
 end = time.monotonic() + 10
-while not meter._at and time.monotonic() < end and meter.thread.is_alive():
+while not meter.watts(0.3) and time.monotonic() < end and meter.thread.is_alive():
     time.sleep(0.01)
-print(meter.watts)
+print(meter.watts(0.3))
 """
 
 
@@ -53,7 +54,43 @@ def test_power_of_all_gpus(
 def test_without_a_driver_the_power_is_unknown() -> None:
     meter = power.PowerMeter(UUIDS[:1])
     meter.thread.join(10)
-    assert not meter.thread.is_alive() and meter.watts is None
+    assert not meter.thread.is_alive() and meter.watts(1.0) is None
+
+
+def joules(seconds: float, step_s: float) -> float:
+    """300 W in the first two thirds of each step, then 60 W: a mean of 220 W."""
+    steps, within = divmod(seconds / step_s, 1)
+    return step_s * (220 * steps + 300 * min(within, 2 / 3) + 60 * max(0, within - 2 / 3))
+
+
+@pytest.mark.parametrize("step_s", [0.7, 1.3, 3.0, 40.0])
+def test_the_power_is_that_of_whole_steps(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
+    now = 0.0
+    monkeypatch.setattr(power, "time", SimpleNamespace(monotonic=lambda: now))
+    meter = power.PowerMeter(UUIDS[:1])  # without a driver
+    found = []
+    for sample in range(1, 801):
+        before, now = now, power.EVERY_S * sample
+        meter._add([joules(now, step_s) - joules(before, step_s)])
+        if now % step_s < power.EVERY_S and now > step_s + 1:  # a step has just ended
+            found.append(meter.watts(step_s))
+    assert len(found) > 2 and found == pytest.approx([220] * len(found), rel=0.06)
+    now += power.STALE_S + 1
+    assert meter.watts(step_s) is None
+
+
+def test_the_power_is_unknown_for_a_while_after_a_gpu_did_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(power, "time", SimpleNamespace(monotonic=lambda: now))
+    meter = power.PowerMeter(UUIDS)
+    for used in ([10.0, 20.0], [10.0, None], *[[100.0, 200.0]] * 3):
+        now += 0.5
+        meter._add(used)
+    assert meter.watts(0.1) == pytest.approx(600)
+    meter._add([None, 5.0])
+    assert meter.watts(0.1) is None
 
 
 @pytest.mark.parametrize(

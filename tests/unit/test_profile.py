@@ -291,6 +291,19 @@ def test_too_few_steps_for_a_profile_are_reported(tmp_path: Path) -> None:
     assert codes(state.run) == ["warning.profile"]
 
 
+@pytest.mark.parametrize("steps", [3, 9])  # before the profiler starts, and in steps it discards
+def test_an_end_before_the_first_profiled_step_is_reported(
+    tmp_path: Path, pulse: heartbeat.Heartbeat, steps: int
+) -> None:
+    state = session(tmp_path / "run", 5, 100)
+    planned = profiler.planned(state)
+    assert planned
+    work(pulse, planned, steps)
+    (warning,) = [e for e in rundir.read_records(state.run.events) if e["event"] == "warning"]
+    assert f"after step {steps}" in warning["text"] and warning["code"] == "warning.profile"
+    assert not state.run.profile.exists()
+
+
 @pytest.mark.parametrize("part", ["start", "step", "export_chrome_trace"])
 def test_a_profiler_that_fails_does_not_end_the_training(
     tmp_path: Path, pulse: heartbeat.Heartbeat, monkeypatch: pytest.MonkeyPatch, part: str

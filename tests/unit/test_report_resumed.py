@@ -75,6 +75,20 @@ def test_times_of_a_resumed_run_exclude_the_pause(resumed: Made) -> None:
     assert "not running for 2 d 23:59 h" in chart.columns["text"]
 
 
+def test_the_speed_is_that_of_the_last_start(tmp_path: Path) -> None:
+    """The one before had a GPU."""
+    made = planned(tmp_path / "run")
+    event(made, "start", 1.0, step=0, total_steps=80, world_size=2)
+    for step in range(1, 41):
+        made.step(step, 2.0, step_ms=9.0, joules_per_unit=0.1)
+    event(made, "start", 6.0, step=40, total_steps=80, world_size=2)
+    for last, step_ms, joules in ((40, 9.0, 0.1), (41, 9.0, 0.1), (80, 300.0, None)):
+        for step in range(41, last + 1):
+            made.step(step, 2.0, step_ms=500.0 if step == 41 else 300.0, at=made.at + 7)
+        metrics = run.read_run(made.run).metrics
+        assert (metrics.median("step_ms"), metrics.median("joules_per_unit")) == (step_ms, joules)
+
+
 def test_times_of_the_events_table_exclude_the_pause(resumed: Made) -> None:
     cells = read(str(sections.events(run.read_run(resumed.run)))).parts
     ends = [i for i, cell in enumerate(cells) if cell == "end"]

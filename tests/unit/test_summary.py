@@ -210,6 +210,7 @@ def test_the_ends_of_a_loss_are_means(run: RunDir) -> None:
 def test_the_time_of_a_resumed_run_is_that_of_its_last_part(run: RunDir) -> None:
     text = screen(run, plan(), begun_at=300)
     assert "400 steps, 1.64 M tokens of stdlib, steps 301 to 400 in 1 min 15 s, 2 × cpu" in text
+    assert "stdlib, step 400 in 1 min 15 s" in screen(run, plan(), begun_at=399)
     assert "tokens of stdlib, all of them before this start, 2 × cpu" in screen(
         run, plan(), begun_at=400
     )

@@ -278,9 +278,9 @@ def command(self, run):
     folder = self.sweep.folder.experiments / run["name"]
     folder.mkdir()
     return ["bash", "-c", fails, str(folder)]
-def write(folder, *_):
+def write(page, *_):
     sys.stdin.readline()
-    (folder / "report.html").touch()
+    page.touch()
     return True
 session.Session.command, results.report_program.write = command, write
 sys.exit(program.run(sweep.main, sweep.__doc__))

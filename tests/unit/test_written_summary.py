@@ -79,6 +79,17 @@ def test_the_memory_is_that_of_the_last_start(run: RunDir) -> None:
     assert written(run, 8, resumed=8)["memory_bytes"] == 90  # nothing was left to train
 
 
+def test_the_speed_is_that_of_the_last_start(run: RunDir) -> None:
+    """The one before had a GPU."""
+    trains(run, 1, 8, mfu=0.4, joules_per_unit=0.1)
+    trains(run, 9, 12, step_ms=90.0, tokens_per_s=1.0)
+    found = written(run, 12, resumed=8)
+    assert (found["step_ms"], found["tokens_per_s"]) == (90.0, 1.0)
+    assert found["mfu"] is None and found["joules_per_unit"] is None
+    only_one = written(run, 9, resumed=8)
+    assert (only_one["step_ms"], only_one["mfu"]) == (10.0, 0.4), "its only step is warm-up"
+
+
 def test_an_evaluation_that_is_repeated_after_a_resume_counts(run: RunDir) -> None:
     trains(run, 1, 8)
     evaluates(run, 8, 2.0)

@@ -68,9 +68,12 @@ class RecordedSteps:
         known = _known(column[bisect_right(self._steps, after) :] or column)
         return int(max(known)) if known else None
 
-    def median(self, name: str) -> float | None:
-        """Without the first step, which includes warm-up; None: unknown."""
-        known = _known(self._columns[name][1:] or self._columns[name])
+    def median(self, name: str, after: int) -> float | None:
+        """Over the steps after this one without the first, which includes warm-up; over all if no
+        other is later. None: unknown."""
+        column = self._columns[name]
+        own = column[bisect_right(self._steps, after) :]
+        known = _known(own[1:] or column[1:] or column)
         return statistics.median(known) if known else None
 
 

@@ -37,6 +37,13 @@ def plural(count: int, one: str, many: str = "") -> str:
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
+def steps(first: int | None, last: int | None) -> str:
+    """'step 2', 'steps 2 to 4'."""
+    if first == last:
+        return msg("core.units.one_step", step=first)
+    return msg("core.units.steps", first=first, last=last)
+
+
 def size(count: float) -> str:
     """Bytes, in decimal units: '999 bytes', '1.2 kB', '34 MB'."""
     for unit, one in SIZES:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 AS_ASKED = msg("host.decision.as_asked")  # reason of a value that the user has set
 TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"  # of torch
+NO_TF32_VARIABLE = "NVIDIA_TF32_OVERRIDE"  # of the CUDA libraries, for which it has precedence
 # Names of GPUs that have the capability of the RTX 20xx, 7.5, but no tensor cores.
 NO_TENSOR_CORES = re.compile(r"GTX 16|\bMX[45]50\b|\bT(400|500|550|600|1000|1200|2000)\b")
 RANK_RAM_BYTES = 2 << 30  # host memory of a rank on a GPU: torch with CUDA, an estimate
@@ -131,6 +132,8 @@ def tf32(
     for gpu in machine.gpus[:ranks]:
         if not has_bf16(gpu):  # both came with compute capability 8.0
             return Decision(False, msg("host.decision.no_tf32", name=gpu.name))
+    if environ.get(NO_TF32_VARIABLE) == "0":
+        return Decision(False, f"{NO_TF32_VARIABLE}=0")
     if environ.get(TF32_VARIABLE) == "1":
         return Decision(True, f"{TF32_VARIABLE}=1")
     if chosen.value == "fp32":

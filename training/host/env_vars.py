@@ -124,10 +124,11 @@ def choose(
         own = cpu_count()
         cores = own if cores is None else cores
         threads = max(1, min(own, cores // local_ranks))
-        why = msg("host.variable.threads", cores=cores, local_ranks=local_ranks)
+        shared, sharing = plural(cores, "core"), plural(local_ranks, "rank")
+        why = msg("host.variable.threads", cores=shared, ranks=sharing)
         if own < cores // local_ranks:
             why = msg("host.variable.own_cores", cores=plural(own, "core"))
-        if node_threads is not None and node_threads < threads:
+        if node_threads is not None and node_threads <= threads:
             threads, why = node_threads, msg("host.variable.node_threads")
         wanted.append(("OMP_NUM_THREADS", str(threads), why))
     if interface:

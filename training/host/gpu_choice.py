@@ -79,7 +79,7 @@ def _why(
 ) -> str:
     """Why not the first GPUs: what decided between GPUs that are as empty, if anything did."""
     first = every[: len(chosen)]
-    shown, passed = _listed(chosen), _listed(first)
+    shown, passed = _listed(chosen), _listed([gpu for gpu in first if gpu not in chosen])
     without_links = emptiest(usable, len(chosen), damaged=damaged, claimed=claimed.keys())
     if without_links != chosen:
         return msg("host.gpus.linked", count=len(every), chosen=shown, first=passed)

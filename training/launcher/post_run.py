@@ -59,7 +59,7 @@ class PostRun:
             self._forget_old()
             return False
         limit_s = PREEMPTED_S if code == Exit.PREEMPTED else REPORT_S
-        written = report_program.write(self.run.path, limit_s, self._signals)
+        written = report_program.write(self.run.report, limit_s, self._signals)
         if not written:
             self._forget_old()
         return written

@@ -16,8 +16,10 @@ from training.launcher.stop_signals import StopSignals
 NICE = 5
 
 
-def write(folder: Path, limit_s: float, signals: StopSignals) -> bool:
-    """Whether it was written; a failure is a warning."""
+def write(page: Path, limit_s: float, signals: StopSignals) -> bool:
+    """Write `page`, in the folder of the run or sweep. Whether it was written; a failure is a
+    warning."""
+    folder, before = page.parent, _version(page)
     command = [sys.executable, str(ROOT / "lib/run_module.py"), "training.cli.report", str(folder)]
     error, output = hook_runner.run(
         [*command, "--quiet"],
@@ -27,8 +29,18 @@ def write(folder: Path, limit_s: float, signals: StopSignals) -> bool:
         signals,
         nice=NICE,
     )
-    if error:
+    written = not error or _version(page) not in (None, before)  # at the last moment
+    if not written:
         reason = hook_runner.with_reason(error, output)
         again = typed(f"./duet report {shlex.quote(str(folder))}")
         log.warning(msg("launcher.report.failed", reason=reason, again=again))
-    return not error
+    return written
+
+
+def _version(page: Path) -> tuple[int, int] | None:
+    """Of this file, which each report replaces; None: missing."""
+    try:
+        found = page.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns

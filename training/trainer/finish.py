@@ -87,24 +87,24 @@ def write_summary(
     code: Exit,
     started: float,
 ) -> SummaryRecord:
-    """Write summary.json and return its content: figures from the recorded metrics (all parts of a
-    resumed run), and generated text."""
+    """Write summary.json and return its content: figures from the recorded metrics (losses and
+    scores of all parts of a resumed run), and generated text."""
     heartbeat.current.beat("summary")  # a long metrics.jsonl takes seconds
     recorder.flush()
     unit = session.task.unit
     speed = f"{unit}{metric_units.PER_S}"
     names = ("step_ms", "mfu", "joules_per_unit", speed)
-    recorded = RecordedSteps(session.run, position.step, names)
+    recorded, before = RecordedSteps(session.run, position.step, names), session.position.step
     losses = recorded.losses
     begin, end = metric_units.ends(losses) if losses else (math.nan, math.nan)
-    step_ms = recorded.median("step_ms")
+    step_ms = recorded.median("step_ms", before)
     summary: SummaryRecord = {
         "status": "done" if code == Exit.DONE else "stopped",
         "exit_code": int(code),
         "launch": plan["launch"],
         "time": time.time(),
         "seconds": time.monotonic() - started,  # since begun_at; the clock may be set meanwhile
-        "begun_at": session.position.step,
+        "begun_at": before,
         "steps": position.step,
         "parameters": session.parameters,
         "gradient_bytes": ddp_model.gradient_bytes(session.raw, plan),
@@ -114,10 +114,11 @@ def write_summary(
         "loss_end": end,
         "bytes_per_token": (run_reader.read_data(session.run.data) or {}).get("bytes_per_token"),
         "step_ms": math.nan if step_ms is None else step_ms,
-        "mfu": recorded.median("mfu"),
-        "joules_per_unit": recorded.median("joules_per_unit"),
-        # of this start, as is the estimate: an earlier one may have had a larger batch
-        "memory_bytes": recorded.most_memory(session.position.step),
+        # of this start, as are the ranks and the estimate: an earlier one may have had other
+        # hardware, or a larger batch
+        "mfu": recorded.median("mfu", before),
+        "joules_per_unit": recorded.median("joules_per_unit", before),
+        "memory_bytes": recorded.most_memory(before),
         "checkpoint": f"step_{position.step:08d}",
         "sample": None,
     }
@@ -125,7 +126,7 @@ def write_summary(
         summary["skipped_steps"] = session.loss_scale.skipped
     named: Figures = {unit: position.tokens, **scores(recorded.evaluations)}
     # None after a resume that had nothing to train and lacks the earlier metrics.jsonl
-    if (median := recorded.median(speed)) is not None:
+    if (median := recorded.median(speed, before)) is not None:
         named[speed] = median
     summary = cast("SummaryRecord", {**summary, **named})
     rundir.write_json(session.run.summary, summary)

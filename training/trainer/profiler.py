@@ -44,14 +44,15 @@ class StepProfiler:
 
     def __init__(self, session: TrainState, first: int, steps: int) -> None:
         self._run, self._world = session.run, session.world
-        self._first, self._steps = first, steps
-        self._discarded = min(DISCARDED, first - session.position.step - 1)
+        self._first, self._steps, self._step = first, steps, session.position.step
+        self._discarded = min(DISCARDED, first - self._step - 1)
         self._profile: profile | None = None
         self._marks = PhaseMarks()
         self._over = False
 
     def begin(self, step: int) -> bool:
         """Call before each step, with its number. Returns whether the profiler was at work."""
+        self._step = step
         if self._over or step < self._first - self._discarded:
             return False
         if self._profile is None:
@@ -66,6 +67,8 @@ class StepProfiler:
         """After the last step. A profile that has begun is written with the steps that it has."""
         if not self._over:
             self._over = True
+            if self._step < self._first and self._world.rank == 0:  # by a stop or --max_time
+                _warn(self._run, msg("trainer.profile.ended", last=self._step, first=self._first))
             if self._profile is not None:
                 self._attempt(self._stop)
             self._profile = None
@@ -133,8 +136,8 @@ class StepProfiler:
         if device == "cuda" and digest["timeline"] != "gpu":
             _warn(self._run, msg("trainer.profile.no_gpu", rank=rank))
         if rank == 0:
-            last, folder = digest["last_step"], self._run.profile
-            log.info(msg("trainer.profile.written", first=self._first, last=last, folder=folder))
+            steps = units.steps(self._first, digest["last_step"])
+            log.info(msg("trainer.profile.written", steps=steps, folder=self._run.profile))
 
 
 class PhaseMarks:

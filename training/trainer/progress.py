@@ -120,7 +120,8 @@ class Progress:
             ],
             "memory_bytes": [share.memory for share in report.shares],
         }
-        watts = self.recorder.power.watts if self.recorder.power else None
+        power = self.recorder.power
+        watts = power.watts(milliseconds / 1000) if power else None
         if watts is not None:
             use |= {"power_w": watts, "joules_per_unit": watts / speed}
         self.recorder.write(

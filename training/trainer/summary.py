@@ -107,7 +107,7 @@ def _when(s: SummaryRecord) -> str:
         return msg("trainer.summary.all_before")
     took = _duration(s["seconds"])
     return (
-        msg("trainer.summary.steps_in", first=begun + 1, last=s["steps"], took=took)
+        msg("trainer.summary.steps_in", steps=units.steps(begun + 1, s["steps"]), took=took)
         if begun
         else msg("trainer.summary.took", took=took)
     )

@@ -46,5 +46,5 @@ def write_page(folder: SweepDir, record: SweepRecord) -> None:
     runs = [RunDir(folder.experiments / run["name"]) for run in record["runs"]]
     if not any(run.metrics.exists() for run in runs):
         return
-    if report_program.write(folder.path, PAGE_S, StopSignals()):
+    if report_program.write(folder.page, PAGE_S, StopSignals()):
         print(msg("cli.sweep.page", page=folder.page), flush=True)

@@ -81,11 +81,12 @@ class SummaryRecord(TypedDict):
     loss_begin: float  # mean over the first steps
     loss_end: float  # mean over the last steps
     bytes_per_token: float | None
-    tokens_per_s: NotRequired[float]  # median, all ranks together
+    # medians of the last start; of all steps if it had no second one
+    tokens_per_s: NotRequired[float]  # all ranks together
     samples_per_s: NotRequired[float]
-    step_ms: float  # median; NaN without a recorded step
-    mfu: float | None  # median, 0 to 1
-    joules_per_unit: NotRequired[float | None]  # median, of all GPUs; missing in early 0.1
+    step_ms: float  # NaN without a recorded step
+    mfu: float | None  # 0 to 1
+    joules_per_unit: NotRequired[float | None]  # of all GPUs; missing in early 0.1
     memory_bytes: int | None  # peak of the last start, maximum over ranks
     skipped_steps: NotRequired[int]  # of fp16
     checkpoint: str  # folder

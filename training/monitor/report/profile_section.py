@@ -73,11 +73,8 @@ def _note(profile: Record) -> str:
 
 def _head(run: Run) -> Html:
     profile = run.profiles[0]
-    steps = msg(
-        "monitor.report.profile.steps",
-        first=whole(profile.get("first_step")),
-        last=whole(profile.get("last_step")),
-    )
+    first, last = (whole(profile.get(key)) for key in ("first_step", "last_step"))
+    steps = msg("monitor.report.profile.steps", steps=units.steps(first, last))
     where = msg("monitor.report.profile.traces")
     return tag("p", steps, " ", where, " ", code(run.folder.profile), class_="hint")
 

@@ -11,7 +11,7 @@ import math
 import statistics
 from array import array
 from bisect import bisect_right
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 from operator import itemgetter, sub
@@ -72,7 +72,8 @@ class Metrics:
         self._losses = 0
         self._first_losses = deque[float](maxlen=metric_units.ENDS_MOST)
         self._last_losses: list[float] = []
-        self._values = defaultdict[str, "array[float]"](lambda: array("d"))
+        self._values: dict[str, array[float]] = {}  # of every step, from the last to the first
+        self._begun, self._own_steps = resumed.step if resumed else 0, 0  # of the last start
         self.lines = count_lines(path) if records is None else len(records)
         self.resumed = resumed
         found = launches.later(
@@ -81,11 +82,6 @@ class Metrics:
         self._read((r for r in found if not self._is_discarded(r)), max(2, points) // 2)
         self._order(begun)
         self._pauses: list[tuple[float, float]] = []
-        # without the first step, which includes warm-up (see training.trainer.finish)
-        for key, known in self._values.items():
-            value = number(self.first.get(key))
-            if len(known) > 1 and value is not None and value in known:
-                known.remove(value)
 
     def _is_discarded(self, record: Record) -> bool:
         return self.resumed is not None and self.resumed.discards(record)
@@ -123,6 +119,7 @@ class Metrics:
         if not group:
             return
         group.reverse()
+        self._keep_values(group)
         self.steps += len(group)
         times = [clock(record) for record in (*group, *self._next)]
         self.back_s = max(self.back_s, *map(sub, times, times[1:]), 0.0)
@@ -142,13 +139,19 @@ class Metrics:
                 for curve, column in zip(curves, columns, strict=False):
                     add_stretch(curve, group, list(column))
                 continue
-            if key in MEDIANS or key.endswith(metric_units.PER_S):
-                self._values[key].extend(
-                    v for value in values if (v := number(value)) is not None and math.isfinite(v)
-                )
             if key == "loss":
                 self._keep_ends([v for value in values if (v := number(value)) is not None])
             add_stretch(self.curves.setdefault(key, Curve()), group, values)
+
+    def _keep_values(self, group: Sequence[Record]) -> None:
+        """Adds the values whose medians are shown; NaN is an unknown one."""
+        self._own_steps += sum(record["step"] > self._begun for record in group)
+        keys = {*chain.from_iterable(group)}
+        shown = {key for key in keys if key in MEDIANS or key.endswith(metric_units.PER_S)}
+        for key in shown | self._values.keys():
+            column = self._values.setdefault(key, array("d", [math.nan]) * self.steps)
+            values = (number(record.get(key)) for record in reversed(group))
+            column.extend(math.nan if value is None else value for value in values)
 
     def _note_counted(self, record: Record) -> None:
         if (counted := metric_units.so_far(record)) is not None:
@@ -181,9 +184,12 @@ class Metrics:
             curve.marks = in_order(curve.marks, self.origin)[:MARKS]
 
     def median(self, key: str) -> float | None:
-        """Median of a speed or of one of MEDIANS over all steps but the first, as in
-        summary.json."""
-        return statistics.median(self._values[key]) if self._values.get(key) else None
+        """Median of a speed or of one of MEDIANS, as in summary.json: over the steps of the last
+        start but its first, which includes warm-up, or over all."""
+        column = self._values.get(key, array("d"))
+        part = column[: max(0, self._own_steps - 1)] or column[:-1] or column
+        known = list(filter(math.isfinite, part))
+        return statistics.median(known) if known else None
 
     def ends(self) -> tuple[float, float] | None:
         """The first and last loss, as in summary.json: means of steps, whatever the curve keeps,

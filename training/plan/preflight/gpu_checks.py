@@ -17,6 +17,7 @@ from training.host.gpus import VISIBLE, Gpu, GpuInventory, silent_quotes
 from training.host.placement import LOCAL, RANK
 from training.host.torch_build import TorchBuild
 from training.host.visible_devices import PART
+from training.plan.field_checks import GPU_ONLY
 from training.plan.preflight import one_gpu
 from training.plan.preflight.report import ERROR, OK, WARNING, Check, with_lines
 from training.plan.request import LaunchRequest
@@ -33,7 +34,8 @@ def on_cpu(request: LaunchRequest, step: StepNeeds | None) -> list[str]:
     flops = step.flops(request.config.num_iterations) if step else None
     if flops is not None and (not flops or flops / CPU_FLOPS > PATIENCE_S):
         return []
-    return [request.command(device="cpu")]
+    auto = {"precision": "auto"} if request.config.precision in GPU_ONLY else {}
+    return [request.command(device="cpu", **auto)]
 
 
 def gpus(

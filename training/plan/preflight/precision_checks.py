@@ -33,12 +33,8 @@ def precision_works(
         yield Check("precision", ERROR, _given(request, msg("plan.precision.fp16_cpu")), [fix])
     if device == "cpu" and precision == "bf16" and not decisions.cpu_bf16():
         yield Check("precision", WARNING, msg("plan.precision.bf16_cpu"), [fix])
-    if device == "cuda" and precision == "bf16":
-        for gpu in machine.gpus[: request.gpu_ranks]:
-            if not decisions.has_bf16(gpu):
-                text = msg("plan.precision.no_bf16", name=gpu.name)
-                yield Check("precision", WARNING, text, [fix])
-                return
+    if device == "cuda" and (slow := _slow(precision, machine, request.gpu_ranks)):
+        yield Check("precision", WARNING, slow, [fix])
     if precision == "fp8":
         hardware = _no_fp8(machine, device, request.gpu_ranks)
         if hardware:
@@ -52,6 +48,16 @@ def _given(request: LaunchRequest, why: str) -> str:
     """Why the precision cannot be used, after the place where it was set."""
     value, origin = request.config.precision, request.origins["precision"]
     return msg("plan.precision.given", value=value, origin=origin, why=why)
+
+
+def _slow(precision: str, machine: GpuInventory, ranks: int) -> str:
+    """Why a half precision is slow on the first GPU without matrix units for it; ''."""
+    for gpu in machine.gpus[:ranks]:
+        if precision == "bf16" and not decisions.has_bf16(gpu):
+            return msg("plan.precision.no_bf16", name=gpu.name)
+        if precision == "fp16" and decisions.best_type(gpu.capability, gpu.name) == "fp32":
+            return msg("plan.precision.no_fp16", name=gpu.name)
+    return ""
 
 
 def _no_fp8(machine: GpuInventory, device: str, ranks: int) -> str:
