@@ -7,6 +7,7 @@ declare -gA MESSAGES_ZH=(
   ["answer.unwritten"]='无法写入标准输出：%s'
   ["batch.frozen"]='%s 是某个作业的冻结代码，只能在作业中运行（建议：在项目中运行 ./submit_job.sh --resume=…）'
   ["batch.no_environment"]='节点 %s 上没有这个作业的环境：%s（退出码 %d）'
+  ["environment.closed"]='当前用户（%s）无法使用环境 .venv 的 Python：没有 %s 的权限（建议：chmod a+x %s；制作镜像时：UV_PYTHON_INSTALL_DIR=/opt/python）'
   ["environment.creating"]='正在用 %s 创建环境 .venv（仅此一次）'
   ["environment.not_created"]='无法创建环境 .venv'
   ["environment.recreating"]='正在用 %s 重新创建环境 .venv：原环境已损坏，或来自另一个 requirements.lock（仅此一次）'

@@ -29,6 +29,10 @@ if __name__ == "__main__":
     module = sys.argv.pop(1)
     if os.environ.pop("DUET_CTRL_C", ""):  # a shell ignores it in a process substitution
         signal.signal(signal.SIGINT, interrupt)
+    if os.getpid() == 1:  # the kernel keeps default actions from the first process of a container
+        from training.host import process
+
+        process.exit_on_stop()
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:

@@ -16,15 +16,24 @@ venv::is_whole() {
 }
 
 # Whether it is complete and was made from this requirements.lock.
-venv::is_current() {
+venv::is_current() { venv::_is_of_this_lock && venv::is_whole; }
+
+venv::_is_of_this_lock() {
   local stamp='' now=''
   [[ -f $DUET_ROOT/.venv/duet.stamp ]] || return
   IFS= read -r stamp <"$DUET_ROOT/.venv/duet.stamp" || true # the file has no last newline
   now=$(venv::_stamp) || now=
   # With TORCH_LOCAL_PATH a .venv that contains torch will do too: the local torch comes first on the path. At the limit of processes the
   # stamp is unknown; the environment is then kept.
-  [[ -z $now || $stamp == "$now" || $stamp == "$(TORCH_LOCAL_PATH='' venv::_stamp)" ]] || return
-  venv::is_whole
+  [[ -z $now || $stamp == "$now" || $stamp == "$(TORCH_LOCAL_PATH='' venv::_stamp)" ]]
+}
+
+# Set CLOSED to the file or folder that keeps this user from the Python of .venv, as /root does in an image. Fails without one: the Python is
+# gone, or usable.
+venv::_closed() {
+  CLOSED=$(readlink -m -- "$DUET_ROOT/.venv/bin/python") && [[ ! -x $CLOSED ]] || return
+  while [[ ! -e $CLOSED ]]; do CLOSED=$(dirname -- "$CLOSED"); done
+  [[ ! -x $CLOSED ]]
 }
 
 # Identifies what .venv is made from: a checksum of the first section of the lock file, and whether torch is local.
@@ -37,6 +46,10 @@ venv::_stamp() {
 
 venv::make() {
   local base stamp status=0
+  if venv::_is_of_this_lock && venv::_closed; then
+    messages::refuse environment.closed 'the Python of the environment .venv cannot be used by this user (%s): no permission for %s (try: chmod a+x %s; for an image: UV_PYTHON_INSTALL_DIR=/opt/python)' \
+      "$(id -un 2>/dev/null || id -u)" "$CLOSED" "$(printf '%q' "$CLOSED")" || return
+  fi
   base=$(python::base) || return
   stamp=$(venv::_stamp) || messages::refuse environment.not_created 'the environment .venv could not be created' || return
   if [[ -f $DUET_ROOT/.venv/duet.stamp ]]; then

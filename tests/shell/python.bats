@@ -69,6 +69,21 @@ EOF
   planned_after_making 4
 }
 
+@test "a .venv whose Python this user may not reach is not created again" {
+  local closed="$BATS_TEST_TMPDIR/closed folder" user=()
+  mkdir "$closed"
+  mv .venv/bin/python "$closed/python3"
+  ln -s "$closed/python3" .venv/bin/python
+  chmod 600 "$closed"
+  chmod a+rx "$BATS_RUN_TMPDIR" "$BATS_TEST_TMPDIR"
+  ((EUID)) || user=(setpriv --reuid=65534 --clear-groups)
+  run --separate-stderr "${user[@]}" bash -c 'source lib/init.sh; venv::is_current || venv::make'
+  is "$status" 3
+  has "$stderr" "cannot be used by this user"
+  has "$stderr" "no permission for $closed (try: chmod a+x ${closed// /\\ };"
+  has_not "$stderr" 'creating'
+}
+
 @test "a dry run and missing GPUs are reported before the installation" {
   rm -r .venv
   quick_installer

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from training.data.corpus import find
 from training.data.prepare import MERGING, ensure
 from training.data.readers import DocumentPart
 from training.data.tokenizer_base import Bytes, Tokenizer
+from training.host import env_vars
 from training.tasks.gpt import validation
 
 Write = Callable[..., str]
@@ -263,3 +265,12 @@ def test_a_resumed_run_is_planned_with_its_own_vocabulary(tmp_path: Path) -> Non
     assert planned() == 384
     assert planned(vocab_size=1000) == tokenizer_base.padded(1000)
     assert planned(tokenizer="bytes") == 320
+
+
+def test_threads_are_limited_by_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_vars, "cpu_count", lambda: 3)
+    ranks = object.__new__(bpe.Ranks)
+    ranks.inner = SimpleNamespace(
+        encode_ordinary_batch=lambda texts, num_threads: [[num_threads] for _ in texts]
+    )
+    assert ranks._ids(["a", "b"]) == [[3], [3]]

@@ -13,7 +13,7 @@ from tests.cases import each
 from tests.unit.conftest import clean_environment, python
 from tests.unit.nvidia_machine import BALANCED, UUID, Nvidia, dry_run, look
 from training.core.messages import msg
-from training.host import nvml, visible_devices
+from training.host import gpus, nvml, visible_devices
 from training.host.gpus import Gpu, GpuInventory, visible
 from training.tasks.gpt import memory
 
@@ -174,6 +174,15 @@ def test_no_driver(tmp_path: Path) -> None:
     assert look({"LD_LIBRARY_PATH": str(tmp_path)}) == GpuInventory(
         (), "no NVIDIA driver on this machine"
     )
+
+
+def test_a_driver_of_windows_that_is_not_on_the_path_of_the_loader(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "libnvidia-ml.so.1").touch()
+    monkeypatch.setattr(gpus, "WSL_LIBRARY", tmp_path / "libnvidia-ml.so.1")
+    monkeypatch.setattr(gpus.bare_nvml, "LIBRARY", "libno-such-library.so.1")
+    assert gpus.inventory({}).reason.endswith(f"export LD_LIBRARY_PATH={tmp_path}")
 
 
 def test_a_driver_that_does_not_respond(nvidia: Nvidia) -> None:

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from training.host import cgroups, env_vars
+from training.monitor import host_stats
 
 GIB = 1 << 30
 Groups = Callable[..., None]
@@ -129,13 +130,18 @@ def test_the_lower_limit_counts_and_is_named(
     monkeypatch.setattr(cgroups, "machine_memory", lambda: 8 * GIB)
     groups("0::/", {"memory.max": str(4 * GIB), "memory.current": str(GIB)})
     assert cgroups.available_memory() == 3 * GIB
+    system = host_stats.Host().look(Path("/"))
+    assert (system["ram_used_bytes"], system["ram_total_bytes"]) == (GIB, 4 * GIB)
     assert cgroups.says_who() == " (the control group of this shell or container allows 4.0 GiB)"
     groups("0::/", {"memory.max": str(64 * GIB), "memory.current": str(GIB)})
     assert (cgroups.available_memory(), cgroups.says_who()) == (8 * GIB, "")
 
 
-def test_memory_of_the_machine() -> None:
-    assert abs(cgroups.machine_memory() - psutil.virtual_memory().available) < GIB
+def test_memory_of_the_machine(groups: Groups) -> None:
+    groups("0::/", {})
+    machine = psutil.virtual_memory()
+    assert abs(cgroups.machine_memory() - machine.available) < GIB
+    assert host_stats.Host().look(Path("/"))["ram_total_bytes"] == machine.total
 
 
 def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
-from tests.unit.conftest import clean_environment, python
+from tests.unit.conftest import ROOT, clean_environment, python
 from training.host import proc_memory, process
 
 
@@ -50,18 +50,30 @@ def parent_and_child(tie: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
         parent.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_stop_signal_ends_the_first_process_of_a_container(number: int) -> None:
+def as_first_process(*words: object, **variables: str) -> tuple[int, bytes, bytes]:
+    """The result of this Python program as the first process of a container."""
     space = ("unshare", "--pid", "--fork")
     if subprocess.run([*space, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no private PID namespace here (unshare --pid)")
+    line = [*space, sys.executable, *map(str, words)]
+    env = clean_environment(**variables)
+    done = subprocess.run(line, capture_output=True, env=env, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_stop_signal_ends_the_first_process_of_a_container(number: int) -> None:
     code = (
         "import os; from training.host import process; assert os.getpid() == 1; "
         f"process.die_of_stop_signals(); os.kill(1, {number}); print('lives')"
     )
-    line = [*space, sys.executable, "-c", code]
-    done = subprocess.run(line, capture_output=True, env=clean_environment(), check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"", b"")
+    assert as_first_process("-c", code) == (128 + number, b"", b"")
+
+
+def test_a_stop_signal_ends_every_command_of_a_container(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(f"import os; os.kill(1, {int(signal.SIGTERM)}); print(1)")
+    done = as_first_process(ROOT / "lib/run_module.py", "waits", PYTHONPATH=str(tmp_path))
+    assert done == (128 + signal.SIGTERM, b"", b"")
 
 
 @pytest.mark.parametrize("tie", ["process.die_with_parent()", "process.die_with_parent(parent)"])

@@ -120,6 +120,25 @@ def test_a_user_id_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch) -> N
     assert not any("USER" in names({name: "me"}) for name in env_vars.NAMES)
 
 
+def test_triton_builds_its_driver_elsewhere_without_a_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As with the home / of a user ID without an account."""
+    (tmp_path / "file").touch()
+    own = {"TMPDIR": str(tmp_path)}
+
+    def folder(**environ: str) -> str | None:
+        return names(own | environ, device="cuda").get("TRITON_CACHE_DIR")
+
+    monkeypatch.setenv("HOME", str(tmp_path / "new"))
+    assert folder() is None
+    for home in (str(tmp_path / "file/home"), "~"):
+        monkeypatch.setenv("HOME", home)
+        assert folder() == str(tmp_path / f"torchinductor_uid_{os.getuid()}/triton")
+        assert folder(TORCHINDUCTOR_CACHE_DIR="/compiled") == "/compiled/triton"
+        assert folder(TRITON_HOME="/") is None and "TRITON_CACHE_DIR" not in names(own)
+
+
 def test_two_ranks_on_gpus() -> None:
     assert names(device="cuda") == {
         "PYTHONUNBUFFERED": "1",

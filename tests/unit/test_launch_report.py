@@ -58,6 +58,20 @@ def test_the_report_is_written_once(
     assert not run.report.exists() and capfd.readouterr().err == "", "the summary has its path"
 
 
+def test_a_preempted_run_is_reported_after_its_message_and_notification(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    end = with_report(run, monkeypatch, MAKES)
+    end.plan["config"]["notify"] = f"ls {shlex.quote(str(run.path))}"
+    end.report_before(Exit.PREEMPTED)
+    assert not run.report.exists()
+    monkeypatch.setattr(post_run.log, "to_log", lambda text: print(text, end=""))
+    end.close(Exit.PREEMPTED)
+    said = capfd.readouterr()
+    assert "notify: plan.json" in said.out and "notify: report.html" not in said.out
+    assert run.report.exists() and said.err.endswith(f" report: {run.report}\n")
+
+
 def test_a_report_that_fails_is_one_warning(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,7 +169,9 @@ def test_slow_rank_is_named(made: Made) -> None:
 )
 def test_nearly_full(healthy: dict[str, Any], name: str, shown: str) -> None:
     healthy["system"] |= {f"{name}_used_bytes": 99 * GIB, f"{name}_total_bytes": 100 * GIB}
-    assert texts(healthy) == [f"{shown} is nearly full: 99.0 of 100.0 GiB"]
+    assert texts(healthy) == [f"{shown} is nearly full: 99.0/100 GiB"]
+    healthy["system"] |= {f"{name}_used_bytes": 63 << 20, f"{name}_total_bytes": 64 << 20}
+    assert texts(healthy) == [f"{shown} is nearly full: 63/64 MiB"]
 
 
 def test_clock_that_was_set_back_and_nan(healthy: dict[str, Any]) -> None:

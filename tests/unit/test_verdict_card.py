@@ -187,7 +187,7 @@ def test_a_reported_error_has_the_advice_of_its_signature(run: RunDir) -> None:
     ("kind", "message", "command"),
     [
         ("OSError", "[Errno 27] File too large", "ulimit -f unlimited "),
-        ("RuntimeError", "can't start new thread", "ulimit -u;"),
+        ("FileExistsError", "[Errno 17] File exists: 'runs'", "os.makedirs(path"),
     ],
 )
 def test_advice_on_a_known_exception_precedes_the_general_one(

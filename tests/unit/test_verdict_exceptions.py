@@ -206,6 +206,7 @@ def test_a_script_s_vague_error_has_the_cause_that_it_was_raised_from(run: RunDi
     assert verdict(failed(run)) == ("shm_too_small", "error", 1)
 
 
+@each("worker", ["(pid(s) 9) exited unexpectedly", "(pid 9) exited unexpectedly with exit code 1."])
 @each(
     ("line", "cause"),
     [
@@ -214,13 +215,16 @@ def test_a_script_s_vague_error_has_the_cause_that_it_was_raised_from(run: RunDi
             "shared memory (shm).",
             "shm_too_small",
         ),
+        ("RuntimeError: can't start new thread", "too_many_processes"),
         ("RuntimeError: Connection reset by peer", "dataloader_worker_died"),
         ("epoch 1", "dataloader_worker_died"),
     ],
 )
-def test_the_log_may_name_the_reason_of_a_vague_error(run: RunDir, line: str, cause: str) -> None:
+def test_the_log_may_name_the_reason_of_a_vague_error(
+    run: RunDir, worker: str, line: str, cause: str
+) -> None:
     """torch 2.13 loses the first exception where it comes during an import."""
-    report_error(run, 1, "RuntimeError", "DataLoader worker (pid(s) 9) exited unexpectedly")
+    report_error(run, 1, "RuntimeError", f"DataLoader worker {worker}")
     run.rank_log(1).write_text(f"{line}\nstep 7\n")
     record = failed(run)
     assert verdict(record) == (cause, "error", 1)

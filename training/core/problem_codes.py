@@ -58,6 +58,7 @@ PROBLEMS = {
     "elastic.place": "--min_ranks where Duet does not start all ranks itself",
     "elastic.retries": "--min_ranks without restarts",
     "elastic.too_many": "min_ranks is larger than the number of ranks",
+    "environment.closed": "this user may not run the Python of the environment",
     "environment.no_master_addr": "a launcher does not give the address of the first machine",
     "environment.not_created": "the Python environment could not be created",
     "environment.rank_missing": "a launcher has set only some of the rank variables",

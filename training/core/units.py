@@ -152,6 +152,14 @@ def gib(value: float | None) -> str:
     )
 
 
+def part(used: int | None, total: int | None) -> str:
+    """'13.2/24 GiB': the total without decimals; MiB if it is below 1 GiB, as /dev/shm of a
+    container."""
+    if total is not None and total < 1 << 30:
+        return f"{'-' if used is None else used >> 20}/{total >> 20} MiB"
+    return f"{gib(used)}/{'-' if total is None else round(total / (1 << 30))} GiB"
+
+
 def read_duration(text: str) -> float:
     """Seconds of '90s', '30m', '8h', '1h30m', '2d', '1w', '8:30:00', '1:08:30:00' or of a number.
     Raises ValueError."""

@@ -27,7 +27,7 @@ from training.core.messages import msg
 from training.data import tokenizer_base
 from training.data.readers import DocumentPart
 from training.data.tokenizer_base import BOS_NAME, Tokenizer, bos_among, padded
-from training.host import program
+from training.host import env_vars, program
 
 # GPT-4's split: contractions, words with one leading space, up to three digits, punctuation,
 # lines, spaces.
@@ -154,7 +154,7 @@ class Ranks(_Batched):
 
     def _ids(self, texts: list[str]) -> Iterable[Sequence[int]]:
         found: list[list[int]] = self.inner.encode_ordinary_batch(
-            texts, num_threads=os.cpu_count() or 1
+            texts, num_threads=env_vars.cpu_count()
         )
         return found
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.core.messages import msg
+from training.host import env_vars
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -107,7 +108,7 @@ def sums(
                 done[number] += count
         return found.hexdigest()
 
-    with ThreadPoolExecutor(max(1, min(8, os.cpu_count() or 1, len(paths)))) as pool:
+    with ThreadPoolExecutor(max(1, min(8, env_vars.cpu_count(), len(paths)))) as pool:
         try:
             waiting = {pool.submit(one, number): number for number in range(len(paths))}
             left = set(waiting)

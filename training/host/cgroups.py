@@ -17,7 +17,7 @@ UNLIMITED = 1 << 60  # cgroup v1 stores a huge number for 'no limit'
 
 @dataclass(frozen=True)
 class CgroupMemory:
-    """The tightest control group in bytes: its limit, and its use without reclaimable file
+    """A control group or the machine, in bytes: its limit, and its use without reclaimable file
     cache."""
 
     limit: int
@@ -81,13 +81,22 @@ def oom_kills() -> int | None:
 
 def available_memory() -> int:
     """Bytes available to this process, by the machine and by its control group."""
-    free, group = machine_memory(), memory()
-    return min(free, group.room) if group else free
+    return tightest_memory().room
+
+
+def tightest_memory() -> CgroupMemory:
+    """The machine, or a control group of this process with less room."""
+    total, free, group = _of_machine("MemTotal"), machine_memory(), memory()
+    return group if group and group.room < free else CgroupMemory(total, total - free)
 
 
 def machine_memory() -> int:
     """Available bytes of the whole machine."""
-    words = re.search(r"^MemAvailable: *(\d+) kB", MEMORY.read_text(), re.MULTILINE)
+    return _of_machine("MemAvailable")
+
+
+def _of_machine(name: str) -> int:
+    words = re.search(rf"^{name}: *(\d+) kB", MEMORY.read_text(), re.MULTILINE)
     return int(words[1]) << 10 if words else 0
 
 

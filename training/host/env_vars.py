@@ -17,7 +17,7 @@ from training.core import redact
 from training.core.messages import msg
 from training.core.plain_text import one_line
 from training.core.units import plural
-from training.host import cgroups, env_catalog, network, numa, process
+from training.host import cgroups, env_catalog, network, numa, process, toolchain
 from training.host.gpus import Gpu
 from training.host.placement import RANK, Topology
 
@@ -154,6 +154,8 @@ def choose(
                 ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", msg("host.variable.same_products")),
                 ("TORCHINDUCTOR_DETERMINISTIC", "1", msg("host.variable.same_kernels")),
             ]
+        if folder := toolchain.triton_folder(environ):
+            wanted.append(("TRITON_CACHE_DIR", folder, msg("host.variable.no_home")))
         home = environ.get("CUDA_HOME") or _cuda_home()
         if home:
             wanted.append(("CUDA_HOME", home, msg("host.variable.extensions")))

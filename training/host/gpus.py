@@ -53,6 +53,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 MPS_PIPES, MPS_USUAL = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 VIRTUAL = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
 PCI_DEVICES = Path("/sys/bus/pci/devices")
+WSL_LIBRARY = Path("/usr/lib/wsl/lib/libnvidia-ml.so.1")  # of the driver in Windows
 DRIVER_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"))  # the second: Jetson
 
 
@@ -122,8 +123,7 @@ def inventory(
     try:
         ctypes.CDLL(bare_nvml.LIBRARY)
     except OSError:  # checked before the slow import of pynvml
-        here = any(device.exists() for device in DRIVER_DEVICES)
-        return GpuInventory((), msg("host.gpus.no_nvml") if here else msg("host.gpus.no_driver"))
+        return GpuInventory((), _without_library())
     try:
         import pynvml
     except ModuleNotFoundError:  # before the installation
@@ -183,6 +183,13 @@ def inventory_at_start(environ: Mapping[str, str]) -> GpuInventory:
     if isinstance(answers[0], Exception):
         raise answers[0]
     return answers[0]
+
+
+def _without_library() -> str:
+    if WSL_LIBRARY.exists():
+        return msg("host.gpus.not_loaded", folder=WSL_LIBRARY.parent)
+    here = any(device.exists() for device in DRIVER_DEVICES)
+    return msg("host.gpus.no_nvml") if here else msg("host.gpus.no_driver")
 
 
 def _counted(environ: Mapping[str, str]) -> GpuInventory:

@@ -3,6 +3,7 @@ Triton and Inductor take the value of CC or CXX as one program, without argument
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -73,17 +74,39 @@ def _cache(variable: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
     machines."""
     asked = environ.get(variable)
     if not asked and variable != CACHES[0]:
-        return None  # below the other one
-    there = Path(asked).absolute() if asked else _temporary(environ)
-    while asked and not os.path.exists(there) and there != there.parent:
-        there = there.parent  # torch creates it
-    if not _writable(there):
-        text = msg("host.toolchain.not_writable", folder=there)
-    elif os.statvfs(there).f_flag & os.ST_NOEXEC:
-        text = msg("host.toolchain.noexec", folder=there)
-    else:
+        return None  # below the other one, or at home (see triton_folder)
+    text = _unusable(_existing(Path(asked).absolute()) if asked else _temporary(environ))
+    if not text:
         return None
     return text, f"unset {variable}" if asked else f"export {variable}=~/.cache/torchinductor"
+
+
+def triton_folder(environ: Mapping[str, str]) -> str:
+    """The folder for Triton's compiled code, '' for its own choice. Triton builds its driver below
+    the home folder before Inductor sets TRITON_CACHE_DIR (CachingAutotuner.__init__); a user ID
+    without an account has the home / or none."""
+    if environ.get("TRITON_HOME"):
+        return ""
+    with contextlib.suppress(RuntimeError):  # no home at all
+        if not _unusable(_existing(Path.home() / ".triton/cache")):
+            return ""
+    named = environ.get(CACHES[0])
+    return str(Path(named or _temporary(environ) / f"torchinductor_uid_{os.getuid()}") / "triton")
+
+
+def _existing(folder: Path) -> Path:
+    """It, or the folder in which it would be created."""
+    while not os.path.exists(folder) and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def _unusable(folder: Path) -> str:
+    if not _writable(folder):
+        return msg("host.toolchain.not_writable", folder=folder)
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return msg("host.toolchain.noexec", folder=folder)
+    return ""
 
 
 def _temporary(environ: Mapping[str, str]) -> Path:

@@ -16,7 +16,7 @@ from training.core.messages import msg
 from training.core.tail import tail
 from training.core.units import plural
 from training.diagnose import card
-from training.host import placement
+from training.host import cgroups, placement
 from training.launcher import (
     failure_report,
     fewer_ranks,
@@ -125,7 +125,7 @@ def regular_end(
     recovered = recovery.finish()
     for text in missed_faults(run, plan):
         console.warning(text)
-    ending.report(code)
+    ending.report_before(code)
     text = summary.render(run, plan)
     if code == Exit.DONE:
         console.success(msg("launcher.end.finished", recovered=recovered, text=text).rstrip())
@@ -240,8 +240,6 @@ def _warn_of_loss(run: rundir.RunDir, printed: LogMetrics) -> None:
 
 def analysis(run: rundir.RunDir) -> str:
     """Last phase and output of every rank, and the state of the machine (enhanced script)."""
-    import psutil
-
     lines = []
     for beat in heartbeat.read_all(run.heartbeats):
         silent = time.time() - beat.wall_time
@@ -251,11 +249,11 @@ def analysis(run: rundir.RunDir) -> str:
             )
         )
         lines += [f"      │ {line[:140]}" for line in tail(run.rank_log(beat.rank), 4)]
-    memory, disk = psutil.virtual_memory(), shutil.disk_usage(run.path)
+    memory, disk = cgroups.tightest_memory(), shutil.disk_usage(run.path)
     lines.append(
         msg(
             "launcher.analysis.machine",
-            memory=memory.percent,
+            memory=100 * memory.used / memory.limit,
             disk=100 * disk.used / disk.total,
             load=os.getloadavg()[0],
         )

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from training.core.contracts.events import RestartFacts
     from training.core.contracts.plan import Plan
-    from training.core.contracts.run_files import NotificationRecord
     from training.core.contracts.verdict import FailureRecord
 
 REPORT_S, NOTIFY_S = 60.0, 30.0
@@ -48,6 +47,12 @@ class PostRun:
     def seconds(self) -> float:
         """Since the launch."""
         return time.monotonic() - self._launched
+
+    def report_before(self, code: int) -> None:
+        """Write the report before the message about the end, which has its path. After a preemption
+        the report is last: the launcher may be killed within seconds (`docker stop`)."""
+        if code != Exit.PREEMPTED:
+            self.report(code)
 
     def report(self, code: int) -> bool:
         """Write report.html, once: has this call written it? A failure is a warning. The report of
@@ -81,31 +86,35 @@ class PostRun:
         self.left, self._alone = True, alone
 
     def close(self, code: int, why: str = "") -> None:
-        """Write the report and send the notification, after the end of the run has been logged.
+        """Write the report and send the notification, after the end of the run was logged.
         `why`: the text shown to the user where no rank has ended the run. Only on the machine that
         writes the run, or where perhaps none is left that does."""
         writes = not self.left and self.run.own == self.run.path
         if not writes and not self._alone:
             return
+        preempted = code == Exit.PREEMPTED  # see report_before
         with self._signals:  # from here on nothing can change the status
+            if preempted:
+                self._notify(code, why)
             if writes and self.begun and self.report(code):
                 log.info(msg("launcher.report.written", report=self.run.report))
-            if command := self.plan["config"].get("notify"):
-                self._notify(
-                    command,
-                    notification.payload(
-                        self.run,
-                        self.plan,
-                        code,
-                        begun=self.begun,
-                        why=self._alone or why,
-                        known=self.failure,
-                        restarts=len(self.restarts),
-                        seconds=self.seconds,
-                    ),
-                )
+            if not preempted:
+                self._notify(code, why)
 
-    def _notify(self, command: str, facts: NotificationRecord) -> None:
+    def _notify(self, code: int, why: str) -> None:
+        command = self.plan["config"].get("notify")
+        if not command:
+            return
+        facts = notification.payload(
+            self.run,
+            self.plan,
+            code,
+            begun=self.begun,
+            why=self._alone or why,
+            known=self.failure,
+            restarts=len(self.restarts),
+            seconds=self.seconds,
+        )
         variables = {
             "DUET_STATUS": facts["status"],
             "DUET_EXIT_CODE": str(facts["exit_code"]),

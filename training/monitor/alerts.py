@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from training.core import phases
 from training.core.jsonl import whole
 from training.core.messages import msg
-from training.core.units import GIB
+from training.core.units import GIB, part
 from training.host.gpu_processes import MPS
 from training.monitor import host_stats
 
@@ -213,8 +213,7 @@ def _system(state: RunState) -> list[AlertState]:
                     msg(
                         "monitor.alert.nearly_full",
                         what=names[name],
-                        used=used / GIB,
-                        total=total / GIB,
+                        part=part(used, total),
                     ),
                 )
             )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from training.core.jsonl import whole
 from training.core.messages import msg
-from training.host import gpu_words, gpus
+from training.host import cgroups, gpu_words, gpus
 from training.host.visible_devices import PART
 from training.watchdog.probes import procfs
 
@@ -73,20 +73,17 @@ class Host:
         self._looked = False
 
     def look(self, folder: Path) -> HostState:
+        memory = cgroups.tightest_memory()
         out: HostState = {
             "cpu_cores": os.cpu_count(),
             "cpu_percent": None,
             "load_1min": os.getloadavg()[0],
-            "ram_used_bytes": None,
-            "ram_total_bytes": None,
+            "ram_used_bytes": memory.used,
+            "ram_total_bytes": memory.limit,
         }
         if psutil is not None:
-            percent, memory = psutil.cpu_percent(), psutil.virtual_memory()
+            percent = psutil.cpu_percent()
             out["cpu_percent"] = percent if self._looked else None
-            out |= {
-                "ram_used_bytes": memory.total - memory.available,
-                "ram_total_bytes": memory.total,
-            }
             self._looked = True
         out["disk_used_bytes"], out["disk_total_bytes"] = _space(folder)
         out["shm_used_bytes"], out["shm_total_bytes"] = _space(Path("/dev/shm"))

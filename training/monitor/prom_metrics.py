@@ -449,7 +449,7 @@ OF_THE_MACHINE = [
     Metric(
         "duet_host_memory_total_bytes",
         (),
-        "Total memory of the machine.",
+        "Total memory of the machine, or the limit of a control group with less room.",
         _run("system", "ram_total_bytes"),
     ),
     Metric(

@@ -307,9 +307,9 @@ def system(state: MachineState) -> list[Line]:
 
 
 def _used(system: HostState, name: str) -> str:
-    """'13.2/24 GiB': the total without decimals."""
-    used, total = whole(system.get(f"{name}_used_bytes")), whole(system.get(f"{name}_total_bytes"))
-    return f"{units.gib(used)}/{'-' if total is None else round(total / (1 << 30))} GiB"
+    return units.part(
+        whole(system.get(f"{name}_used_bytes")), whole(system.get(f"{name}_total_bytes"))
+    )
 
 
 def _full(system: HostState, name: str, limit: float) -> str:
