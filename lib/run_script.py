@@ -38,8 +38,6 @@ _NOTHING_TO_CLOSE = (
     *(types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType),
     *(str, bytes, int, float, Path),
 )
-# code without a file, as of exec(): the line that executes it counts
-_NO_FILE = ("<frozen ", "<string>", "<stdin>")
 CHAIN = 10  # most exceptions of a recorded chain
 FULL = (28, 122)  # ENOSPC, EDQUOT
 
@@ -110,6 +108,9 @@ def _load(name: str, *path: str) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+_libraries = _load("duet_libraries", "training", "core", "libraries.py")
 
 
 class _AtDistributed:
@@ -212,11 +213,8 @@ def _own_frame(error: BaseException) -> "traceback.FrameSummary | None":
 
 
 def _is_own(frame: "traceback.FrameSummary") -> bool:
-    return (
-        "site-packages" not in frame.filename
-        and os.sep + "lib" + os.sep + "python" not in frame.filename
-        and not frame.filename.startswith(_NO_FILE)
-    )
+    # code without a file, as of exec(): the line that executes it counts
+    return not _libraries.contain(frame.filename)
 
 
 def _where(script: str, error: BaseException) -> str:

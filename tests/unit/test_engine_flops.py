@@ -70,10 +70,49 @@ def test_the_embedding_is_not_counted() -> None:
         ("NVIDIA GB200", 2500.0),
         ("NVIDIA GB300", 2500.0),
         ("NVIDIA GB10", 125.0),
+        ("NVIDIA H800", 989.5),
+        ("NVIDIA H800 PCIe", 756.5),
+        ("NVIDIA A10G", 70.0),
+        ("NVIDIA L20", 119.5),
+        ("NVIDIA RTX 5000 Ada Generation", 261.1),
+        ("NVIDIA RTX A4000", 76.7),
     ],
 )
 def test_known_gpus(name: str, tera: float) -> None:
     assert flops.peak(name, "bf16") == pytest.approx(tera * 1e12)
+
+
+@each(
+    ("name", "cores", "mhz"),
+    [
+        ("5090", 21760, 2407),
+        ("5080", 10752, 2617),
+        ("5070 Ti", 8960, 2452),
+        ("5070", 6144, 2512),
+        ("5060 Ti", 4608, 2572),
+        ("5060", 3840, 2497),
+        ("4090", 16384, 2520),
+        ("4080 SUPER", 10240, 2550),
+        ("4080", 9728, 2505),
+        ("4070 Ti SUPER", 8448, 2610),
+        ("4070 Ti", 7680, 2610),
+        ("4070 SUPER", 7168, 2475),
+        ("4070", 5888, 2475),
+        ("4060 Ti", 4352, 2535),
+        ("4060", 3072, 2460),
+        ("3090 Ti", 10752, 1860),
+        ("3090", 10496, 1695),
+        ("3080 Ti", 10240, 1665),
+        ("3080", 8704, 1710),
+        ("3070 Ti", 6144, 1770),
+        ("3070", 5888, 1725),
+        ("3060 Ti", 4864, 1665),
+        ("3060", 3584, 1777),
+    ],
+)
+def test_the_peaks_of_geforce_by_cores_and_boost_clock(name: str, cores: int, mhz: int) -> None:
+    peak = flops.peak(f"NVIDIA GeForce RTX {name}", "bf16")
+    assert peak == pytest.approx(4 * cores * mhz * 1e6, rel=0.004)
 
 
 @each(
@@ -85,6 +124,10 @@ def test_known_gpus(name: str, tera: float) -> None:
         ("Tesla T4", 65.0),
         ("NVIDIA GeForce RTX 2080 Ti", 53.8),
         ("NVIDIA TITAN RTX", 130.5),
+        ("NVIDIA TITAN V", 110.0),
+        ("Quadro RTX 6000", 130.5),
+        ("Quadro RTX 8000", 130.5),
+        ("NVIDIA T4", 65.0),
         ("NVIDIA GeForce RTX 4090", 165.2),
     ],
 )

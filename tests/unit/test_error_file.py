@@ -4,15 +4,16 @@ was killed, complete, and the memory of an exhausted GPU."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pickle
 import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -88,21 +89,29 @@ def test_the_handler_is_removed_while_the_error_is_written() -> None:
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
 
 
-@pytest.mark.parametrize("imported", [False, True])
+def _raises(file: str) -> Callable[[], object]:
+    """A function in this file that raises."""
+    library: dict[str, Any] = {}
+    exec(compile("def fail():\n    raise ValueError", file, "exec"), library)
+    return library["fail"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("fails", "code"),
+    [
+        (lambda: json.loads("{"), '(lambda: json.loads("{"), '),
+        (_raises("/venv/site-packages/some.py"), "fails()"),
+        (_raises("/built/torch/nn/modules/linear.py"), "fails()"),  # TORCH_LOCAL_PATH
+    ],
+)
 def test_the_place_is_the_last_one_outside_of_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported: bool
+    tmp_path: Path, fails: Callable[[], object], code: str
 ) -> None:
-    torch = ModuleType("torch")
-    torch.__file__ = "/built/torch/__init__.py"
-    monkeypatch.setitem(sys.modules, "torch", torch if imported else None)
-    places = ["/venv/site-packages/some.py", "<string>", *["/built/torch/nn.py"] * imported]
-    for place in places:
-        library: dict[str, Any] = {}
-        exec(compile("def fail():\n    raise ValueError", place, "exec"), library)
-        with pytest.raises(ValueError) as caught:
-            library["fail"]()
-        found = error_file._facts(RunDir(tmp_path), 0, caught.value)
-        assert found["where"].startswith(f"{__file__}:") and found["code"] == 'library["fail"]()'
+    with pytest.raises(ValueError) as caught:
+        fails()
+    found = error_file._facts(RunDir(tmp_path), 0, caught.value)
+    assert found["where"].startswith(f"{__file__}:")
+    assert (found["code"] or "").startswith(code)
 
 
 def test_a_failed_check_has_no_place_in_the_code(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from training.core import libraries
 from training.diagnose.log_line import LogLine
 
 MOST_LINES = 600  # of one traceback; Python itself shortens a recursion
@@ -51,7 +52,6 @@ NEW_MESSAGE = re.compile(
     r"|\d{4}-|(?:ERROR|WARNING|INFO|DEBUG|CRITICAL|Traceback|Killed|Aborted|terminate|Sending|wandb)\b"
     r"|(?:srun|slurmstepd)\S*: |[\w@.-]+\.(?:service|scope): |--|====)"
 )
-LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
 # Duet's check that raises in a user script, also from a copy of the project: the line that calls it
 # counts.
 INSPECTOR = "/training/inspector/"
@@ -104,7 +104,7 @@ class Traceback:
         own = [
             (q, f)
             for q, f in zip(self.quotes, self.frames, strict=True)
-            if not any(mark in f for mark in (*LIBRARY, INSPECTOR))
+            if not libraries.contain(f) and INSPECTOR not in f
         ]
         return " in ".join(own[-1]) if own else ""
 
@@ -115,7 +115,7 @@ class Traceback:
 def innermost(frames: Sequence[str]) -> str | None:
     """The innermost frame (file:line) outside libraries, else of any file but the inspector's."""
     files = [f for f in frames if not f.startswith(NO_FILE) and INSPECTOR not in f]
-    own = [f for f in files if not any(mark in f for mark in LIBRARY)]
+    own = [f for f in files if not libraries.contain(f)]
     return (own or files or [None])[-1]  # type: ignore[list-item]
 
 
@@ -149,7 +149,7 @@ def carried(message: str) -> Carried | None:
     name = kind.rpartition(".")[2]
     if end is None or not name.isidentifier():
         return None
-    own = [(n, f) for n, f in frames if not any(mark in f["file"] for mark in LIBRARY)]
+    own = [(n, f) for n, f in frames if not libraries.contain(f["file"])]
     where, code = "", None
     if own:
         at, frame = own[-1]

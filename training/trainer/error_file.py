@@ -10,7 +10,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
-from training.core import heartbeat, rundir
+from training.core import heartbeat, libraries, rundir
 from training.core.errors import DISK_FULL, RANK_DISK_FULL, RANK_FAILED, RunStopped, UserError
 from training.trainer import flight_recorder_server, memory_snapshot
 
@@ -115,17 +115,10 @@ def note(run: rundir.RunDir, rank: int, error: UserError) -> None:
         print(f"{file} cannot be written: {full.strerror}; {cause}{where}", file=sys.stderr)
 
 
-def _of_library(file: str) -> bool:
-    """Also a torch outside of site-packages (TORCH_LOCAL_PATH)."""
-    torch = getattr(sys.modules.get("torch"), "__file__", None)  # None: not imported yet
-    folders = [os.path.join(os.path.dirname(torch), "")] if torch else []
-    return "site-packages" in file or file.startswith(("<", *folders))
-
-
 def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> RankErrorRecord:
     disk_full = isinstance(error, OSError) and error.errno in DISK_FULL
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not _of_library(f.filename)] or list(frames)
+    own = [f for f in frames if not libraries.contain(f.filename)] or list(frames)
     if not getattr(error, "of_code", True):
         own = []
     where = f"{own[-1].filename}:{own[-1].lineno}" if own else ""

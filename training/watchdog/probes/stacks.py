@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.core import libraries
 from training.core.jsonl import Record
 from training.core.messages import msg
 from training.host import env_vars, packages
@@ -42,11 +43,6 @@ _PLUMBING = (BARRIERS, *_STARTERS)
 # What a rank does between an exception and its exit: its report, and a wait for its checkpoint.
 _REPORTS = str(_HERE / "training/trainer/error_file.py")
 _WAITS = (str(_HERE / "training/trainer/async_checkpoint.py"), "__exit__")
-# also a torch that was built locally, outside the environment's packages
-NOT_OURS = re.compile(
-    r"^<|/(site|dist)-packages/|/lib/python\d+(\.\d+)?/|/python\d+\.zip/"
-    r"|/torch/((nn|distributed|utils|autograd|optim|multiprocessing|cuda|amp|fx|jit|_\w+)/|\w+\.py$)"
-)
 
 
 @dataclass(frozen=True)
@@ -315,4 +311,4 @@ def after_exception(frames: Iterable[Frame]) -> bool:
 
 def is_own(frame: Frame) -> bool:
     """Is it code of the user?"""
-    return not NOT_OURS.search(frame.file) and frame.file not in _PLUMBING
+    return not libraries.contain(frame.file) and frame.file not in _PLUMBING

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from training.core import libraries
 from training.watchdog.probes import graph_capture
-from training.watchdog.probes.stacks import BARRIERS, NOT_OURS, Frame, Stack, Thread
+from training.watchdog.probes.stacks import BARRIERS, Frame, Stack, Thread
 
 # Where the call into C++ waits for other ranks. Much else in torch/distributed computes, or reads
 # files.
@@ -174,7 +175,7 @@ def _waits_in_c(frame: Frame) -> str | None:
     pipelining. All other common kinds of wait() are Python, and would be the innermost frame
     themselves."""
     distributed = "/torch/distributed/" in frame.file and not _OWN_WAITS.search(frame.file)
-    if NOT_OURS.search(frame.file) and not distributed:
+    if libraries.contain(frame.file) and not distributed:
         return None
     line = linecache.getline(frame.file, frame.line)
     if re.search(r"(?i:store)\w*(\(\))?\.get\(", line):
