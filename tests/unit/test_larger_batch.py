@@ -15,8 +15,9 @@ from tests.unit.test_plan_gradients import CARD, begun
 from tests.unit.test_resuming import run_of
 from training.config import resolve
 from training.config.flags import parse
-from training.config.origin import DEFAULT
+from training.config.origin import DEFAULT, asked_for
 from training.core.errors import NothingToDo
+from training.core.messages import msg
 from training.core.rundir import write_json
 from training.host.decisions import Decision
 from training.plan import exchange, gradients, larger_batch, length
@@ -150,6 +151,10 @@ def test_the_command_of_a_grown_run_continues_it(typed: list[str], batch: int, s
         resolved = resolve.resolve(line, lines, {}, recorded)
         length.keep_batch(resolved, recorded, own)
         assert resolved.config.num_iterations == steps, lines
+        if steps == 25:
+            origin = resolved.origins["num_iterations"]
+            assert origin == msg("plan.larger_batch.origin_steps", steps=100, factor=4)
+            assert asked_for(origin) and origin.name == "--num_iterations"
         wanted = 2048 if lines else batch  # the run wins over a file
         assert resolved.config.total_batch_size == wanted
 
