@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from training.config.origin import DEFAULT
 from training.core import standing, units
 from training.core.messages import msg
 from training.host import flops, p2p_cache, visible_devices
-from training.host.decisions import AS_ASKED, Decision
+from training.host.decisions import Decision, as_set
 from training.host.gpus import VISIBLE, Gpu
 from training.host.placement import LOCAL, on_one_machine
 from training.plan import exchange, tuning
@@ -47,7 +48,7 @@ def decide(
     compiled: Decision,
 ) -> GradientPlan:
     """`gpus`: those of the ranks."""
-    wish = request.config.gradient_compression
+    wish = wished(request)
     if begun["ranks"] == 1:
         return GradientPlan(_fields(Decision(NONE, msg("plan.gradients.one_rank"))))
     one = predicted(begun, decided, precision, compiled)
@@ -55,16 +56,16 @@ def decide(
     blocks = decided.step.compiled_blocks if decided.step else None
     kept_graphs = _kept(request, begun, "blocks_per_graph") if blocks else None
     if one is None:
-        compression = (
-            Decision(NONE, unknown(begun, precision)) if wish == AUTO else Decision(wish, AS_ASKED)
-        )
+        compression = Decision(NONE, unknown(begun, precision)) if wish.value == AUTO else wish
         text = msg(
             "plan.gradients.alone",
             compression=compression.value,
             compression_reason=compression.reason,
         )
         fields = _fields(compression, kept, kept_graphs)
-        return GradientPlan(fields, [*([] if wish == NONE else [text]), *_together(kept_graphs)])
+        return GradientPlan(
+            fields, [*([] if wish.value == NONE else [text]), *_together(kept_graphs)]
+        )
     choice_for = partial(tuning.choose, wish, blocks=blocks, bucket=kept, graphs=kept_graphs)
     choice = choice_for(one)
     tuned, found = choice.tuned, choice.exchange
@@ -74,6 +75,12 @@ def decide(
     text = _sentence(found, compression, tuned.bucket, _mfu(compiled))
     notes = _little_gain(request, gpus, begun, decided, precision.value, choice, choice_for)
     return GradientPlan(fields, [text, *_together(tuned.graphs)], notes)
+
+
+def wished(request: Request) -> Decision:
+    """That of --gradient_compression; `auto` is yet to be decided."""
+    asked = request.origins["gradient_compression"] != DEFAULT
+    return as_set(request.config.gradient_compression, asked=asked)
 
 
 def _fields(

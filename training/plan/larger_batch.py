@@ -85,4 +85,4 @@ def _origins(total: int, steps: int, factor: int) -> dict[str, str]:
 def _choice(request: Request, decided: Decided, one: Exchange) -> Choice:
     """That of the plan for this exchange (gradients.decide). A new run has none to keep."""
     blocks = decided.step.compiled_blocks if decided.step else None
-    return tuning.choose(request.config.gradient_compression, one, blocks)
+    return tuning.choose(gradients.wished(request), one, blocks)
