@@ -152,10 +152,8 @@ def decide(
     request.resume_from = resumed
     request.place = place or request.place
     cards = [Gpu(i, f"GPU-{i}", CARD, None, None, None, None, None) for i in range(2)]
-    return gradients.decide(
-        *(request, cards, start, done or decided()),
-        *(Decision(precision, ""), Decision(True, "")),
-    )
+    machine = Situation("cuda", Decision(precision, ""), Decision(True, ""), None)
+    return gradients.decide(request, cards, start, done or decided(), machine)
 
 
 def test_a_gpt_is_predicted() -> None:
@@ -212,8 +210,8 @@ def test_an_explicit_value_is_never_overridden() -> None:
 @each("asked", [True, False])
 def test_no_compression_is_the_default_or_asked_for(asked: bool) -> None:
     request = ask("configs/dual_gpu/quickstart.py", *["--gradient_compression=none"] * asked)
-    how = Decision("bf16", ""), Decision(True, "")
-    (text,) = gradients.decide(request, [], begun(20.0), decided(), *how).text
+    machine = Situation("cuda", Decision("bf16", ""), Decision(True, ""), None)
+    (text,) = gradients.decide(request, [], begun(20.0), decided(), machine).text
     assert text.endswith("compression none: as asked" if asked else "compression none: the default")
 
 

@@ -4,7 +4,7 @@ graphs, by the predicted step (training.plan.tuning), and their text in the plan
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -18,8 +18,8 @@ from training.host.placement import LOCAL, on_one_machine
 from training.plan import exchange, tuning
 from training.plan.exchange import Exchange
 from training.plan.request import Request
-from training.plan.tuning import AUTO, NONE, Choice
-from training.tasks.planning import Decided
+from training.plan.tuning import AUTO, BF16, NONE, Choice
+from training.tasks.planning import Decided, Situation
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import (
@@ -44,10 +44,10 @@ def decide(
     gpus: Sequence[Gpu],
     begun: PlanStart,
     decided: Decided,
-    precision: Decision,
-    compiled: Decision,
+    situation: Situation,
 ) -> GradientPlan:
     """`gpus`: those of the ranks."""
+    precision, compiled = situation.precision, situation.compiled
     wish = wished(request)
     if begun["ranks"] == 1:
         return GradientPlan(_fields(Decision(NONE, msg("plan.gradients.one_rank"))))
@@ -73,7 +73,7 @@ def decide(
     fields = _fields(compression, tuned.bucket, tuned.graphs)
     fields["exchange"] = _record(found)
     text = _sentence(found, compression, tuned.bucket, _mfu(compiled))
-    notes = _little_gain(request, gpus, begun, decided, precision.value, choice, choice_for)
+    notes = _little_gain(request, gpus, begun, decided, situation, choice, choice_for)
     return GradientPlan(fields, [text, *_together(tuned.graphs)], notes)
 
 
@@ -219,7 +219,7 @@ def _little_gain(
     gpus: Sequence[Gpu],
     begun: PlanStart,
     decided: Decided,
-    precision: str,
+    situation: Situation,
     choice: Choice,
     choice_for: Callable[[Exchange], Choice],
 ) -> list[str]:
@@ -228,7 +228,7 @@ def _little_gain(
     one, half = choice.exchange, choice.half
     if one.share is None or one.speed_up is None or one.speed_up >= exchange.LITTLE * one.ranks:
         return []
-    reasons, helps = [], []
+    reasons, helps, precision = [], [], situation.precision.value
     if not one.waits_little:
         why = msg("plan.word.comma").join(_why(gpus, begun, one))
         reasons.append(msg("plan.gradients.waits", share=100 * one.share, why=why))
@@ -249,16 +249,19 @@ def _little_gain(
     enough = None if one.waits_little else tuning.enough_accumulation(one, choice_for)
     if enough:
         factor, then = enough
-        helps.append(
-            msg(
-                "plan.gradients.help_more",
-                name="total_batch_size",
-                value=decided.batch.total_tokens * factor,
-                factor=factor,
-                speed=times(then.speed_up),
+        total = decided.batch.total_tokens * factor
+        if _fits(request, situation, total_batch_size=total):
+            helps.append(
+                msg(
+                    "plan.gradients.help_more",
+                    name="total_batch_size",
+                    value=total,
+                    factor=factor,
+                    speed=times(then.speed_up),
+                )
             )
-        )
-    if not one.compressed and (exchange.saved(one, half) or 0.0) >= exchange.PAYS:
+    pays = not one.compressed and (exchange.saved(one, half) or 0.0) >= exchange.PAYS
+    if pays and _fits(request, situation, gradient_compression=BF16):
         helps.append(msg("plan.gradients.help_compression", speed=times(half.speed_up)))
     if one.speed_up <= 1:
         unequal = one.fastest > 1
@@ -273,6 +276,14 @@ def _little_gain(
     if helps:
         text = msg("plan.gradients.with_helps", text=text, helps=msg("plan.word.comma").join(helps))
     return [text]
+
+
+def _fits(request: Request, situation: Situation, **changes: int | str) -> bool:
+    """Whether the run with these values fits: each holds gradients twice."""
+    if situation.room is None:
+        return True
+    other = replace(request, config=replace(request.config, **changes))  # type: ignore[arg-type]
+    return request.kind.decide(other, situation).fits(situation.room)
 
 
 def _fastest_alone(request: Request, fastest: GpuRecord) -> str:
