@@ -97,6 +97,7 @@ def steps(load: StepWorkload, count: int) -> None:
     model = GPT(
         ModelDims(load.depth, load.vocab, load.seq_len),
         MemorySavings(load.blocks, load.chunks, load.selective),
+        load.dropout,
     ).to(device)
     optimizer = gpt_optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
     if load.compiled:

@@ -38,7 +38,8 @@ STEP_S = 0.3
 
 def peak(load: StepWorkload, rank: int) -> dict[str, int]:
     with torch.device("cuda", rank):
-        model = GPT(load.shape, MemorySavings(load.blocks, load.chunks, load.selective))
+        frugal = MemorySavings(load.blocks, load.chunks, load.selective)
+        model = GPT(load.shape, frugal, load.dropout)
         tokens = torch.zeros(load.sequences, load.seq_len, dtype=torch.int64)
     if load.fp8:
         fp8.convert(model.blocks, load.tokens)

@@ -24,6 +24,8 @@ LOADS = [
     replace(PLAIN, blocks=6, selective=6, vocab=32768, chunks=4),
     replace(PLAIN, selective=6, sequences=4),  # accumulates
     replace(PLAIN, compressed=True),
+    replace(PLAIN, dropout=0.1),
+    replace(PLAIN, dropout=0.1, selective=12),
     replace(PLAIN, fp16=True),
     replace(PLAIN, fp16=True, blocks=12),
     replace(PLAIN, fp16=True, selective=12, vocab=32768, chunks=4),
@@ -75,7 +77,11 @@ def test_the_formula_is_the_peak_of_compiled_steps(gpus: NullGpus, token: str) -
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("load", [MIXED, TOGETHER], ids=["mixed", "together"])
+@pytest.mark.parametrize(
+    "load",
+    [MIXED, TOGETHER, replace(PLAIN, compiled=True, dropout=0.1)],
+    ids=["mixed", "together", "dropout"],
+)
 def test_the_formula_is_the_peak_of_other_compiled_steps(
     load: StepWorkload, gpus: NullGpus, token: str
 ) -> None:

@@ -4,6 +4,7 @@ stop."""
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -192,6 +193,9 @@ WHOLE = {
         json.dumps({"verdicts": [WHOLE | {"gpus": []}]}).encode(),
         json.dumps({"verdicts": [WHOLE | {"variables": {"LD_PRELOAD": "/tmp/x.so"}}]}).encode(),
         json.dumps({"verdicts": [WHOLE | {"gb_per_s": "fast"}]}).encode(),
+        json.dumps(
+            {"verdicts": [WHOLE | {"gb_per_s": 0}, WHOLE | {"small_ms": math.nan}]}
+        ).encode(),
         # the format of early 0.1
         json.dumps(
             {"verdicts": [{n: WHOLE[n] for n in ("gpus", "driver", "torch", "variables")}]}

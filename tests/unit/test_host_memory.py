@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from training.tasks.memory import CONTEXT, gib
 AGGRESSIVE = StepWorkload(20, 14, 3072, 320, bf16=True, compiled=False, cuda=False)
 BALANCED = replace(AGGRESSIVE, depth=16, sequences=12, seq_len=2048)
 CONSERVATIVE = replace(AGGRESSIVE, depth=12, sequences=8, seq_len=1536)
+DROPPING = StepWorkload(7, 16, 512, 320, bf16=False, compiled=False, cuda=False, dropout=0.1)
 SMALL = StepWorkload(4, 4, 128, 320, bf16=True, compiled=True, cuda=False)
 
 
@@ -62,12 +64,15 @@ def soak(load: StepWorkload) -> object:
         StepWorkload(3, 16, 128, 320, bf16=True, fp16=True, compiled=False, cuda=False),
         StepWorkload(6, 16, 512, 320, bf16=True, fp16=True, compiled=False, cuda=False, blocks=6),
         StepWorkload(7, 16, 512, 320, bf16=True, compiled=False, cuda=False),
+        DROPPING,
+        replace(DROPPING, bf16=True),
+        replace(DROPPING, blocks=3, selective=4),
         StepWorkload(11, 8, 512, 320, bf16=True, compiled=False, cuda=False, blocks=4),
         StepWorkload(29, 8, 512, 320, bf16=True, compiled=False, cuda=False, selective=3),
     ],
     ids=lambda one: (
         f"d{one.depth} v{one.vocab} {'fp16' if one.fp16 else 'bf16' if one.bf16 else 'fp32'} again{one.blocks} "
-        f"selective{one.selective} parts{one.chunks}"
+        f"selective{one.selective} parts{one.chunks} dropout{one.dropout:g}"
     ),
 )
 def test_the_formula_matches_the_peak_of_the_model(load: StepWorkload) -> None:
@@ -255,6 +260,16 @@ def test_the_time_of_recomputation() -> None:
     assert replace(SMALL, blocks=2).extra_time == pytest.approx(
         2 * replace(SMALL, blocks=1).extra_time
     )
+
+
+@each(
+    ("change", "kept"),
+    [({"cuda": True}, 2), ({"compiled": True}, 2), ({"bf16": True}, 4), ({"bf16": False}, 8)],
+)
+def test_dropout_keeps_two_masks_in_a_block(change: dict[str, Any], kept: int) -> None:
+    load = replace(CONSERVATIVE, **change)
+    more = estimate(replace(load, dropout=0.1)).activations - estimate(load).activations
+    assert more == kept * load.depth * load.width * load.tokens
 
 
 def test_with_a_small_batch_the_peak_is_the_optimizer_s() -> None:

@@ -15,8 +15,9 @@ from tests.unit.test_plan_gradients import CARD, begun
 from tests.unit.test_resuming import run_of
 from training.config import resolve
 from training.config.flags import parse
-from training.config.origin import DEFAULT
+from training.config.origin import DEFAULT, asked_for
 from training.core.errors import NothingToDo
+from training.core.messages import msg
 from training.core.rundir import write_json
 from training.host.decisions import Decision
 from training.plan import exchange, gradients, larger_batch, length
@@ -40,9 +41,13 @@ def grow(
 ) -> tuple[Request, Decided, list[str]]:
     sizes = (*SIZES, f"--total_batch_size={batch}", f"--max_total_batch_size={most}")
     request = ask(*RUN, *sizes, "--tokenizer=bpe", *more)
-    machine = Situation("cuda", Decision("bf16", ""), Decision(True, ""), room)
-    decided = request.kind.decide(request, machine)
-    return request, *larger_batch.grow(request, begun(rate, name=name), decided, machine)
+    decided = request.kind.decide(request, machine(room))
+    start = begun(rate, name=name)
+    return request, *larger_batch.grow(request, start, decided, machine(room))
+
+
+def machine(room: int | None = None) -> Situation:
+    return Situation("cuda", Decision("bf16", ""), Decision(True, ""), room)
 
 
 @each(
@@ -72,13 +77,13 @@ def test_the_batch_of_a_job_grows_in_its_first_start(home: Path) -> None:
     values |= {"device_batch_size": 1}
     run = make_run(home / "experiments", "r1", **values)
     most = f"--max_total_batch_size={8 * BATCH}"
-    machine = Situation("cuda", Decision("bf16", ""), Decision(True, ""), 80 * GIB)
+    situation = machine(80 * GIB)
     for more, factor in (dict[str, Any](), 2), ({"device": {"value": "cuda"}}, 1):
         write_json(run.plan, {"config": values} | more)
         found = ask("--resume=r1", most)
-        decided = found.kind.decide(found, machine)
+        decided = found.kind.decide(found, situation)
         assert len(decided.notes) == (factor > 1), "a larger micro-batch"
-        then = larger_batch.grow(found, begun(6.0), decided, machine)[0]
+        then = larger_batch.grow(found, begun(6.0), decided, situation)[0]
         assert then.batch.total_tokens == factor * 4 * BATCH == found.config.total_batch_size
         assert found.config.num_iterations == -(-99 // factor)
 
@@ -109,8 +114,7 @@ def test_a_larger_batch_is_chosen_by_the_exchange_that_the_plan_predicts(
     def plan(most: int) -> tuple[gradients.GradientPlan, Decided, list[str]]:
         compression = f"--gradient_compression={wish}"
         request, decided, text = grow(rate, most, compression, name=name)
-        how = Decision("bf16", ""), Decision(True, "")
-        found = gradients.decide(request, [], begun(rate, name=name), decided, *how)
+        found = gradients.decide(request, [], begun(rate, name=name), decided, machine())
         return found, decided, text
 
     before, (after, decided, (text,)) = plan(0)[0], plan(256 * BATCH)
@@ -128,6 +132,18 @@ def test_a_batch_that_does_not_fit_is_not_chosen() -> None:
     room = decided.step.estimate.needed + (1 << 20)
     request, decided, text = grow(6.0, 64 * BATCH, *fixed, room=room)
     assert decided.batch.total_tokens == BATCH == request.config.total_batch_size and text
+
+
+@each("fits", [True, False])
+def test_help_against_slow_links_fits(fits: bool) -> None:
+    request, decided, _ = grow(
+        None, 0, "--loss_chunks=1", "--activation_checkpointing=none", "--gradient_compression=none"
+    )
+    assert decided.step
+    room = decided.step.estimate.needed + (GIB << 4 if fits else 1 << 20)
+    (note,) = gradients.decide(request, [], begun(3.0), decided, machine(room)).notes
+    for flag in ("--total_batch_size=", "--gradient_compression=bf16"):
+        assert (flag in note) is fits
 
 
 @each(
@@ -150,6 +166,10 @@ def test_the_command_of_a_grown_run_continues_it(typed: list[str], batch: int, s
         resolved = resolve.resolve(line, lines, {}, recorded)
         length.keep_batch(resolved, recorded, own)
         assert resolved.config.num_iterations == steps, lines
+        if steps == 25:
+            origin = resolved.origins["num_iterations"]
+            assert origin == msg("plan.larger_batch.origin_steps", steps=100, factor=4)
+            assert asked_for(origin) and origin.name == "--num_iterations"
         wanted = 2048 if lines else batch  # the run wins over a file
         assert resolved.config.total_batch_size == wanted
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import ENHANCED, ask, python
 from tests.unit.nvidia_machine import Nvidia
 from training.core.errors import Exit, UserError
@@ -178,6 +179,28 @@ def test_the_message_is_why_it_is_tested(monkeypatch: pytest.MonkeyPatch) -> Non
         start_test.StartTest(only_check=False)(plan)
     names = ("first_start", "times_again", "check")
     assert told == [msg(f"launcher.communication.{name}", ranks="2 ranks") for name in names]
+
+
+@each(
+    ("cache", "check", "warned"),
+    [("a file", False, True), ("a file", True, False), ("", False, False)],
+)
+def test_a_start_warns_if_its_result_cannot_be_remembered(
+    cache: str, check: bool, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cache:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
+        (tmp_path / cache).touch()
+    plan: Any = {"local_ranks": 2, "gpus": [{"uuid": u} for u in UUIDS]}
+    plan |= {"driver": "580.65.06", "torch": "2.13.0"}
+    new = p2p_cache.verdict(run.key(plan), {}, gb_per_s=11.3, small_ms=0.05)
+    note = p2p_cache.remember(run.key(plan), new)
+    done = CommunicationResult(2, "cuda", "nccl", None, note=note, verdict=new)
+    monkeypatch.setattr(run, "run", lambda plan, **limits: done)
+    told = list[str]()
+    monkeypatch.setattr(start_test.log, "warning", told.append)
+    start_test.StartTest(only_check=check)(plan)
+    assert told == [msg("launcher.communication.not_remembered", note=note)] * warned
 
 
 def test_the_command_tests_the_gpus_of_the_run() -> None:

@@ -25,6 +25,7 @@ from training.tasks.gpt.memory import StepWorkload
 from training.tasks.gpt.step import GptStep
 from training.tasks.planning import Decided, Situation
 
+AUTO = Decision("auto", "")
 CARD = "NVIDIA GeForce RTX 4090"
 ONE = Exchange(
     ranks=2,
@@ -90,7 +91,7 @@ def test_unknown_arithmetic() -> None:
     one = replace(ONE, compute_s=None)
     assert (one.share, one.speed_up, one.exposed_s) == (None, None, one.total_s)
     assert exchange.saved(one, one) is None
-    assert tuning.enough_accumulation(one, lambda one: tuning.choose("auto", one, None)) is None
+    assert tuning.enough_accumulation(one, lambda one: tuning.choose(AUTO, one, None)) is None
 
 
 @pytest.mark.parametrize(
@@ -151,10 +152,8 @@ def decide(
     request.resume_from = resumed
     request.place = place or request.place
     cards = [Gpu(i, f"GPU-{i}", CARD, None, None, None, None, None) for i in range(2)]
-    return gradients.decide(
-        *(request, cards, start, done or decided()),
-        *(Decision(precision, ""), Decision(True, "")),
-    )
+    machine = Situation("cuda", Decision(precision, ""), Decision(True, ""), None)
+    return gradients.decide(request, cards, start, done or decided(), machine)
 
 
 def test_a_gpt_is_predicted() -> None:
@@ -206,6 +205,14 @@ def test_an_explicit_value_is_never_overridden() -> None:
         found = decide(wish, begun(rate)).fields["gradient_compression"]
         assert found["value"] == wish
     assert decide("none", begun(None)).text == []
+
+
+@each("asked", [True, False])
+def test_no_compression_is_the_default_or_asked_for(asked: bool) -> None:
+    request = ask("configs/dual_gpu/quickstart.py", *["--gradient_compression=none"] * asked)
+    machine = Situation("cuda", Decision("bf16", ""), Decision(True, ""), None)
+    (text,) = gradients.decide(request, [], begun(20.0), decided(), machine).text
+    assert text.endswith("compression none: as asked" if asked else "compression none: the default")
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,11 @@ class Decision:
         return {"value": self.value, "reason": self.reason}
 
 
+def as_set(value: Any, *, asked: bool) -> Decision:
+    """`asked`: the user has set the value, else it is the default."""
+    return Decision(value, AS_ASKED if asked else msg("host.decision.by_default"))
+
+
 def device(
     config: Config,
     ranks: int,
@@ -55,11 +60,11 @@ def device(
     asked: bool = True,
     resumed: bool = False,
 ) -> Decision:
-    """`asked`: the user has set the value, else it is the default. `resumed`: the run that is
-    continued has used GPUs, so that a lost driver or GPU is refused."""
+    """`asked`: as as_set(). `resumed`: the run that is continued has used GPUs, so that a lost
+    driver or GPU is refused."""
     gpus = len(machine.gpus)
     if config.device != "auto":
-        return Decision(config.device, AS_ASKED if asked else msg("host.decision.by_default"))
+        return as_set(config.device, asked=asked)
     if resumed and (gpus < ranks or (torch and torch.cuda is None)):
         return Decision("cuda", msg("host.decision.resumed"))
     if gpus >= ranks and torch and torch.cuda is None:

@@ -8,6 +8,7 @@ prevents a known hang, so a missing, damaged or unwritable file is not an error.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -235,7 +236,8 @@ def _whole(one: object) -> bool:
         return False
     gpus = one["gpus"]
     named = isinstance(gpus, list) and gpus and all(isinstance(g, str) for g in gpus)
-    measured = all(isinstance(one[name], (int, float)) for name in ("gb_per_s", "small_ms", "time"))
+    numbers = all(isinstance(one[name], (int, float)) for name in ("gb_per_s", "small_ms", "time"))
+    measured = numbers and all(0 < one[name] < math.inf for name in ("gb_per_s", "small_ms"))
     # Only variables that Duet writes: this file determines the environment of a run.
     return bool(named) and measured and one["variables"] in ({}, WITHOUT_P2P)
 

@@ -4,21 +4,22 @@ graphs, by the predicted step (training.plan.tuning), and their text in the plan
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from training.config.origin import DEFAULT
 from training.core import standing, units
 from training.core.messages import msg
 from training.host import flops, p2p_cache, visible_devices
-from training.host.decisions import AS_ASKED, Decision
+from training.host.decisions import Decision, as_set
 from training.host.gpus import VISIBLE, Gpu
 from training.host.placement import LOCAL, on_one_machine
 from training.plan import exchange, tuning
 from training.plan.exchange import Exchange
 from training.plan.request import Request
-from training.plan.tuning import AUTO, NONE, Choice
-from training.tasks.planning import Decided
+from training.plan.tuning import AUTO, BF16, NONE, Choice
+from training.tasks.planning import Decided, Situation
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import (
@@ -43,11 +44,11 @@ def decide(
     gpus: Sequence[Gpu],
     begun: PlanStart,
     decided: Decided,
-    precision: Decision,
-    compiled: Decision,
+    situation: Situation,
 ) -> GradientPlan:
     """`gpus`: those of the ranks."""
-    wish = request.config.gradient_compression
+    precision, compiled = situation.precision, situation.compiled
+    wish = wished(request)
     if begun["ranks"] == 1:
         return GradientPlan(_fields(Decision(NONE, msg("plan.gradients.one_rank"))))
     one = predicted(begun, decided, precision, compiled)
@@ -55,16 +56,16 @@ def decide(
     blocks = decided.step.compiled_blocks if decided.step else None
     kept_graphs = _kept(request, begun, "blocks_per_graph") if blocks else None
     if one is None:
-        compression = (
-            Decision(NONE, unknown(begun, precision)) if wish == AUTO else Decision(wish, AS_ASKED)
-        )
+        compression = Decision(NONE, unknown(begun, precision)) if wish.value == AUTO else wish
         text = msg(
             "plan.gradients.alone",
             compression=compression.value,
             compression_reason=compression.reason,
         )
         fields = _fields(compression, kept, kept_graphs)
-        return GradientPlan(fields, [*([] if wish == NONE else [text]), *_together(kept_graphs)])
+        return GradientPlan(
+            fields, [*([] if wish.value == NONE else [text]), *_together(kept_graphs)]
+        )
     choice_for = partial(tuning.choose, wish, blocks=blocks, bucket=kept, graphs=kept_graphs)
     choice = choice_for(one)
     tuned, found = choice.tuned, choice.exchange
@@ -72,8 +73,14 @@ def decide(
     fields = _fields(compression, tuned.bucket, tuned.graphs)
     fields["exchange"] = _record(found)
     text = _sentence(found, compression, tuned.bucket, _mfu(compiled))
-    notes = _little_gain(request, gpus, begun, decided, precision.value, choice, choice_for)
+    notes = _little_gain(request, gpus, begun, decided, situation, choice, choice_for)
     return GradientPlan(fields, [text, *_together(tuned.graphs)], notes)
+
+
+def wished(request: Request) -> Decision:
+    """That of --gradient_compression; `auto` is yet to be decided."""
+    asked = request.origins["gradient_compression"] != DEFAULT
+    return as_set(request.config.gradient_compression, asked=asked)
 
 
 def _fields(
@@ -212,7 +219,7 @@ def _little_gain(
     gpus: Sequence[Gpu],
     begun: PlanStart,
     decided: Decided,
-    precision: str,
+    situation: Situation,
     choice: Choice,
     choice_for: Callable[[Exchange], Choice],
 ) -> list[str]:
@@ -221,7 +228,7 @@ def _little_gain(
     one, half = choice.exchange, choice.half
     if one.share is None or one.speed_up is None or one.speed_up >= exchange.LITTLE * one.ranks:
         return []
-    reasons, helps = [], []
+    reasons, helps, precision = [], [], situation.precision.value
     if not one.waits_little:
         why = msg("plan.word.comma").join(_why(gpus, begun, one))
         reasons.append(msg("plan.gradients.waits", share=100 * one.share, why=why))
@@ -242,16 +249,19 @@ def _little_gain(
     enough = None if one.waits_little else tuning.enough_accumulation(one, choice_for)
     if enough:
         factor, then = enough
-        helps.append(
-            msg(
-                "plan.gradients.help_more",
-                name="total_batch_size",
-                value=decided.batch.total_tokens * factor,
-                factor=factor,
-                speed=times(then.speed_up),
+        total = decided.batch.total_tokens * factor
+        if _fits(request, situation, total_batch_size=total):
+            helps.append(
+                msg(
+                    "plan.gradients.help_more",
+                    name="total_batch_size",
+                    value=total,
+                    factor=factor,
+                    speed=times(then.speed_up),
+                )
             )
-        )
-    if not one.compressed and (exchange.saved(one, half) or 0.0) >= exchange.PAYS:
+    pays = not one.compressed and (exchange.saved(one, half) or 0.0) >= exchange.PAYS
+    if pays and _fits(request, situation, gradient_compression=BF16):
         helps.append(msg("plan.gradients.help_compression", speed=times(half.speed_up)))
     if one.speed_up <= 1:
         unequal = one.fastest > 1
@@ -266,6 +276,14 @@ def _little_gain(
     if helps:
         text = msg("plan.gradients.with_helps", text=text, helps=msg("plan.word.comma").join(helps))
     return [text]
+
+
+def _fits(request: Request, situation: Situation, **changes: int | str) -> bool:
+    """Whether the run with these values fits: each holds gradients twice."""
+    if situation.room is None:
+        return True
+    other = replace(request, config=replace(request.config, **changes))  # type: ignore[arg-type]
+    return request.kind.decide(other, situation).fits(situation.room)
 
 
 def _fastest_alone(request: Request, fastest: GpuRecord) -> str:

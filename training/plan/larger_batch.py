@@ -54,8 +54,7 @@ def grow(
         origins=request.origins | _origins(total, steps, factor),
     )
     then = request.kind.decide(larger, situation)
-    needed = then.step.estimate.needed if then.step else 0
-    if situation.room is not None and needed > situation.room:
+    if not then.fits(situation.room):
         return decided, [msg("plan.larger_batch.no_memory", total=total, larger=factor * total)]
     request.config = larger.config
     request.origins.update(larger.origins)  # the plan has the same
@@ -85,4 +84,4 @@ def _origins(total: int, steps: int, factor: int) -> dict[str, str]:
 def _choice(request: Request, decided: Decided, one: Exchange) -> Choice:
     """That of the plan for this exchange (gradients.decide). A new run has none to keep."""
     blocks = decided.step.compiled_blocks if decided.step else None
-    return tuning.choose(request.config.gradient_compression, one, blocks)
+    return tuning.choose(gradients.wished(request), one, blocks)

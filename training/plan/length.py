@@ -7,7 +7,7 @@ import math
 
 from training import tasks
 from training.config.loader import Values
-from training.config.origin import asked_for
+from training.config.origin import Origin, asked_for
 from training.config.resolve import Resolved
 from training.config.schema import AUTO, Config
 from training.core import manifest
@@ -79,5 +79,8 @@ def keep_batch(resolved: Resolved, recorded: Values, own: Config) -> None:
     if factor == 1:
         return
     config.total_batch_size, origins["total_batch_size"] = recorded["total_batch_size"]
-    if asked_for(origins["num_iterations"]) and isinstance(config.num_iterations, int):
-        config.num_iterations = math.ceil(config.num_iterations / factor)
+    asked, steps = origins["num_iterations"], config.num_iterations
+    if asked_for(asked) and isinstance(steps, int):
+        config.num_iterations = math.ceil(steps / factor)
+        why = msg("plan.larger_batch.origin_steps", steps=steps, factor=factor)
+        origins["num_iterations"] = Origin(why, asked.source, asked.name)

@@ -79,9 +79,8 @@ def build(
     decided, grown = larger_batch.grow(request, begun, decided, situation)
     split, config = decided.batch, request.config
     static_graph = decisions.static_graph(config, split.accumulation)
-    exchanged = gradients.decide(
-        request, machine.gpus[: request.gpu_ranks], begun, decided, precision, compiled
-    )
+    cards = machine.gpus[: request.gpu_ranks]
+    exchanged = gradients.decide(request, cards, begun, decided, situation)
     plan: Plan = {
         **begun,
         "config_file": request.config_name(),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from training.core import units
 from training.core.messages import msg
-from training.host.decisions import AS_ASKED, Decision
+from training.host.decisions import Decision
 from training.plan import exchange
 from training.plan.exchange import Exchange
 from training.tasks.memory import CompiledBlocks
@@ -39,7 +39,7 @@ class Choice:
 
 
 def choose(
-    wish: str,
+    wish: Decision,
     one: Exchange,
     blocks: CompiledBlocks | None,
     bucket: Decision | None = None,
@@ -51,9 +51,7 @@ def choose(
         for compressed in (False, True)
     )
     compression = (
-        _compression(exchange.saved(plain.exchange, half.exchange))
-        if wish == AUTO
-        else Decision(wish, AS_ASKED)
+        _compression(exchange.saved(plain.exchange, half.exchange)) if wish.value == AUTO else wish
     )
     compressed = compression is not None and compression.value == BF16
     return Choice(half if compressed else plain, half.exchange, compression)

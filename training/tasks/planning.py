@@ -67,3 +67,7 @@ class Decided:
     notes: list[str] = field(default_factory=list)
     fields: TaskFields = field(default_factory=lambda: cast("TaskFields", {}))
     step: StepNeeds | None = None
+
+    def fits(self, room: int | None) -> bool:
+        """As far as is known; `room`: of the situation."""
+        return self.step is None or room is None or self.step.estimate.needed <= room

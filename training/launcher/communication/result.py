@@ -109,9 +109,11 @@ class CommunicationResult:
             quoted = () if by_copies(self.finding, self.backend) else self.kernel.lines
             text = preflight.with_lines(text, [*self.finding.lines, *quoted])
             return [preflight.Check(NAME, preflight.ERROR, text, self._fixes(self.finding))]
-        text = self._measured()
-        if self.note:
-            text = msg("launcher.communication.noted", text=text, note=self.note)
+        text, note = self._measured(), self.note
+        if self.backend == "nccl" and self.variables.get(P2P) == "1" and not self.first:
+            note = msg("launcher.communication.without_p2p", variable=P2P)
+        if note:
+            text = msg("launcher.communication.noted", text=text, note=note)
         if not self.first:
             return [preflight.Check(NAME, preflight.OK, text)]
         text = msg(

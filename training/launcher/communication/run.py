@@ -64,8 +64,6 @@ def run(
     verdict, note = None, ""
     if backend == "nccl" and figures:
         verdict, note = _learn(plan, figures, set_here)
-        if (own | set_here).get(P2P) == "1" and not first:
-            note = msg("launcher.communication.without_p2p", variable=P2P)
     elif backend == "nccl" and worth_without_p2p(first or finding):
         p2p_cache.forget(key(plan))
     return CommunicationResult(

@@ -40,6 +40,9 @@ class StartTest:
         else:
             log.info(msg("launcher.communication.first_start", ranks=ranks))
         result = self.result = run(plan, patience_s=stages.PATIENCE_S)
+        of = key(plan)
+        if result.verdict and of.complete and not p2p_cache.known(of) and not self.only_check:
+            log.warning(msg("launcher.communication.not_remembered", note=result.note))
         if not result.ok and not self.only_check:
             (check,) = result.checks()
             assert result.finding

@@ -77,7 +77,7 @@ def update_peak(load: StepWorkload) -> int:
 
 def _made(load: StepWorkload, plain: int, again: int, selective: int) -> tuple[GPT, Optimizers]:
     shape = Slice(plain + again + selective, load.vocab, load.seq_len, full_depth=load.depth)
-    model = GPT(shape, MemorySavings(again, load.chunks, selective))
+    model = GPT(shape, MemorySavings(again, load.chunks, selective), load.dropout)
     return model, optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
 
 

@@ -1,8 +1,7 @@
 """Memory of one rank before anything runs, by formula.
 
-The constants belong to Duet's model (training/tasks/gpt/model.py): counted from the tensors that
-autograd keeps, and compared with fake tensors and real runs. Figures: docs/memory_accuracy.md;
-to measure them again: `python -m benchmarks.memory`.
+The formula belongs to Duet's model (training/tasks/gpt/model.py), and so do its constants. Figures:
+docs/memory_accuracy.md; to measure them again: `python -m benchmarks.memory`.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
 from training.core.messages import msg
+from training.tasks.gpt import memory_constants
+from training.tasks.gpt.memory_constants import Constants
 from training.tasks.gpt.model_dims import ModelDims, muon_share
 from training.tasks.memory import (
     CONTEXT,
@@ -69,6 +70,7 @@ class StepWorkload:
     # rank 0's checkpoint copy is in the same memory: on a CPU, and a GPU with the host's memory
     copy: bool = False
     compressed: bool = False  # gradients, between the ranks
+    dropout: float = 0.0
 
     @property
     def shape(self) -> ModelDims:
@@ -257,49 +259,6 @@ class Estimate:
         )
 
 
-@dataclass(frozen=True)
-class _Constants:
-    """Bytes per token and unit of width (`logits`: per token and vocabulary entry)."""
-
-    kept: float  # by a block for its backward pass
-    products: float  # by a block that is recomputed selectively
-    # in addition, at the peak of the last block's backward pass: of one that recomputes nothing,
-    # selectively, or everything
-    work: float
-    work_selective: float
-    work_whole: float
-    ends: int  # embedding and last norm
-    logits: int  # logits and the loss's tensors, forward and backward, at their peak
-    head: int = 0  # per weight of the head at that peak: its gradient, not yet fp32
-
-
-def _constants(load: StepWorkload) -> _Constants:
-    if load.fp8:
-        # Compiled blocks keep inputs of products in fp8; eager casts to it have fp32 temporaries.
-        return (
-            _Constants(26.8, 22.7, 19.7, 19.7, 44.4, 7, 2, 2)
-            if load.compiled
-            else _Constants(41.4, 22.7, 31.8, 50.7, 71.2, 7, 16)
-        )
-    if load.compiled:
-        if load.fp16:
-            return _Constants(38.0, 24.7, 11.8, 21.9, 45.2, 10, 2, 2)
-        if load.bf16:
-            return _Constants(36.1, 22.7, 11.7, 20.2, 45.5, 7, 2, 2)
-        return _Constants(74.1, 45.4, 24.8, 44.6, 94.1, 8, 8)
-    if not load.cuda:  # on which a norm keeps more: it is not one operator there
-        if load.fp16:
-            return _Constants(55.4, 24.7, 20.2, 41.3, 62, 8, 16)
-        if load.bf16:
-            return _Constants(49.4, 22.7, 21.2, 38.3, 59, 7, 16)
-        return _Constants(82.8, 45.4, 21.5, 58.9, 100.3, 8, 16)
-    if load.fp16:
-        return _Constants(52.1, 24.8, 4.0, 36.0, 57.7, 10, 16)
-    if load.bf16:
-        return _Constants(41.9, 22.7, 7.0, 30.1, 50.6, 7, 16)
-    return _Constants(82.6, 45.4, 24.2, 60.2, 102.1, 8, 16)
-
-
 def estimate(load: StepWorkload) -> Estimate:
     """Bytes per rank with fp32 weights, as in training/trainer.
 
@@ -309,7 +268,7 @@ def estimate(load: StepWorkload) -> Estimate:
     last block of a kind: it frees what the blocks kept, but may create gradients. A checkpointed
     block is recomputed before, so it may be fully in memory when no other block is.
     """
-    use, gradients = _constants(load), 4 * load.shape.weights + load.second_gradients
+    use, gradients = memory_constants.of(load), 4 * load.shape.weights + load.second_gradients
     held = gradients if load.holds_gradients else 0
     peaks = [
         _at_loss(load, use, held),
@@ -349,7 +308,7 @@ class _Peak:
         )
 
 
-def _at_loss(load: StepWorkload, use: _Constants, held: int) -> _Peak:
+def _at_loss(load: StepWorkload, use: Constants, held: int) -> _Peak:
     table = load.vocab * load.width
     logits = use.logits * load.vocab * load.tokens // load.chunks
     if load.chunks > 1:
@@ -361,7 +320,7 @@ def _at_loss(load: StepWorkload, use: _Constants, held: int) -> _Peak:
     return _Peak(held, copies, _kept(load, use, load.depth), logits)
 
 
-def _in_blocks(load: StepWorkload, use: _Constants, held: int) -> Iterator[_Peak]:
+def _in_blocks(load: StepWorkload, use: Constants, held: int) -> Iterator[_Peak]:
     """Blocks checkpointed as a whole come first, then selective ones, then the others."""
     unit, before = load.width * load.tokens, 0
     for count, work in (
@@ -381,7 +340,7 @@ def _in_blocks(load: StepWorkload, use: _Constants, held: int) -> Iterator[_Peak
         before += count
 
 
-def _kept(load: StepWorkload, use: _Constants, number: int) -> int:
+def _kept(load: StepWorkload, use: Constants, number: int) -> int:
     """Bytes kept by the first `number` blocks, and by embedding and last norm."""
     whole = min(number, load.blocks)
     selective = min(number - whole, load.selective)

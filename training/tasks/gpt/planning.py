@@ -156,6 +156,7 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         ema=config.ema > 0,
         copy=machine.device == "cpu" or machine.shared,
         compressed=may_compress(config),
+        dropout=config.dropout,
     )
     kept = _kept_savings(request) if asked.cuda else _Kept()
     least = replace(asked, **kept.savings)
