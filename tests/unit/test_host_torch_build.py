@@ -42,12 +42,17 @@ def test_no_torch_or_no_version_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert torch_build.installed() is None
 
 
+def program(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(["#!/bin/sh", *lines]))
+    path.chmod(0o755)
+    return path
+
+
 def test_what_compiling_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("clang", "clang++"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
+        program(tmp_path / name)
     (tmp_path / "Python.h").write_text("")
-    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda *_: str(tmp_path))
     here = {"PATH": str(tmp_path)}
     assert toolchain.missing("cuda", here) == {}
     assert toolchain.missing("cuda", here | {"CC": "no-such-cc"}) == {"CC=no-such-cc": "unset CC"}
@@ -58,6 +63,21 @@ def test_what_compiling_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert toolchain.missing("cpu", here | {"CXX": "clang++"}) == {}
     (tmp_path / "Python.h").unlink()
     assert toolchain.missing("cuda", here) == {"Python.h": f"{toolchain.INSTALL} python3-dev"}
+
+
+def test_python_headers_are_looked_for_where_triton_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A Python of Debian outside of an environment: its own scheme is for pip, below /usr/local."""
+    program(tmp_path / "clang")
+    (tmp_path / "Python.h").write_text("")
+    folders = {"posix_prefix": tmp_path, "posix_local": tmp_path / "local"}
+    own = SimpleNamespace(
+        get_default_scheme=lambda: "posix_local",
+        get_path=lambda name, scheme="posix_local": str(folders[scheme]),
+    )
+    monkeypatch.setattr(toolchain, "sysconfig", own)
+    assert toolchain.missing("cuda", {"PATH": str(tmp_path)}) == {}
 
 
 def test_compiled_code_needs_a_folder_whose_programs_may_run(

@@ -46,12 +46,19 @@ def missing(
         lacks[named] = f"unset {variable}" if known(*usual) else f"{INSTALL} {package}"
     elif not asked and not known(*usual):
         lacks[package] = f"{INSTALL} {package}"
-    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+    if not Path(_python_headers(), "Python.h").is_file():
         lacks["Python.h"] = f"{INSTALL} python3-dev"
     for gpu in gpus:
         if gpu.capability and tuple(gpu.capability) < TRITON_CAPABILITY:
             lacks[msg("host.toolchain.too_old", name=gpu.name)] = ""
     return lacks | dict(filter(None, (_cache(name, environ) for name in CACHES)))
+
+
+def _python_headers() -> str:
+    """Where Triton looks for Python.h (triton/runtime/build.py): Debian's own scheme names a folder
+    below /usr/local."""
+    scheme = sysconfig.get_default_scheme()
+    return sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme)
 
 
 def _newer_torch(torch: TorchBuild | None, environ: Mapping[str, str]) -> tuple[str, str] | None:
