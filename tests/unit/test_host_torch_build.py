@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +64,26 @@ def test_what_compiling_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert toolchain.missing("cpu", here | {"CXX": "clang++"}) == {}
     (tmp_path / "Python.h").unlink()
     assert toolchain.missing("cuda", here) == {"Python.h": f"{toolchain.INSTALL} python3-dev"}
+
+
+def test_a_compiler_that_fails_is_found_before_the_first_step(tmp_path: Path) -> None:
+    def lacks(**environ: str) -> dict[str, str]:
+        return toolchain.missing("cuda", {"PATH": str(tmp_path)} | environ)
+
+    real, calls = shutil.which("gcc"), tmp_path / "calls"
+    # as Debian's without libc6-dev
+    program(tmp_path / "gcc", f'echo >> "{calls}"', f'exec {real} -nostdinc "$@"')
+    name = "a compiler that works (gcc: stdlib.h: No such file or directory)"
+    assert lacks() == lacks() == {name: f"{toolchain.INSTALL} libc6-dev"}
+    assert calls.read_text() == "\n", "tried once"
+    broken = str(program(tmp_path / "broken", "echo oh no >&2", "exit 1"))
+    name = f"a compiler that works ({broken}: oh no)"
+    assert lacks(CC=broken) == {name: f"{toolchain.INSTALL} libc6-dev"}, "gcc fails, too"
+    assert lacks(CC=broken, PATH=os.environ["PATH"]) == {name: "unset CC"}
+    (tmp_path / "foreign").write_bytes(b"\x7fELF for another processor")
+    (tmp_path / "foreign").chmod(0o755)
+    (name,) = lacks(CC=str(tmp_path / "foreign"))
+    assert "Exec format error" in name
 
 
 def test_python_headers_are_looked_for_where_triton_does(
