@@ -2,6 +2,7 @@
 
 missing [ENV]   prints what this interpreter lacks; exit 0: nothing, 3: torch is there but packages
                 are missing (the next lines are commands that install them), 1: unusable
+torch           prints the version of the torch that it finds
 local DIR       prints why DIR is not a usable local build of PyTorch (TORCH_LOCAL_PATH); exit 1
                 then
 make ROOT STAMP creates ROOT/.venv from the lock file
@@ -65,6 +66,15 @@ def torch_version() -> tuple[int, ...] | None:
     """The version of that torch. A local build has no package metadata."""
     file = torch_file()
     return version_in(file.parent) if file else None
+
+
+def full_torch_version() -> str:
+    """With the build (+cpu, +cu130); '' without torch."""
+    sys.path.insert(0, str(ROOT))
+    from training.host import torch_build
+
+    build = torch_build.installed()
+    return build.version if build else ""
 
 
 def dotted(version: tuple[int, ...]) -> str:
@@ -324,6 +334,8 @@ def main(argv: list[str]) -> int:
     if argv[0] == "local":
         text = wrong_with_local(Path(argv[1]))
         code = UNUSABLE if text else OK
+    elif argv[0] == "torch":
+        code, text = OK, full_torch_version()
     else:
         code, text = missing("".join(argv[1:2]))
     if text:

@@ -15,6 +15,7 @@ log::_print() {
 }
 
 log::info() { log::_print INFO 34 "$1"; }
+log::warn() { log::_print WARNING 33 "$1"; }
 log::error() { log::_print ERROR 31 "$1"; }
 
 # Write the messages so far to FILE; from here on Python writes there.

@@ -23,6 +23,7 @@ messages::text() {
 
 # Log a message. Usage: messages::error ID FORMAT ARGS…
 messages::info() { messages::text "$@" && log::info "$MESSAGE"; }
+messages::warn() { messages::text "$@" && log::warn "$MESSAGE"; }
 messages::error() { messages::text "$@" && log::error "$MESSAGE"; }
 
 # For an error before any Python has started: log it, and answer `--check --json` with it. Usage: messages::refuse ID FORMAT ARGS…

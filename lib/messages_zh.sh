@@ -17,6 +17,7 @@ declare -gA MESSAGES_ZH=(
   ["python.broken_or_old"]='它的 Python 无法运行或版本太旧'
   ["python.installed_lacks"]='已安装的 Duet 的环境（%s）缺少：%s'
   ["python.missing"]='PATH 中没有 Python 3.10 或更新版本（建议：apt-get install python3 python3-venv；没有 root 权限时：先安装 uv，再运行 uv python install 3.13）'
+  ["python.other_torch"]='不使用已激活的环境 %s（torch %s），而使用 .venv（torch %s）：%s'
   ["python.too_new"]='创建 .venv 需要 PATH 中有 Python 3.10 至 3.%d，找到的是 %s（建议：apt-get install python3.13 python3.13-venv；没有 root 权限时：先安装 uv，再运行 uv python install 3.13）'
   ["slurm.no_job"]='sbatch 没有提交作业，见上方它的输出'
   ["slurm.refused"]='sbatch 拒绝了这个作业，原因见上方它的输出；没有提交任何作业（退出码 %d）'

@@ -87,9 +87,9 @@ python::find() {
       return 0
       ;;
     "$EXIT_RESOURCES") # it has torch: do not install a second one
-      venv::is_current || {
-        messages::refuse python.active_lacks 'the active environment %s has torch but lacks required packages: %s' "$active" "$lacking" || exit
-      }
+      venv::is_current || messages::refuse python.active_lacks \
+        'the active environment %s has torch but lacks required packages: %s' "$active" "$lacking" || exit
+      if venv::has_other_torch "$active" "$lacking"; then return 0; fi
       ;;
     esac
     lacking=${lacking%%$'\n'*}

@@ -36,6 +36,18 @@ venv::_closed() {
   [[ ! -x $CLOSED ]]
 }
 
+# Whether it has another torch than the active environment that it replaces, which is a warning. Usage: venv::has_other_torch ACTIVE LACKING
+venv::has_other_torch() {
+  local own theirs
+  local -a lacking
+  theirs=$("$1/bin/python" "$DUET_ROOT/lib/environment.py" torch 2>/dev/null) || return
+  own=$("$DUET_ROOT/.venv/bin/python" "$DUET_ROOT/lib/environment.py" torch) || return
+  [[ $own != "$theirs" ]] || return
+  mapfile -t lacking <<<"$2"
+  messages::warn python.other_torch 'the active environment %s with torch %s is not used, but .venv with torch %s: %s' \
+    "$1" "$theirs" "$own" "${lacking[0]}"$'\n'"${lacking[1]}" # the command
+}
+
 # Identifies what .venv is made from: a checksum of the first section of the lock file, and whether torch is local.
 venv::_stamp() {
   local lock='' sum

@@ -5,11 +5,12 @@ load helper
 
 setup() { project::supervised; }
 
-# An active environment whose Python answers `environment.py missing` with TEXT and STATUS. Usage: active DIR STATUS TEXT
+# An active environment whose Python answers `environment.py missing` with TEXT and STATUS, and `torch` with TORCH or that of the tests.
+# Usage: active DIR STATUS TEXT [TORCH]
 active() {
   mkdir -p "$1/bin"
   executable "$1/bin/python" <<EOF
-case \$1:\$2 in */environment.py:missing) echo '$3'; exit $2 ;; esac
+case \$1:\$2${4-} in */environment.py:missing*) echo '$3'; exit $2 ;; */environment.py:torch?*) echo '${4-}'; exit ;; esac
 echo "\$* (\$DUET_ACTIVE)" >>'$1/used'
 exec $QUOTED_PYTHON "\$@"
 EOF
@@ -136,6 +137,16 @@ EOF
   VIRTUAL_ENV=$BATS_TEST_TMPDIR/theirs plan
   planned_after_making 0
   is "$(without_times "$stderr")" "[INFO] the active environment $BATS_TEST_TMPDIR/theirs is not used: no psutil, no tqdm"
+}
+
+@test "an active environment that lacks small packages, and another torch in .venv: a warning with both and the command" {
+  active "$BATS_TEST_TMPDIR/theirs" 3 $'no psutil\n    try:     pip install psutil\n    or:      deactivate' 2.9.1+cu128
+  VIRTUAL_ENV=$BATS_TEST_TMPDIR/theirs plan
+  planned_after_making 0
+  own=$("$REAL_PYTHON" -c 'import torch; print(torch.__version__)')
+  is "$(without_times "${stderr_lines[0]}")" \
+    "[WARNING] the active environment $BATS_TEST_TMPDIR/theirs with torch 2.9.1+cu128 is not used, but .venv with torch $own: no psutil"
+  is "${stderr_lines[1]}:${#stderr_lines[@]}" '    try:     pip install psutil:2'
 }
 
 @test "a typo is reported before the installation" {

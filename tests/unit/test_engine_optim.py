@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from tests.cases import each
-from tests.unit.test_gpt_muon_ranks import run
 from training.config.schema import Config
 from training.core.errors import UserError
 from training.tasks import optim
@@ -259,54 +258,3 @@ def test_an_optimizer_without_a_rate_is_refused(rate: Any) -> None:
     task = own(SimpleNamespace(), Config(), torch.device("cpu"))
     with pytest.raises(TypeError, match=r"optimizer\(\) of Own .*lr=1e-3"):
         task.optimizers(task.model())
-
-
-SHARING = """
-import sys
-import torch
-import torch.distributed as dist
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from training.tasks.optim import Optimizers
-
-rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank,
-                        world_size=ranks)
-
-
-def made(model):
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
-    return Optimizers([optimizer])
-
-
-def step(model, optimizer):
-    optimizer.zero_grad()
-    model(torch.ones(2, 8)).sum().backward()
-    optimizer.schedule(1, 0.5)
-    optimizer.step()
-
-
-torch.manual_seed(0)
-model, again = (torch.nn.Linear(8, 8) for _ in range(2))
-optimizer = made(model)
-step(model, optimizer)
-optimizer.gather()
-if rank == 0:
-    torch.save(optimizer.state_dict(), f"{folder}/state.pt")
-dist.barrier()
-state = torch.load(f"{folder}/state.pt", weights_only=True)
-again.load_state_dict(model.state_dict())
-resumed = made(again)
-assert resumed.fits(state)
-resumed.load_state_dict(state)
-step(model, optimizer)
-step(again, resumed)
-assert all(map(torch.equal, model.parameters(), again.parameters()))
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_torchs_optimizer_that_shares_its_state_is_saved_and_resumed(tmp_path: Path) -> None:
-    started = [run(rank, 2, tmp_path, SHARING) for rank in range(2)]
-    assert [process.wait(120) for process in started] == [0, 0]

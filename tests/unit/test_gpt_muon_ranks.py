@@ -47,9 +47,11 @@ if ranks > 1:
 """
 
 
-def run(rank: int, ranks: int, folder: Path, program: str = PROGRAM) -> subprocess.Popen[bytes]:
+def run(
+    rank: int, ranks: int, folder: Path, program: str = PROGRAM, *words: str
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-c", program, str(rank), str(ranks), str(folder)],
+        [sys.executable, "-c", program, str(rank), str(ranks), str(folder), *words],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
@@ -68,54 +70,4 @@ def test_ranks_share_the_work_and_agree_with_one_process(tmp_path: Path) -> None
     assert all(
         torch.equal(states[0][i]["momentum_buffer"], states[1][i]["momentum_buffer"])
         for i in states[0]
-    )
-
-
-GATHERING = """
-import sys
-import time
-import torch
-import torch.distributed as dist
-from training.tasks.gpt.muon import Muon
-
-rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank,
-                        world_size=ranks)
-weights = [torch.nn.Parameter(torch.zeros(512, 1024)) for _ in range(20)]  # 40 MiB
-optimizer = Muon(weights, lr=0.02, weight_decay=0.0, momentum=0.9, dtype=torch.float32)
-sent = torch.cat([bucket.momentum.fill_(1 + rank) for bucket in optimizer.buckets])
-received = [torch.empty_like(sent) for _ in range(ranks)]
-
-
-def seconds(collective):
-    dist.barrier()
-    started = time.perf_counter()
-    collective()
-    dist.barrier()
-    return time.perf_counter() - started
-
-
-# In turns, and the fastest of each: other programs delay some rounds.
-rounds = [(seconds(optimizer.gather), seconds(lambda: dist.all_gather(received, sent)))
-          for _ in range(5)]
-if rank == 0:
-    state = optimizer.state_dict()["state"]
-    means = sorted(float(one["momentum_buffer"].mean()) for one in state.values())
-    assert means == [1.0] * 10 + [2.0] * 10
-    torch.save([min(times) for times in zip(*rounds)], f"{folder}/seconds.pt")
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_the_state_is_gathered_as_tensors_not_byte_by_byte(tmp_path: Path) -> None:
-    """The limit is relative to a collective of the same bytes. Tensors took 0.15 of its time,
-    pickled ones 50 times as long, on two busy cores."""
-    ranks = 2
-    started = [run(rank, ranks, tmp_path, GATHERING) for rank in range(ranks)]
-    assert [process.wait(120) for process in started] == [0] * ranks
-    gather, all_gather = torch.load(tmp_path / "seconds.pt")
-    assert gather < 8 * all_gather, (
-        f"{gather:.3f} s, a collective of the same bytes {all_gather:.3f} s"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,12 +43,17 @@ def test_no_torch_or_no_version_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert torch_build.installed() is None
 
 
+def program(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(["#!/bin/sh", *lines]))
+    path.chmod(0o755)
+    return path
+
+
 def test_what_compiling_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("clang", "clang++"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
+        program(tmp_path / name)
     (tmp_path / "Python.h").write_text("")
-    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda *_: str(tmp_path))
     here = {"PATH": str(tmp_path)}
     assert toolchain.missing("cuda", here) == {}
     assert toolchain.missing("cuda", here | {"CC": "no-such-cc"}) == {"CC=no-such-cc": "unset CC"}
@@ -58,6 +64,41 @@ def test_what_compiling_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert toolchain.missing("cpu", here | {"CXX": "clang++"}) == {}
     (tmp_path / "Python.h").unlink()
     assert toolchain.missing("cuda", here) == {"Python.h": f"{toolchain.INSTALL} python3-dev"}
+
+
+def test_a_compiler_that_fails_is_found_before_the_first_step(tmp_path: Path) -> None:
+    def lacks(**environ: str) -> dict[str, str]:
+        return toolchain.missing("cuda", {"PATH": str(tmp_path)} | environ)
+
+    real, calls = shutil.which("gcc"), tmp_path / "calls"
+    # as Debian's without libc6-dev
+    program(tmp_path / "gcc", f'echo >> "{calls}"', f'exec {real} -nostdinc "$@"')
+    name = "a compiler that works (gcc: stdlib.h: No such file or directory)"
+    assert lacks() == lacks() == {name: f"{toolchain.INSTALL} libc6-dev"}
+    assert calls.read_text() == "\n", "tried once"
+    broken = str(program(tmp_path / "broken", "echo oh no >&2", "exit 1"))
+    name = f"a compiler that works ({broken}: oh no)"
+    assert lacks(CC=broken) == {name: f"{toolchain.INSTALL} libc6-dev"}, "gcc fails, too"
+    assert lacks(CC=broken, PATH=os.environ["PATH"]) == {name: "unset CC"}
+    (tmp_path / "foreign").write_bytes(b"\x7fELF for another processor")
+    (tmp_path / "foreign").chmod(0o755)
+    (name,) = lacks(CC=str(tmp_path / "foreign"))
+    assert "Exec format error" in name
+
+
+def test_python_headers_are_looked_for_where_triton_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A Python of Debian outside of an environment: its own scheme is for pip, below /usr/local."""
+    program(tmp_path / "clang")
+    (tmp_path / "Python.h").write_text("")
+    folders = {"posix_prefix": tmp_path, "posix_local": tmp_path / "local"}
+    own = SimpleNamespace(
+        get_default_scheme=lambda: "posix_local",
+        get_path=lambda name, scheme="posix_local": str(folders[scheme]),
+    )
+    monkeypatch.setattr(toolchain, "sysconfig", own)
+    assert toolchain.missing("cuda", {"PATH": str(tmp_path)}) == {}
 
 
 def test_compiled_code_needs_a_folder_whose_programs_may_run(

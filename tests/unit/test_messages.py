@@ -125,7 +125,7 @@ def test_headings_of_columns_are_translated() -> None:
 
 def test_shell_messages_take_the_same_values_in_chinese() -> None:
     code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "lib").glob("*.sh"))
-    call = r"""messages::(?:text|info|error|refuse) ([a-z_.]+) (?:\\\n\s*)?(["'])(.*?)\2(?=[ \n])"""
+    call = r"""messages::(?:text|info|warn|error|refuse) ([a-z_.]+) (?:\\\n\s*)?(["'])(.*?)\2(?=[ \n])"""
     english = {key: text for key, _, text in re.findall(call, code)}
     table = (ROOT / "lib/messages_zh.sh").read_text(encoding="utf-8")
     chinese = {

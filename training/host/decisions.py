@@ -173,6 +173,10 @@ def without_bf16(precision: str, gpus: Iterable[Gpu]) -> str:
     return next((g.name for g in gpus if precision == "bf16" and not has_bf16(g)), "")
 
 
+def may_compile(config: Config, on: str) -> bool:
+    return config.compile == "1" or (config.compile == "auto" and on == "cuda")
+
+
 def compiled(
     config: Config, on: str, missing: Iterable[str] = (), no_bf16_on: str = ""
 ) -> Decision:

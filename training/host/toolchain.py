@@ -4,11 +4,15 @@ Triton and Inductor take the value of CC or CXX as one program, without argument
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -24,6 +28,8 @@ TRITON_CAPABILITY = (7, 0)  # the oldest that Inductor accepts (torch/_inductor/
 # a Python for which an older torch refuses to compile (torch.compile in torch/__init__.py)
 NEW_PYTHON, TORCH_FOR_IT = (3, 14), (2, 10)
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+# Debian's compilers only recommend the package with the headers of the C library.
+TRIAL, TRIAL_S = "#include <stdlib.h>\n#include <Python.h>\n", 30
 TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # of tempfile, after those of the environment
 
 
@@ -38,21 +44,64 @@ def missing(
     variable, usual, package = _COMPILERS[device]
     asked = environ.get(variable)
 
-    def known(*programs: str) -> bool:
-        return any(shutil.which(program, path=environ.get("PATH")) for program in programs)
+    def known(*programs: str) -> str:
+        """The path of the first one that exists; ''."""
+        found = (shutil.which(program, path=environ.get("PATH")) for program in programs)
+        return next(filter(None, found), "")
 
     lacks = dict(filter(None, (_newer_torch(torch, environ),)))
-    if asked and not known(asked):
+    compiler = known(asked) if asked else known(*usual)
+    if asked and not compiler:
         named = f"{variable}={shlex.quote(asked)}"
         lacks[named] = f"unset {variable}" if known(*usual) else f"{INSTALL} {package}"
-    elif not asked and not known(*usual):
+    elif not compiler:
         lacks[package] = f"{INSTALL} {package}"
-    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+    if not Path(_python_headers(), "Python.h").is_file():
         lacks["Python.h"] = f"{INSTALL} python3-dev"
     for gpu in gpus:
         if gpu.capability and tuple(gpu.capability) < TRITON_CAPABILITY:
             lacks[msg("host.toolchain.too_old", name=gpu.name)] = ""
-    return lacks | dict(filter(None, (_cache(name, environ) for name in CACHES)))
+    lacks |= dict(filter(None, (_cache(name, environ) for name in CACHES)))
+    if not lacks and (error := _error_of(compiler)):
+        other = known(*usual) if asked else ""
+        text = msg("host.toolchain.fails", compiler=asked or Path(compiler).name, error=error)
+        helps = other and not _error_of(other)
+        lacks[text] = f"unset {variable}" if helps else f"{INSTALL} libc6-dev"
+    return lacks
+
+
+def _python_headers() -> str:
+    """Where Triton looks for Python.h (triton/runtime/build.py): Debian's own scheme names a folder
+    below /usr/local."""
+    scheme = sysconfig.get_default_scheme()
+    return sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme)
+
+
+@functools.cache
+def _error_of(compiler: str) -> str:
+    """Its first error in the compilation of TRIAL; ''."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            source, headers = Path(folder, "trial.c"), _python_headers()
+            source.write_text(TRIAL)
+            done = subprocess.run(
+                [compiler, source, f"-I{headers}", "-shared", "-fPIC", "-o", f"{folder}/trial.so"],
+                check=False,
+                env=os.environ | {"LC_ALL": "C"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TRIAL_S,
+            )
+    except subprocess.TimeoutExpired:  # the machine may be slow
+        return ""
+    except OSError as error:
+        return str(error)
+    if not done.returncode:
+        return ""
+    named = re.search(r"(?:error|ld): *(.+)", done.stderr)
+    return named[1] if named else done.stderr.partition("\n")[0] or str(done.returncode)
 
 
 def _newer_torch(torch: TorchBuild | None, environ: Mapping[str, str]) -> tuple[str, str] | None:

@@ -53,7 +53,11 @@ def build(
     )
     precision = decisions.precision(config, device.value, request.gpu_ranks, machine)
     used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
-    missing = toolchain.missing(device.value, environ, used, torch)
+    missing = (
+        toolchain.missing(device.value, environ, used, torch)
+        if decisions.may_compile(config, device.value)
+        else {}
+    )
     no_bf16_on = decisions.without_bf16(precision.value, used)
     compiled = decisions.compiled(config, device.value, missing, no_bf16_on)
     room = decisions.budget(

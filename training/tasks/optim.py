@@ -14,6 +14,7 @@ from training.config.schema import Config
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.units import plural
+from training.tasks.collectives import gather_trees
 
 # Of optimizers with the attribute `momentum_follows_step` (Muon): at the first step and from step
 # MOMENTUM_STEPS.
@@ -39,6 +40,7 @@ class Optimizers:
         self.parts = parts
         self._untrained: list[Parameter] = []
         self._built: list[list[Group]] = []  # settings of each group before the first step
+        self._gathered: dict[int, Group] = {}  # states that ranks share, until they are saved
         for group in self.param_groups:
             # a number of numpy would make the checkpoints unreadable
             group["initial_lr"] = (
@@ -118,15 +120,21 @@ class Optimizers:
             if hasattr(part, "gather"):
                 part.gather()
             elif hasattr(part, "consolidate_state_dict"):  # torch's ZeroRedundancyOptimizer
-                part.consolidate_state_dict(to=0)
+                self._gathered[id(part)] = _gathered(part)
 
     def state_dict(self) -> list[Group]:
         """Moments of all parameters, the same for any number of ranks, and the settings, now and as
         built. On rank 0, after gather()."""
         return [
-            _interned({**part.state_dict(), BUILT: built})
+            _interned({**self._state(part), BUILT: built})
             for part, built in zip(self.parts, self._built, strict=True)
         ]
+
+    def _state(self, part: torch.optim.Optimizer) -> Group:
+        shared = self._gathered.pop(id(part), None)
+        if shared is None:
+            return part.state_dict()
+        return torch.optim.Optimizer.state_dict(part) | {"state": shared}
 
     def fits(self, states: list[Group]) -> bool:
         """Whether these states, of optimizers of the same classes, can be those of the parameters
@@ -154,6 +162,16 @@ class Optimizers:
             ]
             rest = {name: value for name, value in state.items() if name != BUILT}
             part.load_state_dict({**rest, "param_groups": groups})
+
+
+def _gathered(part: Any) -> Group:
+    """On rank 0 the state of torch's ZeroRedundancyOptimizer, by the number of the parameter. Its
+    own consolidate_state_dict() sends bytes that Python copies one by one."""
+    weights = [weight for group in part.param_groups for weight in group["params"]]
+    own = part.optim.state  # of the parameters that this rank updates
+    mine = {number: own[weight] for number, weight in enumerate(weights) if weight in own}
+    every = gather_trees(mine, weights[0].device, part.process_group)
+    return dict(sorted(item for states in every for item in states.items()))
 
 
 def _fits(part: torch.optim.Optimizer, state: Group) -> bool:
