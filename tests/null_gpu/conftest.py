@@ -8,7 +8,7 @@ import os
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 
 from tests.e2e.conftest import Launched, Launcher
 from tests.null_gpu.build import build
+from tests.null_gpu.device_files import device_files
 from tests.null_gpu.programs import CUDA_TORCH, environment
 
 GIB = 1 << 30
@@ -116,10 +117,17 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def root(libraries: Path) -> Iterator[dict[str, str]]:
+    """The variable for device files; empty where this system allows none."""
+    with device_files(libraries / "root") as folder:
+        yield {"NULL_GPU_ROOT": str(folder)} if folder else {}
+
+
 @pytest.fixture
-def gpus(libraries: Path, tmp_path: Path) -> NullGpus:
+def gpus(libraries: Path, root: dict[str, str], tmp_path: Path) -> NullGpus:
     state = tmp_path / "gpu_state"
-    return NullGpus(environment(libraries, state), state)
+    return NullGpus(environment(libraries, state) | root, state)
 
 
 @pytest.fixture
@@ -145,3 +153,27 @@ def train(
         if launched.process.poll() is None:
             launched.process.kill()
             launched.process.wait()
+
+
+@pytest.fixture
+def start_script(
+    gpus: NullGpus, project: Path, tmp_path: Path, token: str
+) -> Callable[..., Launched]:
+    """Starts this text as a script of the user on two ranks."""
+    launcher = Launcher(project, tmp_path, token)
+
+    def start(
+        text: str, *args: str, env: Mapping[str, str] | None = None, **flags: object
+    ) -> Launched:
+        (tmp_path / "script.py").write_text(text)
+        folders = {"out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"}
+        own = {"run_name": "script"} | folders | flags
+        words = [*(f"--{k}={v}" for k, v in own.items()), "--script", tmp_path / "script.py"]
+        words += ["--", *args]
+        counts = {"NULL_GPU_COUNT": "2", "FAKE_NVML_COUNT": "2"}
+        return launcher(
+            *("./launch_train.sh", "2", *map(str, words)),
+            name="script", bare=True, env=gpus.environ | counts | dict(env or {}),
+        )  # fmt: skip
+
+    return start

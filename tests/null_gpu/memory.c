@@ -2,8 +2,11 @@
 #include "null_gpu.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -26,6 +29,15 @@ static void *reserve(size_t bytes, int protection) {
 
 static bool is_gone(int pid) { return kill(pid, 0) && errno == ESRCH; }
 
+/* As with CUDA, a process that uses a device has its file open. */
+static void open_file(int device) {
+  const char *root = getenv("NULL_GPU_ROOT");
+  char path[PATH_MAX];
+  if (!root) return;
+  snprintf(path, sizeof path, "%s/dev/nvidia%d", root, device);
+  if (open(path, O_RDONLY | O_CLOEXEC) < 0) abort();
+}
+
 static ProcessUse *own_use(int device) {
   ProcessUse *uses = device_state(device)->uses;
   int own = getpid();
@@ -36,6 +48,7 @@ static ProcessUse *own_use(int device) {
     if (before && !is_gone(before)) continue;
     if (__atomic_compare_exchange_n(&uses[i].pid, &before, own, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
       uses[i].bytes = 0;
+      open_file(device);
       return &uses[i];
     }
   }
