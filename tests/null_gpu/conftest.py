@@ -19,12 +19,13 @@ from tests.e2e.conftest import Launched, Launcher
 from tests.null_gpu.build import build
 from tests.null_gpu.device_files import device_files
 from tests.null_gpu.programs import CUDA_TORCH, environment
+from training.watchdog.probes import procfs
 
 GIB = 1 << 30
 CONTEXT = 600 << 20  # as in null_gpu.h
 # DeviceState of null_gpu.h: fault, stalled, slow_us, unused, then a table of processes
 _STATE = struct.Struct("<iiii")
-_USE = struct.Struct("<iiQ")  # pid, unused, bytes
+_USE = struct.Struct("<iIQ")  # pid, its start (as in procfs.began), bytes
 _STATE_SIZE = _STATE.size + 32 * _USE.size
 
 
@@ -64,19 +65,24 @@ class NullGpus:
 
     def occupy(self, device: int, gib: float) -> None:
         """This process takes so much memory of the device."""
+        own = (os.getpid(), procfs.began(os.getpid())) if gib else (0, 0)
+        self.enter(device, *own, int(gib * GIB))
+
+    def enter(self, device: int, pid: int, began: int, size: int) -> None:
+        """That process takes it; in the last line of the table."""
         with self._shared() as shared:
             last = device * _STATE_SIZE + _STATE.size + 31 * _USE.size
-            _USE.pack_into(shared, last, os.getpid() if gib else 0, 0, int(gib * GIB))
+            _USE.pack_into(shared, last, pid, began, size)
 
     def processes(self, device: int) -> set[int]:
         """Those that live and have a context on this device."""
-        return {pid for pid in self.all_processes(device) if Path(f"/proc/{pid}").exists()}
+        return {pid for pid, began in self.all_processes(device) if procfs.began(pid) == began}
 
-    def all_processes(self, device: int) -> set[int]:
-        """Also those that have ended, until others take their places."""
+    def all_processes(self, device: int) -> set[tuple[int, int]]:
+        """PID and start; also of those that have ended, until others take their places."""
         start = device * _STATE_SIZE + _STATE.size
         table = self.state.read_bytes()[start : start + 32 * _USE.size]
-        return {pid for pid, _, _ in _USE.iter_unpack(table) if pid}
+        return {(pid, began) for pid, began, _ in _USE.iter_unpack(table) if pid}
 
     @contextmanager
     def _shared(self) -> Iterator[mmap.mmap]:
