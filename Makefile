@@ -64,10 +64,9 @@ soak: env peers
 	status=0; $(PYTEST) -v -m 'soak and not timed' || status=$$?; \
 	  $(PY) -m pytest -v -m 'soak and timed' || status=$$?; exit $$status
 
-# Beside .venv, which may have a CPU build. Three equals signs: two would take that one again.
+# Beside .venv, which may have a CPU build. Three equals signs: two would take that one again. Only what is missing is installed.
 gpu-path: env
-	version=$$(sed -n 's/^torch==//p' requirements.lock); test -f .tools/cuda/torch-$$version.dist-info/RECORD || \
-	  $(PY) -m uv pip install --quiet --compile-bytecode --target .tools/cuda "torch===$$version"
+	$(PY) -m uv pip install --quiet --compile-bytecode --target .tools/cuda "torch===$$(sed -n 's/^torch==//p' requirements.lock)"
 	$(PY) -m pytest -v tests/null_gpu
 
 # No `env`: a lent machine has no network. Python 3.6 can start it; it looks for one that has a GPU.

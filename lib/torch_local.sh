@@ -12,11 +12,13 @@ torch_local::use() {
   messages::info torch_local.used 'PyTorch from TORCH_LOCAL_PATH=%s (PYTHONPATH, LD_LIBRARY_PATH)' "$TORCH_LOCAL_PATH"
 }
 
-# Without a check: a command that imports no torch works also with a wrong folder.
+# Without a check: a command that imports no torch works also with a wrong folder. Once: a command may start another script of Duet.
 torch_local::put_first() {
   [[ -d ${TORCH_LOCAL_PATH:-} ]] || return 0
   TORCH_LOCAL_PATH=$(CDPATH='' builtin cd -- "$TORCH_LOCAL_PATH" >/dev/null && builtin pwd) # ranks may run in another folder
-  export PYTHONPATH="$TORCH_LOCAL_PATH${PYTHONPATH:+:$PYTHONPATH}" LD_LIBRARY_PATH="$TORCH_LOCAL_PATH/torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+  local lib=$TORCH_LOCAL_PATH/torch/lib
+  [[ ${PYTHONPATH-}: == "$TORCH_LOCAL_PATH":* ]] || export PYTHONPATH="$TORCH_LOCAL_PATH${PYTHONPATH:+:$PYTHONPATH}"
+  [[ ${LD_LIBRARY_PATH-}: == "$lib":* ]] || export LD_LIBRARY_PATH="$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 }
 
 # Whether .venv needs no torch from the lock file with this Python.

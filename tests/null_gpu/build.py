@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = ("device.c", "memory.c", "stream.c", "nccl.c", "properties.c")
+SOURCES = ("device.c", "memory.c", "stream.c", "nccl.c", "process.c", "properties.c")
 FLAGS = ["-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 NAME = re.compile(r"(?:__)?(?:cuda[A-Z]|cublas|nccl)\w+")
 # The CUDA runtime's own copies of these are fine: they only keep lists of the kernels in a library.
@@ -37,7 +37,8 @@ def build(torch: Path, folder: Path) -> None:
              "-o", library, *sources, "-ldl", "-lm", "-lpthread", "-lrt")  # fmt: skip
     (folder / "libcuda.so").unlink(missing_ok=True)
     (folder / "libcuda.so").symlink_to("libcuda.so.1")  # the name that Triton links
-    _run("gcc", *FLAGS, f"-I{HERE}", "-o", folder / "libnvidia-ml.so.1", HERE / "nvml.c")
+    own = (HERE / "nvml.c", HERE / "process.c")
+    _run("gcc", *FLAGS, f"-I{HERE}", "-o", folder / "libnvidia-ml.so.1", *own)
 
 
 def _stubs(torch: Path) -> str:

@@ -8,7 +8,7 @@ import os
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +17,15 @@ import pytest
 
 from tests.e2e.conftest import Launched, Launcher
 from tests.null_gpu.build import build
+from tests.null_gpu.device_files import device_files
 from tests.null_gpu.programs import CUDA_TORCH, environment
+from training.watchdog.probes import procfs
 
 GIB = 1 << 30
 CONTEXT = 600 << 20  # as in null_gpu.h
 # DeviceState of null_gpu.h: fault, stalled, slow_us, unused, then a table of processes
 _STATE = struct.Struct("<iiii")
-_USE = struct.Struct("<iiQ")  # pid, unused, bytes
+_USE = struct.Struct("<iIQ")  # pid, its start (as in procfs.began), bytes
 _STATE_SIZE = _STATE.size + 32 * _USE.size
 
 
@@ -63,19 +65,24 @@ class NullGpus:
 
     def occupy(self, device: int, gib: float) -> None:
         """This process takes so much memory of the device."""
+        own = (os.getpid(), procfs.began(os.getpid())) if gib else (0, 0)
+        self.enter(device, *own, int(gib * GIB))
+
+    def enter(self, device: int, pid: int, began: int, size: int) -> None:
+        """That process takes it; in the last line of the table."""
         with self._shared() as shared:
             last = device * _STATE_SIZE + _STATE.size + 31 * _USE.size
-            _USE.pack_into(shared, last, os.getpid() if gib else 0, 0, int(gib * GIB))
+            _USE.pack_into(shared, last, pid, began, size)
 
     def processes(self, device: int) -> set[int]:
         """Those that live and have a context on this device."""
-        return {pid for pid in self.all_processes(device) if Path(f"/proc/{pid}").exists()}
+        return {pid for pid, began in self.all_processes(device) if procfs.began(pid) == began}
 
-    def all_processes(self, device: int) -> set[int]:
-        """Also those that have ended, until others take their places."""
+    def all_processes(self, device: int) -> set[tuple[int, int]]:
+        """PID and start; also of those that have ended, until others take their places."""
         start = device * _STATE_SIZE + _STATE.size
         table = self.state.read_bytes()[start : start + 32 * _USE.size]
-        return {pid for pid, _, _ in _USE.iter_unpack(table) if pid}
+        return {(pid, began) for pid, began, _ in _USE.iter_unpack(table) if pid}
 
     @contextmanager
     def _shared(self) -> Iterator[mmap.mmap]:
@@ -116,10 +123,17 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def root(libraries: Path) -> Iterator[dict[str, str]]:
+    """The variable for device files; empty where this system allows none."""
+    with device_files(libraries / "root") as folder:
+        yield {"NULL_GPU_ROOT": str(folder)} if folder else {}
+
+
 @pytest.fixture
-def gpus(libraries: Path, tmp_path: Path) -> NullGpus:
+def gpus(libraries: Path, root: dict[str, str], tmp_path: Path) -> NullGpus:
     state = tmp_path / "gpu_state"
-    return NullGpus(environment(libraries, state), state)
+    return NullGpus(environment(libraries, state) | root, state)
 
 
 @pytest.fixture
@@ -145,3 +159,27 @@ def train(
         if launched.process.poll() is None:
             launched.process.kill()
             launched.process.wait()
+
+
+@pytest.fixture
+def start_script(
+    gpus: NullGpus, project: Path, tmp_path: Path, token: str
+) -> Callable[..., Launched]:
+    """Starts this text as a script of the user on two ranks."""
+    launcher = Launcher(project, tmp_path, token)
+
+    def start(
+        text: str, *args: str, env: Mapping[str, str] | None = None, **flags: object
+    ) -> Launched:
+        (tmp_path / "script.py").write_text(text)
+        folders = {"out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"}
+        own = {"run_name": "script"} | folders | flags
+        words = [*(f"--{k}={v}" for k, v in own.items()), "--script", tmp_path / "script.py"]
+        words += ["--", *args]
+        counts = {"NULL_GPU_COUNT": "2", "FAKE_NVML_COUNT": "2"}
+        return launcher(
+            *("./launch_train.sh", "2", *map(str, words)),
+            name="script", bare=True, env=gpus.environ | counts | dict(env or {}),
+        )  # fmt: skip
+
+    return start

@@ -1,9 +1,10 @@
 /* Device memory is reserved address space: a size, and pages only where something small is written. */
 #include "null_gpu.h"
 
-#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
-#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -24,18 +25,34 @@ static void *reserve(size_t bytes, int protection) {
   return mmap(0, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
-static bool is_gone(int pid) { return kill(pid, 0) && errno == ESRCH; }
+/* As with CUDA, a process that uses a device has its file open. */
+static void open_file(int device) {
+  const char *root = getenv("NULL_GPU_ROOT");
+  char path[PATH_MAX];
+  if (!root) return;
+  snprintf(path, sizeof path, "%s/dev/nvidia%d", root, device);
+  if (open(path, O_RDONLY | O_CLOEXEC) < 0) abort();
+}
+
+/* Of this process; NULL: it has no context there. */
+static ProcessUse *use_of(int device) {
+  ProcessUse *uses = device_state(device)->uses;
+  Owner own = this_process();
+  for (int i = 0; i < PROCESSES; i++)
+    if (uses[i].owner.pid == own.pid && uses[i].owner.began == own.began) return &uses[i];
+  return NULL;
+}
 
 static ProcessUse *own_use(int device) {
-  ProcessUse *uses = device_state(device)->uses;
-  int own = getpid();
-  for (int i = 0; i < PROCESSES; i++)
-    if (uses[i].pid == own) return &uses[i];
+  ProcessUse *uses = device_state(device)->uses, *found = use_of(device);
+  Owner own = this_process(), before;
+  if (found) return found;
   for (int i = 0; i < PROCESSES; i++) {
-    int32_t before = uses[i].pid;
-    if (before && !is_gone(before)) continue;
-    if (__atomic_compare_exchange_n(&uses[i].pid, &before, own, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    __atomic_load(&uses[i].owner, &before, __ATOMIC_SEQ_CST);
+    if (lives(before)) continue;
+    if (__atomic_compare_exchange(&uses[i].owner, &before, &own, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
       uses[i].bytes = 0;
+      open_file(device);
       return &uses[i];
     }
   }
@@ -44,12 +61,7 @@ static ProcessUse *own_use(int device) {
 
 /* As cudaSetDevice() of CUDA 12 and later: the process has a context there, which takes memory. */
 void begin_context(int device) { own_use(device); }
-bool has_context(int device) {
-  const ProcessUse *uses = device_state(device)->uses;
-  for (int i = 0, own = getpid(); i < PROCESSES; i++)
-    if (uses[i].pid == own) return true;
-  return false;
-}
+bool has_context(int device) { return use_of(device); }
 
 /* Of all processes on this device. */
 static uint64_t used(int device) {
@@ -57,7 +69,7 @@ static uint64_t used(int device) {
   uint64_t sum = 0;
   own_use(device);
   for (int i = 0; i < PROCESSES; i++)
-    if (uses[i].pid && !is_gone(uses[i].pid)) sum += uses[i].bytes + CONTEXT;
+    if (lives(uses[i].owner)) sum += uses[i].bytes + CONTEXT;
   return sum;
 }
 

@@ -11,8 +11,12 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVAL
 
 /* The file NULL_GPU_STATE, mapped by every process with a null GPU, by the null NVML and by tests. */
 typedef struct {
-  int32_t pid, unused;
-  uint64_t bytes; /* allocated by this process */
+  int32_t pid;
+  uint32_t began; /* clock ticks after boot: a later process may have the pid of one that has ended */
+} Owner;
+typedef struct {
+  _Alignas(8) Owner owner; /* changed as one */
+  uint64_t bytes;          /* allocated by this process */
 } ProcessUse;
 typedef struct {
   volatile int32_t fault;   /* CUDA error that every call returns from now on; 0: none */
@@ -21,6 +25,9 @@ typedef struct {
   int32_t unused;
   ProcessUse uses[PROCESSES];
 } DeviceState;
+
+Owner this_process(void);
+bool lives(Owner owner); /* false also of none */
 
 DeviceState *device_state(int physical);
 int physical(int device);   /* the number of a device before CUDA_VISIBLE_DEVICES */

@@ -11,9 +11,7 @@
 
 #include "null_gpu.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -30,7 +28,6 @@ static DeviceState *shared(unsigned device) {
   }
   return states ? &states[device] : NULL;
 }
-static bool lives(const ProcessUse *use) { return use->pid && !(kill(use->pid, 0) && errno == ESRCH); }
 enum { GPU_IS_LOST = 15 };
 
 /* A lost GPU is counted, but has no handle and no identity any more. */
@@ -48,7 +45,7 @@ int nvmlDeviceGetMemoryInfo(Device *d, Memory *out) {
   out->total = (unsigned long long)(atof(variable("NULL_GPU_GIB", "80")) * (1ull << 30));
   out->used = 0;
   for (int i = 0; state && i < PROCESSES; i++)
-    if (lives(&state->uses[i])) out->used += state->uses[i].bytes + CONTEXT;
+    if (lives(state->uses[i].owner)) out->used += state->uses[i].bytes + CONTEXT;
   out->free = out->total > out->used ? out->total - out->used : 0;
   return state && state->fault ? GPU_IS_LOST : OK;
 }
@@ -57,8 +54,8 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Device *d, unsigned *count, Process 
   DeviceState *state = shared(d->index);
   unsigned found = 0, room = *count;
   for (int i = 0; state && i < PROCESSES; i++)
-    if (lives(&state->uses[i]) && found++ < room)
-      out[found - 1] = (Process){.pid = (unsigned)state->uses[i].pid, .used = state->uses[i].bytes + CONTEXT};
+    if (lives(state->uses[i].owner) && found++ < room)
+      out[found - 1] = (Process){.pid = (unsigned)state->uses[i].owner.pid, .used = state->uses[i].bytes + CONTEXT};
   return *count = found, state && state->fault ? GPU_IS_LOST : found > room ? INSUFFICIENT_SIZE : OK;
 }
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -11,8 +12,9 @@
 struct Stream {
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  Op *first, **last;
-  bool busy, threaded;
+  Op *first, **last; /* without the one that runs */
+  int queued;        /* with it */
+  bool threaded;
   int device, priority;
   Stream *next;
 };
@@ -49,19 +51,19 @@ static void wait_while_stalled(int device) {
 
 static void *worker(void *argument) {
   Stream *stream = argument;
+  pthread_setname_np(pthread_self(), "null GPU"); /* not that of the thread of torch that has queued first */
   pthread_mutex_lock(&stream->lock);
   for (;;) {
     while (!stream->first) pthread_cond_wait(&stream->changed, &stream->lock);
     Op *op = stream->first;
     if (!(stream->first = op->next)) stream->last = &stream->first;
-    stream->busy = true;
     pthread_mutex_unlock(&stream->lock);
     /* Of GPUs that have all reached a collective nobody could tell which one is stuck. */
     if (!op->collective) wait_while_stalled(stream->device);
     op->run(op);
     free(op);
     pthread_mutex_lock(&stream->lock);
-    stream->busy = false;
+    __atomic_sub_fetch(&stream->queued, 1, __ATOMIC_RELEASE);
     pthread_cond_broadcast(&stream->changed);
   }
   return NULL;
@@ -70,7 +72,7 @@ static void *worker(void *argument) {
 void submit(Stream *stream, Op op, bool blocking) {
   stream = real(stream);
   pthread_mutex_lock(&stream->lock);
-  if (!blocking && !stream->first && !stream->busy && !device_state(stream->device)->stalled) {
+  if (!blocking && !stream->queued && !device_state(stream->device)->stalled) {
     op.run(&op);
     pthread_mutex_unlock(&stream->lock);
     return;
@@ -81,6 +83,7 @@ void submit(Stream *stream, Op op, bool blocking) {
   queued->next = NULL;
   *stream->last = queued;
   stream->last = &queued->next;
+  __atomic_add_fetch(&stream->queued, 1, __ATOMIC_RELAXED);
   if (!stream->threaded) {
     pthread_t thread;
     stream->threaded = true;
@@ -91,10 +94,15 @@ void submit(Stream *stream, Op op, bool blocking) {
   pthread_mutex_unlock(&stream->lock);
 }
 
+/* A host thread that waits for a GPU keeps its core, as in CUDA; on the busy cores of most tests it sleeps. */
+static bool spins(void) { return setting("NULL_GPU_SPINS", 0) != 0; }
+static bool is_idle(const Stream *stream) { return !__atomic_load_n(&stream->queued, __ATOMIC_ACQUIRE); }
+
 /* Returns when nothing is queued, or with the device's fault. */
 static int drain(Stream *stream) {
+  for (bool spinning = spins(); spinning && !is_idle(stream) && !device_state(stream->device)->fault;) sched_yield();
   pthread_mutex_lock(&stream->lock);
-  while ((stream->first || stream->busy) && !device_state(stream->device)->fault) {
+  while (!is_idle(stream) && !device_state(stream->device)->fault) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     if ((until.tv_nsec += 10000000) >= 1000000000) until.tv_nsec -= 1000000000, until.tv_sec++;
@@ -126,11 +134,7 @@ int cudaDeviceSynchronize(void) {
 }
 int cuCtxSynchronize(void) { return cudaDeviceSynchronize(); }
 int cudaStreamQuery(Stream *stream) {
-  stream = real(stream);
-  pthread_mutex_lock(&stream->lock);
-  bool idle = !stream->first && !stream->busy;
-  pthread_mutex_unlock(&stream->lock);
-  return fault() ? fault() : idle ? SUCCESS : NOT_READY;
+  return fault() ? fault() : is_idle(real(stream)) ? SUCCESS : NOT_READY;
 }
 int cudaStreamIsCapturing(Stream *stream, int *status) { return (void)stream, *status = 0, SUCCESS; }
 int cudaStreamGetCaptureInfo(Stream *stream, int *status, unsigned long long *id, void *g, void *d, void *e, void *n) {
@@ -163,11 +167,13 @@ static void do_record(const Op *op) {
   __atomic_store_n(&event->completed, op->bytes, __ATOMIC_RELEASE);
 }
 static bool is_complete(const Event *event, uint64_t record) { return __atomic_load_n(&event->completed, __ATOMIC_ACQUIRE) >= record; }
-static int wait_for(const Event *event, uint64_t record) {
-  while (!is_complete(event, record) && !device_state(event->device)->fault) usleep(50);
+static int wait_for(const Event *event, uint64_t record, bool spinning) {
+  while (!is_complete(event, record) && !device_state(event->device)->fault)
+    if (spinning) sched_yield();
+    else usleep(50);
   return device_state(event->device)->fault;
 }
-static void do_wait(const Op *op) { wait_for(op->owner, op->bytes); }
+static void do_wait(const Op *op) { wait_for(op->owner, op->bytes, false); }
 
 int cudaEventCreateWithFlags(Event **out, unsigned flags) {
   COUNT("cudaEventCreate");
@@ -189,7 +195,7 @@ int cudaEventQuery(Event *event) {
 }
 int cudaEventSynchronize(Event *event) {
   COUNT("SYNC event");
-  return wait_for(event, event->issued);
+  return wait_for(event, event->issued, spins());
 }
 int cudaStreamWaitEvent(Stream *stream, Event *event, unsigned flags) {
   COUNT("cudaStreamWaitEvent");

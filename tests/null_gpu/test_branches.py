@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT, TOKEN, wait_until
-from tests.e2e.conftest import Launched, Launcher
+from tests.e2e.conftest import Launched
 from tests.null_gpu import programs
 from tests.null_gpu.conftest import CONTEXT, GIB, NullGpus, duet
 from training.core import manifest
@@ -163,27 +163,6 @@ def test_the_weights_are_compared_in_each_step(train: Train) -> None:
     # Of one rank: what kernels of null GPUs write differs between ranks.
     run = train(ranks=1, num_iterations=3, inspect_every=1)
     assert run.wait(LIMIT_S) == 0 and run.summary["steps"] == 3
-
-
-@pytest.fixture
-def start_script(
-    gpus: NullGpus, project: Path, tmp_path: Path, token: str
-) -> Callable[..., Launched]:
-    """Starts this text as a script of the user on two ranks."""
-    launcher = Launcher(project, tmp_path, token)
-
-    def start(text: str, *, env: Mapping[str, str] | None = None, **flags: object) -> Launched:
-        (tmp_path / "script.py").write_text(text)
-        folders = {"out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"}
-        own = {"run_name": "script"} | folders | flags
-        words = [*(f"--{k}={v}" for k, v in own.items()), "--script", tmp_path / "script.py"]
-        counts = {"NULL_GPU_COUNT": "2", "FAKE_NVML_COUNT": "2"}
-        return launcher(
-            *("./launch_train.sh", "2", *map(str, words)),
-            name="script", bare=True, env=gpus.environ | counts | dict(env or {}),
-        )  # fmt: skip
-
-    return start
 
 
 SCRIPT = """

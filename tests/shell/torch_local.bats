@@ -61,6 +61,9 @@ EOF
   is "$status:$stderr" '0:'
   is "${lines[0]}" "$LOCAL:/mine"
   is "${lines[1]}" "$LOCAL/torch/lib:/libs"
+  # in a script that another one has started
+  TORCH_LOCAL_PATH="$LOCAL" PYTHONPATH="$LOCAL:/mine" LD_LIBRARY_PATH="$LOCAL/torch/lib" run --separate-stderr ./duet sample
+  is "${lines[*]}" "$LOCAL:/mine $LOCAL/torch/lib"
   TORCH_LOCAL_PATH='/no where' PYTHONPATH=/mine run --separate-stderr ./duet sample
   is "$status:${lines[0]}" '0:/mine'
 }

@@ -178,6 +178,9 @@ def test_the_memory_of_a_gpu_beside_its_estimate(run: RunDir) -> None:
     on_cpu = on_gpu | {"device": {"value": "cpu"}}
     for other, facts in ((on_gpu, {}), (on_cpu, {"memory_bytes": gib})):
         assert "Memory" not in screen(run, other, **facts)
+    on_gpu["memory"] = {"total_bytes": gib + (43 << 20), "context_bytes": gib}
+    small = "Memory     41 MiB per GPU at most, estimated 43 MiB"
+    assert small in screen(run, on_gpu, memory_bytes=41 << 20)
 
 
 def test_the_report_is_named_where_there_is_one(run: RunDir) -> None:

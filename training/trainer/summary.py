@@ -14,6 +14,7 @@ from training.core.next_command import known_as, next_command
 from training.core.plain_text import one_line
 from training.core.project import typed
 from training.plan.finished import longer
+from training.tasks.memory import gib
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -138,7 +139,7 @@ def _memory(s: SummaryRecord, plan: Plan) -> str:
     if plan["device"]["value"] != "cuda" or not peak or not planned:
         return ""
     estimated = planned["total_bytes"] - planned["context_bytes"]
-    text = msg("trainer.summary.memory", peak=units.gib(peak), estimated=units.gib(estimated))
+    text = msg("trainer.summary.memory", peak=gib(peak), estimated=gib(estimated))
     if "reported_memory" in plan:
         text = msg("trainer.summary.memory_reported", text=text, reported=plan["reported_memory"])
     return text
