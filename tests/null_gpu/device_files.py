@@ -20,7 +20,7 @@ def device_files(folder: Path) -> Iterator[Path | None]:
     (folder / "dev").mkdir(parents=True)
     for number in range(DEVICES):
         (folder / "dev" / f"nvidia{number}").touch()
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MOUNTED, folder]
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MOUNTED, str(folder)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as helper:
