@@ -24,8 +24,8 @@ READ = """
 import sys, time
 from training.trainer import power
 power.EVERY_S = 0.1
-meter = power.PowerMeter(sys.argv[1:])
-end = time.monotonic() + 10
+meter = power.PowerMeter(sys.argv[2:])
+end = time.monotonic() + float(sys.argv[1])
 while not meter.watts(0.3) and time.monotonic() < end and meter.thread.is_alive():
     time.sleep(0.01)
 print(meter.watts(0.3))
@@ -45,7 +45,8 @@ print(meter.watts(0.3))
 def test_power_of_all_gpus(
     nvidia: Nvidia, driver: dict[str, Any], uuids: list[str], watts: float | None
 ) -> None:
-    done = python("-c", READ, *uuids, **nvidia(**driver))
+    limit_s = "1" if watts is None else "10"
+    done = python("-c", READ, limit_s, *uuids, **nvidia(**driver))
     assert done.stderr == ""
     found = None if done.stdout == "None\n" else float(done.stdout)
     assert found == (None if watts is None else pytest.approx(watts, rel=0.02))

@@ -4,46 +4,53 @@ restart policy of a container repeats it."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from training.config.resolve import Resolved
+from training.config.schema import Config
 from training.core import rundir
 from training.core.errors import Problem
 from training.core.messages import msg
+from training.host.placement import Topology
 
 AUTO = "auto"
 
 
-def settle(
-    resolved: Resolved, experiments: Path, again: Callable[..., str], problems: list[Problem]
-) -> Resolved:
-    """With the run of this name in place of `auto`, or with none, if this is its first start.
-    `again`: the user's own command with these flags changed."""
-    config = resolved.config
+def wanted(config: Config, experiments: Path) -> str:
+    """The run to resume, with that of --run_name in place of `auto`; '' for a new run."""
     if config.resume != AUTO:
-        return resolved
+        return config.resume
+    run = experiments / config.run_name
+    begun = config.run_name and os.path.lexists(rundir.RunDir(run).plan)
+    return str(run) if begun else ""
+
+
+def problems(
+    config: Config, origins: Mapping[str, str], place: Topology | None, again: Callable[..., str]
+) -> list[Problem]:
+    """`again`: the user's own command with these flags changed."""
+    if config.resume != AUTO:
+        return []
+    origin, found = origins["resume"], []
     if not config.run_name:
-        problems.append(
+        found.append(
             Problem(
                 "resume.no_name",
-                msg("plan.resume.no_name"),
+                msg("plan.resume.no_name", origin=origin),
                 msg("plan.resume.with_name"),
                 [again(run_name="NAME")],
                 "run_name",
             )
         )
-    elif config.nnodes > 1 or config.hosts:  # the others would find the run that node 0 has begun
-        problems.append(
+    # the others would find the run that node 0 has begun
+    if config.hosts or (place and place.nnodes > 1):
+        found.append(
             Problem(
                 "resume.several_machines",
-                msg("plan.resume.auto_machines"),
+                msg("plan.resume.auto_machines", origin=origin),
                 msg("plan.resume.allowed"),
                 [again(resume="latest")],
                 "resume",
             )
         )
-    run = experiments / config.run_name
-    named = config.run_name and os.path.lexists(rundir.RunDir(run).plan)
-    return replace(resolved, config=replace(config, resume=str(run) if named else ""))
+    return found

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -148,11 +148,9 @@ def _look(
     resolved = resolve.resolve(line, file.values, environ, fields=fields, ranks=typed)
     length.settle(resolved)
     experiments = folder("out_dir", resolved)
-    again = partial(command, script, args)
-    resolved = auto_resume.settle(resolved, experiments, again, problems)
     found = resume_run.Found()
-    if resolved.config.resume:
-        own = resolved.config
+    own = resolved.config
+    if wanted := auto_resume.wanted(own, experiments):
 
         def merged(known: loader.Values, having: Known, run: rundir.RunDir) -> resolve.Resolved:
             found = resolve.resolve(
@@ -168,12 +166,12 @@ def _look(
             typed,
             line,
             config_file,
-            resolved,
+            replace(resolved, config=replace(own, resume=wanted)),
             experiments,
             merged,
             fields,
-            again,
-            received(resolved.config, experiments) if starts else None,
+            partial(command, script, args),
+            received(own, experiments) if starts and wanted == own.resume else None,
         )
         found = resume_run.find(wish, problems)
         resolved = found.resolved or resolved
@@ -293,8 +291,8 @@ def _config_file(
     given = [line.flags["config"][0]] if "config" in line.flags else []
     given += positional
     if not given:
-        resumes = "resume" in line.flags or environ.get(f"{resolve.PREFIX}RESUME")
-        if script == "train_dual_gpu.sh" and not resumes:
+        resume = line.flags.get("resume", [environ.get(f"{resolve.PREFIX}RESUME")])[0]
+        if script == "train_dual_gpu.sh" and resume in (None, "", auto_resume.AUTO):
             names = sorted(p.stem for p in (ROOT / "configs/dual_gpu").glob("[a-z]*.py"))
             problems.append(
                 Problem(

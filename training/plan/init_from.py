@@ -47,7 +47,7 @@ def find(
     begun = bool(resumed and manifest.newest(resumed.checkpoints))
     repeated = resumed and (restarted or config.resume == AUTO)
     asked = origin.asked_for(origins["init_from"]) and not repeated
-    if config.resume and asked and (begun or not resumed):
+    if config.resume not in ("", AUTO) and asked and (begun or not resumed):
         problems.append(
             Problem(
                 "flag.contradiction",

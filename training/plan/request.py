@@ -21,8 +21,8 @@ from training.core.project import LAUNCH_SCRIPT
 from training.data import corpus
 from training.host import hosts, packages
 from training.host.placement import RANK, Topology
+from training.plan import auto_resume, elastic, field_checks, finished, run_name, task_checks
 from training.plan import cli_args as reading
-from training.plan import elastic, field_checks, finished, run_name, task_checks
 from training.plan.cli_args import command, folder
 from training.plan.roles import count, launcher_options, not_bindable, place_of, role
 from training.tasks.spec import TaskSpec
@@ -215,9 +215,9 @@ def read(
     problems += elastic.problems(config, origins, ranks, place) if place and ranks else []
     problems += not_bindable(script, config, origins, place, ranks) if place and here else []
     problems += not_trackable(config, origins) if installed else []
-    problems += run_name.problems(
-        config, origins, asked.experiments, resume_from, place, partial(command, script, args)
-    )
+    again = partial(command, script, args)
+    problems += run_name.problems(config, origins, asked.experiments, resume_from, place, again)
+    problems += auto_resume.problems(config, origins, place, again)
     if "save_config" in asked.line.flags:
         problems += saved.problems(path_of(asked.line.flags["save_config"][0]))
     if config.inject:
