@@ -150,8 +150,9 @@ def _refuse_others(kept: runs.Kept, chosen: plan.Plan) -> None:
     if others := runs.nanochats(trainings) - {kept.nanochat}:
         found = f"trainings with nanochat {', '.join(sorted(others))}"
         sys.exit(
-            f"[ERROR] {kept.folder} has {found}, {NANOCHAT_DIR} is {kept.nanochat}\n"
-            "    try:     --results=FOLDER"
+            f"[ERROR] {kept.folder} has {found}, the checkout in {NANOCHAT_DIR} is "
+            f"{kept.nanochat}\n"
+            "    try:     check out that version, or --results=FOLDER"
         )
 
 

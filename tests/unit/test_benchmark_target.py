@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import runpy
@@ -295,6 +296,39 @@ def test_a_training_that_is_no_longer_needed_is_stopped(tmp_path: Path) -> None:
     short, endless = (Training("gpt2", steps, 1, 1e-3, "fp32") for steps in (2, 1_000_000))
     runs.complete(kept, lambda losses: [] if short in losses else [short, endless], 2, 2, scratch)
     assert set(kept.losses()) == {short}
+def test_a_started_training_is_not_continued_by_another_nanochat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: dict[str, Path] = {}
+
+    def begin(training: Training, folder: Path, every: int) -> None:
+        started[training.contender] = folder
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "Process", begin)
+    folders = []
+    for version in ("abc", "def"):
+        for training in (PLAN.duet(300, 1, 1.0), Training("nanochat", 4, 1, 8.0, "fp32")):
+            wanted = functools.partial(lambda one, _: [one], training)
+            with pytest.raises(KeyboardInterrupt):
+                runs.complete(runs.Kept(tmp_path, version), wanted, 1, 2, tmp_path)
+        folders.append(dict(started))
+    before, after = folders
+    assert before["nanochat"] != after["nanochat"] and before[DUET] == after[DUET]
+
+
+def test_the_time_of_a_step_of_another_nanochat_is_not_used(tmp_path: Path) -> None:
+    chosen = replace(PLAN, baseline="nanochat", lengths=[300], seeds=[1])
+    kept = runs.Kept(tmp_path, "new")
+    kept.add(chosen.base(4, 1, 16.0), records(tmp_path / "records", 4))
+    time = {"commit": "c0ffee", "machine": {"cpu": "CPU", "cores": 2, "torch": "2"}}
+    time |= {"step_cpu_ms": [[1.0, 2.0]]}
+    for version, used in (("old", False), ("new", True)):
+        turns.file(tmp_path, chosen).write_text(json.dumps(time | {"nanochat": version}))
+        page = table.lines(tmp_path, chosen)
+        assert ("A step takes" in page[-1]) is used and (table.STALE in page) is not used
+
+
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(scratch) in str(p.info)]
 
 
