@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
 NANOCHAT_DIR = "NANOCHAT_DIR"  # the user's checkout of nanochat
+MOST = 1_000_000
 T = TypeVar("T")
 
 
@@ -20,6 +22,16 @@ def number(least: int, most: int) -> Callable[[str], int]:
     return one
 
 
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, up to {MOST}")
+    return value
+
+
 def known(names: Collection[str]) -> Callable[[str], str]:
     def one(text: str) -> str:
         if text not in names:
@@ -30,8 +42,8 @@ def known(names: Collection[str]) -> Callable[[str], str]:
 
 
 def several(one: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """Values separated by commas."""
-    return lambda text: [one(word) for word in text.split(",")]
+    """Values separated by commas, each once."""
+    return lambda text: list(dict.fromkeys(one(word.strip()) for word in text.split(",")))
 
 
 def nanochat_checkout(text: str) -> Path:

@@ -125,7 +125,7 @@ def main() -> None:
             try:
                 steps = measured[name](environ, depth, ranks, compiled)
                 print(row(label, steps), flush=True)
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
+            except (RuntimeError, ValueError, subprocess.TimeoutExpired) as error:
                 print(f"| {label} | failed | | | | |", flush=True)
                 print(error, file=sys.stderr)
                 failed = True

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import page
-from benchmarks.gpu.stages import DONE, STAGES, Record, Session, Stage
+from benchmarks.gpu.stages import STAGES, Record, Session, Stage
 from training.core.rundir import read_json, write_bytes, write_json
 
 FORMAT = 1
@@ -102,7 +102,7 @@ class Results:
         of another machine or commit, or those that are measured again, get a file of their own."""
         kept = self._others()
         lost = self._kept().keys() - kept.keys()
-        if record is None and kept.get(stage.name, {}).get("status") == DONE:
+        if record is None and kept.get(stage.name, {}).get("figures"):  # also of a failed stage
             lost |= {stage.name}
         if lost and self.are_meant():
             self._set_aside()

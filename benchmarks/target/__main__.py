@@ -11,22 +11,14 @@ from pathlib import Path
 
 from benchmarks import target
 from benchmarks.common import ROOT, prepared, warn_of_emulation
-from benchmarks.flags import NANOCHAT_DIR, nanochat_checkout, number, several
+from benchmarks.flags import MOST, NANOCHAT_DIR, nanochat_checkout, number, positive, several
 from benchmarks.gpu.bench import stand_ins
 from benchmarks.gpu.machine import PACKAGES, commit
 from benchmarks.target import plan, runs, table, texts, turns
 
 STARTS = {"gpt2": 7e-4, "nanochat": 16.0, "nanochat_windows": 16.0}
 OUT, PUBLISHED = ROOT / "experiments/target", ROOT / "benchmarks/results/target"
-COUNT = number(1, 1_000_000)  # steps
-LONG = 2000  # steps; most tables of the documentation have shorter trainings
-
-
-def shares(text: str) -> list[float]:
-    found = sorted(map(float, text.split(",")))
-    if not found[0] > 0:
-        raise ValueError
-    return found
+COUNT = number(1, MOST)  # steps
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -46,12 +38,17 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         help="the first one tunes the rate",
     )
     parser.add_argument(
-        "--rate", type=float, help="first rate to try: GPT-2's peak, or a factor of nanochat's own"
+        "--rate",
+        type=positive,
+        help="first rate to try: GPT-2's peak, or a factor of nanochat's own",
     )
     parser.add_argument(
-        "--shares", type=shares, default="0.5,0.6,0.7,0.8,0.9,1,1.25,1.5", help="Duet's steps"
+        "--shares",
+        type=several(positive),
+        default="0.5,0.6,0.7,0.8,0.9,1,1.25,1.5",
+        help="Duet's steps",
     )
-    parser.add_argument("--share", type=float, default=0.6, help="the first of them to try")
+    parser.add_argument("--share", type=positive, default=0.6, help="the first of them to try")
     parser.add_argument("--precision", default="fp32", choices=("bf16", "fp32"), help="of both")
     parser.add_argument(
         "--device", default=plan.CPU, choices=(plan.CPU, plan.CUDA), help="of all trainings"
@@ -60,7 +57,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--corpus",
         default=plan.STDLIB,
         choices=(plan.STDLIB, plan.SOURCES),
-        help="sources: also torch's, for more than 2,400 steps",
+        help="sources: also torch's, for more than 2,477 steps",
     )
     parser.add_argument("--eval_every", type=COUNT, default=100, help="steps")
     parser.add_argument("--parallel", type=number(1, 64), default=1, help="trainings at a time")
@@ -75,6 +72,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--table", action="store_true", help="print the table only")
     wanted = parser.parse_args(argv)
     wanted.steps.sort()
+    wanted.shares.sort()
+    if not round(wanted.shares[0] * wanted.steps[0]):
+        parser.error(f"--shares={wanted.shares[0]:g}: of {wanted.steps[0]} steps none remains")
     if wanted.share not in wanted.shares:
         parser.error(f"--share={wanted.share:g} is not one of --shares")
     wanted.rate = wanted.rate or STARTS[wanted.baseline]
@@ -120,17 +120,21 @@ def planned(asked: argparse.Namespace) -> plan.Plan:
 
 def published(baseline: str) -> list[str]:
     """A table of docs/performance.md."""
-    words = [f"--baseline={baseline}", "--precision=bf16", "--steps=300,1000", "--table"]
-    return table.lines(PUBLISHED, planned(arguments(words)))
+    return table.lines(PUBLISHED, _published(baseline))
 
 
 def published_long(corpus: str) -> list[str]:
-    """The same, of 3,000 steps."""
+    """The longer trainings."""
     found = runs.Kept(PUBLISHED).trainings().items()
-    where = (corpus, plan.CPU)
+    where, above = (corpus, plan.CPU), _published("nanochat").longest
     return table.trainings(
-        {t: record for t, record in found if (t.corpus, t.device) == where and t.steps > LONG}
+        {t: record for t, record in found if (t.corpus, t.device) == where and t.steps > above}
     )
+
+
+def _published(baseline: str) -> plan.Plan:
+    words = [f"--baseline={baseline}", "--precision=bf16", "--steps=300,1000", "--table"]
+    return planned(arguments(words))
 
 
 def _replace_missing(folder: Path) -> None:
@@ -150,8 +154,9 @@ def _refuse_others(kept: runs.Kept, chosen: plan.Plan) -> None:
     if others := runs.nanochats(trainings) - {kept.nanochat}:
         found = f"trainings with nanochat {', '.join(sorted(others))}"
         sys.exit(
-            f"[ERROR] {kept.folder} has {found}, {NANOCHAT_DIR} is {kept.nanochat}\n"
-            "    try:     --results=FOLDER"
+            f"[ERROR] {kept.folder} has {found}, the checkout in {NANOCHAT_DIR} is "
+            f"{kept.nanochat}\n"
+            "    try:     check out that version, or --results=FOLDER"
         )
 
 

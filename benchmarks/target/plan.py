@@ -51,12 +51,16 @@ class Plan:
     def duet(self, steps: int, seed: int, share: float) -> Training:
         return self._training(DUET, round(share * steps), seed, 1.0)
 
+    @property
+    def longest(self) -> int:
+        """Steps."""
+        return round(max(self.lengths) * max(1, *self.shares))
+
     def includes(self, training: Training) -> bool:
         """Whether the training is one of this comparison, or a shorter one."""
-        longest = max(self.lengths) * max(1, *self.shares)
         return (
             training.contender in (self.baseline, DUET)
-            and training.steps <= longest
+            and training.steps <= self.longest
             and training
             == self._training(training.contender, training.steps, training.seed, training.rate)
         )

@@ -29,6 +29,7 @@ from training.host import process
 SAVE_EVERY = 25  # steps
 CURVES = ("loss", "val_bpb")  # in a record: [step, value], …
 POLL_S = 0.5
+UNKNOWN = "unknown"  # version of nanochat in older files
 STOP_S = 120.0  # a step on a busy machine
 LABELS = {
     "gpt2": "GPT-2, AdamW {:g}",
@@ -58,7 +59,7 @@ def finals(trainings: Mapping[Training, Record]) -> dict[Training, float]:
 def nanochats(trainings: Mapping[Training, Record]) -> set[str]:
     """Versions of nanochat."""
     return {
-        record.get("nanochat", "unknown")
+        record.get("nanochat", UNKNOWN)
         for one, record in trainings.items()
         if of_nanochat(one.contender)
     }
@@ -258,7 +259,7 @@ def complete(
                 waiting = [t for t in wanted(kept.losses()) if t not in busy]
                 if not waiting:
                     break
-                training, folder = waiting[0], scratch / waiting[0].name
+                training, folder = waiting[0], scratch / _state(waiting[0], kept.nanochat)
                 if training.steps in read(records(training, folder)).val_bpb:
                     _keep(kept, training, folder)  # complete when this program was killed
                 else:
@@ -268,6 +269,11 @@ def complete(
             time.sleep(POLL_S)
     finally:
         stop(running)
+
+
+def _state(training: Training, nanochat: str) -> str:
+    """Name of the folder of a training that is not complete: another nanochat starts at step 0."""
+    return f"{training.name}-{nanochat}" if of_nanochat(training.contender) else training.name
 
 
 def _keep(kept: Kept, training: Training, folder: Path) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 from benchmarks.target import turns
 from benchmarks.target.plan import CPU, DUET, Losses, Pair, Plan, Training, pairs
-from benchmarks.target.runs import Kept, Record, finals, label, nanochats, shown
+from benchmarks.target.runs import UNKNOWN, Kept, Record, finals, label, nanochats, shown
 
 NONE = "No training of this comparison is complete yet."
+STALE = "The time of a step is of another version of nanochat: measure it again with --timing."
 
 
 def lines(folder: Path, plan: Plan) -> list[str]:
@@ -21,10 +22,11 @@ def lines(folder: Path, plan: Plan) -> list[str]:
     found = {t: record for t, record in Kept(folder).trainings().items() if plan.includes(t)}
     losses = finals(found)
     time = turns.kept(folder, plan)
-    ratio = _ratio(time[1]) if time else None
+    stale = bool(time and nanochats(found) - {time[0].get("nanochat", UNKNOWN)})
+    ratio = _ratio(time[1]) if time and not stale else None
     complete = pairs(plan, losses)
     out = [*_pairs(complete, losses, ratio), "", *trainings(found)] if found else [NONE]
-    return [*out, "", _time(*time, plan.device)] if time else out
+    return [*out, "", STALE if stale else _time(*time, plan.device)] if time else out
 
 
 def _pairs(complete: Sequence[Pair], losses: Losses, ratio: float | None) -> Iterator[str]:

@@ -84,6 +84,24 @@ def test_figures_that_are_measured_again_are_set_aside(
     assert len(list(tmp_path.glob("gpu-*.json"))) == 1, "a failed stage has no figures to keep"
 
 
+def test_what_a_failed_stage_has_measured_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = iter([bench.Failed("time limit", {"value": 1}), KeyboardInterrupt()])
+
+    def measure(lab: bench.Bench) -> stages.Record:
+        raise next(ends)
+
+    one = stage(measure)
+    monkeypatch.setattr(results, "STAGES", {"one": one})
+    run = functools.partial(command._all, session(tmp_path), [one], again=False)
+    run()
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    earlier = json.loads((tmp_path / "gpu-abc.json").read_text())
+    assert earlier["stages"]["one"]["figures"] == {"value": 1}
+
+
 def test_a_smoke_run_does_not_replace_real_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import runpy
@@ -147,7 +148,9 @@ def test_a_damaged_file_is_not_repeated_silently(tmp_path: Path, text: str) -> N
 
 @each(
     "flag",
-    ["steps=abc", "steps=0", "seeds=", "shares=0,1", "eval_every=0", "parallel=0", "device=cuda"],
+    ["steps=abc", "steps=0", "seeds=", "eval_every=0", "parallel=0", "device=cuda"]
+    + [f"rate={text}" for text in ("0", "nan")]
+    + [f"shares={text}" for text in ("0,1", "inf,1", "0.001,0.6")],
 )
 def test_a_wrong_flag_is_named(
     flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -157,6 +160,11 @@ def test_a_wrong_flag_is_named(
         command.arguments([f"--{flag}"])
     assert ended.value.code == 2
     assert f"--{flag.partition('=')[0]}" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_lists_may_have_spaces_and_repetitions() -> None:
+    asked = command.arguments(["--steps=1000, 300,300", "--seeds=2,1,2", "--shares=0.6, 0.5,0.6"])
+    assert (asked.steps, asked.seeds, asked.shares) == ([300, 1000], [2, 1], [0.5, 0.6])
 
 
 def test_the_checkout_of_nanochat_is_found_from_any_folder(
@@ -236,6 +244,23 @@ def test_longer_trainings_are_not_of_a_comparison() -> None:
     assert replace(PLAN, lengths=[1000]).includes(PLAN.base(300, 1, 4.0)), "shorter ones are"
 
 
+def test_all_trainings_of_a_plan_are_of_its_comparison() -> None:
+    """1.15 × 100 is less than 115, 1.5 × 1001 less than 1502."""
+    for steps, share in ((100, 1.15), (1001, 1.5)):
+        chosen = replace(PLAN, lengths=[steps], shares=[share])
+        assert chosen.includes(chosen.duet(steps, 1, share))
+
+
+def test_each_published_training_is_in_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "PUBLISHED", tmp_path)
+    steps = (150, 1500, 1501, 1800, 4500)
+    keep(tmp_path, {Training(DUET, n, 1, 1.0, "bf16"): n / 1000 for n in steps})
+    rows = [*command.published("nanochat"), *command.published_long("stdlib")]
+    assert [row.split(" | ")[1] for row in rows if "Duet, defaults" in row] == list(map(str, steps))
+
+
 def test_versions_of_nanochat_are_not_mixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -259,6 +284,39 @@ def test_versions_of_nanochat_are_not_mixed(
     monkeypatch.setattr(sys, "argv", ["target", *words, "--table"])
     command.main()
     assert "; nanochat `abc`." in capsys.readouterr().out
+
+
+def test_a_started_training_is_not_continued_by_another_nanochat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: dict[str, Path] = {}
+
+    def begin(training: Training, folder: Path, every: int) -> None:
+        started[training.contender] = folder
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "Process", begin)
+    folders = []
+    for version in ("abc", "def"):
+        for training in (PLAN.duet(300, 1, 1.0), Training("nanochat", 4, 1, 8.0, "fp32")):
+            wanted = functools.partial(lambda one, _: [one], training)
+            with pytest.raises(KeyboardInterrupt):
+                runs.complete(runs.Kept(tmp_path, version), wanted, 1, 2, tmp_path)
+        folders.append(dict(started))
+    before, after = folders
+    assert before["nanochat"] != after["nanochat"] and before[DUET] == after[DUET]
+
+
+def test_the_time_of_a_step_of_another_nanochat_is_not_used(tmp_path: Path) -> None:
+    chosen = replace(PLAN, baseline="nanochat", lengths=[300], seeds=[1])
+    kept = runs.Kept(tmp_path, "new")
+    kept.add(chosen.base(4, 1, 16.0), records(tmp_path / "records", 4))
+    time = {"commit": "c0ffee", "machine": {"cpu": "CPU", "cores": 2, "torch": "2"}}
+    time |= {"step_cpu_ms": [[1.0, 2.0]]}
+    for version, used in (("old", False), ("new", True)):
+        turns.file(tmp_path, chosen).write_text(json.dumps(time | {"nanochat": version}))
+        page = table.lines(tmp_path, chosen)
+        assert ("A step takes" in page[-1]) is used and (table.STALE in page) is not used
 
 
 def test_duet_is_evaluated_on_the_text_of_the_others(

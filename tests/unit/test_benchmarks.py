@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -118,8 +119,9 @@ def test_a_wrong_value_is_an_error_of_its_flag(
     assert f"argument {word.partition('=')[0]}: {problem}\n" in capsys.readouterr().err
 
 
+@each("kind", [RuntimeError, statistics.StatisticsError])  # the second: too few steps
 def test_launches_are_printed_as_they_are_counted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     part = {"LAUNCH kernel": 7}
     step = {"other": part, "optimizer": part, "optimizer_cpu_ms": 1.0, "step_cpu_ms": 2.0}
@@ -127,7 +129,7 @@ def test_launches_are_printed_as_they_are_counted(
     def bare(environ: dict[str, str], depth: int, *_: int) -> list[dict[str, object]]:
         assert f"| depth {depth}, eager: Duet, 1 rank | 7 |" in capsys.readouterr().out
         if depth == 2:
-            raise RuntimeError("no module named tiktoken")
+            raise kind("no module named tiktoken")
         return [step]
 
     monkeypatch.setattr(sys, "argv", ["launches", "--depths=3,2", "--ranks=1", "--compiled=0"])
