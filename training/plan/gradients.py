@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from training.config.origin import DEFAULT
 from training.core import standing, units
 from training.core.messages import msg
 from training.host import flops, p2p_cache, visible_devices
-from training.host.decisions import Decision, as_set
+from training.host.decisions import Decision
 from training.host.gpus import VISIBLE, Gpu
 from training.host.placement import LOCAL, on_one_machine
 from training.plan import exchange, tuning
@@ -79,8 +78,8 @@ def decide(
 
 def wished(request: Request) -> Decision:
     """That of --gradient_compression; `auto` is yet to be decided."""
-    asked = request.origins["gradient_compression"] != DEFAULT
-    return as_set(request.config.gradient_compression, asked=asked)
+    name = "gradient_compression"
+    return Decision(request.config.gradient_compression, request.reason(name))
 
 
 def _fields(
