@@ -262,7 +262,7 @@ def _little_gain(
     pays = not one.compressed and (exchange.saved(one, half) or 0.0) >= exchange.PAYS
     if pays and _fits(request, situation, gradient_compression=BF16):
         helps.append(msg("plan.gradients.help_compression", speed=times(half.speed_up)))
-    if one.speed_up <= 1:
+    if one.speed_up <= 1 and _fits(request, situation, ranks=1):
         unequal = one.fastest > 1
         alone = _fastest_alone(request, fastest) if unequal else msg("plan.gradients.help_one_gpu")
         helps.append(alone)
@@ -277,11 +277,14 @@ def _little_gain(
     return [text]
 
 
-def _fits(request: Request, situation: Situation, **changes: int | str) -> bool:
-    """Whether the run with these values fits: each holds gradients twice."""
+def _fits(request: Request, situation: Situation, ranks: int = 0, **changes: int | str) -> bool:
+    """Whether the run with these values fits: each holds gradients twice, and one rank has the
+    whole state of the optimizer. `ranks`: 0 for those of the request."""
     if situation.room is None:
         return True
     other = replace(request, config=replace(request.config, **changes))  # type: ignore[arg-type]
+    if ranks:
+        other.ranks = other.local_ranks = other.gpu_ranks = ranks
     return request.kind.decide(other, situation).fits(situation.room)
 
 
