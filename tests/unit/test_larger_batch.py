@@ -152,6 +152,7 @@ def test_help_against_slow_links_fits(fits: bool) -> None:
     [
         (["--max_total_batch_size=4096", "--num_iterations=100"], 2048, 25),
         (["--max_total_batch_size=4096"], 2048, 30),
+        (["--max_total_batch_size=4096", "--num_iterations=0"], 2048, 0),
         (["--max_total_batch_size=1024", "--num_iterations=100"], 512, 100),
         (["--max_total_batch_size=4096", "--total_batch_size=768"], 768, 30),
     ],
@@ -167,8 +168,9 @@ def test_the_command_of_a_grown_run_continues_it(typed: list[str], batch: int, s
         resolved = resolve.resolve(line, lines, {}, recorded)
         length.keep_batch(resolved, recorded, own)
         assert resolved.config.num_iterations == steps, lines
+        origin = resolved.origins["num_iterations"]
+        assert steps or "total_batch_size" not in origin, "0, no limit, is not divided"
         if steps == 25:
-            origin = resolved.origins["num_iterations"]
             assert origin == msg("plan.larger_batch.origin_steps", steps=100, factor=4)
             assert asked_for(origin) and origin.name == "--num_iterations"
         wanted = 2048 if lines else batch  # the run wins over a file
