@@ -177,7 +177,7 @@ WHOLE = {
     "variables": SET,
     "gb_per_s": 1.0,
     "small_ms": 1.0,
-    "time": 0.0,
+    "time": 1.0,
 }
 
 
@@ -195,6 +195,9 @@ WHOLE = {
         json.dumps({"verdicts": [WHOLE | {"gb_per_s": "fast"}]}).encode(),
         json.dumps(
             {"verdicts": [WHOLE | {"gb_per_s": 0}, WHOLE | {"small_ms": math.nan}]}
+        ).encode(),
+        json.dumps(  # no date has such a time
+            {"verdicts": [WHOLE | {"time": time} for time in (math.inf, math.nan, 1e300)]}
         ).encode(),
         # the format of early 0.1
         json.dumps(

@@ -44,7 +44,7 @@ def config(**values: Any) -> Config:
 
 
 def test_a_default_device_is_not_called_asked_for() -> None:
-    found = decisions.device(config(), 2, machine(32, 32), TORCH, asked=False)
+    found = decisions.device(config(), 2, machine(32, 32), TORCH, reason=decisions.BY_DEFAULT)
     assert found == decisions.Decision("cuda", msg("host.decision.by_default"))
 
 

@@ -142,8 +142,9 @@ def test_help_against_slow_links_fits(fits: bool) -> None:
     assert decided.step
     room = decided.step.estimate.needed + (GIB << 4 if fits else 1 << 20)
     (note,) = gradients.decide(request, [], begun(3.0), decided, machine(room)).notes
-    for flag in ("--total_batch_size=", "--gradient_compression=bf16"):
-        assert (flag in note) is fits
+    one_gpu = msg("plan.gradients.help_one_gpu")  # which holds all of Muon's state
+    for part in ("--total_batch_size=", "--gradient_compression=bf16", one_gpu):
+        assert (part in note) is fits
 
 
 @each(
@@ -151,6 +152,7 @@ def test_help_against_slow_links_fits(fits: bool) -> None:
     [
         (["--max_total_batch_size=4096", "--num_iterations=100"], 2048, 25),
         (["--max_total_batch_size=4096"], 2048, 30),
+        (["--max_total_batch_size=4096", "--num_iterations=0"], 2048, 0),
         (["--max_total_batch_size=1024", "--num_iterations=100"], 512, 100),
         (["--max_total_batch_size=4096", "--total_batch_size=768"], 768, 30),
     ],
@@ -166,8 +168,9 @@ def test_the_command_of_a_grown_run_continues_it(typed: list[str], batch: int, s
         resolved = resolve.resolve(line, lines, {}, recorded)
         length.keep_batch(resolved, recorded, own)
         assert resolved.config.num_iterations == steps, lines
+        origin = resolved.origins["num_iterations"]
+        assert steps or "total_batch_size" not in origin, "0, no limit, is not divided"
         if steps == 25:
-            origin = resolved.origins["num_iterations"]
             assert origin == msg("plan.larger_batch.origin_steps", steps=100, factor=4)
             assert asked_for(origin) and origin.name == "--num_iterations"
         wanted = 2048 if lines else batch  # the run wins over a file

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.cases import each
 from tests.unit.conftest import ENHANCED, ask, python
 from tests.unit.nvidia_machine import Nvidia
 from training.core.errors import Exit, UserError
@@ -181,26 +180,46 @@ def test_the_message_is_why_it_is_tested(monkeypatch: pytest.MonkeyPatch) -> Non
     assert told == [msg(f"launcher.communication.{name}", ranks="2 ranks") for name in names]
 
 
-@each(
-    ("cache", "check", "warned"),
-    [("a file", False, True), ("a file", True, False), ("", False, False)],
+@pytest.mark.parametrize(
+    ("before", "variables", "busy", "writable", "check", "later"),
+    [
+        (None, {}, "", False, False, "tests_again"),
+        (None, {}, "", False, True, None),
+        ("", {}, "", False, False, "use_earlier"),
+        ("", SET, "", False, False, "use_earlier"),
+        ("busy", {}, "", False, False, "tests_again"),
+        ("", {}, "busy", True, False, None),  # the earlier times stay
+        ("busy", {}, "busy", True, False, None),
+    ],
 )
 def test_a_start_warns_if_its_result_cannot_be_remembered(
-    cache: str, check: bool, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    before: str | None,
+    variables: dict[str, str],
+    busy: str,
+    writable: bool,
+    check: bool,
+    later: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if cache:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
-        (tmp_path / cache).touch()
     plan: Any = {"local_ranks": 2, "gpus": [{"uuid": u} for u in UUIDS]}
     plan |= {"driver": "580.65.06", "torch": "2.13.0"}
-    new = p2p_cache.verdict(run.key(plan), {}, gb_per_s=11.3, small_ms=0.05)
-    note = p2p_cache.remember(run.key(plan), new)
+    of, file = run.key(plan), p2p_cache.path()
+    if before is not None:
+        p2p_cache.remember(of, verdict({}) | {"gpus": sorted(of.gpus)}, busy=before)
+    assert file
+    if not writable:
+        p2p_cache._lock(file).mkdir(parents=True)
+    new = p2p_cache.verdict(of, variables, gb_per_s=11.3, small_ms=0.05)
+    note = p2p_cache.remember(of, new, busy=busy)
+    new["busy"] = bool(busy)
     done = CommunicationResult(2, "cuda", "nccl", None, note=note, verdict=new)
     monkeypatch.setattr(run, "run", lambda plan, **limits: done)
     told = list[str]()
     monkeypatch.setattr(start_test.log, "warning", told.append)
     start_test.StartTest(only_check=check)(plan)
-    assert told == [msg("launcher.communication.not_remembered", note=note)] * warned
+    then = later and msg(f"launcher.communication.{later}")
+    text = msg("launcher.communication.not_remembered", note=note, later=then)
+    assert told == [text] * bool(later)
 
 
 def test_the_command_tests_the_gpus_of_the_run() -> None:

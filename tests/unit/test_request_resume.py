@@ -38,6 +38,8 @@ def test_a_resumed_run_keeps_its_configuration(home: Path, write: Write) -> None
     assert found.origins["depth"] == "from resumed run r1"
     assert (found.config.out_dir, found.config.resume) == ("experiments", "r1")
     assert found.notes == ["resumed run wins over c.py: depth stays 3"]
+    assert found.reason("depth") == msg("plan.resume.origin", name="r1")
+    assert found.reason("seed") == msg("host.decision.as_asked")
     assert found.resume_from is not None
     assert found.resume_from.path == home / "experiments/r1"
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import DecisionRecord
 
 AS_ASKED = msg("host.decision.as_asked")  # reason of a value that the user has set
+BY_DEFAULT = msg("host.decision.by_default")
 TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"  # of torch
 NO_TF32_VARIABLE = "NVIDIA_TF32_OVERRIDE"  # of the CUDA libraries, for which it has precedence
 # Names of GPUs that have the capability of the RTX 20xx, 7.5, but no tensor cores.
@@ -46,25 +47,20 @@ class Decision:
         return {"value": self.value, "reason": self.reason}
 
 
-def as_set(value: Any, *, asked: bool) -> Decision:
-    """`asked`: the user has set the value, else it is the default."""
-    return Decision(value, AS_ASKED if asked else msg("host.decision.by_default"))
-
-
 def device(
     config: Config,
     ranks: int,
     machine: GpuInventory,
     torch: TorchBuild | None,
     *,
-    asked: bool = True,
+    reason: str = AS_ASKED,
     resumed: bool = False,
 ) -> Decision:
-    """`asked`: as as_set(). `resumed`: the run that is continued has used GPUs, so that a lost
-    driver or GPU is refused."""
+    """`reason`: of a device that is not `auto`. `resumed`: the run that is continued has used GPUs,
+    so that a lost driver or GPU is refused."""
     gpus = len(machine.gpus)
     if config.device != "auto":
-        return as_set(config.device, asked=asked)
+        return Decision(config.device, reason)
     if resumed and (gpus < ranks or (torch and torch.cuda is None)):
         return Decision("cuda", msg("host.decision.resumed"))
     if gpus >= ranks and torch and torch.cuda is None:

@@ -29,6 +29,7 @@ P2P = "NCCL_P2P_DISABLE"
 WITHOUT_P2P = {P2P: "1"}
 FOUND = msg("host.p2p.found")
 SCHEMA_VERSION = 2
+LATEST_S = 1e11  # unix s, in the year 5138: a later time is damage and may have no date
 # NCCL's variables without an influence on how it communicates.
 _SILENT = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_SET_THREAD_NAME")
 
@@ -236,8 +237,11 @@ def _whole(one: object) -> bool:
         return False
     gpus = one["gpus"]
     named = isinstance(gpus, list) and gpus and all(isinstance(g, str) for g in gpus)
-    numbers = all(isinstance(one[name], (int, float)) for name in ("gb_per_s", "small_ms", "time"))
-    measured = numbers and all(0 < one[name] < math.inf for name in ("gb_per_s", "small_ms"))
+    limits = {"gb_per_s": math.inf, "small_ms": math.inf, "time": LATEST_S}
+    measured = all(
+        isinstance(one[name], (int, float)) and 0 < one[name] < limit
+        for name, limit in limits.items()
+    )
     # Only variables that Duet writes: this file determines the environment of a run.
     return bool(named) and measured and one["variables"] in ({}, WITHOUT_P2P)
 

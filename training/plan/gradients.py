@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from training.config.origin import DEFAULT
 from training.core import standing, units
 from training.core.messages import msg
 from training.host import flops, p2p_cache, visible_devices
-from training.host.decisions import Decision, as_set
+from training.host.decisions import Decision
 from training.host.gpus import VISIBLE, Gpu
 from training.host.placement import LOCAL, on_one_machine
 from training.plan import exchange, tuning
@@ -79,8 +78,8 @@ def decide(
 
 def wished(request: Request) -> Decision:
     """That of --gradient_compression; `auto` is yet to be decided."""
-    asked = request.origins["gradient_compression"] != DEFAULT
-    return as_set(request.config.gradient_compression, asked=asked)
+    name = "gradient_compression"
+    return Decision(request.config.gradient_compression, request.reason(name))
 
 
 def _fields(
@@ -263,7 +262,7 @@ def _little_gain(
     pays = not one.compressed and (exchange.saved(one, half) or 0.0) >= exchange.PAYS
     if pays and _fits(request, situation, gradient_compression=BF16):
         helps.append(msg("plan.gradients.help_compression", speed=times(half.speed_up)))
-    if one.speed_up <= 1:
+    if one.speed_up <= 1 and _fits(request, situation, ranks=1):
         unequal = one.fastest > 1
         alone = _fastest_alone(request, fastest) if unequal else msg("plan.gradients.help_one_gpu")
         helps.append(alone)
@@ -278,11 +277,14 @@ def _little_gain(
     return [text]
 
 
-def _fits(request: Request, situation: Situation, **changes: int | str) -> bool:
-    """Whether the run with these values fits: each holds gradients twice."""
+def _fits(request: Request, situation: Situation, ranks: int = 0, **changes: int | str) -> bool:
+    """Whether the run with these values fits: each holds gradients twice, and one rank has the
+    whole state of the optimizer. `ranks`: 0 for those of the request."""
     if situation.room is None:
         return True
     other = replace(request, config=replace(request.config, **changes))  # type: ignore[arg-type]
+    if ranks:
+        other.ranks = other.local_ranks = other.gpu_ranks = ranks
     return request.kind.decide(other, situation).fits(situation.room)
 
 

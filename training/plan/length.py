@@ -80,7 +80,7 @@ def keep_batch(resolved: Resolved, recorded: Values, own: Config) -> None:
         return
     config.total_batch_size, origins["total_batch_size"] = recorded["total_batch_size"]
     asked, steps = origins["num_iterations"], config.num_iterations
-    if asked_for(asked) and isinstance(steps, int):
+    if asked_for(asked) and isinstance(steps, int) and steps:
         config.num_iterations = math.ceil(steps / factor)
         why = msg("plan.larger_batch.origin_steps", steps=steps, factor=factor)
         origins["num_iterations"] = Origin(why, asked.source, asked.name)

@@ -20,6 +20,7 @@ from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT
 from training.data import corpus
 from training.host import hosts, packages
+from training.host.decisions import AS_ASKED, BY_DEFAULT
 from training.host.placement import RANK, Topology
 from training.plan import auto_resume, elastic, field_checks, finished, run_name, task_checks
 from training.plan import cli_args as reading
@@ -68,6 +69,10 @@ class LaunchRequest(ABC):
     def base_name(self) -> str:
         """Base name of a run without --run_name."""
 
+    def reason(self, name: str) -> str:
+        """Why a field has the value it has, unless a plan decides it."""
+        return BY_DEFAULT if self.origins[name] == origin.DEFAULT else AS_ASKED
+
     def command(self, **changes: Any) -> str:
         return command(self.script, self.args, **changes)
 
@@ -92,6 +97,11 @@ class Request(LaunchRequest):
     @property
     def base_name(self) -> str:
         return self.title or (self.config_file.stem if self.config_file else self.kind.run_name)
+
+    def reason(self, name: str) -> str:
+        if name in self.resumed and not origin.asked_for(self.origins[name]):
+            return self.resumed[name][1]  # which may have been its default
+        return super().reason(name)
 
     @property
     def seq_len(self) -> int:

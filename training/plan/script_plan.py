@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.config import origin
 from training.core import redact
 from training.core.messages import msg
 from training.host import decisions, numa, torch_build
@@ -35,9 +34,8 @@ def build(
     gpu_choice = gpu_use.choose(request, environ, decisions.AS_ASKED)
     machine, environ = gpu_choice.machine, gpu_choice.environ(environ)
     torch = torch_build.installed() if script.python == sys.executable else None
-    asked = request.origins["device"] != origin.DEFAULT
     device = (
-        decisions.device(config, local, machine, torch, asked=asked)
+        decisions.device(config, local, machine, torch, reason=request.reason("device"))
         if machine.gpus or config.device == "cuda"
         else decisions.Decision("cpu", machine.reason)
     )

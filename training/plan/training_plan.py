@@ -48,7 +48,7 @@ def build(
         request.gpu_ranks = 1
     device = decisions.device(
         *(config, request.gpu_ranks, machine, torch),
-        asked=request.origins["device"] != origin.DEFAULT,
+        reason=request.reason("device"),
         resumed=resume_checks.stays_on_gpus(request),
     )
     precision = decisions.precision(config, device.value, request.gpu_ranks, machine)

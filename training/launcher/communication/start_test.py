@@ -14,7 +14,7 @@ from training.launcher.communication import stages
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import RanksPlan
-    from training.host.p2p_cache import P2PVerdict
+    from training.host.p2p_cache import Key, P2PVerdict
     from training.launcher.communication.result import CommunicationResult
 
 
@@ -40,9 +40,8 @@ class StartTest:
         else:
             log.info(msg("launcher.communication.first_start", ranks=ranks))
         result = self.result = run(plan, patience_s=stages.PATIENCE_S)
-        of = key(plan)
-        if result.verdict and of.complete and not p2p_cache.known(of) and not self.only_check:
-            log.warning(msg("launcher.communication.not_remembered", note=result.note))
+        if result.verdict and not self.only_check:
+            _warn_if_lost(key(plan), result.verdict, result.note)
         if not result.ok and not self.only_check:
             (check,) = result.checks()
             assert result.finding
@@ -60,3 +59,18 @@ class StartTest:
                 )
             )
         return result.verdict
+
+
+def _warn_if_lost(of: Key, new: P2PVerdict, note: str) -> None:
+    """A warning where the result could not be written. GPUs without a name never have one, and
+    times of busy GPUs replace no others."""
+    known = p2p_cache.known(of)
+    if not of.complete or (known and known["time"] == new["time"]):
+        return
+    if known and not known.get("busy"):
+        if new.get("busy") and known["variables"] == new["variables"]:
+            return
+        later = msg("launcher.communication.use_earlier")
+    else:
+        later = msg("launcher.communication.tests_again")
+    log.warning(msg("launcher.communication.not_remembered", note=note, later=later))
