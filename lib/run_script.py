@@ -214,7 +214,7 @@ def _own_frame(error: BaseException) -> "traceback.FrameSummary | None":
 
 def _is_own(frame: "traceback.FrameSummary") -> bool:
     # code without a file, as of exec(): the line that executes it counts
-    return not _libraries.contain(frame.filename)
+    return not _libraries.contain_here(frame.filename)
 
 
 def _where(script: str, error: BaseException) -> str:

@@ -78,7 +78,9 @@ EOF
   chmod 600 "$closed"
   chmod a+rx "$BATS_RUN_TMPDIR" "$BATS_TEST_TMPDIR"
   ((EUID)) || user=(setpriv --reuid=65534 --clear-groups)
+  "${user[@]}" test -x "$BATS_TEST_TMPDIR" || skip 'another user cannot enter TMPDIR'
   run --separate-stderr "${user[@]}" bash -c 'source lib/init.sh; venv::is_current || venv::make'
+  chmod 700 "$closed" # bats deletes it
   is "$status" 3
   has "$stderr" "cannot be used by this user"
   has "$stderr" "no permission for $closed (try: chmod a+x ${closed// /\\ };"

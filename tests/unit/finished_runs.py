@@ -31,4 +31,5 @@ def plan(script: str = SIMPLE, ranks: int = 2, **config: Any) -> dict[str, Any]:
         "device": {"value": "cpu"},
         "data": {"name": "stdlib"},
         "log_file": "/logs/x.log",
+        "created": 0.0,
     }

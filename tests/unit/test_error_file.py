@@ -101,7 +101,6 @@ def _raises(file: str) -> Callable[[], object]:
     [
         (lambda: json.loads("{"), '(lambda: json.loads("{"), '),
         (_raises("/venv/site-packages/some.py"), "fails()"),
-        (_raises("/built/torch/nn/modules/linear.py"), "fails()"),  # TORCH_LOCAL_PATH
     ],
 )
 def test_the_place_is_the_last_one_outside_of_libraries(

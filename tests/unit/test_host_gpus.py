@@ -182,7 +182,10 @@ def test_a_driver_of_windows_that_is_not_on_the_path_of_the_loader(
     (tmp_path / "libnvidia-ml.so.1").touch()
     monkeypatch.setattr(gpus, "WSL_LIBRARY", tmp_path / "libnvidia-ml.so.1")
     monkeypatch.setattr(gpus.bare_nvml, "LIBRARY", "libno-such-library.so.1")
-    assert gpus.inventory({}).reason.endswith(f"export LD_LIBRARY_PATH={tmp_path}")
+    path = f"{tmp_path}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
+    assert gpus.inventory({}).reason.endswith(f"export LD_LIBRARY_PATH={path}")
+    reason = gpus.inventory({"LD_LIBRARY_PATH": f"/cuda:{tmp_path}"}).reason
+    assert "cannot be loaded: libno-such-library.so.1: cannot open" in reason
 
 
 def test_a_driver_that_does_not_respond(nvidia: Nvidia) -> None:

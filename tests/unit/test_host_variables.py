@@ -125,7 +125,7 @@ def test_triton_builds_its_driver_elsewhere_without_a_home(
 ) -> None:
     """As with the home / of a user ID without an account."""
     (tmp_path / "file").touch()
-    own = {"TMPDIR": str(tmp_path)}
+    own = {"TMPDIR": str(tmp_path), "LOGNAME": "a/user"}
 
     def folder(**environ: str) -> str | None:
         return names(own | environ, device="cuda").get("TRITON_CACHE_DIR")
@@ -134,9 +134,11 @@ def test_triton_builds_its_driver_elsewhere_without_a_home(
     assert folder() is None
     for home in (str(tmp_path / "file/home"), "~"):
         monkeypatch.setenv("HOME", home)
-        assert folder() == str(tmp_path / f"torchinductor_uid_{os.getuid()}/triton")
+        assert folder() == str(tmp_path / "torchinductor_a_user/triton")
         assert folder(TORCHINDUCTOR_CACHE_DIR="/compiled") == "/compiled/triton"
         assert folder(TRITON_HOME="/") is None and "TRITON_CACHE_DIR" not in names(own)
+    monkeypatch.setattr(env_vars, "_name", lambda environ: "")
+    assert folder() == str(tmp_path / f"torchinductor_uid_{os.getuid()}/triton")
 
 
 def test_two_ranks_on_gpus() -> None:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import linecache
 import runpy
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from tests.cases import each
 from training.core import libraries
 from training.core.project import ROOT
+from training.core.rundir import RunDir
 from training.diagnose import traceback
+from training.trainer import error_file
 from training.watchdog.probes import stacks
+
+MINE = "/home/me/torch/distributed"  # a user's folder with a name of torch's
 
 
 @each(
@@ -37,6 +43,8 @@ from training.watchdog.probes import stacks
         ("/home/me/pytorch/torch/_dynamo/eval_frame.py", True),
         ("/home/me/pytorch/torch/functional.py", True),
         ("/built/triton/compiler/compiler.py", True),
+        ("/home/me/pytorch/torch/distributions/distribution.py", True),
+        ("/home/me/pytorch/torch/utils/hooks.py", True),
         ("/home/me/torch/train.py", False),
         ("/home/me/torch/utils/metrics.py", False),
         ("/home/me/torch experiments/train.py", False),
@@ -54,12 +62,25 @@ def test_a_file_of_a_library(file: str, so: bool) -> None:
     assert stacks.own(frames) == frames[so]
 
 
-@pytest.mark.parametrize("file", ["/usr/lib64/python3.9/f.py", "/built/torch/nn/functional.py"])
-def test_a_script_that_fails_in_a_library(tmp_path: Path, file: str) -> None:
+@pytest.mark.parametrize("imported", [True, False])
+@pytest.mark.parametrize(
+    "file", ["/usr/lib64/python3.9/f.py", "/built/torch/nn/functional.py", f"{MINE}/metrics.py"]
+)
+def test_code_of_the_process_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported: bool, file: str
+) -> None:
+    torch = ModuleType("torch")
+    torch.__file__ = "/built/torch/__init__.py"
+    monkeypatch.setitem(sys.modules, "torch", torch if imported else None)
+    if imported and file.startswith("/built"):
+        file = "/built/torch/a_new_part.py"
+
     def fails() -> None:
         exec(compile("raise ValueError", file, "exec"), {})
 
     with pytest.raises(ValueError) as caught:
         fails()
     place = runpy.run_path(str(ROOT / "lib/run_script.py"))["_where"]("train.py", caught.value)
-    assert place.startswith(f"{__file__}:")
+    mine = imported and file.startswith(MINE)
+    assert place.startswith(f"{file if mine else __file__}:")
+    assert error_file._facts(RunDir(tmp_path), 0, caught.value)["where"] == place

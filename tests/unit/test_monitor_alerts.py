@@ -170,6 +170,11 @@ def test_slow_rank_is_named(made: Made) -> None:
 def test_nearly_full(healthy: dict[str, Any], name: str, shown: str) -> None:
     healthy["system"] |= {f"{name}_used_bytes": 99 * GIB, f"{name}_total_bytes": 100 * GIB}
     assert texts(healthy) == [f"{shown} is nearly full: 99.0/100 GiB"]
+    healthy["system"] |= {
+        f"{name}_used_bytes": int(12.4 * GIB),
+        f"{name}_total_bytes": 25 * GIB // 2,
+    }
+    assert texts(healthy) == [f"{shown} is nearly full: 12.4/12.5 GiB"]
     healthy["system"] |= {f"{name}_used_bytes": 63 << 20, f"{name}_total_bytes": 64 << 20}
     assert texts(healthy) == [f"{shown} is nearly full: 63/64 MiB"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,8 @@ def test_the_report_is_named_where_there_is_one(run: RunDir) -> None:
     assert "Report" not in screen(run, plan())
     run.report.touch()
     assert f"\n  Report     {run.report}\n" in screen(run, plan())
+    os.utime(run.report, (1, 1))  # of an earlier start: deleted if the new one is not made in time
+    assert "Report" not in screen(run, plan() | {"created": 100.0})
 
 
 def test_loss_and_validation_have_one_unit(run: RunDir) -> None:

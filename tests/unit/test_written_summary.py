@@ -35,7 +35,7 @@ def written(run: RunDir, step: int, began: float = 0.0, resumed: int | None = No
     )
     recorder: Any = SimpleNamespace(flush=lambda: None)
     position: Any = SimpleNamespace(step=step, tokens=1_638_400)
-    known: Any = plan() | {"launch": "ab", "created": 0.0}
+    known: Any = plan() | {"launch": "ab"}
     return finish.write_summary(session, known, recorder, position, Exit.PREEMPTED, began)
 
 
@@ -132,7 +132,7 @@ def test_a_training_without_a_recorded_step_has_a_summary(
     monkeypatch.setattr(time, "time", lambda: 1e9)  # a clock that was set back
     found = written(run, 400, began)
     assert 60 <= found["seconds"] < 120
-    known: Any = plan() | {"launch": "ab", "created": 0.0}
+    known: Any = plan() | {"launch": "ab"}
     text = render(run, known)
     assert "0.45 M parameters" in text
     assert "nan" not in text and "--resume" in text

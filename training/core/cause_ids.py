@@ -15,6 +15,7 @@ GPU_OOM, GPU_HARDWARE, CUDA_DEVICE_ASSERT = "gpu_oom", "gpu_hardware", "cuda_dev
 NO_GPU, CUDA_DRIVER_TOO_OLD = "no_gpu", "cuda_driver_too_old"
 HOST_OOM_KILLED, DISK_FULL = "host_oom_killed", "disk_full"
 DATALOADER_WORKER_DIED, SHM_TOO_SMALL = "dataloader_worker_died", "shm_too_small"
+TOO_MANY_PROCESSES = "too_many_processes"
 NAN_LOSS, DDP_PARAMS_MISMATCH = "nan_loss", "ddp_params_mismatch"
 CONFIG_ERROR = "config_error"
 INTERRUPTED, PREEMPTED = "interrupted", "preempted"

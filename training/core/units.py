@@ -153,11 +153,10 @@ def gib(value: float | None) -> str:
 
 
 def part(used: int | None, total: int | None) -> str:
-    """'13.2/24 GiB': the total without decimals; MiB if it is below 1 GiB, as /dev/shm of a
-    container."""
+    """'13.2/24 GiB', '1.4/1.5 GiB'; MiB if the total is below 1 GiB, as /dev/shm of a container."""
     if total is not None and total < 1 << 30:
         return f"{'-' if used is None else used >> 20}/{total >> 20} MiB"
-    return f"{gib(used)}/{'-' if total is None else round(total / (1 << 30))} GiB"
+    return f"{gib(used)}/{gib(total).removesuffix('.0')} GiB"
 
 
 def read_duration(text: str) -> float:

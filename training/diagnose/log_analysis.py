@@ -217,32 +217,23 @@ def _merely(hit: SignatureMatch) -> bool:
 
 
 def _by_frame(analysis: LogAnalysis) -> None:
-    """Recognises exceptions without a message by the place that raised them: `EOFError:  at
-    …/torch/serialization.py:1886`."""
+    """Recognises exceptions that no line names: those without a message by the place that raised
+    them (`EOFError:  at …/torch/serialization.py:1886`), those of C++ with their type."""
     named = {id(hit.thrown) for hit in analysis.hits if hit.signature.role in (ROOT, WEAK)}
-    for one in analysis.tracebacks:
-        if one.end and one.frames and id(one) not in named:
-            through = " ".join(
-                dict.fromkeys(frame.rpartition("/")[2].partition(":")[0] for frame in one.frames)
-            )
-            text = (
-                f"{one.type}: {one.text} at {one.frames[-1]}, called by {one.caller}, through "
-                f"{through}"
-            )
-            for signature in recognised(text)[:1]:
-                if signature.role in (ROOT, WEAK):
-                    analysis.hits.append(
-                        SignatureMatch(
-                            signature,
-                            one.end,
-                            {},
-                            0,
-                            len(text),
-                            one.rank,
-                            analysis.times.at(one.end.offset, one.since),
-                            one,
-                        )
-                    )
+    for one in (*analysis.tracebacks, *analysis.natives):
+        if not one.end or id(one) in named or not (one.frames or one.native):
+            continue
+        text = f"{one.type}: {one.text}"
+        if one.frames:
+            files = (frame.rpartition("/")[2].partition(":")[0] for frame in one.frames)
+            through = " ".join(dict.fromkeys(files))
+            text += f" at {one.frames[-1]}, called by {one.caller}, through {through}"
+        for signature in recognised(text)[:1]:
+            if signature.role in (ROOT, WEAK):
+                time = analysis.times.at(one.end.offset, one.since)
+                analysis.hits.append(
+                    SignatureMatch(signature, one.end, {}, 0, len(text), one.rank, time, one)
+                )
 
 
 @functools.lru_cache(maxsize=1)

@@ -118,8 +118,8 @@ def choose(
     ]
     if task:
         wanted.append((*process.HASH_SEED, msg("host.variable.same_sets")))
-    if not _has_a_name(environ):
-        wanted.append(("USER", f"uid_{os.getuid()}", msg("host.variable.no_name")))
+    if not _name(environ):
+        wanted.append(("USER", toolchain.NAMELESS, msg("host.variable.no_name")))
     if ranks > 1:
         own = cpu_count()
         cores = own if cores is None else cores
@@ -154,7 +154,7 @@ def choose(
                 ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", msg("host.variable.same_products")),
                 ("TORCHINDUCTOR_DETERMINISTIC", "1", msg("host.variable.same_kernels")),
             ]
-        if folder := toolchain.triton_folder(environ):
+        if folder := toolchain.triton_folder(environ, _name(environ)):
             wanted.append(("TRITON_CACHE_DIR", folder, msg("host.variable.no_home")))
         home = environ.get("CUDA_HOME") or _cuda_home()
         if home:
@@ -188,15 +188,15 @@ def choose(
     ]
 
 
-def _has_a_name(environ: Mapping[str, str]) -> bool:
-    """Whether getpass.getuser() finds the name of this user, by which torch before 2.13 names its
-    folder of compiled code."""
-    if any(map(environ.get, NAMES)):
-        return True
+def _name(environ: Mapping[str, str]) -> str:
+    """That of this user by getpass.getuser(), by which torch names its folder of compiled code;
+    torch before 2.13 fails without one."""
+    if named := next(filter(None, map(environ.get, NAMES)), ""):
+        return named
     try:
-        return bool(pwd.getpwuid(os.getuid()))
+        return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container with any user ID
-        return False
+        return ""
 
 
 def without_copies(

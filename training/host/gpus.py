@@ -122,8 +122,8 @@ def inventory(
     that only draw, of which a desktop has many to look up."""
     try:
         ctypes.CDLL(bare_nvml.LIBRARY)
-    except OSError:  # checked before the slow import of pynvml
-        return GpuInventory((), _without_library())
+    except OSError as error:  # checked before the slow import of pynvml
+        return GpuInventory((), _without_library(environ, error))
     try:
         import pynvml
     except ModuleNotFoundError:  # before the installation
@@ -185,9 +185,12 @@ def inventory_at_start(environ: Mapping[str, str]) -> GpuInventory:
     return answers[0]
 
 
-def _without_library() -> str:
+def _without_library(environ: Mapping[str, str], error: OSError) -> str:
     if WSL_LIBRARY.exists():
-        return msg("host.gpus.not_loaded", folder=WSL_LIBRARY.parent)
+        folder = str(WSL_LIBRARY.parent)
+        if folder in environ.get("LD_LIBRARY_PATH", "").split(":"):
+            return msg("host.gpus.unloadable", error=error)
+        return msg("host.gpus.not_loaded", folder=folder)
     here = any(device.exists() for device in DRIVER_DEVICES)
     return msg("host.gpus.no_nvml") if here else msg("host.gpus.no_driver")
 

@@ -3,7 +3,6 @@ Triton and Inductor take the value of CC or CXX as one program, without argument
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
@@ -30,6 +29,7 @@ NEW_PYTHON, TORCH_FOR_IT = (3, 14), (2, 10)
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 # Debian's compilers only recommend the package with the headers of the C library.
 TRIAL, TRIAL_S = "#include <stdlib.h>\n#include <Python.h>\n", 30
+NAMELESS = f"uid_{os.getuid()}"  # a user without a name, for torch's folder of compiled code
 TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # of tempfile, after those of the environment
 
 
@@ -127,20 +127,31 @@ def _cache(variable: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
     text = _unusable(_existing(Path(asked).absolute()) if asked else _temporary(environ))
     if not text:
         return None
-    return text, f"unset {variable}" if asked else f"export {variable}=~/.cache/torchinductor"
+    if asked:
+        return text, f"unset {variable}"
+    home = ".cache/torchinductor"
+    return text, f"export {variable}=~/{home}" if _has_home(home) else ""
 
 
-def triton_folder(environ: Mapping[str, str]) -> str:
+def triton_folder(environ: Mapping[str, str], user: str) -> str:
     """The folder for Triton's compiled code, '' for its own choice. Triton builds its driver below
     the home folder before Inductor sets TRITON_CACHE_DIR (CachingAutotuner.__init__); a user ID
     without an account has the home / or none."""
     if environ.get("TRITON_HOME"):
         return ""
-    with contextlib.suppress(RuntimeError):  # no home at all
-        if not _unusable(_existing(Path.home() / ".triton/cache")):
-            return ""
-    named = environ.get(CACHES[0])
-    return str(Path(named or _temporary(environ) / f"torchinductor_uid_{os.getuid()}") / "triton")
+    if _has_home(".triton/cache"):
+        return ""
+    # as default_cache_dir of torch/_inductor/runtime/cache_dir_utils.py
+    own = "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user or NAMELESS)
+    return str(Path(environ.get(CACHES[0]) or _temporary(environ) / own) / "triton")
+
+
+def _has_home(folder: str) -> bool:
+    """Whether compiled code can be kept in this folder of the home."""
+    try:
+        return not _unusable(_existing(Path.home() / folder))
+    except RuntimeError:  # no home at all
+        return False
 
 
 def _existing(folder: Path) -> Path:

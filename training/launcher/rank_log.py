@@ -73,7 +73,12 @@ def cause(
     if not ((known in causes.VAGUE or weak) and by_itself and status):
         return None
     logged = causes.of_log(log, source, outcome.log_from.get(log, 0))
-    if weak and not (logged and logged.event and logged.event.role == signatures.ROOT):
+    if weak and not (
+        logged
+        and logged.event
+        # a thread that could not start: often without consequences, but not beside a weak error
+        and (logged.event.role == signatures.ROOT or logged.cause == cause_ids.TOO_MANY_PROCESSES)
+    ):
         return None
     if logged and logged.cause == cause_ids.PEER_DIED and own and "process" in own:
         return None  # torch's lines about that process

@@ -443,7 +443,7 @@ OF_THE_MACHINE = [
     Metric(
         "duet_host_memory_used_bytes",
         (),
-        "Memory unavailable to new processes.",
+        "Memory unavailable to new processes, of that total.",
         _run("system", "ram_used_bytes"),
     ),
     Metric(

@@ -118,7 +118,7 @@ def note(run: rundir.RunDir, rank: int, error: UserError) -> None:
 def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> RankErrorRecord:
     disk_full = isinstance(error, OSError) and error.errno in DISK_FULL
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not libraries.contain(f.filename)] or list(frames)
+    own = [f for f in frames if not libraries.contain_here(f.filename)] or list(frames)
     if not getattr(error, "of_code", True):
         own = []
     where = f"{own[-1].filename}:{own[-1].lineno}" if own else ""

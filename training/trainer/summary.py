@@ -47,7 +47,9 @@ def render(run: rundir.RunDir, plan: Plan) -> str:
     lines += [
         msg("trainer.summary.run", path=run.path),
         f"           {_contents(run, s['checkpoint'])}",
-        msg("trainer.summary.report", report=run.report) if run.report.exists() else "",
+        msg("trainer.summary.report", report=run.report)
+        if rundir.written_since(run.report, plan["created"])
+        else "",
         msg("trainer.summary.log", log_file=plan["log_file"]) if plan.get("log_file") else "",
         typed(
             msg(
