@@ -31,7 +31,7 @@ def gpus(gpus: NullGpus) -> NullGpus:
 
 
 SCRIPT = """
-import sys, time, torch, torch.distributed as dist
+import os, sys, time, torch, torch.distributed as dist
 dist.init_process_group("nccl")
 rank, fault, number = dist.get_rank(), sys.argv[1], 0
 torch.cuda.set_device(rank)
@@ -39,6 +39,8 @@ values = torch.ones(1000, device="cuda")
 while True:
     if rank == 1 and number == 5 and fault == "sleeps":
         time.sleep(600)
+    while number == 5 and fault == "waits" and not os.path.exists(sys.argv[2]):
+        time.sleep(0.05)
     if rank == 1 and number == 5 and fault == "differs":
         dist.broadcast(values, src=0)
     else:
@@ -98,11 +100,13 @@ def its_sleep_is_named(run: Launched, folder: Path) -> None:
 
 
 def test_a_gpu_that_does_not_reach_the_collective_is_named(
-    start_script: Start, gpus: NullGpus
+    start_script: Start, gpus: NullGpus, tmp_path: Path
 ) -> None:
-    run = start_script(SCRIPT, "none", hang_timeout=HANG_S)
-    run.wait_for("step 5 ", LIMIT_S)
+    stalled = tmp_path / "stalled"  # between two steps, so that it is not reached for certain
+    run = start_script(SCRIPT, "waits", str(stalled), hang_timeout=HANG_S)
+    run.wait_for("step 4 ", LIMIT_S)
     gpus.stall(1)
+    stalled.touch()
     found = verdict(run)
     assert (found["kind"], found["rank"]) == ("hang", 1), found
     assert "its GPU" in found["text"], found
