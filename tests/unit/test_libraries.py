@@ -7,7 +7,7 @@ import linecache
 import runpy
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -84,3 +84,11 @@ def test_code_of_the_process_that_fails(
     mine = imported and file.startswith(MINE)
     assert place.startswith(f"{file if mine else __file__}:")
     assert error_file._facts(RunDir(tmp_path), 0, caught.value)["where"] == place
+
+
+def test_a_process_knows_the_torch_and_triton_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = SimpleNamespace(__file__="/home/me/build/torch/__init__.py")
+    monkeypatch.setitem(sys.modules, "torch", built)
+    for file in ("torch/x/new.py", "triton/runtime/jit.py", "triton/knobs.py"):
+        assert libraries.contain_here(f"/home/me/build/{file}"), file
+    assert not libraries.contain_here("/home/me/torch/distributed/mine.py")

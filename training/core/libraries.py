@@ -31,10 +31,11 @@ def contain(file: str) -> bool:
 
 
 def contain_here(file: str) -> bool:
-    """The same for code of this process, which knows the folder of its torch."""
+    """The same for code of this process, which knows the folder of its torch, and of Triton beside
+    it."""
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     if not torch:  # not imported, or its import has failed
         return contain(file)
-    return file.startswith(os.path.join(os.path.dirname(torch), "")) or bool(
-        _INSTALLED.search(file)
-    )
+    around = os.path.dirname(os.path.dirname(torch))
+    built = tuple(os.path.join(around, name, "") for name in ("torch", "triton"))
+    return file.startswith(built) or bool(_INSTALLED.search(file))
