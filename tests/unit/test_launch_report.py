@@ -63,7 +63,7 @@ def test_a_preempted_run_is_reported_after_its_message_and_notification(
 ) -> None:
     end = with_report(run, monkeypatch, MAKES)
     end.plan["config"]["notify"] = f"ls {shlex.quote(str(run.path))}"
-    end.report_before(Exit.PREEMPTED)
+    end.report_unless_preempted(Exit.PREEMPTED)
     assert not run.report.exists()
     monkeypatch.setattr(post_run.log, "to_log", lambda text: print(text, end=""))
     end.close(Exit.PREEMPTED)

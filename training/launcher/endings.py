@@ -125,7 +125,7 @@ def regular_end(
     recovered = recovery.finish()
     for text in missed_faults(run, plan):
         console.warning(text)
-    ending.report_before(code)
+    ending.report_unless_preempted(code)
     text = summary.render(run, plan)
     if code == Exit.DONE:
         console.success(msg("launcher.end.finished", recovered=recovered, text=text).rstrip())

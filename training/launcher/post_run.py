@@ -48,7 +48,7 @@ class PostRun:
         """Since the launch."""
         return time.monotonic() - self._launched
 
-    def report_before(self, code: int) -> None:
+    def report_unless_preempted(self, code: int) -> None:
         """Write the report before the message about the end, which has its path. After a preemption
         the report is last: the launcher may be killed within seconds (`docker stop`)."""
         if code != Exit.PREEMPTED:
@@ -92,7 +92,7 @@ class PostRun:
         writes = not self.left and self.run.own == self.run.path
         if not writes and not self._alone:
             return
-        preempted = code == Exit.PREEMPTED  # see report_before
+        preempted = code == Exit.PREEMPTED  # the report comes last then
         with self._signals:  # from here on nothing can change the status
             if preempted:
                 self._notify(code, why)

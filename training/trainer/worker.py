@@ -29,7 +29,7 @@ class PostRunHook(Protocol):
 
     begun: bool
 
-    def report_before(self, code: int) -> None: ...
+    def report_unless_preempted(self, code: int) -> None: ...
 
 
 END_S = 3600.0  # maximum wait for rank 0's last checkpoint
@@ -142,7 +142,7 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
         # trackers may be slow: no rank waits for this one any more
         recorder.close(done, code)
         if ending:
-            ending.report_before(code)
+            ending.report_unless_preempted(code)
             log.raw(summary.render(run, plan))
         heartbeat.current.beat(heartbeat.FINISHED)
     return code
