@@ -27,7 +27,7 @@ from tests.unit.replica.conftest import (
     stepped,
     steps,
 )
-from training.core import manifest
+from training.core import checkpoint_folder, manifest
 from training.core.jsonl import Record
 from training.core.rundir import RunDir, read_records
 from training.launcher.replica import receive_program, records, send_program, store
@@ -83,6 +83,29 @@ def test_checkpoints_that_node_0_deletes_are_deleted_after_the_newer_one_is_ther
     state.write_bytes(content)
     assert copy(first, receiver)["steps"] == [20]
     assert steps(second) == [20] and same(first, second, 20)
+
+
+def test_a_checkpoint_that_the_run_deletes_for_a_newer_one_is_no_failure(
+    first: RunDir, second: RunDir, receiver: ReplicaReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = records.names
+
+    def replaced(run: RunDir, *, last: bool) -> list[str]:
+        if steps(first) == [10]:
+            stepped(first, 11, 20)
+            saved(first, 20)
+            checkpoint_folder.remove(first.checkpoints / manifest.folder_name(10))
+        return names(run, last=last)
+
+    monkeypatch.setattr(records, "names", replaced)
+    assert copy(first, receiver)["steps"] == [20]
+    assert steps(second) == [20] and same(first, second, 20)
+    assert second.metrics.read_bytes() == first.metrics.read_bytes()
+
+    (first.checkpoints / manifest.folder_name(20) / manifest.STATE).unlink()
+    second.metrics.unlink()
+    checkpoint_folder.remove(second.checkpoints / manifest.folder_name(20))
+    assert copy(first, receiver)["error"] == send_program.SOURCE
 
 
 def test_the_best_checkpoint_is_copied_too(

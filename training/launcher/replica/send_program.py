@@ -42,6 +42,12 @@ class Copy:
 
     def make(self, launch: str, *, best: bool, last: bool) -> None:
         self._ask({"launch": launch})
+        while not self._made(best=best, last=last):
+            continue
+
+    def _made(self, *, best: bool, last: bool) -> bool:
+        """False when the run has deleted a checkpoint meanwhile, for a newer one. The records
+        follow the list of checkpoints, so that they reach as far as the newest one."""
         present = manifest.all_in(self._run.checkpoints)
         facts = {path: found for path in present if (found := manifest.read(path)[0])}
         names = records.names(self._run, last=last)
@@ -52,16 +58,22 @@ class Copy:
             there = self._ask({"files": names})
         for name in names:
             self._file(name, *there["files"].get(name, (0, "")))
-        wanted = list(facts)[-1:]
+        self.steps, wanted = [], list(facts)[-1:]
         scored = evaluations.best_checkpoint(facts) if best else None
         if scored and scored[0] not in wanted:
             wanted.append(scored[0])
         for path in wanted:
             there = self._ask({"files": []})  # one that was sent may have replaced another
             if there["checkpoints"].get(path.name) != facts[path]["own_sha256"]:
-                self._checkpoint(path, facts[path]["bytes"])
+                try:
+                    self._checkpoint(path, facts[path]["bytes"])
+                except FileNotFoundError:
+                    if path.exists():
+                        raise
+                    return False
             self.steps.append(facts[path]["step"])
         self._ask({"keep": [path.name for path in facts]})
+        return True
 
     def _continued(self, there: Record) -> bool:
         """Is the copy that is there an earlier state of this run?"""
@@ -88,7 +100,7 @@ class Copy:
             self.bytes += len(part)
 
     def _checkpoint(self, path: Path, size: int) -> None:
-        # opened first: the run may delete it meanwhile
+        # opened before it is announced: the run may delete it meanwhile
         with (path / manifest.STATE).open("rb") as file:
             text = (path / manifest.NAME).read_text(encoding="utf-8")
             at = int(self._ask({"checkpoint": path.name, "manifest": text})["at"])
