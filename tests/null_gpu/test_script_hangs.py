@@ -31,16 +31,21 @@ def gpus(gpus: NullGpus) -> NullGpus:
 
 
 SCRIPT = """
-import os, sys, time, torch, torch.distributed as dist
-dist.init_process_group("nccl")
-rank, fault, number = dist.get_rank(), sys.argv[1], 0
+import datetime, os, sys, time, torch, torch.distributed as dist
+fault, number = sys.argv[1], 0
+limit = datetime.timedelta(seconds=20 if fault == "computes" else 600)
+dist.init_process_group("nccl", timeout=limit)
+rank = dist.get_rank()
 torch.cuda.set_device(rank)
 values = torch.ones(1000, device="cuda")
 while True:
     if rank == 1 and number == 5 and fault == "sleeps":
         time.sleep(600)
-    while number == 5 and fault == "waits" and not os.path.exists(sys.argv[2]):
+    while number == 5 and fault in ("waits", "computes") and not os.path.exists(sys.argv[2]):
         time.sleep(0.05)
+    if fault == "computes":
+        values.mul_(1)
+        torch.cuda.current_stream().synchronize()
     if rank == 1 and number == 5 and fault == "differs":
         dist.broadcast(values, src=0)
     else:
@@ -110,6 +115,21 @@ def test_a_gpu_that_does_not_reach_the_collective_is_named(
     found = verdict(run)
     assert (found["kind"], found["rank"]) == ("hang", 1), found
     assert "its GPU" in found["text"], found
+
+
+def test_a_gpu_that_computes_for_longer_than_torchs_timeout_is_named(
+    start_script: Start, gpus: NullGpus, tmp_path: Path
+) -> None:
+    """None of its collectives is pending: it may compute, so that only the timeout ends the run."""
+    slow = tmp_path / "slow"
+    run = start_script(SCRIPT, "computes", str(slow), hang_timeout=HANG_S)
+    run.wait_for("step 4 ", LIMIT_S)
+    gpus.slow_down(1, kernel_us=600_000_000)
+    slow.touch()
+    assert run.wait(LIMIT_S) == 4, run.output[-3000:]
+    failure = run.failure
+    assert (failure["cause"], failure["rank"]) == ("collective_timeout", 1), failure
+    assert failure["where"] == place(tmp_path, "torch.cuda.current_stream"), failure
 
 
 # Without output, each rank waits in the same places for much longer than the limit.

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from training.watchdog.compared_calls import OWN_SHAPES, counts, divided, mismatch, not_started
+from training.watchdog.compared_calls import (
+    OWN_SHAPES,
+    counts,
+    divided,
+    mismatch,
+    not_completed,
+    not_started,
+)
 from training.watchdog.probes.flight_recorder import SCHEDULED, STARTED, Call
 
 
@@ -105,5 +112,23 @@ def test_the_gpu_that_has_not_reached_a_collective() -> None:
         {0: [runs], 1: [call(8, SCHEDULED, is_open=False)]},  # gloo: never started
         {0: [runs], 1: [call(8, SCHEDULED, "1")]},  # of another group
         {0: [call(8, "completed")], 1: [queued]},
+        # each GPU waits in the collective of one group, and has queued the other one's behind it
+        {0: [runs, call(3, SCHEDULED, "1")], 1: [call(3, STARTED, "1"), queued]},
     ):
         assert not_started(none) is None, none
+
+
+def test_the_rank_that_is_still_in_a_collective_of_the_past() -> None:
+    past, still, here = used("0", 7), waiting("0", 7), waiting("0", 8)
+    assert not_completed({0: [past, here], 1: [still]}) == (1, still)
+    assert not_completed({0: [still, here], 1: [past, here], 2: [past, here]}) == (0, still)
+    for none in (
+        {},
+        {0: [still]},
+        {0: [past, here], 1: [past, here]},
+        {0: [past], 1: [still]},  # rank 0 does not wait
+        {0: [past, here], 1: [still], 2: [still]},
+        {0: [past, here], 1: [still], 2: [here]},  # of rank 2 it is unknown
+        {0: [used("1"), waiting("0")], 1: [waiting("1"), used("0")]},  # both
+    ):
+        assert not_completed(none) is None, none

@@ -19,6 +19,9 @@ from training.watchdog.probes import flight_recorder
 
 GLOO = "Timed out waiting 6000ms for recv operation to complete"
 NCCL = "Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=9000)"
+SIGNALLED = (
+    "[PG ID 0 PG GUID 0(default_pg) Rank 1] Observed flight recorder dump signal from another rank"
+)
 BARRIER = "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 4000 ms"
 LOG = f'Traceback (most recent call last):\n  File "a.py", line 3, in f\nRuntimeError: {GLOO}\n'
 
@@ -57,10 +60,21 @@ def test_a_rank_in_the_middle_of_its_model_may_wait_just_as_much(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("pending", "text", "waits"),
-    [(True, "", True), (False, "", False), (None, "", False), (None, f"[rank1]: {NCCL}\n", True)],
+    [
+        (True, "", True),
+        (False, "", False),
+        (None, "", None),
+        (False, f"[rank1]: {NCCL}\n", True),
+        (False, f"[rank1]: {SIGNALLED}\n", False),  # so is the rank that the others wait for
+        (None, f"[rank1]: {SIGNALLED}\n", True),
+    ],
 )
 def test_a_rank_with_an_unfinished_collective_or_a_timeout_of_its_own_waits(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, pending: bool | None, text: str, waits: bool
+    run: RunDir,
+    monkeypatch: pytest.MonkeyPatch,
+    pending: bool | None,
+    text: str,
+    waits: bool | None,
 ) -> None:
     monkeypatch.setattr(flight_recorder, "pending", lambda folder, rank: pending)
     run.rank_log(1).write_text(text)

@@ -44,6 +44,7 @@ print(json.dumps(found))
 """
 GPU = re.compile(r"\bGPU (\d+)")
 NAMES_RANK = "(?P<rank>"  # in a pattern
+SIGNALLED = "distributed.nccl.dump_signal"  # id of a signature
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 # the rank's log may be more specific
 VAGUE = {cause_ids.UNKNOWN, cause_ids.RAISED, cause_ids.EXIT_STATUS}
@@ -237,6 +238,12 @@ def timed_out(error: ReportedError) -> bool:
 def timed_out_by_log(found: RootCause | None) -> bool:
     """The same of a rank without a report."""
     return found is not None and found.event is not None and _waited(found.event.signature)
+
+
+def only_signalled(found: RootCause | None) -> bool:
+    """Has it only received the signal that NCCL sends to all ranks after a timeout of one?"""
+    known = found.event.signature if found is not None and found.event is not None else None
+    return known is not None and known.id == SIGNALLED
 
 
 def named_as_missing(error: ReportedError) -> int | None:

@@ -3,7 +3,7 @@ stacks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from training.core.messages import msg
 from training.watchdog import compared_calls
 from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, HangFinding
 from training.watchdog.probes import flight_recorder
+from training.watchdog.probes.flight_recorder import Call
 
 
 def refine(
@@ -35,12 +36,10 @@ def refine(
     if different is None and complete and not elsewhere and unknown:
         different = compared_calls.divided(calls)
     if different is None:
-        stuck = compared_calls.not_started(calls) if complete else None
-        if stuck and found.kind == HANG and found.rank is None:
-            rank, call = stuck
-            how = msg("watchdog.gpu_stuck", call=call, number=call.number)
-            waiting = {r: place for r, place in found.waiting.items() if r != rank}
-            return replace(found, rank=rank, waiting=waiting, how=how)
+        stuck = _stuck(calls) if complete and unknown else None
+        if stuck:
+            rank, how = stuck
+            return replace(found.blaming(rank), kind=HANG, how=how)
         empty = [rank for rank, own in calls.items() if not own] if unknown else []
         # before its first step a script may have called none
         if empty and trains():
@@ -57,3 +56,14 @@ def refine(
         waiting=waiting,
         how=str(different),
     )
+
+
+def _stuck(calls: Mapping[int, Sequence[Call]]) -> tuple[int, str] | None:
+    """The rank that all others wait for, though it waits itself, and what it waits for."""
+    if found := compared_calls.not_started(calls):
+        rank, call = found
+        return rank, msg("watchdog.gpu_stuck", call=call, number=call.number)
+    if found := compared_calls.not_completed(calls):
+        rank, call = found
+        return rank, msg("watchdog.not_completed", call=call, number=call.number)
+    return None

@@ -94,7 +94,7 @@ def divided(calls: Mapping[int, Sequence[Call]]) -> Divided | None:
 
 def not_started(calls: Mapping[int, Sequence[Call]]) -> tuple[int, Call] | None:
     """The one rank whose GPU has not reached a collective in which the GPUs of all others wait, and
-    that collective."""
+    that collective. A GPU that waits in another collective itself is not stuck."""
     waiting = {
         rank: {c.key for c in own if c.open and c.state == STARTED} for rank, own in calls.items()
     }
@@ -102,11 +102,29 @@ def not_started(calls: Mapping[int, Sequence[Call]]) -> tuple[int, Call] | None:
         others = [reached for other, reached in waiting.items() if other != rank]
         if not others:
             return None
+        if waiting[rank]:
+            continue
         for call in own:
             late = call.open and call.state == SCHEDULED
             if late and all(call.key in reached for reached in others):
                 return rank, call
     return None
+
+
+def not_completed(calls: Mapping[int, Sequence[Call]]) -> tuple[int, Call] | None:
+    """The one rank that is still in a collective which all others have completed, and that
+    collective. The others wait in another one."""
+    pending = {rank: [c for c in own if c.open] for rank, own in calls.items()}
+    done = {rank: {c.key for c in own if not c.open} for rank, own in calls.items()}
+    if len(calls) < 2 or not all(pending.values()):
+        return None
+    late = [
+        (rank, call)
+        for rank, own in pending.items()
+        for call in own[:1]
+        if all(call.key in keys for other, keys in done.items() if other != rank)
+    ]
+    return late[0] if len(late) == 1 else None
 
 
 def counts(calls: Mapping[int, Sequence[Call]]) -> dict[int, int]:

@@ -12,10 +12,11 @@ from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.diagnose import error_reports
 from training.watchdog import hang_dump, loader_workers, rank_exit, stall_detector, wrapped
+from training.watchdog.gpu_waits import BACKWARD
 from training.watchdog.hang_report import HANG, HangFinding
 from training.watchdog.probes import waits
 from training.watchdog.probes.sampling import take
-from training.watchdog.probes.stacks import own
+from training.watchdog.probes.stacks import Thread, own
 from training.watchdog.probes.trace import RankTrace, courses
 
 BETWEEN_S = 0.4
@@ -43,12 +44,12 @@ def find(
     reporter: int,
     where: str | None,
     reported: Collection[int],
-    waits_too: Callable[[int], bool],
+    waits_too: Callable[[int], bool | None],
 ) -> HangFinding:
     """`pids`: rank → PID of the running ranks; `reporter`: the rank that was ended, at `where`;
     `reported`: ranks with an error report: they exit; `waits_too`: does a rank wait by other
-    evidence than its stack? The rank of the result is None if none or several are not in a
-    collective. Takes about half a second."""
+    evidence than its stack (None: unknown)? The rank of the result is None if none or several are
+    not in a collective. Takes about half a second."""
     first = take(pids)
     time.sleep(BETWEEN_S)
     seen = {
@@ -56,7 +57,7 @@ def find(
         for rank, c in courses([first, take(pids)]).items()
         if rank not in reported and not (c.last.main and waits.at_exit(c.last.main))
     }
-    away = [c for c in seen.values() if not (_waits(c) or waits_too(c.rank))]
+    away = [c for c in seen.values() if not _waits(c, waits_too(c.rank))]
     c = away[0] if len(away) == 1 and away[0].frames else None
     places = {rank: stall_detector.doing(o) for rank, o in seen.items() if o is not c}
     places[reporter] = msg("watchdog.missing.timed_out", at=_at(where))
@@ -71,19 +72,24 @@ def find(
     return HangFinding(HANG, c.rank, place, how, places, stacks, c.seconds)
 
 
-def _waits(c: RankTrace) -> bool:
-    """Is it in a collective in one of the samples? A stopped rank is not waiting."""
-    if c.always("Tt"):
-        return False
+def _waits(c: RankTrace, too: bool | None) -> bool:
+    """Is it in a collective in one of the samples? A stopped rank is not waiting, nor one whose
+    GPU or backward computes since nothing is pending there. `too`: other evidence."""
+    if too or c.always("Tt"):
+        return bool(too)
     return any(
-        look.main is not None
-        and (
-            waits.in_collective(look.main) is not None
-            or (look.gpu and waits.waits_for_device(look.main.frames[0]))
-        )
+        _waits_there(look.main, gpu=look.gpu, idle=too is False)
         for look in c.looks
         if look.main and look.main.frames
     )
+
+
+def _waits_there(main: Thread, *, gpu: bool, idle: bool) -> bool:
+    name = waits.in_collective(main)
+    if name is None or name == BACKWARD:
+        device = gpu and waits.waits_for_device(main.frames[0])
+        return (name == BACKWARD or device) and not idle
+    return True
 
 
 def _at(where: str | None) -> str:

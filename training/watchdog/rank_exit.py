@@ -23,6 +23,7 @@ from training.watchdog.probes import flight_recorder, stacks, waits
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import ExitKind
+    from training.diagnose.root_cause import RootCause
     from training.watchdog.probes.flight_recorder import Call
     from training.watchdog.probes.stacks import Stack
 
@@ -185,19 +186,26 @@ def timed_out(run: rundir.RunDir, rank: int, status: int, log_from: Mapping[Path
     of NCCL?"""
     if (error := error_reports.of_rank(run, rank)) is not None:
         return exception_cause.timed_out(error)
-    return -status == signal.SIGABRT and _logged_timeout(run, rank, log_from)
+    return -status == signal.SIGABRT and exception_cause.timed_out_by_log(
+        _logged(run, rank, log_from)
+    )
 
 
-def waits_too(run: rundir.RunDir, rank: int, log_from: Mapping[Path, int]) -> bool:
+def waits_too(run: rundir.RunDir, rank: int, log_from: Mapping[Path, int]) -> bool | None:
     """Does this running rank wait just as much as one that has timed out: has it an unfinished
-    collective, or reached the same timeout?"""
-    pending = flight_recorder.pending(run.ranks, rank) is True
-    return pending or _logged_timeout(run, rank, log_from)
+    collective, or reached the same timeout? None: unknown."""
+    logged = _logged(run, rank, log_from)
+    signalled = exception_cause.only_signalled(logged)
+    own = exception_cause.timed_out_by_log(logged)
+    if own and not signalled:
+        return True
+    pending = flight_recorder.pending(run.ranks, rank)
+    return True if signalled and pending is None else pending
 
 
-def _logged_timeout(run: rundir.RunDir, rank: int, log_from: Mapping[Path, int]) -> bool:
+def _logged(run: rundir.RunDir, rank: int, log_from: Mapping[Path, int]) -> RootCause | None:
     log = run.rank_log(rank)
-    return exception_cause.timed_out_by_log(exception_cause.of_log(log, rank, log_from.get(log, 0)))
+    return exception_cause.of_log(log, rank, log_from.get(log, 0))
 
 
 def waited_for(missing: HangFinding, own: RankExit, reporter: int) -> RankExit:

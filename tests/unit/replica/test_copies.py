@@ -85,7 +85,7 @@ def test_checkpoints_that_node_0_deletes_are_deleted_after_the_newer_one_is_ther
     assert steps(second) == [20] and same(first, second, 20)
 
 
-def test_a_checkpoint_that_the_run_deletes_for_a_newer_one_is_no_failure(
+def test_a_checkpoint_that_the_run_deletes_for_a_newer_one_is_skipped(
     first: RunDir, second: RunDir, receiver: ReplicaReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = records.names
