@@ -53,10 +53,9 @@ def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
 
 
 def test_later_checkpoints_of_a_discarded_part_are_never_the_best(tmp_path: Path) -> None:
-    for step, loss in ((1, 3.0), (2, 2.0), (3, 0.1)):
-        saved(tmp_path, step, loss=loss)
+    paths = [saved(tmp_path, step, loss=loss) for step, loss in ((1, 3.0), (2, 2.0), (3, 0.1))]
     assert BestScore(tmp_path, 2, ALONE, {}).best == {"name": "val_loss", "value": 2.0}
-    checkpoint.prune(tmp_path / "step_00000002", 1, keep_best=True)
+    checkpoint.prune(paths[1], 1, keep_best=True, discarded=paths[2:])
     assert steps(tmp_path) == [2]
 
 

@@ -386,9 +386,8 @@ def test_a_changed_manifest_is_detected(tmp_path: Path, parts: Parts, change: st
 
 def test_a_new_checkpoint_is_kept_and_later_ones_are_pruned(tmp_path: Path, parts: Parts) -> None:
     """A resume from step 2, since step 9 was damaged."""
-    for step in (1, 2, 9):
-        save(tmp_path, step, parts)
-    save(tmp_path, 5, parts, keep=1)
+    *_, damaged = (save(tmp_path, step, parts) for step in (1, 2, 9))
+    checkpoint.prune(save(tmp_path, 5, parts), 1, discarded=[damaged])
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000005"]
 
 

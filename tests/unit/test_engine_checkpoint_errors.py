@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,17 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
         assert stopped.value.code == Exit.RESOURCES
         assert checkpoint.prune(path, 1) and manifest.all_in(tmp_path) == []
     assert manifest.all_in(tmp_path) == [path] and manifest.listed(tmp_path / "none") == []
+
+
+def test_checkpoints_of_a_process_that_has_taken_over_are_kept(tmp_path: Path) -> None:
+    """This one was suspended after it had saved step 20."""
+    for step in (20, 60, 70, 80):
+        checkpoint.save(tmp_path, TrainProgress(step), STATE, FACTS)
+    mine, *others = manifest.all_in(tmp_path)
+    for _ in range(2):
+        assert checkpoint.prune(mine, 3) == ""
+        assert manifest.all_in(tmp_path)[-3:] == others
+        shutil.rmtree(mine, ignore_errors=True)  # as the other one does
 
 
 def test_a_kill_while_a_step_is_replaced_leaves_the_old_one(

@@ -146,9 +146,9 @@ def prune(
     unreadable: Collection[Path] = (),
 ) -> str:
     """Keep the last `keep` checkpoints up to `newest` and, with `keep_best`, the one with the best
-    evaluation. Remove all others, also later ones and those in `discarded`: they are damaged or
-    from before a resume from an older one. Those that are `unreadable` get another name. Returns
-    what could not be removed, or ""."""
+    evaluation. Remove older ones and those in `discarded`, which are damaged or from before a
+    resume from an older one; other later ones are those of a process that has taken over. Those
+    that are `unreadable` get another name. Returns what could not be removed, or ""."""
     try:
         found = manifest.listed(newest.parent)
     except OSError as error:
@@ -156,10 +156,10 @@ def prune(
     step = manifest.step_of(newest)
     valid = [p for p in found if manifest.step_of(p) <= step and p not in discarded]
     best = evaluations.best_checkpoint(valid) if keep_best else None
-    kept = {*valid[-keep:], *([best[0]] if best else [])}
+    out = {*valid[:-keep], *discarded} - ({best[0]} if best else set())
     left = []
     for old in found:
-        if old in kept:
+        if old not in out:
             continue
         try:
             if old in unreadable:
