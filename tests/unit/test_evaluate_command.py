@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,26 @@ def test_a_replaced_checkpoint_is_measured_on_the_same_data(
     assert "are intact" in printed.err and "1 of 2 models measured (exit 2)" in printed.err
     (measured,) = json.loads(printed.out)["evaluations"]
     assert measured["step"] == 300
+
+
+def test_a_checkpoint_that_the_training_deletes_meanwhile_is_not_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, data, real = stored(tmp_path), tmp_path / "a.txt", evaluate._measure
+    data.write_text(TEXT)
+    older = run.checkpoints / "step_00000150"
+
+    def measure(*given: Any) -> str:
+        shutil.rmtree(older, ignore_errors=True)
+        return real(*given)
+
+    monkeypatch.setattr(evaluate, "_measure", measure)
+    words = [str(run.path), "--checkpoints=all", f"--data={data}", "--json"]
+    assert evaluate.main(words) == Exit.DONE
+    printed = capsys.readouterr()
+    assert [one["step"] for one in json.loads(printed.out)["evaluations"]] == [300]
+    (line,) = printed.err.splitlines()
+    assert "[WARNING]" in line and line.endswith(f"{older} was deleted meanwhile")
 
 
 class Page(HTMLParser):

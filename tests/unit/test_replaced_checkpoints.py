@@ -46,4 +46,4 @@ def test_a_training_replaces_its_checkpoints_while_they_are_read(
     (run.checkpoints / "step_00000008").rename(run.checkpoints / "step_00000009")
     with pytest.raises(UserError) as raised:
         trained.read_state(named)
-    assert [p.code for p in raised.value.problems] == ["checkpoint.damaged"]
+    assert [p.code for p in raised.value.problems] == ["weights.deleted"]

@@ -168,6 +168,8 @@ def main(argv: list[str]) -> int:
             _answer(chosen, done, device)
         raise
     failed += _answer(chosen, done, device)
+    if done and chosen.line.values.get("checkpoints") == "all":
+        failed = _without_deleted(failed)
     if failed:
         problems = [p for error in failed for p in error.problems]
         problems = chosen.line.completed(problems, FLAGS)
@@ -178,6 +180,14 @@ def main(argv: list[str]) -> int:
     if chosen.out and not chosen.json:
         print(chosen.out)
     return int(Exit.DONE)
+
+
+def _without_deleted(failed: list[UserError]) -> list[UserError]:
+    """A training may delete checkpoints while earlier ones are measured."""
+    deleted = [error for error in failed if error.problems[0].code == "weights.deleted"]
+    for error in deleted:
+        log.warning(str(error))
+    return [error for error in failed if error not in deleted]
 
 
 def _measure(weights: Weights, chosen: EvaluateOptions, done: list[Evaluation]) -> str:

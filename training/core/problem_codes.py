@@ -273,6 +273,7 @@ PROBLEMS = {
     "watch.flag": "a flag of `duet watch` belongs to the other launcher",
     "watch.no_command": "no command after `duet watch`",
     "watch.nodes": "`duet watch` with several machines",
+    "weights.deleted": "the weights were deleted before they were read",
     "weights.format": "the format of the export cannot hold a part of the weights",
     "weights.no_best": "no checkpoint of the run was evaluated",
     "weights.none": "the run has no checkpoint",

@@ -301,9 +301,11 @@ def read_state(
         except UserError:
             if one.file.parent.exists():
                 raise
-            text = msg("core.manifest.damaged", file=one.file.name)
-        if weights.again and listings and not one.file.parent.exists():
-            return read_state(weights.again().planned(weights.plan), listings - 1)
+        if not one.file.parent.exists():
+            if weights.again and listings:
+                return read_state(weights.again().planned(weights.plan), listings - 1)
+            what = msg("tasks.trained.deleted", path=one.file.parent)
+            raise UserError(Problem("weights.deleted", what, msg("tasks.weights.allowed")))
         wrong.append(f"{one.file.parent.name}: {text}")
         log.warning(msg("tasks.trained.skipped", text=wrong[-1]))
     raise damaged(weights.file.parent.parent, wrong)
