@@ -253,6 +253,13 @@ def test_labels_of_a_diverged_loss_leave_room_for_its_curve() -> None:
             )
 
 
+def test_a_copy_of_a_checkpoint_is_not_the_newest_one(made: Made) -> None:
+    for name in ("step_00000100", "step_00000090_old", "step_best"):
+        (made.run.checkpoints / name).mkdir()
+    seen = look(made.run)["checkpoint"]
+    assert seen and (seen["step"], Path(seen["path"]).name) == (100, "step_00000100")
+
+
 def test_removed_checkpoint_has_no_age(made: Made) -> None:
     (made.run.checkpoints / "step_00000100").mkdir()
     made.steps(3).supervisor(os.getpid())

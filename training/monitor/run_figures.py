@@ -6,7 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from training.core import metric_units, rundir, standing
+from training.core import manifest, metric_units, rundir, standing
 from training.core.course import median, percentile
 from training.core.jsonl import Record, dig, mtime, number, read_object, whole
 from training.monitor.run_status import FINISHED, RUNNING, script_of
@@ -115,13 +115,8 @@ def curves(history: History) -> tuple[CurveState, CurveState]:
 
 
 def newest_checkpoint(run: rundir.RunDir) -> CheckpointState | None:
-    """Only complete checkpoints are in folders named step_*."""
-    found = max(run.checkpoints.glob("step_*"), default=None)
-    if found is None:
+    found = manifest.all_in(run.checkpoints)
+    if not found:
         return None
-    step = found.name.removeprefix("step_")
-    return {
-        "path": str(found),
-        "step": int(step) if step.isdecimal() else None,
-        "time_unix_s": mtime(found),
-    }
+    path = found[-1]
+    return {"path": str(path), "step": manifest.step_of(path), "time_unix_s": mtime(path)}

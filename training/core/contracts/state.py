@@ -170,7 +170,7 @@ class LogState(TypedDict):
 
 class CheckpointState(TypedDict):
     path: str
-    step: int | None
+    step: int
     time_unix_s: float | None
 
 

@@ -266,9 +266,9 @@ def checkpoint(target: Target, state: RunState) -> HealthCheck:
         none = msg("monitor.health.checkpoint.none", step=step)
         return HealthCheck("checkpoint", WARN if late else OK, separated([none, how]))
     age = max(0.0, state["time_unix_s"] - (found["time_unix_s"] or state["time_unix_s"]))
-    late = bool(every) and found["step"] is not None and step - found["step"] > LATE * (every or 0)
+    late = bool(every) and step - found["step"] > LATE * (every or 0)
     newest = msg("monitor.health.checkpoint.newest", step=found["step"], age=duration(age))
-    if found["step"] is not None and step >= found["step"]:
+    if step >= found["step"]:
         newest += msg("monitor.health.checkpoint.behind", steps=step - found["step"])
     return HealthCheck("checkpoint", WARN if late else OK, separated([newest, how]))
 
