@@ -117,6 +117,24 @@ def test_the_best_checkpoint_is_copied_too(
     assert steps(second) == [15, 20] and same(first, second, 15)
 
 
+def test_a_best_checkpoint_that_is_replaced_meanwhile_delays_nothing(
+    first: RunDir, second: RunDir, receiver: ReplicaReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = saved(first, 15, score={"name": "val_bpb", "value": 1.0})
+    saved(first, 20, score={"name": "val_bpb", "value": 2.0})
+    send = send_program.Copy._checkpoint
+
+    def sent(copy: send_program.Copy, path: Path, size: int) -> None:
+        send(copy, path, size)
+        if best.exists():
+            checkpoint_folder.remove(best)
+            saved(first, 30, score={"name": "val_bpb", "value": 0.5})
+
+    monkeypatch.setattr(send_program.Copy, "_checkpoint", sent)
+    assert copy(first, receiver, best=True)["steps"] == [20] and steps(second) == [20]
+    assert copy(first, receiver, best=True)["steps"] == [30]
+
+
 def test_a_cut_copy_is_continued(first: RunDir, second: RunDir, receiver: ReplicaReceiver) -> None:
     folder = saved(first, 20, 3 * BLOCK)
     content = (folder / manifest.STATE).read_bytes()

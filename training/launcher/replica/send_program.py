@@ -46,8 +46,8 @@ class Copy:
             continue
 
     def _made(self, *, best: bool, last: bool) -> bool:
-        """False when the run has deleted a checkpoint meanwhile, for a newer one. The records
-        follow the list of checkpoints, so that they reach as far as the newest one."""
+        """False when the run has deleted the newest checkpoint meanwhile. The records follow the
+        list of checkpoints, so that they reach as far as the newest one."""
         present = manifest.all_in(self._run.checkpoints)
         facts = {path: found for path in present if (found := manifest.read(path)[0])}
         names = records.names(self._run, last=last)
@@ -70,7 +70,9 @@ class Copy:
                 except FileNotFoundError:
                     if path.exists():
                         raise
-                    return False
+                    if not self.steps:
+                        return False
+                    continue  # the best one: the next copy sends a better one
             self.steps.append(facts[path]["step"])
         self._ask({"keep": [path.name for path in facts]})
         return True
