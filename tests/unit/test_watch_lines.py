@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.test_watch_start import PLAN, SCRIPT
 from training.core.rundir import RunDir
+from training.watchdog import waiting_lines
 from training.watchdog.script_watchdog import ScriptWatch
 from training.watchdog.start import RanksWatch
 from training.watchdog.waiting_lines import WaitingLines
@@ -29,11 +30,13 @@ def test_a_log_that_is_rotated_meanwhile_is_not_an_error(
     lines = WaitingLines(tmp_path)
     monkeypatch.setattr(Path, "glob", lambda self, pattern: [log, tmp_path / "gone.log"])
     lines.remember()
+    run = RunDir(tmp_path / "run")
+    RanksWatch(run, PLAN | SCRIPT, range(2), 2)  # which looks where this attempt begins
     with log.open("a") as file:
         file.write(WAITS)
     assert lines.only() and lines.remembers
     sizes = {log: log.stat().st_size, tmp_path / "gone.log": 10}
-    monkeypatch.setattr(lines, "_now", lambda: sizes)
+    monkeypatch.setattr(waiting_lines, "log_sizes", lambda folder: sizes)
     assert not lines.only()
 
 

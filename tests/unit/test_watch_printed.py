@@ -12,6 +12,7 @@ import pytest
 from tests.unit.test_watch_start import PLAN, SCRIPT
 from tests.unit.verdicts import TRACEBACK, failed, finding, new_run, report_error
 from training.core.rundir import RunDir
+from training.core.tail import log_sizes
 from training.watchdog import printed_steps, rank_exit
 from training.watchdog.hang_report import UNEVEN, HangFinding
 from training.watchdog.script_watchdog import ScriptWatch
@@ -30,7 +31,7 @@ def test_the_last_step_of_each_rank_of_this_attempt(tmp_path: Path) -> None:
     run.rank_log(1).write_text("loading\n")
     (run.ranks / "torchrun.log").write_text("step 99 loss 0.5\n")
     assert steps(run) == [(0, 19)]
-    earlier = printed_steps.sizes(run)
+    earlier = log_sizes(run.ranks)
     with run.rank_log(1).open("a") as log:
         log.write("step 23 loss 0.4\n")
     assert steps(run) == [(0, 19), (1, 23)]

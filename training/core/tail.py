@@ -1,7 +1,8 @@
-"""The last lines of a text file."""
+"""The last lines of a text file, and what was added to one since."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import IO
@@ -15,6 +16,15 @@ def within(size: int, since: int) -> int:
     """A remembered place of a file of this size: the begin if it was truncated since, as by the
     rotation of logs (copytruncate)."""
     return since if since <= size else 0
+
+
+def log_sizes(folder: Path) -> dict[Path, int]:
+    """The present end of each log in a folder; rotation may remove one meanwhile."""
+    sizes = {}
+    for log in folder.glob("*.log"):
+        with contextlib.suppress(OSError):
+            sizes[log] = log.stat().st_size
+    return sizes
 
 
 def tail(path: Path, lines: int, since: int = 0, most_bytes: int = TAIL_BYTES) -> list[str]:

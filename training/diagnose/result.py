@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from training.core import cause_ids, exit_status, run_reader
 from training.core.cause_ids import EXIT_STATUS, NONE, RAISED, UNKNOWN
 from training.core.errors import Problem, UserError
+from training.core.jsonl import mtime
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.core.units import plural
@@ -110,7 +111,7 @@ def _of_folder(path: Path) -> tuple[Sequence[Path | None], Sequence[Path]]:
         else sorted({p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/plan.json")})
     )
     if len(runs) > 1:
-        newest = max(runs, key=lambda r: (r / "plan.json").stat().st_mtime)
+        newest = max(runs, key=lambda r: mtime(r / "plan.json") or 0.0)
         raise UserError(
             Problem(
                 "log.several_runs",

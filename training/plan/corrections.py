@@ -13,6 +13,7 @@ from training.config.schema import FIELDS, Known
 from training.config.translate import RANKS, Changes, Sizes
 from training.core import rundir
 from training.core.errors import Problem
+from training.core.jsonl import mtime
 from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT
 from training.plan.cli_args import SCRIPTS, ParsedArgs, command, is_config, is_number, takes_ranks
@@ -171,7 +172,7 @@ def _program(script: str) -> str:
 
 def _sizes(asked: ParsedArgs, ranks: int, nnodes: int) -> Sizes:
     plans = sorted(
-        asked.experiments.glob("*/plan.json"), key=lambda p: (p.stat().st_mtime_ns, p), reverse=True
+        asked.experiments.glob("*/plan.json"), key=lambda p: (mtime(p) or 0.0, p), reverse=True
     )
     runs = tuple(plan.parent.name for plan in plans if rundir.read_json(plan))
     return meant.sizes_of(asked.resolved.config, ranks, asked.kind.fields, runs, nnodes)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from training.core import evaluations, find_run, log, manifest, run_reader, rundir
 from training.core.errors import Problem, UserError
 from training.core.find_run import RunSelector
-from training.core.jsonl import Record, items, text
+from training.core.jsonl import Record, items, mtime, text
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.core.suggest import suggest
@@ -322,7 +322,9 @@ def _of_run(run: RunDir, experiments: Path, asker: RunSelector) -> Weights:
         raise damaged(run.checkpoints, skipped)
     others = [
         one
-        for one in sorted(experiments.glob("*/checkpoints"), key=os.path.getmtime, reverse=True)
+        for one in sorted(
+            experiments.glob("*/checkpoints"), key=lambda p: mtime(p) or 0.0, reverse=True
+        )
         if manifest.newest(one)
     ]
     what = (

@@ -28,11 +28,6 @@ def shown(run: rundir.RunDir, since: Mapping[Path, int]) -> str:
     return msg("watchdog.printed.steps", steps=", ".join(each))
 
 
-def sizes(run: rundir.RunDir) -> dict[Path, int]:
-    """The logs of earlier attempts, of ranks and launchers."""
-    return {log: log.stat().st_size for log in run.ranks.glob("*.log")}
-
-
 def _last(log: Path, since: int) -> int | None:
     for line in reversed(tail(log, LINES, since)):
         fact = line_parser.parse(line, 0)

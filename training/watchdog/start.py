@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from training.core import heartbeat, log, rundir
 from training.core.messages import msg
+from training.core.tail import log_sizes
 from training.core.units import plural
 from training.plan.script_words import WATCH
 from training.watchdog import (
@@ -70,7 +71,7 @@ class RanksWatch:
         self._since = time.monotonic()
         self._found_or_warned = False  # of a watched command: ranks, or that there are none
         self._expected: set[int] | None = None  # ranks of a watched command, once known
-        self._earlier = printed_steps.sizes(run) if script else {}  # of earlier attempts
+        self._earlier = log_sizes(run.ranks) if script else {}  # of earlier attempts
         if script:
             if self._watched or plan["launcher"]["value"] == "torchrun":
                 self._common_log = run.launcher_log(self._watched or "torchrun")

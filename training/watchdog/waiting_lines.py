@@ -3,9 +3,10 @@ ten seconds while a rank waits in its store; no rank has made progress by that."
 
 from __future__ import annotations
 
-import contextlib
 import re
 from pathlib import Path
+
+from training.core.tail import log_sizes
 
 MOST = 1 << 16  # bytes: such a report is shorter
 _WAITS = re.compile(rb"\[c10d\] (waitForInput|The client socket)\b")
@@ -25,12 +26,12 @@ class WaitingLines:
 
     def remember(self) -> None:
         if self._sizes is None:
-            self._sizes = self._now()
+            self._sizes = log_sizes(self._folder)
 
     def only(self) -> bool:
         """Is that all what was printed since? Otherwise the silence has ended: call `remember()`
         again in the next one."""
-        before, now = self._sizes or {}, self._now()
+        before, now = self._sizes or {}, log_sizes(self._folder)
         self._sizes = None
         added = {file: size - before.get(file, 0) for file, size in now.items()}
         if not 0 < sum(added.values()) <= MOST:
@@ -45,10 +46,3 @@ class WaitingLines:
             return False
         self._sizes = now
         return True
-
-    def _now(self) -> dict[Path, int]:
-        sizes = {}
-        for file in self._folder.glob("*.log"):
-            with contextlib.suppress(OSError):  # removed by the rotation of logs
-                sizes[file] = file.stat().st_size
-        return sizes
