@@ -187,6 +187,6 @@ def _start(lost: LostRank) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,  # a line, written at its end
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C reaches the supervisor alone
-        # The supervisor has one thread, so code between fork and exec is safe.
+        # Safe between fork and exec: other threads (Invitations) hold no lock of it.
         preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509
     )

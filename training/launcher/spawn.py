@@ -160,7 +160,7 @@ def _start(
                 # Ctrl-C reaches the supervisor alone, which signals the ranks
                 start_new_session=True,
                 pass_fds=inherited,
-                # The supervisor has one thread, so code between fork and exec is safe.
+                # Safe between fork and exec: other threads (Invitations) hold no lock of it.
                 preexec_fn=functools.partial(  # noqa: PLW1509
                     _in_child, os.getpid(), rank is not None, binding, memory
                 ),

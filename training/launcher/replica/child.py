@@ -31,7 +31,7 @@ def start(module: str, task: Record, inherited: Sequence[int] = ()) -> subproces
         stderr=subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C reaches the supervisor alone
         pass_fds=inherited,
-        # The supervisor has one thread, so code between fork and exec is safe.
+        # Safe between fork and exec: other threads (Invitations) hold no lock of it.
         preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509
     )
     assert popen.stdin
