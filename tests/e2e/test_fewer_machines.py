@@ -34,6 +34,8 @@ __all__ = ["cable", "machines", "node"]  # fixtures
 Launch = Callable[..., Launched]
 MACHINE = "MACHINE_OF_THE_TEST"
 CLOSE = 1e-6  # sums in another order
+# Rank 0 waits in its first attempt: the run must not end before the loss.
+HELD = "sleep@rank=0,step={}".format
 # Alone, rank 0 waits for the other machine to join: the run must not end before.
 WAITS = """
 import time
@@ -137,9 +139,9 @@ def test_a_cut_cable_leaves_one_side_only(
     shared: bool,
     tmp_path: Path,
 ) -> None:
-    whole = once("./launch_train.sh", "2", CONFIG, **(FLAGS | {"num_iterations": 60}))
+    whole = once("./launch_train.sh", "2", CONFIG, **FLAGS)
     notified = tmp_path / "notified"
-    flags = FLAGS | {"num_iterations": 60, "min_ranks": 1, "shared": shared}
+    flags = FLAGS | {"inject": HELD(13), "min_ranks": 1, "shared": shared}
     flags["notify"] = f"echo $DUET_STATUS >> {notified}"
     first, second = node(0, **flags), node(1, **flags)
     wait_until(lambda: last_step(first) >= 7, 60, "training")

@@ -50,6 +50,11 @@ time.sleep(600)
 """
 
 
+def ready(run: Launched, rank: int) -> bool:
+    log = run.run.rank_log(rank)
+    return log.exists() and "ready" in log.read_text()
+
+
 def on_two_nodes(launch: Launch, folder: Path, code: str) -> list[Launched]:
     script, runs = folder / "main.py", []
     script.write_text(code)
@@ -90,13 +95,7 @@ def test_a_script_that_fails_after_the_first_machine_exited_has_failed(
 def test_a_script_stopped_on_one_machine_stops_on_both(launch: Launch, tmp_path: Path) -> None:
     runs = on_two_nodes(launch, tmp_path, SAVES)
     for rank, run in enumerate(runs):
-        wait_until(
-            lambda run=run, rank=rank: (
-                "ready" in run.run.rank_log(rank).read_text()
-                if run.run.rank_log(rank).exists()
-                else False
-            )
-        )
+        wait_until(lambda run=run, rank=rank: ready(run, rank))
     runs[1].process.send_signal(signal.SIGTERM)
     assert [run.wait(30) for run in runs] == [75, 75], runs[0].output[-2000:]
     assert (runs[0].summary["status"], runs[0].summary["exit_code"]) == (
@@ -118,7 +117,7 @@ def test_a_script_that_had_failed_before_a_stop_request_saves_on_both(
     error = runs[1].run.rank_error(1)
     # else the request may have come first
     wait_until(lambda: error.exists() and time.time() - error.stat().st_mtime > SIGNALS_S)
-    wait_until(lambda: "ready" in runs[0].run.rank_log(0).read_text())
+    wait_until(lambda: ready(runs[0], 0))
     for run in runs:  # as SLURM does
         run.process.send_signal(signal.SIGTERM)
     assert [run.wait(60) for run in runs] == [4, 4], runs[0].output[-2000:]

@@ -16,6 +16,7 @@ from tests.e2e.hooks import at_rank
 from tests.e2e.test_fewer_machines import (
     CONFIG,
     FLAGS,
+    HELD,
     MACHINE,
     check,
     kill_machine,
@@ -52,7 +53,7 @@ def test_another_machine_takes_over_when_the_first_is_lost(
     launch: Launch, once: Launch, token: str, tmp_path: Path
 ) -> None:
     whole = once("./launch_train.sh", "3", CONFIG, **FLAGS)
-    start = starter(launch, tmp_path, 3)
+    start = starter(launch, tmp_path, 3, inject=HELD(13))
     runs = [start(number) for number in range(3)]
     wait_until(lambda: last_step(runs[0]) >= 7, 60, "training")
     kill_machine(token, 0)
@@ -95,12 +96,15 @@ def test_the_first_machine_joins_the_run_that_continued(
     assert not processes(token)
 
 
-def two(node: Node, once: Launch, *, shared: bool, **length: int) -> tuple[Launched, ...]:
-    """A run on one machine, to compare with, and the parts of two machines."""
+def two(
+    node: Node, once: Launch, *, shared: bool, held: int = 13, **length: int
+) -> tuple[Launched, ...]:
+    """A run on one machine, to compare with, and the parts of two machines, which wait at the step
+    `held` until one is lost."""
     flags = FLAGS | length
     whole = once("./launch_train.sh", "2", CONFIG, **flags)
-    parts = [node(n, **flags, min_ranks=1, shared=shared, env={MACHINE: str(n)}) for n in range(2)]
-    return whole, *parts
+    flags |= {"inject": HELD(held), "min_ranks": 1, "shared": shared}
+    return whole, *(node(n, **flags, env={MACHINE: str(n)}) for n in range(2))
 
 
 @pytest.mark.soak
@@ -108,7 +112,7 @@ def test_the_first_machine_loses_its_power(
     node: Node, cable: Cable, once: Launch, token: str
 ) -> None:
     """No packet reports it: the common disk decides that node 1 continues."""
-    whole, first, second = two(node, once, shared=True, num_iterations=60)
+    whole, first, second = two(node, once, shared=True)
     wait_until(lambda: last_step(first) >= 7, 60, "training")
     cable(0)
     kill_machine(token, 0)
@@ -142,7 +146,7 @@ def test_a_suspended_first_machine_ends_when_it_wakes_up(
 @pytest.mark.soak
 def test_a_machine_with_its_own_disk_takes_over(node: Node, once: Launch, token: str) -> None:
     """Its copy of the checkpoint and of the records becomes the run."""
-    whole, first, second = two(node, once, shared=False, num_iterations=300, save_every=20)
+    whole, first, second = two(node, once, shared=False, held=25, save_every=20)
     wait_until(lambda: events(first, "replica") != [], 60, "a copy")
     kill_machine(token, 0)
     assert second.wait() == 0, second.output[-3000:]

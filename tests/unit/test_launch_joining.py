@@ -219,14 +219,18 @@ def test_a_machine_that_joins_ends_the_wait() -> None:
             line.gather(10)
             return line.go()
 
+    def waits_in_vain() -> bool:
+        """Without any turn where this process gets no processor."""
+        assert not line.await_machine("too few", Waiting(), 0.3)
+        return JsonSocket(near).arrived() == [{"undecided": "too few"}]
+
     far, near = wires()
     own = of_network(0, port)
     own["place"] |= {"nnodes": 3}
     with coordinator.Coordinator(own) as line:  # type: ignore[arg-type]
         line._begun = True
         line.met(2, far, LOOPBACK, "c")
-        assert not line.await_machine("too few", Waiting(), 0.3)
-        assert JsonSocket(near).arrived() == [{"undecided": "too few"}]
+        wait_until(waits_in_vain)
         thread, _ = in_thread(member)
         assert line.await_machine("too few", Waiting(), 20) and line.ready_again == (1,)
         assert not line.await_machine("too few", Waiting(), 20), "all are there"
