@@ -158,15 +158,23 @@ def test_the_time_limit_itself(user: User) -> None:
 
 
 @pytest.mark.soak
-def test_preemption_requeues_and_resumes_exactly(user: User, whole: RunDir) -> None:
-    """`scontrol requeue` acts like preemption with PreemptMode=REQUEUE: TERM, and SLURM itself
-    restarts the job."""
+@pytest.mark.parametrize("preempted", [True, False], ids=["preemption", "scontrol requeue"])
+def test_preemption_requeues_and_resumes_exactly(
+    user: User, whole: RunDir, preempted: bool
+) -> None:
+    """SLURM itself restarts the job. At a preemption it sends TERM twice at once."""
     job = user.submit(flags=LONG)
     user.wait_log(job, "Iter: 5,")
-    user.slurm.ask("scontrol", "requeue", job)
+    if preempted:
+        node = user.slurm.facts(job)["NodeList"]
+        urgent = ("--partition=urgent", f"--nodelist={node}", "--output=/dev/null", "--wrap=true")
+        user.job(user.call("sbatch", "--parsable", *urgent))
+    else:
+        user.slurm.ask("scontrol", "requeue", job)
     facts = user.end(job)
     log = user.log(job)
     assert facts["Restarts"] == "1" and log.count("TERM: finishing the current step") == 1
+    assert "(again: stop now)" not in log and "checkpoint saved" in log.partition("start 2:")[0]
     assert "is requeued and resumes" not in log, "SLURM requeues it itself"
     assert losses(user.run()) == losses(whole)
 

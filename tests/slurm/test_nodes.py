@@ -52,7 +52,7 @@ def test_two_nodes_resume_exactly_after_the_signal(user: User, whole: RunDir) ->
 
 
 @pytest.mark.soak
-def test_two_nodes_plain_sbatch_and_preemption(user: User, whole: RunDir) -> None:
+def test_two_nodes_plain_sbatch_and_requeue(user: User, whole: RunDir) -> None:
     job = user.sbatch(TWO, "--gres=none", args=("--ranks_per_node=1", CONFIG, *LONG))
     user.wait_log(job, "Iter: 5,")
     user.slurm.ask("scontrol", "requeue", job)

@@ -52,6 +52,7 @@ class Stub:
         self.rank, self.name, self._clock = rank, "abc"[rank], clock
         self._end, self._code, self.code = clock.now + after, code, None
         self.closed: float | None = None  # while it ran
+        self.signals: list[int] = []
 
     def ended(self) -> bool:
         if self._clock.now >= self._end:
@@ -67,7 +68,8 @@ class Stub:
             self.closed = self._clock.now
             self._end, self._code = self._clock.now, 137
 
-    def signal(self, number: int) -> None: ...
+    def signal(self, number: int) -> None:
+        self.signals.append(number)
 
     def keep_alive(self) -> None: ...
 
@@ -86,7 +88,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def go(*ends: list[Any], asked: float | None = None, elastic: bool = True) -> Any:
         load_all()
-        clock = Clock([] if asked is None else [asked])
+        clock = Clock([] if asked is None else [asked, asked])  # as SLURM does
         monkeypatch.setattr(conductor, "time", clock)
         monkeypatch.setattr(conductor.signal, "sigtimedwait", clock.sigtimedwait)
         monkeypatch.setattr(conductor, "hurry", lambda: None)
@@ -112,6 +114,7 @@ def test_a_machine_that_was_lost_before_a_stop_does_not_hurry_the_others(
     saved = [(LONG_S + 600, 75)]
     code, (first, second, _) = run(saved, saved, [(10, LOST), (1, LOST)], asked=LONG_S)
     assert (code, first[0].closed, second[0].closed) == (75, None, None)
+    assert first[0].signals == second[0].signals == [signal.SIGTERM]
     logged = capfd.readouterr().err
     assert logged.count("c (node 2) has left the run") == 1 and "[ERROR]" not in logged
 

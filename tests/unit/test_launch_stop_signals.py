@@ -45,6 +45,43 @@ def test_a_stop_signal_is_kept_until_read() -> None:
     )
 
 
+TERM, INT, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+
+
+@pytest.mark.parametrize(
+    ("job", "terminal", "arrive", "new"),
+    [
+        ("", False, [(0, TERM), (0.01, TERM), (3, TERM), (3.01, TERM)], [0, 3]),
+        ("", False, [(0, USR1), (0.01, USR1), (0.02, TERM)], [0, 0.02]),
+        ("", False, [(0, INT), (0.3, INT)], [0, 0.3]),
+        ("7", False, [(0, TERM), (0.01, TERM), (20, TERM), (21, INT)], [0, 21]),
+        ("7", False, [(0, USR1), (120, TERM), (121, USR1)], [0, 121]),
+        ("7", True, [(0, TERM), (3, TERM)], [0, 3]),
+    ],
+    ids=["pairs", "USR1", "Ctrl-C", "job", "time limit", "salloc"],
+)
+def test_signals_that_repeat_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+    job: str,
+    terminal: bool,
+    arrive: list[tuple[float, int]],
+    new: list[float],
+) -> None:
+    """In a SLURM job without a terminal TERM is a warning: SLURM sends KILL itself."""
+    now = [0.0]
+    monkeypatch.setattr(stop_signals.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stop_signals.os, "isatty", lambda fd: terminal)
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    requests = stop_signals.Requests()
+
+    def is_new(at: float, number: int) -> bool:
+        now[0] = at
+        return requests.is_new(number)
+
+    assert [at for at, number in arrive if is_new(at, number)] == new
+
+
 def test_without_a_signal_the_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with StopSignals():

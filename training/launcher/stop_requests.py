@@ -102,7 +102,8 @@ class StopRequests:
             self.asked_at = time.monotonic()
         will = msg("launcher.stop.saving") if outcome.ours else msg("launcher.stop.asked_script")
         will = will if outcome.left is None else msg("launcher.stop.others_too")
-        log.warning(msg("launcher.stop.first", name=name, will=will))
+        again = msg("launcher.stop.again") if stop_signals.insists(number) else ""
+        log.warning(msg("launcher.stop.first", name=name, will=will, again=again))
         self._children.ask_to_stop(number)
         # last: the disk of the reports may be slow
         self._state.best_effort(
@@ -118,7 +119,8 @@ class StopRequests:
         number = stop_signals.SIGNALS[int(self._state.outcome.asked)]
         self.count += 1
         self._state.others.pass_on(number, self.count, None)
-        self._terminate(msg("launcher.stop.no_progress", found=found))
+        again = msg("launcher.stop.again_kill") if stop_signals.insists(number) else ""
+        self._terminate(msg("launcher.stop.no_progress", found=found, again=again))
 
     def _insist(self, name: str) -> None:
         """The second or third request."""
@@ -126,7 +128,8 @@ class StopRequests:
             log.warning(msg("launcher.stop.kill", name=name))
             self._children.kill()
             return
-        self._terminate(msg("launcher.stop.second", name=name))
+        again = msg("launcher.stop.again_kill")
+        self._terminate(msg("launcher.stop.second", name=name, again=again))
 
     def _terminate(self, why: str) -> None:
         """A script gets time for its own clean-up once."""

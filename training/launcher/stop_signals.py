@@ -22,11 +22,34 @@ def code(number: int) -> Exit:
 
 # A rank that exits with such a status got this stop signal itself.
 PASSED_ON = (signal.SIGUSR2,)  # has a meaning for the script alone
+PAIR_S = 2.0  # `timeout` signals its child and then the whole group; SLURM sends TERM twice
 SIGNALS = {int(Exit.PREEMPTED): signal.SIGTERM, int(Exit.INTERRUPTED): signal.SIGINT}
 
 
 def number_of(request: KeyboardInterrupt) -> int:
     return request.number if isinstance(request, process.StopAsked) else int(signal.SIGINT)
+
+
+def insists(number: int) -> bool:
+    """Is this signal a further request after an earlier one? Not the TERM of a SLURM job without a
+    terminal: SLURM itself sends KILL later, after KillWait."""
+    in_job = "SLURM_JOB_ID" in os.environ and not os.isatty(0)
+    return number != signal.SIGTERM or not in_job
+
+
+class Requests:
+    """Separates requests to stop from signals that only repeat one."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, float] = {}  # signal → time of its last request
+
+    def is_new(self, number: int) -> bool:
+        now = time.monotonic()
+        pair = number != signal.SIGINT and now - self._made.get(number, -PAIR_S) < PAIR_S
+        if pair or (self._made and not insists(number)):
+            return False
+        self._made[number] = now
+        return True
 
 
 def raise_before_start(asked: Sequence[int] = ()) -> None:
@@ -80,7 +103,7 @@ class StopSignals:
     (process.obeyed_stops)."""
 
     def __init__(self) -> None:
-        self._obeyed = process.obeyed_stops()
+        self._obeyed, self._requests = process.obeyed_stops(), Requests()
         self.fd = self._writer = self._previous = -1
         self._depth = 0
         self._asked = self._ends_work = False
@@ -117,12 +140,16 @@ class StopSignals:
             raise KeyboardInterrupt
 
     def read(self) -> list[int]:
-        """Signals since the last call: stop signals, and those for the ranks alone."""
+        """Signals since the last call: requests to stop, and those for the ranks alone."""
         try:
             arrived = os.read(self.fd, 64)
         except BlockingIOError:
             return []
-        return [n for n in arrived if n in process.STOP_SIGNALS or n in PASSED_ON]
+        return [
+            n
+            for n in arrived
+            if n in PASSED_ON or (n in process.STOP_SIGNALS and self._requests.is_new(n))
+        ]
 
     def wait(self, seconds: float) -> int | None:
         """The signal that has arrived, or arrives within `seconds`."""

@@ -135,8 +135,11 @@ class Board:
 
     def stopping(self, number: int, *, again: bool) -> None:
         name = stop_signals.name(number)
+        then = msg("cli.sweep.again") if stop_signals.insists(number) else ""
         text = (
-            msg("cli.sweep.killing", name=name) if again else msg("cli.sweep.stopping", name=name)
+            msg("cli.sweep.killing", name=name)
+            if again
+            else msg("cli.sweep.stopping", name=name, again=then)
         )
         self._note = text
         self._say("WARNING", text)

@@ -57,6 +57,7 @@ class Conductor:
         self._pauses: dict[int, float] = {}
         self._started: dict[int, float] = {}
         self._asked: list[int] = []
+        self._requests = stop_signals.Requests()
         self._late: list[tuple[float, int]] = []  # when the other nodes get a signal
         self._ended: list[Node] = []  # in this order
         self._nodes: list[Node] = []
@@ -212,7 +213,7 @@ class Conductor:
         (training.launcher.stop_requests)."""
         arrived = signal.sigtimedwait(self._stops, TURN_S)
         now = time.monotonic()
-        if arrived:
+        if arrived and self._requests.is_new(arrived.si_signo):
             hurry()
             self._asked.append(arrived.si_signo)
             for console in self._consoles.values():
