@@ -165,8 +165,9 @@ def test_waiting_for_another_machine_is_not_a_hang_until_that_has_ended(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Heartbeat(run.heartbeat(0), 0).beat("barrier: end of training")
+    main = stacks.Thread("MainThread", True, False, False, ())
     seen = [
-        SimpleNamespace(rank=0, beat=b, process=SimpleNamespace(gone=False, threads=("main",)))
+        SimpleNamespace(rank=0, beat=b, process=SimpleNamespace(gone=False, threads=(main,)))
         for b in read_all(run.heartbeats)
     ]
     found = HangFinding(HANG, None, None, "all ranks wait for each other", {}, {}, 70.0)

@@ -33,6 +33,7 @@ WARNINGS = {
     "warning.sample": "the sample at the end of the training has failed; the training is complete",
     "warning.score_direction": "`--keep_best` keeps the lowest value of a score of unknown name",
     "warning.slow_rank": "the other ranks of a script wait for one rank again and again",
+    "warning.still_compiling": "a rank is overdue and compiles",
     "warning.still_reading": "a rank is overdue and still reading from disk",
     "warning.task_changed": "the file of a user's task has changed since the checkpoint",
     "warning.thread_exception": "an exception in a thread of a rank that continues to run",

@@ -15,7 +15,7 @@ from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, HangFi
 from training.watchdog.probes.flight_recorder import Call
 from training.watchdog.probes.snapshot import ProcessActivity, RankSnapshot
 from training.watchdog.probes.stacks import Frame, Stack, own
-from training.watchdog.probes.waits import waits_for_worker
+from training.watchdog.probes.waits import compiles, waits_for_worker
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import HangKind
@@ -36,6 +36,11 @@ def still_reading(e: RankSnapshot) -> bool:
         phases.reads(e.beat.phase)
         and sum(s.io_bytes for s in (e.process, *e.workers)) > READING_BYTES
     )
+
+
+def still_compiling(e: RankSnapshot) -> bool:
+    """Does it compile? On a GPU, a thread of autograd compiles the backward pass."""
+    return any(compiles(thread.frames) for thread in e.process.threads)
 
 
 def find_culprit(everything: list[RankSnapshot]) -> HangFinding:

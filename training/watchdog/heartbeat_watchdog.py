@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from training.core import heartbeat, log, phase_timeouts, phases, rundir
 from training.core.heartbeat import HeartbeatRecord
 from training.core.messages import msg
-from training.core.phase_timeouts import START_S, PhaseTimeouts
+from training.core.phase_timeouts import COMPILE_S, START_S, PhaseTimeouts
 from training.watchdog import culprit, hang_dump
 from training.watchdog.hang_report import HANG, STOPPED, HangFinding
 from training.watchdog.probes import procfs, snapshot
@@ -279,6 +279,8 @@ class HeartbeatWatchdog:
         ):
             return None  # they wait for another machine, where hang detection names the rank
         if self._acts and snapshot.complete(self.run, seen):
+            if stopped is None and self._only_slow(culprit.behind(seen)):
+                return None
             found = culprit.find_culprit(seen)
         beat = next((e.beat for e in seen if e.rank == found.rank), None)
         found = replace(found, phase=str(beat) if beat else None)
@@ -296,20 +298,20 @@ class HeartbeatWatchdog:
         return True
 
     def _only_slow(self, last: list[snapshot.RankSnapshot]) -> bool:
-        """Does a rank still read from a slow disk? It gets more time."""
-        reading = next((e for e in last if culprit.still_reading(e)), None)
-        if reading is None:
-            return False
-        self._warn(
-            "warning.still_reading",
-            msg(
-                "watchdog.heartbeat.still_reads",
-                rank=reading.rank,
-                beat=reading.beat,
-                age_s=reading.beat.age_s,
-            ),
-        )
-        return reading.beat.age_s < READING_TIMES * self.budget_s(reading.beat)
+        """Does a rank still read from a slow disk, or compile? It gets more time."""
+        for e in last:
+            rank, beat, age_s = e.rank, e.beat, e.beat.age_s
+            if culprit.still_reading(e):
+                limit_s, code = READING_TIMES * self.budget_s(beat), "warning.still_reading"
+                text = msg("watchdog.heartbeat.still_reads", rank=rank, beat=beat, age_s=age_s)
+            elif culprit.still_compiling(e):
+                limit_s, code = COMPILE_S, "warning.still_compiling"
+                text = msg("watchdog.heartbeat.still_compiles", rank=rank, beat=beat, age_s=age_s)
+            else:
+                continue
+            self._warn(code, text)
+            return age_s < limit_s
+        return False
 
 
 def look_once(

@@ -1,8 +1,8 @@
 """Stacks that ranks write themselves on SIGUSR2 (training.trainer.worker, lib/run_script.py), where
 none can be read from outside: ptrace is forbidden, or py-spy is missing.
 
-Only for ranks that will be ended anyway: the signal may end a wait, and a script may have a handler
-of its own for it.
+Only for ranks that would be ended otherwise: the signal may end a wait, and a script may have a
+handler of its own for it.
 """
 
 from __future__ import annotations

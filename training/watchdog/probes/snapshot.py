@@ -146,8 +146,8 @@ def gather(
 
 
 def complete(run: rundir.RunDir, everything: list[RankSnapshot]) -> bool:
-    """Ask the ranks without a stack for it; for ranks that will be ended anyway. Returns whether
-    any has answered."""
+    """Ask the ranks without a stack for it; for ranks that would be ended otherwise. Returns
+    whether any has answered."""
     blind = {e.rank: e.process.pid for e in everything if not e.process.threads}
     found = on_request.ask(run.ranks, blind)
     for e in everything:

@@ -41,6 +41,11 @@ _SAVES = re.compile(
 )
 # `with` closes the file
 _SAVING = re.compile(r"\bfsync\(|\.(close|flush|write)\(|\bwith open\(")
+# Only while it compiles: other frames of torch/_dynamo and torch/_inductor run what is compiled.
+_COMPILES = re.compile(
+    r"/torch/_dynamo/convert_frame\.py:|/triton/compiler/"
+    r"|/torch/_inductor/compile_fx\.py:_?compile_fx_inner$"
+)
 
 
 _MOST_FILES = 100
@@ -134,6 +139,11 @@ def saves(frames: Sequence[Frame]) -> bool:
         bool(frames)
         and _SAVING.search(linecache.getline(frames[0].file, frames[0].line)) is not None
     )
+
+
+def compiles(frames: Iterable[Frame]) -> bool:
+    """Does it compile, with torch.compile or Triton?"""
+    return any(_COMPILES.search(f"{frame.file}:{frame.name}") for frame in frames)
 
 
 def deciding(stack: Stack | str) -> Thread | None:
