@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import runpy
 import signal
 import subprocess
@@ -17,6 +18,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from tests.unit.conftest import clean_environment
 from tests.unit.test_launch_attempt import PLAN
@@ -26,7 +29,7 @@ from training.core.errors import RANK_FAILED, Exit, Problem, RunStopped
 from training.core.project import ROOT
 from training.core.rundir import RunDir, read_json
 from training.data.frames.pictures import Unreadable
-from training.diagnose import card
+from training.diagnose import card, exception_cause
 from training.launcher import failure_report
 from training.launcher.outcome import Outcome
 from training.trainer import error_file, memory_snapshot
@@ -111,6 +114,32 @@ def test_the_place_is_the_last_one_outside_of_libraries(
     found = error_file._facts(RunDir(tmp_path), 0, caught.value)
     assert found["where"].startswith(f"{__file__}:")
     assert (found["code"] or "").startswith(code)
+
+
+def shapes(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.linear(x, torch.ones(4, 5))
+
+
+def devices(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.ones(3, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("forward", "message", "cause"),
+    [
+        (shapes, r"a and b .* reduction dim, but got \[2, 3\] X \[5, 4\]\.", "shape_mismatch"),
+        (devices, r"(Expected all|Unhandled) .* two (different )?devices.*", "invalid_device"),
+    ],
+)
+def test_an_error_of_compiled_code_is_reported_as_without_compilation(
+    tmp_path: Path, forward: Callable[[torch.Tensor], torch.Tensor], message: str, cause: str
+) -> None:
+    with pytest.raises(Exception) as caught:
+        torch.compile(forward, backend="eager")(torch.ones(2, 3))
+    found = error_file._facts(RunDir(tmp_path), 0, caught.value)
+    assert found["type"] == "RuntimeError" and re.fullmatch(message, found["message"])
+    assert found["where"] == f"{__file__}:{forward.__code__.co_firstlineno + 1}"
+    assert exception_cause.of_error(found) == cause
 
 
 def test_a_failed_check_has_no_place_in_the_code(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from training.core import heartbeat, libraries, rundir
 from training.core.errors import DISK_FULL, RANK_DISK_FULL, RANK_FAILED, RunStopped, UserError
-from training.trainer import flight_recorder_server, memory_snapshot
+from training.trainer import compiled_error, flight_recorder_server, memory_snapshot
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import ExhaustedMemoryRecord, RankErrorRecord
@@ -117,8 +117,9 @@ def note(run: rundir.RunDir, rank: int, error: UserError) -> None:
 
 def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> RankErrorRecord:
     disk_full = isinstance(error, OSError) and error.errno in DISK_FULL
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not libraries.contain_here(f.filename)] or list(frames)
+    kind, message, traced = compiled_error.unwrap(error)
+    frames = [*traceback.extract_tb(error.__traceback__), *traced]
+    own = [f for f in frames if not libraries.contain_here(f.filename)] or frames
     if not getattr(error, "of_code", True):
         own = []
     where = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
@@ -127,8 +128,8 @@ def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> RankErrorReco
         "rank": rank,
         "guilty_rank": getattr(error, "rank", rank),  # this rank may detect another rank's error
         "time": time.time(),
-        "type": type(error).__name__,
-        "message": str(error),
+        "type": kind,
+        "message": message,
         "where": where,
         "code": own[-1].line if own else None,
         "phase": str(beat) if beat else None,
