@@ -272,15 +272,23 @@ def test_an_evaluation_has_what_the_task_has_set_while_it_made_the_model(product
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="since torch 2.9")
-def test_the_interface_of_torch_2_9_is_understood() -> None:
-    """torch's older functions raise an error where it differs from them."""
-    plan: Any = {"tf32": {"value": False}}
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("products", ["tf32", "ieee"])
+@pytest.mark.parametrize("convolutions", ["tf32", "ieee"])
+def test_the_interface_of_torch_2_9_is_understood(
+    fast: bool, products: str, convolutions: str
+) -> None:
+    """Where it differs from torch's older functions, those raise an error, or return what was set
+    before."""
+    plan: Any = {"tf32": {"value": fast}}
     matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
     gpu, before = torch.device("cuda"), settings()
     with math_modes.as_trained(plan, gpu):
-        matmul.fp32_precision = conv.fp32_precision = "tf32"
+        matmul.fp32_precision, conv.fp32_precision = products, convolutions
         made = settings()
-    assert made == ("high", True) and settings() == before
+    assert made == ("high" if products == "tf32" else "highest", convolutions == "tf32")
+    assert settings() == before
     with math_modes.as_trained(plan, gpu, made):
-        assert (matmul.fp32_precision, conv.fp32_precision) == ("tf32", "tf32")
+        assert (matmul.fp32_precision == "tf32") == (products == "tf32")
+        assert (conv.fp32_precision == "tf32") == (convolutions == "tf32")
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before

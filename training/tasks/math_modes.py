@@ -45,18 +45,18 @@ def as_trained(plan: Plan, device: torch.device, made: Fp32Modes | None = None) 
 
 
 def current() -> Fp32Modes:
-    """Also where they were set by the interface of torch 2.9, which makes the older one raise
-    RuntimeError."""
-    backends = torch.backends
-    try:
-        products = torch.get_float32_matmul_precision()
-    except RuntimeError:
-        products = "high" if backends.cuda.matmul.fp32_precision == "tf32" else "highest"
-    try:
-        convolutions = backends.cudnn.allow_tf32
-    except RuntimeError:
-        convolutions = backends.cudnn.conv.fp32_precision == "tf32"
-    return Fp32Modes(products, convolutions)
+    """By the interface of torch 2.9: after a change by that, the older one raises RuntimeError, or
+    returns what was set before."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    if not hasattr(cudnn, "conv"):
+        return Fp32Modes(torch.get_float32_matmul_precision(), cudnn.allow_tf32)
+    products = "highest"
+    if cuda.matmul.fp32_precision == "tf32":
+        try:
+            products = torch.get_float32_matmul_precision()
+        except RuntimeError:
+            products = "high"
+    return Fp32Modes(products, cudnn.conv.fp32_precision == "tf32")
 
 
 def _planned(plan: Plan) -> Fp32Modes:
