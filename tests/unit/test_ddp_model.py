@@ -6,6 +6,7 @@ import copy
 import multiprocessing
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils.data import Dataset
 
 from training.config.batch import Batch
 from training.config.schema import Config
+from training.core.errors import UserError
 from training.inspector.distributed import World
 from training.tasks.base import Task
 from training.tasks.optim import Optimizers
@@ -131,6 +133,24 @@ def group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_sparse_gradients_are_refused_on_several_gpus() -> None:
+    task: Any = None
+    model = nn.ModuleDict(
+        {
+            "words": nn.Embedding(3, 2, sparse=True),
+            "bags": nn.EmbeddingBag(3, 2, sparse=True),
+            "fixed": nn.Embedding(3, 2, sparse=True).requires_grad_(False),
+            "dense": nn.Embedding(3, 2),
+        }
+    )
+    with pytest.raises(UserError) as caught:
+        ddp_model.wrap(model, task, PLAN, replace(WORLD, backend="nccl"))
+    (problem,) = caught.value.problems
+    assert problem.code == "task.sparse" and "in words, bags: NCCL" in problem.what
+    assert isinstance(ddp_model.wrap(model, task, PLAN, WORLD), DistributedDataParallel), "gloo"
 
 
 @pytest.mark.usefixtures("group")

@@ -242,6 +242,7 @@ PROBLEMS = {
     "task.option_value": "unsupported type or value of a task option",
     "task.options": "the options of the task cannot be read",
     "task.several_classes": "the task file has several Task classes",
+    "task.sparse": "the model has sparse gradients, which NCCL cannot exchange between ranks",
     "task.syntax": "the task file cannot be parsed",
     "task.unreadable": "the task file cannot be read",
     "task.unsupported": "the task does not do what the command needs",

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training.config.batch import Batch
 from training.core import heartbeat, log
+from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.data import loader
 from training.data.batch_dataset import BatchDataset
@@ -39,6 +40,7 @@ def wrap(raw: torch.nn.Module, task: Task, plan: Plan, world: World) -> torch.nn
             log.info(msg("trainer.state.compiles"))
     if world.world_size == 1:
         return raw
+    _refuse_sparse(raw, world)
     model = DistributedDataParallel(
         raw,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
@@ -52,6 +54,20 @@ def wrap(raw: torch.nn.Module, task: Task, plan: Plan, world: World) -> torch.nn
     if compresses(plan):
         compression.register(model)
     return model
+
+
+def _refuse_sparse(raw: torch.nn.Module, world: World) -> None:
+    """NCCL raises in the first backward pass, without the name of the module."""
+    names = [
+        name
+        for name, module in raw.named_modules()
+        if getattr(module, "sparse", False) is True
+        and any(weight.requires_grad for weight in module.parameters(recurse=False))
+    ]
+    if names and world.backend == "nccl":
+        what = msg("trainer.state.sparse", names=", ".join(names))
+        problem = Problem("task.sparse", what, msg("trainer.state.dense"))
+        raise UserError(problem, said_by_another=world.rank != 0)
 
 
 def compresses(plan: Plan) -> bool:
