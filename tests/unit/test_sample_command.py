@@ -155,6 +155,8 @@ def test_a_gpu_that_fails_while_it_generates(
     if device == "auto":
         found = answer(capsys, *words)
         assert (found["device"], found["samples"]) == ("cpu", wanted["samples"])
+        assert sample.main([*words, "--prompt=Once", "--num=2"]) == 0
+        assert capsys.readouterr().out.count("Once") == 2, "once for each sample"
         return
     with pytest.raises(UserError) as caught:
         answer(capsys, *words, "--device=cuda")

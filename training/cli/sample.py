@@ -260,7 +260,8 @@ def _generated(
     found = [Sample(prompt) for _ in range(chosen.num)]
     shown = "" if chosen.prompts is None else prompt
     titled = several or chosen.num > 1
-    _write(chosen, _title(number, 0) * titled + shown)
+    # with the first token: until then a GPU may lack memory, and all is generated again
+    head = _title(number, 0) * titled + shown
     how = (chosen.max_tokens, chosen.temperature, chosen.top_k)
     size = model.together(prompt, chosen.max_tokens)
     for begin in range(0, chosen.num, size):
@@ -270,7 +271,10 @@ def _generated(
                 sample.text += text
                 sample.tokens += live
             if not begin:
-                _write(chosen, step.texts[0])
+                _write(chosen, head + step.texts[0])
+                head = ""
+        if not begin:
+            _write(chosen, head)
         for place, sample in enumerate(part, begin):
             sample.end = "length" if sample.tokens == chosen.max_tokens else "document"
             if place:
