@@ -142,6 +142,19 @@ def test_slurm_batch_script_and_single_task_are_local() -> None:
     assert find(STEP | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}).kind == LOCAL, "srun --pty bash"
 
 
+@pytest.mark.parametrize("script", [True, False])
+def test_tasks_with_rank_but_no_local_rank_are_ranks(script: bool) -> None:
+    """`srun bash -c 'RANK=$SLURM_PROCID …'`: twice as many ranks would share the GPUs."""
+    step = STEP | {"SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_STEP_NUM_NODES": "2"}
+    exported = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "n4-ib0", "MASTER_PORT": "2000"}
+    place = find(step | exported, script=script, gpus=True)
+    assert (place.kind, place.rank, place.local_rank, place.world_size) == (RANK, 3, 1, 4)
+    assert (place.master_addr, place.master_port) == ("n4-ib0", 2000)
+    assert find(step | exported, script=script, master_addr="h").master_addr == "h"
+    one_each = {"SLURM_STEP_NUM_NODES": "4", "SLURM_LOCALID": "0"}
+    assert find(step | exported | one_each, script=script).kind == NODE
+
+
 def test_the_interactive_shell_of_salloc_is_local() -> None:
     """The variables of `srun --interactive --preserve-env --pty`, with which SLURM starts it."""
     shell = STEP | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}

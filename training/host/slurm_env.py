@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
@@ -37,6 +37,16 @@ def tasks(environ: Mapping[str, str]) -> SlurmStep | None:
         return None
     nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1")
     return SlurmStep(int(words[3]), int(nodes))
+
+
+def with_address(environ: Mapping[str, str], asked: LauncherOptions) -> LauncherOptions:
+    """`asked`, completed by the address that the user has exported for the ranks."""
+    port = environ.get("MASTER_PORT", "")
+    return replace(
+        asked,
+        master_addr=asked.master_addr or environ["MASTER_ADDR"],
+        master_port=asked.master_port or (int(port) if port.isdecimal() else 0),
+    )
 
 
 def rank(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Topology:

@@ -90,9 +90,12 @@ def find(
         if found[1] == 1:  # WORLD_SIZE counts the ranks of this machine
             return _own(environ, asked, "")
         return platform_env.torchrun_node(environ, asked, found)
-    if whole:
+    step = slurm_env.tasks(environ)
+    if whole and step and not step.one_per_node and environ["WORLD_SIZE"] == str(step.tasks):
+        asked = slurm_env.with_address(environ, asked)  # RANK counts tasks
+    elif whole:
         return _injected_node(environ, asked)
-    if step := slurm_env.tasks(environ):
+    if step:
         if step.one_per_node and (starts_ranks or several_gpus):
             return slurm_env.node(environ, asked, step)
         return slurm_env.rank(environ, asked, msg("host.place.slurm_tasks", tasks=step.tasks))
