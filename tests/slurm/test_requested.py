@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from tests.cases import each
 from tests.conftest import ROOT
 from training.core.errors import UserError
-from training.launcher.slurm import job_request, options, requested
+from training.launcher.slurm import job_request, log_files, options, requested
 
 SCRIPT, CONFIG = ROOT / options.SCRIPT, "configs/dual_gpu/quickstart.py"
 
@@ -183,6 +184,73 @@ def test_the_header_may_be_edited(lines: str, nodes: int, ranks: int, tmp_path: 
     assert requested.ranks(line, script, {}) == ranks
     assert requested.ranks(options.split(["--gres=gpu:5"]), script, {}) == 5
     assert requested.ranks(line, script, {"SBATCH_GPUS_PER_NODE": "6"}) == 6
+
+
+@pytest.fixture
+def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Add a line to the header, as a user does."""
+
+    def edit(line: str) -> None:
+        (tmp_path / SCRIPT.name).write_text(f"{line}\n{SCRIPT.read_text()}")
+        monkeypatch.setattr(job_request, "ROOT", tmp_path)
+        monkeypatch.chdir(tmp_path)
+
+    return edit
+
+
+@each(
+    ("line", "variables", "what", "fixes"),
+    [
+        ("#SBATCH --array=0-1", {}, "submit_job.sh has #SBATCH --array=0-1", []),
+        ("#SBATCH -a 0-1", {}, "submit_job.sh has #SBATCH --array=0-1", []),
+        ("#SBATCH --comment=bob's", {}, "#SBATCH --comment=bob's: No closing quotation", []),
+        ("", {"SBATCH_SIGNAL": "USR2@60"}, "SBATCH_SIGNAL=USR2@60: no job", ["--signal=USR1@60"]),
+        ("", {"SBATCH_SIGNAL": "B:10"}, "SBATCH_SIGNAL=B:10 signals only", ["--signal=10"]),
+    ],
+)
+def test_what_the_command_line_must_not_contain_is_refused_elsewhere_too(
+    line: str,
+    variables: dict[str, str],
+    what: str,
+    fixes: list[str],
+    edited: Callable[[str], None],
+) -> None:
+    edited(line)
+    args = ["--ranks_per_node=2", CONFIG, "--device=cpu"]
+    with pytest.raises(UserError) as refused:
+        job_request.typed(args, variables)
+    (problem,) = refused.value.problems
+    assert problem.what.startswith(what) and problem.fixes == fixes
+    if "SBATCH_SIGNAL" in variables:
+        job_request.typed([*fixes, *args], variables)
+
+
+def test_the_signal_in_the_header_is_one_that_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = SCRIPT.read_text().replace("--signal=USR1@120", "--signal=INT@60")
+    (tmp_path / SCRIPT.name).write_text(text)
+    monkeypatch.setattr(job_request, "ROOT", tmp_path)
+    with pytest.raises(UserError) as refused:
+        job_request.typed([CONFIG], {})
+    (problem,) = refused.value.problems
+    assert problem.what.startswith("#SBATCH --signal=INT@60: no job")
+    assert problem.fixes == ["--signal=USR1@60"]
+
+
+def test_log_and_name_of_the_header_and_of_variables_are_used(
+    edited: Callable[[str], None], tmp_path: Path
+) -> None:
+    edited("#SBATCH --error=errs/%j.err")
+    text = (tmp_path / SCRIPT.name).read_text().replace("logs/%x_%j.log", "there/%j.log")
+    (tmp_path / SCRIPT.name).write_text(text)
+    line = job_request.typed([CONFIG], {"SBATCH_JOB_NAME": "mine"})[1]
+    log_files.make_folders(line)
+    assert (tmp_path / "errs").is_dir() and (tmp_path / "there").is_dir()
+    assert (line.used("job-name"), line.used("output")) == ("mine", "there/%j.log")
+    unchosen = job_request.typed([CONFIG], {})[1]
+    assert unchosen.used("job-name") is None, "a job has the name of its run"
+    assert options.split(["--output=x"]).used("output") == "x"
 
 
 @pytest.fixture

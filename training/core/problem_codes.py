@@ -209,7 +209,7 @@ PROBLEMS = {
     "slurm.no_ranks": "the number of ranks per node is not set",
     "slurm.no_sbatch": "sbatch is not installed",
     "slurm.sbatch_own": "an sbatch option that Duet sets itself",
-    "slurm.sbatch_quotes": "--sbatch has an unclosed quotation mark",
+    "slurm.sbatch_quotes": "--sbatch, or a line of the header, has an unclosed quotation mark",
     "slurm.sbatch_word": "--sbatch contains something other than long options",
     "slurm.signal": "--signal with a signal for which a job does not save and continue",
     "slurm.submission_damaged": "the submission record is missing or damaged",

@@ -64,13 +64,14 @@ def typed(
 ) -> tuple[Request, options.SplitArgs, int, int]:
     """(request, command line, nodes, ranks on each) as typed by hand, checked. Raises UserError."""
     line, script = options.split(args), ROOT / options.SCRIPT
-    line.problems += [*requested.refused_variables(environ), *log_files.problems(line)]
+    line.beside = requested.beside(script, environ)
+    line.problems += [*requested.problems(line, environ), *log_files.problems(line)]
     nodes, ranks = requested.nodes(line, script), requested.ranks(line, script, environ)
     if not ranks:
         line.problems.append(_no_ranks(line, msg("launcher.slurm.gres_no_gpus")))
     request = check(line, nodes, ranks, environ, installed)
     gpus = requested.gpus(line, script, environ)
-    gres, per_node = (requested.given(line, name, environ) for name in requested.VARIABLES)
+    gres, per_node = (requested.given(line, name, environ) for name in requested.GPUS)
     on_cpus = request.config.device == "cpu" and per_node is None
     if gres is None and on_cpus and not line.ranks:
         raise UserError(

@@ -51,7 +51,7 @@ def make_folders(line: SplitArgs) -> None:
             # it may exist on the nodes alone; a user ID may have no name
             with contextlib.suppress(OSError, KeyError):
                 name = _PATTERN.sub(_value, folder)
-                Path(line.option("chdir") or "", name).mkdir(parents=True, exist_ok=True)
+                Path(line.used("chdir") or "", name).mkdir(parents=True, exist_ok=True)
 
 
 def _value(found: re.Match[str]) -> str:
@@ -60,7 +60,7 @@ def _value(found: re.Match[str]) -> str:
 
 def _given(line: SplitArgs) -> Iterator[tuple[str, str]]:
     for name in ("output", "error"):
-        if text := line.option(name):
+        if text := line.used(name):
             yield name, text
 
 

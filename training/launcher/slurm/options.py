@@ -108,12 +108,17 @@ class SplitArgs:
     sbatch: list[str] = field(default_factory=list)
     training: list[str] = field(default_factory=list)
     ranks: int | None = None  # --ranks_per_node
+    beside: dict[str, str] = field(default_factory=dict)  # options chosen elsewhere (requested)
     problems: list[Problem] = field(default_factory=list)
 
     def option(self, name: str) -> str | None:
-        """The value that sbatch will use: of two it takes the last."""
+        """The value on the command line: of two sbatch takes the last."""
         found = [word.partition("=")[2] for word in self.sbatch if word.startswith(f"--{name}=")]
         return found[-1] if found else None
+
+    def used(self, name: str) -> str | None:
+        """The value that sbatch will use."""
+        return self.beside.get(name) if (text := self.option(name)) is None else text
 
     @property
     def typed(self) -> list[str]:
@@ -220,28 +225,28 @@ def _more(line: SplitArgs, text: str) -> None:
 
 
 def _add(line: SplitArgs, name: str, word: str) -> None:
-    problem = _signal_problem(word) if name == "signal" else None
+    problem = signal_problem(word.partition("=")[2], word) if name == "signal" else None
     if problem:
         line.problems.append(problem)
     else:
         line.sbatch.append(word)
 
 
-def _signal_problem(word: str) -> Problem | None:
+def signal_problem(text: str, word: str) -> Problem | None:
     """--signal=[{R|B}:]SIGNAL[@SECONDS]. `B:` would signal the batch script alone, which it ends:
-    no rank could save a checkpoint."""
-    flags, colon, rest = word.partition("=")[2].rpartition(":")
+    no rank could save a checkpoint. `word`: how it is given."""
+    flags, colon, rest = text.rpartition(":")
     number, _, seconds = rest.partition("@")
     if "B" in flags.upper():
         flags = flags.upper().replace("B", "")
-        text = msg("launcher.slurm.options.batch_signal", word=word)
+        what = msg("launcher.slurm.options.batch_signal", word=word)
         fix = f"--signal={flags}{colon if flags else ''}{rest}"
-        return Problem("slurm.batch_signal", text, "", [fix])
+        return Problem("slurm.batch_signal", what, "", [fix])
     if number.upper().removeprefix("SIG") in SAVING_SIGNALS:
         return None
-    text = msg("launcher.slurm.options.signal", word=word)
+    what = msg("launcher.slurm.options.signal", word=word)
     fix = f"--signal={flags}{colon}USR1@{seconds or 120}"
-    return Problem("slurm.signal", text, "USR1, TERM", [fix])
+    return Problem("slurm.signal", what, "USR1, TERM", [fix])
 
 
 def _is_training(typed: str) -> bool:

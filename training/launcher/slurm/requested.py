@@ -1,5 +1,5 @@
-"""Nodes and ranks that the options of a job request: on the command line, in SBATCH_… variables, in
-the header of the script. sbatch takes the first of these."""
+"""What the options of a job request: on the command line, in SBATCH_… variables, in the header of
+the script. sbatch takes the first of these."""
 
 from __future__ import annotations
 
@@ -8,18 +8,30 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from training.core.errors import Problem
+from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.launcher.slurm import controller
-from training.launcher.slurm.options import BARE, NO_GRES, REFUSED, SHORT, SplitArgs
+from training.launcher.slurm.options import (
+    BARE,
+    NO_GRES,
+    REFUSED,
+    SCRIPT,
+    SHORT,
+    SplitArgs,
+    signal_problem,
+)
 
+GPUS = ("gres", "gpus-per-node")
+CONTRADICT = ("array", "gpus", "gpus-per-task")  # the one task on each node
 # There is none for --nodes.
-VARIABLES = {"gres": "SBATCH_GRES", "gpus-per-node": "SBATCH_GPUS_PER_NODE"}
-REFUSED_VARIABLES = {
-    "SBATCH_ARRAY_INX": "array",
-    "SBATCH_GPUS": "gpus",
-    "SBATCH_GPUS_PER_TASK": "gpus-per-task",
-}
+VARIABLES = {
+    name: f"SBATCH_{name.upper().replace('-', '_')}"
+    for name in (*GPUS, *CONTRADICT, "signal", "output", "error", "job-name")
+} | {"array": "SBATCH_ARRAY_INX"}
+_LETTERS = SHORT | {"-a": "array", "-e": "error", "-D": "chdir", "-G": "gpus"}
+# A job has the name of its run, and its log in the folder of the project, unless the user has
+# chosen others than those of the header.
+UNCHOSEN = {"job-name": "duet", "output": "logs/%x_%j.log"}
 
 
 def header(script: Path) -> dict[str, str]:
@@ -30,7 +42,7 @@ def header(script: Path) -> dict[str, str]:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
         else:
-            name, equals, value = SHORT.get(word[:2], ""), word[2:], word[2:]
+            name, equals, value = _LETTERS.get(word[:2], ""), word[2:], word[2:]
         if not equals and name not in BARE and words and not words[0].startswith("-"):
             equals = value = words.pop(0)
         if name and equals:
@@ -39,14 +51,25 @@ def header(script: Path) -> dict[str, str]:
 
 
 def _header_words(script: Path) -> list[str]:
-    """Those of all #SBATCH lines; sbatch stops reading at the first command."""
+    """Those of all #SBATCH lines; sbatch stops reading at the first command. Raises UserError."""
     words = []
     for line in script.read_text(encoding="utf-8").splitlines():
         if line.startswith("#SBATCH"):
-            words += shlex.split(line.removeprefix("#SBATCH"), comments=True)
+            try:
+                words += shlex.split(line.removeprefix("#SBATCH"), comments=True)
+            except ValueError as error:
+                what = msg("launcher.slurm.options.header_quotes", line=line, error=error)
+                allowed = msg("launcher.slurm.options.quotes_allowed")
+                raise UserError(Problem("slurm.sbatch_quotes", what, allowed)) from None
         elif line.strip() and not line.startswith("#"):
             break
     return words
+
+
+def beside(script: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Options that the user has chosen in variables and in the header."""
+    chosen = {n: text for n, text in header(script).items() if text != UNCHOSEN.get(n)}
+    return chosen | {n: environ[name] for n, name in VARIABLES.items() if environ.get(name)}
 
 
 def given(line: SplitArgs, name: str, environ: Mapping[str, str]) -> str | None:
@@ -55,18 +78,25 @@ def given(line: SplitArgs, name: str, environ: Mapping[str, str]) -> str | None:
     return environ.get(VARIABLES[name]) if typed is None else typed
 
 
-def refused_variables(environ: Mapping[str, str]) -> list[Problem]:
-    """Those of options that contradict the one task on each node."""
-    return [
-        Problem(
-            "slurm.sbatch_own",
-            msg("launcher.slurm.options.variable", name=name, text=environ[name]),
-            REFUSED[option],
-            [f"unset {name}"],
-        )
-        for name, option in REFUSED_VARIABLES.items()
-        if name in environ
-    ]
+def problems(line: SplitArgs, environ: Mapping[str, str]) -> list[Problem]:
+    """Of options in variables and in the header."""
+    found = []
+    for name in CONTRADICT:
+        if (text := line.beside.get(name)) is None:
+            continue
+        if environ.get(VARIABLES[name]):
+            what = msg("launcher.slurm.options.variable", name=VARIABLES[name], text=text)
+            fixes = [f"unset {VARIABLES[name]}"]
+        else:
+            what = msg("launcher.slurm.options.header", script=SCRIPT, name=name, text=text)
+            fixes = []
+        found.append(Problem("slurm.sbatch_own", what, REFUSED[name], fixes))
+    if (text := line.beside.get("signal")) is not None and line.option("signal") is None:
+        variable = VARIABLES["signal"]
+        shown = f"{variable}={text}" if environ.get(variable) else f"#SBATCH --signal={text}"
+        if problem := signal_problem(text, shown):
+            found.append(problem)
+    return found
 
 
 def nodes(line: SplitArgs, script: Path) -> int:
@@ -92,9 +122,9 @@ def ranks(line: SplitArgs, script: Path, environ: Mapping[str, str]) -> int:
 
 def gpus(line: SplitArgs, script: Path, environ: Mapping[str, str]) -> int:
     """GPUs on each node, as requested at submission; 0 without a request."""
-    gres, per_node = (given(line, name, environ) for name in VARIABLES)
+    gres, per_node = (given(line, name, environ) for name in GPUS)
     if gres is None and per_node is None:
-        gres, per_node = (header(script).get(name) for name in VARIABLES)
+        gres, per_node = (header(script).get(name) for name in GPUS)
     if per_node is not None:
         return _gpus_by_node(per_node)
     return gpus_in_gres(gres or "")

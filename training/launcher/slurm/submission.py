@@ -259,7 +259,7 @@ def sbatch(
     # A percent sign of the path is doubled in SLURM's pattern.
     log = str(request.logs).replace("%", "%%") + f"/{LOG_NAME}"
     defaults = {"job-name": frozen.run.name, "output": log}
-    given = [f"--{name}={value}" for name, value in defaults.items() if line.option(name) is None]
+    given = [f"--{name}={value}" for name, value in defaults.items() if line.used(name) is None]
     if elastic(request, nodes, ranks):
         given.append(options.NO_KILL)  # before the user's options, which may switch it off
     # SLURM runs a copy of the script, which cannot know where the code is.
