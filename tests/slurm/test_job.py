@@ -29,9 +29,13 @@ def test_a_job_trains_to_its_end(user: User) -> None:
 
 
 def test_plain_sbatch_from_the_project(user: User) -> None:
-    job = user.sbatch("--gres=none", args=("--ranks_per_node=2", CONFIG, *FLAGS))
+    own = ("--gres=none", "--cpus-per-task=3", "--time=30")
+    job = user.sbatch(*own, args=("--ranks_per_node=2", CONFIG, *FLAGS))
     user.end(job)
     assert (user.project / f"logs/duet_{job}.log").is_file(), "as in the header"
+    again = ["--nodes=1", "--gres=none", "--partition=debug", "--cpus-per-task=3"]
+    again += ["--time=00:30:00", "--ranks_per_node=2"]
+    assert user.code(user.run())["typed"] == again, "in a command to continue"
     assert "training finished" in user.log(job) and sorted(losses(user.run())) == list(range(1, 13))
     assert (user.run().path / "code/submit_job.sh").is_file()
 

@@ -3,7 +3,6 @@ needed."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from tests.cases import each
 from tests.conftest import ROOT
 from training.core.errors import UserError
 from training.launcher.slurm import job_request, log_files, options, requested
+from training.launcher.slurm.controller import Answer
 
 SCRIPT, CONFIG = ROOT / options.SCRIPT, "configs/dual_gpu/quickstart.py"
 
@@ -93,6 +93,8 @@ def test_more_ranks_than_gpus_are_refused(args: list[str], fixes: list[str]) -> 
     [
         ("TresPerNode=gres:gpu:2", {}, 2),  # until 23.02
         ("TresPerNode=gres/gpu:a100:4,gres/shard:1", {}, 4),  # later
+        ("TresPerNode=gres/gpu=2", {}, 2),
+        ("TresPerNode=gres:gpu:2", {"SLURM_GPUS_PER_NODE": "a100:1"}, 1),
         ("TresPerNode=gres:gpu:2", {"SLURM_GPUS_PER_NODE": "1"}, 1),  # srun takes the variable
         ("TresPerNode=gres:shard:1", {}, 0),
         ("TresPerJob=gres:gpu:2", {}, 8),
@@ -103,28 +105,45 @@ def test_gpus_of_a_step_in_an_exclusive_job(
     shown: str,
     variables: dict[str, str],
     gpus: int,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text(f"#!/bin/sh\necho 'JobId=7 JobState=RUNNING {shown} Command=x'\n")
-    scontrol.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(requested.controller, "ask", lambda *_: Answer(0, shown_job(shown), ""))
     environ = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "8", **variables}
     assert requested.ranks_in_job(options.split([]), environ) == gpus
     again = requested.of_this_job(1, gpus or 3, environ)
-    own = [f"--gres=gpu:{gpus}"] if gpus else [options.NO_GRES, "--ranks_per_node=3"]
-    assert again == ["--nodes=1", *own]
+    args = [*again, CONFIG, "--total_batch_size=49152"]
+    assert job_request.typed(args, {})[3] == (gpus or 3), "as many ranks when it is pasted"
 
 
-def test_a_job_without_gpus_can_be_requested_again() -> None:
-    again = requested.of_this_job(1, 4, {"SLURM_GPUS_PER_NODE": "0", "SLURM_JOB_ID": "7"})
-    assert job_request.typed([*again, CONFIG, "--total_batch_size=8192"], {})[3] == 4
+def shown_job(more: str) -> str:
+    return f"JobId=7 JobState=RUNNING TimeLimit=2-00:00:00 TimeMin=N/A {more} Command=x"
 
 
-def test_fewer_ranks_than_gpus_are_requested_again() -> None:
-    again = requested.of_this_job(2, 1, {"SLURM_GPUS_PER_NODE": "4"})
-    assert again == ["--nodes=2", "--gres=gpu:4", "--ranks_per_node=1"]
+@each(
+    ("shown", "variables", "nodes", "ranks", "again"),
+    [
+        ("", {"SLURM_GPUS_PER_NODE": "0"}, 1, 4, ["--gres=none", "--ranks_per_node=4"]),
+        ("", {"SLURM_GPUS_PER_NODE": "a100:4"}, 2, 4, ["--gpus-per-node=a100:4"]),
+        ("TresPerNode=gres/gpu:a100:4", {}, 2, 2, ["--gres=gpu:a100:4", "--ranks_per_node=2"]),
+        ("TresPerNode=gres:shard:1", {}, 1, 3, ["--gres=shard:1", "--ranks_per_node=3"]),
+    ],
+)
+def test_the_job_can_be_requested_again(
+    shown: str,
+    variables: dict[str, str],
+    nodes: int,
+    ranks: int,
+    again: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requested.controller, "ask", lambda *_: Answer(0, shown_job(shown), ""))
+    where = {"SLURM_JOB_PARTITION": "a100", "SLURM_JOB_ACCOUNT": "physics"}
+    environ = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "16", **where, **variables}
+    own = ["--partition=a100", "--account=physics", "--cpus-per-task=16", "--time=2-00:00:00"]
+    expected = [f"--nodes={nodes}", again[0], *own, *again[1:]]
+    assert requested.of_this_job(nodes, ranks, environ) == expected
+    args = [*expected, CONFIG, "--total_batch_size=49152"]
+    assert job_request.typed(args, {})[2:] == (nodes, ranks), "when it is pasted"
 
 
 def test_a_variable_that_contradicts_the_one_task_on_a_node_is_refused() -> None:

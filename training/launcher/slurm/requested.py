@@ -28,6 +28,13 @@ VARIABLES = {
     name: f"SBATCH_{name.upper().replace('-', '_')}"
     for name in (*GPUS, *CONTRADICT, "signal", "output", "error", "job-name")
 } | {"array": "SBATCH_ARRAY_INX"}
+OF_A_JOB = {  # set in a job if the option was given, or the site has a default
+    "partition": "SLURM_JOB_PARTITION",
+    "account": "SLURM_JOB_ACCOUNT",
+    "qos": "SLURM_JOB_QOS",
+    "cpus-per-task": "SLURM_CPUS_PER_TASK",
+    "cpus-per-gpu": "SLURM_CPUS_PER_GPU",
+}
 _LETTERS = SHORT | {"-a": "array", "-e": "error", "-D": "chdir", "-G": "gpus"}
 # A job has the name of its run, and its log in the folder of the project, unless the user has
 # chosen others than those of the header.
@@ -131,10 +138,13 @@ def gpus(line: SplitArgs, script: Path, environ: Mapping[str, str]) -> int:
 
 
 def gpus_in_gres(text: str) -> int:
-    """GPUs in a value of --gres, such as gpu:2, gpu:a100:4, shard:8; 0 when there are none. SLURM
-    shows them with gres: or gres/ before each."""
-    parts = [re.sub(r"^gres[:/]", "", part) for part in text.split(",")]
-    return sum(_count(part) for part in parts if re.match(r"gpu\b", part))
+    """GPUs in a value of --gres, such as gpu:2, gpu:a100:4, shard:8; 0 when there are none."""
+    return sum(_count(part) for part in _gres(text).split(",") if re.match(r"gpu\b", part))
+
+
+def _gres(text: str) -> str:
+    """The value of --gres; SLURM shows it with gres: or gres/ before each part."""
+    return ",".join(re.sub(r"^gres[:/]", "", part) for part in text.split(","))
 
 
 def _gpus_by_node(text: str) -> int:
@@ -144,7 +154,7 @@ def _gpus_by_node(text: str) -> int:
 
 def _count(part: str) -> int:
     """The number at the end of [TYPE:]COUNT."""
-    last = re.sub(r"\(.*", "", part).rpartition(":")[2]
+    last = re.split("[:=]", re.sub(r"\(.*", "", part))[-1]
     return int(last) if last.isdecimal() else 1
 
 
@@ -154,21 +164,40 @@ def ranks_in_job(line: SplitArgs, environ: Mapping[str, str]) -> int:
 
 
 def gpus_in_job(environ: Mapping[str, str]) -> int:
-    """GPUs on each node that a step of this job gets: those that the job requests. Only if that is
-    unknown, the allocated ones: all of a node with --exclusive."""
-    by_node = _gpus_by_node(environ.get("SLURM_GPUS_PER_NODE", "0"))  # srun takes it first
-    if by_node:
-        return by_node
-    answer = controller.ask("show", "job", "-o", environ["SLURM_JOB_ID"]).out
-    if gres := re.search(r" TresPerNode=(\S+)", answer):
-        return gpus_in_gres(gres[1])
+    """GPUs on each node that a step of this job gets."""
+    return _gpus_of(_gpu_option(environ, _shown(environ)))
+
+
+def _shown(environ: Mapping[str, str]) -> str:
+    return controller.ask("show", "job", "-o", environ["SLURM_JOB_ID"]).out
+
+
+def _gpu_option(environ: Mapping[str, str], shown: str) -> str:
+    """With which this job has requested GPUs. Only if that is unknown, the allocated ones: all of a
+    node with --exclusive."""
+    by_node = environ.get("SLURM_GPUS_PER_NODE", "0")  # srun takes it first
+    if _gpus_by_node(by_node):
+        return f"--gpus-per-node={by_node}"
+    if gres := re.search(r" TresPerNode=(\S+)", shown):
+        return f"--gres={_gres(gres[1])}"
     allocated = environ.get("SLURM_GPUS_ON_NODE", "")
-    return int(allocated) if allocated.isdecimal() else 0
+    some = allocated.isdecimal() and int(allocated)
+    return f"--gres=gpu:{allocated}" if some else NO_GRES  # not those of the header
+
+
+def _gpus_of(option: str) -> int:
+    name, _, text = option.partition("=")
+    return _gpus_by_node(text) if name == "--gpus-per-node" else gpus_in_gres(text)
 
 
 def of_this_job(nodes: int, ranks: int, environ: Mapping[str, str]) -> list[str]:
     """Options of submit_job.sh that request what this job has."""
-    gpus = gpus_in_job(environ)
-    gres = f"--gres=gpu:{gpus}" if gpus else NO_GRES  # not those of the header
-    own = [f"--ranks_per_node={ranks}"] if ranks != gpus else []
-    return [f"--nodes={nodes}", gres, *own]
+    shown = _shown(environ)
+    gpus = _gpu_option(environ, shown)
+    own = [f"--{n}={environ[name]}" for n, name in OF_A_JOB.items() if environ.get(name)]
+    limit = re.search(r" TimeLimit=([\d:-]+|UNLIMITED) ", shown)
+    return [
+        *(f"--nodes={nodes}", gpus, *own),
+        *([f"--time={limit[1]}"] if limit else []),
+        *([f"--ranks_per_node={ranks}"] if ranks != _gpus_of(gpus) else []),
+    ]
