@@ -332,13 +332,13 @@ def test_a_tight_limit_is_left_to_the_measurement_of_a_step() -> None:
         assert (found.status, "may need 6.0 GiB" in found.text) == (WARNING, shown)
 
 
-def test_all_checks_together_take_less_than_a_second_and_a_half(tmp_path: Path) -> None:
+def test_all_checks_together_use_a_core_for_less_than_a_second_and_a_half(tmp_path: Path) -> None:
     code = (
-        "import os, time; started = time.perf_counter();"
+        "import os; started = sum(os.times()[:4]);"
         "from training.plan import preflight, training_plan;"
         "request, made, checks = training_plan.make('train_dual_gpu_enhanced.sh', ['--device=cpu', "
         "'--depth=1', '--check'], os.environ);"
-        "print(time.perf_counter() - started, len(checks))"
+        "print(sum(os.times()[:4]) - started, len(checks))"
     )
     done = python("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

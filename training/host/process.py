@@ -293,9 +293,12 @@ def sweep(token: str) -> dict[int, str]:
     )
     begin = time.monotonic()
     end = begin + TIDYING_S
-    while (left := _without(marked(token), killed)) and time.monotonic() < end:
+    while left := _without(marked(token), killed):
+        now = time.monotonic()  # this process may have waited for a core, too
         if any(_named(command, UNLINKERS) and _works(pid) for pid, command in left.items()):
-            end = min(time.monotonic() + TIDYING_S, begin + LONGEST_TIDYING_S)
+            end = min(now + TIDYING_S, begin + LONGEST_TIDYING_S)
+        if now >= end:
+            break
         time.sleep(LOOK_S)
     killed |= _kill(lambda: _without(marked(token), killed))
     return {pid: command for pid, command in killed.items() if not _named(command, HELPERS)}
