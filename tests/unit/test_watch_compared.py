@@ -101,6 +101,8 @@ def test_the_gpu_that_has_not_reached_a_collective() -> None:
     assert not_started({0: [done, runs, later], 1: [done, queued, later]}) == (1, queued)
     assert not_started({0: [queued], 1: [runs], 2: [runs]}) == (0, queued)
     assert not_started({2: [queued], 5: [runs]}) == (2, queued), "ranks of another machine"
+    still = call(7, STARTED)  # its GPU is stuck at the end of it
+    assert not_started({0: [done, runs], 1: [still, queued]}) == (1, queued)
     for none in (
         {},
         {0: [queued]},

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from training.core.messages import msg
-from training.watchdog.probes.flight_recorder import SCHEDULED, STARTED, Call
+from training.watchdog.probes.flight_recorder import SCHEDULED, STARTED, Call, CallKey
 
 # Collectives whose inputs or outputs may differ between ranks: only one rank scatters, parts may
 # have any size.
@@ -94,19 +94,20 @@ def divided(calls: Mapping[int, Sequence[Call]]) -> Divided | None:
 
 def not_started(calls: Mapping[int, Sequence[Call]]) -> tuple[int, Call] | None:
     """The one rank whose GPU has not reached a collective in which the GPUs of all others wait, and
-    that collective. A GPU that waits in another collective itself is not stuck."""
+    that collective. A GPU that waits in a collective for others itself is not stuck."""
     waiting = {
         rank: {c.key for c in own if c.open and c.state == STARTED} for rank, own in calls.items()
     }
+    done = _completed(calls)
     for rank, own in calls.items():
-        others = [reached for other, reached in waiting.items() if other != rank]
+        others = [other for other in calls if other != rank]
         if not others:
             return None
-        if waiting[rank]:
+        if any(key not in done[other] for key in waiting[rank] for other in others):
             continue
         for call in own:
             late = call.open and call.state == SCHEDULED
-            if late and all(call.key in reached for reached in others):
+            if late and all(call.key in waiting[other] for other in others):
                 return rank, call
     return None
 
@@ -115,7 +116,7 @@ def not_completed(calls: Mapping[int, Sequence[Call]]) -> tuple[int, Call] | Non
     """The one rank that is still in a collective which all others have completed, and that
     collective. The others wait in another one."""
     pending = {rank: [c for c in own if c.open] for rank, own in calls.items()}
-    done = {rank: {c.key for c in own if not c.open} for rank, own in calls.items()}
+    done = _completed(calls)
     if len(calls) < 2 or not all(pending.values()):
         return None
     late = [
@@ -125,6 +126,10 @@ def not_completed(calls: Mapping[int, Sequence[Call]]) -> tuple[int, Call] | Non
         if all(call.key in keys for other, keys in done.items() if other != rank)
     ]
     return late[0] if len(late) == 1 else None
+
+
+def _completed(calls: Mapping[int, Sequence[Call]]) -> dict[int, set[CallKey]]:
+    return {rank: {c.key for c in own if not c.open} for rank, own in calls.items()}
 
 
 def counts(calls: Mapping[int, Sequence[Call]]) -> dict[int, int]:
