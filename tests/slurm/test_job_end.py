@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from training.cli import submit
 from training.core.errors import EXIT_MEANING, Exit
-from training.core.rundir import RunDir
+from training.core.rundir import RunDir, write_json
 from training.diagnose.advice import of_end
 from training.launcher.slurm import controller, job, submission
 
@@ -160,3 +161,32 @@ def end(
     monkeypatch.setattr(controller, "ask", lambda *_: controller.Answer(0, answer, ""))
     monkeypatch.setattr(job, "requeue", lambda *_: calls.append("requeue") or "")
     return job.end(frozen, status, False, {"SLURM_JOB_ID": "7"}), bool(calls)
+
+
+@pytest.mark.parametrize(
+    ("states", "warned"),
+    [
+        ({"7": "RUNNING"}, "job 7 of demo is RUNNING"),
+        ({"7": "TIMEOUT", "9": "PENDING"}, "job 9 of demo is PENDING"),
+        ({"7": job.FORGOTTEN, "9": job.UNKNOWN}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_second_job_for_a_run_is_a_warning(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    states: dict[str, str],
+    warned: str,
+) -> None:
+    """Job 7 has begun, job 9 may wait in the queue."""
+    run = RunDir(tmp_path / "demo")
+    run.create()
+    write_json(run.path / "code.json", {"job": "7" if "7" in states else None, "cluster": "c"})
+    if "9" in states:
+        run.event("submitted", job="9", cluster="")
+    monkeypatch.setattr(job, "state_elsewhere", lambda number, cluster: states[number])
+    submit._warn_of_job(run)
+    said = capsys.readouterr().err
+    assert (warned in said) if warned else not said
+    assert not warned or "--dependency=afterany:" in said

@@ -183,6 +183,11 @@ def test_a_run_that_is_still_running_is_not_resumed(
         assert problem.what == f"mine is still running (pid {supervisor.pid})"
         assert shlex.split(problem.fixes[0]) == ["./monitor_training.sh", f"--run={run.path}"]
         assert problem.fixes[1] == f"kill {supervisor.pid}"
+        plan = read_json(run.plan) or {}
+        write_json(run.path / "code.json", {"job": "8"})
+        write_json(run.plan, plan | {"submission": "code"})
+        assert lacking(*asked, script=ENHANCED)[0].fixes[1] == "scancel 8"
+        write_json(run.plan, plan)
         with monkeypatch.context() as patched:
             patched.setattr(os, "kill", Mock(side_effect=PermissionError))
             user = owner.name(Path(f"/proc/{supervisor.pid}"))

@@ -30,7 +30,7 @@ from tests.unit.monitor_runs import Made, old
 from training.core import manifest, owner, rundir, standing
 from training.core.errors import NothingToDo, UserError
 from training.core.rundir import RunDir
-from training.plan import finished, running
+from training.plan import finished, resume_run, running
 from training.watchdog.probes import procfs
 
 Write = Callable[..., str]
@@ -126,6 +126,16 @@ def test_that_command_is_the_one_of_the_current_folder(home: Path, tmp_path: Pat
         f" {shlex.quote(f'{ROOT}/{LAUNCH}')} 2 " in ended.stderr
         and f" ./{LAUNCH}" not in ended.stderr
     )
+
+
+def test_in_a_job_that_command_submits_another_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(home, "demo", steps=400, status="done")
+    rundir.write_json(run.path / "code.json", {"name": "demo", "typed": ["--nodes=2"]})
+    monkeypatch.setattr(resume_run, "ROOT", run.path / "code")
+    more = answer("--resume=demo")[1]
+    assert pasted(more) == "./submit_job.sh --nodes=2 --resume=demo --num_iterations=800"
 
 
 def test_an_impossible_change_of_a_finished_run_is_an_error(home: Path) -> None:

@@ -118,8 +118,19 @@ def _freeze(args: list[str], job_id: str | None) -> int:
         console.warning(msg("cli.submit.linked", limit=limit, files=", ".join(linked[:5])))
     if task := facts.get("live_task"):
         console.warning(msg("cli.submit.live_task", file=task))
+    if job_id is None and request.resume_from and line.used("dependency") is None:
+        _warn_of_job(frozen.run)
     program.answer(frozen.code)
     return Exit.DONE
+
+
+def _warn_of_job(run: rundir.RunDir) -> None:
+    """Two jobs must not train the same run."""
+    for number, cluster in submission.earlier_jobs(run).items():
+        state = job.state_elsewhere(number, cluster)
+        if not (state in (job.UNKNOWN, job.FORGOTTEN) or job.is_over(state)):
+            console.warning(msg("cli.submit.other_job", job=number, state=state, run=run.name))
+            return
 
 
 def _submitted(frozen: FrozenJob, answer: str) -> None:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from training import tasks
 from training.config import flags, loader, resolve
@@ -18,11 +18,13 @@ from training.core.errors import Problem, UserError
 from training.core.find_run import LATEST
 from training.core.jsonl import read_object
 from training.core.messages import msg
-from training.core.project import LAUNCH_SCRIPT
+from training.core.next_command import submit_command
+from training.core.project import LAUNCH_SCRIPT, ROOT
 from training.plan import finished, length, moved_paths
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
+    from training.core.contracts.run_files import JobRecord
 
 SHOWN = 6  # runs in a list
 
@@ -97,9 +99,17 @@ def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
             "plan.resume.is_finished",
             name=run.name,
             sentence=end.sentence(),
-            again=wish.again(**longer),
+            again=_again(wish, run, **longer),
         )
     return found
+
+
+def _again(wish: ResumeRequest, run: rundir.RunDir, **changes: object) -> str:
+    """The user's own command with these flags; in a SLURM job, whose code is frozen, that of its
+    submission."""
+    frozen = ROOT.parent == run.path.resolve()
+    job = rundir.read_json(run.path / f"{ROOT.name}.json") if frozen else None
+    return submit_command(cast("JobRecord", job), **changes) if job else wish.again(**changes)
 
 
 def _named(wanted: str, experiments: Path) -> rundir.RunDir:

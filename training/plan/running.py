@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from training.core import owner, rundir, standing
 from training.core.messages import msg
+from training.core.next_command import submission_of
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
 
 
 def pid_of(run: rundir.RunDir) -> int | None:
@@ -50,4 +55,5 @@ def fixes(run: rundir.RunDir, pid: int) -> list[str]:
         return [monitor(run), msg("plan.run.ask", user=owner.name(Path(f"/proc/{pid}")))]
     except OSError:  # it has ended meanwhile
         pass
-    return [monitor(run), f"kill {pid}"]
+    job = submission_of(cast("Plan", rundir.read_json(run.plan) or {}), run)
+    return [monitor(run), f"scancel {job['job']}" if job and job["job"] else f"kill {pid}"]

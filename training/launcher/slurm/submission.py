@@ -27,6 +27,7 @@ from training.core import manifest, rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.project import ROOT, WORK
+from training.core.read_backwards import backwards
 from training.launcher.slurm import code_snapshot, log_files, options, requested
 from training.plan import init_from
 from training.plan.request import Request
@@ -92,6 +93,15 @@ def freeze(
             shutil.rmtree(run.path)
         raise
     return frozen
+
+
+def earlier_jobs(run: rundir.RunDir) -> dict[str, str]:
+    """Job → its cluster, "" for the default one: of the newest submission, which may wait in the
+    queue, and of those that have begun."""
+    submitted = (one for one in backwards(run.events) if one.get("event") == "submitted")
+    begun = (rundir.read_json(path) or {} for path in run.path.glob("code*.json"))
+    found = [next(submitted, {}), *begun]
+    return {str(one["job"]): str(one.get("cluster") or "") for one in found if one.get("job")}
 
 
 def _new_code(run: rundir.RunDir) -> Path:
