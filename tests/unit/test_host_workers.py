@@ -129,7 +129,7 @@ def test_cores_to_which_mpirun_has_bound_a_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     have_cores(monkeypatch, machine, own)
-    by = {"mpi": {"OMPI_COMM_WORLD_SIZE": "2"}, "slurm": {}}
+    by = {"mpi": {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "slurm": {}}
     found = {
         source: preflight.cpu(workers, ranks, Topology(kind, source, ""), environ, str)
         for source, environ in by.items()

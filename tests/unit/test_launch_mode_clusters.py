@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.launch_places import RANK_ENV, STEP, find, problems
 from training.core.errors import Exit, UserError
-from training.host import ports
+from training.host import mpi_env, ports
 from training.host.placement import DEFAULT_PORT, LOCAL, NODE, RANK
 
 
@@ -20,11 +20,14 @@ HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 
 
 def test_mpirun_with_a_process_for_each_rank() -> None:
-    for environ in (open_mpi(1, 2, 1, 2), HYDRA):
+    mvapich = {n.replace("OMPI", "MV2"): v for n, v in open_mpi(1, 2, 1, 2).items()}
+    pals = {n.replace("OMPI_COMM_WORLD", "PMI"): v for n, v in open_mpi(1, 2, 1, 2).items()}
+    for environ in (open_mpi(1, 2, 1, 2), HYDRA, mvapich, pals):
         place = find(environ)
         assert (place.kind, place.source, place.rank, place.local_rank) == (RANK, "mpi", 1, 1)
         assert (place.world_size, place.local_world_size) == (2, 2)
         assert (place.master_addr, place.master_port) == ("127.0.0.1", DEFAULT_PORT)
+        assert mpi_env.unbound(environ)
     job = {"PMIX_NAMESPACE": "4711"}
     used = {find(open_mpi(rank, 2, rank, 2) | job).master_port for rank in (0, 1)}
     assert len(used) == 1 and used <= set(ports.QUIET), "known to all processes of a job"

@@ -1,4 +1,4 @@
-"""Ranks and nodes of an mpirun: Open MPI, MPICH and Intel MPI."""
+"""Ranks and nodes of an mpirun: Open MPI, MPICH, Intel MPI, MVAPICH, and PALS of HPE Cray."""
 
 from __future__ import annotations
 
@@ -22,14 +22,20 @@ from training.host.placement import (
 
 SOURCE = "mpi"
 # rank, number of ranks, rank on this machine, ranks on this machine. PMI_RANK alone may be of srun.
+_ORDER = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 _NAMES = (
-    *(
-        tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
-        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ),
+    tuple(f"OMPI_COMM_WORLD_{name}" for name in _ORDER),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    tuple(f"MV2_COMM_WORLD_{name}" for name in _ORDER),
+    tuple(f"PMI_{name}" for name in _ORDER),  # PALS
 )
 _NODES = "OMPI_MCA_orte_num_nodes"  # up to Open MPI 4
-_UNBOUND = "--bind-to none"  # Open MPI
+_UNBOUND = {  # by the last variable of each row
+    "OMPI_COMM_WORLD_LOCAL_SIZE": ["--bind-to none"],
+    "MPI_LOCALNRANKS": ["-genv I_MPI_PIN=off", "-bind-to none"],  # Intel MPI, MPICH
+    "MV2_COMM_WORLD_LOCAL_SIZE": ["MV2_ENABLE_AFFINITY=0"],
+    "PMI_LOCAL_SIZE": ["--cpu-bind none"],
+}
 _JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 
 
@@ -63,18 +69,12 @@ def process(environ: Mapping[str, str]) -> MpiProcess | None:
 
 def unbound(environ: Mapping[str, str]) -> list[str]:
     """The options of mpirun with which it binds no process to cores."""
-    if _is_open_mpi(environ):
-        return [_UNBOUND]
-    return ["-genv I_MPI_PIN=off", "-bind-to none"]  # Intel MPI, MPICH
+    return next(options for name, options in _UNBOUND.items() if name in environ)
 
 
 def one_per_machine(environ: Mapping[str, str]) -> str:
     """The options of mpirun for one process on each machine, with all its cores."""
-    return f"--map-by ppr:1:node {_UNBOUND}" if _is_open_mpi(environ) else "-ppn 1"
-
-
-def _is_open_mpi(environ: Mapping[str, str]) -> bool:
-    return _NAMES[0][1] in environ
+    return f"--map-by ppr:1:node {unbound(environ)[0]}" if _NAMES[0][1] in environ else "-ppn 1"
 
 
 def rank(environ: Mapping[str, str], asked: LauncherOptions, found: MpiProcess) -> Topology:

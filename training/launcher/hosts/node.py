@@ -32,6 +32,7 @@ _OWN = {
 }
 _OWN_PREFIXES = (
     *("SSH_", "XDG_", "DBUS_", "SLURM", "KUBERNETES_", "OMPI_", "PMI", "MPI_LOCAL", "HYDRA_"),
+    *("MV2_COMM_", "PALS_"),
     *("SKYPILOT_", "JOB_COMPLETION_", "JOBSET_", "BASH_FUNC_", "TMUX", "STY"),
 )
 GPUS = "CUDA_VISIBLE_DEVICES"  # numbers mean the same everywhere, UUIDs do not
