@@ -114,6 +114,11 @@ def _freeze(args: list[str], job_id: str | None) -> int:
     limit = f"{code_snapshot.LARGEST_UNTRACKED >> 20} MiB"
     if left_out := [name for name in facts["code"]["left_out"] if name not in linked]:
         console.warning(msg("cli.submit.not_copied", limit=limit, files=", ".join(left_out[:5])))
+    if folders := {n: c for n, c in facts["code"].get("folders", {}).items() if n not in linked}:
+        shown = [f"{name}/ ({plural(count, 'file')})" for name, count in folders.items()]
+        most, size = code_snapshot.MOST_IN_FOLDER, f"{code_snapshot.LARGEST_FOLDER >> 20} MiB"
+        text = msg("cli.submit.folders", most=most, size=size, folders=", ".join(shown[:5]))
+        console.warning(text)
     if linked:
         console.warning(msg("cli.submit.linked", limit=limit, files=", ".join(linked[:5])))
     if task := facts.get("live_task"):

@@ -285,6 +285,7 @@ class CodeRecord(TypedDict):
     changed: bool | None  # differs from the revision
     files: int
     left_out: list[str]
+    folders: NotRequired[dict[str, int]]  # of data → number of files not copied
     sentence: str
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 SECRETS = {".env", ".netrc"}
 # A larger file that git does not track is data that a user put into the project.
 LARGEST_UNTRACKED = 10 << 20
+# So are the files of a folder, except Python files, if there are more or they are larger together.
+CODE = ".py"
+MOST_IN_FOLDER, LARGEST_FOLDER = 2000, 200 << 20
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ class Code:
     revision: str | None
     changed: bool | None
     files: int
-    left_out: list[str]  # larger than LIMIT_BYTES
+    left_out: list[str]  # larger than LARGEST_UNTRACKED
+    folders: dict[str, int]  # of data → number of files not copied
 
     def record(self) -> CodeRecord:
         return cast("CodeRecord", asdict(self) | {"sentence": self.sentence()})
@@ -65,17 +70,16 @@ def take(root: Path, target: Path, without: Iterable[Path] = ()) -> Code:
     out = [
         str(folder.relative_to(root)) + os.sep for folder in without if folder.is_relative_to(root)
     ]
+    results = tuple(out)
+    names = [n for n in names if n.split("/", 1)[0] not in NO_CODE and not n.startswith(results)]
+    folders = _folders_of_data(root, [name for name in names if name not in tracked])
     left_out, count = [], 0
     target.mkdir()
     for name in names:
         source = root / name
-        if (
-            name.split("/", 1)[0] in NO_CODE
-            or name.startswith(tuple(out))
-            or not (source.is_file() or source.is_symlink())
-        ):
-            continue  # results; a file deleted meanwhile; the folder of a submodule
-        if name not in tracked and source.name in SECRETS:
+        if not (source.is_file() or source.is_symlink()):
+            continue  # deleted meanwhile; the folder of a submodule
+        if name not in tracked and (source.name in SECRETS or _is_data(name, folders)):
             continue
         if name not in tracked and source.lstat().st_size > LARGEST_UNTRACKED:
             left_out.append(name)
@@ -87,7 +91,35 @@ def take(root: Path, target: Path, without: Iterable[Path] = ()) -> Code:
         with contextlib.suppress(PermissionError):  # as umask.change()
             shutil.copystat(source, target / name, follow_symlinks=False)
         count += 1
-    return Code(revision, changed, count, left_out)
+    return Code(revision, changed, count, left_out, folders)
+
+
+def _folders_of_data(root: Path, untracked: Iterable[str]) -> dict[str, int]:
+    """The innermost folders with too many files, or too large ones, to be code, and how many."""
+    files, size = Counter[str](), Counter[str]()
+    for name in untracked:
+        with contextlib.suppress(OSError):
+            length = (root / name).lstat().st_size
+            if not name.endswith(CODE) and length <= LARGEST_UNTRACKED:
+                files[os.path.dirname(name)] += 1
+                size[os.path.dirname(name)] += length
+    found, above = dict[str, int](), {one for name in files for one in (name, *_above(name))}
+    for folder in sorted(above, key=lambda name: name.count("/"), reverse=True):
+        if files[folder] > MOST_IN_FOLDER or size[folder] > LARGEST_FOLDER:
+            found[folder] = files[folder]
+        elif parent := os.path.dirname(folder):
+            files[parent] += files[folder]
+            size[parent] += size[folder]
+    return found
+
+
+def _is_data(name: str, folders: Collection[str]) -> bool:
+    return not name.endswith(CODE) and any(one in folders for one in _above(name))
+
+
+def _above(name: str) -> Iterator[str]:
+    while name := os.path.dirname(name):
+        yield name
 
 
 def link_rest(root: Path, target: Path, folder: Path, without: Collection[Path] = ()) -> list[str]:
