@@ -144,13 +144,18 @@ def test_sparse_gradients_are_refused_on_several_gpus() -> None:
             "bags": nn.EmbeddingBag(3, 2, sparse=True),
             "fixed": nn.Embedding(3, 2, sparse=True).requires_grad_(False),
             "dense": nn.Embedding(3, 2),
+            "attention": nn.Linear(2, 2),
         }
     )
+    model["attention"].sparse = True  # a name of the user's own
     with pytest.raises(UserError) as caught:
         ddp_model.wrap(model, task, PLAN, replace(WORLD, backend="nccl"))
     (problem,) = caught.value.problems
     assert problem.code == "task.sparse" and "in words, bags: NCCL" in problem.what
     assert isinstance(ddp_model.wrap(model, task, PLAN, WORLD), DistributedDataParallel), "gloo"
+    with pytest.raises(UserError) as caught:
+        ddp_model.wrap(model["words"], task, PLAN, replace(WORLD, backend="nccl"))
+    assert "in Embedding: NCCL" in caught.value.problems[0].what
 
 
 @pytest.mark.usefixtures("group")

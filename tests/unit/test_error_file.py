@@ -24,7 +24,7 @@ from torch import nn
 from tests.unit.conftest import clean_environment
 from tests.unit.test_launch_attempt import PLAN
 from tests.unit.test_launch_unwritten import read as read_output
-from training.core import rundir
+from training.core import cause_ids, rundir
 from training.core.errors import RANK_FAILED, Exit, Problem, RunStopped
 from training.core.project import ROOT
 from training.core.rundir import RunDir, read_json
@@ -124,9 +124,14 @@ def devices(x: torch.Tensor) -> torch.Tensor:
     return x + torch.ones(3, device="meta")
 
 
+def index(x: torch.Tensor) -> torch.Tensor:
+    return x[:, 7]
+
+
 @pytest.mark.parametrize(
     ("forward", "message", "cause"),
     [
+        (index, r"index 7 is out of bounds for dimension 1 with size 3", cause_ids.RAISED),
         (shapes, r"a and b .* reduction dim, but got \[2, 3\] X \[5, 4\]\.", "shape_mismatch"),
         (devices, r"(Expected all|Unhandled) .* two (different )?devices.*", "invalid_device"),
     ],
@@ -137,7 +142,8 @@ def test_an_error_of_compiled_code_is_reported_as_without_compilation(
     with pytest.raises(Exception) as caught:
         torch.compile(forward, backend="eager")(torch.ones(2, 3))
     found = error_file._facts(RunDir(tmp_path), 0, caught.value)
-    assert found["type"] == "RuntimeError" and re.fullmatch(message, found["message"])
+    assert found["type"] == ("IndexError" if forward is index else "RuntimeError")
+    assert re.fullmatch(message, found["message"])
     assert found["where"] == f"{__file__}:{forward.__code__.co_firstlineno + 1}"
     assert exception_cause.of_error(found) == cause
 

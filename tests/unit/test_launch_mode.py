@@ -151,6 +151,8 @@ def test_tasks_with_rank_but_no_local_rank_are_ranks(script: bool) -> None:
     assert (place.kind, place.rank, place.local_rank, place.world_size) == (RANK, 3, 1, 4)
     assert (place.master_addr, place.master_port) == ("n4-ib0", 2000)
     assert find(step | exported, script=script, master_addr="h").master_addr == "h"
+    other_order = step | exported | {"SLURM_PROCID": "0"}
+    assert find(other_order, script=script).rank == 3, "that of MASTER_ADDR is 0"
     one_each = {"SLURM_STEP_NUM_NODES": "4", "SLURM_LOCALID": "0"}
     assert find(step | exported | one_each, script=script).kind == NODE
 

@@ -55,7 +55,7 @@ TERM, INT, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
         ("", False, [(0, USR1), (0.01, USR1), (0.02, TERM)], [0, 0.02]),
         ("", False, [(0, INT), (0.3, INT)], [0, 0.3]),
         ("7", False, [(0, TERM), (0.01, TERM), (20, TERM), (21, INT)], [0, 21]),
-        ("7", False, [(0, USR1), (120, TERM), (121, USR1)], [0, 121]),
+        ("7", False, [(0, USR1), (120, TERM), (121, USR1)], [0]),
         ("7", True, [(0, TERM), (3, TERM)], [0, 3]),
     ],
     ids=["pairs", "USR1", "Ctrl-C", "job", "time limit", "salloc"],

@@ -46,3 +46,5 @@ def test_ranks_that_all_wait(
     assert (refined.kind, refined.rank) == (blamed or (kind, None))
     assert (refined.how == found.how) == (blamed is None)
     assert set(refined.waiting) == {0, 1} - {refined.rank}
+    of_many = called.refine(found, Path(), waiting, elsewhere=True, trains=lambda: True)
+    assert (of_many == refined) == (list(own) != [call(7)]), "ranks of other machines are unknown"

@@ -49,11 +49,16 @@ def with_address(environ: Mapping[str, str], asked: LauncherOptions) -> Launcher
     )
 
 
-def rank(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Topology:
-    """This task is a rank."""
+def rank(
+    environ: Mapping[str, str],
+    asked: LauncherOptions,
+    reason: str,
+    variable: str = "SLURM_PROCID",
+) -> Topology:
+    """This task is a rank, whose number is in `variable`."""
     of_step = _size(environ)
-    number, local_rank, size = numbers(environ, ("SLURM_PROCID", "SLURM_LOCALID", of_step), reason)
-    inside("SLURM_PROCID", number, of_step, size)
+    number, local_rank, size = numbers(environ, (variable, "SLURM_LOCALID", of_step), reason)
+    inside(variable, number, of_step, size)
     nodes = int(environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1"))
     return Topology(
         RANK,

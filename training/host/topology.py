@@ -92,8 +92,9 @@ def find(
         return platform_env.torchrun_node(environ, asked, found)
     step = slurm_env.tasks(environ)
     if whole and step and not step.one_per_node and environ["WORLD_SIZE"] == str(step.tasks):
-        asked = slurm_env.with_address(environ, asked)  # RANK counts tasks
-    elif whole:
+        reason = msg("host.place.slurm_tasks", tasks=step.tasks)  # RANK counts tasks
+        return slurm_env.rank(environ, slurm_env.with_address(environ, asked), reason, "RANK")
+    if whole:
         return _injected_node(environ, asked)
     if step:
         if step.one_per_node and (starts_ranks or several_gpus):

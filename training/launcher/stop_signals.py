@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from training.core import console
 from training.core.errors import Exit
 from training.core.messages import msg
-from training.host import process
+from training.host import hosts, process
 
 
 def code(number: int) -> Exit:
@@ -31,10 +31,11 @@ def number_of(request: KeyboardInterrupt) -> int:
 
 
 def insists(number: int) -> bool:
-    """Is this signal a further request after an earlier one? Not the TERM of a SLURM job without a
-    terminal: SLURM itself sends KILL later, after KillWait."""
+    """Is this signal a further request after an earlier one? Not TERM or USR1 in a SLURM job
+    without a terminal: SLURM itself sends KILL later, after KillWait. The agent of --hosts sends a
+    second TERM on purpose."""
     in_job = "SLURM_JOB_ID" in os.environ and not os.isatty(0)
-    return number != signal.SIGTERM or not in_job
+    return number == signal.SIGINT or not in_job or hosts.AGENT in os.environ
 
 
 class Requests:

@@ -10,6 +10,7 @@ from traceback import FrameSummary
 
 _OF_OPERATOR = "TorchRuntimeError"
 _RAISED = re.compile(r""": got (\w+)\(('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")\)$""", re.MULTILINE)
+_TRACED = "\n\nfrom user code:\n"  # begins what torch adds
 _EXPLAINED = re.compile(r"^  Explanation: (.+)$", re.MULTILINE)  # of a different device
 
 
@@ -17,9 +18,9 @@ def unwrap(error: BaseException) -> tuple[str, str, Sequence[FrameSummary]]:
     """Type and message as without torch.compile, and the frames that it has traced, which are in no
     traceback."""
     name, text = type(error).__name__, str(error)
-    if name != _OF_OPERATOR:
-        return name, text, ()
     traced: Sequence[FrameSummary] = getattr(error, "real_stack", None) or ()
+    if name != _OF_OPERATOR:
+        return name, text.partition(_TRACED)[0] if traced else text, traced
     if raised := _RAISED.search(text):
         return raised[1], ast.literal_eval(raised[2]), traced
     if explained := _EXPLAINED.search(text):

@@ -59,10 +59,11 @@ def wrap(raw: torch.nn.Module, task: Task, plan: Plan, world: World) -> torch.nn
 def _refuse_sparse(raw: torch.nn.Module, world: World) -> None:
     """NCCL raises in the first backward pass, without the name of the module."""
     names = [
-        name
+        name or type(module).__name__
         for name, module in raw.named_modules()
-        if getattr(module, "sparse", False) is True
-        and any(weight.requires_grad for weight in module.parameters(recurse=False))
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
+        and module.sparse
+        and module.weight.requires_grad
     ]
     if names and world.backend == "nccl":
         what = msg("trainer.state.sparse", names=", ".join(names))

@@ -36,7 +36,7 @@ def refine(
     if different is None and complete and not elsewhere and unknown:
         different = compared_calls.divided(calls)
     if different is None:
-        stuck = _stuck(calls) if complete and unknown else None
+        stuck = _stuck(calls, elsewhere) if complete and unknown else None
         if stuck:
             rank, how = stuck
             return replace(found.blaming(rank), kind=HANG, how=how)
@@ -58,12 +58,12 @@ def refine(
     )
 
 
-def _stuck(calls: Mapping[int, Sequence[Call]]) -> tuple[int, str] | None:
+def _stuck(calls: Mapping[int, Sequence[Call]], elsewhere: bool) -> tuple[int, str] | None:
     """The rank that all others wait for, though it waits itself, and what it waits for."""
     if found := compared_calls.not_started(calls):
         rank, call = found
         return rank, msg("watchdog.gpu_stuck", call=call, number=call.number)
-    if found := compared_calls.not_completed(calls):
+    if not elsewhere and (found := compared_calls.not_completed(calls)):
         rank, call = found
         return rank, msg("watchdog.not_completed", call=call, number=call.number)
     return None
