@@ -116,7 +116,8 @@ def test_gpus_of_a_step_in_an_exclusive_job(
 
 
 def shown_job(more: str) -> str:
-    return f"JobId=7 JobState=RUNNING TimeLimit=2-00:00:00 TimeMin=N/A {more} Command=x"
+    facts = f"TimeLimit=2-00:00:00 TimeMin=N/A {more} Features=h100 Command=x"
+    return f"JobId=7 JobState=RUNNING {facts}"
 
 
 @each(
@@ -139,7 +140,9 @@ def test_the_job_can_be_requested_again(
     monkeypatch.setattr(requested.controller, "ask", lambda *_: Answer(0, shown_job(shown), ""))
     where = {"SLURM_JOB_PARTITION": "a100", "SLURM_JOB_ACCOUNT": "physics"}
     environ = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "16", **where, **variables}
-    own = ["--partition=a100", "--account=physics", "--cpus-per-task=16", "--time=2-00:00:00"]
+    environ["SLURM_MEM_PER_NODE"] = "204800"
+    own = ["--partition=a100", "--account=physics", "--cpus-per-task=16", "--mem=204800"]
+    own += ["--constraint=h100", "--time=2-00:00:00"]
     expected = [f"--nodes={nodes}", again[0], *own, *again[1:]]
     assert requested.of_this_job(nodes, ranks, environ) == expected
     args = [*expected, CONFIG, "--total_batch_size=49152"]

@@ -34,6 +34,10 @@ OF_A_JOB = {  # set in a job if the option was given, or the site has a default
     "qos": "SLURM_JOB_QOS",
     "cpus-per-task": "SLURM_CPUS_PER_TASK",
     "cpus-per-gpu": "SLURM_CPUS_PER_GPU",
+    "mem": "SLURM_MEM_PER_NODE",  # in MiB, as the two others
+    "mem-per-cpu": "SLURM_MEM_PER_CPU",
+    "mem-per-gpu": "SLURM_MEM_PER_GPU",
+    "reservation": "SLURM_JOB_RESERVATION",
 }
 _LETTERS = SHORT | {"-a": "array", "-e": "error", "-D": "chdir", "-G": "gpus"}
 # A job has the name of its run, and its log in the folder of the project, unless the user has
@@ -196,8 +200,10 @@ def of_this_job(nodes: int, ranks: int, environ: Mapping[str, str]) -> list[str]
     gpus = _gpu_option(environ, shown)
     own = [f"--{n}={environ[name]}" for n, name in OF_A_JOB.items() if environ.get(name)]
     limit = re.search(r" TimeLimit=([\d:-]+|UNLIMITED) ", shown)
+    wanted = re.search(r" Features=([^\s()]+) ", shown)  # (null): none
     return [
         *(f"--nodes={nodes}", gpus, *own),
+        *([f"--constraint={wanted[1]}"] if wanted else []),
         *([f"--time={limit[1]}"] if limit else []),
         *([f"--ranks_per_node={ranks}"] if ranks != _gpus_of(gpus) else []),
     ]
