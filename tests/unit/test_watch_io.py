@@ -33,6 +33,15 @@ def test_blocked_in_io() -> None:
     assert isinstance(judged((reduce(), reduce()), (blocked, blocked), written=4096), HangFinding)
 
 
+def test_a_child_that_writes_to_disk_is_work() -> None:
+    """As torch's checkpoint process, whose data the kernel writes."""
+    child = dataclasses.replace(PROCESS, pid=2, state="D", waits_in="folio_wait_writeback")
+    waits = dataclasses.replace(look(MINE), children={2: child})
+    saved = judged((reduce(), reduce()), (waits, waits), alone=True, written=5_000_000)
+    assert isinstance(saved, NoFinding) and saved.code == WORKS
+    assert isinstance(judged((reduce(), reduce()), (waits, waits), alone=True), HangFinding)
+
+
 @pytest.mark.parametrize(
     ("wakes", "faults", "line", "alone", "found"),
     [

@@ -1,5 +1,6 @@
-"""Is the latest output of the ranks only a report of torch that it still waits? It prints one every
-ten seconds while a rank waits in its store; no rank has made progress by that."""
+"""Is the latest output of the ranks only a report that one still waits? torch prints one every ten
+seconds while a rank waits in its store, vLLM one a minute beside workers that do not answer; no
+rank has made progress by that."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ from pathlib import Path
 from training.core.tail import log_sizes
 
 MOST = 1 << 16  # bytes: such a report is shorter
-_WAITS = re.compile(rb"\[c10d\] (waitForInput|The client socket)\b")
+_WAITS = re.compile(
+    rb"\[c10d\] (waitForInput|The client socket)\b"
+    rb"|No available (shared memory broadcast )?block found in "
+)
 
 
 class WaitingLines:

@@ -189,8 +189,14 @@ class RankTrace:
 
     @property
     def writes_back(self) -> bool:
-        """It is in the kernel, which may be writing back its data: not counted for any process."""
-        return self.always("D") and self.written > IDLE_DISK * self.seconds
+        """It, or a child, is in the kernel, which may be writing back its data: not counted for any
+        process."""
+        children = (
+            [look.children[pid].state for look in self.looks if pid in look.children]
+            for pid in self.last.children
+        )
+        in_kernel = self.always("D") or any(set(states) == {"D"} for states in children)
+        return in_kernel and self.written > IDLE_DISK * self.seconds
 
     @property
     def children_work(self) -> bool:
