@@ -56,9 +56,10 @@ TERM, INT, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
         ("", False, [(0, INT), (0.3, INT)], [0, 0.3]),
         ("7", False, [(0, TERM), (0.01, TERM), (20, TERM), (21, INT)], [0, 21]),
         ("7", False, [(0, USR1), (120, TERM), (121, USR1)], [0]),
+        ("7", False, [(0, INT), (10, TERM)], [0]),
         ("7", True, [(0, TERM), (3, TERM)], [0, 3]),
     ],
-    ids=["pairs", "USR1", "Ctrl-C", "job", "time limit", "salloc"],
+    ids=["pairs", "USR1", "Ctrl-C", "job", "time limit", "LSF", "salloc"],
 )
 def test_signals_that_repeat_a_request(
     monkeypatch: pytest.MonkeyPatch,
@@ -67,7 +68,7 @@ def test_signals_that_repeat_a_request(
     arrive: list[tuple[float, int]],
     new: list[float],
 ) -> None:
-    """In a SLURM job without a terminal TERM is a warning: SLURM sends KILL itself."""
+    """In a batch job without a terminal TERM is a warning: its scheduler sends KILL itself."""
     now = [0.0]
     monkeypatch.setattr(stop_signals.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(stop_signals.os, "isatty", lambda fd: terminal)

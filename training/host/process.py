@@ -51,6 +51,8 @@ HELPERS = (
 )
 # Sets of strings have the same order in every process of a task.
 HASH_SEED = ("PYTHONHASHSEED", "0")
+# variables of a batch job: of SLURM, LSF, PBS, Grid Engine, HTCondor
+BATCH_JOB = {"SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "SGE_TASK_ID", "_CONDOR_SLOT"}
 # for KEEPERS to end; for UNLINKERS since they last worked or waited for a CPU, within the second
 TIDYING_S, LONGEST_TIDYING_S = 2.0, 30.0
 LOOK_S = 0.02

@@ -22,7 +22,7 @@ def code(number: int) -> Exit:
 
 # A rank that exits with such a status got this stop signal itself.
 PASSED_ON = (signal.SIGUSR2,)  # has a meaning for the script alone
-PAIR_S = 2.0  # `timeout` signals its child and then the whole group; SLURM sends TERM twice
+PAIR_S = 2.0  # `timeout` signals its child and then the whole group
 SIGNALS = {int(Exit.PREEMPTED): signal.SIGTERM, int(Exit.INTERRUPTED): signal.SIGINT}
 
 
@@ -31,10 +31,10 @@ def number_of(request: KeyboardInterrupt) -> int:
 
 
 def insists(number: int) -> bool:
-    """Is this signal a further request after an earlier one? Not TERM or USR1 in a SLURM job
-    without a terminal: SLURM itself sends KILL later, after KillWait. The agent of --hosts sends a
-    second TERM on purpose."""
-    in_job = "SLURM_JOB_ID" in os.environ and not os.isatty(0)
+    """Is this signal a further request after an earlier one? Not TERM or USR1 in a batch job
+    without a terminal: its scheduler sends several (LSF INT, TERM) and KILL itself, later. The
+    agent of --hosts sends a second TERM on purpose."""
+    in_job = process.BATCH_JOB & os.environ.keys() and not os.isatty(0)
     return number == signal.SIGINT or not in_job or hosts.AGENT in os.environ
 
 

@@ -26,7 +26,6 @@ from training.tasks.memory import StepNeeds
 
 # a few cores: two of them compute the quickstart's 1.5e13 operations in a minute
 CPU_FLOPS, PATIENCE_S = 1e11, 600
-ALLOCATED = {"SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"}
 
 
 def on_cpu(request: LaunchRequest, step: StepNeeds | None) -> list[str]:
@@ -114,7 +113,7 @@ def _all_visible(
 ) -> list[str]:
     """The same command with all GPUs of the machine visible, if enough of them can be used; [] in
     an allocation, where the others may belong to other jobs."""
-    if request.place.kind != LOCAL or ALLOCATED & os.environ.keys():
+    if request.place.kind != LOCAL or process.BATCH_JOB & os.environ.keys():
         return []
     usable = [
         gpu
