@@ -114,5 +114,18 @@ def test_a_batch_as_it_was_read_lives_until_its_copy_has_been_made() -> None:
 
 
 @pytest.mark.usefixtures("streams")
+def test_an_error_of_the_next_batch_does_not_end_the_step_before() -> None:
+    def read() -> Iterator[int]:
+        yield from (1, 2)
+        raise ValueError("damaged")
+
+    batches = ahead(read(), lambda batch: -batch, torch.device("cuda"))
+    assert [next(batches), next(batches)] == [-1, -2]
+    with pytest.raises(ValueError, match="damaged") as error:
+        next(batches)
+    assert error.traceback[-1].name == "read"
+
+
+@pytest.mark.usefixtures("streams")
 def test_without_batches_nothing_is_copied() -> None:
     assert list(ahead(iter(()), lambda batch: batch, torch.device("cuda"))) == []

@@ -33,5 +33,9 @@ def ahead(
         # Releases the batch before, whose memory is for the next one, and this one as it was read:
         # until now the copies needed it.
         batch, coming = coming[1], None
-        coming = copied()
+        try:
+            coming = copied()
+        except Exception:
+            yield batch  # its step comes first, and a checkpoint may follow it
+            raise
         yield batch
