@@ -230,7 +230,7 @@ def test_a_resume_reports_its_changes(launch: Launch, text: Path, tmp_path: Path
         "seed 1337 → 5" in run.output
         and "the result differs from an uninterrupted run" in run.output
     )
-    assert "the data of kept has changed: its current epoch restarts" in run.output
+    assert "the data of kept has changed: an unfinished epoch restarts" in run.output
 
 
 @pytest.mark.soak

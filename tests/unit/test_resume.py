@@ -15,6 +15,7 @@ from training.config.schema import FIELDS, Config
 from training.core import manifest, rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
+from training.data import duration
 from training.data.corpus import CorpusSource
 from training.data.prepare import ensure
 from training.data.prepared_corpus import PreparedCorpus, content
@@ -302,7 +303,7 @@ def test_the_same_tokens_from_another_file_are_the_same_data(
 ) -> None:
     checkpoint(run, prepared(tmp_path, "some text " * 100))
     assert resume_checks.check_data(run, prepared(tmp_path, "some text " * 100, "moved")) == ""
-    assert "its current epoch restarts" in resume_checks.check_data(
+    assert "an unfinished epoch restarts" in resume_checks.check_data(
         run, prepared(tmp_path, "other text " * 100, "b")
     )
 
@@ -313,6 +314,19 @@ def test_another_seed_begins_the_epoch_of_a_text_again(run: rundir.RunDir, tmp_p
     for seed, used in ((42, 8), (43, 0)):
         found = resume_checks.position(run, data, Config(seed=seed), batch)
         assert found == {"step": 3, "epoch": 0, "used": used}
+
+
+def test_an_epoch_that_has_ended_is_not_trained_again_with_other_data(
+    run: rundir.RunDir, tmp_path: Path
+) -> None:
+    batch = Batch(4, 10, 1, 1)
+    checkpoint(run, prepared(tmp_path, "some text " * 100), samples=11)  # 8 are used
+    more = prepared(tmp_path, "some text " * 200, "b")
+    found = resume_checks.position(run, more, Config(), batch)
+    count = duration.sequences(more, batch)
+    assert found == {"step": 3, "epoch": 0, "used": count} and count > 12
+    length = duration.of_text(Config(num_epochs=2), batch, more, **found)
+    assert length.total_steps == 3 + count // 4
 
 
 def test_another_tokenizer_is_refused_and_the_old_file_suggested(

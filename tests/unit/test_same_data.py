@@ -11,7 +11,6 @@ import torch
 
 from tests.cases import each
 from training.config.batch import Batch
-from training.config.schema import Config
 from training.core.errors import Exit, UserError
 from training.inspector.distributed import World
 from training.trainer import same_data
@@ -20,7 +19,6 @@ from training.trainer.checkpoint import TrainProgress
 
 class Task:
     unit = "samples"
-    config = Config(seed=42)
 
     def __init__(self, data: object) -> None:
         self.data = data
@@ -134,7 +132,11 @@ def test_ranks_with_another_number_of_samples_are_named(
         ({"data": "b", "samples": 150}, 60, True, 0, False),  # reported when it was prepared
         ({"seed": 42}, 60, True, 60, False),
         ({"seed": 7}, 60, True, 0, True),
-        ({"seed": 7}, 97, True, 97, False),  # no whole step is left: the epoch has ended
+        # no whole step is left: the epoch has ended, and does not begin again
+        ({"seed": 7}, 97, True, 100, False),
+        ({"samples": 63}, 60, False, 100, False),
+        ({"samples": 64}, 60, False, 0, True),
+        ({"data": "b"}, 97, False, 100, False),
     ],
 )
 def test_another_order_begins_the_epoch_again(
@@ -147,7 +149,7 @@ def test_another_order_begins_the_epoch_again(
     found = same_data.same_order(
         TrainProgress(7, 1, used, 700),
         {"data": "a", "used": used} | saved,
-        {"samples": 100},
+        {"samples": 100, "seed": 42},
         task,
         Batch(4, 1, 1, 1),
         World(0, 0, 1, torch.device("cpu"), "none", ""),

@@ -52,12 +52,11 @@ def plan_length(
     return TrainingLength(total, steps, epoch + 1 + -(-max(0, total - step - left) // steps))
 
 
-def same_seed(saved: ManifestRecord, config: Config, batch: Batch, samples: int) -> bool:
-    """Whether the epoch of a checkpoint continues in the order of its seed. An epoch without
-    another whole step has ended: the next one may have any seed."""
-    left = samples - saved["used"]
-    ended = left < batch.total_tokens // batch.seq_len
-    return ended or saved.get("seed", config.seed) == config.seed
+def ended(saved: ManifestRecord, batch: Batch, samples: int) -> bool:
+    """Whether the epoch of a checkpoint had no other whole step: the next one may have any data and
+    order. `samples`: of the current data."""
+    left = saved.get("samples", samples) - saved["used"]
+    return left < batch.total_tokens // batch.seq_len
 
 
 def sequences(data: PreparedCorpus, batch: Batch) -> int:

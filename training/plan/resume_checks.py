@@ -268,10 +268,11 @@ def position(
     saved = manifest.newest(run.checkpoints)
     if saved is None:
         return {"step": 0, "epoch": 0, "used": 0}
-    same = saved["data"].get("tokens_sha256") == content(data) and duration.same_seed(
-        saved, config, batch, duration.sequences(data, batch)
-    )
-    return {"step": saved["step"], "epoch": saved["epoch"], "used": saved["used"] if same else 0}
+    used, count = saved["used"], duration.sequences(data, batch)
+    same = saved["data"].get("tokens_sha256") == content(data)
+    if not same or saved.get("seed", config.seed) != config.seed:
+        used = count if duration.ended(saved, batch, count) else 0
+    return {"step": saved["step"], "epoch": saved["epoch"], "used": used}
 
 
 def _short(value: Any) -> str:

@@ -34,9 +34,9 @@ def same_order(
     *,
     reported: bool = False,
 ) -> TrainProgress:
-    """The position in the current data. In other data the epoch begins again. Another number of
-    samples, also of a task that does not compare its data, or another seed has another order: so it
-    does there. `reported`: other data was, when it was prepared."""
+    """The position in the current data. In other data an epoch begins again, unless it had ended.
+    Another number of samples, also of a task that does not compare its data, or another seed has
+    another order: so it does there. `reported`: other data was, when it was prepared."""
     if not position.used:
         return position
     before, same = saved.get("samples", now["samples"]), task.same_data(saved)
@@ -44,10 +44,12 @@ def same_order(
         why = msg("trainer.data.other_count", before=before, now=now["samples"], unit=task.unit)
     elif not same:
         why = msg("trainer.data.other_data")
-    elif not duration.same_seed(saved, task.config, batch, now["samples"]):
-        why = msg("trainer.data.other_seed", before=saved["seed"], now=task.config.seed)
+    elif saved.get("seed", now["seed"]) != now["seed"]:
+        why = msg("trainer.data.other_seed", before=saved["seed"], now=now["seed"])
     else:
         return position
+    if duration.ended(saved, batch, now["samples"]):
+        return replace(position, used=now["samples"])
     if world.rank == 0 and (same or not reported):
         log.warning(why)
     return replace(position, used=0)
