@@ -17,7 +17,7 @@ HOST_OOM_KILLED, DISK_FULL = "host_oom_killed", "disk_full"
 DATALOADER_WORKER_DIED, SHM_TOO_SMALL = "dataloader_worker_died", "shm_too_small"
 TOO_MANY_PROCESSES = "too_many_processes"
 NAN_LOSS, DDP_PARAMS_MISMATCH = "nan_loss", "ddp_params_mismatch"
-CONFIG_ERROR = "config_error"
+CHECKPOINT_CORRUPT, CONFIG_ERROR = "checkpoint_corrupt", "config_error"
 INTERRUPTED, PREEMPTED = "interrupted", "preempted"
 
 # of a run that was stopped from outside, by its exit code

@@ -20,6 +20,7 @@ from training.core.next_command import next_command, submission_of
 from training.core.rundir import RunDir
 from training.core.units import GIB
 from training.diagnose import full_disk, gpu_occupants, hang_advice, rooted, signatures
+from training.diagnose.exception_cause import is_damage
 from training.diagnose.signatures import LocalizedText, Signature
 from training.tasks.memory import gib, with_ample_margin
 
@@ -47,6 +48,7 @@ KERNEL_READ, KERNEL_UNREAD = "kernel_read", "kernel_unread"
 RESUME_COMMAND = "resume_command"  # value: of a Duet run, also for a signature's own advice
 # An empty value: only the general advice is about restoring a GPU.
 GPU_RESET, RESTORES = "gpu_reset", re.compile(r"\b(reset|reboot)\b")
+DAMAGED = "damaged"  # an empty value: the error is about a damaged data file
 FORMAT = string.Formatter()
 
 
@@ -148,6 +150,8 @@ def of_end(
     known = full_disk.with_folder(end, _in_phase(judged, end.get("phase")))
     if kind == "error" and (where := end.get("where")):
         known["raised_at"] = where
+        if cause == cause_ids.RAISED and is_damage(end["summary"]):
+            known[DAMAGED] = ""
     sentences = advice(cause, signature, groups, known)
     return [*of_kind("root", known), *sentences] if rooted.all_in_one(end) else sentences
 

@@ -8,11 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from training.core import cause_ids, exit_status
+from training.core import cause_ids, exit_status, phases
 from training.core import log as console
 from training.core.messages import msg
 from training.core.plain_text import one_line, shortened
@@ -64,6 +64,7 @@ BY_TYPE = {
     "MemoryError": cause_ids.HOST_OOM_KILLED,
     "RankEnded": cause_ids.PEER_DIED,
 }
+DUET = f"{ROOT}/training/"  # its own code; a task is elsewhere
 
 
 class DriverAnswer(TypedDict):
@@ -85,9 +86,29 @@ def of_error(error: ReportedError) -> str:
         own, role = cause_ids.UNKNOWN, ""
     if own == cause_ids.UNKNOWN or role == signatures.WEAK:
         own = next((cause for cause, role in chain if role == signatures.ROOT), own)
+    if own == cause_ids.CHECKPOINT_CORRUPT and _reads_data(error):
+        return cause_ids.RAISED
     return BY_TYPE.get(error["type"]) or (
         cause_ids.RAISED if own == cause_ids.UNKNOWN and error["type"] != LEFT else own
     )
+
+
+def damaged_data(error: ReportedError) -> bool:
+    """Is it the error of a damaged checkpoint, but of a file that the task itself has read?"""
+    return _reads_data(error) and is_damage(_text(error))
+
+
+def is_damage(text: str) -> bool:
+    """Is this the text of an error that names a damaged or truncated file?"""
+    from training.diagnose.scan import named
+
+    return named(text, (cause_ids.CHECKPOINT_CORRUPT,))[0] is not None
+
+
+def _reads_data(error: Mapping[str, object]) -> bool:
+    """Did a rank of Duet's training read samples, or run code of the task?"""
+    phase, where = str(error.get("phase") or ""), str(error.get("where") or DUET)
+    return bool(phase) and (phases.needs_data(phase) or not where.startswith(DUET))
 
 
 def of_status(status: int) -> str:

@@ -72,6 +72,8 @@ def cause(
     weak = known not in causes.VAGUE and own is not None and causes.is_weak(own)
     if not ((known in causes.VAGUE or weak) and by_itself and status):
         return None
+    if own and causes.damaged_data(own):
+        return None  # its traceback in the log is the same
     logged = causes.of_log(log, source, outcome.log_from.get(log, 0))
     if weak and not (
         logged

@@ -1,0 +1,54 @@
+"""Verdicts on the data of a Duet run: a damaged file is no damaged checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cases import each
+from tests.unit.verdicts import failed, new_run, report_error, verdict
+from training.core.project import ROOT
+from training.core.rundir import RunDir
+
+DAMAGED = [
+    ("BadZipFile", "File is not a zip file"),
+    ("BadZipFile", "Bad CRC-32 for file 'x.npy'"),
+    ("UnpicklingError", "invalid load key, 'v'."),
+    ("UnpicklingError", "pickle data was truncated"),
+    ("EOFError", "Ran out of input"),
+    ("RuntimeError", "PytorchStreamReader failed reading zip archive: failed finding central dir"),
+    ("SafetensorError", "Error while deserializing header: HeaderTooLarge"),
+]
+TASK, OWN = "/home/me/task.py:9", f"{ROOT}/training/tasks/dataset.py:9"
+FETCH, START = "step 9: fetch", "building the model"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return new_run(tmp_path)
+
+
+@each(("kind", "message"), DAMAGED)
+@pytest.mark.parametrize(("phase", "where"), [(FETCH, TASK), (FETCH, OWN), (START, TASK)])
+def test_a_damaged_data_file_is_no_damaged_checkpoint(
+    run: RunDir, kind: str, message: str, phase: str, where: str
+) -> None:
+    report_error(run, 1, kind, message, phase=phase, where=where)
+    run.rank_log(1).write_text(
+        f'Traceback (most recent call last):\n  File "{where[:-2]}", line 9, in read\n    load(f)\n'
+        f"zipfile.{kind}: {message}\n"
+    )
+    record = failed(run)
+    assert verdict(record) == ("exception", "error", 1)
+    assert record["advice"][0].startswith(f"a file that is read at {where} is damaged")
+    assert not any("checkpoint" in one or "--resume" in one for one in record["advice"])
+
+
+@pytest.mark.parametrize(("phase", "where"), [(START, OWN), (None, TASK)])
+def test_duet_s_own_checkpoint_and_a_script_s_are_checkpoints(
+    run: RunDir, phase: str | None, where: str
+) -> None:
+    report_error(run, 1, *DAMAGED[0], phase=phase, where=where)
+    record = failed(run)
+    assert verdict(record) == ("checkpoint_corrupt", "error", 1)
