@@ -11,6 +11,8 @@ import pytest
 from tests.unit.conftest import clean_environment
 from training.cli import run, run_words, watch
 from training.core.errors import Exit, UserError
+from training.host.platform_env import SHUTDOWN
+from training.launcher import timeouts
 from training.plan import script_request
 from training.plan.cli_args import command
 from training.plan.script_words import RUN
@@ -64,6 +66,7 @@ def translated(line: str) -> str:
         ("--rdzv_endpoint=[::1] t.py", "1 --master_addr=::1 --script=t.py"),
         ("--master-addr [::1] t.py", "1 --master_addr=::1 --script=t.py"),
         ("--nproc_per=3 --standal --use_env t.py", "3 --script=t.py"),
+        ("--shutdown-timeout 9 t.py", "1 --script=t.py"),  # a variable
         ("--rdzv 3 t.py", "1 --rdzv=3 --script=t.py"),  # of several flags
         ("--local-ranks-filter=0,1 t.py", "1 --show_ranks=0,1 --script=t.py"),
         ("--dry_run --hang_timeout 9 t.py", "1 --dry_run --hang_timeout=9 --script=t.py"),
@@ -76,6 +79,17 @@ def translated(line: str) -> str:
 )
 def test_words(line: str, words: str) -> None:
     assert translated(line) == words
+
+
+def test_the_time_of_the_ranks_that_save_is_that_of_torchrun_s_flag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(SHUTDOWN, "")
+    assert timeouts.shutdown_s() == timeouts.SHUTDOWN_S
+    run_words.set_shutdown(
+        run_words.parse(["--shutdown-timeout=7", "--shutdown_t", "9", "t.py"])[0]
+    )
+    assert timeouts.shutdown_s() == 9.0
 
 
 def test_a_program_is_required_and_gpu_needs_one() -> None:
@@ -120,6 +134,8 @@ def test_a_number_of_processes_is_suggested_with_the_user_s_program() -> None:
         (["--tee", ""], "flag.no_value", []),
         (["-n", "8", "--tee", "7"], "script.show_ranks", ["-n 8 --tee=3 t.py"]),
         (["--tee=0:3,1:4"], "script.show_ranks", ["--tee=3"]),
+        (["--shutdown-timeout="], "flag.no_value", []),
+        (["--shutdown-timeout=-1"], "field.value", ["--shutdown-timeout=30 t.py"]),
         (["--nnodes=3:1"], "field.value", ["--nnodes=1:3 t.py"]),
         (["--nnodes=0:2"], "field.value", ["--nnodes=1:2 t.py"]),
         (["--rdzv-endpoint=a:port"], "field.value", ["--rdzv-endpoint=a:29500 t.py"]),

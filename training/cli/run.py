@@ -49,6 +49,7 @@ from training.cli.run_words import (
     Flag,
     parse,
     set_language,
+    set_shutdown,
 )
 from training.config import flags
 from training.config.resolve import PREFIX
@@ -69,6 +70,7 @@ def main(argv: list[str]) -> int:
         return int(Exit.DONE if argv else Exit.CONFIG)
     set_language(flags_given)
     words = translate(flags_given, rest, os.environ)
+    set_shutdown(flags_given)
     os.environ["DUET_COMMAND"] = RUN
     os.execvp("bash", [*script(LAUNCH_SCRIPT), *words])
 

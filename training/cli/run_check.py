@@ -61,6 +61,10 @@ def _problem(one: Flag, given: list[Flag], rest: list[str]) -> Problem | None:
         fix = again(given, rest, name, ["--tee=3"])
         what = msg("cli.run.tee", text=value)
         return Problem("script.show_ranks", what, msg("cli.run.tee_allowed"), [fix])
+    if name == "shutdown_timeout" and not (value or "").isdecimal():
+        fix = again(given, rest, name, ["--shutdown-timeout=30"])
+        what = msg("cli.run.shutdown", text=value)
+        return Problem("field.value", what, msg("cli.run.shutdown_allowed"), [fix])
     if name == "nnodes" and (both := MACHINES.fullmatch(value or "")):
         few, most = sorted(map(int, both.groups()))
         if few == int(both[1]) and few > 0:

@@ -13,6 +13,7 @@ from training.config import program as config
 from training.config.schema import FIELDS, kind
 from training.core.messages import LANGUAGES, VARIABLE
 from training.core.project import shipped
+from training.host.platform_env import SHUTDOWN
 from training.plan import launcher_flags
 from training.plan.script_words import PROGRAM, SEPARATOR, USED, asked_for
 
@@ -72,11 +73,12 @@ TORCHRUN: dict[str, Callable[[str], list[str]]] = {
     "tee": _show,
     "local_ranks_filter": _field("show_ranks"),
     "numa_binding": lambda text: ["--numa=auto"],
+    "shutdown_timeout": lambda text: [],  # a variable, see set_shutdown
     **dict.fromkeys(
         (
             *("rdzv_backend", "rdzv_id", "local_addr", "redirects", "role"),
             *("monitor_interval", "start_method", "log_line_prefix_template", "logs_specs"),
-            *("signals_to_handle", "shutdown_timeout", "event_log_handler"),
+            *("signals_to_handle", "event_log_handler"),
             *("duplicate_stdout_filters", "duplicate_stderr_filters"),
         ),
         nothing,
@@ -128,6 +130,13 @@ def set_language(given: list[Flag]) -> None:
     for name, value, _ in given:
         if name == "lang" and value in LANGUAGES:
             os.environ[VARIABLE] = value
+
+
+def set_shutdown(given: list[Flag]) -> None:
+    """--shutdown-timeout of `given`, for the launcher of each machine."""
+    for name, value, _ in given:
+        if name == "shutdown_timeout" and value:
+            os.environ[SHUTDOWN] = value
 
 
 def _whole(name: str) -> str:

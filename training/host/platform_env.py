@@ -21,6 +21,8 @@ from training.host.placement import (
 
 SOURCE = "platform"
 RANKS = "PET_NPROC_PER_NODE"
+# torchrun's --shutdown-timeout
+SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 INDEX = "JOB_COMPLETION_INDEX"
 
 

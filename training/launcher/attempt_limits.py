@@ -13,6 +13,7 @@ from training.launcher.attempt_state import AttemptState
 from training.launcher.child import Child
 from training.launcher.child_processes import ChildProcesses
 from training.launcher.first_failure import FirstFailure
+from training.launcher.leaving_ranks import LeavingRanks
 from training.launcher.raised_ranks import RaisedRanks
 from training.launcher.stop_requests import StopRequests
 from training.watchdog import hang_dump, stalled_ranks
@@ -34,6 +35,7 @@ class AttemptLimits:
     ) -> None:
         self._state, self._children, self._failure, self._stop = state, children, failure, stop
         self._raised = RaisedRanks(state.run, ours=state.outcome.ours)
+        self._leaving = LeavingRanks(state, children)
         self._gone = timeouts.Gone(float(state.plan["config"]["hang_timeout"]))
 
     def check(self) -> None:
@@ -50,7 +52,7 @@ class AttemptLimits:
             asked_at = self._stop.asked_at
             if asked_at is not None and outcome.failed_at < asked_at:
                 self._children.kill_finished()  # the failure came before the request to stop
-            else:
+            elif asked_at is not None or not self._leaving.wait():
                 self._children.kill()
         beats = state.beats()
         if self._all_finished(beats):

@@ -8,7 +8,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from training.core import log, redact, rundir
@@ -159,6 +159,24 @@ class ChildProcesses:
             family = found.get(child.popen.pid, {child.popen.pid})
             if takers := {one for one in family if catches(one, number)}:
                 child.signal(signal.Signals(number), takers)
+
+    def ask_to_leave(self) -> set[int]:
+        """SIGTERM to each rank of a script that has a handler for it, whatever it exits with; which
+        ranks these are."""
+        self.killing = True
+        found, asked = self._targets(signal.SIGTERM), set[int]()
+        for child in self.alive.values():
+            family = found.get(child.popen.pid, ())
+            takers = {one for one in family if catches(one, signal.SIGTERM)}
+            if takers and child.rank is not None:
+                child.signal(signal.SIGTERM, takers)
+                asked.add(child.rank)
+        return asked
+
+    def kill_all_but(self, ranks: Collection[int]) -> None:
+        for child in self.alive.values():
+            if child.rank not in ranks:
+                child.signal_group(signal.SIGKILL)
 
     def ask_to_stop(self, number: int) -> None:
         """Pass a stop signal on to each rank; torchrun and all its processes get SIGTERM."""

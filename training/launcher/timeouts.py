@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -12,12 +13,14 @@ from training.core.errors import Exit
 from training.core.heartbeat import STEP_PHASES, HeartbeatRecord
 from training.core.messages import msg
 from training.core.phase_timeouts import FIRST_STEPS, OWN
+from training.host.platform_env import SHUTDOWN
 from training.watchdog.hang_report import HANG, HangFinding
 from training.watchdog.probes import procfs
 from training.watchdog.start import RanksWatch
 
 PEER_GRACE_S = 3.0  # for the other ranks to report after one has failed
 SHORT_GRACE_S = 1.0  # the same where they have nothing to report
+SHUTDOWN_S = 30.0  # after that, to save at SIGTERM; torchrun's limit
 # a rank may abort because of another one
 EXPLAINED = (
     signal.SIGKILL,
@@ -54,6 +57,12 @@ def grace_s(guilty: tuple[int | None, int] | None) -> float:
     nothing to report."""
     status = guilty[1] if guilty else 0
     return SHORT_GRACE_S if -status in EXPLAINED else PEER_GRACE_S
+
+
+def shutdown_s() -> float:
+    """How long ranks of a script may save after the failure of another one, in seconds."""
+    text = os.environ.get(SHUTDOWN, "")
+    return float(text) if text.isdecimal() else SHUTDOWN_S
 
 
 def silent(beats: Sequence[HeartbeatRecord], asked: Exit, watch: RanksWatch) -> bool:

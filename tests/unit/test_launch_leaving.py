@@ -1,0 +1,145 @@
+"""Ranks of a script that save at SIGTERM after the failure of another one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_launch_late_exits import Start
+from tests.unit.test_launch_late_exits import start as start  # noqa: PLC0414 – a fixture
+from training.core.errors import Exit
+from training.core.rundir import RunDir
+from training.host.platform_env import SHUTDOWN
+from training.launcher import failure_report, leaving_ranks, timeouts
+from training.launcher.outcome import Outcome
+from training.watchdog import held
+from training.watchdog.probes import flight_recorder, stacks
+from training.watchdog.probes.stacks import Frame, Stack, Thread
+
+# Rank 1 fails once rank 0 is ready.
+FAILS = """
+if rank:
+    while not (folder / "ready").exists():
+        time.sleep(0.01)
+    sys.exit(7)
+%s
+(folder / "ready").touch()
+while True:
+    time.sleep(0.01)
+"""
+SAVES = """
+def save(number, frame):
+    (folder / "saving").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    (folder / "saved").touch()
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+"""
+Go = Callable[..., Outcome]
+
+
+@pytest.fixture
+def go(run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch) -> Go:
+    """`saving` is called once the handler of rank 0 runs and its stack was looked at twice."""
+    monkeypatch.setattr(leaving_ranks, "LOOK_S", 0.0)
+    monkeypatch.setattr(leaving_ranks, "LOOK_TIMES", 0)
+
+    def make(
+        code: str,
+        waits: bool = False,
+        saving: Callable[[], None] = lambda: None,
+    ) -> Outcome:
+        looks = list[int]()
+
+        def look(folder: Path, ranks: Mapping[int, int]) -> set[int]:
+            looks.extend(ranks)
+            return {0} if waits else set()
+
+        def each_pass() -> None:
+            if len(looks) > 1 and (run.path / "saving").exists():
+                saving()
+
+        monkeypatch.setattr(held, "in_collectives", look)
+        tried = start(FAILS % code)
+        tried.each_pass = each_pass
+        return tried.go()
+
+    return make
+
+
+def test_a_rank_that_handles_sigterm_may_save(
+    run: RunDir, go: Go, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outcome = go(SAVES, saving=(run.path / "go").touch)
+    assert (run.path / "saved").exists()
+    assert outcome.ended == [(1, 7), (0, 0)] and outcome.guilty == (1, 7)
+    assert failure_report.exit_code(outcome) == Exit.TRAINING
+    shown = capfd.readouterr().err
+    assert shown.index("stopping the others") < shown.index(
+        "SIGTERM sent to rank 0 after the failure of rank 1: waiting up to 30 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "waits", "limit"),
+    [("", False, ""), (SAVES, True, ""), (SAVES, False, "0"), (SAVES, False, "1")],
+    ids=["no_handler", "in_a_collective", "no_time", "limit"],
+)
+def test_others_are_killed(
+    run: RunDir, go: Go, monkeypatch: pytest.MonkeyPatch, code: str, waits: bool, limit: str
+) -> None:
+    if limit:
+        monkeypatch.setenv(SHUTDOWN, limit)
+    began = time.monotonic()
+    outcome = go(code, waits)
+    assert outcome.ended == [(1, 7), (0, -signal.SIGKILL)] and outcome.guilty == (1, 7)
+    assert time.monotonic() - began < timeouts.SHUTDOWN_S
+    assert not (run.path / "saved").exists()
+
+
+def test_a_stop_signal_ends_the_wait(run: RunDir, handlers: None, go: Go) -> None:
+    began = time.monotonic()
+    outcome = go(SAVES, saving=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert outcome.ended == [(1, 7), (0, -signal.SIGKILL)]
+    assert (outcome.guilty, outcome.killed, outcome.late_stop) == ((1, 7), False, signal.SIGTERM)
+    assert time.monotonic() - began < timeouts.SHUTDOWN_S
+    assert failure_report.exit_code(outcome) == Exit.TRAINING
+
+
+COLLECTIVE = Frame("/lib/torch/distributed/distributed_c10d.py", 9, "all_reduce")
+BACKWARD = Frame("/lib/torch/autograd/graph.py", 9, "_engine_run_backward")
+SYNCS = Frame("/lib/torch/cuda/__init__.py", 9, "synchronize")
+OWN = Frame("/home/u/train.py", 3, "save")
+
+
+@pytest.mark.parametrize(
+    ("inner", "pending", "waits"),
+    [
+        (COLLECTIVE, None, True),
+        (BACKWARD, True, True),
+        (BACKWARD, False, False),
+        (SYNCS, True, True),
+        (SYNCS, None, False),
+        (OWN, True, False),  # its handler saves, while a GPU waits for the lost rank
+        (None, True, True),  # no py-spy
+        (None, None, False),
+    ],
+)
+def test_which_ranks_reach_no_handler(
+    run: RunDir,
+    monkeypatch: pytest.MonkeyPatch,
+    inner: Frame | None,
+    pending: bool | None,
+    waits: bool,
+) -> None:
+    main = Thread("MainThread", True, False, False, (inner, OWN)) if inner else None
+    stack = Stack(1, "py-spy", (main,)) if main else "no py-spy"
+    monkeypatch.setattr(stacks, "dump", lambda pids: dict.fromkeys(pids, stack))
+    monkeypatch.setattr(flight_recorder, "pending", lambda *_: pending)
+    assert held.in_collectives(run.ranks, {1: os.getpid()}) == ({1} if waits else set())
