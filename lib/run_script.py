@@ -30,6 +30,7 @@ from pathlib import Path
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PROGRAM = os.path.join(_ROOT, "lib", "main_program.py")
+_DUET = tuple(os.path.join(_ROOT, folder, "") for folder in ("lib", "training"))
 STOPPED = (75, 130)  # exit statuses of a stop on request (training/core/errors.py)
 _status = None  # type: int | None # exit status of a finished script
 _interrupted = []  # type: list[int] # this process, once a KeyboardInterrupt has ended the script
@@ -144,9 +145,9 @@ class _AtDistributed:
 def _leave(pid: int) -> None:
     """Exit without interpreter teardown after a normal end with a process group, once threads and
     the script's own atexit functions are done: with gloo, teardown aborts one in four times
-    (SIGABRT: its threads outlive the interpreter). First the objects of the script are released,
-    such as an archive that is complete only when closed, and all open files flushed. After a
-    KeyboardInterrupt by its signal, like Python itself, which the launcher sees."""
+    (SIGABRT: its threads outlive the interpreter). First the objects of the script and its modules
+    are released, such as an archive that is complete only when closed, and all open files flushed.
+    After a KeyboardInterrupt by its signal, like Python itself, which the launcher sees."""
     if os.getpid() in _interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # first: a further one may arrive
         _flush()
@@ -156,15 +157,31 @@ def _leave(pid: int) -> None:
         return
     # a daemon thread that still runs would fail for want of its globals
     threading.excepthook = lambda args: None
-    names = sys.modules["__main__"].__dict__
-    # A destructor may use modules, functions, constants, and what was defined before its object.
+    _release(sys.modules["__main__"].__dict__)
+    # the latest import first, as in Python
+    for module in reversed(list(sys.modules.values())):
+        names = module.__dict__ if issubclass(type(module), types.ModuleType) else {}
+        if _is_of_script(names.get("__file__")):
+            _release(names)
+    gc.collect()
+    if _flush():  # else left to Python, which reports it and sets the exit status
+        os._exit(_status)
+
+
+def _is_of_script(file: object) -> bool:
+    """Is this the file of a module of the script's own code, neither a library's nor Duet's?"""
+    return (
+        isinstance(file, str) and not file.startswith(_DUET) and not _libraries.contain_here(file)
+    )
+
+
+def _release(names: "dict[str, object]") -> None:
+    """Release the objects of a module. A destructor may use modules, functions, constants, and what
+    was defined before its object."""
     for name in reversed(list(names)):
         # type(): a proxy whose object is gone raises for isinstance()
         if not name.startswith("__") and not issubclass(type(names.get(name)), _NOTHING_TO_CLOSE):
             names[name] = None
-    gc.collect()
-    if _flush():  # else left to Python, which reports it and sets the exit status
-        os._exit(_status)
 
 
 def _flush() -> bool:

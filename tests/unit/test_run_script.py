@@ -143,15 +143,23 @@ import torch.distributed as dist
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
 if "group" in sys.argv:
     dist.init_process_group("gloo")
+%s
+"""
+ARCHIVE = """
+import sys, zipfile
 archive = zipfile.ZipFile(sys.argv[1], "w")
 archive.writestr("result", "done")
 """
 
 
 @pytest.mark.parametrize("group", ["group", ""])
-def test_an_archive_that_was_left_open_is_complete(tmp_path: Path, group: str) -> None:
+@pytest.mark.parametrize("imported", [False, True])
+def test_an_archive_that_was_left_open_is_complete(
+    tmp_path: Path, group: str, imported: bool
+) -> None:
     script, archive = tmp_path / "train.py", tmp_path / "result.zip"
-    script.write_text(LEFT_OPEN)
+    (tmp_path / "results.py").write_text(ARCHIVE)
+    script.write_text(LEFT_OPEN % ("import results" if imported else ARCHIVE))
     run = python(str(RUN_SCRIPT), str(tmp_path), str(script), str(archive), group)
     assert run.returncode == 0, run.stderr
     with zipfile.ZipFile(archive) as made:
