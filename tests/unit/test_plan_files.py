@@ -229,7 +229,8 @@ def test_a_run_that_is_running_on_another_machine_is_not_resumed(
     else:  # beside what an earlier start on this machine has left
         write_json(run.supervisor, {"pid": 1, "host": socket.gethostname(), "started": 0.0})
         write_json(run.plan, {**(read_json(run.plan) or {}), "starter": known})
-    make(*asked, script=ENHANCED)  # it has written nothing
+    silence(run)
+    make(*asked, script=ENHANCED)
     now = time.time()
     clock = SimpleNamespace(time=lambda: now, monotonic=lambda: now)
     monkeypatch.setattr(startup_checks, "time", clock)
@@ -260,12 +261,60 @@ def test_a_run_that_is_running_on_another_machine_is_not_resumed(
         end.unlink()
 
 
+def silence(run: RunDir) -> None:
+    past = time.time() - 2 * startup_checks.WRITTEN_S
+    for file in (run.plan, run.supervisor, run.metrics):
+        if file.exists():
+            os.utime(file, (past, past))
+
+
+def started_by(host: str, run: RunDir, **facts: str) -> None:
+    starter = {"pid": os.getpid(), "host": host}
+    write_json(run.plan, {**(read_json(run.plan) or {}), "starter": starter, **facts})
+
+
+@pytest.mark.parametrize("written_first", ["plan", "supervisor", "heartbeat", "rank_log"])
+def test_a_run_that_has_just_been_resumed_on_another_machine_is_not_resumed(
+    written_first: str, folders: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its first step it has written neither metrics nor events."""
+    run = RunDir(written(*folders, "--run_name=mine"))
+    write_json(run.summary, {"status": "stopped", "launch": "the start before"})
+    started_by("b", run)
+    silence(run)
+    file = {
+        "plan": run.plan,
+        "supervisor": run.supervisor,
+        "heartbeat": run.heartbeat(0),
+        "rank_log": run.rank_log(0),
+    }[written_first]
+    clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=lambda _: file.touch())
+    monkeypatch.setattr(startup_checks, "time", clock)
+    file.touch()
+    (problem,) = lacking("--device=cpu", *folders, "--resume=mine", script=ENHANCED)
+    assert problem.what == "mine is still running on b"
+
+
+def test_a_run_that_another_machine_resumes_meanwhile_is_not_resumed(folders: list[str]) -> None:
+    """Its plan is written after this start has looked, and before this one writes its own."""
+    run = RunDir(written(*folders, "--run_name=mine"))
+    write_json(run.failure, {"launch": (read_json(run.plan) or {})["launch"]})
+    asked, plan, checks = make("--device=cpu", *folders, "--resume=mine", script=ENHANCED)
+    started_by("b", run, launch="of b")
+    before = run.plan.read_bytes()
+    with pytest.raises(UserError, match="mine is still running on b"):
+        writer.write(plan, checks, asked, rendezvous.ask, os.getpid())
+    assert run.plan.read_bytes() == before
+    write_json(run.failure, {"launch": "of b"})  # it has ended since
+    writer.write(plan, checks, asked, rendezvous.ask, os.getpid())
+    assert (read_json(run.plan) or {})["launch"] == plan["launch"]
+
+
 def test_a_clock_ahead_of_that_of_the_common_disk(
     folders: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunDir(written(*folders, "--run_name=mine"))
-    starter = {"pid": os.getpid(), "host": "b"}
-    write_json(run.plan, {**(read_json(run.plan) or {}), "starter": starter})
+    started_by("b", run)
     run.metrics.touch()
 
     def writes(seconds: float) -> None:
@@ -275,8 +324,7 @@ def test_a_clock_ahead_of_that_of_the_common_disk(
     monkeypatch.setattr(startup_checks, "time", ahead)
     (problem,) = lacking("--device=cpu", *folders, "--resume=mine", script=ENHANCED)
     assert problem.what == "mine is still running on b"
-    past = time.time() - 2 * startup_checks.WRITTEN_S
-    os.utime(run.metrics, (past, past))
+    silence(run)
     make("--device=cpu", *folders, "--resume=mine", script=ENHANCED)
 
 

@@ -88,6 +88,16 @@ def ends_of(run: rundir.RunDir, plan: Record, since: float) -> tuple[Record | No
     return summary, failure
 
 
+def has_ended(run: rundir.RunDir, plan: Record) -> bool:
+    """Whether the start of `plan`, as in plan.json, has ended; an earlier one may have."""
+    return any(ends_of(run, plan, number(plan.get("created")) or 0.0))
+
+
+def launch_of(run: rundir.RunDir) -> str:
+    """The ID of the newest start; '' where it has none, as a SLURM job that waits."""
+    return str((rundir.read_json(run.plan) or {}).get("launch", ""))
+
+
 def supervisor_of(run: rundir.RunDir, plan: Mapping[str, object]) -> Record:
     """supervisor.json of the start of `plan`; {} if it is of an earlier one."""
     return _of_start(run.supervisor, plan)
@@ -161,10 +171,14 @@ def quiet_s(run: rundir.RunDir) -> float:
     """The time since a run has written anything."""
     from training.core import heartbeat
 
-    files = (run.plan, run.metrics, run.events, run.supervisor, *run.ranks.glob("*.log"))
-    written = [mtime(file) or 0.0 for file in files]
+    written = [mtime(file) or 0.0 for file in written_files(run)]
     written += [beat.wall_time for beat in heartbeat.read_all(run.heartbeats)]
     return max(0.0, time.time() - max(written))
+
+
+def written_files(run: rundir.RunDir) -> list[Path]:
+    """The files that a run writes from its start on, apart from its heartbeats."""
+    return [run.plan, run.metrics, run.events, run.supervisor, *run.ranks.glob("*.log")]
 
 
 def identity(pid: int) -> StarterRecord:
@@ -183,7 +197,7 @@ def starter(run: rundir.RunDir) -> int | None:
     known, created = plan.get("starter"), number(plan.get("created")) or 0.0
     if not isinstance(known, dict) or not is_here(known):
         return None
-    if not runs_here(known, created) or any(ends_of(run, plan, created)):
+    if not runs_here(known, created) or has_ended(run, plan):
         return None
     return None if is_copy(run, plan) else int(known["pid"])
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from training.core import find_run, metric_units, standing, units
 from training.core import units as amounts
 from training.core.cells import pad
-from training.core.jsonl import mtime, number, read_object
+from training.core.jsonl import mtime, read_object
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.monitor import host_stats, rank_states, tables, term_text
@@ -76,8 +76,7 @@ class RunTable:
         plan, supervisor = read_object(run.plan) or {}, read_object(run.supervisor) or {}
         elsewhere = standing.other_host(plan, supervisor)
         if elsewhere and standing.quiet_s(run) < standing.ELSEWHERE_S:
-            ended = any(standing.ends_of(run, plan, number(plan.get("created")) or 0.0))
-            lives = path in self._watches or not ended
+            lives = path in self._watches or not standing.has_ended(run, plan)
         else:
             lives = any(rank_states.supervised(run, plan, supervisor))
             lives = lives or (path in self._watches and not elsewhere)

@@ -52,12 +52,15 @@ class LaunchRequest(ABC):
     logs: Path
     notes: list[str] = field(default_factory=list)
     resume_from: rundir.RunDir | None = None
+    launch_before: str = ""  # of its newest start, when this request was made
     installed: bool = True  # this interpreter has the packages of the run
     gpu_ranks: int = 0  # ranks that share the GPUs visible to this process
     starter: int = 0  # PID of the process that becomes the supervisor; 0: nothing is started
 
     def __post_init__(self) -> None:
         self.gpu_ranks = self.gpu_ranks or self.local_ranks
+        if self.resume_from and not self.launch_before:
+            self.launch_before = standing.launch_of(self.resume_from)
 
     @cached_property
     def trains_here(self) -> bool:

@@ -62,7 +62,7 @@ def write(
     run.create()
     with file_lock.held(run.path):
         if request.resume_from and place.leads:
-            checked = preflight.not_running(run, waits=False)
+            checked = preflight.not_running(run, waits=False, launch=request.launch_before)
             # another process has taken it since this plan was made
             if wrong := [c.problem() for c in checked if c.status == preflight.ERROR]:
                 raise UserError(wrong, Exit.RESOURCES)

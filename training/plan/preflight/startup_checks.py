@@ -9,6 +9,7 @@ import time
 
 from training.config import resolve
 from training.core import log, rundir, standing, units
+from training.core.jsonl import mtime
 from training.core.messages import msg
 from training.host import cgroups, decisions, ports, process
 from training.plan import running
@@ -24,9 +25,10 @@ RANK_FILES, WORKER_FILES = 256, 32
 WRITTEN_S, POLL_S = 60.0, 0.5
 
 
-def not_running(run: rundir.RunDir, *, waits: bool) -> list[Check]:
+def not_running(run: rundir.RunDir, *, waits: bool, launch: str | None = None) -> list[Check]:
     """The run to resume is not running: two starts would overwrite each other's files.
-    `waits`: also until it is clear whether another machine runs it, unlike a dry run."""
+    `waits`: also until it is clear whether another machine runs it, unlike a dry run. `launch`: of
+    the plan when it was read; another one by now is that of a start on another machine."""
     if pid := running.pid_of(run):
         text = msg("plan.run.still_running", name=run.name, pid=pid)
         return [Check("run", ERROR, text, running.fixes(run, pid))]
@@ -35,14 +37,16 @@ def not_running(run: rundir.RunDir, *, waits: bool) -> list[Check]:
     plan = rundir.read_json(run.plan) or {}
     # under torchrun or srun there is no supervisor
     host = standing.other_host(plan, standing.supervisor_of(run, plan))
-    return _not_elsewhere(run, host, waits=waits) if host else []
+    if not host or run.is_archived or standing.has_ended(run, plan):
+        return []
+    if launch is not None and launch != plan.get("launch", ""):
+        return [_runs_on(run, host)]
+    return _not_elsewhere(run, host, waits=waits)
 
 
 def _not_elsewhere(run: rundir.RunDir, host: str, *, waits: bool) -> list[Check]:
     """The processes of another machine cannot be seen, what they write on a common disk can. One
     that was killed, as in a job that is requeued, writes no more."""
-    if run.is_archived or any(standing.ends(run)):
-        return []
     written = _written(run)
     since = max(0.0, time.time() - written)  # the clocks may differ
     if since > WRITTEN_S and written:
@@ -57,13 +61,12 @@ def _not_elsewhere(run: rundir.RunDir, host: str, *, waits: bool) -> list[Check]
     with process.stoppable():
         while time.monotonic() < end and _written(run) == written:
             time.sleep(POLL_S)
-    if _written(run) == written:
-        return []
-    return [
-        Check(
-            "run", ERROR, msg("plan.run.runs_on", name=run.name, host=host), [running.monitor(run)]
-        )
-    ]
+    return [] if _written(run) == written else [_runs_on(run, host)]
+
+
+def _runs_on(run: rundir.RunDir, host: str) -> Check:
+    text = msg("plan.run.runs_on", name=run.name, host=host)
+    return Check("run", ERROR, text, [running.monitor(run)])
 
 
 def _disk_time(run: rundir.RunDir) -> float:
@@ -76,8 +79,8 @@ def _disk_time(run: rundir.RunDir) -> float:
 
 
 def _written(run: rundir.RunDir) -> float:
-    files = (run.metrics, run.events)
-    return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+    files = (*standing.written_files(run), *run.heartbeats.glob("*.bin"))
+    return max(mtime(file) or 0.0 for file in files)
 
 
 def host_memory(
