@@ -25,7 +25,7 @@ from training.data.loader import Batches
 from training.inspector import step_timer
 from training.inspector.distributed import World
 from training.tasks.base import Task
-from training.trainer import gradients, loop
+from training.trainer import gradients, loop, sanity_checks
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.evaluate import Stopped
 from training.trainer.loss_scale import LossScale
@@ -116,7 +116,6 @@ def trained(
         run=run,
         world=World(0, 0, 1, CPU, "none", "-"),
         batch=batch,
-        length=TrainingLength(STEPS, STEPS, 1),
         task=task,
         raw=raw,
         weights=list(raw.parameters()),
@@ -130,7 +129,7 @@ def trained(
         loss_scale=None,
         saver=saver,
         facts={},  # type: ignore[typeddict-item]
-        **({"position": TrainProgress()} | state),
+        **({"position": TrainProgress(), "length": TrainingLength(STEPS, STEPS, 1)} | state),
     )
     request = StopRequest()
     request.code = stop
@@ -310,3 +309,19 @@ def test_the_resume_of_a_trained_run_makes_its_last_evaluation(
     seen, records = trained(tmp_path, monkeypatch, facts=facts, position=begun, unevaluated=True)
     assert (seen, records) == (["validation", "checkpoint", "profile"], [])
     assert facts == {"score": None}
+
+
+def test_a_resume_at_the_end_of_an_epoch_begins_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[int, int]] = []
+    prove = sanity_checks.prove_shards
+
+    def proved(session: TrainState, position: TrainProgress) -> None:
+        begun.append((position.epoch, position.used))
+        prove(session, position)
+
+    monkeypatch.setattr(sanity_checks, "prove_shards", proved)
+    length, end = TrainingLength(2 * STEPS, STEPS, 2), TrainProgress(STEPS, 0, STEPS, STEPS)
+    _, records = trained(tmp_path, monkeypatch, length=length, position=end, unevaluated=True)
+    assert begun == [(1, 0)] and [record["epoch"] for record in records] == [2] * STEPS

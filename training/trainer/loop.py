@@ -61,6 +61,8 @@ def train(
     gc.freeze()
 
     while code == Exit.DONE and (session.unevaluated or position.step < session.length.total_steps):
+        if position.step < session.length.total_steps and not session.steps_left(position):
+            position = replace(position, epoch=position.epoch + 1, used=0)
         batches = begin_epoch(session, position)
         pulse.beat("progress bar")
         with Progress(session, recorder, position) as progress:
@@ -110,8 +112,6 @@ def train(
                         saves=saves,
                     )
                     watch.restart(watch.now())
-        if not session.steps_left(position):
-            position = replace(position, epoch=position.epoch + 1, used=0)
     if profiled:  # stopped: the checkpoint came first, since its time may be short
         profiled.close()
     return position, code
