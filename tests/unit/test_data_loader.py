@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from tests.cases import each
 from tests.unit.conftest import python
 from training.config.batch import Batch
 from training.core.errors import Exit, UserError
+from training.data.batch_dataset import BatchDataset
 from training.data.loader import Batches
 from training.data.permutation import EpochPermutation, digest
 from training.data.prepared_corpus import PreparedCorpus
@@ -304,6 +307,26 @@ def test_a_worker_whose_rank_died_during_the_fork_exits_at_once() -> None:
         [sys.executable, "-c", code], stdout=subprocess.PIPE, check=False, timeout=60
     )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+
+
+class EndsProgram(BatchDataset):
+    """Each batch: the status of a program that was asked to end. The worker itself is too."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def rows(self, indices: Any, epoch: int = 0) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        with subprocess.Popen(["sleep", "10"]) as program:
+            program.terminate()
+        return program.returncode
+
+
+def test_a_program_that_a_worker_has_started_can_be_ended() -> None:
+    batch = Batch(1, 1, 1, 1)
+    found = Batches(EndsProgram(), batch, rank=0, seed=1, workers=1, persistent=False)
+    assert list(found.epoch(0, 0)) == [-signal.SIGTERM] * 2
 
 
 ENDING = """

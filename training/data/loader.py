@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -207,4 +208,8 @@ def start_worker(rank_pid: int, worker: int) -> None:
     leaves signals to the rank and uses one thread."""
     process.die_with_parent(rank_pid)
     process.ignore_stop_signals()
+    # Unlike an ignored signal, a handler is not passed on to the programs that a data set starts:
+    # it may end them.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.siginterrupt(signal.SIGTERM, False)  # a read in C code goes on
     torch.set_num_threads(1)
