@@ -14,8 +14,10 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from tests.cases import each
 from tests.unit.video_data import pairs, pixels, write
 from training.tasks.base import Samples
+from training.tasks.video_restoration import folders
 from training.tasks.video_restoration.dataset import Training, Unreadable, Validation
 from training.tasks.video_restoration.options import VideoOptions
 
@@ -221,6 +223,29 @@ def test_raw_spikes_are_averaged_into_channels(tmp_path: Path) -> None:
     assert np.allclose(sample["lq"][1, 3:], wanted)
     upright = Training(replace(options, spike_flipud=False)).draw(0, np.random.default_rng(0))
     assert np.allclose(upright["lq"][1, 3:], wanted[:, ::-1])
+
+
+def test_the_names_of_spike_files_may_end_in_capitals(tmp_path: Path) -> None:
+    planes = np.random.default_rng(0).random((6, 12, 16)) < 0.3
+    raw = with_spikes(tmp_path, planes, ".dat", spike_h=12, spike_w=16, spike_channels=2)
+    seen = Training(raw).draw(0, np.random.default_rng(0))["lq"]
+    for suffix, wanted in ((".DAT", packed(planes)), (".NPY", None)):
+        for file in (tmp_path / "spikes" / "c0").iterdir():
+            if wanted is None:
+                with file.open("wb") as array:
+                    np.save(array, planes)
+            file.rename(file.with_suffix(suffix))
+        assert folders.check(raw, {}) == []
+        assert torch.equal(Training(raw).draw(0, np.random.default_rng(0))["lq"], seen)
+
+
+@each("array", [np.zeros((1, 3, 12, 16), np.float32), np.full((12, 16), "text")])
+def test_an_array_that_is_not_of_planes_is_named(array: Any, tmp_path: Path) -> None:
+    options = with_spikes(tmp_path, np.zeros((12, 16), np.float32), ".npy")
+    training, file = Training(options), tmp_path / "spikes" / "c0" / "000001.npy"
+    np.save(file, array)
+    with pytest.raises(Unreadable, match=f"{file} is not an array of numbers"):
+        training.draw(0, np.random.default_rng(0))
 
 
 def test_spikes_have_the_same_crop_and_flips(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ validation."""
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -185,10 +186,13 @@ def _planes(file: str, options: Any) -> Planes:
     """(T, h, w) of a spike file: booleans if raw, 0 … 1 from a picture, an array's numbers
     unchanged."""
     try:
-        if file.endswith(".npy"):
+        suffix = Path(file).suffix.lower()
+        if suffix == ".npy":
             found = np.load(file, allow_pickle=False)
+            if found.ndim not in (2, 3) or found.dtype.kind not in "biuf":
+                raise Unreadable(msg("tasks.video.header.no_array", file=file))
             return found[None] if found.ndim == 2 else found
-        if not file.endswith(".dat"):
+        if suffix != ".dat":
             with pictures.opened(file) as picture:
                 return np.asarray(picture.convert("L"), dtype=np.float32)[None] / 255
         height, width = options.spike_h, options.spike_w

@@ -234,8 +234,8 @@ def _spikes(
     options: Any, prefix: str, files: tuple[str, ...], origins: Mapping[str, str]
 ) -> list[Problem]:
     """Problems of a clip's spike files against the options, from sizes and headers only."""
-    file = files[0]
-    if file.endswith(".dat"):
+    file, suffix = files[0], Path(files[0]).suffix.lower()
+    if suffix == ".dat":
         height, width = options.spike_h, options.spike_w
         if not height or not width:
             name = "spike_w" if height else "spike_h"
@@ -291,7 +291,7 @@ def _spikes(
                     )
                 ]
         return []
-    if file.endswith(".npy"):
+    if suffix == ".npy":
         planes = npy_planes(file)
         if planes is None:
             return [
