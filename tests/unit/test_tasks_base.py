@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections import namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -269,6 +269,35 @@ def test_all_tensors_are_moved_and_types_kept() -> None:
         and found["point"].y == 4
     )
     assert one.device.type == "cpu"
+
+
+class Encoded(UserDict[str, Any]):
+    """A dictionary with attributes, as tokenizers of Hugging Face return."""
+
+    def __init__(self, data: dict[str, Any], words: int) -> None:
+        super().__init__(data)
+        self.words = words
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "data":  # while it is copied
+            raise AttributeError(name)
+        return self.data[name]
+
+
+@each(
+    "batch",
+    [
+        Encoded({"ids": torch.ones(2)}, 7),
+        OrderedDict(ids=torch.ones(2)),
+        defaultdict(list, ids=torch.ones(2)),
+    ],
+)
+def test_a_dictionary_of_another_type_keeps_it(batch: Any) -> None:
+    found = moved(batch, torch.device("meta"))
+    assert type(found) is type(batch)
+    assert (found["ids"].device.type, batch["ids"].device.type) == ("meta", "cpu")
+    if isinstance(found, Encoded):
+        assert found.ids is found["ids"] and found.words == 7
 
 
 class Host:

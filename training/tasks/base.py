@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -280,7 +282,11 @@ def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
-        return {name: mapped(value, change) for name, value in batch.items()}
+        # a dictionary of another type may have attributes too
+        same = copy(batch) if isinstance(batch, (dict, UserDict)) else {}
+        for name, value in batch.items():
+            same[name] = mapped(value, change)
+        return same
     if isinstance(batch, (list, tuple)):
         found = [mapped(value, change) for value in batch]
         # a namedtuple takes separate arguments
