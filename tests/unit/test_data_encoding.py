@@ -7,6 +7,7 @@ import gzip
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,8 @@ def test_utf8_files_are_not_decoded(write: Write, tmp_path: Path) -> None:
     plain, given = find("d")[0], find("d", "", "gbk")[0]
     assert plain and given and find("d", "", "UTF8")[0] == plain
     assert fingerprint(plain, "text") != fingerprint(given, "text")
+    prepared = {n: fingerprint(replace(given, encoding=n), "text") for n in ("GBK", "936", "big5")}
+    assert prepared["GBK"] == prepared["936"] == fingerprint(given, "text") != prepared["big5"]
 
 
 def test_a_wrong_encoding_and_a_damaged_file(write: Write) -> None:

@@ -107,9 +107,14 @@ def check(name: str, origin: str) -> list[Problem]:
     )
 
 
+def python_name(name: str) -> str:
+    """Of an encoding that may be spelled otherwise: "gbk" of GBK and of cp936."""
+    return codecs.lookup(name).name
+
+
 def is_plain(name: str) -> bool:
     """Whether this value of --encoding allows UTF-8 only."""
-    return codecs.lookup(name).name == UTF8
+    return python_name(name) == UTF8
 
 
 def is_utf8(text: bytes) -> bool:

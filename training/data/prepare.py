@@ -26,6 +26,7 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.data import corpus, parquet_file, shards, tokenizer, tokenizer_base, work_folders
 from training.data.corpus import CorpusSource
+from training.data.encoding import python_name
 from training.data.prepared_corpus import FORMAT, SHARD_TOKENS, PreparedCorpus, existing
 from training.data.readers import DocumentPart, documents
 from training.data.shards import Writer
@@ -61,7 +62,7 @@ def fingerprint(
     elif chosen != BYTES:
         digest.update(b"\0" + hashlib.sha256(tokenizer.expanded(chosen).read_bytes()).digest())
     if source.encoding:
-        digest.update(f"\0encoding {source.encoding}".encode())
+        digest.update(f"\0encoding {python_name(source.encoding)}".encode())
     for file in source.files:
         facts = file.stat()
         digest.update(
