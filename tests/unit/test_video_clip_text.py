@@ -58,3 +58,18 @@ def test_missing_frames_are_noted_before_the_start(tmp_path: Path) -> None:
     assert [note.partition(":")[0] for note in notes] == [f"{tmp_path}/gt", f"{tmp_path}/lq"]
     for note in notes:
         assert "c1" in note and "c0" not in note and "000001" in note and "000004" in note
+
+
+def test_validation_clips_that_are_trained_on_are_noted(tmp_path: Path) -> None:
+    options = pairs(tmp_path, (5, 7, 5))
+    (tmp_path / "held").symlink_to("gt")
+    (tmp_path / "list.txt").write_text("c1\nc2\n")
+    same = {"test_dataroot_gt": f"{tmp_path}/held", "test_dataroot_lq": f"{tmp_path}/lq"}
+    notes = lines_and_notes(replace(options, **same))[1]
+    assert len(notes) == 1 and "3 clips" in notes[0] and "c0, c1, c2" in notes[0]
+    listed = replace(options, **same, meta_info_file=f"{tmp_path}/list.txt")
+    notes = lines_and_notes(listed)[1]
+    assert len(notes) == 1 and "2 clips" in notes[0] and "c1, c2" in notes[0]
+    apart = pairs(tmp_path / "other", (5,))
+    held = {"test_dataroot_gt": apart.dataroot_gt, "test_dataroot_lq": apart.dataroot_lq}
+    assert lines_and_notes(replace(options, **held))[1] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ def lines_and_notes(options: Any) -> tuple[list[str], list[str]]:
     found = {part: folders.clips(options, part) for part in PARTS}
     roots = {part: getattr(options, f"{prefix}dataroot_gt") for part, prefix in PARTS.items()}
     notes = [note for part, clips in found.items() if (note := _gaps(roots[part], clips))]
+    notes += _trained_on(found["train"], found["val"])
     return [_sentence(options, found["train"], found["val"])], notes
 
 
@@ -40,6 +42,20 @@ def _sentence(options: Any, train: Sequence[Clip], val: Sequence[Clip]) -> str:
         if held
         else msg("tasks.video.check.data", root=root, much=much(train))
     )
+
+
+def _trained_on(train: Sequence[Clip], val: Sequence[Clip]) -> list[str]:
+    """A note on the validation clips that are training clips too, if there are any."""
+
+    def place(clip: Clip) -> str:
+        return os.path.realpath(os.path.dirname(clip.gt[0]))
+
+    trained = {place(clip) for clip in train} if val else set()
+    names = [clip.name for clip in val if place(clip) in trained]
+    if not names:
+        return []
+    clips = plural(len(names), "clip")
+    return [msg("tasks.video.check.trained_on", clips=clips, names=some(names))]
 
 
 def _gaps(root: str, clips: Sequence[Clip]) -> str:
