@@ -108,7 +108,7 @@ def check(name: str, origin: str) -> list[Problem]:
 
 
 def python_name(name: str) -> str:
-    """Of an encoding that may be spelled otherwise: "gbk" of GBK and of cp936."""
+    """Python's name of an encoding: "gbk" of GBK and of cp936."""
     return codecs.lookup(name).name
 
 

@@ -209,7 +209,7 @@ def start_worker(rank_pid: int, worker: int) -> None:
     process.die_with_parent(rank_pid)
     process.ignore_stop_signals()
     # Unlike an ignored signal, a handler is not passed on to the programs that a data set starts:
-    # it may end them.
+    # it may end them. It interrupts no read in C code.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.siginterrupt(signal.SIGTERM, False)  # a read in C code goes on
+    signal.siginterrupt(signal.SIGTERM, False)
     torch.set_num_threads(1)
