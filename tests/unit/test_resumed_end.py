@@ -8,12 +8,16 @@ import re
 import time
 from typing import Any
 
+import pytest
+
 from tests.unit.conftest import Shell
 from tests.unit.monitor_runs import Made, dead_pid, look, old
 from training.core import evaluations, last_resume, rundir, standing
+from training.core.errors import Exit
 from training.core.recorded_steps import RecordedSteps
 from training.diagnose import run_files
-from training.launcher import supervisor
+from training.launcher import endings, report_program
+from training.launcher.post_run import PostRun
 from training.monitor.report import run as report_run
 from training.monitor.report import run_page
 from training.monitor.runs import facts
@@ -131,7 +135,7 @@ def test_a_step_of_a_resume_counts_after_the_clock_was_set_back(made: Made) -> N
     made.step(61, 2.0, at=time.time())
     made.beats("saving", step=61)
     assert standing.plan_file(made.run) == made.run.plan
-    assert not supervisor._unbegun(made.run, plan) and made.run.plan_before.exists()
+    assert not endings.unbegun(made.run, plan) and made.run.plan_before.exists()
     rundir.write_json(made.run.supervisor, record | {"ranks": []})
     assert standing.plan_file(made.run) == made.run.plan_before, "heartbeats of the start before"
 
@@ -146,6 +150,45 @@ def test_a_new_end_replaces_the_old_one(made: Made) -> None:
         and not made.run.summary.exists()
         and not made.run.plan_before.exists()
     )
+    assert look(made.run)["run"]["state"] == "failed"
+
+
+def refused(made: Made, code: Exit, **before: Any) -> Any:
+    """The ranks of a resume end with this code before the first step."""
+    rundir.write_json(made.run.plan, made.plan | {"launch": "first"} | before)
+    writer._keep_before(made.run)
+    plan: Any = made.plan | {"created": time.time() - 3, "launch": "second", "resume": True}
+    plan["config"] = {"num_iterations": 800, "report": True}
+    rundir.write_json(made.run.plan, plan)
+    record: Any = {"exit_code": int(code), "kind": "error", "launch": "second"}
+    endings.keep_failure(made.run, record, plan)
+    return plan
+
+
+@pytest.mark.parametrize("code", [Exit.CONFIG, Exit.RESOURCES])
+def test_a_resume_that_its_ranks_refuse_leaves_the_run_unchanged(
+    made: Made, code: Exit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = refused(ended(made), code)
+    seen = look(made.run)
+    assert (seen["run"]["state"], seen["progress"]["total_steps"]) == ("finished", 60)
+    assert (rundir.read_json(made.run.plan) or {})["launch"] == "first"
+    assert made.run.summary.exists() and not made.run.failure.exists()
+    ending = PostRun(made.run, plan)
+    ending.begun = True
+    monkeypatch.setattr(report_program, "write", lambda *_: pytest.fail("not of this start"))
+    ending.close(code)
+    assert made.run.report.read_text() == "the report"
+
+
+def test_a_failure_of_a_resume_before_its_first_step_is_kept(made: Made) -> None:
+    refused(ended(made), Exit.TRAINING)
+    assert made.run.failure.exists() and not made.run.summary.exists()
+
+
+def test_the_first_start_of_a_slurm_job_fails_if_its_ranks_refuse_it(made: Made) -> None:
+    del made.plan["device"]
+    refused(made, Exit.CONFIG)
     assert look(made.run)["run"]["state"] == "failed"
 
 

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from training.config import fault_spec
-from training.core import exit_status, heartbeat, run_reader, rundir
+from training.core import exit_status, heartbeat, run_reader, rundir, standing
 from training.core import log as console
 from training.core.check_names import check_title
 from training.core.errors import Exit, Problem, UserError
@@ -27,7 +27,7 @@ from training.launcher import (
 from training.launcher.outcome import Outcome
 from training.launcher.post_run import PostRun
 from training.launcher.recovery import Recovery
-from training.plan import cli_args
+from training.plan import cli_args, writer
 from training.trainer import summary
 
 if TYPE_CHECKING:
@@ -101,10 +101,29 @@ def report_end(
 
 
 def keep_failure(run: rundir.RunDir, record: FailureRecord, plan: Plan) -> None:
+    """Write failure.json, unless the ranks have refused a resume before its first step."""
+    refused = record["exit_code"] in (Exit.CONFIG, Exit.RESOURCES)
+    if refused and _started_before(run) and unbegun(run, plan):
+        console.warning(msg("launcher.end.resume_refused", name=run.name))
+        return
     script_figures.add(record, run, plan)
     rundir.keep_json(run.failure, record)
     if run.own == run.path:
         run.forget_before(plan, run.failure)
+
+
+def _started_before(run: rundir.RunDir) -> bool:
+    """The first start of a SLURM job resumes a run, too."""
+    return "device" in (rundir.read_json(run.plan_before) or {})
+
+
+def unbegun(run: rundir.RunDir, plan: Plan) -> bool:
+    """Was this a resume that ended before its first step? Then the run is restored as it was."""
+    return (
+        plan["resume"]
+        and not standing.has_stepped(run, plan, plan["created"])
+        and writer.give_back(run)
+    )
 
 
 def node_end(run: rundir.RunDir, code: int, outcome: Outcome) -> int:

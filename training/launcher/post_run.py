@@ -56,8 +56,8 @@ class PostRun:
 
     def report(self, code: int) -> bool:
         """Write report.html, once: has this call written it? A failure is a warning. The report of
-        an earlier start is kept until then."""
-        if self._reported or not os.access(self.run.path, os.W_OK):
+        an earlier start is kept until then, also by a resume that was withdrawn."""
+        if self._reported or self._withdrawn() or not os.access(self.run.path, os.W_OK):
             return False
         self._reported = True
         if not self.plan["config"].get("report") or self._empty():
@@ -68,6 +68,12 @@ class PostRun:
         if not written:
             self._forget_old()
         return written
+
+    def _withdrawn(self) -> bool:
+        """Is the plan of the start before back?"""
+        file, plan = self.run.plan, self.plan
+        there = rundir.read_json(file)
+        return there is not None and not rundir.is_of_start(there, plan, file, plan["created"])
 
     def _empty(self) -> bool:
         """Was the run stopped before its first step, with nothing to show?"""

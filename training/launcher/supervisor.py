@@ -209,7 +209,7 @@ def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str],
                 continue
             # Whatever its ranks exited with: while starting they may exit with any status on a stop
             # signal.
-            if outcome.asked != Exit.DONE and _unbegun(run, plan):
+            if outcome.asked != Exit.DONE and endings.unbegun(run, plan):
                 ending.begun = False
                 console.warning(
                     msg("launcher.end.before_first_step", name=run.name, code=int(outcome.asked))
@@ -228,15 +228,6 @@ def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str],
                 signals.unless_asked(lambda: prepared_cache.prepare(run, plan))
             if recovery.asked_to_stop():
                 return int(recovery.stopped or code)
-
-
-def _unbegun(run: rundir.RunDir, plan: Plan) -> bool:
-    """Was this a resume that ended before its first step? Then the run is restored as it was."""
-    return (
-        plan["resume"]
-        and not standing.has_stepped(run, plan, plan["created"])
-        and writer.give_back(run)
-    )
 
 
 def _lacks_libuv(plan: Plan, outcome: Outcome) -> bool:
