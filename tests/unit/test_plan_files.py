@@ -11,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -43,40 +42,6 @@ def folders(home: Path, tmp_path: Path) -> list[str]:
 def written(*args: str, script: str = ENHANCED) -> Path:
     asked, plan, checks = make("--device=cpu", "--depth=1", *args, script=script)
     return writer.write(plan, checks, asked, rendezvous.ask, os.getpid()).path
-
-
-def test_a_run_name_is_refused_also_if_another_launch_takes_it_meanwhile(
-    folders: list[str], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both plans have found it free; one that gets another name would be mistaken for the first."""
-    made, others = Path.mkdir, list[Path]()
-
-    def second(path: Path, *args: Any, **more: Any) -> None:
-        if path.name == "same" and not others:
-            others.append(path)
-            made(path, *args, **more)
-        made(path, *args, **more)
-
-    monkeypatch.setattr(Path, "mkdir", second)
-    with pytest.raises(UserError, match=r"'same'.*already exists"):
-        written(*folders, "--run_name=same")
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["same"]
-
-
-def test_a_run_name_is_free_again_when_the_other_launch_withdraws(
-    folders: list[str], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the refusal of its folder and the search for the reason."""
-    made, refused = Path.mkdir, list[Path]()
-
-    def withdrawn(path: Path, *args: Any, **more: Any) -> None:
-        if path.name == "same" and not refused:
-            refused.append(path)
-            raise FileExistsError
-        made(path, *args, **more)
-
-    monkeypatch.setattr(Path, "mkdir", withdrawn)
-    assert written(*folders, "--run_name=same").name == "same" and refused
 
 
 def nul(path: Path) -> list[str]:

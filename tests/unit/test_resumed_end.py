@@ -30,6 +30,7 @@ def resume(made: Made, created: float) -> None:
     rundir.write_json(
         made.run.plan, made.plan | {"created": created, "config": {"num_iterations": 800}}
     )
+    made.run.data.unlink(missing_ok=True)
 
 
 def ended(made: Made) -> Made:

@@ -179,7 +179,7 @@ PROBLEMS = {
     "run.not_given": "no run given",
     "run.several": "several runs given, one expected",
     "run.twice": "a run given twice",
-    "run.unwritable": "the plan of a restart, or the log of a rank, cannot be written",
+    "run.unwritable": "the plan of a start, or the log of a rank, cannot be written",
     "run_name.taken": "a run of this name exists",
     "run_name.value": "the name of the run is not a valid folder name",
     "runs.filter": "invalid condition of --filter",

@@ -64,11 +64,11 @@ def taken(
     """Problems of a --run_name that names an existing run. `resumable`: not one that only this
     machine may have."""
     name = config.run_name
-    if os.path.lexists(experiments / name):
+    run = rundir.RunDir(experiments / name)
+    if os.path.lexists(run.path) and not is_remains(run):
         given = msg("plan.run_name.given", name=name, origin=origins["run_name"])
         numbered = (f"{_cut(name, 100)}_{n}" for n in itertools.count(2))
         free = next(other for other in numbered if not os.path.lexists(experiments / other))
-        run = rundir.RunDir(experiments / name)
         if pid := running.pid_of(run):
             what = msg("plan.run_name.running", given=given, path=run.path, pid=pid)
             fixes = running.fixes(run, pid)
@@ -85,6 +85,18 @@ def taken(
             )
         ]
     return []
+
+
+def is_remains(run: rundir.RunDir) -> bool:
+    """Whether the folder has only what a start leaves that is killed before it has a plan. It
+    cannot be resumed, so its name is free."""
+    before = {run.heartbeats, run.ranks, run.checkpoints, run.preflight, run.argv, run.env}
+    if run.path.is_symlink() or not run.path.is_dir():
+        return False
+    return all(
+        path in before or (path.parent == run.path and path.name.startswith("."))
+        for path in run.path.rglob("*")
+    )
 
 
 def _cut(name: str, most: int) -> str:

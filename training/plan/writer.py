@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from training.core import file_lock, rundir, standing
 from training.core import log as console
-from training.core.errors import Exit, UserError
+from training.core.errors import Exit, Problem, UserError, unwritable
 from training.core.messages import msg
 from training.core.project import ROOT
 from training.host.placement import Topology
@@ -45,7 +45,8 @@ def write(
     """Create the run directory and the log file, and write the plan. A machine that does not
     coordinate uses the run of the one that does, whose name `ask` requests. `starter`: PID of the
     process that becomes the supervisor. `begins` is called when there is nothing to wait for any
-    more. Raises UserError when that machine does not answer."""
+    more. Raises UserError when that machine does not answer, or the disk refuses a file; a new run
+    is removed then."""
     place = find(plan, request.experiments) or request.place
     plan["place"] = place.record()
     if place.leads:
@@ -59,25 +60,66 @@ def write(
             plan["text"].append(msg("plan.nodes.own_disk"))
         if not (plan["shared"] or plan["resume"]):
             _unless_taken(run, plan, request)
+    try:
+        _fill(run, plan, request, place, checks, starter)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            _undo(run, plan)
+        raise _refused(error, run.path) from error
+    if run.own == run.path and request.place.nnodes > 1:
+        run.remove_tokens()  # of a killed launch
+        run.token(plan["launch"]).touch()
+    return run
+
+
+def _fill(
+    run: rundir.RunDir,
+    plan: Plan,
+    request: LaunchRequest,
+    place: Topology,
+    checks: list[preflight.Check],
+    starter: int,
+) -> None:
     run.create()
     with file_lock.held(run.path):
-        if request.resume_from and place.leads:
-            checked = preflight.not_running(run, waits=False, launch=request.launch_before)
-            # another process has taken it since this plan was made
-            if wrong := [c.problem() for c in checked if c.status == preflight.ERROR]:
-                raise UserError(wrong, Exit.RESOURCES)
-            _keep_before(run)
-        elif not (place.leads or plan["shared"]):
+        if place.leads:
+            _unless_begun(run, request)
+        keeps = request.resume_from if place.leads else not plan["shared"]
+        if keeps:
             _keep_before(run)
         plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(_new_log(request))}
         if ROOT.parent == run.path.resolve():  # frozen for a SLURM job
             plan["submission"] = ROOT.name
         plan["starter"] = standing.identity(starter)
         _write_files(run, plan, place, checks)
-    if run.own == run.path and request.place.nnodes > 1:
-        run.remove_tokens()  # of a killed launch
-        run.token(plan["launch"]).touch()
-    return run
+        if keeps:
+            run.data.unlink(missing_ok=True)  # ranks of another launcher must not read old data
+
+
+def _unless_begun(run: rundir.RunDir, request: LaunchRequest) -> None:
+    """Raises UserError if another process has taken the run since this plan was made."""
+    if not request.resume_from:
+        if run.plan.exists():
+            raise UserError(_taken(request))
+        return
+    checked = preflight.not_running(run, waits=False, launch=request.launch_before)
+    if wrong := [c.problem() for c in checked if c.status == preflight.ERROR]:
+        raise UserError(wrong, Exit.RESOURCES)
+
+
+def _refused(error: OSError, folder: Path) -> UserError:
+    """`folder`: if the error names no file."""
+    place = Path(error.filename).parent if isinstance(error.filename, str) else folder
+    return unwritable(place, error, Exit.RESOURCES)
+
+
+def _undo(run: rundir.RunDir, plan: Plan) -> None:
+    """After an error of the disk. A resumed run has kept its plan and data."""
+    if plan.get("log_file"):
+        Path(plan["log_file"]).unlink(missing_ok=True)
+    taken = (rundir.read_json(run.plan) or plan).get("launch") != plan["launch"]
+    if not (plan["resume"] or taken):
+        withdraw(run)
 
 
 def _write_files(
@@ -142,7 +184,6 @@ def _keep_before(run: rundir.RunDir) -> None:
                 os.utime(kept, ns=(facts.st_atime_ns, facts.st_mtime_ns))
             else:
                 kept.unlink(missing_ok=True)
-    run.data.unlink(missing_ok=True)  # ranks of another launcher must not read old data
 
 
 def withdraw(run: rundir.RunDir) -> Path | None:
@@ -204,19 +245,26 @@ def give_back(run: rundir.RunDir) -> bool:
 
 
 def new_run(request: LaunchRequest) -> rundir.RunDir:
-    """Raises UserError if the requested name is taken."""
+    """Raises UserError if the requested name is taken, or the folder cannot be made."""
+    try:
+        return _new_folder(request)
+    except OSError as error:
+        raise _refused(error, request.experiments) from error
+
+
+def _new_folder(request: LaunchRequest) -> rundir.RunDir:
     wanted = request.config.run_name
     request.experiments.mkdir(parents=True, exist_ok=True)
     while wanted:
-        path = request.experiments / wanted
+        run = rundir.RunDir(request.experiments / wanted)
         try:
-            path.mkdir()
+            run.path.mkdir()
         except FileExistsError:
-            args = request.config, request.origins, request.experiments, request.command
-            if problems := run_name.taken(*args):  # else the other launch has just withdrawn it
+            if problems := _taken(request):
                 raise UserError(problems) from None
-            continue
-        return rundir.RunDir(path)
+            if not run_name.is_remains(run):  # the other launch has just withdrawn it
+                continue
+        return run
     base = f"{request.base_name}_{time.strftime('%Y%m%d_%H%M%S')}"
     for attempt in range(1, 1000):
         path = request.experiments / (base if attempt == 1 else f"{base}_{attempt}")
@@ -226,6 +274,10 @@ def new_run(request: LaunchRequest) -> rundir.RunDir:
             continue
         return rundir.RunDir(path)
     raise FileExistsError(f"{request.experiments}/{base}_1000")
+
+
+def _taken(request: LaunchRequest) -> list[Problem]:
+    return run_name.taken(request.config, request.origins, request.experiments, request.command)
 
 
 def _new_log(request: LaunchRequest) -> Path:

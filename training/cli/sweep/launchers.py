@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 
 from training.core.rundir import RunDir
+from training.plan import run_name
 
 POLL_S = 0.1
 STOP_S = 60.0  # after an error of the sweep itself
@@ -29,15 +30,8 @@ class Started:
 
 
 def remove_remains(run: RunDir) -> None:
-    """Remove what a start that was killed before it had a plan has left: it cannot be resumed.
-    Raises OSError."""
-    before = {run.heartbeats, run.ranks, run.checkpoints, run.preflight, run.argv, run.env}
-    if run.path.is_symlink() or not run.path.is_dir():
-        return
-    if all(
-        path in before or (path.parent == run.path and path.name.startswith("."))
-        for path in run.path.rglob("*")
-    ):
+    """A run without a folder is begun, not resumed. Raises OSError."""
+    if run_name.is_remains(run):
         shutil.rmtree(run.path)
 
 
