@@ -1,4 +1,4 @@
-"""Verdicts on the data of a Duet run: a damaged file is no damaged checkpoint."""
+"""Verdicts on the data of a Duet run: a damaged file is not a damaged checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> RunDir:
 
 @each(("kind", "message"), DAMAGED)
 @pytest.mark.parametrize(("phase", "where"), [(FETCH, TASK), (FETCH, OWN), (START, TASK)])
-def test_a_damaged_data_file_is_no_damaged_checkpoint(
+def test_a_damaged_data_file_is_not_a_damaged_checkpoint(
     run: RunDir, kind: str, message: str, phase: str, where: str
 ) -> None:
     report_error(run, 1, kind, message, phase=phase, where=where)
